@@ -1,0 +1,62 @@
+# make demo          train a small network on JPEG files with stock PyTorch and with torch_sink, side by side
+# make test          the test-suite on the newest releases; make test-oldest: on the oldest supported ones
+# make test-slow     the soak tests
+# make check         ruff and mypy
+# make gpu           GPU tests and benchmarks; PART=tests|kernels|decode|loader|loop|train, RESULTS=folder
+# make readme        rewrite the measured figures of the README from the committed results
+#
+# Each target sets up what it needs. PYTHON=python3.12 make test chooses the interpreter of a new environment.
+
+PYTHON ?= python3
+VENV ?= .venv
+VENV_OLDEST ?= .venv-oldest
+PYTEST_FLAGS ?=
+PART ?= all
+RESULTS ?= local/gpu
+DEMO_FLAGS ?=
+GPU_PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON))
+
+# Triton 3.6 interprets kernels with NumPy before 2.4 only; compiled kernels do not care.
+OLDEST_RELEASES = torch==2.11.0 torchvision==0.26.0 triton==3.6.0 "numpy<2.4"
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-oldest demo test test-oldest test-slow check gpu readme clean
+
+help:
+	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
+
+# Rebuilt when the requirements change. An environment made by hand is kept: pip only adds what it lacks.
+$(VENV)/.torch_sink_ready: pyproject.toml
+	@.ci/make_environment "$(PYTHON)" "$(VENV)"
+$(VENV_OLDEST)/.torch_sink_ready: pyproject.toml
+	@.ci/make_environment "$(PYTHON)" "$(VENV_OLDEST)" $(OLDEST_RELEASES)
+
+setup: $(VENV)/.torch_sink_ready
+setup-oldest: $(VENV_OLDEST)/.torch_sink_ready
+
+demo: setup
+	$(VENV)/bin/python examples/demo.py $(DEMO_FLAGS)
+
+test: setup
+	$(VENV)/bin/python -m pytest -m "not slow" $(PYTEST_FLAGS)
+
+test-oldest: setup-oldest
+	$(VENV_OLDEST)/bin/python -m pytest -m "not slow" $(PYTEST_FLAGS)
+
+test-slow: setup
+	$(VENV)/bin/python -m pytest -m slow $(PYTEST_FLAGS)
+
+check: setup
+	$(VENV)/bin/python -m pip install -q ruff mypy
+	$(VENV)/bin/python -m ruff check torch_sink triton_kernels tests examples
+	$(VENV)/bin/python -m mypy torch_sink
+
+# Sets nothing up: a GPU machine often has its own PyTorch and no registry.
+gpu:
+	$(GPU_PYTHON) examples/benchmarks/gpu.py --part "$(PART)" --results "$(RESULTS)"
+
+readme:
+	$(VENV)/bin/python examples/update_readme.py
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache local

@@ -1,0 +1,63 @@
+"""Rules and fixtures that every test shares."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+# OpenMP threads that spin while they wait take the cores that the data workers need. Read when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import numpy as np
+import pytest
+import torch
+
+from torch_sink.cli.photos import write_photos
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Undo what a shell does to jobs in the background: it lets them, and all that they start, ignore Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip CUDA tests with a reason where there is no device; on a GPU runner a missing device is a failure."""
+    if item.get_closest_marker("cuda") is None or torch.cuda.is_available():
+        return
+    if os.environ.get("FAIL_WITHOUT_CUDA") == "1":
+        pytest.fail("FAIL_WITHOUT_CUDA=1, but torch.cuda.is_available() is false", pytrace=False)
+    pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def restore_random_state() -> Iterator[None]:
+    """Keep a test's seeds and draws away from the tests after it."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    yield
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
+
+
+@pytest.fixture(scope="session")
+def generated_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ImageFolder tree of photo-like files: all JPEG kinds, odd sizes, some PNG. Treat it as read-only."""
+    folder = tmp_path_factory.mktemp("generated_photos")
+    write_photos(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def photos(request: pytest.FixtureRequest) -> Path:
+    """The ImageFolder tree named by TORCH_SINK_PHOTOS, else generated files. Treat it as read-only."""
+    named = os.environ.get("TORCH_SINK_PHOTOS")
+    if not named:
+        return request.getfixturevalue("generated_photos")
+    folder = Path(named)
+    if not folder.is_dir():
+        pytest.fail(f"TORCH_SINK_PHOTOS={named} is not a folder; unset it to use generated files", pytrace=False)
+    return folder

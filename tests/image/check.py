@@ -1,0 +1,115 @@
+"""Stock torchvision against the "device" backend: the one comparison that all tests of pixels use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from PIL import Image
+from torch.utils.data import default_collate
+
+import torch_sink
+from torch_sink.image.batch import LazyBatch
+from torch_sink.image.lazy_tensor import HANDLES
+from torch_sink.image.packed import pack
+
+# In a process with this variable, batches run through the Triton kernels; in any other one through the CPU path.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+Opener = Callable[[], Image.Image]
+Pipeline = Callable[[Any], Any]
+MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last)
+
+
+def assert_same_bits(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal type, dtype, shape, strides and bits; NaN equals itself, 0 does not equal -0."""
+    assert type(actual) is type(expected)
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    assert actual.stride() == expected.stride()
+    if not torch.equal(_bytes(actual), _bytes(expected)):
+        different = (actual != expected).as_subclass(torch.Tensor)
+        first = tuple(different.nonzero()[0].tolist()) if different.any() else ()
+        raise AssertionError(
+            f"{int(different.sum())} of {different.numel()} values differ, the first at {first}: "
+            f"{actual[first]} instead of {expected[first]}"
+        )
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().as_subclass(torch.Tensor).contiguous().reshape(-1).view(torch.uint8)
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Fresh tensors are full of NaN or 0xAA, so that a value that nobody writes is seen."""
+    stock_empty = torch.empty
+
+    def empty(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tensor = stock_empty(*args, **kwargs)
+        if tensor.device.type == "cpu":
+            tensor.fill_(float("nan") if tensor.is_floating_point() else 0xAA if tensor.dtype == torch.uint8 else 0x55)
+        return tensor
+
+    with mock.patch.object(torch, "empty", empty):
+        yield
+
+
+def run(pipeline: Pipeline, openers: Sequence[Opener], seed: int) -> tuple[list[Any], torch.Tensor]:
+    """The results of a pipeline on every image, and the generator's state afterwards."""
+    torch.manual_seed(seed)
+    results = [pipeline(open_image()) for open_image in openers]
+    return results, torch.get_rng_state()
+
+
+def lazy_batch(handles: Sequence[Any]) -> LazyBatch:
+    """The batch of some handles, unexecuted also where `default_collate` would execute it."""
+    packed = pack([handle.sink_source for handle in handles])
+    programs = tuple(handle.sink_ops for handle in handles)
+    shape = (len(handles), *handles[0].shape)
+    return LazyBatch(packed, programs, shape, handles[0].dtype, "cpu", INTERPRETED)
+
+
+def check_pipeline(
+    pipeline: Pipeline, openers: Sequence[Opener], *, seed: int = 0, dtypes: Sequence[torch.dtype] = ()
+) -> None:
+    """Same draws, same bits, nothing in stock code.
+
+    Args:
+        pipeline: ends in a tensor or `tv_tensors.Image` of one shape for all images.
+        openers: each opens one image afresh.
+        seed: for torch's global generator.
+        dtypes: also execute into these, in both memory formats, and one by one.
+    """
+    expected, stock_state = run(pipeline, openers, seed)
+    with torch_sink.image_backend("device", device="cpu", strict=True), poisoned_memory():
+        handles, state = run(pipeline, openers, seed)
+        assert torch.equal(state, stock_state), "the generator was used differently"
+        for handle, tensor in zip(handles, expected, strict=True):
+            assert isinstance(handle, HANDLES), f"{type(handle)} is no handle: something was not recorded"
+            assert handle.is_recording
+            assert (handle.shape, handle.dtype, handle.ndim) == (tensor.shape, tensor.dtype, tensor.ndim)
+            assert isinstance(handle, type(tensor))
+        together = default_collate(expected)
+        collated = default_collate(handles)
+        assert isinstance(collated, LazyBatch) == INTERPRETED
+        assert_same_bits(collated.to("cpu"), together)
+        if dtypes:
+            _check_outputs(handles, expected, together, dtypes)
+        assert_same_bits(handles[-1].materialise(), expected[-1])
+
+
+def _check_outputs(
+    handles: Sequence[Any], expected: Sequence[torch.Tensor], together: torch.Tensor, dtypes: Sequence[torch.dtype]
+) -> None:
+    for dtype in dtypes:
+        for memory_format in MEMORY_FORMATS:
+            made, rows = lazy_batch(handles).__torch_sink_execute__("cpu", dtype=dtype, memory_format=memory_format)
+            assert rows is None
+            assert_same_bits(made, together.to(dtype, memory_format=memory_format, copy=True))
+    for handle, tensor in zip(handles, expected, strict=True):
+        assert_same_bits(lazy_batch([handle]).__torch_sink_execute__("cpu")[0], default_collate([tensor]))

@@ -1,0 +1,193 @@
+"""Switching: the very same objects come back, switches nest, and wrong requests are refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torchvision.datasets.folder import default_loader
+
+import torch_sink
+from image.cases import encoded
+from torch_sink.image import reroute
+from torch_sink.image.lazy_image import LazyImage
+
+
+@pytest.fixture(autouse=True)
+def switched_off() -> Iterator[None]:
+    yield
+    torch_sink.set_image_backend("PIL")
+    torchvision.set_image_backend("PIL")
+
+
+def places() -> list[tuple[Any, Any, Any]]:
+    """What is stored at every place that the backend fills."""
+    return [(row.owner, row.name, row.read()) for row in reroute._rows()]
+
+
+def assert_same_objects(before: list[tuple[Any, Any, Any]]) -> None:
+    after = places()
+    assert [(id(owner), name) for owner, name, _ in after] == [(id(owner), name) for owner, name, _ in before]
+    assert all(old is new for (_, _, old), (_, _, new) in zip(before, after, strict=True))
+
+
+def test_everything_is_filled_and_everything_comes_back() -> None:
+    before, setter = places(), torchvision.set_image_backend
+    assert len(before) > 100
+    torch_sink.set_image_backend("device", device="cpu")
+    assert all(old is not new for (_, _, old), (_, _, new) in zip(before, places(), strict=True))
+    torch_sink.set_image_backend("PIL")
+    assert_same_objects(before)
+    assert torchvision.set_image_backend is setter
+
+
+def test_nested_switches() -> None:
+    before = places()
+    with torch_sink.image_backend("device", device="cpu"):
+        inside = places()
+        with torch_sink.image_backend("device", device="meta", strict=True):
+            assert reroute.state.active.device == "meta"
+            with torch_sink.image_backend("PIL"):
+                assert_same_objects(before)
+                assert torch_sink.get_image_backend() == "PIL"
+            assert torch_sink.get_image_backend() == "device"
+            assert reroute.state.active.strict
+        assert reroute.state.active[:2] == ("cpu", False)
+        assert len(inside) == len(places())
+    assert_same_objects(before)
+    assert reroute.state.active is None
+
+
+def test_an_error_inside_switches_back() -> None:
+    before = places()
+    with pytest.raises(KeyError), torch_sink.image_backend("device", device="cpu"):
+        raise KeyError
+    assert_same_objects(before)
+
+
+def test_twice_is_once() -> None:
+    before = places()
+    torch_sink.set_image_backend("device", device="cpu")
+    filled = places()
+    torch_sink.set_image_backend("device", device="cpu")
+    assert_same_objects(filled)
+    torch_sink.set_image_backend("PIL")
+    torch_sink.set_image_backend("PIL")
+    assert_same_objects(before)
+
+
+def test_torchvision_agrees() -> None:
+    assert torch_sink.get_image_backend() == torchvision.get_image_backend() == "PIL"
+    torchvision.set_image_backend("accimage")
+    assert torch_sink.get_image_backend() == "accimage"
+    with torch_sink.image_backend("device", device="cpu"):
+        assert torch_sink.get_image_backend() == torchvision.get_image_backend() == "device"
+    assert torch_sink.get_image_backend() == torchvision.get_image_backend() == "accimage"
+    torch_sink.set_image_backend("device", device="cpu")
+    torchvision.set_image_backend("PIL")
+    assert torch_sink.get_image_backend() == torchvision.get_image_backend() == "PIL"
+    assert reroute.state.active is None
+    torchvision.set_image_backend("PIL")
+    torch_sink.set_image_backend("device", device="cpu")
+    torchvision.set_image_backend("device")
+    assert torch_sink.get_image_backend() == "device"
+    torch_sink.set_image_backend("accimage")
+    assert torchvision.get_image_backend() == "accimage"
+
+
+@pytest.mark.parametrize("name", ["pil", "cuda", "", "Device"])
+def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
+    before = places()
+    for setter in (torch_sink.set_image_backend, lambda wrong: torch_sink.image_backend(wrong).__enter__()):
+        with pytest.raises(ValueError, match=r"unknown image backend.*'device', 'PIL', 'accimage'"):
+            setter(name)
+    assert_same_objects(before)
+
+
+def test_an_unknown_name_keeps_the_active_backend() -> None:
+    torch_sink.set_image_backend("device", device="cpu")
+    with pytest.raises(ValueError, match="unknown image backend 'nothing'"):
+        torchvision.set_image_backend("nothing")
+    assert torch_sink.get_image_backend() == "device"
+
+
+@pytest.mark.parametrize("name", ["PIL", "accimage"])
+@pytest.mark.parametrize("arguments", [{"device": "cpu"}, {"strict": True}])
+def test_settings_of_the_device_backend_are_its_own(name: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"belong to the 'device' backend, not to '{name}'"):
+        torch_sink.set_image_backend(name, **arguments)
+
+
+@pytest.mark.parametrize("device", ["xpu", "mps", "cuda:99"])
+def test_a_device_that_is_not_there(device: str) -> None:
+    before = places()
+    with pytest.raises(RuntimeError, match=f"'{device}' is not available"):
+        torch_sink.set_image_backend("device", device=device)
+    assert_same_objects(before)
+    assert torch_sink.get_image_backend() == "PIL"
+
+
+def test_no_device_named_means_the_accelerator_or_the_cpu() -> None:
+    torch_sink.set_image_backend("device")
+    expected = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
+    assert torch.device(reroute.state.active.device).type == expected
+
+
+def test_code_that_was_imported_before_gives_handles(tmp_path: Path) -> None:
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(encoded(20, 10))
+    assert not isinstance(default_loader(str(path)), LazyImage)
+    with torch_sink.image_backend("device", device="cpu"):
+        assert isinstance(default_loader(str(path)), LazyImage)
+    assert not isinstance(default_loader(str(path)), LazyImage)
+
+
+UNGUARDED = """
+import sys
+import torch
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
+import torch_sink
+
+torch_sink.set_image_backend("device")
+transform = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
+images = datasets.ImageFolder(sys.argv[1], transform)
+loader = DataLoader(images, batch_size=2, num_workers=2, multiprocessing_context=sys.argv[2])
+
+if __name__ == "__main__":
+    torch_sink.set_image_backend("device")
+    torch.manual_seed(3)
+    total = sum(batch.double().sum().item() for batch, _ in loader)
+    torch_sink.set_image_backend("PIL")
+    torch.manual_seed(3)
+    assert total == sum(batch.double().sum().item() for batch, _ in loader)
+    print("equal", total)
+"""
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_a_script_that_switches_outside_of_its_guard(tmp_path: Path, start_method: str) -> None:
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    for seed in range(3):
+        (tmp_path / "images" / "cat" / f"{seed}.jpg").write_bytes(encoded(40, 30, seed))
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    finished = subprocess.run(
+        [sys.executable, script, tmp_path / "images", start_method],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "TMPDIR": str(scratch), "TRITON_INTERPRET": "0"},
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.startswith("equal")
+    assert not list(scratch.glob("torch_sink*")), "files were left behind"

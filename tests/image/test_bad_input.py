@@ -1,0 +1,250 @@
+"""Broken files: stock's exception, at stock's place, with the path in the message; good images are not affected."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, default_collate
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import default_loader
+
+import torch_sink
+from image.cases import encoded
+from image.check import assert_same_bits, lazy_batch
+from image.worker_data import train_transform
+from torch_sink.image.batch import LazyBatch
+
+WHOLE = encoded(64, 48, 3, quality=90)
+PNG = encoded(64, 48, 3, "RGB", "PNG")
+
+
+def huge() -> bytes:
+    """A well-formed JPEG whose header promises more pixels than Pillow accepts."""
+    at = WHOLE.index(b"\xff\xc0") + 5
+    return WHOLE[:at] + (65000).to_bytes(2, "big") * 2 + WHOLE[at + 4 :]
+
+
+def broken_table() -> bytes:
+    """A complete file whose Huffman table cannot be: libjpeg raises when it is decoded."""
+    at = WHOLE.index(b"\xff\xc4") + 5
+    return WHOLE[:at] + bytes([255]) * 16 + WHOLE[at + 16 :]
+
+
+BROKEN = {
+    "text": b"This is no image, whatever its name says.\n" * 20,
+    "empty": b"",
+    "half": WHOLE[: len(WHOLE) // 2],
+    "without its last 2 bytes": WHOLE[:-2],
+    "huge": huge(),
+    "only a start": WHOLE[:4],
+    "broken table": broken_table(),
+    "half a PNG": PNG[: len(PNG) // 2],
+    "a quarter of a header": WHOLE[:150],
+}
+
+
+def outcome(function: Any, *args: Any) -> tuple[type, str]:
+    try:
+        function(*args)
+    except Exception as error:
+        return type(error), str(error)
+    return type(None), ""
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_loading_raises_what_stock_raises(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.jpg"
+    path.write_bytes(BROKEN[name])
+    stock_type, _ = outcome(default_loader, str(path))
+    assert stock_type is not type(None)
+    with torch_sink.image_backend("device", device="meta"):
+        kind, message = outcome(default_loader, str(path))
+        assert kind is stock_type
+        assert str(path) in message
+        assert outcome(open_and_convert, path)[0] is stock_type
+        assert outcome(open_and_convert, io.BytesIO(BROKEN[name]))[0] is stock_type
+
+
+def open_and_convert(file: Any) -> Image.Image:
+    with Image.open(file) as image:
+        return image.convert("RGB")
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with torch_sink.image_backend("device", device="meta"):
+        for load in (default_loader, Image.open):
+            with pytest.raises(FileNotFoundError, match=r"nowhere\.jpg"):
+                load(str(tmp_path / "nowhere.jpg"))
+        with pytest.raises(FileNotFoundError):
+            ImageFolder(str(tmp_path / "nowhere"))
+        with pytest.raises(FileNotFoundError):
+            ImageFolder(str(tmp_path))
+
+
+def test_a_large_image_warns_as_stock_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "large.jpg"
+    path.write_bytes(WHOLE)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 48 - 1)
+    with (
+        torch_sink.image_backend("device", device="meta"),
+        pytest.warns(Image.DecompressionBombWarning),
+    ):
+        default_loader(str(path))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_stock_code_that_skips_broken_files_still_does(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "class").mkdir()
+    files = [WHOLE, BROKEN["half"], PNG, BROKEN["text"], BROKEN["empty"], WHOLE]
+    for number, data in enumerate(files):
+        (tmp_path / "class" / f"{number}.jpg").write_bytes(data)
+    dataset = SkipsBroken(str(tmp_path))
+    loader = {"batch_size": 3, "num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    torch.manual_seed(1)
+    expected = list(DataLoader(dataset, **loader))
+    with torch_sink.image_backend("device", device="cpu"):
+        torch.manual_seed(1)
+        made = list(DataLoader(dataset, **loader))
+    for batch, stock_batch in zip(made, expected, strict=True):
+        assert_same_bits(batch.to("cpu"), stock_batch)
+
+
+class SkipsBroken(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Gives zeros for what cannot be opened, as many scripts do."""
+
+    def __init__(self, folder: str) -> None:
+        self.images = ImageFolder(folder, train_transform())
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        try:
+            return self.images[index][0]
+        except OSError:
+            return torch.zeros(3, 20, 20)
+
+
+# --- damage inside the scan of a complete file
+
+TRANSFORM = transforms.Compose([transforms.Resize((12, 10)), transforms.ToTensor()])
+
+
+def some_files(folder: Path) -> list[Path]:
+    """Five files; the second and the last are damaged inside."""
+    data = [WHOLE, corrupt(), encoded(30, 20, 5), encoded(20, 30, 6), corrupt()]
+    paths = [folder / f"{number}.jpg" for number in range(len(data))]
+    for path, content in zip(paths, data, strict=True):
+        path.write_bytes(content)
+    return paths
+
+
+def corrupt() -> bytes:
+    """Passes the walk over the markers and opens; libjpeg refuses its Huffman table when the scan is decoded."""
+    at = WHOLE.index(b"\xff\xc4") + 5
+    codes = sum(WHOLE[at : at + 16])
+    return WHOLE[:at] + bytes([codes]) + bytes(15) + WHOLE[at + 16 :]
+
+
+@pytest.fixture
+def handles(tmp_path: Path) -> Iterator[list[Any]]:
+    with torch_sink.image_backend("device", device="cpu"):
+        yield [TRANSFORM(default_loader(str(path))) for path in some_files(tmp_path)]
+
+
+def good_images(folder: Path) -> dict[int, torch.Tensor]:
+    with torch_sink.image_backend("PIL"):
+        return {row: TRANSFORM(default_loader(str(folder / f"{row}.jpg"))) for row in (0, 2, 3)}
+
+
+def test_stock_raises_where_the_image_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="broken data stream"):
+        default_loader(str(some_files(tmp_path)[1]))
+
+
+def test_damage_inside_surfaces_from_the_batch(handles: list[Any], tmp_path: Path) -> None:
+    batch = default_collate(handles)
+    assert isinstance(batch, LazyBatch)
+    for use in (lambda: batch.to("cpu"), lambda: batch + 1, lambda: batch.__torch_sink_execute__("cpu")):
+        with pytest.raises(OSError, match="broken data stream") as caught:
+            use()
+        assert isinstance(caught.value, torch_sink.DecodeError)
+        assert (caught.value.path, caught.value.index_in_batch) == (str(tmp_path / "1.jpg"), 1)
+        assert "broken data stream" in caught.value.reason
+        assert str(tmp_path / "1.jpg") in str(caught.value)
+
+
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+def test_damaged_images_are_skipped_or_replaced(handles: list[Any], tmp_path: Path, policy: str) -> None:
+    rows = {"skip": [0, 2, 3], "replace": [0, 2, 2, 3, 0]}[policy]
+    made, shown = lazy_batch(handles).__torch_sink_execute__("cpu", on_decode_error=policy)
+    assert shown == rows
+    good = good_images(tmp_path)
+    assert_same_bits(made, torch.stack([good[row] for row in rows]))
+
+
+def test_damaged_images_in_a_given_tensor(handles: list[Any], tmp_path: Path) -> None:
+    out = torch.full((5, 3, 12, 10), -7.0)
+    made, shown = lazy_batch(handles).__torch_sink_execute__("cpu", out=out, on_decode_error="skip")
+    assert (made.shape, made.data_ptr(), shown) == ((3, 3, 12, 10), out.data_ptr(), [0, 2, 3])
+    assert (out[3:] == -7).all()
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip", "replace"])
+def test_a_batch_of_damaged_images_alone(handles: list[Any], tmp_path: Path, policy: str) -> None:
+    with pytest.raises(torch_sink.DecodeError, match=r"4\.jpg.*image 0 of its batch"):
+        lazy_batch([handles[4], handles[1]]).__torch_sink_execute__("cpu", on_decode_error=policy)
+
+
+def test_a_batch_without_damage_says_that_nothing_moved(handles: list[Any], tmp_path: Path) -> None:
+    batch = lazy_batch([handles[0], handles[2]])
+    for policy in ("raise", "skip", "replace"):
+        assert batch.__torch_sink_execute__("cpu", on_decode_error=policy)[1] is None
+    with pytest.raises(ValueError, match=r"'raise', 'skip', 'replace'.*'ignore'"):
+        batch.__torch_sink_execute__("cpu", on_decode_error="ignore")
+
+
+def test_good_images_of_the_same_batch_are_not_affected_by_the_order(handles: list[Any], tmp_path: Path) -> None:
+    good = good_images(tmp_path)
+    for order in ([1, 0], [0, 1], [1, 4, 3]):
+        made, shown = lazy_batch([handles[row] for row in order]).__torch_sink_execute__("cpu", on_decode_error="skip")
+        assert [order[row] for row in shown] == [row for row in order if row in good]
+        assert_same_bits(made, torch.stack([good[row] for row in order if row in good]))
+
+
+def test_pixels_of_a_damaged_file_read_by_other_code(handles: list[Any], tmp_path: Path) -> None:
+    image = default_loader(str(tmp_path / "1.jpg"))
+    with pytest.raises(OSError, match=r"1\.jpg.*broken data stream"):
+        image.getpixel((0, 0))
+    with pytest.raises(OSError, match=r"1\.jpg.*broken data stream"):
+        handles[1].sum()
+
+
+class ReadsPixels(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """A dataset whose own code looks at the pixels of a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        return default_loader(self.path).getpixel((0, 0))[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_damage_found_in_a_worker_is_still_an_error_of_the_file(tmp_path: Path) -> None:
+    path = some_files(tmp_path)[1]
+    with torch_sink.image_backend("device", device="cpu"):
+        loader = DataLoader(ReadsPixels(path), num_workers=1, multiprocessing_context="fork")
+        with pytest.raises(OSError, match=r"1\.jpg"):
+            next(iter(loader))

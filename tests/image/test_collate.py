@@ -1,0 +1,250 @@
+"""Batches of handles: every form of sample, in the loader and in collate functions that scripts write themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, default_collate
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import functional as F
+
+import torch_sink
+from image.cases import array_opener, encoded, opener
+from image.check import INTERPRETED, assert_same_bits
+from image.worker_data import Structured, stacking_collate, train_transform
+from torch_sink.image.batch import LazyBatch
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ImageFolder of seven small files in two classes."""
+    root = tmp_path_factory.mktemp("images")
+    for number in range(7):
+        (root / f"class_{number % 2}").mkdir(exist_ok=True)
+        (root / f"class_{number % 2}" / f"{number}.jpg").write_bytes(encoded(40 + number, 30, number))
+    return root
+
+
+def leaves(batch: Any) -> Iterator[Any]:
+    if isinstance(batch, dict):
+        yield from (leaf for value in batch.values() for leaf in leaves(value))
+    elif isinstance(batch, (list, tuple)):
+        yield from (leaf for value in batch for leaf in leaves(value))
+    else:
+        yield batch
+
+
+def stock_and_lazy(make: Callable[[], Any]) -> tuple[Any, Any]:
+    results = []
+    for name, settings in (("PIL", {}), ("device", {"device": "cpu"})):
+        with torch_sink.image_backend(name, **settings):
+            torch.manual_seed(21)
+            results.append(make())
+    return results[0], results[1]
+
+
+def assert_same_structure(made: Any, expected: Any) -> None:
+    """Equal containers and equal values; images are executed by moving them to the CPU."""
+    if isinstance(expected, torch.Tensor):
+        if expected.ndim == 4:
+            assert isinstance(made, LazyBatch) == INTERPRETED
+        assert_same_bits(made.to("cpu"), expected)
+    elif isinstance(expected, dict):
+        assert type(made) is type(expected)
+        assert made.keys() == expected.keys()
+        for key in expected:
+            assert_same_structure(made[key], expected[key])
+    elif isinstance(expected, (list, tuple)):
+        assert type(made) is type(expected)
+        assert len(made) == len(expected)
+        for one, other in zip(made, expected, strict=True):
+            assert_same_structure(one, other)
+    else:
+        assert made == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("form", ["bare", "dict", "namedtuple", "nested"])
+def test_forms_of_samples(folder: Path, form: str, workers: int) -> None:
+    context = "fork" if workers else None
+
+    def batches() -> list[Any]:
+        dataset = Structured(str(folder), form)
+        return list(DataLoader(dataset, batch_size=3, num_workers=workers, multiprocessing_context=context))
+
+    expected, made = stock_and_lazy(batches)
+    assert len(made) == 3
+    assert_same_structure(made, expected)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_collate_function_that_stacks(folder: Path, workers: int) -> None:
+    def batches() -> list[Any]:
+        return list(
+            DataLoader(
+                ImageFolder(str(folder), train_transform()),
+                batch_size=4,
+                collate_fn=stacking_collate,
+                num_workers=workers,
+                multiprocessing_context="fork" if workers else None,
+            )
+        )
+
+    expected, made = stock_and_lazy(batches)
+    assert_same_structure(made, expected)
+
+
+def test_the_loop_of_a_plain_script(folder: Path) -> None:
+    def train() -> list[torch.Tensor]:
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(1296, 2))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        losses = []
+        for _ in range(2):
+            for images, target in DataLoader(ImageFolder(str(folder), train_transform()), batch_size=3, shuffle=True):
+                images = images.to("cpu", non_blocking=True)
+                loss = torch.nn.functional.cross_entropy(model(images), target)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+        return losses
+
+    expected, made = stock_and_lazy(train)
+    assert_same_structure(made, expected)
+
+
+def test_ten_crops_stacked_in_the_transform(folder: Path) -> None:
+    crops = v1.Compose(
+        [
+            v1.Resize((24, 26)),
+            v1.TenCrop(20),
+            v1.Lambda(lambda views: torch.stack([v1.ToTensor()(view) for view in views])),
+        ]
+    )
+    expected, made = stock_and_lazy(lambda: next(iter(DataLoader(ImageFolder(str(folder), crops), batch_size=2)))[0])
+    assert_same_bits(made.to("cpu"), expected)
+
+
+def test_ten_crops_in_a_worker(folder: Path) -> None:
+    crops = v1.Compose(
+        [v1.Resize(24), v1.FiveCrop(20), lambda views: torch.stack([v1.ToTensor()(view) for view in views])]
+    )
+    expected, made = stock_and_lazy(
+        lambda: next(
+            iter(
+                DataLoader(
+                    ImageFolder(str(folder), crops), batch_size=2, num_workers=1, multiprocessing_context="fork"
+                )
+            )
+        )[0]
+    )
+    assert_same_bits(made.to("cpu"), expected)
+
+
+def images(count: int = 3) -> list[torch.Tensor]:
+    return [F.to_tensor(F.resize(opener(encoded(40 + seed, 30, seed))(), [14, 15])) for seed in range(count)]
+
+
+USES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "metadata": lambda b: (b.shape, b.dtype, len(b), b.size(0), b.size(), b.ndim, b.dim(), b.numel(), b.device.type),
+    "arithmetic": lambda b: [b + 1, b * b, 1 - b],
+    "index": lambda b: [b[0], b[1:], b[torch.tensor([2, 0])], b[:, 0]],
+    "iteration": lambda b: [*b],
+    "conversions": lambda b: [b.half(), b.float(), b.to(torch.bfloat16), b.double(), b.cpu(), b.numpy().sum()],
+    "memory format": lambda b: [b.to(memory_format=torch.channels_last), b.contiguous(memory_format=torch.channels_last)],
+    "move and convert": lambda b: [b.to("cpu", torch.float16), b.to(torch.zeros(1, dtype=torch.float64))],
+    "in place": lambda b: [b.mul_(2), b + 0],
+    "chunks": lambda b: [*b.chunk(2), *b.split(1), torch.cat([b, b]), b.clone(), b.detach()],
+    "module": lambda b: torch.nn.AvgPool2d(2)(b),
+    "copied": lambda b: torch.zeros(b.shape).copy_(b),
+    "pinned or not": lambda b: b.pin_memory() + 0 if torch.accelerator.is_available() else b + 0,
+    "nested collate": lambda b: default_collate([b, b]),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_batch_is_a_tensor_to_whoever_asks(use: str) -> None:
+    expected, made = stock_and_lazy(lambda: USES[use](default_collate(images())))
+    for one, other in zip(leaves(made), leaves(expected), strict=True):
+        if isinstance(other, torch.Tensor):
+            assert_same_bits(one, other)
+        else:
+            assert one == other
+
+
+def test_tensors_among_handles() -> None:
+    def mixed() -> torch.Tensor:
+        first, second, third = images()
+        return default_collate([first, second * 1, third, torch.full((3, 14, 15), 0.25)])
+
+    expected, made = stock_and_lazy(mixed)
+    assert_same_structure(made, expected)
+    expected, made = stock_and_lazy(lambda: default_collate([torch.zeros(3, 14, 15), *images(2)]))
+    assert_same_structure(made, expected)
+
+
+def test_handles_that_were_read_before() -> None:
+    def read() -> torch.Tensor:
+        handles = images()
+        handles[1].mul_(3.0)
+        return default_collate(handles)
+
+    expected, made = stock_and_lazy(read)
+    assert_same_structure(made, expected)
+
+
+def test_images_of_different_sizes_raise_what_stack_raises() -> None:
+    def ragged() -> tuple[type, str]:
+        with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size") as caught:
+            torch.stack([F.to_tensor(array_opener(5, 4)()), F.to_tensor(array_opener(4, 5)())])
+        return type(caught.value), str(caught.value)
+
+    expected, made = stock_and_lazy(ragged)
+    assert made == expected
+
+
+def test_stack_on_another_dimension_and_into_a_tensor() -> None:
+    expected, made = stock_and_lazy(lambda: torch.stack(images(), 1))
+    assert_same_bits(made, expected)
+    expected, made = stock_and_lazy(lambda: torch.stack(images(), out=torch.empty(3, 3, 14, 15)))
+    assert_same_bits(made, expected)
+
+
+def test_the_same_file_in_two_modes() -> None:
+    """One has to be read as RGB and made gray, the other as gray: packed together, both stay what they are."""
+
+    def two_modes() -> torch.Tensor:
+        image = opener(encoded(33, 21, 2), None)()
+        return torch.stack([F.to_tensor(F.to_grayscale(image.convert("RGB"))), F.to_tensor(image.convert("L"))])
+
+    expected, made = stock_and_lazy(two_modes)
+    assert_same_bits(made.to("cpu"), expected)
+
+
+def test_the_same_file_twice_is_packed_once(folder: Path) -> None:
+    with torch_sink.image_backend("device", device="meta"):
+        dataset = ImageFolder(str(folder), train_transform())
+        batch = default_collate([dataset[0][0], dataset[1][0], dataset[0][0]])
+        assert len(batch.packed.entries) == 2
+        assert batch.packed.entry_of_image == (0, 1, 0)
+        handle = F.to_tensor(F.resize(array_opener(9, 8)(), [4, 4]))
+        views = default_collate([F.hflip(handle), F.vflip(handle), handle])
+        assert len(views.packed.entries) == 1
+
+
+def test_meta_records_only() -> None:
+    with torch_sink.image_backend("device", device="meta"):
+        batch = default_collate(images())
+        assert isinstance(batch, LazyBatch)
+        assert (tuple(batch.shape), batch.dtype) == ((3, 3, 14, 15), torch.float32)
+        assert batch.to("meta").shape == batch.shape
+        for use in (lambda: batch.to("cpu"), lambda: batch + 1, lambda: batch.__torch_sink_execute__("cpu")):
+            with pytest.raises(torch_sink.SinkError, match='device="meta"'):
+                use()

@@ -1,0 +1,102 @@
+"""What runs in stock code gives stock's values, is counted also in workers, and raises under strict=True."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+import torch_sink
+from image.cases import encoded, opener
+from image.check import assert_same_bits
+from torch_sink import fallback_report
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+
+def inverted(image: Any) -> Any:
+    """What a user's own transform does: it reads pixels."""
+    return image.point(lambda value: 255 - value)
+
+
+def transform() -> v1.Compose:
+    return v1.Compose(
+        [v1.RandomResizedCrop(20), v1.Lambda(inverted), v1.RandomHorizontalFlip(), v1.GaussianBlur(3), v1.ToTensor()]
+    )
+
+
+class Photos(Dataset[torch.Tensor]):
+    def __init__(self) -> None:
+        self.transform = transform()
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.transform(opener(encoded(30, 31, index))())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_fallbacks_are_exact_and_counted(workers: int) -> None:
+    loader = {"batch_size": 3, "num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    torch.manual_seed(4)
+    expected = list(DataLoader(Photos(), **loader))
+    with torch_sink.image_backend("device", device="cpu"):
+        assert not fallback_report()
+        torch.manual_seed(4)
+        made = list(DataLoader(Photos(), **loader))
+        report = fallback_report()
+    for batch, stock_batch in zip(made, expected, strict=True):
+        assert_same_bits(batch.to("cpu"), stock_batch)
+    assert report
+    assert len(report) == len(report.counts)
+    by_reason = {reason: count for (operation, reason), count in report.counts.items()}
+    assert any("inverted" in reason and count == 6 for reason, count in by_reason.items()), str(report)
+    table = str(report).splitlines()
+    assert table[0].split() == ["operation", "reason", "count"]
+    assert len(table) == len(report) + 1
+
+
+def test_counting_begins_when_the_backend_is_set() -> None:
+    with torch_sink.image_backend("device", device="cpu"):
+        inverted(opener(encoded(30, 31))())
+        assert fallback_report()
+    assert fallback_report()
+    with torch_sink.image_backend("device", device="cpu"):
+        assert not fallback_report()
+        assert str(fallback_report()) == "nothing ran in stock code"
+
+
+@pytest.mark.parametrize(
+    "step",
+    [v1.Lambda(inverted), v1.GaussianBlur(3), v2.GaussianBlur(3), v1.ElasticTransform(), v2.JPEG((50, 50))],
+    ids=lambda step: type(step).__name__,
+)
+def test_strict_raises_and_names_the_operation(step: Any) -> None:
+    image = opener(encoded(30, 31))
+    with torch_sink.image_backend("device", device="cpu"):
+        step(image())
+    with (
+        torch_sink.image_backend("device", device="cpu", strict=True),
+        pytest.raises(torch_sink.UnsupportedOperation, match=r"would run in stock code.*strict=False"),
+    ):
+        step(image())
+
+
+def test_strict_reaches_workers() -> None:
+    with torch_sink.image_backend("device", device="cpu", strict=True):
+        loader = DataLoader(Photos(), batch_size=3, num_workers=1, multiprocessing_context="fork")
+        with pytest.raises(torch_sink.UnsupportedOperation, match="would run in stock code"):
+            next(iter(loader))
+
+
+def test_recording_resumes_after_a_fallback() -> None:
+    with torch_sink.image_backend("device", device="cpu"):
+        handle = transform()(opener(encoded(30, 31))())
+        assert handle.is_recording
+        after = v1.Compose([v1.Lambda(inverted), v1.Resize(10), v1.ToTensor()])(opener(encoded(30, 31))())
+        assert [op.name for op in after.sink_ops] == ["pil.resize", "to_tensor"]

@@ -1,0 +1,252 @@
+"""LazyImage: a Pillow image to whoever asks, and nothing is decoded before somebody does."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
+from PIL.JpegImagePlugin import JpegImageFile
+from torchvision.datasets.folder import default_loader
+from torchvision.transforms import functional as F
+from torchvision.transforms.functional import hflip, resize
+
+import torch_sink
+from image.cases import array_opener, encoded
+from torch_sink.image.lazy_file import LazyJpegImageFile
+from torch_sink.image.lazy_image import LazyImage, lazy_image
+
+
+@pytest.fixture(params=["RGB", "L"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    file = tmp_path / "photo.jpg"
+    file.write_bytes(encoded(53, 37, 4, request.param, quality=92))
+    return file
+
+
+@pytest.fixture
+def active() -> Iterator[None]:
+    with torch_sink.image_backend("device", device="cpu"):
+        yield
+
+
+def opened(path: Path) -> Image.Image:
+    with Image.open(path) as image:
+        return image.convert(image.mode)
+
+
+def stock_and_lazy(path: Path, function: Callable[[Image.Image], Any]) -> tuple[Any, Any]:
+    """What a function gives for a stock image, and for a handle with some calls recorded."""
+    results = []
+    for name, settings in (("PIL", {}), ("device", {"device": "cpu"})):
+        with torch_sink.image_backend(name, **settings):
+            image = opened(path).crop((3, 2, 50, 36)).resize((31, 22))
+            assert isinstance(image, LazyImage) == (name == "device")
+            results.append(function(image))
+    return results[0], results[1]
+
+
+def drawn(image: Image.Image) -> bytes:
+    ImageDraw.Draw(image).line((0, 0, 20, 20), fill=255)
+    return image.tobytes()
+
+
+def thumbnail(image: Image.Image) -> tuple[Any, bytes]:
+    image.thumbnail((9, 9))
+    return image.size, image.tobytes()
+
+
+def pasted(image: Image.Image) -> bytes:
+    image.paste(image.crop((0, 0, 4, 4)), (5, 5))
+    image.putpixel((1, 1), 7 if image.mode == "L" else (7, 8, 9))
+    return image.tobytes()
+
+
+def saved(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+ACCESS: dict[str, Callable[[Image.Image], Any]] = {
+    "metadata": lambda image: (image.size, image.width, image.height, image.mode, image.getbands(), image.format),
+    "asarray": lambda image: np.asarray(image).tolist(),
+    "array": lambda image: np.array(image).tolist(),
+    "array interface": lambda image: sorted(image.__array_interface__),
+    "getpixel": lambda image: image.getpixel((3, 4)),
+    "getbbox": lambda image: image.getbbox(),
+    "getextrema": lambda image: image.getextrema(),
+    "histogram": lambda image: image.histogram(),
+    "load": lambda image: image.load()[2, 3],
+    "filter": lambda image: image.filter(ImageFilter.GaussianBlur(2)).tobytes(),
+    "point": lambda image: image.point(lambda value: 255 - value).tobytes(),
+    "split": lambda image: [band.tobytes() for band in image.split()],
+    "quantize": lambda image: image.convert("RGB").quantize(8).tobytes(),
+    "draw": drawn,
+    "thumbnail": thumbnail,
+    "paste": pasted,
+    "save": saved,
+    "ops": lambda image: ImageOps.mirror(ImageOps.expand(image, 2)).tobytes(),
+    "enhance": lambda image: ImageEnhance.Contrast(image).enhance(1.7).tobytes(),
+    "exif transpose": lambda image: ImageOps.exif_transpose(image).tobytes(),
+    "every transpose": lambda image: [image.transpose(method).tobytes() for method in Image.Transpose],
+    "rotations": lambda image: [image.rotate(angle, expand=angle > 90).tobytes() for angle in (0, 33, 90, 180, 270)],
+    "crop outside": lambda image: image.crop((-5, -6, 50, 60)).tobytes(),
+    "crop of floats": lambda image: image.crop((0.6, 1.5, 7.5, 8.4)).tobytes(),
+    "empty crop": lambda image: image.crop((4, 4, 4, 9)).size,
+    "crop of everything": lambda image: image.crop().tobytes(),
+    "resize, reducing gap": lambda image: image.resize((5, 4), Image.Resampling.BICUBIC, reducing_gap=1.5).tobytes(),
+    "resize, box": lambda image: image.resize((5, 4), box=(1, 2, 20, 20)).tobytes(),
+    "resize, default filter": lambda image: image.resize((14, 50)).tobytes(),
+    "resize, same size": lambda image: image.resize(image.size).tobytes(),
+    "resize, list": lambda image: image.resize([8, 9]).tobytes(),
+    "resize, numpy": lambda image: image.resize((np.int64(8), np.int64(9))).tobytes(),
+    "reduce": lambda image: image.reduce(3).tobytes(),
+    "transform": lambda image: image.transform((9, 8), Image.AFFINE, (1, 0.2, 0, 0.1, 1, 0), Image.BICUBIC).tobytes(),
+    "mesh": lambda image: image.transform((9, 8), Image.QUAD, (0, 0, 0, 9, 9, 9, 9, 0)).tobytes(),
+    "convert": lambda image: [image.convert(mode).tobytes() for mode in ("L", "RGB", "RGBA", "CMYK", "1", "HSV", "F")],
+    "convert, default": lambda image: image.convert().tobytes(),
+    "convert, palette": lambda image: image.convert("P", palette=Image.ADAPTIVE, colors=5).tobytes(),
+    "pickle": lambda image: pickle.loads(pickle.dumps(image)).tobytes(),
+    "pickle, read": lambda image: (image.load(), pickle.loads(pickle.dumps(image)).tobytes())[1],
+    "copy": lambda image: [copy.copy(image).tobytes(), copy.deepcopy(image).tobytes(), image.copy().tobytes()],
+    "equality": lambda image: (image == image.copy(), image == image.transpose(0), image != image.copy()),
+    "context manager": lambda image: image.__enter__().tobytes(),
+    "info": lambda image: sorted(map(str, image.info)),
+    "exif": lambda image: dict(image.getexif()),
+    "blend": lambda image: Image.blend(image, image.transpose(0), 0.3).tobytes(),
+    "merge": lambda image: Image.merge("RGB", [image.convert("L")] * 3).tobytes(),
+    "composite": lambda image: Image.composite(image, image.transpose(1), image.convert("L")).tobytes(),
+    "alpha": lambda image: (image.putalpha(100), image.mode, image.tobytes())[1:],
+    "entropy": lambda image: image.entropy(),
+    "repr": lambda image: (len(image._repr_png_()) > 0),
+    "tensor": lambda image: F.pil_to_tensor(image).tolist(),
+}
+
+
+@pytest.mark.parametrize("name", ACCESS)
+def test_access_gives_what_pillow_gives(path: Path, name: str) -> None:
+    stock, lazy = stock_and_lazy(path, ACCESS[name])
+    assert lazy == stock
+
+
+REFUSED: dict[str, Callable[[Image.Image], Any]] = {
+    "crop turned round": lambda image: image.crop((9, 9, 3, 3)),
+    "resize to nothing": lambda image: image.resize((0, 4)),
+    "resize, unknown filter": lambda image: image.resize((4, 4), 99),
+    "resize, reducing gap": lambda image: image.resize((4, 4), reducing_gap=0.5),
+    "resize, floats": lambda image: image.resize((4.5, 4)),
+    "convert": lambda image: image.convert("no mode"),
+    "getpixel": lambda image: image.getpixel((1000, 0)),
+    "attribute": lambda image: image.no_such_thing,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_errors_are_pillows(path: Path, name: str) -> None:
+    def error(image: Image.Image) -> tuple[type, str]:
+        with pytest.raises(Exception) as caught:  # noqa: PT011  which one is what is compared
+            REFUSED[name](image)
+        return type(caught.value), str(caught.value).replace("LazyImage", "Image")
+
+    stock, lazy = stock_and_lazy(path, error)
+    assert lazy == stock
+
+
+def test_nothing_is_decoded_by_recording(path: Path, active: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(image: Any) -> None:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(JpegImageFile, "load", refuse)
+    handle = default_loader(str(path))
+    assert (handle.size, handle.mode, handle.getbands()) == ((53, 37), "RGB", ("R", "G", "B"))
+    for record in (F.hflip, F.vflip, lambda image: F.resize(image, 20), lambda image: F.pad(image, 3), F.to_tensor):
+        handle = record(handle)
+    assert handle.is_recording
+    with Image.open(path) as image:
+        assert image.convert("RGB").is_recording
+        assert F.hflip(image).is_recording
+        assert (image.size, image.format) == ((53, 37), "JPEG")
+
+
+def test_functionals_bound_early_record(path: Path, active: None) -> None:
+    handle = hflip(resize(default_loader(str(path)), [8, 9]))
+    assert isinstance(handle, LazyImage)
+    assert handle.is_recording
+
+
+def test_later_writes_are_not_seen_by_earlier_handles(path: Path) -> None:
+    def write_after_recording(image: Image.Image) -> list[bytes]:
+        turned, copied, same = F.hflip(image), image.copy(), image
+        image.paste(9 if image.mode == "L" else (9, 9, 9), (0, 0, 20, 20))
+        again = F.hflip(image)
+        copied.putpixel((0, 0), 3 if image.mode == "L" else (1, 2, 3))
+        return [turned.tobytes(), copied.tobytes(), same.tobytes(), again.tobytes(), image.tobytes()]
+
+    stock, lazy = stock_and_lazy(path, write_after_recording)
+    assert lazy == stock
+
+
+def test_writes_to_a_plain_image_are_not_seen_either(active: None) -> None:
+    image = array_opener(12, 10)()
+    before = image.transpose(Image.FLIP_LEFT_RIGHT).tobytes()
+    handle = F.hflip(image)
+    assert isinstance(handle, LazyImage)
+    image.paste((0, 0, 0), (0, 0, 12, 10))
+    assert handle.tobytes() == before
+
+
+def test_where_stock_returns_the_same_object_so_do_we(path: Path, active: None) -> None:
+    handle = default_loader(str(path))
+    assert lazy_image(handle) is handle
+    assert F.resize(handle, [37, 53]) is handle
+    assert handle.copy() is not handle
+    gray = handle.convert("L")
+    assert F.adjust_hue(gray, 0.1) is gray
+
+
+def test_an_opened_file_stays_what_it_is(path: Path) -> None:
+    with torch_sink.image_backend("PIL"), Image.open(path) as stock:
+        info, pixels, mode = dict(stock.info), stock.tobytes(), stock.mode
+        stock_draft = stock.draft("L", (10, 10))
+    with torch_sink.image_backend("device", device="cpu"):
+        with Image.open(path) as image:
+            assert isinstance(image, JpegImageFile)
+            assert isinstance(image, LazyJpegImageFile)
+            assert (image.format, image.mode, image.size, image.info) == ("JPEG", mode, (53, 37), info)
+            assert image.filename == str(path)
+            assert image.tobytes() == pixels
+            assert image.draft("L", (10, 10)) == stock_draft
+        with Image.open(path) as image:
+            image.verify()
+        with Image.open(path) as image:
+            image.draft(mode, (20, 15))
+            drafted = image.convert(mode)
+    with torch_sink.image_backend("PIL"), Image.open(path) as stock:
+        stock.draft(mode, (20, 15))
+        assert drafted.tobytes() == stock.convert(mode).tobytes()
+
+
+def test_a_file_opened_by_the_user_is_left_open(path: Path, active: None) -> None:
+    with path.open("rb") as file:
+        image = Image.open(file)
+        handle = image.convert("RGB")
+        assert not file.closed
+    assert handle.tobytes()
+
+
+def test_no_file_stays_open(path: Path, active: None) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    kept = []
+    for _ in range(50):
+        kept.append(Image.open(path))
+        kept.append(kept[-1].convert("RGB"))
+        kept.append(default_loader(str(path)))
+    assert len(os.listdir("/proc/self/fd")) == before

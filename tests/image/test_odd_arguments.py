@@ -1,0 +1,152 @@
+"""Functionals with arguments of every kind: the result or the kind of error that stock gives, from the same call."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils._pytree import tree_leaves
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as F1
+from torchvision.transforms.v2 import functional as F2
+
+import torch_sink
+from image.random_pipelines import same_value
+from torch_sink.cli.photos import make_photo
+
+Call = tuple[str, str, tuple[Any, ...]]
+
+NUMBERS = (
+    0, 1, -1, 0.5, 2, 8, 9, True, None, "1", np.float64(0.7), np.int64(2), torch.tensor(0.7), float("nan"),
+    float("inf"), 1e9, Fraction(1, 2), (1,), [0.5],
+)  # fmt: skip
+SIZES = (
+    5, [5], [5, 6], (5, 6), 5.0, [5.0, 6], [5, 6, 7], 0, [0, 5], -1, [-1, 5], np.int64(5), np.array([5, 6]),
+    torch.Size([5, 6]), None, "5", True, [True, 5], [],
+)  # fmt: skip
+PADDINGS = (
+    0, 1, [1], [1, 2], [1, 2, 3, 4], [1, 2, 3], -1, [-1, 2], 1.0, None, True, np.int64(2), 40, (29, 20), (30, 21),
+)  # fmt: skip
+FILLS = (
+    0, 255, 256, -1, 1.7, True, None, "red", (1,), (1, 2, 3), [1, 2, 3], (1, 2), (1.5, 2.5, 3.5), (300, -1, 2),
+    np.int64(4), np.array([1, 2, 3]), (1, 2, 3, 4),
+)  # fmt: skip
+BOXES = (
+    (0, 0, 5, 6), (-2, -3, 10, 10), (5, 5, 0, 0), (5, 5, -2, 3), (15, 20, 30, 30), (0.0, 0, 5, 6), (1.5, 2.5, 5, 6),
+    (np.int64(1), 2, 3, 4), (40, 40, 5, 5), (-50, -50, 5, 5), (None, 0, 1, 1), (True, True, 5, 5),
+)  # fmt: skip
+STATISTICS = (
+    ([0.5] * 3, [0.5] * 3), ((0.5,), (0.5,)), (0.5, 0.5), ([0.5] * 3, [0, 1, 1]), ([0.5] * 2, [0.5] * 2), ([], []),
+    (torch.tensor([0.5] * 3), torch.tensor([0.5] * 3)), (np.array([0.5] * 3), np.array([0.5] * 3)),
+    ([True] * 3, [2] * 3), ([float("nan")] * 3, [1] * 3), ([0.5] * 3, [1e-46] * 3), ([0.5] * 3, [-1.0] * 3),
+)  # fmt: skip
+DTYPES = (torch.uint8, torch.float16, torch.float32, torch.float64, torch.int32, torch.bool, "float", None)
+VALUES = (0, 5.5, torch.tensor(3), torch.rand(3, 3, 4), torch.rand(1, 3, 4), np.ones(3), None, torch.tensor(300.0))
+ADJUSTMENTS = ("brightness", "contrast", "saturation", "hue", "sharpness", "gamma")
+CORNERS = [[0, 0], [29, 0], [29, 20], [0, 20]]
+MOVED = [[2, 1], [27, 0], [29, 19], [1, 20]]
+
+
+def calls() -> Iterator[Call]:
+    """(label, name of the functional, arguments after the image)."""
+    for value in NUMBERS:
+        for name in (*(f"adjust_{kind}" for kind in ADJUSTMENTS), "posterize", "solarize", "to_grayscale", "rotate"):
+            yield f"{value!r}", name, (value,)
+        yield f"scale {value!r}", "affine", (5, [1, 2], value, [0, 0])
+    for size in SIZES:
+        for name in ("resize", "center_crop", "five_crop"):
+            yield f"{size!r}", name, (size,)
+        yield f"size {size!r}", "resized_crop", (1, 2, 8, 9, size)
+    for mode in (*InterpolationMode, 0, 2, 3, "bilinear", None):
+        yield f"{mode}", "resize", ([7, 8], mode)
+        yield f"{mode}", "rotate", (20, mode)
+        yield f"{mode}", "perspective", (CORNERS, MOVED, mode)
+    for padding in PADDINGS:
+        for padding_mode in ("constant", "edge", "reflect", "symmetric", "wrap", None):
+            yield f"{padding!r}, {padding_mode}", "pad", (padding, 0, padding_mode)
+    for fill in FILLS:
+        yield f"fill {fill!r}", "pad", (2, fill)
+        for mode in (InterpolationMode.NEAREST, InterpolationMode.BILINEAR):
+            yield f"fill {fill!r} {mode}", "rotate", (20, mode, True, None, fill)
+            yield f"fill {fill!r} {mode}", "affine", (0, [3, 2], 1.5, [0, 0], mode, fill)
+            yield f"fill {fill!r} {mode}", "perspective", (CORNERS, MOVED, mode, fill)
+    for box in BOXES:
+        yield f"{box}", "crop", box
+        yield f"{box}", "resized_crop", (*box, [5, 5])
+        yield f"{box}", "erase", (*box, torch.tensor(3.0))
+    for value in VALUES:
+        yield f"value {value!r}", "erase", (2, 3, 3, 4, value)
+    for mean, std in STATISTICS:
+        for inplace in (False, True):
+            yield f"{mean}, {std}, {inplace}", "normalize", (mean, std, inplace)
+    for dtype in DTYPES:
+        yield f"{dtype}", "convert_image_dtype", (dtype,)
+    for name in ("hflip", "invert", "equalize", "to_tensor", "pil_to_tensor", "to_pil_image", "get_dimensions"):
+        yield "none", name, ()
+        yield "too many", name, (1, 2, 3)
+
+
+def _inputs(module: ModuleType) -> dict[str, Callable[[], Any]]:
+    buffers = {"RGB": io.BytesIO(), "L": io.BytesIO()}
+    for mode, buffer in buffers.items():
+        make_photo(30, 21, 3).convert(mode).save(buffer, "JPEG")
+
+    def opened(mode: str) -> Image.Image:
+        return Image.open(io.BytesIO(buffers[mode].getvalue())).convert(mode)
+
+    made: dict[str, Callable[[], Any]] = {}
+    for mode in buffers:
+        made[mode] = lambda mode=mode: opened(mode)
+        made[f"{mode}, uint8"] = lambda mode=mode: F1.pil_to_tensor(opened(mode))
+        made[f"{mode}, float"] = lambda mode=mode: F1.to_tensor(opened(mode))
+        if module is F2:
+            made[f"{mode}, tv image"] = lambda mode=mode: F2.to_image(opened(mode))
+    return made
+
+
+def _attempt(function: Callable[..., Any], image: Any, args: tuple[Any, ...]) -> tuple[Any, list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            result = function(image, *args)
+        except Exception as error:
+            result = error
+    return result, [str(warning.message) for warning in caught]
+
+
+def _check(actual: Any, expected: Any) -> None:
+    if isinstance(expected, Exception) or isinstance(actual, Exception):
+        assert type(actual) is type(expected), f"{actual!r} instead of {expected!r}"
+        return
+    for leaf, stock_leaf in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
+        same_value(leaf, stock_leaf)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("module", [F1, F2], ids=["v1", "v2"])
+def test_functionals_with_odd_arguments(module: ModuleType) -> None:
+    wrong = []
+    for kind, make in _inputs(module).items():
+        stock = []
+        for _, name, args in calls():
+            image = make()
+            stock.append((image, *_attempt(getattr(module, name), image, args)))
+        with torch_sink.image_backend("device", device="cpu"):
+            for (label, name, args), (stock_image, expected, stock_warnings) in zip(calls(), stock, strict=True):
+                image = make()
+                actual, our_warnings = _attempt(getattr(module, name), image, args)
+                try:
+                    _check(actual, expected)
+                    _check(image, stock_image)  # calls in place
+                    assert our_warnings == stock_warnings
+                except AssertionError as error:
+                    wrong.append(f"{name} of {kind}, {label}: {error}")
+    assert not wrong, "\n".join(wrong[:40])

@@ -1,0 +1,149 @@
+"""Damaged and odd files: the same pixels or the same error as in stock Pillow, at the same place."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torchvision.datasets.folder import default_loader
+from torchvision.transforms import functional as F
+
+import torch_sink
+from image.random_pipelines import same_value
+from torch_sink.cli.photos import make_photo
+
+
+def _opened(path: str, use: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    with Image.open(path) as image:
+        return use(image)
+
+
+WAYS: dict[str, Callable[[str], Any]] = {
+    "loader": default_loader,
+    "open": lambda path: Image.open(io.BytesIO(Path(path).read_bytes())),
+    "convert": lambda path: _opened(path, lambda image: image.convert("RGB")),
+    "to gray": lambda path: _opened(path, lambda image: image.convert("L")),
+    "resize": lambda path: _opened(path, lambda image: F.resize(image.convert("RGB"), [8, 9])),
+}
+
+
+def _attempt(call: Callable[[], Any]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return call()
+        except Exception as error:
+            return error
+
+
+def _pixels(image: Any) -> Any:
+    if isinstance(image, Exception):
+        return image
+    tensor = _attempt(lambda: F.pil_to_tensor(image))
+    return _attempt(tensor.clone) if isinstance(tensor, torch.Tensor) else tensor
+
+
+def check_file(path: str, way: str) -> str:
+    """Compares one file; returns what became of it: "pixels", "error", or "error of the scan"."""
+    opened = _attempt(lambda: WAYS[way](path))
+    expected = _pixels(opened)
+    with torch_sink.image_backend("device", device="cpu"):
+        handle = _attempt(lambda: WAYS[way](path))
+        actual = _pixels(handle)
+    if isinstance(expected, Exception):
+        assert isinstance(actual, type(expected)), f"{way}: {actual!r} instead of {expected!r}"
+        if isinstance(opened, Exception) == isinstance(handle, Exception):
+            return "error"
+        # Only damage behind a well-formed header and in front of the end marker may show later.
+        assert isinstance(actual, torch_sink.DecodeError), f"{way}: {actual!r} instead of {opened!r} at once"
+        assert way == "open" or path in str(actual)
+        assert Path(path).read_bytes()[-2:] == b"\xff\xd9"
+        return "error of the scan"
+    if isinstance(actual, Exception):
+        raise AssertionError(f"{way}: a file that stock reads") from actual
+    same_value(actual, expected)
+    return "pixels"
+
+
+def _damaged_files() -> dict[str, bytes]:
+    buffer = io.BytesIO()
+    make_photo(64, 48, 1).save(buffer, "JPEG", quality=90)
+    whole = buffer.getvalue()
+    scan = whole.index(b"\xff\xda")
+    half = len(whole) // 2
+    return {
+        "whole": whole,
+        "empty": b"",
+        "text": b"this is no image\n",
+        "cut in the header": whole[:100],
+        "cut at the scan": whole[: scan + 8],
+        "cut in half": whole[:half],
+        "without its last bytes": whole[:-2],
+        "cut in half, with an end marker": whole[:half] + b"\xff\xd9",
+        "zeros in the scan": whole[:half] + bytes(300) + whole[half + 300 :],
+        "junk after the end": whole + b"junk",
+        "two files in one": whole + whole,
+        "end marker alone": b"\xff\xd8\xff\xd9",
+        "no tables": whole[:2] + whole[scan:],
+        "no size": whole.replace(b"\x00\x30\x00\x40", b"\x00\x00\x00\x40", 1),
+        "length beyond the file": whole[:4] + b"\xff\xff" + whole[6:],
+    }
+
+
+@pytest.mark.parametrize("name", list(_damaged_files()))
+@pytest.mark.parametrize("way", list(WAYS))
+def test_damaged_files(tmp_path: Path, name: str, way: str) -> None:
+    path = tmp_path / "file.jpg"
+    path.write_bytes(_damaged_files()[name])
+    outcome = check_file(str(path), way)
+    assert outcome == "pixels" or name != "whole"
+
+
+def test_an_oversized_image_is_refused_or_warned_about_as_in_stock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "large.jpg"
+    make_photo(64, 48, 1).save(path)
+    for limit, kind in ((64 * 48 // 3, Image.DecompressionBombError), (64 * 48 - 1, Image.DecompressionBombWarning)):
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        for way in ("loader", "convert"):
+            with torch_sink.image_backend("device", device="cpu"), warnings.catch_warnings():
+                warnings.simplefilter("error")
+                with pytest.raises(kind):
+                    WAYS[way](str(path))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_collection_of_odd_files() -> None:
+    """TORCH_SINK_ODD_JPEGS names a folder of odd and broken JPEG files."""
+    folder = os.environ.get("TORCH_SINK_ODD_JPEGS")
+    if not folder:
+        pytest.skip("TORCH_SINK_ODD_JPEGS names no folder of odd JPEG files")
+    files = sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    assert files, f"no JPEG file in {folder}"
+    outcomes = Counter(check_file(str(path), way) for path in files for way in WAYS)
+    assert outcomes["pixels"] > 0
+    assert sum(outcomes.values()) == len(files) * len(WAYS)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "P", "CMYK", "1", "I;16", "LA"])
+def test_images_of_other_modes_are_reported(mode: str) -> None:
+    image = Image.new(mode, (8, 6))
+    with torch_sink.image_backend("device", device="cpu"):
+        before = sum(torch_sink.fallback_report().counts.values())
+        F.resize(image, [4, 4], F.InterpolationMode.NEAREST)
+        assert sum(torch_sink.fallback_report().counts.values()) > before
+        assert repr(mode) in str(torch_sink.fallback_report())
+    with (
+        torch_sink.image_backend("device", device="cpu", strict=True),
+        pytest.raises(torch_sink.UnsupportedOperation, match="convert it to 'RGB' or 'L' first"),
+    ):
+        F.resize(image, [4, 4], F.InterpolationMode.NEAREST)

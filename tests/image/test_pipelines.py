@@ -1,0 +1,45 @@
+"""Whole pipelines on the CPU path: the same bits as stock torchvision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+import torch_sink
+from image.cases import COLOUR, CORE, GRAY, RESIZES, gray_images, images_of_other_modes, rgb_images
+from image.check import check_pipeline
+
+
+@pytest.mark.parametrize("name", [*CORE, *COLOUR])
+def test_rgb(name: str) -> None:
+    pipeline = {**CORE, **COLOUR}[name]()
+    check_pipeline(pipeline, rgb_images(), seed=1)
+
+
+@pytest.mark.parametrize("name", RESIZES)
+def test_resize(name: str) -> None:
+    check_pipeline(RESIZES[name](), rgb_images(), seed=2)
+
+
+@pytest.mark.parametrize("name", GRAY)
+def test_gray(name: str) -> None:
+    check_pipeline(GRAY[name](), gray_images(), seed=3)
+
+
+@pytest.mark.parametrize("name", ["v1 imagenet train", "v2 imagenet eval", "jitter"])
+def test_other_modes(name: str) -> None:
+    check_pipeline({**CORE, **COLOUR}[name](), images_of_other_modes(), seed=4)
+
+
+def test_other_output_dtypes() -> None:
+    """The SinkLoader may ask for them: rounded once, from what stock code makes."""
+    check_pipeline(
+        CORE["v1 imagenet train"](), rgb_images()[:3], seed=5, dtypes=(torch.float32, torch.float16, torch.bfloat16)
+    )
+
+
+def test_a_batch_that_only_records_can_be_printed() -> None:
+    with torch_sink.image_backend("device", device="meta"):
+        batch = default_collate([CORE["v1 imagenet train"]()(rgb_images()[0]())])
+    assert repr(batch) == "LazyBatch(shape=(1, 3, 24, 24), dtype=torch.float32, recorded only)"

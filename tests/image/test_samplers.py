@@ -1,0 +1,122 @@
+"""The stand-ins for slow samplers: equal results and equal generator states, over many seeds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+import torch_sink
+from image.cases import array_opener
+from image.check import run
+from torch_sink.image.lazy_image import LazyImage, lazy_image
+from torch_sink.image.samplers import augmentation_space, resized_crop_v1, resized_crop_v2
+
+SEEDS = range(10_000)
+SIZES = ((375, 500), (47, 61), (1, 23), (300, 7), (2, 2))
+SETTINGS = (
+    *[((0.08, 1.0), (3 / 4, 4 / 3))] * 10,
+    ((0.9, 1.0), (0.1, 0.2)),  # seldom fits: ten tries, then the fallback crop
+    ((0.5, 0.5), (1.0, 1.0)),
+    ((0.01, 4.0), (0.3, 5.0)),
+)
+
+
+def draws(function: Any, *args: Any) -> list[tuple[Any, torch.Tensor]]:
+    """A sampler's result for each seed, and the generator's state after it."""
+    found = []
+    for seed in SEEDS:
+        # Unlike `torch.manual_seed`, this does not also queue a call for every device.
+        torch.default_generator.manual_seed(seed)
+        arguments = [argument[seed % len(argument)] for argument in args]
+        found.append((function(*arguments), torch.get_rng_state()))
+    return found
+
+
+def assert_equal_draws(actual: list[tuple[Any, torch.Tensor]], expected: list[tuple[Any, torch.Tensor]]) -> None:
+    assert len({str(result) for result, _ in expected}) > len(SIZES)
+    for seed, ((result, state), (stock_result, stock_state)) in enumerate(zip(actual, expected, strict=True)):
+        assert result == stock_result, f"seed {seed}"
+        assert torch.equal(state, stock_state), f"seed {seed}"
+
+
+def test_resized_crop_v1() -> None:
+    stock = v1.RandomResizedCrop.get_params
+    stand_in = resized_crop_v1(stock).__func__
+    images = [torch.empty(3, height, width) for height, width in SIZES]
+    scales, ratios = zip(*SETTINGS, strict=True)
+    # 5 sizes and 13 settings have no common divisor, so every pair is drawn.
+    assert_equal_draws(draws(stand_in, images, scales, ratios), draws(stock, images, scales, ratios))
+
+
+def test_resized_crop_v2() -> None:
+    stock = v2.RandomResizedCrop.make_params
+    stand_in = resized_crop_v2(stock)
+    images = [[torch.empty(3, height, width)] for height, width in SIZES]
+    transforms = [v2.RandomResizedCrop(8, scale, ratio) for scale, ratio in SETTINGS]
+    assert_equal_draws(draws(stand_in, transforms, images), draws(stock, transforms, images))
+
+
+@pytest.mark.parametrize("kind", [v1.RandAugment, v1.AutoAugment, v1.TrivialAugmentWide])
+def test_augmentation_space(kind: type) -> None:
+    stock = kind._augmentation_space
+    stand_in = augmentation_space(stock)
+    transform = kind()
+    calls = [(31,)] if kind is v1.TrivialAugmentWide else [(10, (7, 9)), (31, (7, 9)), (10, (9, 7)), (10, (7, 9))]
+    state = torch.get_rng_state()
+    for call in calls:
+        expected, found = stock(transform, *call), stand_in(transform, *call)
+        assert list(found) == list(expected)
+        for name, (magnitudes, signed) in expected.items():
+            assert torch.equal(found[name][0], magnitudes)
+            assert found[name][1] == signed
+        found.clear()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_space_of_its_own_is_kept() -> None:
+    class OnlyInvert(v1.RandAugment):
+        def _augmentation_space(self, *args: Any) -> dict[str, Any]:
+            return {"Invert": (torch.tensor(0.0), False)}
+
+    image = array_opener(9, 8)()
+    expected = v1.PILToTensor()(OnlyInvert()(image))
+    with torch_sink.image_backend("device", device="cpu"):
+        assert torch.equal(v1.PILToTensor()(OnlyInvert()(image)).clone(), expected)
+
+
+FORWARDS = {
+    "plain": lambda: v2.Resize((7, 5)),
+    "random apply": lambda: v2.RandomHorizontalFlip(0.5),
+    "random apply of something": lambda: v2.RandomApply([v2.RandomVerticalFlip(0.5)], p=0.5),
+    "own choice of inputs": lambda: v2.ToDtype(torch.float32, scale=True),
+    "choice": lambda: v2.RandomChoice([v2.RandomHorizontalFlip(1.0), v2.RandomInvert(1.0), v2.Identity()]),
+    "order": lambda: v2.RandomOrder([v2.RandomHorizontalFlip(1.0), v2.RandomCrop(4), v2.RandomVerticalFlip(0.5)]),
+}
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_v2_forward_without_flattening(name: str) -> None:
+    transform = FORWARDS[name]()
+    openers = [array_opener(9, 8, seed) for seed in range(12)]
+    expected, stock_state = run(transform, openers, 5)
+    with torch_sink.image_backend("device", device="cpu"):
+        handles, state = run(lambda image: transform(lazy_image(image)), openers, 5)
+        assert torch.equal(state, stock_state)
+        assert all(isinstance(handle, LazyImage) for handle in handles)
+        assert [handle.tobytes() for handle in handles] == [image.tobytes() for image in expected]
+
+
+def test_v2_forward_checks_its_input() -> None:
+    class Refuses(v2.Transform):
+        def check_inputs(self, flat_inputs: list[Any]) -> None:
+            raise TypeError("not this one")
+
+    with (
+        torch_sink.image_backend("device", device="cpu"),
+        pytest.raises(TypeError, match="not this one"),
+    ):
+        Refuses()(lazy_image(array_opener(4, 4)()))

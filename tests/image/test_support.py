@@ -1,0 +1,181 @@
+"""The support table: complete, true, and without side effects."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torchvision import transforms
+from torchvision.transforms import v2
+
+import torch_sink
+from torch_sink.image import state, support
+from torch_sink.image.support import FALLBACK, NOT_TRIED, PASSES, RECORDED, REFUSED, SupportRow
+from torch_sink.image.support_samples import Sample, functional_samples, transform_samples
+
+ROOT = Path(__file__).resolve().parents[2]
+WAYS = {RECORDED, FALLBACK, PASSES, REFUSED}
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[str, SupportRow]:
+    return {row.name: row for row in torch_sink.support_table()}
+
+
+def test_every_transform_and_functional_is_tried(table: dict[str, SupportRow]) -> None:
+    unknown = [row.name for row in table.values() if NOT_TRIED in row]
+    assert not unknown, f"torch_sink/image/support_samples.py needs a call of {unknown}"
+    assert all({row.on_pillow, row.on_tensor} <= WAYS for row in table.values())
+    for label, module in (("v1", transforms), ("v2", v2)):
+        assert {f"{label}.{name}" for name in support.transform_names(module)} <= set(table)
+        classes = {name for name, kind in vars(module).items() if isinstance(kind, type) and callable(kind)}
+        assert classes - {row.removeprefix(f"{label}.") for row in table} <= {
+            "AutoAugmentPolicy", "InterpolationMode", "Transform",
+        }  # fmt: skip
+
+
+def test_the_table_is_complete_without_the_kernels_behind_the_functionals() -> None:
+    names = support.functional_names(v2.functional)
+    assert {"resize", "to_image", "to_pil_image", "clamp_bounding_boxes", "get_size", "hflip"} <= set(names)
+    assert not {"resize_image", "pad_mask", "crop_bounding_boxes", "flip_video", "register_kernel"} & set(names)
+
+
+def test_an_entry_that_nobody_knows_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(v2, "RandomNovelty", type("RandomNovelty", (v2.Transform,), {}), raising=False)
+    assert SupportRow("v2.RandomNovelty", NOT_TRIED, NOT_TRIED) in torch_sink.support_table()
+
+
+@pytest.mark.parametrize(
+    ("name", "on_pillow", "on_tensor"),
+    [
+        ("v1.RandomResizedCrop", RECORDED, None),
+        ("v1.RandAugment", RECORDED, None),
+        ("v2.ColorJitter", RECORDED, None),
+        ("v1.ToTensor", RECORDED, REFUSED),
+        ("v1.Normalize", REFUSED, RECORDED),
+        ("v2.ToDtype", PASSES, RECORDED),
+        ("v2.Identity", PASSES, PASSES),
+        ("v1.Lambda", FALLBACK, FALLBACK),
+        ("v2.LinearTransformation", REFUSED, FALLBACK),
+        ("v1.functional.hflip", RECORDED, RECORDED),
+        ("v1.functional.normalize", REFUSED, RECORDED),
+        ("v2.functional.get_size", PASSES, PASSES),
+        ("v2.functional.jpeg", FALLBACK, FALLBACK),
+        ("v2.functional.get_num_frames", REFUSED, REFUSED),
+    ],
+)
+def test_known_entries(table: dict[str, SupportRow], name: str, on_pillow: str, on_tensor: str | None) -> None:
+    assert table[name].on_pillow == on_pillow
+    assert on_tensor is None or table[name].on_tensor == on_tensor
+
+
+def test_arguments_that_run_differently_are_limits(table: dict[str, SupportRow]) -> None:
+    assert "float64: exact fallback on tensors" in table["v1.ConvertImageDtype"].limits
+    assert "a function that calls recorded functionals: kernel on all images" in table["v2.Lambda"].limits
+    assert table["v1.RandomHorizontalFlip"].limits == ""
+    # In place, the handle itself changes: that is a recorded call.
+    assert "inplace" not in table["v2.Normalize"].limits
+
+
+def _refused_by_stock(sample: Sample, call: object, family: str, number: int) -> bool:
+    image = support.sample_image(family, number)
+    torch.manual_seed(0)
+    random.seed(0)
+    try:
+        for _ in range(sample.draws):
+            call(*support.arranged(image, sample.form))  # type: ignore[operator]
+    except Exception:
+        return True
+    return False
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ["v1", "v2"])
+def test_only_what_stock_refuses_is_refused(family: str) -> None:
+    """An error of a recorded call must not look like an input that torchvision does not take."""
+    module = {"v1": transforms, "v2": v2}[family]
+    calls = [
+        (f"{name} {sample.label}", sample, support._construct(getattr(module, name), sample))
+        for name, samples in transform_samples(module).items()
+        if hasattr(module, name)
+        for sample in samples
+    ]
+    calls += [
+        (f"functional.{name} {sample.label}", sample, support._bind(getattr(module.functional, name), sample))
+        for name, samples in functional_samples(module.functional).items()
+        if hasattr(module.functional, name)
+        for sample in samples
+    ]
+    wrong = []
+    for label, sample, call in calls:
+        stock = [_refused_by_stock(sample, call, family, number) for number in range(3)]
+        with support._undisturbed(), torch_sink.image_backend("device", device="meta"):
+            ours = [way == REFUSED for way in support._try_sample(family, call, sample)]
+        if stock != ours:
+            wrong.append((label, stock, ours))
+    assert not wrong
+
+
+@pytest.mark.parametrize("active", [None, "cpu"])
+def test_the_table_disturbs_nothing(active: str | None) -> None:
+    image = Image.new("RGB", (8, 8))
+    before = transforms.functional.to_tensor
+    with torch_sink.image_backend("PIL") if active is None else torch_sink.image_backend("device", device=active):
+        counted = Counter(torch_sink.fallback_report().counts)
+        if active:
+            transforms.functional.gaussian_blur(image, [3, 3])
+            counted = Counter(torch_sink.fallback_report().counts)
+            assert counted
+        draws = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[union-attr, index]
+        name = torch_sink.get_image_backend()
+        torch_sink.support_table()
+        assert torch_sink.get_image_backend() == name
+        assert torch_sink.fallback_report().counts == counted
+        assert torch.equal(torch.get_rng_state(), draws[0])
+        assert random.getstate() == draws[1]
+        assert np.random.get_state()[1].tolist() == draws[2]  # type: ignore[union-attr, index]
+        if active:
+            batch = torch.utils.data.default_collate([transforms.functional.to_tensor(image)])
+            assert type(batch) is torch.Tensor, "the device of the active backend was not restored"
+    assert transforms.functional.to_tensor is before
+
+
+def test_the_table_works_where_fallbacks_are_forbidden() -> None:
+    with torch_sink.image_backend("device", device="cpu", strict=True):
+        rows = torch_sink.support_table()
+        assert any(row.on_pillow == FALLBACK for row in rows)
+        with pytest.raises(torch_sink.UnsupportedOperation):
+            transforms.functional.gaussian_blur(Image.new("RGB", (8, 8)), [3, 3])
+
+
+def test_the_committed_page_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    import update_docs
+
+    page = update_docs.SUPPORT.read_text()
+    if f"torchvision {update_docs.release()}," not in page:
+        pytest.skip(f"docs/support.md is about another release than torchvision {torchvision.__version__}")
+    assert page == update_docs.support_page(), "run python examples/update_docs.py"
+    monkeypatch.setattr(sys, "argv", ["update_docs.py", "--check"])
+    assert update_docs.main() == 0
+
+
+def test_the_table_keeps_what_workers_counted() -> None:
+    with torch_sink.image_backend("device", device="cpu"):
+        settings = state.active
+        assert settings is not None
+        folder = Path(settings.fallback_folder)
+        folder.mkdir(exist_ok=True)
+        (folder / "worker.json").write_text('[["blur", "no kernel", 2]]')
+        before = torch_sink.fallback_report().counts
+        assert before["blur", "no kernel"] == 2
+        torch_sink.support_table()
+        assert torch_sink.fallback_report().counts == before
+        assert state.active == settings

@@ -1,0 +1,124 @@
+"""Data workers: every start method gives stock's batches, and a worker of a device decodes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset
+from torchvision.datasets import ImageFolder
+
+import torch_sink
+from image.check import assert_same_bits
+from image.worker_data import WatchedCollate, count_decodes, jitter_transform, train_transform
+from torch_sink.image.batch import LazyBatch
+
+SAMPLES, EPOCHS = 10, 2
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    # From Python 3.12 on, starting a worker by fork warns when the process has threads.
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
+
+def some_images(folder: Path, transform: Any) -> Subset[Any]:
+    images = ImageFolder(str(folder), transform)
+    return Subset(images, range(0, len(images), max(len(images) // SAMPLES, 1))[:SAMPLES])
+
+
+def epochs_of(dataset: Any, **loader: Any) -> list[list[torch.Tensor]]:
+    """Batches of all epochs, seeded alike."""
+    torch.manual_seed(77)
+    batches = DataLoader(dataset, batch_size=4, shuffle=True, **loader)
+    return [list(batch) for _ in range(EPOCHS) for batch in batches]
+
+
+def assert_same_batches(actual: list[list[torch.Tensor]], expected: list[list[torch.Tensor]]) -> None:
+    assert len(actual) == len(expected) == EPOCHS * 3
+    for (images, targets), (stock_images, stock_targets) in zip(actual, expected, strict=True):
+        assert_same_bits(images, stock_images)
+        assert torch.equal(targets, stock_targets)
+
+
+# A worker that is not forked imports torch anew, which takes seconds: the fast suite has one of each kind.
+@pytest.mark.parametrize(
+    ("start_method", "workers"),
+    [
+        (None, 0),
+        ("fork", 1),
+        ("fork", 3),
+        ("forkserver", 1),
+        ("spawn", 3),
+        pytest.param("forkserver", 3, marks=pytest.mark.slow),
+        pytest.param("spawn", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_batches_equal_stock(photos: Path, start_method: str | None, workers: int) -> None:
+    dataset = some_images(photos, train_transform())
+    loader = {"num_workers": workers, "persistent_workers": workers > 0, "pin_memory": True}
+    # Draws depend on the number of workers, not on how they are started: the reference may take the fastest way.
+    expected = epochs_of(dataset, multiprocessing_context="fork" if workers else None, **loader)
+    with torch_sink.image_backend("device", device="cpu"):
+        made = epochs_of(dataset, multiprocessing_context=start_method, **loader)
+        report = torch_sink.fallback_report()
+    assert_same_batches(made, expected)
+    assert not report, str(report)
+
+
+def test_v2_batches_equal_stock_without_persistent_workers(photos: Path) -> None:
+    dataset = some_images(photos, jitter_transform())
+    expected = epochs_of(dataset, num_workers=2, multiprocessing_context="fork")
+    with torch_sink.image_backend("device", device="cpu"):
+        made = epochs_of(dataset, num_workers=2, multiprocessing_context="fork")
+    assert_same_batches(made, expected)
+
+
+def what_workers_did(folder: Path, dataset: Any, workers: int, start_method: str) -> list[dict[str, Any]]:
+    for _ in DataLoader(
+        dataset,
+        batch_size=2,
+        num_workers=workers,
+        multiprocessing_context=start_method,
+        worker_init_fn=count_decodes,
+        collate_fn=WatchedCollate(folder, start_method),
+    ):
+        pass
+    return [json.loads(file.read_text()) for file in sorted(folder.iterdir())]
+
+
+def jpegs(folder: Path) -> Subset[Any]:
+    """JPEG files only: what else there is has to be decoded at once."""
+    images = ImageFolder(str(folder), train_transform())
+    chosen = [at for at, (path, _) in enumerate(images.samples) if path.lower().endswith((".jpg", ".jpeg"))]
+    return Subset(images, chosen[:8])
+
+
+@pytest.mark.parametrize(("start_method", "workers"), [("fork", 2), ("spawn", 1)])
+def test_a_worker_of_a_device_decodes_nothing(
+    photos: Path, tmp_path: Path, start_method: str, workers: int
+) -> None:
+    with torch_sink.image_backend("device", device="meta"):
+        seen = what_workers_did(tmp_path, jpegs(photos), workers, start_method)
+    assert seen == [{"decodes": 0, "cuda": False, "kernels": False}] * workers
+
+
+def test_decodes_are_counted_where_the_cpu_executes(photos: Path, tmp_path: Path) -> None:
+    with torch_sink.image_backend("device", device="cpu"):
+        (seen,) = what_workers_did(tmp_path, jpegs(photos), 1, "fork")
+    assert seen["decodes"] >= 8
+    assert not seen["kernels"]
+
+
+def test_workers_that_already_run_keep_their_backend(photos: Path) -> None:
+    dataset = some_images(photos, train_transform())
+    loader = DataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True, multiprocessing_context="fork")
+    with torch_sink.image_backend("device", device="meta"):
+        assert isinstance(next(iter(loader))[0], LazyBatch)
+    assert isinstance(next(iter(loader))[0], LazyBatch)
+    fresh = DataLoader(dataset, batch_size=4, num_workers=1, multiprocessing_context="fork")
+    assert type(next(iter(fresh))[0]) is torch.Tensor

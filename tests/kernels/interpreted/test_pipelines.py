@@ -1,0 +1,75 @@
+"""Whole pipelines through the kernels: the same bits as stock torchvision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from image.cases import (
+    COLOUR,
+    CORE,
+    GRAY,
+    RESIZES,
+    encoded,
+    gray_images,
+    images_of_other_modes,
+    opener,
+    rgb_images,
+    some_rgb_images,
+)
+from image.check import assert_same_bits, check_pipeline
+from image.test_mixes import batches as mixed_batches
+
+import torch_sink
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", [*CORE, *COLOUR])
+def test_rgb(name: str) -> None:
+    check_pipeline({**CORE, **COLOUR}[name](), some_rgb_images(name, 3), seed=1)
+
+
+@pytest.mark.parametrize("name", RESIZES)
+def test_resize(name: str) -> None:
+    check_pipeline(RESIZES[name](), some_rgb_images(name, 2), seed=2)
+
+
+@pytest.mark.parametrize("name", GRAY)
+def test_gray(name: str) -> None:
+    check_pipeline(GRAY[name](), gray_images(), seed=3)
+
+
+@pytest.mark.parametrize("name", ["v1 imagenet train", "v2 imagenet eval"])
+def test_other_modes(name: str) -> None:
+    check_pipeline(CORE[name](), images_of_other_modes(), seed=4)
+
+
+def test_float_outputs_and_one_by_one() -> None:
+    check_pipeline(CORE["v1 imagenet train"](), rgb_images()[:4], seed=5, dtypes=FLOATS)
+
+
+def test_uint8_outputs_and_one_by_one() -> None:
+    check_pipeline(CORE["v2 uint8"](), rgb_images()[2:], seed=6, dtypes=[torch.uint8])
+
+
+def test_erased_outputs_and_one_by_one() -> None:
+    check_pipeline(COLOUR["erase"](), rgb_images()[:2], seed=7, dtypes=FLOATS)
+
+
+def test_gray_outputs_and_one_by_one() -> None:
+    check_pipeline(GRAY["train"](), gray_images(), seed=7, dtypes=[torch.bfloat16])
+
+
+@pytest.mark.parametrize("name", ["v1 imagenet train", "v2 tensor first", "jitter"])
+def test_photographs(name: str) -> None:
+    large = [opener(encoded(500, 375, 1, quality=90)), opener(encoded(333, 517, 2, quality=90))]
+    check_pipeline({**CORE, **COLOUR}[name](), large, seed=8)
+
+
+def test_mixes() -> None:
+    expected = mixed_batches(1)
+    with torch_sink.image_backend("device", device="cpu", strict=True):
+        made = mixed_batches(1)
+    for (images, labels), (stock_images, stock_labels) in zip(made, expected, strict=True):
+        assert_same_bits(images, stock_images)
+        assert torch.equal(labels, stock_labels)

@@ -1,0 +1,196 @@
+"""What the tests run on two processes: `torchrun --nproc-per-node 2 distributed_run.py CASES|CRASH DIRECTORY`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional
+
+from torch_sink.loop import CheckpointConfig, LambdaCallback, ModelCheckpoint, StepLoop
+from torch_sink.loop.amp import DynamicLossScaler
+
+STEPS = 8
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def wrap(model: nn.Module, kind: str) -> nn.Module:
+    if kind == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    fully_shard(model, mesh=distributed.device_mesh.init_device_mesh("cpu", (2,)))
+    return model
+
+
+def global_batches(steps: int = STEPS) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(8, 6, generator=generator), torch.arange(8) % 4) for _ in range(steps)]
+
+
+def own_part(batches: list[Any]) -> list[Any]:
+    half = slice(4 * distributed.get_rank(), 4 * distributed.get_rank() + 4)
+    return [tuple(tensor[half] for tensor in batch) for batch in batches]
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return torch.cat([parameter.detach().flatten() for parameter in whole])
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=1e-2)
+
+
+def train_plain(kind: str, accumulate: int) -> tuple[nn.Module, list[float]]:
+    """A plain distributed loop, as the PyTorch tutorials write it."""
+    model = wrap(make_model(), kind)
+    optimizer, losses = make_optimizer(model), []
+    for step, (inputs, targets) in enumerate(own_part(global_batches())):
+        last = (step + 1) % accumulate == 0
+        if step % accumulate == 0:
+            optimizer.zero_grad()
+        if kind == "fsdp":
+            model.set_requires_gradient_sync(last)
+        with nullcontext() if last or kind == "fsdp" else model.no_sync():
+            loss = functional.cross_entropy(model(inputs), targets)
+            (loss / accumulate).backward()
+        mean = loss.detach().clone() / 2
+        distributed.all_reduce(mean)
+        losses.append(mean.item())
+        if last:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    return model, losses
+
+
+def compare(kind: str, accumulate: int) -> dict[str, float]:
+    model = wrap(make_model(), kind)
+    loop = StepLoop(
+        model, functional.cross_entropy, make_optimizer(model), sink_size=3, accumulate=accumulate, clip_grad_norm=1.0
+    )
+    history = loop.run(own_part(global_batches()))
+    plain, losses = train_plain(kind, accumulate)
+    single = make_model()
+    optimizer = make_optimizer(single)
+    for step, (inputs, targets) in enumerate(global_batches()):
+        if step % accumulate == 0:
+            optimizer.zero_grad()
+        (functional.cross_entropy(single(inputs), targets) / accumulate).backward()
+        if (step + 1) % accumulate == 0:
+            nn.utils.clip_grad_norm_(single.parameters(), 1.0)
+            optimizer.step()
+    return {
+        "parameters": (flat(model) - flat(plain)).abs().max().item(),
+        "single": (flat(model) - flat(single)).abs().max().item(),
+        "losses": (history.losses - torch.tensor(losses)).abs().max().item(),
+        "syncs": history.host_syncs,
+    }
+
+
+def overflow_on_one_rank(kind: str) -> dict[str, Any]:
+    """An infinity in rank 1's data at steps 0 and 4: both ranks must skip, and agree."""
+    batches = own_part(global_batches())
+    if distributed.get_rank() == 1:
+        for step in (0, 4):
+            batches[step][0].fill_(math.inf)
+    model = wrap(make_model(), kind)
+    scaler = DynamicLossScaler(16.0, 2, 100)
+    history = StepLoop(model, functional.cross_entropy, make_optimizer(model), loss_scaler=scaler).run(batches)
+    mine = flat(model).sum().reshape(1)
+    others = [torch.zeros(1) for _ in range(2)]
+    distributed.all_gather(others, mine)
+    return {
+        "overflows": history.overflows.nonzero().flatten().tolist(),
+        "finite": bool(flat(model).isfinite().all()),
+        "equal": others[0].item() == others[1].item(),
+        "scale": scaler.scale_value.item(),
+    }
+
+
+def signal_on_one_rank() -> dict[str, Any]:
+    model = wrap(make_model(), "ddp")
+    loop = StepLoop(model, functional.cross_entropy, make_optimizer(model), sink_size=2)
+
+    def interrupt(context: Any) -> None:
+        if distributed.get_rank() == 1 and loop.step_count == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    history = loop.run(own_part(global_batches()), callbacks=[LambdaCallback(on_train_step_begin=interrupt)])
+    return {"steps": history.steps, "stopped_by": history.stopped_by}
+
+
+def resume(kind: str, directory: Path) -> dict[str, Any]:
+    whole = wrap(make_model(), kind)
+    expected = StepLoop(whole, functional.cross_entropy, make_optimizer(whole), accumulate=2)
+    expected_history = expected.run(own_part(global_batches()), epochs=2)
+    part = wrap(make_model(), kind)
+    batches = own_part(global_batches())
+    loop = StepLoop(part, functional.cross_entropy, make_optimizer(part), accumulate=2)
+    loop.run(batches, epochs=2, max_steps=6)
+    path = loop.save(directory / kind, batches)
+    again = wrap(make_model(), kind)
+    restored = StepLoop(again, functional.cross_entropy, make_optimizer(again), accumulate=2)
+    step = restored.resume(directory / kind, batches)
+    history = restored.run(batches, epochs=2)
+    return {
+        "step": step,
+        "name": path.name,
+        "losses": torch.equal(history.losses, expected_history.losses[6:]),
+        "parameters": torch.equal(flat(again), flat(whole)),
+    }
+
+
+def cases(directory: Path) -> None:
+    results: dict[str, Any] = {}
+    for kind in ("ddp", "fsdp"):
+        for accumulate in (1, 2):
+            results[f"{kind} {accumulate}"] = compare(kind, accumulate)
+        results[f"{kind} overflow"] = overflow_on_one_rank(kind)
+        results[f"{kind} resume"] = resume(kind, directory)
+    results["signal"] = signal_on_one_rank()
+    (directory / f"rank-{distributed.get_rank()}.json").write_text(json.dumps(results))
+
+
+def crash(directory: Path) -> None:
+    """Rank 1 dies at step 5 of its first life."""
+    model = wrap(make_model(), "ddp")
+    batches = own_part(global_batches())
+    loop = StepLoop(model, functional.cross_entropy, make_optimizer(model), sink_size=2)
+    resumed = loop.resume(directory / "checkpoints", batches)
+
+    def die(context: Any) -> None:
+        if distributed.get_rank() == 1 and loop.step_count == 4 and not resumed:
+            raise RuntimeError("rank 1 was told to die")
+
+    config = CheckpointConfig(save_checkpoint_steps=2)
+    callbacks = [
+        ModelCheckpoint(directory=directory / "checkpoints", config=config),
+        LambdaCallback(on_train_step_begin=die),
+    ]
+    loop.run(batches, callbacks=callbacks)
+    result = {"resumed": resumed, "parameters": flat(model).tolist(), "steps": loop.step_count}
+    (directory / f"crash-{distributed.get_rank()}.json").write_text(json.dumps(result))
+
+
+def main() -> None:
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=30))
+    {"CASES": cases, "CRASH": crash}[sys.argv[1]](Path(sys.argv[2]))
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Mode "compile": the rule of float64, odd shapes, and what happens without a compiler.
+
+Few models and small ones: each costs tens of seconds to compile on two cores. They share one cache.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from torch_sink.loop import JitConfig, StepLoop, build
+
+from .reference import make_batches, make_model, plain_loop
+
+# torch 2.11 warns about itself when its compiler is imported.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+COMPILED = {"mode": "compile", "sink_size": 7}
+OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], float]] = {
+    "SGD": (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), 1e-8),
+    "RMSprop": (lambda p: torch.optim.RMSprop(p, lr=1e-3), 1e-8),
+    "AdamW": (lambda p: torch.optim.AdamW(p, lr=1e-3), 1e-3),
+}
+
+
+def distance(first: torch.nn.Module, second: torch.nn.Module) -> float:
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    return max((a.double() - b.double()).abs().max().item() for a, b in pairs)
+
+
+def train(
+    name: str, dtype: torch.dtype, *, compiled: bool, **options: Any
+) -> tuple[torch.nn.Module, torch.Tensor, StepLoop | None]:
+    model = make_model(dtype=dtype)
+    optimizer = OPTIMIZERS[name][0](model.parameters())
+    batches = make_batches(20, dtype=torch.float64)
+    batches = [(inputs.to(dtype), targets) for inputs, targets in batches]
+    torch.manual_seed(5)
+    if not compiled:
+        return model, plain_loop(model, functional.cross_entropy, optimizer, batches)[0], None
+    loop = StepLoop(model, functional.cross_entropy, optimizer, **COMPILED, **options)
+    return model, loop.run(batches).losses, loop
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_compiled_equals_plain_in_float64(name: str) -> None:
+    """Dropout included: compiled code draws what eager code draws."""
+    ours, our_losses, loop = train(name, torch.float64, compiled=True)
+    plain, plain_losses, _ = train(name, torch.float64, compiled=False)
+    assert "mode: compile" in loop.explain()
+    assert distance(ours, plain) <= OPTIMIZERS[name][1]
+    torch.testing.assert_close(our_losses, plain_losses, rtol=1e-5, atol=1e-6)
+
+
+def test_compiled_is_as_near_to_float64_as_eager() -> None:
+    exact, _, _ = train("SGD", torch.float64, compiled=False)
+    plain, plain_losses, _ = train("SGD", torch.float32, compiled=False)
+    ours, our_losses, _ = train("SGD", torch.float32, compiled=True)
+    assert our_losses[0].item() == pytest.approx(plain_losses[0].item(), rel=1e-5)
+    assert distance(ours, exact) <= 4 * distance(plain, exact) + 1e-6
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_compiled_at_a_low_precision(level: str) -> None:
+    """A short batch at the end runs uncompiled, and no recompilation happens."""
+    torch._dynamo.utils.counters.clear()
+    model, plain = make_model(dropout=0.0), make_model(dropout=0.0)
+    batches = [*make_batches(5), *make_batches(1, size=3)]
+    loop = StepLoop(
+        model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.05), amp=level, **COMPILED
+    )
+    losses = loop.run(batches, epochs=2).losses
+    eager = StepLoop(plain, functional.cross_entropy, torch.optim.SGD(plain.parameters(), lr=0.05), amp=level)
+    torch.testing.assert_close(losses, eager.run(batches, epochs=2).losses, rtol=0.05, atol=0.05)
+    assert "another shape than the first ran uncompiled (2 times)" in loop.explain()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def make_loop(model: torch.nn.Module | None = None, **options: Any) -> StepLoop:
+    model = model if model is not None else make_model()
+    return StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.05), **options)
+
+
+def test_without_a_compiler_steps_are_eager() -> None:
+    loop = make_loop(mode="compile")
+    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        loop.run(make_batches(2))
+    assert "mode: eager (asked for 'compile'" in loop.explain()
+    assert "no working C++ compiler" in loop.explain()
+
+
+def test_a_failing_compilation_falls_back_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BatchNorm's statistics and dropout's draws are those of an eager run."""
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise torch._dynamo.exc.BackendCompilerFailed(fail, RuntimeError("broken backend"))
+
+    compile_fx = importlib.import_module("torch._inductor.compile_fx")
+    monkeypatch.setattr(compile_fx, "compile_fx", fail)
+    batches = make_batches(4)
+    torch.manual_seed(5)
+    loop = make_loop(mode="compile")
+    losses = loop.run(batches).losses
+    torch.manual_seed(5)
+    eager = make_loop(mode="eager")
+    assert torch.equal(losses, eager.run(batches).losses)
+    assert torch.equal(loop.model[1].running_mean, eager.model[1].running_mean)
+    assert "compiling failed" in loop.explain()
+
+
+def test_graph_without_cuda_means_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "compiler_problem", lambda: "none is wanted here")
+    loop = make_loop(mode="graph")
+    loop.run(make_batches(1))
+    assert "'graph' needs CUDA and the model is on cpu: it means 'compile' here" in loop.explain()
+    assert "mode: eager" in loop.explain()
+
+
+def test_a_compiled_model_is_not_compiled_again() -> None:
+    model = make_model()
+    loop = make_loop(torch.compile(model, backend="eager"), mode="compile", ema=0.5)
+    loop.run(make_batches(2))
+    assert "compiled already" in loop.explain()
+    assert type(loop.ema_model()) is type(model)
+
+
+def test_level_o0_does_not_compile() -> None:
+    loop = make_loop(mode="compile", jit_config=JitConfig(jit_level="O0"))
+    loop.run(make_batches(1))
+    assert "mode: eager" in loop.explain()

@@ -1,0 +1,174 @@
+"""no_host_sync finds what would wait on a device, names the line, and its documented blind spots are blind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torch_sink.errors import HostSyncError
+from torch_sink.loop import LambdaCallback, StepLoop, no_host_sync
+from torch_sink.loop.host_sync import host_sync_allowed
+
+from .reference import make_batches, make_model
+
+X = torch.tensor([3.0, 1.0, 2.0, 1.0])
+INDEX = torch.tensor(1)
+
+
+def backward_with_item() -> None:
+    class Custom(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, value: Tensor) -> Tensor:
+            return value * 2
+
+        @staticmethod
+        def backward(context: Any, gradient: Tensor) -> Tensor:
+            return gradient * gradient.sum().item()
+
+    Custom.apply(X.clone().requires_grad_()).sum().backward()
+
+
+def hook_with_float() -> None:
+    value = X.clone().requires_grad_()
+    value.register_hook(lambda gradient: gradient * float(gradient[0]))
+    value.sum().backward()
+
+
+def clip_that_checks() -> None:
+    parameter = nn.Parameter(X.clone())
+    parameter.grad = X.clone()
+    nn.utils.clip_grad_norm_([parameter], 1.0, error_if_nonfinite=True)
+
+
+WAITS: dict[str, Callable[[], Any]] = {
+    "item": lambda: X[0].item(),
+    "float": lambda: float(X[0]),
+    "bool": lambda: bool(X[0] > 1),
+    "int index": lambda: X[INDEX : INDEX + 1],
+    "python list index": lambda: [1, 2][INDEX],
+    "mask index": lambda: X[X > 1],
+    "mask write": lambda: X.clone().__setitem__(X > 1, torch.zeros(2)),
+    "nonzero": lambda: X.nonzero(),
+    "where": lambda: torch.where(X > 1),
+    "masked_select": lambda: X.masked_select(X > 1),
+    "unique": lambda: X.unique(),
+    "unique_consecutive": lambda: X.unique_consecutive(),
+    "bincount": lambda: torch.tensor([1, 2]).bincount(),
+    "one_hot": lambda: functional.one_hot(torch.tensor([0, 2])),
+    "repeat_interleave": lambda: X.repeat_interleave(torch.tensor([1, 2, 1, 1])),
+    "equal": lambda: torch.equal(X, X),
+    "allclose": lambda: torch.allclose(X, X),
+    "tolist": lambda: X.tolist(),
+    "numpy": lambda: X.numpy(),
+    "asarray": lambda: np.asarray(X),
+    "cpu": lambda: X.cpu(),
+    "print": lambda: repr(X),
+    "format": lambda: f"{X[0]:.2f}",
+    "batch norm without momentum": lambda: nn.BatchNorm1d(1, momentum=None)(X[:, None]),
+    "clip that checks": clip_that_checks,
+    "custom backward": backward_with_item,
+    "tensor hook": hook_with_float,
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_a_wait_is_found_and_its_line_named(name: str) -> None:
+    with (
+        pytest.raises(HostSyncError, match=rf"{Path(__file__).name}:\d+: .*keep the value on the device"),
+        no_host_sync(),
+    ):
+        WAITS[name]()
+    WAITS[name]()
+
+
+FREE: dict[str, Callable[[], Any]] = {
+    "arithmetic": lambda: (X * 2 + 1).softmax(0),
+    "tensor index": lambda: X[torch.tensor([0, 1])],
+    "index_select": lambda: X.index_select(0, INDEX[None]),
+    "masked_fill": lambda: X.masked_fill(X > 1, 0.0),
+    "mask write of one value": lambda: X.clone().__setitem__(X > 1, 0.0),
+    "where of three": lambda: torch.where(X > 1, X, 0.0),
+    "cross entropy": lambda: functional.cross_entropy(X[None], torch.tensor([2])),
+    "repeat with size": lambda: X.repeat_interleave(torch.tensor([1, 2, 1, 1]), output_size=5),
+    "clip": lambda: nn.utils.clip_grad_norm_([nn.Parameter(X.clone())], 1.0),
+    "shape": lambda: (X.shape, X.numel(), X.device, len(X)),
+}
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_what_stays_on_the_device_is_no_wait(name: str) -> None:
+    with no_host_sync():
+        FREE[name]()
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adagrad])
+def test_counters_of_optimizers_on_the_cpu_are_exempt(optimizer: Any) -> None:
+    parameter = nn.Parameter(X.clone())
+    parameter.grad = X.clone()
+    instance = optimizer([parameter])
+    with no_host_sync():
+        instance.step()
+        instance.step()
+
+
+def test_what_the_detector_does_not_see() -> None:
+    """Other threads: the docstring says so."""
+    with no_host_sync():
+        thread = threading.Thread(target=lambda: X[0].item())
+        thread.start()
+        thread.join()
+    assert "other threads" in no_host_sync.__doc__
+
+
+def test_allowed_regions() -> None:
+    with no_host_sync():
+        with host_sync_allowed():
+            X.tolist()
+        with pytest.raises(HostSyncError):
+            X.tolist()
+
+
+class Syncing(nn.Module):
+    """A user's model that looks at its activations on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make_model()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = self.inner(inputs)
+        self.largest = outputs.max().item()
+        return outputs
+
+
+def make_loop(model: nn.Module) -> StepLoop:
+    return StepLoop(model, functional.cross_entropy, torch.optim.AdamW(model.parameters()), sink_size=3, ema=0.9)
+
+
+def test_a_run_is_free_of_waits_inside_its_sinks() -> None:
+    seen = []
+    with no_host_sync():
+        note = LambdaCallback(on_train_step_end=lambda c: seen.append(float(c.original_args().losses[-1])))
+        make_loop(make_model()).run(make_batches(7), callbacks=[note])
+    assert len(seen) == 3
+
+
+def test_a_model_that_waits_is_named() -> None:
+    lines = Path(__file__).read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if "self.largest =" in text)
+    loop = make_loop(Syncing())
+    loop.run(make_batches(2))
+    assert f"{Path(__file__).name}:{line}" in loop.explain()
+    with pytest.raises(HostSyncError, match=rf"{Path(__file__).name}:{line}:"), no_host_sync():
+        loop.run(make_batches(2))
+    clean = make_loop(make_model())
+    clean.run(make_batches(2))
+    assert "wait" not in clean.explain()

@@ -1,0 +1,280 @@
+"""The MindSpore-style face: Model and data_sink."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torch_sink.loop import Callback, JitConfig, LossMonitor, Model, TimeMonitor, data_sink, jit, no_host_sync
+from torch_sink.sink import SinkLoader
+
+from .reference import assert_equal_training, make_batches, make_model, plain_loop
+from .test_callbacks import Recorder
+
+
+def make(metrics: Any = None, **options: Any) -> Model:
+    network = make_model()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    torch.manual_seed(5)
+    return Model(network, functional.cross_entropy, optimizer, metrics, **options)
+
+
+def test_train_equals_the_plain_loop_across_epochs_of_any_length() -> None:
+    """7 batches, 3 epochs of 5 steps: the traversal continues from epoch to epoch."""
+    batches = make_batches(7)
+    model = make()
+    recorder = Recorder()
+    history = model.train(4, batches, recorder, sink_size=5, initial_epoch=1)
+    assert history.steps == 15
+    network = make_model()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    torch.manual_seed(5)
+    losses, _ = plain_loop(network, functional.cross_entropy, optimizer, (batches * 3)[:15])
+    assert torch.equal(history.losses, losses)
+    assert_equal_training((model.train_network, model.loop.optimizer), (network, optimizer))
+    assert recorder.events == [
+        ("train_begin", 0),
+        *[
+            event
+            for step in (0, 5, 10)
+            for event in (
+                ("train_epoch_begin", step),
+                ("train_step_begin", step + 5),
+                ("train_step_end", step + 5),
+                ("train_epoch_end", step + 5),
+            )
+        ],
+        ("train_end", 15),
+    ]
+
+
+def test_sink_mode_off_returns_after_every_step() -> None:
+    recorder = Recorder()
+    history = make().train(1, make_batches(3), recorder, dataset_sink_mode=False, sink_size=99)
+    assert [event for event in recorder.events if "step" in event[0]] == [
+        (name, step) for step in (1, 2, 3) for name in ("train_step_begin", "train_step_end")
+    ]
+    assert history.host_syncs == 3
+
+
+def test_epoch_numbers_start_after_initial_epoch() -> None:
+    seen = []
+
+    class Note(Callback):
+        def on_train_epoch_end(self, run_context: Any) -> None:
+            arguments = run_context.original_args()
+            seen.append((arguments.cur_epoch_num, arguments.epoch_num, arguments.batch_num))
+
+    make().train(5, make_batches(2), Note(), initial_epoch=3)
+    assert seen == [(4, 2, 2), (5, 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"epoch": -1}, ValueError, "epoch=-1"),
+        ({"epoch": 1.0}, TypeError, "epoch=1.0"),
+        ({"epoch": 2, "initial_epoch": 2}, ValueError, "initial_epoch=2 is not below epoch=2"),
+        ({"epoch": 2, "sink_size": 0}, ValueError, "sink_size=0"),
+        ({"epoch": 2, "sink_size": -2}, ValueError, "sink_size=-2"),
+        ({"epoch": 2, "sink_size": "3"}, TypeError, "sink_size='3'"),
+        ({"epoch": 2, "dataset_sink_mode": 1}, TypeError, "dataset_sink_mode=1"),
+        ({"epoch": 2, "callbacks": [3]}, TypeError, "callbacks holds a int"),
+    ],
+)
+def test_train_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make().train(train_dataset=make_batches(2), **options)
+
+
+def test_model_arguments() -> None:
+    with pytest.raises(TypeError, match="network is a int"):
+        Model(3)
+    with pytest.raises(ValueError, match="amp_level='O2' needs an optimizer"):
+        Model(make_model(), amp_level="O2")
+    with pytest.raises(ValueError, match="no optimizer"):
+        Model(make_model(), functional.cross_entropy).train(1, make_batches(1))
+    with pytest.raises(ValueError, match="eval needs metrics"):
+        make().eval(make_batches(1))
+    with pytest.raises(ValueError, match="needs metrics"):
+        make().fit(1, make_batches(1), make_batches(1))
+    with pytest.raises(ValueError, match="unknown metric 'speed'"):
+        make({"speed"})
+    with pytest.raises(TypeError, match=r"metric 'mine' \(object\) has no reset, update, compute"):
+        make({"mine": object()})
+    with pytest.raises(ValueError, match="made with sink_size=2"):
+        make().train(1, SinkLoader(make_batches(4), sink_size=2), sink_size=3)
+
+
+def test_network_that_returns_the_loss() -> None:
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make_model()
+
+        def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+            return functional.cross_entropy(self.inner(inputs), targets)
+
+    network = WithLoss()
+    history = Model(network, None, torch.optim.SGD(network.parameters(), lr=0.1)).train(1, make_batches(3))
+    assert history.losses.shape == (3,)
+
+
+def evaluate_by_hand(network: nn.Module, batches: list[Any]) -> dict[str, float]:
+    network.eval()
+    outputs = torch.cat([network(inputs) for inputs, _ in batches])
+    targets = torch.cat([targets for _, targets in batches])
+    network.train()
+    ranks = outputs.argsort(dim=1, descending=True)
+    return {
+        "accuracy": (ranks[:, 0] == targets).double().mean().item(),
+        "top5": (ranks[:, :5] == targets[:, None]).any(1).double().mean().item(),
+        "loss": functional.cross_entropy(outputs, targets).item(),
+    }
+
+
+@torch.no_grad()
+def test_eval_equals_the_metrics_by_hand() -> None:
+    model = make({"accuracy", "top5"})
+    batches = [*make_batches(3), *make_batches(1, size=3)]
+    with no_host_sync():
+        results = model.eval(batches)
+    expected = evaluate_by_hand(model.train_network, batches)
+    assert results == pytest.approx(expected, abs=1e-6)
+    assert all(isinstance(value, float) for value in results.values())
+    assert model.train_network.training, "the mode is put back"
+    assert model.eval(batches) == results, "nothing is left from the pass before"
+
+
+def test_eval_events() -> None:
+    for sink_mode, steps in ((True, [3]), (False, [1, 2, 3])):
+        recorder = Recorder()
+        make({"accuracy"}).eval(make_batches(3), recorder, dataset_sink_mode=sink_mode)
+        assert recorder.events == [
+            ("eval_begin", 0),
+            ("eval_epoch_begin", 0),
+            *[(name, step) for step in steps for name in ("eval_step_begin", "eval_step_end")],
+            ("eval_epoch_end", 3),
+            ("eval_end", 3),
+        ]
+
+
+def test_metrics_of_ones_own_and_eval_network() -> None:
+    class Largest:
+        def reset(self) -> None:
+            self.value = torch.tensor(-1.0)
+
+        def update(self, output: Tensor, *labels: Tensor) -> None:
+            self.value = torch.maximum(self.value, output.max())
+
+        def compute(self) -> Tensor:
+            return self.value
+
+    class EvalNetwork(nn.Module):
+        def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return torch.tensor(2.5), inputs.flatten(1), targets
+
+    batches = make_batches(2)
+    results = make({"largest": Largest()}, eval_network=EvalNetwork()).eval(batches)
+    assert results == {"largest": max(inputs.max().item() for inputs, _ in batches), "loss": 2.5}
+
+
+@pytest.mark.parametrize(("frequency", "evaluated"), [(1, [1, 2, 3, 4]), (2, [2, 4]), ([1, 4], [1, 4])])
+def test_fit_evaluates_at_the_frequency(
+    frequency: Any, evaluated: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+
+    class Note(Callback):
+        def on_train_epoch_end(self, run_context: Any) -> None:
+            arguments = run_context.original_args()
+            if arguments.eval_results:
+                seen.append(arguments.cur_epoch_num)
+                assert set(arguments.eval_results) == {"accuracy", "eval_loss"}
+
+    model = make({"accuracy"})
+    model.fit(4, make_batches(2), make_batches(2), frequency, [Note(), LossMonitor(), TimeMonitor()])
+    assert seen == evaluated
+    printed = capsys.readouterr().out
+    assert printed.count("Eval result: epoch") == len(evaluated)
+
+
+def test_fit_sends_eval_events_to_custom_callbacks_and_refuses_the_old_names() -> None:
+    class Custom(Recorder):
+        pass
+
+    recorder = Custom()
+    make({"accuracy"}).fit(1, make_batches(2), make_batches(3), callbacks=[recorder])
+    names = [name for name, _ in recorder.events]
+    assert names.index("eval_begin") < names.index("train_epoch_end")
+    assert names.count("eval_end") == 1
+
+    class Old(Callback):
+        def epoch_end(self, run_context: Any) -> None: ...
+
+    with pytest.raises(ValueError, match=r"Old overrides epoch_end.*on_train_epoch_end"):
+        make({"accuracy"}).fit(1, make_batches(2), make_batches(2), callbacks=[Old()])
+
+
+def test_fit_does_not_change_training() -> None:
+    trained = []
+    for valid in (None, make_batches(2)):
+        model = make({"accuracy"})
+        model.fit(2, make_batches(3), valid)
+        trained.append(model)
+    first, second = ((model.train_network, model.loop.optimizer) for model in trained)
+    assert_equal_training(first, second)
+
+
+@torch.no_grad()
+def test_predict() -> None:
+    model = make()
+    inputs = make_batches(1)[0][0]
+    outputs = model.predict(inputs)
+    assert torch.equal(outputs, model.train_network.eval()(inputs))
+    assert not outputs.requires_grad
+    low = make(amp_level="O2").predict(inputs)
+    assert low.dtype == torch.float32
+    assert not torch.equal(low, outputs)
+
+
+def test_data_sink_continues_the_traversal() -> None:
+    batches = [(torch.tensor(float(number)), torch.tensor(1.0)) for number in range(4)]
+    step = data_sink(lambda a, b: a + b, batches, sink_size=3)
+    assert [step().item() for _ in range(4)] == [3.0, 2.0, 1.0, 4.0]
+    step.close()
+    step.close()
+    named = data_sink(lambda x: x, [{"x": torch.tensor(7.0)}])
+    assert named().item() == 7.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((3, []), TypeError, "fn is a int"),
+        ((print, [], 0), ValueError, "sink_size=0"),
+        ((print, [], -1), ValueError, "sink_size=-1"),
+        ((print, [], 1.5), TypeError, "sink_size=1.5"),
+        ((print, [], 1, "O1"), TypeError, "JitConfig"),
+    ],
+)
+def test_data_sink_arguments(arguments: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        data_sink(*arguments)
+
+
+def test_jit_level_o0_leaves_the_function_alone() -> None:
+    def function(x: int) -> int:
+        return x + 1
+
+    assert jit(function, jit_level="O0") is function
+    assert jit(jit_level="O0")(function) is function
+    with pytest.raises(ValueError, match="jit_level='O7'"):
+        jit(function, jit_level="O7")
+    with pytest.raises(TypeError, match="jit got int"):
+        jit(3)
+    assert make(jit_config=JitConfig(jit_level="O0")).train(1, make_batches(1)).steps == 1

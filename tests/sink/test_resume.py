@@ -1,0 +1,328 @@
+"""A resumed run equals the uninterrupted one, random augmentation included."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
+
+from torch_sink.sink import SinkLoader
+
+BATCHES_PER_PASS = 6
+TOTAL = 20
+
+
+class Augmented(Dataset):
+    """Draws a data-dependent number of values from the global generators; notes which samples were loaded."""
+
+    def __init__(self, log: Path | None = None) -> None:
+        self.log = log
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if self.log is not None:
+            with self.log.open("a") as file:
+                file.write(f"{index}\n")
+        count = int(torch.randint(1, 5, ()))
+        return torch.rand(count).sum() + random.random() + numpy.random.rand() + random.gauss(0, 1), index
+
+
+def make(num_workers: int, *, log: Path | None = None, seeded: bool = True, **options: object) -> SinkLoader:
+    torch.manual_seed(1)
+    numpy.random.seed(1)
+    random.seed(1)
+    generator = torch.Generator().manual_seed(3) if seeded else None
+    sink_size = options.pop("sink_size", -1)
+    source = DataLoader(
+        Augmented(log), batch_size=4, shuffle=True, num_workers=num_workers, generator=generator, **options
+    )
+    return SinkLoader(source, sink_size=sink_size)
+
+
+def consume(loader: SinkLoader, count: int) -> list[list[torch.Tensor]]:
+    """The next `count` batches, however many epochs they take."""
+    batches: list[list[torch.Tensor]] = []
+    while len(batches) < count:
+        for batch in loader:
+            batches.append(batch)
+            if len(batches) == count:
+                break
+    return batches
+
+
+def through_a_file(state: dict) -> dict:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def check_resume(position: int, num_workers: int, **options: object) -> None:
+    with make(num_workers, **options) as loader:
+        consume(loader, position)
+        state = through_a_file(loader.state_dict())
+        expected = consume(loader, TOTAL - position)
+    with make(num_workers, **options) as loader:
+        loader.load_state_dict(state)
+        torch.rand(3)  # what a script draws between loading and training must not matter
+        actual = consume(loader, TOTAL - position)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("position", [0, 1, 3, BATCHES_PER_PASS, 7, 2 * BATCHES_PER_PASS, 17])
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+def test_two_workers(position: int, persistent: bool) -> None:
+    check_resume(position, 2, persistent_workers=persistent)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+@pytest.mark.parametrize("position", [1, 5, 8])
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+def test_three_workers(position: int, persistent: bool) -> None:
+    check_resume(position, 3, persistent_workers=persistent)
+
+
+@pytest.mark.parametrize("position", [0, 1, 5, 6, 9])
+def test_no_workers(position: int) -> None:
+    check_resume(position, 0)
+
+
+@pytest.mark.parametrize("position", [1, 9])
+def test_no_workers_and_no_seeded_generator(position: int) -> None:
+    check_resume(position, 0, seeded=False)
+
+
+@pytest.mark.parametrize("position", [3, 4, 5, 10])
+def test_epochs_that_cross_passes(position: int) -> None:
+    check_resume(position, 2, sink_size=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+def test_other_start_methods(context: str, persistent: bool) -> None:
+    check_resume(9, 2, multiprocessing_context=context, persistent_workers=persistent)
+
+
+def test_spawned_workers() -> None:
+    check_resume(9, 2, multiprocessing_context="spawn", persistent_workers=True)
+
+
+def test_epoch_goes_on_where_it_was() -> None:
+    with make(2) as loader:
+        consume(loader, 4)
+        state = loader.state_dict()
+    with make(2) as loader:
+        loader.load_state_dict(state)
+        assert len(list(loader)) == BATCHES_PER_PASS - 4
+        assert len(list(loader)) == BATCHES_PER_PASS
+
+
+def test_state_of_a_state() -> None:
+    """Loading and saving at once gives the same state, so a run that is stopped early loses nothing."""
+    with make(2) as loader:
+        consume(loader, 4)
+        state = loader.state_dict()
+    with make(2) as loader:
+        loader.load_state_dict(state)
+        again = loader.state_dict()
+        torch.testing.assert_close(again, state, rtol=0, atol=0)
+
+
+def test_loading_into_a_loader_in_use() -> None:
+    with make(2, persistent_workers=True) as loader:
+        consume(loader, 3)
+        state = loader.state_dict()
+        expected = consume(loader, 9)
+        loader.load_state_dict(state)
+        torch.testing.assert_close(consume(loader, 9), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_skipped_samples_are_not_loaded(num_workers: int, tmp_path: Path) -> None:
+    with make(num_workers) as loader:
+        seen = {int(i) for batch in consume(loader, 4) for i in batch[1]}
+        state = loader.state_dict()
+    log = tmp_path / "loaded"
+    with make(num_workers, log=log) as loader:
+        loader.load_state_dict(state)
+        rest = [int(i) for batch in loader for i in batch[1]]
+    loaded = [int(line) for line in log.read_text().split()]
+    assert sorted(set(rest)) == sorted(set(range(23)) - seen)
+    assert seen.isdisjoint(loaded[: len(rest)])
+
+
+def test_replacement_sampler_that_draws_in_the_middle_of_a_pass() -> None:
+    def fresh() -> SinkLoader:
+        generator = torch.Generator().manual_seed(7)
+        sampler = RandomSampler(range(23), replacement=True, num_samples=200, generator=generator)
+        loader_generator = torch.Generator().manual_seed(8)
+        source = DataLoader(Augmented(), batch_size=4, sampler=sampler, num_workers=2, generator=loader_generator)
+        return SinkLoader(source)
+
+    with fresh() as loader:
+        consume(loader, 20)
+        state = loader.state_dict()
+        expected = consume(loader, 40)
+    with fresh() as loader:
+        loader.load_state_dict(state)
+        torch.testing.assert_close(consume(loader, 40), expected, rtol=0, atol=0)
+
+
+def test_distributed_sampler_goes_on_with_its_epoch() -> None:
+    def fresh() -> SinkLoader:
+        sampler = DistributedSampler(range(23), num_replicas=2, rank=1, shuffle=True, seed=5)
+        return SinkLoader(DataLoader(range(23), batch_size=4, sampler=sampler, num_workers=2))
+
+    with fresh() as loader:
+        consume(loader, 4)
+        state = loader.state_dict()
+        expected = consume(loader, 6)
+    with fresh() as loader:
+        loader.load_state_dict(state)
+        torch.testing.assert_close(consume(loader, 6), expected, rtol=0, atol=0)
+
+
+def test_another_number_of_workers_keeps_the_order_and_warns() -> None:
+    with make(2) as loader:
+        consume(loader, 3)
+        state = loader.state_dict()
+        expected = [batch[1].tolist() for batch in consume(loader, 7)]
+    with make(1) as loader:
+        with pytest.warns(UserWarning, match="num_workers=2, this loader has 1"):
+            loader.load_state_dict(state)
+        assert [batch[1].tolist() for batch in consume(loader, 7)] == expected
+
+
+class Stream(IterableDataset):
+    """Draws random numbers on the way, so that dropped samples must be made again."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = torch.utils.data.get_worker_info()
+        for i in range(12):
+            yield torch.rand(int(torch.randint(1, 3, ()))).sum() + i + 100 * (worker.id if worker else 0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_iterable_dataset_is_loaded_again_and_dropped(num_workers: int) -> None:
+    def fresh() -> SinkLoader:
+        torch.manual_seed(5)
+        return SinkLoader(
+            DataLoader(Stream(), batch_size=2, num_workers=num_workers, generator=torch.Generator().manual_seed(3))
+        )
+
+    with fresh() as loader:
+        consume(loader, 3)
+        state = loader.state_dict()
+        expected = consume(loader, 8)
+    assert any("IterableDataset" in note for note in state["not_covered"])
+    with fresh() as loader:
+        loader.load_state_dict(state)
+        torch.testing.assert_close(consume(loader, 8), expected, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("position", [0, 1, 4, 6, 7])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_stateful_data_loader_brings_its_own_state(num_workers: int, position: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="needs the extra 'stateful' (torchdata)")
+
+    def fresh() -> SinkLoader:
+        generator = torch.Generator().manual_seed(3)
+        source = stateful.StatefulDataLoader(
+            range(23), batch_size=4, shuffle=True, num_workers=num_workers, generator=generator
+        )
+        return SinkLoader(source)
+
+    with fresh() as loader:
+        consume(loader, position)
+        state = loader.state_dict()
+        expected = consume(loader, TOTAL - position)
+    with fresh() as loader:
+        loader.load_state_dict(state)
+        torch.testing.assert_close(consume(loader, TOTAL - position), expected, rtol=0, atol=0)
+
+
+class WithGenerator(Augmented):
+    """Keeps generators that no state dict of ours can see into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = numpy.random.default_rng(0)
+        self.transforms = [torch.Generator()]
+
+
+def test_state_names_what_it_does_not_cover() -> None:
+    def notes(dataset: Dataset, **options: object) -> str:
+        with SinkLoader(DataLoader(dataset, batch_size=4, **options)) as loader:
+            return " | ".join(loader.state_dict()["not_covered"])
+
+    seeded = {"generator": torch.Generator(), "num_workers": 2}
+    assert notes(Augmented(), **seeded) == ""
+    assert "unseeded generator" in notes(Augmented(), shuffle=True)
+    assert "in_order=False" in notes(Augmented(), **seeded, in_order=False)
+    assert "generators inside the dataset" in notes(WithGenerator(), **seeded)
+    assert "dataset.rng, dataset.transforms[0]" in notes(WithGenerator(), **seeded)
+    assert "unseeded generator" in notes(Augmented(), sampler=RandomSampler(range(23)), **seeded)
+
+
+@pytest.mark.parametrize("state", [{}, {"epoch": 3}, None, {"version": 99}])
+def test_a_foreign_state_is_refused(state: object) -> None:
+    with pytest.raises(ValueError, match="not a state of a SinkLoader"):
+        SinkLoader([torch.zeros(1)]).load_state_dict(state)
+
+
+KILLED_SCRIPT = """
+import os, signal, sys, torch
+from torch.utils.data import DataLoader
+from torch_sink.sink import SinkLoader
+
+def main():
+    folder, kill_at = sys.argv[1], int(sys.argv[2])
+    generator = torch.Generator().manual_seed(3)
+    loader = SinkLoader(DataLoader(range(23), batch_size=4, shuffle=True, num_workers=2, generator=generator))
+    if os.path.exists(f"{folder}/state.pt"):
+        loader.load_state_dict(torch.load(f"{folder}/state.pt", weights_only=True))
+    consumed = loader.state_dict()["batches"]
+    while consumed < 12:
+        for batch in loader:
+            consumed += 1
+            # One record per step, written with the state: what a training step and its checkpoint do.
+            torch.save(loader.state_dict(), f"{folder}/new.pt")
+            with open(f"{folder}/seen-{consumed:02d}", "w") as file:
+                file.write(" ".join(map(str, batch.tolist())))
+            os.replace(f"{folder}/new.pt", f"{folder}/state.pt")
+            if consumed == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if consumed == 12:
+                break
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_killed_and_resumed_sees_every_sample_once(tmp_path: Path) -> None:
+    for kill_at in (2, 7, 99):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", KILLED_SCRIPT, tmp_path, str(kill_at)]
+        done = subprocess.run(command, env=environment, timeout=60)
+        assert done.returncode == (0 if kill_at == 99 else -signal.SIGKILL)
+    seen = [[int(i) for i in path.read_text().split()] for path in sorted(tmp_path.glob("seen-*"))]
+    assert len(seen) == 12
+    assert sorted(itertools.chain(*seen[:6])) == list(range(23))
+    assert sorted(itertools.chain(*seen[6:])) == list(range(23))
+    assert seen[:6] != seen[6:]

@@ -1,0 +1,95 @@
+"""What the queue reports, and that it is right about who waits for whom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from torch_sink.sink import QueueStats, SinkLoader
+
+
+class Throttled(Dataset):
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return torch.zeros(1000)
+
+
+def measure(source: object, step_seconds: float) -> QueueStats:
+    with SinkLoader(source) as loader:
+        for _ in loader:
+            time.sleep(step_seconds)
+        return loader.stats()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_throttled_producer_is_input_bound(num_workers: int) -> None:
+    stats = measure(DataLoader(Throttled(0.02), num_workers=num_workers), step_seconds=0.0)
+    assert stats.verdict == "input-bound"
+    assert stats.batches == 40
+    assert stats.empty > 0.8 * 40
+    assert 0.01 < stats.consumer_wait_p50_seconds <= stats.consumer_wait_p99_seconds < 1
+    assert "more workers" in stats.advice
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_throttled_consumer_is_compute_bound(num_workers: int) -> None:
+    stats = measure(DataLoader(Throttled(0.0), num_workers=num_workers), step_seconds=0.02)
+    assert stats.verdict == "compute-bound"
+    assert stats.empty < 0.3 * 40
+    assert stats.consumer_wait_p50_seconds < 0.01
+    if num_workers:
+        assert stats.full > 0.5 * 40
+        assert stats.producer_wait_p50_seconds > 0.01
+
+
+def test_a_throttled_generator_function_is_input_bound() -> None:
+    def source() -> Iterator[torch.Tensor]:
+        for _ in range(20):
+            time.sleep(0.01)
+            yield torch.zeros(1)
+
+    assert measure(source, step_seconds=0.0).verdict == "input-bound"
+
+
+def test_bytes_held_are_those_of_the_batches_that_exist() -> None:
+    with SinkLoader(DataLoader(Throttled(0.0), num_workers=1, batch_size=2), slots=3) as loader:
+        assert loader.stats().bytes_held == 0
+        batches = iter(loader)
+        next(batches)
+        deadline = time.monotonic() + 5
+        while loader.stats().bytes_held < 3 * 2 * 1000 * 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert loader.stats().bytes_held == 3 * 2 * 1000 * 4
+
+
+def test_stats_before_the_first_batch_and_as_text() -> None:
+    stats = SinkLoader([torch.zeros(1)]).stats()
+    assert (stats.batches, stats.empty, stats.full, stats.verdict) == (0, 0, 0, "compute-bound")
+    assert str(stats).splitlines()[1].startswith("compute-bound: ")
+
+
+def test_host_cost_of_ready_tensors() -> None:
+    """At most 100 µs a batch more than the plain loop; the median of several rounds, because the machine is shared."""
+    batches = [(torch.zeros(8), torch.zeros(8)) for _ in range(500)]
+    costs = []
+    for _ in range(7):
+        started = time.thread_time()
+        for _ in batches:
+            pass
+        plain = time.thread_time() - started
+        loader = SinkLoader(batches)
+        started = time.thread_time()
+        for _ in loader:
+            pass
+        costs.append((time.thread_time() - started - plain) / len(batches))
+    assert sorted(costs)[3] < 100e-6

@@ -1,0 +1,140 @@
+"""The command line: what it prints, what it writes, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import ImageFilter, JpegImagePlugin
+from torchvision import transforms
+
+import torch_sink
+from torch_sink.cli import bench, doctor, main, pipelines
+
+
+def test_python_m_torch_sink_runs_the_doctor() -> None:
+    command = [sys.executable, "-m", "torch_sink", "doctor"]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    for subject in ("python", "torch", "torchvision", "triton", "accelerator", "decoder", "step loop", "kernels"):
+        assert f" {subject} " in finished.stdout
+    assert "Everything that is needed works." in finished.stdout
+
+
+def test_doctor_names_what_is_broken_and_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(doctor.OLDEST_RELEASES, "triton", (99, 1))
+    assert main(["doctor"]) == 1
+    printed = capsys.readouterr().out
+    assert "is too old, triton>=99.1 is needed" in printed
+    assert "pip install -U 'triton>=99.1'" in printed
+    assert "1 broken" in printed
+
+
+def test_doctor_reports_a_torchvision_that_does_not_fit_torch(tmp_path: Path) -> None:
+    (tmp_path / "torchvision").mkdir()
+    error = "operator torchvision::nms does not exist"
+    (tmp_path / "torchvision" / "__init__.py").write_text(f"raise RuntimeError({error!r})")
+    command = [sys.executable, "-m", "torch_sink", "doctor"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert finished.returncode == 1, finished.stderr
+    assert f"cannot be imported: RuntimeError: {error}" in finished.stdout
+    assert "pip install -U torch torchvision" in finished.stdout
+
+
+def test_doctor_goes_on_after_a_check_that_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> doctor.Finding:
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(doctor, "_check_device", fail)
+    monkeypatch.setitem(doctor.EXTRAS, "no_such_extra", "a test")
+    assert main(["doctor"]) == 1
+    printed = capsys.readouterr().out
+    assert "RuntimeError: no driver" in printed
+    assert "step loop" in printed
+    assert "pip install no_such_extra" in printed
+
+
+def test_explain_prints_the_plan_and_decodes_nothing(
+    generated_photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decoded = []
+    stock_load = JpegImagePlugin.JpegImageFile.load
+
+    def load(image: JpegImagePlugin.JpegImageFile) -> object:
+        decoded.append(image)
+        return stock_load(image)
+
+    monkeypatch.setattr(JpegImagePlugin.JpegImageFile, "load", load)
+    assert main(["explain", str(generated_photos / "class_0"), "--batch-size", "4"]) == 0
+    printed = capsys.readouterr().out
+    assert "the first 4 of them" in printed
+    assert "(4, 3, 224, 224) float32" in printed
+    assert "launch 1: 4 x resample" in printed
+    assert "On the device: everything." in printed
+    assert decoded == []
+    assert torch_sink.get_image_backend() == "PIL"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["explain", "/no/such/folder"], "there is no folder /no/such/folder"),
+        (["explain", ".", "--pipeline", "v3 train"], "unknown pipeline 'v3 train'; choose one of 'v1 train'"),
+        (["explain", ".", "--batch-size", "0"], "give 1 or more"),
+        (["bench", "--output", "/no/such/folder"], "--output /no/such/folder is not a folder"),
+        (["bench", "--data", "/no/such/folder"], "there is no folder /no/such/folder"),
+    ],
+)
+def test_arguments_that_cannot_be_used(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_explain_of_a_folder_without_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("no image")
+    assert main(["explain", str(tmp_path)]) == 2
+    assert f"no image in {tmp_path}" in capsys.readouterr().err
+
+
+def test_support_lists_torchvisions_transforms(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["support"]) == 0
+    printed = capsys.readouterr().out
+    rows = {line.split()[0]: line for line in printed.splitlines() if line}
+    assert rows["v1.RandomResizedCrop"].split()[1] == "kernel"
+    assert {"v1.ToTensor", "v2.Normalize", "v2.Lambda", "v1.functional.resize"} <= rows.keys()
+    assert main(["support", "--markdown"]) == 0
+    assert capsys.readouterr().out.startswith("| ")
+
+
+def test_bench_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--quick", "--workers", "0", "--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    report = json.loads((tmp_path / "torch_sink_bench.json").read_text())
+    assert (tmp_path / "torch_sink_bench.png").stat().st_size > 1000
+    assert report["machine"]["releases"]["torch"]
+    assert report["photographs"]["given"] is False
+    for name, cost in report["worker_cost"].items():
+        assert name in printed
+        assert f"{cost['ratio']:.1f}x" in printed
+        assert cost["stock_ms"]["p20"] <= cost["stock_ms"]["p50"] <= cost["stock_ms"]["p80"]
+    for run in ("stock", "torch_sink"):
+        assert f"{report['loader'][run]['images_per_second']:.0f}" in printed
+
+
+def test_worker_cost_reports_fallbacks(generated_photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_lambda() -> transforms.Compose:
+        sharpen = transforms.Lambda(lambda image: image.filter(ImageFilter.SHARPEN))
+        return transforms.Compose([sharpen, transforms.CenterCrop(8), transforms.ToTensor()])
+
+    monkeypatch.setitem(pipelines.PIPELINES, "with lambda", with_lambda)
+    result = bench.measure_worker_cost(generated_photos, ["with lambda"], rounds=1, batch_size=4, images=4)
+    assert sum(result["with lambda"]["fallbacks"].values()) == 4

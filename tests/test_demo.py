@@ -1,0 +1,137 @@
+"""The demo and the training example, run as a user runs them."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def load_example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+demo_report = load_example("demo_report")
+
+
+def run_example(*arguments: object, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=EXAMPLES.parent)
+
+
+@pytest.fixture(scope="module")
+def short_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict, Path]:
+    output = tmp_path_factory.mktemp("demo")
+    finished = run_example(
+        EXAMPLES / "demo.py", "--epochs", 2, "--minimum-accuracy", 0.3, "--output", output, timeout=300
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout, json.loads((output / "demo_report.json").read_text()), output
+
+
+def test_the_demo_trains_equally_with_and_without_torch_sink(short_demo: tuple[str, dict, Path]) -> None:
+    printed, report, output = short_demo
+    assert report["steps"] == len(report["losses"]["stock"]) == 46
+    if report["machine"]["gpu"] is None:
+        assert report["losses"]["stock"] == report["losses"]["torch_sink"]
+    assert report["stock"]["host syncs per 100 steps"] == 100
+    assert report["torch_sink"]["host syncs per 100 steps"] < 10
+    for run in ("stock", "torch_sink"):
+        assert report[run]["images per second"] > 0
+        assert report[run]["worker CPU ms per image"] > 0
+        assert f"{report[run]['final loss']:.4g}" in printed
+    if report["machine"]["gpu"] is None:
+        assert report["torch_sink"]["kernel launches per batch"] == "not measured (no GPU)"
+    assert (output / "demo_report.png").stat().st_size > 1000
+
+
+def test_the_demo_prints_the_lines_that_differ(short_demo: tuple[str, dict, Path]) -> None:
+    printed, report, _ = short_demo
+    added = [line[1:].strip() for line in report["script_diff"] if line.startswith("+")]
+    assert 'torch_sink.set_image_backend("device")' in added
+    assert len(added) <= 8
+    assert all(line in printed for line in added)
+    script = (EXAMPLES / "demo_sink.py").read_text()
+    assert all(line in script for line in added)
+
+
+def test_the_demo_fails_when_the_runs_differ(short_demo: tuple[str, dict, Path]) -> None:
+    _, report, _ = short_demo
+    report = copy.deepcopy(report)
+    report["machine"]["gpu"] = None
+    report["largest loss difference"] = 1e-9
+    assert any("loss curves differ" in fault for fault in demo_report.find_faults(report, 0.0))
+    report["largest loss difference"] = 0
+    assert demo_report.find_faults(report, 0.0) == []
+    report["torch_sink"]["test accuracy"] = 0.96
+    assert any("torch_sink run is 96.00%" in fault for fault in demo_report.find_faults(report, 0.97))
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"), [([1.0, 2.5], 0.5), ([1.0], float("inf")), ([1.0, float("nan")], float("inf"))]
+)
+def test_loss_curves_of_unequal_length_or_with_nan_differ(losses: list[float], expected: float) -> None:
+    rest = (0.9, 10, 2, 1.0, 1.0, 2, None)
+    stock, sink = demo_report.Run([1.0, 2.0], *rest), demo_report.Run(losses, *rest)
+    assert demo_report.largest_loss_difference(stock, sink) == expected
+
+
+def train(*options: object) -> subprocess.CompletedProcess[str]:
+    return run_example(EXAMPLES / "train_image_folder.py", *options)
+
+
+def test_training_on_a_folder_stops_and_resumes(generated_photos: Path, tmp_path: Path) -> None:
+    options = ("--data", generated_photos, "--model", "squeezenet1_1", "--image-size", 64, "--batch-size", 8)
+    options += ("--output", tmp_path / "checkpoints", "--workers", 1, "--sink-size", 3)
+    first = train(*options, "--epochs", 1)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "44 training and 4 validation images, 4 classes" in first.stdout
+    assert "validation accuracy" in first.stdout
+    second = train(*options, "--epochs", 2, "--resume")
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "resumed at step 5 from" in second.stdout
+    assert "\n5 steps in" in second.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--data", "/no/such/folder"), "there is no such folder"),
+        (("--data", str(EXAMPLES / "benchmarks" / "results")), "class folder"),
+        (("--data", ".", "--model", "resnet19"), "resnet19 is no classification model of torchvision; close: resnet1"),
+        (("--data", ".", "--epochs", "0"), "--epochs 0: at least 1 is needed"),
+        (("--data", ".", "--backend", "opencv"), "invalid choice: 'opencv'"),
+    ],
+)
+def test_training_says_what_is_wrong_with_its_arguments(
+    options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_status(options) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_training_on_a_folder_without_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cats").mkdir()
+    assert exit_status(("--data", str(tmp_path))) == 2
+    assert "cats" in capsys.readouterr().err
+
+
+def exit_status(options: tuple[str, ...]) -> int:
+    try:
+        return load_example("train_image_folder").main(options)
+    except SystemExit as exit_request:
+        return int(exit_request.code or 0)

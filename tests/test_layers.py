@@ -1,0 +1,159 @@
+"""Layers import downwards only, importing torch_sink changes nothing, and the public names stay."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import torch_sink
+
+ROOT = Path(torch_sink.__file__).resolve().parent
+KERNELS = "torch_sink.triton_kernels"
+IMAGE, SINK, LOOP, COMMAND_LINE = "torch_sink.image", "torch_sink.sink", "torch_sink.loop", "torch_sink.cli"
+
+# What must not be loaded once a layer has been imported by itself.
+NOT_LOADED_BY = {
+    KERNELS: (IMAGE, SINK, LOOP, COMMAND_LINE, "torchvision", "PIL"),
+    IMAGE: (SINK, LOOP, COMMAND_LINE, KERNELS),
+    SINK: (IMAGE, LOOP, COMMAND_LINE, KERNELS, "torchvision", "PIL"),
+    LOOP: (IMAGE, SINK, COMMAND_LINE, KERNELS, "torchvision", "PIL"),
+    "torch_sink.errors": (IMAGE, SINK, LOOP, COMMAND_LINE, KERNELS, "torch", "torchvision", "PIL"),
+}
+
+# What the source of a layer may not import anywhere, not even inside a function.
+NEVER_IMPORTED_BY = {
+    KERNELS: (IMAGE, SINK, LOOP, COMMAND_LINE, "torchvision", "PIL"),
+    IMAGE: (SINK, LOOP, COMMAND_LINE),
+    SINK: (IMAGE, LOOP, COMMAND_LINE, KERNELS, "torchvision", "PIL"),
+    LOOP: (IMAGE, COMMAND_LINE, KERNELS, "torchvision", "PIL"),
+}
+
+PUBLIC_NAMES = """
+    Callback CheckpointConfig DecodeError EarlyStopping FallbackReport History HostSyncError JitConfig LambdaCallback
+    LearningRateScheduler LossMonitor Model ModelCheckpoint NonFiniteLoss OnRequestExit ProgressBar QueueStats
+    ReduceLROnPlateau RunContext RunHistory SinkError SinkLoader SinkTimeout StepLoop SummaryCollector SupportRow
+    TimeMonitor UnsupportedOperation amp data_sink decode_images decode_providers fallback_report get_image_backend
+    image_backend jit no_host_sync set_image_backend support_table
+"""
+
+IMPORT_ALONE = """
+import importlib, sys, types
+stub = types.ModuleType("torch_sink")     # the package without its __init__, which imports every layer
+stub.__path__ = [sys.argv[2]]
+sys.modules["torch_sink"] = stub
+importlib.import_module(sys.argv[1])
+print("\\n".join(sys.modules))
+"""
+
+SIDE_EFFECTS = """
+import os, signal, sys, threading
+import PIL.Image, torch, torchvision, torch.utils.data
+import torchvision.datasets, torchvision.transforms.functional, torchvision.transforms.v2.functional
+from torch.utils.data._utils import collate, worker
+
+def holders():
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] in ("torchvision", "PIL") or name.startswith("torch.utils.data"):
+            yield name, module
+            for key, value in list(vars(module).items()):
+                if isinstance(value, type):
+                    yield f"{name}.{key}", value
+
+def snapshot():
+    state = {f"{name}.{key}": id(value) for name, holder in holders() for key, value in list(vars(holder).items())
+             if not key.startswith("_abc") and key not in ("__annotations_cache__", "__dict__")}
+    for name, registry in (("OPEN", PIL.Image.OPEN), ("collate", collate.default_collate_fn_map)):
+        state.update({f"{name}[{key}]": id(value) for key, value in registry.items()})
+    state.update({f"signal {number}": id(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)})
+    state.update({f"environment {key}": value for key, value in os.environ.items()})
+    state["torch"] = (torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled(),
+                      torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision(), torch.random.initial_seed())
+    state["random"] = hash(torch.get_rng_state().numpy().tobytes())
+    state["threads"] = threading.active_count()
+    state["cuda"] = torch.cuda.is_initialized()
+    return state
+
+PIL.Image.init()  # Pillow registers its own plugins at the first image otherwise
+before, modules = snapshot(), set(sys.modules)
+import torch_sink
+after = snapshot()
+# Modules that torch_sink was the first to import are new, not changed.
+fresh = set(sys.modules) - modules
+changed = sorted(key for key in before | after if before.get(key) != after.get(key)
+                 and not any(key == name or key.startswith(name + ".") for name in fresh))
+{extra}
+print("\\n".join(changed))
+"""
+
+RESTORED = """
+torch_sink.set_image_backend("device")
+active = snapshot()
+assert any(before[key] != active.get(key) for key in before), "the device backend changed nothing: the test is blind"
+torch_sink.set_image_backend("PIL")
+restored = snapshot()
+changed += [key for key in before if before[key] != restored.get(key) and not key.startswith("environment")]
+"""
+
+
+def run_python(code: str, *arguments: str) -> list[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.splitlines()
+
+
+def is_part_of(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+@pytest.mark.parametrize("layer", NOT_LOADED_BY)
+def test_a_layer_imports_alone(layer: str) -> None:
+    loaded = run_python(IMPORT_ALONE, layer, str(ROOT))
+    assert layer in loaded
+    intruders = [name for name in loaded for package in NOT_LOADED_BY[layer] if is_part_of(name, package)]
+    assert not intruders
+
+
+@pytest.mark.parametrize("layer", NEVER_IMPORTED_BY)
+def test_no_import_goes_upwards(layer: str) -> None:
+    folder = ROOT.parent / "triton_kernels" if layer == KERNELS else ROOT / layer.rpartition(".")[2]
+    files = sorted(folder.rglob("*.py"))
+    assert files, f"no source under {folder}"
+    upwards = [
+        f"{file.relative_to(folder)}: {name}"
+        for file in files
+        for name in imported_names(file, layer)
+        if any(is_part_of(name, package) for package in NEVER_IMPORTED_BY[layer])
+    ]
+    assert not upwards
+
+
+def imported_names(file: Path, layer: str) -> list[str]:
+    names = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            # Every layer is one folder deep: "." is the layer, ".." is torch_sink.
+            package = ["", layer + ".", "torch_sink."][node.level]
+            names += [f"{package}{node.module or ''}.{alias.name}" for alias in node.names]
+    return names
+
+
+def test_importing_changes_nothing() -> None:
+    assert run_python(SIDE_EFFECTS.replace("{extra}", "")) in ([], [""])
+
+
+def test_setting_the_backend_back_restores_every_attribute() -> None:
+    assert run_python(SIDE_EFFECTS.replace("{extra}", RESTORED)) in ([], [""])
+
+
+def test_the_public_names_are_there_and_sorted() -> None:
+    missing = sorted(set(PUBLIC_NAMES.split()) - set(torch_sink.__all__))
+    assert not missing, f"removed from the public names: {missing}"
+    assert list(torch_sink.__all__) == sorted(torch_sink.__all__)
+    assert [name for name in torch_sink.__all__ if not hasattr(torch_sink, name)] == []

@@ -1,0 +1,46 @@
+"""The README: its code runs, its figures come from the committed results, and it stays short."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_a_code_block_runs(number: int, generated_photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "photos").symlink_to(generated_photos)
+    script = tmp_path / "block.py"
+    script.write_text(BLOCKS[number])
+    finished = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert finished.returncode == 0, finished.stderr
+    if "fallback_report" in BLOCKS[number]:
+        assert "<lambda>" in finished.stdout
+
+
+def test_it_is_short_and_shows_code_early() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 120
+    assert lines.index("```python") < 20
+    assert len(BLOCKS) >= 2
+
+
+def test_figures_come_from_the_committed_results() -> None:
+    command = [sys.executable, ROOT / "examples" / "update_readme.py", "--check"]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_every_command_that_it_names_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"make ([a-z-]+)", README):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), f"make {target}"
+    for file in re.findall(r"(?:examples|tests)/[\w/]+\.py", README):
+        assert (ROOT / file).is_file(), file

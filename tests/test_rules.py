@@ -1,0 +1,73 @@
+"""The rules that tests/conftest.py sets for the suite."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from torch_sink.cli.photos import make_photo, write_photos
+
+CUDA_TEST = """
+import pytest
+
+@pytest.mark.cuda
+def test_on_the_device():
+    pass
+"""
+
+
+def run_cuda_test(folder: Path, **environment: str) -> str:
+    shutil.copy(Path(__file__).with_name("conftest.py"), folder)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = cuda: needs a device\n")
+    (folder / "test_device.py").write_text(CUDA_TEST)
+    command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", folder]
+    without_device = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=without_device, cwd=folder).stdout
+
+
+def test_cuda_tests_skip_with_a_reason_and_fail_where_a_device_is_expected(tmp_path: Path) -> None:
+    printed = run_cuda_test(tmp_path, FAIL_WITHOUT_CUDA="0")
+    assert "1 skipped" in printed
+    assert "needs a CUDA device" in printed
+    printed = run_cuda_test(tmp_path, FAIL_WITHOUT_CUDA="1")
+    assert "1 error" in printed or "1 failed" in printed
+    assert "skipped" not in printed
+
+
+DRAWS: list[tuple[float, float, float]] = []
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_draws_do_not_reach_the_next_test(turn: int) -> None:
+    DRAWS.append((torch.rand(()).item(), float(np.random.random()), random.random()))
+    if turn == 1:
+        assert DRAWS[0] == DRAWS[1]
+
+
+def test_photos_are_images_of_many_kinds(photos: Path, generated_photos: Path) -> None:
+    assert any(path.is_file() for path in photos.rglob("*"))
+    seen = set()
+    for path in generated_photos.rglob("*.*"):
+        with Image.open(path) as image:
+            image.load()
+            seen.add((image.format, image.mode, bool(image.info.get("progressive")), len(image.getexif()) > 0))
+    assert {("JPEG", "RGB", False, False), ("JPEG", "L", False, False), ("JPEG", "CMYK", False, False)} <= seen
+    assert {("JPEG", "RGB", True, False), ("JPEG", "RGB", False, True), ("PNG", "P", False, False)} <= seen
+
+
+def test_equal_seeds_give_equal_photos(tmp_path: Path) -> None:
+    assert make_photo(61, 47, seed=3).tobytes() == make_photo(61, 47, seed=3).tobytes()
+    assert make_photo(61, 47, seed=3).tobytes() != make_photo(61, 47, seed=4).tobytes()
+    paths = write_photos(tmp_path, count=3, classes=2, odd=False)
+    assert [path.parent.name for path in paths] == ["class_0", "class_1", "class_0"]
+    # A decoder's work depends on the encoded size: photographs of this size take about 110 kB.
+    assert all(60_000 < path.stat().st_size < 160_000 for path in paths)

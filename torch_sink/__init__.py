@@ -1,0 +1,98 @@
+"""torch_sink: image decoding, augmentation, batch queue and training loop on the device."""
+
+from importlib import import_module
+
+from torch_sink.errors import (
+    DecodeError,
+    HostSyncError,
+    NonFiniteLoss,
+    SinkError,
+    SinkTimeout,
+    UnsupportedOperation,
+)
+from torch_sink.image.backend import get_image_backend, image_backend, set_image_backend
+from torch_sink.image.decode import decode_images, decode_providers
+from torch_sink.image.fallback import FallbackReport, fallback_report
+from torch_sink.image.support import SupportRow, support_table
+from torch_sink.loop import (
+    Callback,
+    CheckpointConfig,
+    EarlyStopping,
+    History,
+    JitConfig,
+    LambdaCallback,
+    LearningRateScheduler,
+    LossMonitor,
+    Model,
+    ModelCheckpoint,
+    OnRequestExit,
+    ProgressBar,
+    ReduceLROnPlateau,
+    RunContext,
+    RunHistory,
+    StepLoop,
+    SummaryCollector,
+    TimeMonitor,
+    amp,
+    data_sink,
+    jit,
+    no_host_sync,
+)
+from torch_sink.sink import QueueStats, SinkLoader
+
+# The classes of recorded images and tensors: importing them imports torchvision, so they wait until they are asked for.
+_HANDLES = {
+    "LazyBatch": "torch_sink.image.batch",
+    "LazyImage": "torch_sink.image.lazy_image",
+    "LazyTVImage": "torch_sink.image.lazy_tensor",
+    "LazyTensor": "torch_sink.image.lazy_tensor",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HANDLES:
+        return getattr(import_module(_HANDLES[name]), name)
+    raise AttributeError(f"module 'torch_sink' has no attribute {name!r}")
+
+
+__all__ = [
+    "Callback",
+    "CheckpointConfig",
+    "DecodeError",
+    "EarlyStopping",
+    "FallbackReport",
+    "History",
+    "HostSyncError",
+    "JitConfig",
+    "LambdaCallback",
+    "LearningRateScheduler",
+    "LossMonitor",
+    "Model",
+    "ModelCheckpoint",
+    "NonFiniteLoss",
+    "OnRequestExit",
+    "ProgressBar",
+    "QueueStats",
+    "ReduceLROnPlateau",
+    "RunContext",
+    "RunHistory",
+    "SinkError",
+    "SinkLoader",
+    "SinkTimeout",
+    "StepLoop",
+    "SummaryCollector",
+    "SupportRow",
+    "TimeMonitor",
+    "UnsupportedOperation",
+    "amp",
+    "data_sink",
+    "decode_images",
+    "decode_providers",
+    "fallback_report",
+    "get_image_backend",
+    "image_backend",
+    "jit",
+    "no_host_sync",
+    "set_image_backend",
+    "support_table",
+]

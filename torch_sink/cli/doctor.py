@@ -1,0 +1,174 @@
+"""What `torch-sink doctor` looks at: releases, device, decoder, mode; what is missing and the command to get it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+
+from torch_sink.errors import SinkError
+
+OLDEST_RELEASES = {"torch": (2, 11), "torchvision": (0, 26), "triton": (3, 6), "PIL": (11, 3), "numpy": (1, 0)}
+INSTALL = {"PIL": "pillow"}
+EXTRAS = {
+    "tqdm": "progress bars",
+    "matplotlib": "the charts of bench and of the demo",
+    "tensorboard": "SummaryCollector",
+    "torchdata": "StatefulDataLoader",
+}
+SMALL_SHARED_MEMORY_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        subject: what was looked at.
+        state: "ok", "missing" (works without it) or "broken" (does not work).
+        detail: what was found.
+        remedy: the command or change that helps; empty when nothing is wrong.
+    """
+
+    subject: str
+    state: str
+    detail: str
+    remedy: str = ""
+
+
+def examine() -> list[Finding]:
+    """Look at everything; a check that fails becomes a finding and never ends the report."""
+    findings = [_check_python()]
+    findings += [_check_release(module, oldest) for module, oldest in OLDEST_RELEASES.items()]
+    if all(finding.state == "ok" for finding in findings):
+        for check in (_check_compiled_part, _check_device, _check_kernels, _check_decoder, _check_mode):
+            findings.append(_run(check))
+        findings += list(_check_machine())
+    findings += [_check_extra(module, purpose) for module, purpose in EXTRAS.items()]
+    return findings
+
+
+def format_findings(findings: list[Finding]) -> str:
+    """Return the report as text."""
+    width = max(len(finding.subject) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.state:8}{finding.subject:{width}}  {finding.detail}")
+        if finding.remedy:
+            lines.append(f"{'':8}{'':{width}}  -> {finding.remedy}")
+    broken = sum(finding.state == "broken" for finding in findings)
+    lines.append("\nEverything that is needed works." if not broken else f"\n{broken} broken: see the lines above.")
+    return "\n".join(lines)
+
+
+def _run(check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except (ImportError, RuntimeError, OSError, AttributeError, ValueError, SinkError) as error:
+        subject = check.__name__.removeprefix("_check_").replace("_", " ")
+        return Finding(subject, "broken", f"{type(error).__name__}: {error}", "reinstall: pip install -U torch-sink")
+
+
+def _check_python() -> Finding:
+    release = ".".join(map(str, sys.version_info[:3]))
+    return Finding("python", "ok", f"{release} ({sys.executable})")
+
+
+def _check_release(module: str, oldest: tuple[int, int]) -> Finding:
+    package = INSTALL.get(module, module)
+    wanted = f"{package}>={'.'.join(map(str, oldest))}"
+    # torch and torchvision have compiled parts that fit each other only when they come from one place.
+    names = "torch torchvision" if module in ("torch", "torchvision") else f"'{wanted}'"
+    try:
+        release: str = importlib.import_module(module).__version__
+    except (ImportError, RuntimeError, OSError, AttributeError) as error:
+        detail = f"cannot be imported: {type(error).__name__}: {error}"
+        return Finding(package, "broken", detail, f"pip install -U {names}")
+    if _numbers(release) < oldest:
+        return Finding(package, "broken", f"{release} is too old, {wanted} is needed", f"pip install -U {names}")
+    return Finding(package, "ok", release)
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    parts = release.split("+")[0].split(".")[:2]
+    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in parts)
+
+
+def _check_compiled_part() -> Finding:
+    import torch
+    from torchvision.ops import nms
+
+    nms(torch.tensor([[0.0, 0.0, 1.0, 1.0]]), torch.tensor([1.0]), 0.5)
+    return Finding("torchvision ops", "ok", "torchvision's compiled part fits torch")
+
+
+def _check_device() -> Finding:
+    import torch
+
+    from torch_sink.cli.machine import gpu_driver, gpu_name
+
+    # current_accelerator() names "cuda" for every CUDA build, with a GPU or without.
+    if not torch.accelerator.is_available():
+        detail = "none found: pixels are made on the CPU, in the data workers, with the same results"
+        return Finding("accelerator", "missing", detail, "nothing to do, unless this machine has a GPU: see nvidia-smi")
+    detail = f"{gpu_name()} ({torch.accelerator.current_accelerator()})"
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        free, total = torch.cuda.mem_get_info()
+        detail += f", sm_{major}{minor}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free, driver {gpu_driver()}"
+    return Finding("accelerator", "ok", detail)
+
+
+def _check_kernels() -> Finding:
+    importlib.import_module("torch_sink.triton_kernels")
+    return Finding("kernels", "ok", "torch_sink.triton_kernels can be imported")
+
+
+def _check_decoder() -> Finding:
+    from PIL import features
+
+    import torch_sink
+
+    providers = torch_sink.decode_providers()
+    if not providers or not features.check("jpg"):
+        return Finding("decoder", "broken", "Pillow was built without JPEG", "pip install --force-reinstall pillow")
+    others = f"; also usable: {', '.join(providers[1:])}" if len(providers) > 1 else ""
+    return Finding("decoder", "ok", f"{providers[0]}, the best that works here{others}")
+
+
+def _check_mode() -> Finding:
+    import torch
+
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    mode = "graph" if torch.cuda.is_available() else "eager"
+    detail = f'mode "auto" runs as "{mode}"'
+    if compiler is None:
+        remedy = 'only mode "compile" needs one, for instance: apt install g++'
+        return Finding("step loop", "missing", f"{detail}; no C++ compiler", remedy)
+    return Finding("step loop", "ok", f"{detail}; C++ compiler for torch.compile: {compiler}")
+
+
+def _check_machine() -> Iterator[Finding]:
+    from torch_sink.cli.machine import cpu_name
+
+    yield Finding("processor", "ok", f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores for this process")
+    shared = "/dev/shm"
+    if os.path.isdir(shared):
+        free = shutil.disk_usage(shared).free
+        detail = f"{free / 2**30:.1f} GiB free in {shared}, through which data workers hand over batches"
+        if free < SMALL_SHARED_MEMORY_BYTES:
+            yield Finding("shared memory", "missing", detail, "in a container: docker run --ipc=host or --shm-size=8g")
+        else:
+            yield Finding("shared memory", "ok", detail)
+
+
+def _check_extra(module: str, purpose: str) -> Finding:
+    try:
+        found: ModuleType = importlib.import_module(module)
+    except ImportError:
+        return Finding(module, "missing", f"not installed; needed for {purpose}", f"pip install {module}")
+    return Finding(module, "ok", f"{getattr(found, '__version__', 'installed')}, for {purpose}")

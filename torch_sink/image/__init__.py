@@ -1,0 +1,1 @@
+"""Image backend: torchvision code in, device batches out."""

@@ -1,0 +1,280 @@
+"""LazyBatch: what `default_collate` makes of handles: packed bytes and the calls recorded on each image."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from torch_sink.errors import DecodeError, SinkError
+from torch_sink.image.execute import decoded_images, describe, programs_of, run_image_on_cpu, run_on_device
+from torch_sink.image.fallback import report_fallback
+from torch_sink.image.lazy_tensor import METADATA
+from torch_sink.image.ops import Op, replay
+from torch_sink.image.packed import Packed
+from torch_sink.image.source import EncodedSource, FinishedSource, PixelSource, Source
+
+_ON_DECODE_ERROR = ("raise", "skip", "replace")
+
+
+class LazyBatch(torch.Tensor):
+    """A batch [N, C, H, W] whose values do not exist yet; a `torch.Tensor` on the CPU to whoever asks.
+
+    `to(accelerator)` decodes and transforms there, on the current stream, and returns an ordinary tensor. Any other
+    operation gives what it gives on the ordinary CPU tensor.
+
+    Attributes:
+        packed: the sources.
+        programs: the calls recorded on each image.
+        mixes: calls recorded on the whole batch, `MixUp` and `CutMix`.
+        destination: device that the backend was set to, as a string; nothing can be executed for "meta".
+        interpreted: the kernels run on the CPU under Triton's interpreter.
+    """
+
+    packed: Packed
+    programs: tuple[tuple[Op, ...], ...]
+    destination: str
+    interpreted: bool
+    mixes: tuple[Op, ...]
+    _tensor: torch.Tensor | None
+
+    @staticmethod
+    def __new__(
+        cls: Any,
+        packed: Packed,
+        programs: tuple[tuple[Op, ...], ...],
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        destination: str = "cpu",
+        interpreted: bool = False,
+        mixes: tuple[Op, ...] = (),
+    ) -> Any:
+        batch = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)  # type: ignore[attr-defined]
+        batch.packed, batch.programs = packed, programs
+        batch.destination, batch.interpreted = destination, interpreted
+        batch.mixes = mixes
+        batch._tensor = None
+        return batch
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Protocol 2 is that of torch.save: what it writes has to be readable without this package.
+        if protocol == 2 or self._tensor is not None:
+            return self.materialise().__reduce_ex__(protocol)
+        return LazyBatch, self._fields()
+
+    def _fields(self) -> tuple[Any, ...]:
+        shape = tuple(self.shape)
+        return self.packed, self.programs, shape, self.dtype, self.destination, self.interpreted, self.mixes
+
+    def record_mix(self, op: Op) -> LazyBatch:
+        """A new batch with one more call that mixes its images; they run after every image is made."""
+        *fields, mixes = self._fields()
+        return LazyBatch(*fields, (*mixes, op))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return pickle.loads(pickle.dumps(self)) if self._tensor is None else self._tensor.__deepcopy__(memo)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        if self.destination != "meta":
+            return repr(self.materialise())
+        return f"LazyBatch(shape={tuple(self.shape)}, dtype={self.dtype}, recorded only)"
+
+    # --- moving
+
+    def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
+        """As `Tensor.to`; a move to an accelerator decodes and transforms there."""
+        device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        if device is None or self._tensor is not None or (device.type == "cpu" and not self.interpreted):
+            return self.materialise().to(*args, **kwargs)
+        if device.type == "meta":
+            return torch.empty(self.shape, dtype=dtype or self.dtype, device="meta")
+        wanted = {} if memory_format is None else {"memory_format": memory_format}
+        return self.__torch_sink_execute__(device, dtype=dtype, **wanted)[0]  # type: ignore[arg-type]
+
+    def cuda(self, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
+        """As `Tensor.cuda`."""
+        target = torch.device("cuda") if device is None else torch.device(device)
+        return self.to(target, non_blocking=non_blocking, **kwargs)
+
+    def pin_memory(self, device: Any = None) -> LazyBatch:  # type: ignore[override]
+        """The same batch with its bytes in pinned memory; unchanged where there is no accelerator."""
+        if not torch.accelerator.is_available() or self._tensor is not None:
+            return self
+        return LazyBatch(self.packed._replace(blob=self.packed.blob.pin_memory()), *self._fields()[1:])
+
+    def is_pinned(self, device: Any = None) -> bool:  # type: ignore[override]
+        """True when the bytes lie in pinned memory."""
+        return torch.accelerator.is_available() and self.packed.blob.is_pinned()
+
+    # --- executing
+
+    def __torch_sink_execute__(
+        self,
+        device: torch.device | str,
+        *,
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        out: torch.Tensor | None = None,
+        on_decode_error: str = "raise",
+    ) -> tuple[torch.Tensor, list[int] | None]:
+        """Decodes and transforms on `device`, on its current stream.
+
+        Args:
+            device: where; "cpu" runs stock code, or the kernels under Triton's interpreter.
+            dtype: of the result; default the batch's own.
+            memory_format: of a new result.
+            out: written to instead of a new tensor, [N, C, H, W].
+            on_decode_error: "raise", "skip" a damaged image, or "replace" it by the next good one of the batch.
+
+        Returns:
+            The tensor, and where images were skipped or replaced the original positions that its rows show.
+
+        Raises:
+            DecodeError: a file is damaged and the policy is "raise", or no image of the batch is good.
+        """
+        if on_decode_error not in _ON_DECODE_ERROR:
+            raise ValueError(f"on_decode_error must be one of {_ON_DECODE_ERROR}, got {on_decode_error!r}")
+        self._refuse_meta()
+        device = torch.device(device)
+        if self._tensor is not None:
+            real = self._tensor.to(device, dtype or self.dtype)
+            return (real if out is None else out.copy_(real)), None
+        in_kernels = device.type != "cpu" or self.interpreted
+        return self._make(device, in_kernels, dtype, memory_format, out, on_decode_error)
+
+    def _make(
+        self,
+        device: torch.device,
+        in_kernels: bool,
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        out: torch.Tensor | None = None,
+        on_decode_error: str = "raise",
+    ) -> tuple[torch.Tensor, list[int] | None]:
+        sources = self.packed.sources()
+        results = decoded_images(sources, device) if in_kernels else [_try_decode(source) for source in sources]
+        images = [results[at] for at in self.packed.entry_of_image]
+        errors = {row: image for row, image in enumerate(images) if isinstance(image, DecodeError)}
+        for _ in self.mixes:
+            # Each image takes a part of the one before it, damage included.
+            errors |= {(row + 1) % len(images): error for row, error in errors.items()}
+        rows = _surviving_rows(len(images), errors, on_decode_error)
+        if out is None:
+            shape = (len(rows), *self.shape[1:])
+            out = torch.empty(shape, dtype=dtype or self.dtype, device=device, memory_format=memory_format)
+        out = out[: len(rows)]
+        if self.mixes:
+            whole = torch.zeros(tuple(self.shape), dtype=self.dtype, device=device)
+            intact = [row for row, image in enumerate(images) if not isinstance(image, DecodeError)]
+            self._fill(sources, images, intact, intact, whole, in_kernels)
+            out.copy_(replay(whole, self.mixes)[rows] if errors else replay(whole, self.mixes))
+        else:
+            self._fill(sources, images, rows, list(range(len(rows))), out, in_kernels)
+        return out, (rows if errors else None)
+
+    def _fill(
+        self,
+        sources: list[Source],
+        images: list[Any],
+        rows: list[int],
+        places: list[int],
+        out: torch.Tensor,
+        in_kernels: bool,
+    ) -> None:
+        """Makes images `rows` of the batch at `places` of `out`."""
+        decoded, chosen, programs, targets = [], [], [], []
+        for row, place in zip(rows, places, strict=True):
+            if not in_kernels:
+                run_image_on_cpu(images[row], self.programs[row], out[place])
+            elif isinstance(images[row], FinishedSource):
+                out[place].copy_(images[row].tensor, non_blocking=True)
+            else:
+                targets.append(place)
+                decoded.append(images[row])
+                chosen.append(sources[self.packed.entry_of_image[row]])
+                programs.append(self.programs[row])
+        if targets:
+            run_on_device(decoded, programs_of(chosen, programs), targets, out)
+
+    def materialise(self) -> torch.Tensor:
+        """The ordinary CPU tensor, made once, in stock code."""
+        if self._tensor is None:
+            self._refuse_meta()
+            report_fallback("batch", "used on the CPU before it was moved to the device", "torch")
+            self._tensor = self._make(torch.device("cpu"), in_kernels=False)[0]
+        return self._tensor
+
+    def _refuse_meta(self) -> None:
+        if self.destination == "meta":
+            raise SinkError(
+                'this batch was recorded with device="meta": it has a shape and a plan, but no pixels can be made; '
+                "set the backend with a real device"
+            )
+
+    @property
+    def plan(self) -> Any:
+        """What will run where; `print(batch.plan)` shows it. Builds the plan of this batch, executes nothing."""
+        sources = self.packed.sources()
+        images = [sources[at] for at in self.packed.entry_of_image]
+        return describe(images, self.programs, torch.device(self.destination))
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        return _run_on_real(func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return _run_on_real(func, args, kwargs or {})
+
+
+# A handle answers these three as properties of its own.
+_METADATA = METADATA | {getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "ndim")}
+
+
+def _run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def materialised(value: Any) -> Any:
+        return value.materialise() if isinstance(value, LazyBatch) else value
+
+    args, kwargs = tree_map(materialised, (args, kwargs))
+    return func(*args, **kwargs)
+
+
+def _try_decode(source: Source) -> Source | DecodeError:
+    """The source with its pixels made, or the error."""
+    if not isinstance(source, EncodedSource):
+        return source
+    try:
+        return PixelSource(source.decode(), source.path)
+    except DecodeError as error:
+        return error
+
+
+def _surviving_rows(count: int, errors: dict[int, DecodeError], policy: str) -> list[int]:
+    """Which images the rows of the result show, after skipping or replacing the damaged ones."""
+    if not errors:
+        return list(range(count))
+    first = min(errors)
+    if policy == "raise" or len(errors) == count:
+        error = errors[first]
+        raise DecodeError(error.path, first, error.reason) from error
+    good = [row for row in range(count) if row not in errors]
+    if policy == "skip":
+        return good
+    return [row if row not in errors else next((g for g in good if g > row), good[0]) for row in range(count)]

@@ -1,0 +1,66 @@
+"""Handles -> a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_sink.errors import DecodeError
+from torch_sink.image import state as backend_state
+from torch_sink.image.batch import LazyBatch
+from torch_sink.image.execute import run_image_on_cpu
+from torch_sink.image.lazy_tensor import HANDLES, finished_handle, recorded
+from torch_sink.image.packed import collated_tensor, pack
+
+
+def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
+    """Stacks handles (and ordinary tensors among them) into a batch.
+
+    Returns:
+        A `LazyBatch` where something else than this process's CPU will execute it, else an ordinary tensor, in shared
+        memory when made in a worker.
+
+    Raises:
+        RuntimeError: the images differ in shape, with the message of `torch.stack`.
+    """
+    items = [item if isinstance(item, HANDLES) and item.is_recording else _finished(item) for item in handles]
+    shape, dtype = items[0].sink_shape, items[0].sink_dtype
+    for position, item in enumerate(items):
+        if item.sink_shape != shape:
+            raise RuntimeError(
+                f"stack expects each tensor to be equal size, but got {list(shape)} at entry 0 and "
+                f"{list(item.sink_shape)} at entry {position}"
+            )
+    dtypes = {item.sink_dtype for item in items}
+    if len(dtypes) > 1:
+        return torch.stack([item.materialise() for item in items])
+    active = backend_state.settled()
+    full_shape = (len(items), *shape)
+    if active is None or active.executes_at_once:
+        out = collated_tensor(full_shape, dtype)
+        try:
+            for row, item in enumerate(items):
+                run_image_on_cpu(item.sink_source, item.sink_ops, out[row])
+            return out
+        except DecodeError:
+            # Whoever uses the batch decides what becomes of a damaged image.
+            pass
+    packed = pack([item.sink_source for item in items])
+    programs = tuple(item.sink_ops for item in items)
+    if active is None:
+        return LazyBatch(packed, programs, full_shape, dtype)
+    return LazyBatch(packed, programs, full_shape, dtype, active.device, active.interpreted)
+
+
+def _finished(item: Any) -> Any:
+    return finished_handle(item.materialise() if isinstance(item, HANDLES) else item)
+
+
+@recorded(torch.stack)
+def _stack(tensors: Sequence[Any], dim: int = 0, *, out: torch.Tensor | None = None) -> Any:
+    if dim != 0 or any(item.ndim != 3 for item in tensors):
+        return NotImplemented
+    batch = collate_handles(tensors)
+    return batch if out is None else out.copy_(batch)

@@ -1,0 +1,220 @@
+"""Programs + sources -> a tensor: in stock code on the CPU, or as a plan of kernel launches on a device."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from torch_sink.errors import DecodeError
+from torch_sink.image.atoms import Kind, Program
+from torch_sink.image.decode import Decoded, decode_sources, providers_for
+from torch_sink.image.fallback import executing
+from torch_sink.image.lowering import lower, value_table
+from torch_sink.image.ops import Op, replay
+from torch_sink.image.source import FinishedSource, Source
+from torch_sink.image.state import default_device
+
+if TYPE_CHECKING:
+    from torch_sink.image.plan import ImageInput, Plan
+
+
+# --- on the CPU, in stock code
+
+
+def run_image_on_cpu(source: Source, ops: tuple[Op, ...], target: torch.Tensor) -> None:
+    """Makes one image of a batch.
+
+    Args:
+        source: where its pixels come from.
+        ops: calls recorded on it.
+        target: [C, H, W], written to.
+
+    Raises:
+        DecodeError: the file is damaged.
+    """
+    with executing():
+        ends_as_usual = len(ops) >= 2 and ops[-1].name == "v1.normalize" and ops[-2].name == "to_tensor"
+        if ends_as_usual and target.dtype == torch.float32:
+            # Same arithmetic on the same values as the stock calls, without their three temporary tensors.
+            pixels = replay(replay(source.decode(), ops[:-2]), (Op("pil_to_tensor"),))
+            torch.div(pixels, 255, out=target)
+            mean, std = _statistics(*ops[-1].args)
+            target.sub_(mean).div_(std)
+            return
+        target.copy_(replay(source.decode(), ops))
+
+
+@functools.lru_cache(maxsize=64)
+def _statistics(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    return tuple(torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (mean, std))  # type: ignore[return-value]
+
+
+# --- on a device, in kernels
+
+
+def decoded_images(sources: Sequence[Source], device: torch.device) -> list[Decoded | DecodeError | FinishedSource]:
+    """Pixels of every source that is not a finished tensor."""
+    encoded = [source for source in sources if not isinstance(source, FinishedSource)]
+    pixels = iter(decode_sources(encoded, device))
+    return [source if isinstance(source, FinishedSource) else next(pixels) for source in sources]
+
+
+def programs_of(sources: Sequence[Source], programs: Sequence[tuple[Op, ...]]) -> list[Program]:
+    """Lowers the calls of every image; `sources` are those of the images, none a finished tensor."""
+    lowered = []
+    for source, ops in zip(sources, programs, strict=True):
+        width, height = source.size  # type: ignore[union-attr]
+        lowered.append(lower(height, width, 3 if source.mode == "RGB" else 1, ops))  # type: ignore[union-attr]
+    return lowered
+
+
+def run_on_device(
+    decoded: Sequence[Decoded], programs: Sequence[Program], rows: Sequence[int], out: torch.Tensor
+) -> None:
+    """Runs the programs of a batch in as many launches as its longest image has stages.
+
+    Args:
+        decoded: pixels of each image; the same object may stand for several.
+        programs: what each image goes through.
+        rows: position of each image in the batch.
+        out: [N, C, H, W], written to; its device is where everything runs.
+    """
+    from torch_sink.image.plan import build_plan
+    from torch_sink.triton_kernels.stage import run_stage
+
+    device = out.device
+    inputs, workspace_start = _place(decoded)
+    contiguous_rows = list(rows) == list(range(len(rows)))
+    target = out if contiguous_rows else torch.empty((len(rows), *out.shape[1:]), dtype=out.dtype, device=device)
+    strides = tuple(target.stride())
+    plan = build_plan(inputs, programs, workspace_start, strides, device.type == "cpu")  # type: ignore[arg-type]
+    _round_erased_values(plan.operations, target.dtype)
+    workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device)
+    _fill(workspace, decoded, inputs)
+    jobs, operations, tables = (_to(table, device) for table in (plan.jobs, plan.operations, plan.tables))
+    histograms = torch.zeros((max(plan.histograms, 1), 7, 256), dtype=torch.int32, device=device)
+    values = _value_tables(plan.value_chains, plan.out_channels, target.dtype, device)
+    # Triton launches on the current device, wherever the tensors are.
+    with nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index):
+        for launch in plan.launches:
+            run_stage(
+                workspace, target, jobs, operations, tables, _to(launch.tiles, device), histograms, values,
+                is_last=launch.is_last, has_float64=launch.has_float64, has_statistic=launch.has_statistic,
+                has_erase=launch.has_erase, rows_and_columns=plan.tile_shape,
+            )  # fmt: skip
+    if target is not out:
+        out[torch.tensor(rows, device=device)] = target
+
+
+def _round_erased_values(operations: np.ndarray, dtype: torch.dtype) -> None:
+    """Rounds the float fills of erased boxes to the result's dtype, in place, as the value tables are."""
+    if not dtype.is_floating_point or dtype == torch.float32:
+        return
+    rows = (operations[:, 0] == Kind.ERASE) & (operations[:, 6] != 0)
+    values = torch.from_numpy(operations[rows, 7:10]).view(torch.float32)
+    operations[rows, 7:10] = values.to(dtype).float().view(torch.int32).numpy()
+
+
+def _to(table: np.ndarray, device: torch.device) -> torch.Tensor:
+    on_host = torch.from_numpy(table)
+    return on_host if device.type == "cpu" else on_host.pin_memory().to(device, non_blocking=True)
+
+
+def _place(decoded: Sequence[Decoded]) -> tuple[list[ImageInput], int]:
+    """Where each image will lie in the workspace, and where the rest of the workspace begins."""
+    from torch_sink.image.plan import ImageInput
+
+    inputs, offsets, end = [], {}, 0
+    for image in decoded:
+        if id(image) not in offsets:
+            offsets[id(image)] = end
+            end += -(-image.pixels.numel() // 16) * 16
+        inputs.append(ImageInput(offsets[id(image)], *image.strides, *image.size))
+    return inputs, end
+
+
+def _fill(workspace: torch.Tensor, decoded: Sequence[Decoded], inputs: Sequence[ImageInput]) -> None:
+    """Copies pixels to their places: what is on the host in one transfer, the rest one by one."""
+    placed = {image.offset: item for image, item in zip(inputs, decoded, strict=True)}
+    on_host = {offset: item for offset, item in placed.items() if item.pixels.device.type == "cpu"}
+    if workspace.device.type == "cpu":
+        staging = workspace
+    else:
+        end = max((offset + item.pixels.numel() for offset, item in on_host.items()), default=0)
+        staging = torch.empty(end, dtype=torch.uint8, pin_memory=True) if end else workspace
+    for offset, item in on_host.items():
+        staging[offset : offset + item.pixels.numel()].copy_(item.pixels.flatten())
+    if staging is not workspace:
+        workspace[: len(staging)].copy_(staging, non_blocking=True)
+    for offset, item in placed.items():
+        if offset not in on_host:
+            workspace[offset : offset + item.pixels.numel()].copy_(item.pixels.flatten())
+
+
+@functools.lru_cache(maxsize=64)
+def _value_tables(
+    chains: tuple[tuple[Op, ...], ...], channels: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """float32 [chains, 3, 256]: the values of each uint8; stays on the device for the batches to come.
+
+    They are rounded to `dtype`, that of the result, here: Triton's interpreter cuts off what bfloat16 cannot hold.
+    """
+    with executing():
+        tables = torch.stack([value_table(channels, chain).to(dtype).float() for chain in chains])
+    return tables.expand(-1, 3, -1).contiguous().to(device)
+
+
+# --- saying what would run
+
+
+class BatchPlan(NamedTuple):
+    """How a batch would run: which provider decodes how many images, and the launches. `str()` is readable.
+
+    Attributes:
+        decode: {provider: images}.
+        plan: the launches; None for a batch of finished tensors.
+    """
+
+    decode: Counter[str]
+    plan: Plan | None
+
+    def __str__(self) -> str:
+        lines = [f"decode: {', '.join(f'{count} by {name}' for name, count in self.decode.items())}"]
+        return "\n".join(lines + ([str(self.plan)] if self.plan is not None else []))
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def describe(images: Sequence[Source], programs: Sequence[tuple[Op, ...]], device: torch.device) -> BatchPlan:
+    """The plan of a batch, made from the headers of its images alone.
+
+    Args:
+        images: source of each image.
+        programs: calls recorded on each.
+        device: where the batch would run; "meta" is planned as the default device.
+    """
+    from torch_sink.image.plan import ImageInput, build_plan
+
+    device = torch.device(default_device()) if device.type == "meta" else device
+    decode: Counter[str] = Counter()
+    chosen = []
+    for source, ops in zip(images, programs, strict=True):
+        if isinstance(source, FinishedSource):
+            decode["nobody (finished tensors)"] += 1
+            continue
+        decode[next(provider.name for provider in providers_for(device) if provider.takes(source))] += 1
+        chosen.append((source, ops))
+    if not chosen:
+        return BatchPlan(decode, None)
+    lowered = programs_of(*zip(*chosen, strict=True))
+    inputs = [ImageInput(0, 0, 0, 0, source.size[1], source.size[0]) for source, _ in chosen]
+    height, width = lowered[0].size
+    strides = (lowered[0].out_channels * height * width, height * width, width, 1)
+    return BatchPlan(decode, build_plan(inputs, lowered, 0, strides, interpreted=False))

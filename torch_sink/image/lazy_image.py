@@ -1,0 +1,230 @@
+"""LazyImage: a Pillow image whose pixels do not exist yet."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from PIL import Image
+
+from torch_sink.image.fallback import executing, is_executing, report_fallback
+from torch_sink.image.lower_geometry import transform_fits
+from torch_sink.image.ops import Op, replay
+from torch_sink.image.source import EncodedSource, PixelSource, Source
+
+_RECORDED_MODES = ("L", "RGB")
+_FILTERS = frozenset(range(6))  # Pillow 13 knows more; those are not recorded
+_FLIPS = frozenset(Image.Transpose)
+_KEEPS_INFO = frozenset(("pil.convert", "pil.crop", "pil.resize", "pil.transpose", "pil.transform"))
+
+
+class LazyImage(Image.Image):
+    """A `PIL.Image.Image` that holds a source and the calls recorded on it.
+
+    `size`, `mode` and `getbands()` answer at once. `resize`, `crop`, `transpose`, `convert`, `copy` and an affine or
+    perspective `transform` return a new handle with one more call recorded. Everything else that Pillow offers goes
+    through `im` or `load()`, which decode the source, replay the calls and leave an ordinary image behind; later
+    writes to it never reach handles that were recorded earlier.
+    """
+
+    sink_source: EncodedSource | PixelSource
+    sink_ops: tuple[Op, ...]
+
+    def __init__(self, source: Source, ops: tuple[Op, ...], size: tuple[int, int], mode: str) -> None:
+        # The fields of Image.Image, filled directly: its __init__ would run through the `im` setter.
+        self.__dict__.update(
+            _im=None,
+            _mode=mode,
+            _size=size,
+            palette=None,
+            _readonly=0,
+            _exif=None,
+            sink_source=source,
+            sink_ops=ops,
+        )
+
+    @property
+    def is_recording(self) -> bool:
+        """False once somebody has asked for the pixels."""
+        return self.__dict__["_im"] is None
+
+    def record(self, op: Op, size: tuple[int, int] | None = None, mode: str | None = None) -> LazyImage:
+        """A new handle with one more call; `size` (width, height) and `mode` where the call changes them."""
+        fields = self.__dict__
+        return LazyImage(
+            fields["sink_source"], (*fields["sink_ops"], op), size or fields["_size"], mode or fields["_mode"]
+        )
+
+    def _materialise(self) -> None:
+        report_fallback("pixels of a Pillow image", "read by other code", inner_module="PIL")
+        with executing():
+            image = replay(self.sink_source.decode(), self.sink_ops)
+        fields = self.__dict__
+        fields.setdefault("info", image.info)
+        fields["_im"] = image.im
+
+    @property
+    def im(self) -> Any:
+        if self.__dict__["_im"] is None:
+            self._materialise()
+        return Image.Image.im.fget(self)  # type: ignore[attr-defined]
+
+    @im.setter
+    def im(self, value: Any) -> None:
+        self.__dict__["_im"] = value
+
+    def load(self) -> Any:
+        if self.__dict__["_im"] is None:
+            self._materialise()
+        return super().load()
+
+    @property
+    def info(self) -> dict[Any, Any]:
+        fields = self.__dict__
+        if "info" not in fields:
+            if all(op.name in _KEEPS_INFO for op in fields["sink_ops"]):
+                source = fields["sink_source"]
+                fields["info"] = dict((source.open() if isinstance(source, EncodedSource) else source.image).info)
+            else:
+                with executing():
+                    self.load()
+        return fields["info"]
+
+    @info.setter
+    def info(self, value: dict[Any, Any]) -> None:
+        self.__dict__["info"] = value
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.is_recording:
+            return LazyImage, (self.sink_source, self.sink_ops, self._size, self._mode)
+        return _restore_image, (self.__getstate__(),)
+
+    def __eq__(self, other: object) -> bool:
+        # Stock code would have two objects of the class `Image`; Pillow compares classes first.
+        if type(other) not in (LazyImage, Image.Image):
+            return False
+        image: Any = other
+        return (
+            (self.mode, self.size, self.info) == (image.mode, image.size, image.info)
+            and self.getpalette() == image.getpalette()
+            and self.tobytes() == image.tobytes()
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def copy(self) -> Image.Image:
+        if not self.is_recording:
+            return super().copy()
+        fields = self.__dict__
+        copied = LazyImage(fields["sink_source"], fields["sink_ops"], fields["_size"], fields["_mode"])
+        if "info" in fields:
+            copied.__dict__["info"] = dict(fields["info"])
+        return copied
+
+    __copy__ = copy
+
+    def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
+        if self.is_recording and not args and not kwargs:
+            if mode is None or mode == self._mode:
+                return self.copy()
+            if mode in _RECORDED_MODES:
+                return self.record(Op("pil.convert", (mode,)), mode=mode)
+        return super().convert(mode, *args, **kwargs)
+
+    def crop(self, box: Sequence[float] | None = None) -> Image.Image:
+        if not self.is_recording or (box is not None and len(box) != 4):
+            return super().crop(box)  # type: ignore[arg-type]
+        if box is None:
+            return self.copy()
+        left, upper, right, lower = map(int, map(round, box))
+        if right <= left or lower <= upper:
+            return super().crop(box)  # type: ignore[arg-type]
+        return self.record(Op("pil.crop", ((left, upper, right, lower),)), size=(right - left, lower - upper))
+
+    def resize(  # type: ignore[override]
+        self,
+        size: Sequence[int],
+        resample: int | None = None,
+        box: tuple[float, float, float, float] | None = None,
+        reducing_gap: float | None = None,
+    ) -> Image.Image:
+        if resample is None:
+            resample = Image.Resampling.BICUBIC
+        sides = _sides(size)
+        plain = box is None and reducing_gap is None
+        if not self.is_recording or resample not in _FILTERS or not plain or sides is None:
+            return super().resize(size, resample, box, reducing_gap)  # type: ignore[arg-type]
+        if sides == self._size:
+            return self.copy()
+        return self.record(Op("pil.resize", (sides, int(resample))), size=sides)
+
+    def transpose(self, method: Image.Transpose) -> Image.Image:
+        if not self.is_recording or method not in _FLIPS:
+            return super().transpose(method)
+        width, height = self._size
+        turned = method not in (0, 1, 3)  # FLIP_LEFT_RIGHT, FLIP_TOP_BOTTOM, ROTATE_180 keep the shape
+        return self.record(Op("pil.transpose", (int(method),)), size=(height, width) if turned else self._size)
+
+    def transform(
+        self,
+        size: tuple[int, int],
+        method: Any,
+        data: Any = None,
+        resample: int = Image.Resampling.NEAREST,
+        fill: int = 1,
+        fillcolor: Any = None,
+    ) -> Image.Image:
+        if self.is_recording and data is not None and _fill_fits(self._mode, fillcolor):
+            width, height = size
+            matrix = tuple(map(float, data))
+            if transform_fits(method, matrix, resample, (width, height)):
+                args = (width, height), int(method), matrix, int(resample), fillcolor
+                return self.record(Op("pil.transform", args), size=(width, height))
+        return super().transform(size, method, data, resample, fill, fillcolor)
+
+
+def _fill_fits(mode: str, fill: Any) -> bool:
+    """True for a colour given as stock code gives it: three numbers for "RGB", one for "L", or None for black."""
+    if fill is None:
+        return True
+    values = fill if isinstance(fill, tuple) else (fill,)
+    return len(values) == (3 if mode == "RGB" else 1) and all(isinstance(value, int) for value in values)
+
+
+def _sides(size: Any) -> tuple[int, int] | None:
+    """A size as two positive integers, or None where stock code should look at it."""
+    try:
+        width, height = map(operator.index, size)
+    except (TypeError, ValueError):
+        return None
+    return (width, height) if width > 0 and height > 0 else None
+
+
+def _restore_image(state: list[Any]) -> Image.Image:
+    image = Image.Image()
+    image.__setstate__(state)
+    return image
+
+
+def lazy_image(image: Image.Image) -> LazyImage | None:
+    """The handle to record on for `image`, or None where none can stand for it.
+
+    A handle that still records is returned as it is. An ordinary image of mode "L" or "RGB" (and a handle whose
+    pixels were read) is copied into a new handle, so that later writes to it are not seen.
+    """
+    if isinstance(image, LazyImage) and image.is_recording:
+        return image
+    if is_executing():
+        return None
+    source = getattr(image, "sink_file_source", None)
+    if source is not None and image._im is None and not image.decoderconfig and source.mode == image.mode:  # type: ignore[attr-defined]
+        return LazyImage(source, (), source.size, source.mode)
+    if image.mode not in _RECORDED_MODES:
+        report_fallback("Pillow image", f"no kernel for mode {image.mode!r}: convert it to 'RGB' or 'L' first")
+        return None
+    if not image.width or not image.height:
+        return None
+    image.load()  # the file of another format, which nobody has read yet
+    plain = image._new(image.im.copy())
+    return LazyImage(PixelSource(plain), (), plain.size, plain.mode)

@@ -1,0 +1,210 @@
+"""LazyTensor and LazyTVImage: tensors whose values do not exist yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+from torchvision import tv_tensors
+
+from torch_sink.image.fallback import executing, report_fallback
+from torch_sink.image.ops import Op, replay
+from torch_sink.image.source import FinishedSource, Source
+
+_plain_call = torch._C.DisableTorchFunctionSubclass
+
+# What torch may ask of a handle without getting its values.
+METADATA = {
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    torch.Tensor.ndimension,
+    torch.Tensor.numel,
+    torch.Tensor.nelement,
+    torch.Tensor.element_size,
+    torch.Tensor.is_floating_point,
+    torch.Tensor.is_complex,
+    torch.Tensor.__len__,
+    torch.is_floating_point,
+    torch.is_complex,
+    torch.is_tensor,
+    torch.numel,
+    torch.Tensor.device.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.layout.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.is_cuda.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.is_cpu.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.is_meta.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.is_sparse.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.is_quantized.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.is_leaf.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.grad_fn.__get__,  # type: ignore[attr-defined, union-attr]
+    torch.Tensor.itemsize.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.nbytes.__get__,  # type: ignore[attr-defined]
+}
+
+
+class _Handle:
+    """What both kinds of handle share.
+
+    A handle holds a source and the calls recorded on it. Any torch operation but a question for shape or type first
+    makes the real tensor, of the exact type that stock code would have, and repeats the call on it. From then on the
+    handle stands for that tensor, also for writes in place.
+    """
+
+    sink_source: Source
+    sink_ops: tuple[Op, ...]
+    sink_shape: torch.Size
+    sink_dtype: torch.dtype
+
+    @staticmethod
+    def __new__(cls: Any, source: Source, ops: tuple[Op, ...], shape: tuple[int, int, int], dtype: torch.dtype) -> Any:
+        handle = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)  # type: ignore[attr-defined]
+        handle.__dict__.update(sink_source=source, sink_ops=ops, sink_shape=torch.Size(shape), sink_dtype=dtype)
+        return handle
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__()
+
+    # Once there is a real tensor it answers: a call in place may have changed its shape.
+
+    @property
+    def shape(self) -> torch.Size:
+        fields = self.__dict__
+        return fields["sink_real"].shape if "sink_real" in fields else fields["sink_shape"]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.sink_dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def is_recording(self) -> bool:
+        """False once somebody has asked for the values."""
+        return "sink_real" not in self.__dict__
+
+    def record(self, op: Op, shape: tuple[int, int, int] | None = None, dtype: torch.dtype | None = None) -> Any:
+        """A new handle of the same kind with one more call; `shape` and `dtype` where the call changes them."""
+        fields = self.__dict__
+        ops = (*fields["sink_ops"], op)
+        return type(self)(fields["sink_source"], ops, shape or fields["sink_shape"], dtype or fields["sink_dtype"])  # type: ignore[call-arg]
+
+    def become(self, other: Any) -> Any:
+        """Takes over what another handle stands for: a recorded call that works in place."""
+        self.__dict__.update(other.__dict__)
+        return self
+
+    def materialise(self) -> torch.Tensor:
+        """The tensor of the exact stock type that this handle stands for, made once."""
+        fields = self.__dict__
+        if "sink_real" not in fields:
+            with executing():
+                tensor = replay(self.sink_source.decode(), self.sink_ops)
+            fields["sink_real"] = self._stock_type(tensor)
+        return fields["sink_real"]
+
+    @staticmethod
+    def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in METADATA and args[0].is_recording:
+            with _plain_call():
+                return func(*args, **kwargs)
+        if func in RECORDED:
+            result = RECORDED[func](*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return _run_on_real(func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return _run_on_real(func, args, kwargs or {})
+
+    def as_subclass(self, cls: type) -> Any:
+        """The same values as another tensor type; to a pure tensor this records nothing and costs nothing."""
+        if cls is torch.Tensor and self.is_recording:
+            return LazyTensor(self.sink_source, self.sink_ops, self.sink_shape, self.sink_dtype)
+        return self.materialise().as_subclass(cls)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Protocol 2 is that of torch.save: what it writes has to be readable without this package.
+        if protocol == 2 or not self.is_recording:
+            return self.materialise().__reduce_ex__(protocol)
+        return type(self), (self.sink_source, self.sink_ops, tuple(self.sink_shape), self.sink_dtype)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if not self.is_recording:
+            return self.materialise().__deepcopy__(memo)
+        return self.record_nothing()
+
+    def record_nothing(self) -> Any:
+        """A second, independent handle for the same values."""
+        return type(self)(self.sink_source, self.sink_ops, self.sink_shape, self.sink_dtype)  # type: ignore[call-arg]
+
+
+class LazyTensor(_Handle, torch.Tensor):  # type: ignore[misc, override]
+    """A pure tensor [C, H, W] that `ToTensor` or `PILToTensor` would return; uint8 in [0, 255] or float in [0, 1]."""
+
+    @staticmethod
+    def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.as_subclass(torch.Tensor)
+
+
+class LazyTVImage(_Handle, tv_tensors.Image):
+    """A `tv_tensors.Image` [C, H, W] that `ToImage` would return; uint8 in [0, 255] or float."""
+
+    @staticmethod
+    def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.as_subclass(tv_tensors.Image)
+
+
+HANDLES = (LazyTensor, LazyTVImage)
+
+# torch function -> what to do on handles instead; NotImplemented means: on the real tensor.
+RECORDED: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def recorded(func: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a stand-in for one torch function on handles."""
+
+    def register(stand_in: Callable[..., Any]) -> Callable[..., Any]:
+        if func in RECORDED:
+            raise ValueError(f"{func} is registered twice")
+        RECORDED[func] = stand_in
+        return stand_in
+
+    return register
+
+
+def _run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    handles: dict[int, Any] = {}
+
+    def materialised(value: Any) -> Any:
+        if not isinstance(value, HANDLES):
+            return value
+        if value.is_recording:
+            report_fallback(f"torch: {getattr(func, '__name__', func)}", "tensor read by other code", "torch")
+        tensor = value.materialise()
+        handles[id(tensor)] = value
+        return tensor
+
+    args, kwargs = tree_map(materialised, (args, kwargs))
+    result = func(*args, **kwargs)
+    # A call in place returns its tensor: give back the handle that the caller holds.
+    return handles.get(id(result), result)
+
+
+def finished_handle(tensor: torch.Tensor) -> LazyTensor:
+    """A handle around values that exist, so that they can travel in a batch of handles."""
+    return LazyTensor(FinishedSource(tensor), (), tuple(tensor.shape), tensor.dtype)  # type: ignore[arg-type]

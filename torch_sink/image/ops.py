@@ -1,0 +1,137 @@
+"""Recorded operations: a name and the parameters of one call of stock code.
+
+`STOCK` maps each name to the call itself, on a Pillow image ("pil."), or on a tensor with the kernels of
+`transforms` ("v1.") or of `transforms.v2` ("v2."). Replaying the recorded calls in order is the definition of what a
+handle stands for; the kernels have to give the same values.
+
+The stock functions are bound when this module is imported, which `reroute.install` does before it replaces any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from torchvision.transforms import _functional_pil as F_pil
+from torchvision.transforms import _functional_tensor as F_tensor
+from torchvision.transforms import functional as F
+from torchvision.transforms.v2 import functional as F_v2
+
+
+class Op(NamedTuple):
+    """One recorded call.
+
+    Attributes:
+        name: a key of `STOCK`.
+        args: everything but the image, hashable.
+    """
+
+    name: str
+    args: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(map(repr, self.args))})"
+
+
+STOCK: dict[str, Callable[..., Any]] = {}
+
+
+def _stock(name: str, function: Callable[..., Any]) -> None:
+    if name in STOCK:
+        raise ValueError(f"operation {name!r} is registered twice")
+    STOCK[name] = function
+
+
+def replay(image: Any, ops: Sequence[Op]) -> Any:
+    """Runs recorded calls in stock code.
+
+    Args:
+        image: a plain Pillow image or tensor; never written to.
+        ops: calls, in order.
+    """
+    for op in ops:
+        image = STOCK[op.name](image, *op.args)
+    return image
+
+
+# Pillow images
+_stock("pil.convert", lambda image, mode: image.convert(mode))
+_stock("pil.crop", lambda image, box: image.crop(box))
+_stock("pil.resize", lambda image, size, resample: image.resize(size, resample))
+_stock("pil.transpose", lambda image, method: image.transpose(method))
+_stock(
+    "pil.transform",
+    lambda image, size, method, data, resample, fill: image.transform(
+        size, Image.Transform(method), data, resample, fillcolor=fill
+    ),
+)
+_stock("pil.pad", F_pil.pad)
+for _name in (
+    "adjust_brightness",
+    "adjust_contrast",
+    "adjust_saturation",
+    "adjust_hue",
+    "adjust_sharpness",
+    "adjust_gamma",
+    "to_grayscale",
+    "invert",
+    "posterize",
+    "solarize",
+    "autocontrast",
+    "equalize",
+):
+    _stock(f"pil.{_name}", getattr(F_pil, _name))
+
+# From Pillow image to tensor
+_stock("to_tensor", F.to_tensor)
+_stock("pil_to_tensor", F.pil_to_tensor)
+_stock("to_image", F_v2.to_image)
+
+# Whole batches
+
+
+def _mix_up(batch: torch.Tensor, lam: float) -> torch.Tensor:
+    """`v2.MixUp`: each image with the one before it, in the proportion lam : 1 - lam."""
+    return batch.roll(1, 0).mul_(1.0 - lam).add_(batch.mul(lam))
+
+
+def _cut_mix(batch: torch.Tensor, box: tuple[int, int, int, int]) -> torch.Tensor:
+    """`v2.CutMix`: a box (left, top, right, bottom) of each image comes from the one before it."""
+    left, top, right, bottom = box
+    mixed = batch.clone()
+    mixed[..., top:bottom, left:right] = batch.roll(1, 0)[..., top:bottom, left:right]
+    return mixed
+
+
+_stock("batch.mix_up", _mix_up)
+_stock("batch.cut_mix", _cut_mix)
+
+# Tensors, kernels of transforms
+_stock("v1.normalize", F_tensor.normalize)
+_stock("v1.convert_image_dtype", F_tensor.convert_image_dtype)
+_stock("v1.hflip", F_tensor.hflip)
+_stock("v1.vflip", F_tensor.vflip)
+_stock("v1.crop", F_tensor.crop)
+_stock("v1.pad", F_tensor.pad)
+_stock("v1.erase", lambda image, i, j, h, w, value: F_tensor.erase(image, i, j, h, w, _erased(image, value)))
+
+# Tensors, kernels of transforms.v2
+_stock("v2.normalize", F_v2.normalize_image)
+_stock("v2.to_dtype", F_v2.to_dtype_image)
+_stock("v2.horizontal_flip", F_v2.horizontal_flip_image)
+_stock("v2.vertical_flip", F_v2.vertical_flip_image)
+_stock("v2.crop", F_v2.crop_image)
+_stock("v2.pad", F_v2.pad_image)
+_stock("v2.resize", F_v2.resize_image)
+_stock("v2.erase", lambda image, i, j, h, w, value: F_v2.erase_image(image, i, j, h, w, _erased(image, value)))
+
+for _name in ("adjust_brightness", "invert", "posterize", "solarize", "equalize"):
+    _stock(f"v1.{_name}", getattr(F_tensor, _name))
+    _stock(f"v2.{_name}", getattr(F_v2, f"{_name}_image"))
+
+
+def _erased(image: torch.Tensor, value: tuple[float, ...]) -> torch.Tensor:
+    """The value of each channel as `erase` takes it, [C, 1, 1] or [1, 1, 1]."""
+    return torch.tensor(value, dtype=torch.float32).view(-1, 1, 1)

@@ -1,0 +1,95 @@
+"""The sources of a batch, packed so that they cross to another process cheaply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from torch.utils.data import get_worker_info
+
+from torch_sink.image.source import EncodedSource, FinishedSource, PixelSource, Source
+
+
+class Packed(NamedTuple):
+    """The sources of a batch, in a form that crosses to another process cheaply.
+
+    Attributes:
+        blob: uint8 [bytes], every file and every pixel array, one after the other; shared memory in a worker.
+        entries: how to cut a source out of the blob.
+        entry_of_image: position in `entries` of each image's source; the same file twice is packed once.
+    """
+
+    blob: torch.Tensor
+    entries: tuple[tuple[Any, ...], ...]
+    entry_of_image: tuple[int, ...]
+
+    def sources(self) -> list[Source]:
+        """One source for each entry."""
+        data = self.blob.numpy()
+        found: list[Source] = []
+        for kind, begin, end, *rest in self.entries:
+            if kind == "file":
+                found.append(EncodedSource(data[begin:end].tobytes(), *rest))
+            elif kind == "pixels":
+                mode, size, path = rest
+                found.append(PixelSource(Image.frombytes(mode, size, data[begin:end].tobytes()), path))
+            else:
+                found.append(FinishedSource(*rest))
+        return found
+
+
+def pack(sources: Sequence[Source]) -> Packed:
+    """Packs the sources of a batch; the same one is packed once."""
+    places: dict[Any, int] = {}
+    entries: list[tuple[Any, ...]] = []
+    entry_of_image = []
+    chunks: list[bytes] = []
+    end = 0
+    for source in sources:
+        key = _identity(source)
+        place = places.get(key)
+        # A file may change between two reads of it, and images in memory share a name: compare the bytes as well.
+        if place is None or (isinstance(source, EncodedSource) and source.data != chunks[place]):
+            place = places[key] = len(entries)
+            begin = end
+            chunk, *described = _payload(source)
+            chunks.append(chunk)
+            end += len(chunk)
+            entries.append((described[0], begin, end, *described[1:]))
+        entry_of_image.append(place)
+    return Packed(_blob(chunks, end), tuple(entries), tuple(entry_of_image))
+
+
+def _payload(source: Source) -> tuple[Any, ...]:
+    """Bytes for the blob, kind of entry, and what else the entry has to say."""
+    if isinstance(source, EncodedSource):
+        return source.data, "file", source.path, source.header, source.mode
+    if isinstance(source, PixelSource):
+        return source.image.tobytes(), "pixels", source.image.mode, source.image.size, source.path
+    return b"", "tensor", source.tensor, source.path
+
+
+def _identity(source: Source) -> tuple[Any, ...]:
+    """Equal for one file in one mode, and for handles that were recorded from one image in memory."""
+    if isinstance(source, EncodedSource):
+        return source.path, source.mode
+    return (id(source[0]),)
+
+
+def _blob(chunks: Sequence[bytes], size: int) -> torch.Tensor:
+    blob = collated_tensor((size,), torch.uint8)
+    view, begin = memoryview(blob.numpy().data), 0
+    for chunk in chunks:
+        view[begin : begin + len(chunk)] = chunk
+        begin += len(chunk)
+    return blob
+
+
+def collated_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A new tensor, in shared memory when made in a data worker."""
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=dtype)
+    storage = torch.UntypedStorage._new_shared(max(torch.Size(shape).numel() * dtype.itemsize, 1))
+    return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload]

@@ -1,0 +1,45 @@
+"""Arguments of torchvision's functionals, brought into one form for recording."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def colour_of(fill: Any, channels: int) -> Any:
+    """A fill as stock code reads it (an int, or one int a channel), or None where stock code should look at it."""
+    if fill is None:
+        fill = 0
+    if isinstance(fill, (list, tuple)):
+        if not all(map(is_number, fill)) or len(fill) not in (1, channels):
+            return None
+        fill = tuple(int(value) for value in fill) * (channels if len(fill) == 1 else 1)
+        return fill if channels > 1 else fill[0]
+    if not is_number(fill):
+        return None
+    return (int(fill),) * channels if channels > 1 else int(fill)
+
+
+def sides_of(padding: Any) -> tuple[int, int, int, int] | None:
+    """(left, top, right, bottom) of a padding argument, or None where stock code should look at it."""
+    if type(padding) is int:
+        return (padding,) * 4
+    if not isinstance(padding, (list, tuple)) or not all(type(side) is int for side in padding):
+        return None
+    if len(padding) == 1:
+        return (padding[0],) * 4
+    if len(padding) == 2:
+        return padding[0], padding[1], padding[0], padding[1]
+    return tuple(padding) if len(padding) == 4 else None  # type: ignore[return-value]
+
+
+def padding_fits(sides: tuple[int, int, int, int], mode: str, height: int, width: int) -> bool:
+    """Modes that mirror need the image to be larger than the padding; beyond that stock code wraps or raises."""
+    if min(sides) < 0:
+        return False
+    return mode in ("constant", "edge") or (
+        mode in ("reflect", "symmetric") and max(sides[0], sides[2]) < width and max(sides[1], sides[3]) < height
+    )

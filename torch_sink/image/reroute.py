@@ -1,0 +1,241 @@
+"""The table of what is replaced in other packages while the backend is on, and nothing else.
+
+This is the only file that touches the internals of torchvision, Pillow's plugin table, torch's collate table and the
+DataLoader's worker loop. Each row says where, under which name, and what makes the stand-in from the stock object.
+`install` fills the places, `uninstall` puts back the very same objects.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import PIL.Image
+import torch
+import torchvision
+from torch.utils.data._utils import collate, worker
+from torchvision import tv_tensors
+from torchvision.datasets import folder
+from torchvision.transforms import _functional_pil, _functional_tensor, autoaugment, functional, transforms, v2
+from torchvision.transforms.v2 import _auto_augment as v2_auto_augment
+from torchvision.transforms.v2 import _geometry as v2_geometry
+from torchvision.transforms.v2 import _transform as v2_transform
+from torchvision.transforms.v2 import _utils as v2_utils
+from torchvision.transforms.v2.functional import _type_conversion
+from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
+
+from torch_sink.image import record_pil, record_tensor, samplers, state, stock_types
+from torch_sink.image.batch import LazyBatch
+from torch_sink.image.collate import collate_handles
+from torch_sink.image.fallback import ledger
+from torch_sink.image.lazy_file import jpeg_factory, pil_loader
+from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage
+from torch_sink.image.ops import Op
+from torch_sink.image.state import State
+
+_MISSING = object()
+Make = Callable[[Any], Any]
+
+
+class Row(NamedTuple):
+    """One replaced place.
+
+    Attributes:
+        owner: a module, a class or a dict.
+        name: attribute or key.
+        make: stock object -> stand-in.
+    """
+
+    owner: Any
+    name: Any
+    make: Make
+
+    def read(self) -> Any:
+        """What is there now, as it is stored (a `staticmethod` stays one)."""
+        fields = self.owner if isinstance(self.owner, dict) else vars(self.owner)
+        return fields.get(self.name, _MISSING)
+
+    def write(self, value: Any) -> None:
+        if not isinstance(self.owner, dict):
+            setattr(self.owner, self.name, value)
+        elif value is _MISSING:
+            del self.owner[self.name]
+        else:
+            self.owner[self.name] = value
+
+
+def _rows() -> Iterator[Row]:
+    """All rows, for the packages as they are installed and imported now."""
+    yield Row(folder, "pil_loader", pil_loader)
+    yield Row(PIL.Image.OPEN, "JPEG", lambda entry: (jpeg_factory(entry[0]), *entry[1:]))
+    yield Row(tv_tensors, "wrap", _wrap)
+
+    for name, make in record_pil.PIL_RECORDERS.items():
+        yield Row(_functional_pil, name, make)
+    for name, function in vars(_functional_tensor).items():
+        if inspect.isfunction(function) and function.__module__ == _functional_tensor.__name__ and name[0] != "_":
+            recorder = _TENSOR_QUERIES.get(name) or record_tensor.V1_TENSOR_RECORDERS.get(name)
+            yield Row(_functional_tensor, name, record_tensor.on_tensor(name, recorder))
+    yield Row(functional, "to_tensor", record_pil.to_tensor)
+    for module in (functional, v2.functional, _type_conversion):
+        yield Row(module, "pil_to_tensor", record_pil.pil_to_tensor)
+    for module in (v2.functional, _type_conversion):
+        yield Row(module, "to_image", record_pil.to_image)
+    yield from _kernel_rows()
+
+    yield Row(transforms.RandomResizedCrop, "get_params", samplers.resized_crop_v1)
+    yield Row(v2.RandomResizedCrop, "make_params", samplers.resized_crop_v2)
+    for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
+        yield Row(kind, "_augmentation_space", samplers.augmentation_space)
+    yield Row(v2.MixUp, "transform", _mix("batch.mix_up", "lam"))
+    yield Row(v2.CutMix, "transform", _mix("batch.cut_mix", "box"))
+    for module in (v2_auto_augment, v2_geometry, v2_utils):
+        yield Row(module, "_get_fill", stock_types.get_fill)
+    yield Row(v2.ToDtype, "transform", stock_types.to_dtype_transform)
+    yield Row(v2_transform.Transform, "forward", samplers.transform_forward)
+    yield Row(v2_transform._RandomApplyTransform, "forward", samplers.random_apply_forward)
+
+    for kind in HANDLES:
+        yield Row(collate.default_collate_fn_map, kind, lambda stock: _collate)
+    yield Row(collate.default_collate_fn_map, torch.Tensor, _collate_tensors)
+    for module in _worker_modules():
+        yield Row(module, "_worker_loop", WorkerLoop)
+
+
+_TENSOR_QUERIES: dict[str, record_tensor.Recorder] = {
+    "get_dimensions": lambda handle: list(handle.sink_shape),
+    "get_image_size": lambda handle: [handle.sink_shape[2], handle.sink_shape[1]],
+    "get_image_num_channels": lambda handle: handle.sink_shape[0],
+}
+
+
+def _kernel_rows() -> Iterator[Row]:
+    """Rows of the kernel registry of `transforms.v2`: Pillow images, and both kinds of tensor handle."""
+    for function, kernels in _KERNEL_REGISTRY.items():
+        name = function.__name__
+        if PIL.Image.Image in kernels and not name.startswith("get_"):
+            yield Row(kernels, PIL.Image.Image, record_pil.PIL_RECORDERS.get(name, record_pil.through_methods))
+        recorder = record_tensor.V2_TENSOR_RECORDERS.get(name)
+        for kind, stock_type in ((LazyTensor, torch.Tensor), (LazyTVImage, tv_tensors.Image)):
+            if stock_type in kernels:
+                yield Row(kernels, kind, _kernel(name, function, recorder))
+
+
+def _kernel(name: str, function: Callable[..., Any], recorder: record_tensor.Recorder | None) -> Make:
+    # A handle that cannot record becomes the real tensor, which is dispatched anew by its own type.
+    return lambda stock: record_tensor.on_tensor(name, recorder)(function)
+
+
+def _mix(name: str, parameter: str) -> Make:
+    """Stand-in for the `transform` of `MixUp` and `CutMix`: records on a batch that does not exist yet."""
+
+    def make(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def transform(self: Any, inpt: Any, params: dict[str, Any]) -> Any:
+            if isinstance(inpt, LazyBatch) and inpt.dtype.is_floating_point and inpt is not params["labels"]:
+                self._check_image_or_video(inpt, batch_size=params["batch_size"])
+                return inpt.record_mix(Op(name, (params[parameter],)))
+            return stock(self, inpt, params)
+
+        return transform
+
+    return make
+
+
+def _wrap(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def wrap(wrappee: Any, *, like: Any, **kwargs: Any) -> Any:
+        if isinstance(like, LazyTVImage):
+            return wrappee.as_subclass(tv_tensors.Image)
+        return stock(wrappee, like=like, **kwargs)
+
+    return wrap
+
+
+def _collate(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    return collate_handles(batch)
+
+
+def _collate_tensors(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        if any(isinstance(item, HANDLES) for item in batch):
+            return collate_handles(batch)
+        return stock(batch, collate_fn_map=collate_fn_map)
+
+    return collate_tensors
+
+
+# --- workers
+
+
+def _worker_modules() -> list[Any]:
+    """Modules that start data workers: torch's, and torchdata's when it is imported."""
+    stateful = sys.modules.get("torchdata.stateful_dataloader.worker")
+    return [worker] if stateful is None else [worker, stateful]
+
+
+class WorkerLoop:
+    """Stand-in for a `_worker_loop`: switches the backend on in the worker, then runs the stock loop.
+
+    It is pickled to spawned workers, with the state, under the name of the module whose loop it stands for.
+    """
+
+    def __init__(self, stock: Any, module: str | None = None, settings: State | None = None) -> None:
+        self.module = module or stock.__module__
+        self.settings = settings
+
+    def __reduce__(self) -> Any:
+        return WorkerLoop, (None, self.module, self.settings or state.settled())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        settings = self.settings or state.active
+        assert settings is not None  # the stand-in is only there while the backend is on
+        # A worker never asks for a device; where its parent has not yet either, it makes the pixels itself.
+        install(settings if settings.device else settings._replace(device="cpu"))
+        ledger.open(settings.fallback_folder, settings.strict)
+        try:
+            return _stock_loop(self.module)(*args, **kwargs)
+        finally:
+            ledger.write()
+
+
+def _stock_loop(module: str) -> Callable[..., Any]:
+    for row, stock in _installed:
+        if row.name == "_worker_loop" and row.owner.__name__ == module:
+            return stock
+    return vars(sys.modules[module])["_worker_loop"]
+
+
+# --- switching
+
+_installed: list[tuple[Row, Any]] = []
+
+
+def install(settings: State) -> None:
+    """Fills every place of the table; when they are filled already, only the settings change."""
+    state.set_active(settings)
+    if _installed:
+        return
+    for row in _rows():
+        stock = row.read()
+        if stock is _MISSING and not isinstance(row.owner, dict):
+            raise RuntimeError(
+                f"{row.owner.__name__}.{row.name} does not exist in torchvision {torchvision.__version__} and torch "
+                f"{torch.__version__}; this version of torch_sink does not know these releases"
+            )
+        plain = stock.__func__ if isinstance(stock, staticmethod) else stock
+        stand_in = row.make(plain)
+        _installed.append((row, stock))
+        row.write(stand_in)
+
+
+def uninstall() -> None:
+    """Puts back the very same objects."""
+    while _installed:
+        row, stock = _installed.pop()
+        row.write(stock)
+    state.set_active(None)

@@ -1,0 +1,166 @@
+"""Taps and weights of antialiased resizing, as Pillow and torch compute them.
+
+Pillow: `libImaging/Resample.c`. torch on uint8 tensors: `aten/native/cpu/UpSampleKernelAVXAntialias.h`, whose index
+ranges are Pillow's, with weights of 16 bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+Resampling = Image.Resampling
+PILLOW_PRECISION_BITS = 32 - 8 - 2
+
+SUPPORT = {
+    Resampling.BOX: 0.5,
+    Resampling.BILINEAR: 1.0,
+    Resampling.HAMMING: 1.0,
+    Resampling.BICUBIC: 2.0,
+    Resampling.LANCZOS: 3.0,
+}
+
+
+class ResampleTable(NamedTuple):
+    """Weights of one axis.
+
+    Attributes:
+        first: int32 [out], first source index of each output position.
+        weights: int32 [out, taps], scaled by 2 ** precision; zero past an output's last tap.
+        precision: bits after the binary point.
+    """
+
+    first: np.ndarray
+    weights: np.ndarray
+    precision: int
+
+
+def _box(x: np.ndarray) -> np.ndarray:
+    return ((x > -0.5) & (x <= 0.5)).astype(np.float64)
+
+
+def _bilinear(x: np.ndarray) -> np.ndarray:
+    x = np.abs(x)
+    return np.where(x < 1.0, 1.0 - x, 0.0)
+
+
+def _hamming(x: np.ndarray) -> np.ndarray:
+    x = np.abs(x)
+    angle = np.where(x == 0.0, 1.0, x * math.pi)
+    wave = np.sin(angle) / angle * (float(np.float32(0.54)) + float(np.float32(0.46)) * np.cos(angle))
+    return np.where(x == 0.0, 1.0, np.where(x >= 1.0, 0.0, wave))
+
+
+def _bicubic(a: float) -> Callable[[np.ndarray], np.ndarray]:
+    def weight(x: np.ndarray) -> np.ndarray:
+        x = np.abs(x)
+        near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1
+        far = (((x - 5) * x + 8) * x - 4) * a
+        return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
+
+    return weight
+
+
+def _sinc(x: np.ndarray) -> np.ndarray:
+    angle = np.where(x == 0.0, 1.0, x * math.pi)
+    return np.where(x == 0.0, 1.0, np.sin(angle) / angle)
+
+
+def _lanczos(x: np.ndarray) -> np.ndarray:
+    return np.where((x >= -3.0) & (x < 3.0), _sinc(x) * _sinc(x / 3), 0.0)
+
+
+_FILTERS = {
+    Resampling.BOX: _box,
+    Resampling.BILINEAR: _bilinear,
+    Resampling.HAMMING: _hamming,
+    Resampling.BICUBIC: _bicubic(-0.5),
+    Resampling.LANCZOS: _lanczos,
+}
+
+
+@functools.lru_cache(maxsize=1)
+def _pillow_chooses_its_order() -> bool:
+    """True for a Pillow that shrinks rows first when that is cheaper (13.0 on); older ones begin with columns.
+
+    The image between the two passes is rounded to 8 bits, so the order shows in the pixels: ask Pillow itself.
+    """
+    noise = np.arange(12 * 16, dtype=np.uint32).reshape(16, 12)
+    image = Image.fromarray((noise * 2654435761 >> 13).astype(np.uint8))
+    size, bicubic = (16, 5), Resampling.BICUBIC
+    rows_first = image.resize((12, 5), bicubic).resize(size, bicubic)
+    columns_first = image.resize((16, 16), bicubic).resize(size, bicubic)
+    whole = image.resize(size, bicubic).tobytes()
+    if whole not in (rows_first.tobytes(), columns_first.tobytes()):
+        raise RuntimeError("this Pillow resizes in a way that torch_sink does not know; use another release of Pillow")
+    return whole != columns_first.tobytes()
+
+
+def begins_with_rows(height: int, width: int, new_height: int, new_width: int) -> bool:
+    """True where Pillow resizes along y before it resizes along x (found by trying all orders on 6,755 sizes)."""
+    saved_rows, saved_columns = height - new_height, width - new_width
+    return saved_rows > 0 and saved_rows > 2 * saved_columns and _pillow_chooses_its_order()
+
+
+def tap_count(in_size: int, out_size: int, resample: int) -> int:
+    """An upper bound on the number of source positions that one output position reads."""
+    return math.ceil(SUPPORT[Resampling(resample)] * max(in_size / out_size, 1.0)) * 2 + 1
+
+
+def tap_range(in_size: int, out_size: int, resample: int, first: int, last: int) -> tuple[int, int]:
+    """Source positions [begin, end) that the output positions first..last (both included) read."""
+    scale = in_size / out_size
+    support = SUPPORT[Resampling(resample)] * max(scale, 1.0)
+    begin = max(int((first + 0.5) * scale - support + 0.5), 0)
+    end = min(int((last + 0.5) * scale + support + 0.5), in_size)
+    return begin, end
+
+
+def _normalised(in_size: int, out_size: int, resample: int) -> tuple[np.ndarray, np.ndarray]:
+    scale = in_size / out_size
+    filter_scale = max(scale, 1.0)
+    support = SUPPORT[Resampling(resample)] * filter_scale
+    center = (np.arange(out_size) + 0.5) * scale
+    first = np.maximum((center - support + 0.5).astype(np.int64), 0)
+    count = np.minimum((center + support + 0.5).astype(np.int64), in_size) - first
+    taps = np.arange(int(count.max()))
+    position = taps[None, :] + first[:, None] - center[:, None] + 0.5
+    weights = _FILTERS[Resampling(resample)](position * (1.0 / filter_scale))
+    weights[taps[None, :] >= count[:, None]] = 0.0
+    # The sum runs from the first tap to the last, as in C: another order rounds differently.
+    total = np.add.accumulate(weights, axis=1)[:, -1:]
+    return first.astype(np.int32), np.divide(weights, total, out=weights, where=total != 0.0)
+
+
+@functools.lru_cache(maxsize=1024)
+def pillow_table(in_size: int, out_size: int, resample: int) -> ResampleTable:
+    """Weights of `Image.resize` for images of 8 bits."""
+    first, weights = _normalised(in_size, out_size, resample)
+    scaled = weights * (1 << PILLOW_PRECISION_BITS)
+    return ResampleTable(first, (scaled + np.copysign(0.5, scaled)).astype(np.int32), PILLOW_PRECISION_BITS)
+
+
+@functools.lru_cache(maxsize=1024)
+def tensor_table(in_size: int, out_size: int, resample: int) -> ResampleTable:
+    """Weights of `interpolate(antialias=True)` for uint8 tensors on a CPU with AVX2."""
+    first, weights = _normalised(in_size, out_size, resample)
+    largest, precision = float(weights.max()), 0
+    while precision < 22 and int(0.5 + largest * (1 << (precision + 1))) < 1 << 15:
+        precision += 1
+    scaled = weights * (1 << precision)
+    return ResampleTable(first, (scaled + np.copysign(0.5, scaled)).astype(np.int32), precision)
+
+
+@functools.lru_cache(maxsize=1024)
+def nearest_table(start: float, step: float, out_size: int, in_size: int) -> np.ndarray:
+    """Source index of each output position, int32 [out]; -1 outside. As `ImagingScaleAffine` adds up positions."""
+    steps = np.full(out_size, step)
+    steps[0] = start
+    position = np.add.accumulate(steps)
+    index = np.where(position < 0.0, -1, position).astype(np.int64)
+    return np.where(index < in_size, index, -1).astype(np.int32)

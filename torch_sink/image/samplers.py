@@ -1,0 +1,120 @@
+"""Faster stand-ins for torchvision's slow samplers: the same draws from the same generators, fewer tensors.
+
+Each makes the same calls on torch's global generator in the same order as the stock sampler, so results and the state
+of the generator afterwards are equal.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torchvision.transforms import functional as F
+from torchvision.transforms.v2 import Transform
+from torchvision.transforms.v2._utils import check_type, query_size
+
+from torch_sink.image.lazy_image import LazyImage
+from torch_sink.image.lazy_tensor import HANDLES
+
+_HANDLE_TYPES = (LazyImage, *HANDLES)
+
+
+@functools.lru_cache(maxsize=64)
+def _log_ratio(ratio: tuple[float, ...]) -> tuple[float, float]:
+    low, high = torch.log(torch.tensor(ratio)).tolist()
+    return low, high
+
+
+def _resized_crop(height: int, width: int, scale: Sequence[float], ratio: Sequence[float]) -> tuple[int, int, int, int]:
+    """(top, left, height, width) of a random resized crop."""
+    area = height * width
+    low, high = _log_ratio(tuple(ratio))
+    value = torch.empty(1)
+    for _ in range(10):
+        target_area = area * value.uniform_(scale[0], scale[1]).item()
+        aspect_ratio = value.uniform_(low, high).exp_().item()
+        w = round(math.sqrt(target_area * aspect_ratio))
+        h = round(math.sqrt(target_area / aspect_ratio))
+        if 0 < w <= width and 0 < h <= height:
+            index = torch.empty(1, dtype=torch.int64)
+            return index.random_(0, height - h + 1).item(), index.random_(0, width - w + 1).item(), h, w  # type: ignore[return-value]
+    in_ratio = float(width) / float(height)
+    w, h = width, height
+    if in_ratio < min(ratio):
+        h = round(w / min(ratio))
+    elif in_ratio > max(ratio):
+        w = round(h * max(ratio))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def resized_crop_v1(stock: Callable[..., Any]) -> Any:
+    """Stand-in for `transforms.RandomResizedCrop.get_params`."""
+
+    def get_params(img: Any, scale: Any, ratio: Any) -> tuple[int, int, int, int]:
+        _, height, width = F.get_dimensions(img)
+        return _resized_crop(height, width, scale, ratio)
+
+    return staticmethod(get_params)
+
+
+def resized_crop_v2(stock: Callable[..., Any]) -> Any:
+    """Stand-in for `v2.RandomResizedCrop.make_params`."""
+
+    def make_params(self: Any, flat_inputs: list[Any]) -> dict[str, Any]:
+        height, width = query_size(flat_inputs)
+        top, left, h, w = _resized_crop(height, width, self.scale, self.ratio)
+        return {"top": top, "left": left, "height": h, "width": w}
+
+    return make_params
+
+
+def augmentation_space(stock: Callable[..., Any]) -> Any:
+    """Stand-in for the `_augmentation_space` of v1's automatic augmentations, which draws nothing."""
+    cached = functools.lru_cache(maxsize=4096)(lambda kind, *args: stock(None, *args))
+
+    def _augmentation_space(self: Any, *args: Any) -> dict[str, Any]:
+        return dict(cached(type(self), *args))  # type: ignore[arg-type]
+
+    return _augmentation_space
+
+
+def transform_forward(stock: Callable[..., Any]) -> Any:
+    """Stand-in for `v2.Transform.forward` when the only input is a handle: nothing to flatten."""
+
+    def forward(self: Any, *inputs: Any) -> Any:
+        if len(inputs) != 1 or type(inputs[0]) not in _HANDLE_TYPES or _chooses_inputs(type(self)):
+            return stock(self, *inputs)
+        inpt = inputs[0]
+        self.check_inputs([inpt])
+        if not check_type(inpt, self._transformed_types):
+            self.make_params([])
+            return inpt
+        return self.transform(inpt, self.make_params([inpt]))
+
+    return forward
+
+
+def random_apply_forward(stock: Callable[..., Any]) -> Any:
+    """Stand-in for `v2._transform._RandomApplyTransform.forward` when the only input is a handle."""
+
+    def forward(self: Any, *inputs: Any) -> Any:
+        if len(inputs) != 1 or type(inputs[0]) not in _HANDLE_TYPES or _chooses_inputs(type(self)):
+            return stock(self, *inputs)
+        inpt = inputs[0]
+        self.check_inputs([inpt])
+        if torch.rand(1) >= self.p:
+            return inpt
+        if not check_type(inpt, self._transformed_types):
+            self.make_params([])
+            return inpt
+        return self.transform(inpt, self.make_params([inpt]))
+
+    return forward
+
+
+def _chooses_inputs(kind: type[Transform]) -> bool:
+    """True for a transform with its own idea of which inputs it transforms."""
+    return kind._needs_transform_list is not Transform._needs_transform_list

@@ -1,0 +1,117 @@
+"""Where the pixels of a handle come from: the bytes of a file, the pixels of a Pillow image, or a finished tensor."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
+
+from torch_sink.errors import DecodeError
+from torch_sink.image.jpeg_header import JpegHeader, read_jpeg_header
+
+
+class EncodedSource(NamedTuple):
+    """A complete JPEG file that nobody has decoded yet.
+
+    Attributes:
+        data: the file.
+        path: its name, for messages.
+        header: what its header says.
+        mode: "L" or "RGB", the mode its pixels are wanted in.
+    """
+
+    data: bytes
+    path: str
+    header: JpegHeader
+    mode: str
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) in pixels."""
+        return self.header.width, self.header.height
+
+    def open(self) -> Image.Image:
+        """The file as stock Pillow sees it: header only, with its `info`."""
+        return JpegImageFile(io.BytesIO(self.data), self.path)
+
+    def decode(self) -> Image.Image:
+        """A plain Pillow image in `mode`.
+
+        Raises:
+            DecodeError: the scan of the file is damaged.
+        """
+        try:
+            return self.open().convert(self.mode)
+        except (OSError, SyntaxError, ValueError) as error:
+            raise DecodeError(self.path, -1, str(error)) from error
+
+
+class PixelSource(NamedTuple):
+    """Pixels that exist already, in a Pillow image that nobody else writes to; mode "L" or "RGB"."""
+
+    image: Image.Image
+    path: str = "an image in memory"
+
+    @property
+    def mode(self) -> str:
+        return self.image.mode
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) in pixels."""
+        return self.image.size
+
+    def decode(self) -> Image.Image:
+        """A copy, so that whoever gets it may write to it."""
+        return Image.Image.copy(self.image)
+
+
+class FinishedSource(NamedTuple):
+    """A tensor that stock code made: no operation can be recorded on it; it only travels with its batch."""
+
+    tensor: torch.Tensor
+    path: str = "a tensor in memory"
+
+    def decode(self) -> torch.Tensor:
+        return self.tensor
+
+
+Source = EncodedSource | PixelSource | FinishedSource
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a file, without the buffering that Python's file objects add."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(descriptor).st_size
+        data = os.read(descriptor, size)
+        while len(data) < size:
+            chunk = os.read(descriptor, size - len(data))
+            if not chunk:
+                break
+            data += chunk
+        return data
+    finally:
+        os.close(descriptor)
+
+
+def encoded_source(data: bytes, path: str, mode: str | None = None) -> EncodedSource | None:
+    """A source for `data`, or None when Pillow has to look at it at once (no JPEG, damaged, or suspiciously large).
+
+    Args:
+        data: a whole file.
+        path: for messages.
+        mode: "L" or "RGB"; by default the file's own mode, or "RGB" for CMYK files.
+    """
+    header = read_jpeg_header(data)
+    if header is None:
+        return None
+    if Image.MAX_IMAGE_PIXELS is not None and header.width * header.height > Image.MAX_IMAGE_PIXELS:
+        return None
+    if mode is None:
+        mode = "RGB" if header.mode == "CMYK" else header.mode
+    return EncodedSource(data, path, header, mode)

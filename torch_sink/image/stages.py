@@ -1,0 +1,155 @@
+"""The atoms of one image -> its stages.
+
+A stage is at most one gather at its head, then any maps and point operations; it ends before the next gather or
+statistic. Maps at the very start become the view through which the first head reads its input. The split depends on
+the kinds of the atoms alone, so it is made once for each sequence of kinds and kept.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch_sink.image.atoms import Atom, Kind, Program
+from torch_sink.image.lower_geometry import needed_rows
+
+
+class StageSplit(NamedTuple):
+    """One stage as positions in the list of atoms.
+
+    Attributes:
+        view: leading maps that the head reads through.
+        head: position of the gather, or -1.
+        tail: the other atoms.
+        reads_histogram: its tail begins with a statistic.
+        writes_histogram: the next stage's tail begins with a statistic.
+    """
+
+    view: tuple[int, ...]
+    head: int
+    tail: tuple[int, ...]
+    reads_histogram: bool
+    writes_histogram: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def split_stages(kinds: tuple[Kind, ...], with_view: bool) -> tuple[StageSplit, ...]:
+    """Splits a program into stages.
+
+    Args:
+        kinds: of its atoms.
+        with_view: leading maps become the view of the first head; otherwise they are a stage of their own.
+    """
+    leading = next((at for at, kind in enumerate(kinds) if kind.role != "map"), len(kinds)) if with_view else 0
+    stages = [StageSplit(tuple(range(leading)), -1, (), False, False)]
+    for at in range(leading, len(kinds)):
+        stage, role = stages[-1], kinds[at].role
+        if role == "statistic":
+            stages[-1] = stage._replace(writes_histogram=True)
+            stages.append(StageSplit((), -1, (at,), True, False))
+        elif role == "gather" and (stage.head >= 0 or stage.tail):
+            stages.append(StageSplit((), at, (), False, False))
+        elif role == "gather":
+            stages[-1] = stage._replace(head=at)
+        else:
+            stages[-1] = stage._replace(tail=(*stage.tail, at))
+    return tuple(stages)
+
+
+class View(NamedTuple):
+    """Input position = step * position + offset on each axis where begin <= position < end; `fill` elsewhere."""
+
+    x: tuple[int, int, int, int]
+    y: tuple[int, int, int, int]
+    fill: int | None
+
+
+def compose_view(height: int, width: int, maps: Sequence[Atom]) -> View | None:
+    """The view that a chain of maps amounts to, or None where no view can say it."""
+    x, y, fill = (1, 0, 0, width), (1, 0, 0, height), None
+    for atom in maps:
+        if atom.kind == Kind.FLIP:
+            flip_x, flip_y, old_width, old_height = atom.values
+            x = _flipped(x, old_width) if flip_x else x
+            y = _flipped(y, old_height) if flip_y else y
+        elif atom.kind == Kind.SHIFT:
+            left, top, old_width, old_height, colour = atom.values
+            leaves = left < 0 or top < 0 or left + atom.size[1] > old_width or top + atom.size[0] > old_height
+            if leaves and fill is not None and fill != colour:
+                return None
+            fill = colour if leaves else fill
+            x, y = _shifted(x, left, old_width), _shifted(y, top, old_height)
+        else:
+            return None
+    return View(x, y, fill)
+
+
+def _shifted(axis: tuple[int, int, int, int], by: int, size: int) -> tuple[int, int, int, int]:
+    step, offset, begin, end = axis
+    return step, offset + step * by, max(begin, 0) - by, min(end, size) - by
+
+
+def _flipped(axis: tuple[int, int, int, int], size: int) -> tuple[int, int, int, int]:
+    step, offset, begin, end = axis
+    return -step, offset + step * (size - 1), size - end, size - begin
+
+
+class Stage(NamedTuple):
+    """One stage of one image, with its parameters."""
+
+    view: View
+    head: Atom | None
+    tail: tuple[Atom, ...]
+    size: tuple[int, int]
+    reads_histogram: bool
+    writes_histogram: bool
+
+    def __str__(self) -> str:
+        parts = [self.head.kind.name.lower()] if self.head else []
+        parts += [atom.kind.name.lower() for atom in self.tail]
+        return " + ".join(parts) or "copy"
+
+
+def stages_of(height: int, width: int, program: Program) -> list[Stage]:
+    """The stages of one image whose decoded size is (height, width)."""
+    atoms = program.atoms
+    kinds = tuple(atom.kind for atom in atoms)
+    splits = split_stages(kinds, True)
+    first_view = compose_view(height, width, [atoms[at] for at in splits[0].view])
+    if first_view is None:
+        splits, first_view = split_stages(kinds, False), compose_view(height, width, ())
+    assert first_view is not None  # the empty chain always composes
+    stages: list[Stage] = []
+    size, view = (height, width), first_view
+    for at in splits[0].view:
+        size = atoms[at].size
+    for number, split in enumerate(splits):
+        head = atoms[split.head] if split.head >= 0 else None
+        if number:
+            view = compose_view(*size, ())  # type: ignore[assignment]
+        if head is not None and head.kind == Kind.RESAMPLE_X and not split.tail and number + 1 < len(splits):
+            following = splits[number + 1].head
+            if following >= 0 and atoms[following].kind == Kind.RESAMPLE_Y:
+                view, head = _needed_rows_only(view, head, atoms[following])
+        if head is not None and head.kind == Kind.RESAMPLE_Y and stages and not stages[-1].tail:
+            head = _below_origin(head, stages[-1].head)
+        tail = tuple(atoms[at] for at in split.tail)
+        size = tail[-1].size if tail else head.size if head is not None else size
+        stages.append(Stage(view, head, tail, size, split.reads_histogram, split.writes_histogram))
+    return stages
+
+
+def _needed_rows_only(view: View, across: Atom, down: Atom) -> tuple[View, Atom]:
+    """The horizontal pass makes only the rows that the vertical pass after it reads."""
+    begin, end = needed_rows(down)
+    rows = _shifted(view.y, begin, max(down.values[0], 0))
+    return view._replace(y=rows), across._replace(size=(end - begin, across.size[1]))
+
+
+def _below_origin(down: Atom, before: Atom | None) -> Atom:
+    """Tells the vertical pass which row its input begins with."""
+    if before is None or before.kind != Kind.RESAMPLE_X:
+        return down
+    begin = needed_rows(down)[0]
+    return down._replace(values=(*down.values[:4], begin, *down.values[5:]))

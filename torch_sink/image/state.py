@@ -1,0 +1,50 @@
+"""What the backend was switched on with: the little that travels to every worker."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class State(NamedTuple):
+    """Settings of the active "device" backend.
+
+    Attributes:
+        device: where pixels are made, as a string, so that a worker needs no device to read it; "" until it is asked.
+        strict: fallbacks raise.
+        interpreted: kernels run on the CPU under Triton's interpreter.
+        fallback_folder: where workers leave their fallback counts.
+    """
+
+    device: str
+    strict: bool
+    interpreted: bool
+    fallback_folder: str
+
+    @property
+    def executes_at_once(self) -> bool:
+        """True where `collate` makes the pixels itself: on the CPU, without the interpreter."""
+        return self.device == "cpu" and not self.interpreted
+
+
+active: State | None = None
+
+
+def settled() -> State | None:
+    """The active settings with the device known: a process that is being started may not ask for it yet."""
+    if active is not None and not active.device:
+        set_active(active._replace(device=default_device()))
+    return active
+
+
+def default_device() -> str:
+    """The current accelerator, else the CPU."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return str(found or "cpu")
+
+
+def set_active(state: State | None) -> None:
+    """Makes `state` the settings of this process; None while the backend is off."""
+    global active
+    active = state

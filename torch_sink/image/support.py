@@ -1,0 +1,249 @@
+"""The support table: how each transform and functional of torchvision runs under the "device" backend.
+
+Made by trying: every entry runs on small handles while the backend only records, and the table says what happened.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from torch_sink.errors import SinkError
+from torch_sink.image import state
+from torch_sink.image.backend import image_backend
+from torch_sink.image.fallback import ledger
+
+if TYPE_CHECKING:
+    from torch_sink.image.support_samples import Sample
+
+RECORDED = "kernel"
+FALLBACK = "exact fallback"
+PASSES = "passes through"
+REFUSED = "not applicable"
+NOT_TRIED = "not tried"
+
+# From the best to the worst: an entry that draws is as good as its worst draw.
+_ORDER = (PASSES, RECORDED, FALLBACK, REFUSED)
+INPUT_KINDS = ("Pillow images", "uint8 tensors", "float tensors")
+_NO_TRANSFORMS = ("AutoAugmentPolicy", "InterpolationMode", "Transform")  # two enums and a base class
+_NO_FUNCTIONALS = ("register_kernel",)  # a decorator
+_KERNEL_SUFFIXES = ("_image", "_video", "_mask", "_bounding_boxes", "_keypoints")
+
+
+class SupportRow(NamedTuple):
+    """One line of the table.
+
+    Attributes:
+        name: of the transform or functional, e.g. "v2.RandomResizedCrop" or "v1.functional.resize".
+        on_pillow: how it runs on Pillow images with the usual arguments: "kernel", "exact fallback" (stock code, on
+            the CPU), "passes through" (nothing to compute) or "not applicable" (torchvision refuses such input).
+        on_tensor: the same on the tensors that follow `ToTensor`, `PILToTensor` and `ToImage`; uint8 where both can be.
+        limits: kinds of tensor and arguments for which it runs differently; empty when there are none.
+    """
+
+    name: str
+    on_pillow: str
+    on_tensor: str
+    limits: str = ""
+
+
+def support_table() -> list[SupportRow]:
+    """One row for each transform and functional of torchvision, v1 and v2.
+
+    What is "exact fallback" gives stock torchvision's result, made by stock torchvision, and is counted by
+    `fallback_report()`. The backend, the random generators and the fallback counts are left as they were. An entry that
+    a newer torchvision brought says "not tried".
+
+    Example:
+        >>> {row.name: row.on_pillow for row in support_table()}["v1.RandomResizedCrop"]
+        'kernel'
+    """
+    from torch_sink.image.support_samples import functional_samples, transform_samples
+
+    rows = []
+    with _undisturbed(), image_backend("device", device="meta"):
+        for family, module in _families():
+            samples = transform_samples(module)
+            for name in transform_names(module):
+                rows.append(_row(f"{family}.{name}", family, samples.get(name), getattr(module, name), _construct))
+        for family, module in _families():
+            samples = functional_samples(module.functional)
+            for name in functional_names(module.functional):
+                function = getattr(module.functional, name)
+                rows.append(_row(f"{family}.functional.{name}", family, samples.get(name), function, _bind))
+    return rows
+
+
+def _families() -> list[tuple[str, ModuleType]]:
+    from torchvision import transforms
+    from torchvision.transforms import v2
+
+    return [("v1", transforms), ("v2", v2)]
+
+
+def transform_names(module: ModuleType) -> list[str]:
+    """Names of the transform classes of `torchvision.transforms` or `torchvision.transforms.v2`."""
+    classes = (name for name, kind in vars(module).items() if inspect.isclass(kind) and name[0] != "_")
+    return sorted(name for name in classes if name not in _NO_TRANSFORMS)
+
+
+def functional_names(module: ModuleType) -> list[str]:
+    """Names of the public functionals of a module; without the kernels that they dispatch to."""
+    functions = {name for name, function in vars(module).items() if inspect.isfunction(function) and name[0] != "_"}
+    return sorted(
+        name
+        for name in functions
+        if name not in _NO_FUNCTIONALS
+        and not any(name.endswith(suffix) and name.removesuffix(suffix) in functions for suffix in _KERNEL_SUFFIXES)
+    )
+
+
+def _construct(kind: type, sample: Sample) -> Callable[[Any], Any]:
+    return kind(*sample.args, **sample.kwargs)
+
+
+def _bind(function: Callable[..., Any], sample: Sample) -> Callable[[Any], Any]:
+    return lambda image: function(image, *sample.args, **sample.kwargs)
+
+
+def _row(
+    label: str, family: str, samples: list[Sample] | None, subject: Any, prepare: Callable[..., Callable[[Any], Any]]
+) -> SupportRow:
+    if samples is None:
+        return SupportRow(label, NOT_TRIED, NOT_TRIED)
+    tried = [(sample.label, _try_sample(family, prepare(subject, sample), sample)) for sample in samples]
+    on_pillow, on_uint8, on_float = tried[0][1]
+    on_tensor = on_float if on_uint8 == REFUSED else on_uint8
+    both = zip(INPUT_KINDS[1:], (on_uint8, on_float), strict=True)
+    notes = [f"{kind}: {way}" for kind, way in both if way != on_tensor]
+    notes += [note for variant, ways in tried[1:] for note in _differences(variant, ways, tried[0][1])]
+    return SupportRow(label, on_pillow, on_tensor, "; ".join(notes))
+
+
+def _differences(variant: str, ways: tuple[str, ...], usual: tuple[str, ...]) -> list[str]:
+    """What is to be said about a call whose arguments are not the usual ones."""
+    changed: dict[str, list[str]] = {}
+    for kind, way, usual_way in zip(INPUT_KINDS, ways, usual, strict=True):
+        if way != usual_way:
+            changed.setdefault(way, []).append(kind)
+    return [f"{variant}: {way} on {_joined(kinds)}" for way, kinds in changed.items()]
+
+
+def _joined(kinds: list[str]) -> str:
+    if kinds == list(INPUT_KINDS[1:]):
+        return "tensors"
+    return "all images" if len(kinds) == len(INPUT_KINDS) else " and ".join(kinds)
+
+
+# --- trying
+
+
+def _try_sample(family: str, call: Callable[[Any], Any], sample: Sample) -> tuple[str, ...]:
+    """How a call runs on each of `INPUT_KINDS`."""
+    ways = []
+    for number in range(len(INPUT_KINDS)):
+        torch.manual_seed(0)
+        random.seed(0)
+        draws = [_try_once(call, sample_image(family, number), sample.form) for _ in range(sample.draws)]
+        ways.append(max(draws, key=_ORDER.index))
+    return tuple(ways)
+
+
+def sample_image(family: str, number: int) -> Any:
+    """A small image of one of `INPUT_KINDS`: a handle while the backend is on, else what stock code gives."""
+    from PIL import Image
+    from torchvision.transforms import functional, v2
+
+    from torch_sink.image.lazy_image import lazy_image
+    from torch_sink.image.support_samples import HEIGHT, WIDTH
+
+    noise = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+    image = Image.fromarray(noise)
+    pillow = image if state.active is None else lazy_image(image)
+    if number == 0:
+        return pillow
+    if family == "v1":
+        return functional.pil_to_tensor(pillow) if number == 1 else functional.to_tensor(pillow)
+    pixels = v2.functional.to_image(pillow)
+    return pixels if number == 1 else v2.functional.to_dtype(pixels, torch.float32, scale=True)
+
+
+def arranged(image: Any, form: str) -> tuple[Any, ...]:
+    """The arguments of a transform that takes the image in the given form; see `Sample.form`."""
+    from torch_sink.image.support_samples import detection_targets
+
+    if form == "detection":
+        return ({"image": image, **detection_targets()},)
+    if form == "batch" and isinstance(image, torch.Tensor):
+        return torch.stack([image, image]), torch.tensor([0, 1])
+    return (image, torch.tensor([0, 1])) if form == "batch" else (image,)
+
+
+def _try_once(call: Callable[..., Any], image: Any, form: str) -> str:
+    inputs, before = arranged(image, form), image.sink_ops
+    ledger.counts.clear()
+    try:
+        result = call(*inputs)
+    except SinkError:
+        # Pixels of a batch were asked for, and a backend that only records has none.
+        return FALLBACK if _takes(call, arranged(image.materialise(), form)) else REFUSED
+    except Exception:
+        return REFUSED
+    if ledger.counts:
+        return FALLBACK
+    if form != "image":
+        result = result["image"] if form == "detection" else result[0]
+    return _way(result, before)
+
+
+def _takes(call: Callable[..., Any], inputs: tuple[Any, ...]) -> bool:
+    try:
+        call(*inputs)
+    except Exception:
+        return False
+    return True
+
+
+def _way(result: Any, before: tuple[Any, ...]) -> str:
+    """What became of an image on which the calls `before` were recorded, when nothing ran in stock code."""
+    from torch_sink.image.batch import LazyBatch
+    from torch_sink.image.lazy_image import LazyImage
+    from torch_sink.image.lazy_tensor import HANDLES
+
+    parts = list(result) if isinstance(result, (tuple, list)) else [result]
+    if all(isinstance(part, (bool, int)) for part in parts):
+        return PASSES
+    if isinstance(result, LazyBatch):
+        return RECORDED
+    handles = (LazyImage, *HANDLES)
+    if not all(isinstance(part, handles) and part.is_recording for part in parts):
+        return FALLBACK
+    return PASSES if all(part.sink_ops == before for part in parts) else RECORDED
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Puts back the generators of random numbers, the fallback counts, and where workers leave theirs."""
+    counts, settings = dict(vars(ledger)), state.active
+    generators = random.getstate(), np.random.get_state()
+    # Without a folder of its own the ledger has none to clear.
+    ledger.folder, ledger.counts = None, Counter()
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        random.setstate(generators[0])
+        np.random.set_state(generators[1])
+        vars(ledger).update(counts)
+        if settings is not None:
+            state.set_active(settings)

@@ -1,0 +1,144 @@
+"""Automatic mixed precision: models at a level, the lists behind the levels, and loss scalers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from torch_sink.loop.arguments import check_choice
+from torch_sink.loop.cast_at_use import NORMALISATION, CastAtUse
+from torch_sink.loop.precision import LEVELS, Autocast, Precision, PrecisionForward
+from torch_sink.loop.scaler import DynamicLossScaler, StaticLossScaler, all_finite
+
+__all__ = [
+    "DynamicLossScaler",
+    "StaticLossScaler",
+    "all_finite",
+    "auto_mixed_precision",
+    "custom_mixed_precision",
+    "get_black_list",
+    "get_white_list",
+]
+
+_WHITE_LIST: tuple[type[nn.Module], ...] = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.Linear,
+    nn.Bilinear,
+    nn.LSTMCell,
+    nn.RNNCell,
+    nn.GRUCell,
+    nn.PReLU,
+)
+_BLACK_LIST: tuple[type[nn.Module], ...] = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+    nn.LayerNorm,
+    nn.GroupNorm,
+)
+
+
+def get_white_list() -> list[type[nn.Module]]:
+    """Module types that gain from low precision; a copy."""
+    return list(_WHITE_LIST)
+
+
+def get_black_list() -> list[type[nn.Module]]:
+    """Module types that O2 keeps in float32; a copy."""
+    return list(_BLACK_LIST)
+
+
+def auto_mixed_precision(
+    model: nn.Module,
+    amp_level: str = "O0",
+    dtype: torch.dtype = torch.float16,
+    *,
+    keep_batchnorm_fp32: bool | None = None,
+) -> nn.Module:
+    """Make a model compute at an AMP level whenever it is called; its parameters stay float32.
+
+    Args:
+        model: changed in place.
+        amp_level: "O0" nothing; "O1" and "auto" torch.autocast; "O2" low precision but for normalisation; "O3" low
+            precision.
+        dtype: torch.float16 or torch.bfloat16.
+        keep_batchnorm_fp32: at O2 and O3, whether normalisation runs in float32; default what the level says.
+
+    Returns:
+        The model. Its outputs are float32.
+
+    Raises:
+        TypeError: not a module.
+        ValueError: unknown level or dtype, or the model was converted before.
+    """
+    _check(model, dtype)
+    check_choice("amp_level", amp_level, LEVELS)
+    if amp_level == "O0":
+        return model
+    precision: Precision
+    if amp_level in ("O1", "auto"):
+        parameter = next(model.parameters(), None)
+        precision = Autocast(dtype, parameter.device.type if parameter is not None else "cpu")
+    else:
+        keep = keep_batchnorm_fp32 if keep_batchnorm_fp32 is not None else amp_level == "O2"
+        precision = CastAtUse(amp_level, dtype, model, keep_float32=NORMALISATION if keep else ())
+    return _install(model, precision)
+
+
+def custom_mixed_precision(
+    model: nn.Module,
+    *,
+    white_list: Sequence[type[nn.Module]] | None = None,
+    black_list: Sequence[type[nn.Module]] | None = None,
+    dtype: torch.dtype = torch.float16,
+) -> nn.Module:
+    """Make a model compute in low precision by a list of module types; its parameters stay float32.
+
+    Args:
+        model: changed in place.
+        white_list: only these run in low precision, and hand float32 on.
+        black_list: all but these run in low precision.
+        dtype: torch.float16 or torch.bfloat16.
+
+    Returns:
+        The model. Its outputs are float32.
+
+    Raises:
+        TypeError: not a module, or a list that holds anything but module types.
+        ValueError: both lists or none, unknown dtype, or the model was converted before.
+    """
+    _check(model, dtype)
+    if (white_list is None) == (black_list is None):
+        raise ValueError("custom_mixed_precision takes either white_list or black_list; pass exactly one of them")
+    members = tuple(white_list if white_list is not None else black_list or ())
+    for member in members:
+        if not (isinstance(member, type) and issubclass(member, nn.Module)):
+            raise TypeError(f"the list holds {member!r}; it may hold torch.nn.Module types only")
+    if white_list is not None:
+        return _install(model, CastAtUse("O1", dtype, model, keep_float32=(), only=members))
+    return _install(model, CastAtUse("O2", dtype, model, keep_float32=members))
+
+
+def _check(model: nn.Module, dtype: torch.dtype) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; pass a torch.nn.Module")
+    if dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"dtype={dtype!r}: pass torch.float16 or torch.bfloat16")
+    if isinstance(model.__dict__.get("forward"), PrecisionForward):
+        raise ValueError("the model went through mixed precision already; converting it twice would cast twice")
+
+
+def _install(model: nn.Module, precision: Precision) -> nn.Module:
+    model.forward = PrecisionForward(model, precision)
+    return model

@@ -1,0 +1,137 @@
+"""Checks of what a user hands to StepLoop, each with a message that says what is allowed and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+MODES = ("auto", "eager", "compile", "graph")
+
+
+def check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Raise ValueError unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: allowed are {', '.join(repr(choice) for choice in allowed)}")
+
+
+def check_count(name: str, value: Any, *, minimum: int, special: int | None = None, meaning: str = "") -> None:
+    """Raise unless `value` is an int of at least `minimum`, or `special`.
+
+    Raises:
+        TypeError: not an int.
+        ValueError: out of bounds.
+    """
+    allowed = f"an int of at least {minimum}" + (f", or {special} for {meaning}" if special is not None else "")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; pass {allowed}")
+    if value < minimum and value != special:
+        raise ValueError(f"{name}={value}; pass {allowed}")
+
+
+def check_model(model: Any) -> None:
+    """Raise TypeError unless `model` is a module with parameters that train."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; pass a torch.nn.Module")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("model has no parameter that requires a gradient, so there is nothing to train")
+
+
+def unwrap_optimizer(optimizer: Any, amp: str) -> torch.optim.Optimizer:
+    """Look through the wrappers of Accelerate and Lightning Fabric, and refuse what cannot be stepped here.
+
+    Raises:
+        TypeError: not an optimizer, or one that needs a closure.
+        ValueError: the wrapper scales the loss itself although `amp` is not "O0".
+    """
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        if getattr(optimizer, "scaler", None) is not None and amp != "O0":
+            raise ValueError(
+                f"the optimizer was prepared with a loss scaler of its own and amp={amp!r} brings another; "
+                "prepare it without mixed precision, or pass amp='O0'"
+            )
+        optimizer = optimizer.optimizer
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}; pass a torch.optim.Optimizer")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError(
+            "LBFGS evaluates the loss several times a step and decides on the host, so it cannot run without host "
+            "syncs; pass any other torch.optim optimizer, or keep LBFGS in a loop of your own"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise TypeError("SparseAdam counts steps on the host and takes sparse gradients; pass a dense optimizer")
+    return optimizer
+
+
+def unwrap_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
+    """Look through Accelerate's wrapper, and check that the scheduler belongs to the optimizer.
+
+    Raises:
+        TypeError: not a scheduler, or ReduceLROnPlateau.
+        ValueError: the scheduler changes another optimizer.
+    """
+    if scheduler is None:
+        return None
+    inner = getattr(scheduler, "scheduler", None)
+    if isinstance(inner, (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau)):
+        scheduler = inner
+    if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
+        raise TypeError(
+            "ReduceLROnPlateau decides by a metric that is on the host only at a sink's end; "
+            "pass callbacks=[torch_sink.ReduceLROnPlateau(...)] to run() instead of scheduler="
+        )
+    if not isinstance(scheduler, lr_scheduler.LRScheduler):
+        raise TypeError(f"scheduler is a {type(scheduler).__name__}; pass a torch.optim.lr_scheduler.LRScheduler")
+    owner = getattr(scheduler, "optimizer", None)
+    owner = getattr(owner, "optimizer", owner) if not isinstance(owner, torch.optim.Optimizer) else owner
+    if owner is not None and owner is not optimizer and getattr(owner, "optimizer", None) is not optimizer:
+        raise ValueError("scheduler changes another optimizer than the one passed; build it from this optimizer")
+    return scheduler
+
+
+def resolve_device(model: nn.Module, device: torch.device | str | None) -> torch.device:
+    """The device the loop runs on: where the model's parameters are.
+
+    Raises:
+        ValueError: `device` names another one.
+    """
+    actual = next(model.parameters()).device
+    if device is None:
+        return actual
+    wanted = torch.device(device)
+    if wanted.type != actual.type or (wanted.index is not None and wanted.index != actual.index):
+        raise ValueError(f"device={str(wanted)!r}, but the model is on {actual}; move it: model.to({str(wanted)!r})")
+    return actual
+
+
+def check_optimizer_covers(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError if the optimizer holds none of the model's parameters, as after `model.to()` made new ones."""
+    owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not any(id(p) in owned for p in model.parameters()):
+        raise ValueError(
+            "optimizer holds none of the model's parameters; build it after the model is complete: "
+            "torch.optim.SGD(model.parameters(), ...)"
+        )
+
+
+def check_functions(loss_fn: Any, forward: Any) -> None:
+    """Raise TypeError unless one of both computes the loss."""
+    if forward is not None and not callable(forward):
+        raise TypeError(f"forward is a {type(forward).__name__}; pass a function of (model, batch)")
+    if forward is None and not callable(loss_fn):
+        raise TypeError(
+            f"loss_fn is a {type(loss_fn).__name__}; pass a function of (outputs, targets), "
+            "or forward= for batches that are not (x, y)"
+        )
+
+
+def check_clip(clip_grad_norm: Any) -> None:
+    """Raise unless `clip_grad_norm` is None or a positive number."""
+    if clip_grad_norm is None:
+        return
+    if isinstance(clip_grad_norm, bool) or not isinstance(clip_grad_norm, (int, float)):
+        raise TypeError(f"clip_grad_norm={clip_grad_norm!r}: pass a number above 0, or None not to clip")
+    if not clip_grad_norm > 0:
+        raise ValueError(f"clip_grad_norm={clip_grad_norm}; pass a number above 0, or None not to clip")

@@ -1,0 +1,144 @@
+"""Puts the parts of a loop together for a mode, and steps down to the next lower mode where one cannot work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_sink.loop.capturable import cycles_momentum, make_capturable
+from torch_sink.loop.capture import Capture, CudaCapture
+from torch_sink.loop.compiled_loss import CompiledLoss
+from torch_sink.loop.distributed import Ranks
+from torch_sink.loop.ema import WeightAverage
+from torch_sink.loop.engine import Engine
+from torch_sink.loop.graph import DISTRIBUTED_WARMUP_STEPS, WARMUP_STEPS, GraphEngine
+from torch_sink.loop.jit import JitConfig, compiler_problem
+from torch_sink.loop.precision import Precision
+from torch_sink.loop.reasons import Reasons
+from torch_sink.loop.scaler import StaticLossScaler
+from torch_sink.loop.schedule import Schedule
+from torch_sink.loop.step import LossFunction, TrainingStep, supervised_forward
+from torch_sink.loop.step_log import StepLog
+from torch_sink.loop.update import OptimizerUpdate
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What an engine is made of; the fields are those of StepLoop, resolved."""
+
+    model: nn.Module
+    loss_fn: Callable[..., Any] | None
+    forward: Callable[[nn.Module, Any], Any] | None
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    precision: Precision
+    scaler: StaticLossScaler | None
+    average: WeightAverage | None
+    clip_grad_norm: float | None
+    accumulate: int
+    device: torch.device
+    capacity: int
+    mode: str
+    jit_config: JitConfig
+    reasons: Reasons
+    ranks: Ranks
+
+
+def build_engine(parts: EngineParts) -> Engine:
+    """The engine for the mode asked for, or for the next lower one that works; the reasons say why."""
+    capture = make_capture(parts.device)
+    mode = resolve_mode(parts, capture)
+    loss_fn: Any = parts.loss_fn  # present whenever forward is not: StepLoop has checked it
+    forward = parts.forward or supervised_forward(loss_fn, parts.precision)
+    loss_function: Any = LossFunction(parts.model, forward, parts.precision)
+    lower_mode = _compile_or_eager(parts) if mode == "graph" else mode
+    if lower_mode == "compile":
+        if parts.jit_config.fast_random:
+            parts.reasons.note("fast_random: compiled dropout draws other random numbers than eager code")
+        loss_function = CompiledLoss(loss_function, parts.model, parts.jit_config, parts.reasons)
+    if mode == "graph" or parts.scaler is not None:
+        make_capturable(parts.optimizer)
+    update = OptimizerUpdate(
+        parts.model,
+        parts.optimizer,
+        parts.scaler,
+        clip_grad_norm=parts.clip_grad_norm,
+        reduce_found_inf=parts.ranks.found_inf_reduction(),
+        average=parts.average,
+        device=parts.device,
+    )
+    update.mark_warm()
+    log = StepLog(parts.capacity, parts.device)
+    step = TrainingStep(
+        loss_function,
+        update,
+        log,
+        accumulate=parts.accumulate,
+        gradient_sync=parts.ranks.gradient_sync(),
+        static_gradients=mode == "graph" and parts.accumulate > 1,
+    )
+    watchable = lower_mode == "eager" and not is_compiled(parts.model) and not parts.ranks.sharded
+    if capture is None or mode != "graph":
+        return Engine(mode, step, parts.schedule, watchable=watchable, ranks=parts.ranks)
+    return GraphEngine(
+        step,
+        parts.schedule,
+        capture,
+        parts.reasons,
+        lower_mode=lower_mode,
+        watchable=watchable,
+        warmup_steps=DISTRIBUTED_WARMUP_STEPS if parts.ranks.many else WARMUP_STEPS,
+        ranks=parts.ranks,
+        refuse_python_state=parts.mode == "graph",
+    )
+
+
+def make_capture(device: torch.device) -> Capture | None:
+    """What records graphs on `device`, or None where nothing does."""
+    return CudaCapture(device) if device.type == "cuda" else None
+
+
+def resolve_mode(parts: EngineParts, capture: Capture | None) -> str:
+    """ "eager", "compile" or "graph", after all that speaks against the mode asked for."""
+    mode = parts.mode
+    if mode == "auto":
+        mode = "graph" if capture is not None else "eager"
+    if mode == "graph" and capture is None:
+        parts.reasons.note(f"mode 'graph' needs CUDA and the model is on {parts.device}: it means 'compile' here")
+        mode = "compile"
+    if mode == "graph" and parts.jit_config.exc_mode == "no_sink":
+        parts.reasons.note("exc_mode='no_sink' asks for no graph: it means 'compile' here")
+        mode = "compile"
+    if mode == "graph" and cycles_momentum(parts.schedule.scheduler):
+        parts.reasons.note("the scheduler cycles momentum, which a graph would freeze: it means 'compile' here")
+        mode = "compile"
+    if mode == "compile":
+        mode = _compile_or_eager(parts)
+    return mode
+
+
+def _compile_or_eager(parts: EngineParts) -> str:
+    if parts.jit_config.jit_level == "O0":
+        parts.reasons.note("jit_level='O0' asks for no compilation: steps run in eager code")
+        return "eager"
+    if is_compiled(parts.model):
+        parts.reasons.note("the model is compiled already, so it is not compiled again")
+        return "eager"
+    problem = compiler_problem()
+    if problem is not None:
+        parts.reasons.note(f"mode 'compile' means 'eager' here: {problem}; install g++ to compile")
+        return "eager"
+    return "compile"
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether the model, or a part of it, went through torch.compile."""
+    from torch._dynamo import OptimizedModule
+
+    return any(
+        isinstance(module, OptimizedModule) or module._compiled_call_impl is not None for module in model.modules()
+    )

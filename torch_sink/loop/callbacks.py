@@ -1,0 +1,168 @@
+"""The callback interface: twelve events, and the context that they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+EVENTS = tuple(
+    f"on_{phase}_{event}"
+    for phase in ("train", "eval")
+    for event in ("begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end")
+)
+
+
+class RunArguments(dict[str, Any]):
+    """What a callback can know of the run: a dict whose keys are also attributes; unknown ones are None."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.get(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+class RunContext:
+    """Handed to every event.
+
+    Args:
+        arguments: the fields that `original_args` returns.
+    """
+
+    def __init__(self, arguments: RunArguments) -> None:
+        self._arguments = arguments
+        self._stop_requested = False
+
+    def original_args(self) -> RunArguments:
+        """Fields of the run, as attributes or keys.
+
+        Train: `loop`, `train_network`, `network`, `loss_fn`, `optimizer`, `train_dataset`, `train_dataset_element`,
+        `epoch_num`, `cur_epoch_num` (from 1), `batch_num` (steps in an epoch, None if unknown), `cur_step_num` (the
+        last step of the coming sink at step_begin, the executed count at step_end), `net_outputs` (the last step's
+        loss, float32 [] on the host), `losses`, `overflows`, `learning_rates` (of this host return), `history`,
+        `dataset_sink_mode`, `mode`, `parallel_mode`, `device_number`, `list_callback`, `last_save_ckpt_step`,
+        `latest_ckpt_file`. Eval: `eval_network`, `valid_dataset`, `metrics`, `eval_results`.
+        """
+        return self._arguments
+
+    def request_stop(self) -> None:
+        """Ask the run to end after the callbacks of this host return."""
+        self._stop_requested = True
+
+    def get_stop_requested(self) -> bool:
+        """Whether a callback asked the run to end."""
+        return self._stop_requested
+
+
+class Callback:
+    """Base of all callbacks: override what you need.
+
+    The training events come once per host return (`step`), once per pass (`epoch`) and once per run. Those without
+    `on_train_` or `on_eval_` are the older names of both; the newer ones call them unless overridden. A callback is
+    a context manager, entered before on_train_begin and left after on_train_end, also after an error.
+    """
+
+    def __enter__(self) -> Callback:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Release what the callback holds."""
+
+    def begin(self, run_context: RunContext) -> None: ...
+    def epoch_begin(self, run_context: RunContext) -> None: ...
+    def step_begin(self, run_context: RunContext) -> None: ...
+    def step_end(self, run_context: RunContext) -> None: ...
+    def epoch_end(self, run_context: RunContext) -> None: ...
+    def end(self, run_context: RunContext) -> None: ...
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        """Called once before the first step."""
+        self.begin(run_context)
+
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        """Called before each pass."""
+        self.epoch_begin(run_context)
+
+    def on_train_step_begin(self, run_context: RunContext) -> None:
+        """Called before each sink."""
+        self.step_begin(run_context)
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        """Called after each sink, when its losses are on the host."""
+        self.step_end(run_context)
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        """Called after each pass."""
+        self.epoch_end(run_context)
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        """Called once after the last step."""
+        self.end(run_context)
+
+    def on_eval_begin(self, run_context: RunContext) -> None:
+        """Called once before an evaluation."""
+        self.begin(run_context)
+
+    def on_eval_epoch_begin(self, run_context: RunContext) -> None:
+        """Called before the pass of an evaluation."""
+        self.epoch_begin(run_context)
+
+    def on_eval_step_begin(self, run_context: RunContext) -> None:
+        """Called before each host return of an evaluation."""
+        self.step_begin(run_context)
+
+    def on_eval_step_end(self, run_context: RunContext) -> None:
+        """Called after each host return of an evaluation."""
+        self.step_end(run_context)
+
+    def on_eval_epoch_end(self, run_context: RunContext) -> None:
+        """Called after the pass of an evaluation."""
+        self.epoch_end(run_context)
+
+    def on_eval_end(self, run_context: RunContext) -> None:
+        """Called once after an evaluation."""
+        self.end(run_context)
+
+    def steps_to_boundary(self, step_count: int) -> int | None:
+        """In how many steps from `step_count` the callback must be called; the sink shrinks to it. None: no matter."""
+        return None
+
+
+class LambdaCallback(Callback):
+    """Calls functions at events.
+
+    Args:
+        events: event name -> function of the RunContext, such as `on_train_step_end=print_loss`.
+
+    Raises:
+        TypeError: unknown event.
+    """
+
+    def __init__(self, **events: Callable[[RunContext], Any]) -> None:
+        unknown = [name for name in events if name not in EVENTS]
+        if unknown:
+            raise TypeError(f"unknown events {', '.join(unknown)}; allowed are {', '.join(EVENTS)}")
+        for name, function in events.items():
+            if function is not None:
+                setattr(self, name, function)
+
+
+def check_callbacks(callbacks: Callback | Iterable[Callback] | None) -> list[Callback]:
+    """The callbacks as a list, in their order.
+
+    Raises:
+        TypeError: an element that is not a Callback.
+    """
+    if callbacks is None:
+        return []
+    members = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+    for member in members:
+        if not isinstance(member, Callback):
+            hint = " (pass an instance, not the class)" if isinstance(member, type) else ""
+            raise TypeError(f"callbacks holds a {type(member).__name__}{hint}; each must be a torch_sink.Callback")
+    return members

@@ -1,0 +1,46 @@
+"""What an optimizer needs before its step can be captured: state on the device, no arithmetic on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def make_capturable(optimizer: torch.optim.Optimizer) -> None:
+    """Set the flags that keep a CUDA optimizer's arithmetic on the device, and move its counters there.
+
+    SGD has no capturable form that reads the learning rate from the device, but its fused kernel does; the others
+    have the flag `capturable`. Parameters on the CPU are left alone.
+    """
+    for group in optimizer.param_groups:
+        if not all(p.is_cuda and p.is_floating_point() for p in group["params"]):
+            continue
+        if "capturable" in group:
+            group["capturable"] = True
+        if type(optimizer) is torch.optim.SGD and not group.get("differentiable") and not group.get("fused"):
+            group["fused"], group["foreach"] = True, False
+            optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+            optimizer._need_device_dtype_check_for_fused = True  # type: ignore[attr-defined]
+    for parameter, entries in optimizer.state.items():
+        step = entries.get("step")
+        if isinstance(step, Tensor) and parameter.is_cuda and not step.is_cuda:
+            entries["step"] = step.to(parameter.device, torch.float32)
+
+
+def host_state(optimizer: torch.optim.Optimizer) -> list[str]:
+    """Names of state entries that lie on the CPU although their parameter does not: a graph would bake them in."""
+    names = {
+        str(name)
+        for parameter, entries in optimizer.state.items()
+        for name, value in entries.items()
+        if isinstance(value, Tensor) and value.device.type == "cpu" and parameter.device.type != "cpu"
+    }
+    return sorted(names)
+
+
+def cycles_momentum(scheduler: Any) -> bool:
+    """Whether a scheduler, or one inside it, writes momentum or betas into the groups at every step."""
+    inner = getattr(scheduler, "_schedulers", None) or []
+    return bool(getattr(scheduler, "cycle_momentum", False)) or any(cycles_momentum(member) for member in inner)

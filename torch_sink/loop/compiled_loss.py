@@ -1,0 +1,80 @@
+"""Forward pass and loss through torch.compile, with a way back to eager code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_sink.loop.jit import JitConfig, compile_function
+from torch_sink.loop.reasons import Reasons
+from torch_sink.loop.step import LossFunction, batch_tensors
+
+
+def batch_signature(batch: Any) -> tuple[Any, ...]:
+    """Shapes, strides, dtypes and devices of a batch's tensors: equal signatures can share compiled code."""
+    return tuple((t.shape, t.stride(), t.dtype, t.device) for t in batch_tensors(batch))
+
+
+class CompiledLoss:
+    """Compiles a loss function for the first batch's shape; other shapes run the eager function.
+
+    Recompiling for a short last batch costs tens of seconds and saves milliseconds.
+
+    Args:
+        eager: the function to compile.
+        model: its buffers are put back if compiling fails half-way.
+        config: settings of the compiler.
+        reasons: told what ran in eager code, and why.
+    """
+
+    def __init__(self, eager: LossFunction, model: nn.Module, config: JitConfig, reasons: Reasons) -> None:
+        self._eager, self._model, self._config, self._reasons = eager, model, config, reasons
+        self._compiled = compile_function(_with_code_of_its_own(lambda batch: eager(batch)), config)
+        self._signature: tuple[Any, ...] | None = None
+        self._failed = False
+
+    def __call__(self, batch: Any) -> tuple[Any, dict[str, Tensor]]:
+        if self._failed:
+            return self._eager(batch)
+        signature = None if self._config.dynamic else batch_signature(batch)
+        if self._signature is None:
+            self._signature = signature or ()
+            return self._first(batch)
+        if signature is not None and signature != self._signature:
+            self._reasons.count("batches of another shape than the first ran uncompiled")
+            return self._eager(batch)
+        return self._compiled(batch)
+
+    def _first(self, batch: Any) -> tuple[Any, dict[str, Tensor]]:
+        random = torch.get_rng_state()
+        buffers = [buffer.detach().clone() for buffer in self._model.buffers()]
+        try:
+            return self._compiled(batch)
+        except Exception as error:
+            if self._config.fullgraph or not _is_compiler_error(error):
+                raise
+            self._failed = True
+            self._reasons.note(f"compiling failed, so steps run in eager code: {_first_line(error)}")
+        torch.set_rng_state(random)
+        with torch.no_grad():
+            for buffer, value in zip(self._model.buffers(), buffers, strict=True):
+                buffer.copy_(value)
+        return self._eager(batch)
+
+
+def _with_code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy with a code object of its own: Dynamo counts recompilations, up to its limit, by code object."""
+    return FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
+
+
+def _is_compiler_error(error: Exception) -> bool:
+    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch"))
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -1,0 +1,80 @@
+"""`data_sink`: a function that takes its batches from the queue, many steps a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch_sink.loop.arguments import check_count
+from torch_sink.loop.jit import JitConfig, jit
+
+
+def data_sink(
+    fn: Callable[..., Any], dataset: Any, sink_size: int = 1, jit_config: JitConfig | None = None
+) -> DataSink:
+    """Bind a step function to a dataset.
+
+    Args:
+        fn: called as `fn(*batch)`; the whole step, optimizer included.
+        dataset: a loader or SinkLoader. It is traversed endlessly; calls continue where the last one ended.
+        sink_size: steps a call, at least 1.
+        jit_config: compile `fn` with it; default not at all.
+
+    Returns:
+        A function without arguments that runs `sink_size` steps and returns the last step's output.
+
+    Raises:
+        TypeError, ValueError: an argument that cannot be used.
+
+    Example:
+        >>> import torch
+        >>> step = data_sink(lambda x: x.sum(), [torch.ones(2), torch.zeros(2)], sink_size=3)
+        >>> float(step()), float(step())
+        (2.0, 0.0)
+    """
+    if not callable(fn):
+        raise TypeError(f"fn is a {type(fn).__name__}; pass a function of a batch's members")
+    check_count("sink_size", sink_size, minimum=1)
+    if jit_config is not None and not isinstance(jit_config, JitConfig):
+        raise TypeError(f"jit_config is a {type(jit_config).__name__}; pass a torch_sink.JitConfig")
+    return DataSink(fn, dataset, sink_size, jit_config)
+
+
+class DataSink:
+    """What `data_sink` returns; call it, and `close()` it to stop the queue."""
+
+    def __init__(self, fn: Callable[..., Any], dataset: Any, sink_size: int, config: JitConfig | None) -> None:
+        from torch_sink.sink import SinkLoader
+
+        if config is not None:
+            fn = jit(fn, jit_level=config.jit_level, fullgraph=config.fullgraph, dynamic=config.dynamic)
+        self._function, self._sink_size = fn, sink_size
+        self._own = not isinstance(dataset, SinkLoader)
+        self._loader = SinkLoader(dataset) if self._own else dataset
+        self._batches: Iterator[Any] | None = None
+
+    def __call__(self) -> Any:
+        output = None
+        for _ in range(self._sink_size):
+            batch = self._next()
+            if isinstance(batch, dict):
+                output = self._function(**batch)
+            elif isinstance(batch, (tuple, list)):
+                output = self._function(*batch)
+            else:
+                output = self._function(batch)
+        return output
+
+    def close(self) -> None:
+        """Stop the queue, if `data_sink` made it. Idempotent."""
+        if self._own:
+            self._loader.close()
+
+    def _next(self) -> Any:
+        while True:
+            if self._batches is None:
+                self._batches = iter(self._loader)
+            try:
+                return next(self._batches)
+            except StopIteration:
+                self._batches = None

@@ -1,0 +1,79 @@
+"""Runs the steps of a sink and hands back its record. Eager and compiled steps differ only in the loss function."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch_sink.loop.distributed import Ranks
+from torch_sink.loop.history import SinkRecord
+from torch_sink.loop.schedule import Schedule
+from torch_sink.loop.step import TrainingStep
+from torch_sink.loop.step_log import LOSS_ROW, METRIC_ROW, OVERFLOW_ROW, StepLog
+
+
+class Engine:
+    """Launches step after step from Python.
+
+    Attributes:
+        mode: "eager" or "compile".
+        host_syncs: waits beyond those at a sink's end.
+        watchable: whether the first step may run under the sync detector.
+        ranks: the processes, or None for one.
+    """
+
+    def __init__(
+        self,
+        mode: str,
+        step: TrainingStep,
+        schedule: Schedule,
+        *,
+        watchable: bool = False,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.mode, self.training_step, self.schedule = mode, step, schedule
+        self.watchable, self.ranks = watchable, ranks
+
+    @property
+    def host_syncs(self) -> int:
+        """Waits so far beyond those at the sinks' ends."""
+        return self.training_step.update.host_checks
+
+    @property
+    def log(self) -> StepLog:
+        """The log that the steps write."""
+        return self.training_step.log
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Context of a whole run."""
+        return nullcontext()
+
+    def attach(self, loader: Any) -> None:
+        """Take note of the loader of the coming run."""
+
+    def begin(self, steps: int, iteration: int) -> None:
+        """Open a sink of at most `steps` steps; `iteration` steps were executed before."""
+        self.log.start()
+        self.schedule.start()
+
+    def step(self, batch: Any, *, first: bool, last: bool, slot: int | None = None) -> None:
+        """Launch one step; see `TrainingStep.run`. `slot` is the static ring slot that the batch lies in."""
+        self.schedule.before_step()
+        self.training_step.run(batch, first=first, last=last)
+        if last:
+            self.schedule.after_update()
+
+    def end(self, steps: int, iteration: int) -> SinkRecord:
+        """Close the sink after `steps` executed steps: the one wait for the device."""
+        if self.ranks is not None and self.ranks.many:
+            self.log.reduce(self.ranks)
+        table = self.log.read(steps)
+        return SinkRecord(
+            losses=table[LOSS_ROW],
+            overflows=table[OVERFLOW_ROW].bool(),
+            learning_rates=self.schedule.rates(steps),
+            metrics=dict(zip(self.log.metric_names, table[METRIC_ROW:], strict=True)),
+        )
+
+    def close(self) -> None:
+        """Release what the device holds."""

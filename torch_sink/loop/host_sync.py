@@ -1,0 +1,218 @@
+"""Find the places where the host waits for the device."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_sink.errors import HostSyncError
+
+_TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
+_OWN_FOLDER = os.path.dirname(__file__) + os.sep
+_OPTIMIZER_FOLDER = os.path.join(_TORCH_FOLDER, "optim") + os.sep
+
+# Operators whose result, or whose result's shape, the host needs before it can go on.
+_WAITING_OPERATORS = {
+    "aten::_local_scalar_dense": "reads one element (item, float, bool, an index that is a tensor)",
+    "aten::nonzero": "has a shape that depends on the data",
+    "aten::nonzero_numpy": "has a shape that depends on the data",
+    "aten::masked_select": "has a shape that depends on the data",
+    "aten::_unique": "has a shape that depends on the data",
+    "aten::_unique2": "has a shape that depends on the data",
+    "aten::unique_dim": "has a shape that depends on the data",
+    "aten::unique_consecutive": "has a shape that depends on the data",
+    "aten::bincount": "has a shape that depends on the data",
+    "aten::equal": "compares on the host",
+    "aten::is_nonzero": "reads one element",
+}
+# What never reaches the dispatcher for tensors that already lie on the CPU, but copies from any other device.
+_WAITING_FUNCTIONS: dict[Any, str] = {
+    Tensor.tolist: "tolist",
+    Tensor.numpy: "numpy",
+    Tensor.__array__: "numpy.asarray",
+    Tensor.cpu: "cpu",
+    Tensor.__repr__: "print or repr",
+    Tensor.allclose: "allclose",
+    torch.allclose: "allclose",
+    Tensor.equal: "equal",
+    torch.equal: "equal",
+}
+
+
+class _Allowed(threading.local):
+    depth = 0
+
+
+_allowed = _Allowed()
+
+
+@contextmanager
+def host_sync_allowed() -> Iterator[None]:
+    """Inside `no_host_sync()`: a region of this thread in which the host may wait, such as a sink's end."""
+    _allowed.depth += 1
+    cuda_mode = _cuda_debug_mode()
+    if cuda_mode:
+        torch.cuda.set_sync_debug_mode(0)
+    try:
+        yield
+    finally:
+        if cuda_mode:
+            torch.cuda.set_sync_debug_mode(cuda_mode)
+        _allowed.depth -= 1
+
+
+def _cuda_debug_mode() -> int:
+    return torch.cuda.get_sync_debug_mode() if torch.cuda.is_initialized() else 0
+
+
+def _caller() -> tuple[str, bool]:
+    """File and line of the innermost frame outside torch and this file, and whether an optimizer lies between."""
+    frame: FrameType | None = sys._getframe(1)
+    inside_optimizer = False
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_OPTIMIZER_FOLDER):
+            inside_optimizer = True
+        elif not name.startswith(_TORCH_FOLDER) and name != __file__ and not name.startswith("<"):
+            return f"{name}:{frame.f_lineno}", inside_optimizer
+        frame = frame.f_back
+    return "unknown place", inside_optimizer
+
+
+def _reason(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    name = operator._schema.name
+    if name in _WAITING_OPERATORS:
+        return _WAITING_OPERATORS[name]
+    if name == "aten::repeat_interleave" and kwargs.get("output_size") is None and isinstance(args[0], Tensor):
+        return "has a shape that depends on the data (pass output_size)"
+    if name in ("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"):
+        return _mask_reason(name, args)
+    if name in ("aten::_to_copy", "aten::copy_"):
+        return _copy_reason(name, args, kwargs)
+    return None
+
+
+def _mask_reason(name: str, args: tuple[Any, ...]) -> str | None:
+    masked = any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    filled = name != "aten::index" and args[2].numel() == 1  # runs as masked_fill: no wait
+    return "indexes with a mask, so its shape depends on the data" if masked and not filled else None
+
+
+def _copy_reason(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    if name == "aten::copy_":
+        target, source = args[0], args[1]
+        target_device, waits = target.device, not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+    else:
+        target, source = None, args[0]
+        target_device, waits = kwargs.get("device") or source.device, not kwargs.get("non_blocking", False)
+    if target_device.type == source.device.type:
+        return None
+    host_side = source if source.device.type == "cpu" else target
+    pageable = host_side is not None and not host_side.is_pinned()
+    if waits or (pageable and host_side.numel() > 1):
+        return f"copies from {source.device} to {target_device} and waits (pin the host side, use non_blocking=True)"
+    return None
+
+
+class _OperatorWatch(TorchDispatchMode):
+    """Reports each operator that makes the host wait."""
+
+    def __init__(self, report: Callable[[str, str], None]) -> None:
+        super().__init__()
+        self._report = report
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        reason = None if _allowed.depth else _reason(func, args, kwargs)
+        if reason is not None:
+            place, inside_optimizer = _caller()
+            # torch.optim keeps its step counters on the CPU on purpose: reading them waits for nothing.
+            if not (inside_optimizer and args[0].device.type == "cpu"):
+                self._report(place, f"{func._schema.name} {reason}")
+        return func(*args, **kwargs)
+
+
+class _FunctionWatch(TorchFunctionMode):
+    """Reports the ways to the host that bypass the dispatcher."""
+
+    def __init__(self, report: Callable[[str, str], None]) -> None:
+        super().__init__()
+        self._report = report
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        name = None if _allowed.depth else _WAITING_FUNCTIONS.get(func)
+        if name is None:
+            return func(*args, **(kwargs or {}))
+        self._report(_caller()[0], f"{name} brings a tensor to the host")
+        with host_sync_allowed():
+            return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def watch_host_syncs(report: Callable[[str, str], None]) -> Iterator[None]:
+    """Call `report(place, what)` for each wait of the host that eager code of this thread causes inside."""
+    with _OperatorWatch(report), _FunctionWatch(report):
+        yield
+
+
+def user_place(error: BaseException) -> str:
+    """File and line of the innermost frame of an error outside torch and torch_sink."""
+    place, frames = "unknown place", error.__traceback__
+    while frames is not None:
+        name = frames.tb_frame.f_code.co_filename
+        if not name.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<")):
+            place = f"{name}:{frames.tb_lineno}"
+        frames = frames.tb_next
+    return place
+
+
+def _raise_sync(place: str, what: str) -> None:
+    raise HostSyncError(
+        f"the host waits for the device at {place}: {what}; keep the value on the device, or move this to a callback"
+    )
+
+
+@contextmanager
+def _cuda_sync_errors() -> Iterator[None]:
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    except RuntimeError as error:
+        if "synchronizing CUDA operation" not in str(error):
+            raise
+        raise HostSyncError(f"the host waits for the device at {user_place(error)}: {error}") from error
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+@contextmanager
+def no_host_sync() -> Iterator[None]:
+    """Raise if the host waits for the device inside; works on any device, so a CPU run proves it for a GPU.
+
+    Flags reads of single elements (`item`, `float`, `if tensor`, a tensor as index), results whose shape depends on
+    the data (`nonzero`, mask indexing, `unique`), copies between host and device that wait, and `tolist`, `numpy`,
+    `cpu`, `print`. Counters that torch.optim keeps on the CPU, and what `StepLoop.run` does between sinks (reading
+    the log, callbacks, making batches), are exempt.
+
+    It sees the eager code of its own thread. It does not see: other threads, code inside a compiled or captured
+    graph, `torch.cuda.synchronize`, `Event.synchronize`, and waits inside a library's own kernels. On CUDA, torch's
+    own sync debug mode is set to "error" as well, which sees waits below the dispatcher.
+    It costs about 10 microseconds an operator: a tool for tests, not for training.
+
+    Raises:
+        HostSyncError: at the line that waits; the message names file and line.
+    """
+    cuda = _cuda_sync_errors() if torch.cuda.is_initialized() else nullcontext()
+    with cuda, watch_host_syncs(_raise_sync):
+        yield

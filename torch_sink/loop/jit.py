@@ -1,0 +1,106 @@
+"""Settings of compilation, and `jit`, which compiles a function with them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+import torch
+
+_LEVELS, _EXC_MODES = ("O0", "O1", "O2"), ("auto", "sink", "no_sink")
+# A dropout mask is drawn in the order of its memory: a layout of the compiler's choice would draw another mask.
+_EAGER_RANDOM: dict[str, Any] = {"fallback_random": True, "layout_optimization": False}
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class JitConfig:
+    """How a step is compiled.
+
+    Attributes:
+        jit_level: "O0" does not compile, "O1" compiles, "O2" also captures CUDA graphs where there is CUDA.
+        fullgraph: raise where the compiler would have to leave the graph, instead of falling back.
+        dynamic: one compiled function for all batch shapes; else the first shape is compiled and odd ones run eagerly.
+        exc_mode: "sink" captures CUDA graphs, "no_sink" never does, "auto" leaves it to `jit_level`.
+        fast_random: let the compiler draw random numbers and lay out convolutions its own way; dropout then differs
+            from eager code. Without it, give a convolutional model the fast layout yourself:
+            `model.to(memory_format=torch.channels_last)`.
+
+    Raises:
+        ValueError: a value that is not listed.
+    """
+
+    jit_level: str = "O1"
+    fullgraph: bool = False
+    dynamic: bool = False
+    exc_mode: str = "auto"
+    fast_random: bool = False
+
+    def __post_init__(self) -> None:
+        if self.jit_level not in _LEVELS:
+            raise ValueError(f"jit_level={self.jit_level!r}: the levels are {', '.join(_LEVELS)}")
+        if self.exc_mode not in _EXC_MODES:
+            raise ValueError(f"exc_mode={self.exc_mode!r}: the modes are {', '.join(_EXC_MODES)}")
+        for name in ("fullgraph", "dynamic", "fast_random"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name}={getattr(self, name)!r}: pass True or False")
+
+    @property
+    def captures(self) -> bool:
+        """Whether CUDA graphs are asked for."""
+        return self.exc_mode == "sink" or (self.exc_mode == "auto" and self.jit_level == "O2")
+
+
+def compile_function(function: Callable[..., Any], config: JitConfig) -> Callable[..., Any]:
+    """torch.compile with the settings of `config`; nothing happens before the first call."""
+    options: dict[str, Any] = {} if config.fast_random else dict(_EAGER_RANDOM)
+    return torch.compile(function, fullgraph=config.fullgraph, dynamic=config.dynamic, options=options)
+
+
+def compiler_problem() -> str | None:
+    """Why torch.compile cannot work here, or None."""
+    try:
+        from torch._inductor import cpp_builder
+
+        cpp_builder.get_cpp_compiler()
+    except Exception as error:  # whatever is wrong with it, the remedy is the same
+        return f"no working C++ compiler ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
+    return None
+
+
+@overload
+def jit(fn: Function, *, jit_level: str = ..., fullgraph: bool = ..., dynamic: bool = ...) -> Function: ...
+@overload
+def jit(
+    fn: None = None, *, jit_level: str = ..., fullgraph: bool = ..., dynamic: bool = ...
+) -> Callable[[Function], Function]: ...
+def jit(fn: Any = None, *, jit_level: str = "O1", fullgraph: bool = False, dynamic: bool = False) -> Any:
+    """Compile a function, as `fn = jit(fn)`, `@jit` or `@jit(fullgraph=True)`.
+
+    Without a working C++ compiler the function runs as it is, unless `fullgraph=True`.
+
+    Args:
+        fn: the function.
+        jit_level: "O0" leaves the function as it is, "O1" compiles it, "O2" lets torch.compile use CUDA graphs too.
+        fullgraph: raise where the compiler would have to leave the graph.
+        dynamic: compile once for all shapes.
+
+    Raises:
+        ValueError: unknown `jit_level`.
+        TypeError: `fn` is not callable.
+    """
+    config = JitConfig(jit_level=jit_level, fullgraph=fullgraph, dynamic=dynamic)
+    if fn is None:
+        return functools.partial(jit, jit_level=jit_level, fullgraph=fullgraph, dynamic=dynamic)
+    if not callable(fn):
+        raise TypeError(f"jit got {type(fn).__name__}; pass a function")
+    if config.jit_level == "O0":
+        return fn
+    if not fullgraph and compiler_problem():
+        return fn
+    if config.jit_level == "O2" and torch.cuda.is_available():
+        options = {**_EAGER_RANDOM, "triton.cudagraphs": True}
+        return functools.wraps(fn)(torch.compile(fn, fullgraph=fullgraph, dynamic=dynamic, options=options))
+    return functools.wraps(fn)(compile_function(fn, config))

@@ -1,0 +1,165 @@
+"""Callbacks that show what a run does: LossMonitor, TimeMonitor, ProgressBar, History."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from torch_sink.errors import NonFiniteLoss
+from torch_sink.loop.arguments import check_choice, check_count
+from torch_sink.loop.callbacks import Callback, RunArguments, RunContext
+
+
+def step_in_epoch(arguments: RunArguments) -> int:
+    """Number of the last executed step within its epoch, from 1."""
+    steps = arguments.batch_num
+    return (arguments.cur_step_num - 1) % steps + 1 if steps else arguments.cur_step_num
+
+
+class LossMonitor(Callback):
+    """Prints the loss, and watches every step for NaN and infinity.
+
+    Args:
+        per_print_times: print at the first host return at which so many steps have passed since the last print.
+        on_nonfinite: "raise", "warn" or "ignore". Steps whose update was skipped for overflow do not count.
+
+    Raises:
+        NonFiniteLoss: in a run, after the sink, naming the first such step.
+    """
+
+    def __init__(self, per_print_times: int = 1, *, on_nonfinite: str = "raise") -> None:
+        check_count("per_print_times", per_print_times, minimum=0)
+        check_choice("on_nonfinite", on_nonfinite, ("raise", "warn", "ignore"))
+        self._every, self._on_nonfinite = per_print_times, on_nonfinite
+        self._last_printed = 0
+        self._suspects: dict[int, float] = {}
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        self._last_printed = run_context.original_args().cur_step_num or 0
+        self._suspects = {}
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        if self._on_nonfinite != "ignore":
+            self._check(arguments)
+        if self._every and arguments.cur_step_num - self._last_printed >= self._every:
+            self._last_printed = arguments.cur_step_num
+            loss = float(arguments.losses[-1])
+            print(f"epoch: {arguments.cur_epoch_num} step: {step_in_epoch(arguments)}, loss is {loss}", flush=True)
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        if arguments.eval_results:
+            print(f"Eval result: epoch {arguments.cur_epoch_num}, metrics: {arguments.eval_results}", flush=True)
+
+    def _check(self, arguments: RunArguments) -> None:
+        losses, overflows = arguments.losses, arguments.overflows
+        first, accumulate = arguments.cur_step_num - len(losses) + 1, arguments.accumulate or 1
+        for index in (~losses.isfinite()).nonzero().flatten().tolist():
+            self._suspects[first + index] = float(losses[index])
+        skipped = {first + index for index in overflows.nonzero().flatten().tolist()}
+        for step, loss in list(self._suspects.items()):
+            update = -(-step // accumulate) * accumulate
+            if update > arguments.cur_step_num:
+                continue
+            del self._suspects[step]
+            if update not in skipped:
+                self._report(step, loss)
+
+    def _report(self, step: int, loss: float) -> None:
+        message = (
+            f"the loss of step {step} is {loss}; look at that step's batch, lower the learning rate, "
+            "or clip the gradients (clip_grad_norm=1.0)"
+        )
+        if self._on_nonfinite == "raise":
+            raise NonFiniteLoss(message)
+        print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+class TimeMonitor(Callback):
+    """Prints the time of each epoch and of a step.
+
+    Args:
+        data_size: steps to divide by; default the steps executed in the epoch.
+        data_time: also print how long the loop waited for batches.
+    """
+
+    def __init__(self, data_size: int | None = None, data_time: bool = False) -> None:
+        if data_size is not None:
+            check_count("data_size", data_size, minimum=1)
+        self._data_size, self._data_time = data_size, data_time
+        self._started = (0.0, 0, 0.0)
+
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        self._started = time.perf_counter(), arguments.cur_step_num, arguments.wait_seconds or 0.0
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        began, first, waited = self._started
+        milliseconds = (time.perf_counter() - began) * 1e3
+        steps = max(self._data_size or arguments.cur_step_num - first, 1)
+        text = f"Train epoch time: {milliseconds:5.3f} ms, per step time: {milliseconds / steps:5.3f} ms"
+        if self._data_time:
+            text += f", data time: {((arguments.wait_seconds or 0.0) - waited) * 1e3:5.3f} ms"
+        print(text, flush=True)
+
+
+class ProgressBar(Callback):
+    """Shows executed steps and the last loss: a tqdm bar where tqdm is installed, else one line a host return."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._shown = 0
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        self._shown = arguments.cur_step_num
+        try:
+            from tqdm.auto import tqdm
+        except ImportError:
+            return
+        self._bar = tqdm(total=arguments.total_steps, unit="step", dynamic_ncols=True)
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        new, self._shown = arguments.cur_step_num - self._shown, arguments.cur_step_num
+        loss = float(arguments.losses[-1])
+        if self._bar is None:
+            total = f"/{arguments.total_steps}" if arguments.total_steps else ""
+            print(f"step {self._shown}{total}: loss {loss:.4f}", file=sys.stderr, flush=True)
+            return
+        self._bar.set_postfix(epoch=arguments.cur_epoch_num, loss=f"{loss:.4f}", refresh=False)
+        self._bar.update(new)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class History(Callback):
+    """Keeps, per epoch, the last loss and the evaluation results.
+
+    Attributes:
+        epoch: name -> list with one entry an epoch; "epoch" holds the epochs' numbers.
+    """
+
+    def __init__(self) -> None:
+        self.epoch: dict[str, list[Any]] = {}
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        self.epoch = {"epoch": []}
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        self.epoch["epoch"].append(arguments.cur_epoch_num)
+        values = dict(arguments.eval_results or {})
+        if arguments.net_outputs is not None:
+            values["net_output"] = float(arguments.net_outputs)
+        for name, value in values.items():
+            self.epoch.setdefault(name, []).append(value)

@@ -1,0 +1,269 @@
+"""One call of `StepLoop.run`: epochs, sinks, callbacks and stops around an engine that executes steps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from torch_sink.loop.callbacks import Callback, RunArguments, RunContext
+from torch_sink.loop.engine import Engine
+from torch_sink.loop.history import RunHistory, SinkRecord
+from torch_sink.loop.host_sync import host_sync_allowed, watch_host_syncs
+from torch_sink.loop.signals import StopSignals
+from torch_sink.loop.step import batch_tensors, check_device
+
+if TYPE_CHECKING:
+    from torch_sink.loop.step_loop import StepLoop
+
+_log = logging.getLogger("torch_sink")
+_END, _NEXT_EPOCH = object(), object()
+UNKNOWN_EPOCH_SINK = 1000
+
+
+class TrainingRun:
+    """Executes a run; made by `StepLoop.run` and used once.
+
+    Invariant: between `Engine.begin` and `Engine.end` nothing here waits for the device.
+
+    Args:
+        loop: whose engine, progress and step count are used.
+        loader: a SinkLoader.
+        epochs: epochs of the run.
+        callbacks: in the order of their events.
+        max_steps: steps of the run, or None.
+        fields: further fields of the RunContext.
+    """
+
+    def __init__(
+        self,
+        loop: StepLoop,
+        loader: Any,
+        *,
+        epochs: int,
+        callbacks: list[Callback],
+        max_steps: int | None,
+        fields: dict[str, Any],
+    ) -> None:
+        self._loop, self._loader, self._callbacks = loop, loader, callbacks
+        self._epochs, self._max_steps = epochs, max_steps
+        self._epoch_length = _length(loader)
+        self._signals = StopSignals()
+        self._failure: Exception | None = None
+        self._cut_off = False
+        self._opened: tuple[Iterator[Any], Any] | None = None
+        self._host_syncs_before = 0
+        self._began = 0.0
+        self.history = RunHistory(_groups=len(loop.optimizer.param_groups))
+        self._arguments = RunArguments(self._fields(), **fields)
+        self._context = RunContext(self._arguments)
+
+    def execute(self) -> RunHistory:
+        """Run to the end, to a stop, or to an error, which is raised after the steps before it are recorded."""
+        engine = self._loop.prepare(self._longest_sink())
+        self._host_syncs_before = engine.host_syncs
+        self._began = time.perf_counter()
+        engine.attach(self._loader)
+        with ExitStack() as stack:
+            stack.enter_context(self._signals)
+            stack.enter_context(engine.running())
+            for callback in self._callbacks:
+                stack.enter_context(callback)
+            self._event("on_train_begin")
+            while not self._finished():
+                self._epoch(engine)
+            self.history.seconds = time.perf_counter() - self._began
+            self._event("on_train_end")
+        return self.history
+
+    def _epoch(self, engine: Engine) -> None:
+        progress = self._loop.progress
+        self._arguments.cur_epoch_num = progress.epochs + 1 + (self._arguments.initial_epoch or 0)
+        self._event("on_train_epoch_begin")
+        done = progress.epoch_steps > 0 and self._remaining() == 0
+        complete = done or self._train_epoch(engine)
+        if complete:
+            engine.schedule.after_epoch()
+            progress.end_epoch()
+        self._event("on_train_epoch_end")
+
+    def _train_epoch(self, engine: Engine) -> bool:
+        """Train to the end of the epoch (True) or to a stop in the middle of it (False)."""
+        iterator, batch = self._open_epoch()
+        if batch is _NEXT_EPOCH:
+            return True
+        while True:
+            if batch is not _END:
+                self._sink(engine, iterator, batch)
+            if self._failure is not None:
+                raise self._failure
+            if self._cut_off or batch is _END:
+                return not self._cut_off
+            if self._finished():
+                return self._remaining() == 0 and self._fetch(iterator) is _END
+            batch = self._fetch(iterator)
+
+    def _open_epoch(self) -> tuple[Iterator[Any], Any]:
+        """The epoch's iterator and first batch.
+
+        A checkpoint may lie at the very end of an epoch of unknown length, before its end was seen. The loader, when
+        resumed there, goes on with the next epoch: its batch is then kept for that one, and `_NEXT_EPOCH` returned.
+        """
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            return opened
+        resumed = self._loop.progress.epoch_steps > 0 and self._epoch_length is None
+        with host_sync_allowed():
+            before = self._loader.state_dict()["epoch"] if resumed else None
+            iterator = iter(self._loader)
+        batch = self._fetch(iterator)
+        if resumed and batch is not _END and self._loader.state_dict()["epoch"] != before:
+            self._opened = iterator, batch
+            return iterator, _NEXT_EPOCH
+        return iterator, batch
+
+    def _sink(self, engine: Engine, iterator: Iterator[Any], batch: Any) -> None:
+        loop, progress = self._loop, self._loop.progress
+        planned = self._sink_length()
+        self._arguments.cur_step_num = loop.step_count + planned
+        self._arguments.train_dataset_element = batch
+        self._event("on_train_step_begin")
+        began, executed = loop.step_count, 0
+        engine.begin(planned, began)
+        try:
+            while True:
+                self._step(engine, batch)
+                executed += 1
+                if executed == planned or (self._signals.received is not None and not loop.ranks.many):
+                    break
+                batch = self._fetch(iterator)
+                if batch is _END:
+                    break
+        finally:
+            loop.step_count = began + executed
+            progress.add(executed)
+        if self._failure is not None and loop.ranks.many:
+            raise self._failure  # the other ranks are at another step: there is nothing to agree on
+        with host_sync_allowed():
+            self._finish_sink(engine.end(executed, began), engine)
+
+    def _step(self, engine: Engine, batch: Any) -> None:
+        loop = self._loop
+        check_device(batch, loop.model_devices)
+        tensors = batch_tensors(batch)
+        if tensors and tensors[0].dim():
+            self.history.samples += tensors[0].shape[0]
+        iteration = loop.step_count = loop.step_count + 1
+        first, last = (iteration - 1) % loop.accumulate == 0, iteration % loop.accumulate == 0
+        watch = watch_host_syncs(loop.report_sync) if loop.take_first_watch() else nullcontext()
+        with watch:
+            engine.step(batch, first=first, last=last, slot=self._loader.slot_index)
+
+    def _finish_sink(self, record: SinkRecord, engine: Engine) -> None:
+        self.history.add(record)
+        self.history.seconds = time.perf_counter() - self._began
+        checks = engine.host_syncs - self._host_syncs_before
+        self._host_syncs_before = engine.host_syncs
+        self.history.host_syncs += 1 + checks
+        self._arguments.update(
+            cur_step_num=self._loop.step_count,
+            net_outputs=record.losses[-1],
+            losses=record.losses,
+            overflows=record.overflows,
+            learning_rates=record.learning_rates,
+            step_metrics=record.metrics,
+        )
+        self._loop.overflows.add(record.overflows, self._loop.step_count)
+        self._event("on_train_step_end")
+
+    def _fetch(self, iterator: Iterator[Any]) -> Any:
+        """The next batch, `_END` at the epoch's end, and also at an error, which is kept for after the sink."""
+        began = time.perf_counter()
+        with host_sync_allowed():
+            try:
+                return next(iterator, _END)
+            except Exception as error:
+                # A terminal's Ctrl-C kills the workers too; their death is then no news.
+                self._cut_off = True
+                self._failure = error if self._signals.received is None else None
+                return _END
+            finally:
+                self._arguments.wait_seconds += time.perf_counter() - began
+
+    def _sink_length(self) -> int:
+        limits = [self._limit()]
+        remaining = self._remaining()
+        if remaining:
+            limits.append(remaining)
+        if self._max_steps is not None:
+            limits.append(self._max_steps - self._loop.progress.steps)
+        boundaries = (callback.steps_to_boundary(self._loop.step_count) for callback in self._callbacks)
+        limits += [steps for steps in boundaries if steps is not None]
+        return max(1, min(limits))
+
+    def _limit(self) -> int:
+        if self._loop.sink_size > 0:
+            return self._loop.sink_size
+        return self._epoch_length or UNKNOWN_EPOCH_SINK
+
+    def _longest_sink(self) -> int:
+        return min(self._limit(), self._max_steps or self._limit())
+
+    def _remaining(self) -> int | None:
+        if self._epoch_length is None:
+            return None
+        return max(0, self._epoch_length - self._loop.progress.epoch_steps)
+
+    def _finished(self) -> bool:
+        history, progress = self.history, self._loop.progress
+        history.stopped_by = self._stop_reason()
+        # A signal may reach one rank only; all must stop after the same sink, or the others would wait for ever.
+        if self._loop.ranks.many and self._loop.ranks.any(history.stopped_by is not None, self._loop.device):
+            history.stopped_by = history.stopped_by or "another rank"
+        reached = self._max_steps is not None and progress.steps >= self._max_steps
+        return history.stopped_by is not None or reached or progress.epochs >= self._epochs
+
+    def _stop_reason(self) -> str | None:
+        if self._signals.received is not None:
+            return self._signals.received
+        return "request_stop" if self._context.get_stop_requested() else None
+
+    def _event(self, name: str) -> None:
+        for callback in self._callbacks:
+            getattr(callback, name)(self._context)
+
+    def _fields(self) -> dict[str, Any]:
+        loop, length = self._loop, self._epoch_length
+        total = length * self._epochs if length is not None else None
+        if self._max_steps is not None:
+            total = min(self._max_steps, total) if total is not None else self._max_steps
+        return {
+            "loop": loop,
+            "train_network": loop.model,
+            "network": loop.model,
+            "loss_fn": loop.loss_fn,
+            "optimizer": loop.optimizer,
+            "train_dataset": self._loader,
+            "epoch_num": self._epochs,
+            "cur_epoch_num": 0,
+            "batch_num": length,
+            "total_steps": total,
+            "cur_step_num": loop.step_count,
+            "accumulate": loop.accumulate,
+            "history": self.history,
+            "list_callback": self._callbacks,
+            "dataset_sink_mode": True,
+            "mode": "train",
+            "parallel_mode": "data_parallel" if loop.ranks.many else "stand_alone",
+            "device_number": loop.ranks.size,
+            "wait_seconds": 0.0,
+        }
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None

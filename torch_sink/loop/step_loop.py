@@ -1,0 +1,300 @@
+"""StepLoop: trains any number of iterations per host sync."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_sink.errors import SinkError
+from torch_sink.loop import arguments as check
+from torch_sink.loop.build import EngineParts, build_engine
+from torch_sink.loop.callbacks import Callback, check_callbacks
+from torch_sink.loop.checkpoint import SHARDS_FOLDER, list_checkpoints, read_checkpoint, write_checkpoint
+from torch_sink.loop.distributed import Ranks, load_shards, save_shards
+from torch_sink.loop.ema import WeightAverage
+from torch_sink.loop.engine import Engine
+from torch_sink.loop.history import RunHistory
+from torch_sink.loop.jit import JitConfig
+from torch_sink.loop.loop_state import load_loop_state, loop_state
+from torch_sink.loop.positions import LoaderPositions
+from torch_sink.loop.precision import resolve_precision
+from torch_sink.loop.progress import Progress
+from torch_sink.loop.reasons import Reasons
+from torch_sink.loop.run import TrainingRun
+from torch_sink.loop.scaler import OverflowCount, StaticLossScaler, resolve_loss_scaler
+from torch_sink.loop.schedule import Schedule
+
+_log = logging.getLogger("torch_sink")
+
+
+class StepLoop:
+    """Trains a model; the host waits for the device once per `sink_size` iterations.
+
+    An iteration is one batch. On the CPU the default mode gives bit for bit what the plain PyTorch loop gives: same
+    losses, parameters, optimizer state and random draws. The model's train or eval state is the caller's, as there.
+
+    Args:
+        model: on its device, with float32 parameters. May be wrapped in DistributedDataParallel or sharded.
+        loss_fn: `loss_fn(model(x), y)` -> tensor of one element. May be None when `forward` is given.
+        optimizer: any dense torch.optim optimizer but LBFGS, of the model's parameters.
+        sink_size: iterations per host sync; -1 for a whole epoch.
+        amp: "O0" float32; "O1" autocast; "O2" low precision but for normalisation and loss; "O3" low precision but
+            for the loss; "auto": O2 on an accelerator, O0 on the CPU.
+        amp_dtype: torch.bfloat16 or torch.float16.
+        loss_scaler: "default" (dynamic for float16, none for bfloat16), None, or a scaler of `torch_sink.amp`.
+        scheduler: a torch.optim.lr_scheduler, or None.
+        schedule: "step" steps it after each optimizer update, "epoch" at each epoch's end.
+        clip_grad_norm: largest norm of the gradients, or None.
+        accumulate: iterations per optimizer update; each loss is divided by it.
+        ema: decay of a moving average of the weights, such as 0.999, or None; see `ema_model`.
+        mode: "auto" ("graph" on CUDA, "eager" elsewhere), "eager", "compile" or "graph".
+        jit_config: how "compile" and "graph" compile.
+        forward: `forward(model, batch)` -> loss, or (loss, dict of named tensors), for batches that are not (x, y).
+        device: checked against the model's; default the model's.
+
+    Raises:
+        TypeError, ValueError: an argument that cannot be used; the message says what can.
+
+    Example:
+        >>> model = torch.nn.Linear(3, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> loop = StepLoop(model, torch.nn.functional.cross_entropy, optimizer, sink_size=10)
+        >>> history = loop.run([(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))] * 25)
+        >>> history.steps, history.host_syncs
+        (25, 3)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., Tensor] | None,
+        optimizer: torch.optim.Optimizer,
+        *,
+        sink_size: int = 100,
+        amp: str = "O0",
+        amp_dtype: torch.dtype = torch.bfloat16,
+        loss_scaler: str | StaticLossScaler | None = "default",
+        scheduler: Any | None = None,
+        schedule: str = "step",
+        clip_grad_norm: float | None = None,
+        accumulate: int = 1,
+        ema: float | None = None,
+        mode: str = "auto",
+        jit_config: JitConfig | None = None,
+        forward: Callable[[nn.Module, Any], Any] | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        check.check_model(model)
+        check.check_functions(loss_fn, forward)
+        check.check_count("sink_size", sink_size, minimum=1, special=-1, meaning="a whole epoch")
+        check.check_count("accumulate", accumulate, minimum=1)
+        check.check_choice("mode", mode, check.MODES)
+        check.check_choice("schedule", schedule, ("step", "epoch"))
+        check.check_clip(clip_grad_norm)
+        if jit_config is not None and not isinstance(jit_config, JitConfig):
+            raise TypeError(f"jit_config is a {type(jit_config).__name__}; pass a torch_sink.JitConfig")
+        self.model, self.loss_fn, self.sink_size, self.accumulate = model, loss_fn, sink_size, accumulate
+        self.device = check.resolve_device(model, device)
+        self.model_devices = frozenset(parameter.device for parameter in model.parameters())
+        # Before the precision: the average's copy of the model must not carry hooks of ours.
+        self.average = WeightAverage(model, ema) if ema is not None else None
+        self.precision = resolve_precision(amp, amp_dtype, model, self.device)
+        self.optimizer = check.unwrap_optimizer(optimizer, self.precision.level)
+        check.check_optimizer_covers(model, self.optimizer)
+        self.scheduler = check.unwrap_scheduler(scheduler, self.optimizer)
+        self.scaler = resolve_loss_scaler(loss_scaler, self.precision.level, self.precision.dtype, self.device)
+        self.ranks = Ranks(model)
+        self.step_count = 0
+        self.progress = Progress()
+        self.reasons = Reasons()
+        self._schedule = Schedule(self.optimizer, self.scheduler, per_epoch=schedule == "epoch", accumulate=accumulate)
+        self._requested_mode, self._jit_config = mode, jit_config or JitConfig()
+        self._forward, self._clip_grad_norm = forward, clip_grad_norm
+        self._engine: Engine | None = None
+        self._watch_first = True
+        self._resumed = False
+        self.overflows = OverflowCount(self.scaler, accumulate)
+        self._positions = LoaderPositions()
+
+    def run(
+        self,
+        loader: Any,
+        *,
+        epochs: int = 1,
+        callbacks: Callback | list[Callback] | tuple[Callback, ...] = (),
+        max_steps: int | None = None,
+    ) -> RunHistory:
+        """Train.
+
+        Args:
+            loader: a SinkLoader, or anything that one can wrap.
+            epochs: epochs of this run; after `resume`, of the interrupted run that is completed.
+            callbacks: called in their order.
+            max_steps: iterations of this run, counted as `epochs` are.
+
+        Returns:
+            Every iteration's loss, learning rate and overflow.
+
+        Raises:
+            SinkError: 1,000 optimizer updates in a row overflowed.
+            ValueError, TypeError: the batch, loss or model does not fit; the message says what does.
+        """
+        check.check_count("epochs", epochs, minimum=0)
+        if max_steps is not None:
+            check.check_count("max_steps", max_steps, minimum=1)
+        return self.run_with(loader, epochs=epochs, callbacks=check_callbacks(callbacks), max_steps=max_steps)
+
+    def run_with(
+        self, loader: Any, *, epochs: int, callbacks: list[Callback], max_steps: int | None, **fields: Any
+    ) -> RunHistory:
+        """`run` with further fields for the RunContext; arguments are not checked again."""
+        from torch_sink.sink import SinkLoader
+
+        if not self._resumed:
+            self.progress = Progress()
+        self._resumed = False
+        own = not isinstance(loader, SinkLoader)
+        sink = SinkLoader(loader, device=None if self.device.type == "meta" else self.device) if own else loader
+        try:
+            self._positions.opened(loader, sink)
+            run = TrainingRun(self, sink, epochs=epochs, callbacks=callbacks, max_steps=max_steps, fields=fields)
+            return run.execute()
+        finally:
+            if own:
+                self._positions.closed()
+                sink.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Model, optimizer, scheduler, scaler, average, random generators and progress; tensors are not copied.
+
+        Without model and optimizer if the model is sharded: `save` writes the shards.
+        """
+        return loop_state(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where the state was taken; the next `run` completes the interrupted one."""
+        load_loop_state(self, state)
+        self._resumed = True
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def save(self, directory: str | Path, loader: Any = None, *, prefix: str = "CKP") -> Path:
+        """Write a complete checkpoint, or none. With more than one process, all of them call it.
+
+        Args:
+            directory: parent of the checkpoint's directory `{prefix}-{step:08d}`.
+            loader: its position is saved too: what `run` was given.
+            prefix: first part of the name.
+
+        Returns:
+            Path of the checkpoint.
+        """
+        state = self.state_dict()
+        if loader is not None:
+            state["loader"] = self._positions.state(loader)
+        shards = partial(save_shards, self.model, self.optimizer) if self.ranks.sharded else None
+        return write_checkpoint(Path(directory), prefix, self.step_count, state, ranks=self.ranks, write_shards=shards)
+
+    def resume(self, directory: str | Path, loader: Any = None) -> int:
+        """Load the newest complete checkpoint under `directory`. With more than one process, all of them call it.
+
+        Args:
+            directory: what `save` or ModelCheckpoint was given.
+            loader: gets its position back: what `run` will be given.
+
+        Returns:
+            The step count; 0 if there is no checkpoint.
+        """
+        checkpoints = list_checkpoints(Path(directory))
+        if not checkpoints:
+            return 0
+        state = read_checkpoint(checkpoints[-1], self.ranks)
+        if self.ranks.sharded:
+            load_shards(self.model, self.optimizer, str(checkpoints[-1] / SHARDS_FOLDER))
+        self.load_state_dict(state)
+        if loader is not None and state.get("loader") is not None:
+            self._positions.load(loader, state["loader"])
+        return self.step_count
+
+    def explain(self) -> str:
+        """How the steps run, and why: mode, precision, and everything that ran in a lower mode."""
+        mode = self._engine.mode if self._engine is not None else "not started"
+        lines = [
+            f"mode: {mode} (asked for {self._requested_mode!r}, device {self.device})",
+            f"amp: {self.precision.level}" + ("" if self.precision.level == "O0" else f" {self.precision.dtype}"),
+            f"loss scaler: {type(self.scaler).__name__ if self.scaler is not None else 'none'}",
+            f"steps: {self.step_count}, optimizer: {type(self.optimizer).__name__}, accumulate: {self.accumulate}",
+        ]
+        return "\n".join(lines + [f"note: {reason}" for reason in self.reasons.lines()])
+
+    def ema_model(self) -> nn.Module:
+        """The model with averaged weights.
+
+        Raises:
+            SinkError: the loop was made without `ema`.
+        """
+        if self.average is None:
+            raise SinkError("this loop keeps no average of the weights; make it with StepLoop(..., ema=0.999)")
+        return self.average.model()
+
+    def close(self) -> None:
+        """Release what the device holds and leave the model as it was found. Idempotent."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+        self.precision.close()
+
+    def __enter__(self) -> StepLoop:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def prepare(self, longest_sink: int) -> Engine:
+        """The engine for sinks of up to `longest_sink` steps; kept between runs."""
+        if not self.model.training:
+            _log.warning("the model is in eval mode; call model.train() before the run unless that is meant")
+        if self._engine is not None and self._engine.log.capacity >= longest_sink:
+            return self._engine
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = build_engine(
+            EngineParts(
+                model=self.model,
+                loss_fn=self.loss_fn,
+                forward=self._forward,
+                optimizer=self.optimizer,
+                schedule=self._schedule,
+                precision=self.precision,
+                scaler=self.scaler,
+                average=self.average,
+                clip_grad_norm=self._clip_grad_norm,
+                accumulate=self.accumulate,
+                device=self.device,
+                capacity=longest_sink,
+                mode=self._requested_mode,
+                jit_config=self._jit_config,
+                reasons=self.reasons,
+                ranks=self.ranks,
+            )
+        )
+        return self._engine
+
+    def take_first_watch(self) -> bool:
+        """True once, for the first step: it runs under the sync detector, unless compiled code would be disturbed."""
+        watch, self._watch_first = self._watch_first, False
+        return watch and self._engine is not None and self._engine.watchable
+
+    def report_sync(self, place: str, what: str) -> None:
+        """Note a wait of the host inside the step, for `explain`."""
+        self.reasons.note(f"the step makes the host wait for the device at {place}: {what}")

@@ -1,0 +1,162 @@
+"""The inside of a batch: its leaves, the lazy ones among them, and samples that were skipped or replaced."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+DECODE_POLICIES = ("raise", "skip", "replace")
+
+
+def is_lazy(leaf: Any) -> bool:
+    """Whether `leaf` still has to be decoded and transformed (it is a Tensor subclass, so ask this first)."""
+    return hasattr(type(leaf), "__torch_sink_execute__")
+
+
+def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
+    """Rebuilds `batch` with `function` applied to every leaf; containers keep their type.
+
+    Containers are mappings, lists, tuples (named ones too) and dataclass instances; everything else is a leaf. A
+    container of which no leaf changed is returned itself, so a batch that needs nothing done is not copied.
+    """
+    if isinstance(batch, (torch.Tensor, str, bytes)):
+        return function(batch)
+    if isinstance(batch, Mapping):
+        return _rebuild(batch, list(batch.values()), function, lambda new: _new_mapping(batch, new))
+    if isinstance(batch, (list, tuple)):
+        return _rebuild(batch, list(batch), function, lambda new: _new_sequence(batch, new))
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        fields = [field.name for field in dataclasses.fields(batch)]
+        values = [getattr(batch, name) for name in fields]
+        return _rebuild(batch, values, function, lambda new: _new_dataclass(batch, fields, new))
+    return function(batch)
+
+
+def _rebuild(batch: Any, values: list[Any], function: Callable[[Any], Any], build: Callable[[list[Any]], Any]) -> Any:
+    new = [map_leaves(value, function) for value in values]
+    unchanged = all(ours is theirs for ours, theirs in zip(new, values, strict=True))
+    return batch if unchanged else build(new)
+
+
+def _new_mapping(batch: Mapping[Any, Any], values: list[Any]) -> Any:
+    pairs = dict(zip(batch.keys(), values, strict=True))
+    if type(batch) is dict:
+        return pairs
+    clone = copy.copy(batch)
+    clone.update(pairs)  # type: ignore[attr-defined]
+    return clone
+
+
+def _new_sequence(batch: Any, values: list[Any]) -> Any:
+    if hasattr(batch, "_fields"):
+        return type(batch)(*values)
+    if type(batch) in (list, tuple):
+        return type(batch)(values)
+    if isinstance(batch, list):
+        clone = copy.copy(batch)
+        clone[:] = values
+        return clone
+    return type(batch)(values)
+
+
+def _new_dataclass(batch: Any, fields: list[str], values: list[Any]) -> Any:
+    clone = copy.copy(batch)
+    for name, value in zip(fields, values, strict=True):
+        object.__setattr__(clone, name, value)  # frozen ones too: the clone is not shared yet
+    return clone
+
+
+def leaves(batch: Any) -> list[Any]:
+    """The leaves of `batch` in the order in which `map_leaves` meets them."""
+    found: list[Any] = []
+
+    def keep(leaf: Any) -> Any:
+        found.append(leaf)
+        return leaf
+
+    map_leaves(batch, keep)
+    return found
+
+
+def tensor_bytes(batch: Any) -> int:
+    """Bytes of the tensors in `batch`; shape and dtype do not execute lazy ones."""
+    return sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves(batch) if isinstance(leaf, torch.Tensor))
+
+
+def agree_on_positions(shown: Sequence[list[int] | None], batch_size: int, policy: str) -> list[int] | None:
+    """The original positions that the rows of the whole batch show, when lazy leaves lost different samples.
+
+    Args:
+        shown: for each lazy leaf the positions that its rows show, or None for all of them in order.
+        batch_size: samples in the batch before anything was lost.
+        policy: "skip" or "replace".
+
+    Returns:
+        Positions to show, or None when no sample was lost.
+    """
+    lost = [positions for positions in shown if positions is not None]
+    if not lost:
+        return None
+    if len(shown) == 1:
+        return lost[0]
+    if policy == "skip":
+        return sorted(set(range(batch_size)).intersection(*lost))
+    good = [i for i in range(batch_size) if all(positions[i] == i for positions in lost)]
+    return [] if not good else [next((g for g in good if g >= i), good[0]) for i in range(batch_size)]
+
+
+def select_rows(shown: list[int] | None, wanted: list[int]) -> list[int]:
+    """Row of a lazy leaf's tensor for each wanted position; `shown` is what its rows show (None: all in order)."""
+    if shown is None:
+        return wanted
+    row_of = {position: row for row, position in reversed(list(enumerate(shown)))}
+    return [row_of[position] for position in wanted]
+
+
+def select_samples(value: Any, positions: list[int], batch_size: int, is_done: Callable[[Any], bool]) -> Any:
+    """Indexes everything in `value` that is laid out by sample: tensors `[N, ...]` and lists or tuples of length N.
+
+    A list or tuple that holds a finished leaf, or only tensors of N rows, is structure and not a list of samples.
+
+    Args:
+        value: a batch or a part of it.
+        positions: positions to keep, in order.
+        batch_size: N.
+        is_done: whether a leaf was indexed already.
+    """
+    if isinstance(value, torch.Tensor):
+        if is_done(value) or value.ndim == 0 or value.shape[0] != batch_size:
+            return value
+        return value.index_select(0, torch.tensor(positions, dtype=torch.long, device=value.device))
+    plain = isinstance(value, (list, tuple)) and not hasattr(value, "_fields")
+    if plain and len(value) == batch_size and not _is_structure(value, batch_size, is_done):
+        return type(value)(value[i] for i in positions)
+    if isinstance(value, (str, bytes)):
+        return value
+    return _select_children(value, positions, batch_size, is_done)
+
+
+def _select_children(value: Any, positions: list[int], batch_size: int, is_done: Callable[[Any], bool]) -> Any:
+    def select(child: Any) -> Any:
+        return select_samples(child, positions, batch_size, is_done)
+
+    if isinstance(value, Mapping):
+        return _new_mapping(value, [select(child) for child in value.values()])
+    if isinstance(value, (list, tuple)):
+        return _new_sequence(value, [select(child) for child in value])
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [field.name for field in dataclasses.fields(value)]
+        return _new_dataclass(value, fields, [select(getattr(value, name)) for name in fields])
+    return value
+
+
+def _is_structure(value: Sequence[Any], batch_size: int, is_done: Callable[[Any], bool]) -> bool:
+    inside = leaves(value)
+    if any(is_done(leaf) for leaf in inside):
+        return True
+    rows = [isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and leaf.shape[0] == batch_size for leaf in inside]
+    return bool(rows) and all(rows)

@@ -1,0 +1,77 @@
+"""What a producer hands over, and where it waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch_sink.sink.source import NO_MARK, Mark, Pass, PassStart
+from torch_sink.sink.stage import Loss
+from torch_sink.sink.workers import PassCancelled
+
+
+class Slots(Protocol):
+    """Where ready batches wait. `fill` is called by the producer, `open` and `free` by the consumer."""
+
+    count: int
+
+    def fill(self, slot: int, batch: Any) -> tuple[Any, Loss]:
+        """Puts a batch of the source into a slot; returns what the consumer will get."""
+
+    def open(self, slot: int, batch: Any) -> Any:
+        """Makes the batch readable on the current stream."""
+
+    def free(self, slot: int) -> None:
+        """The consumer issued its last use of the slot."""
+
+    def static_index(self, slot: int) -> int | None:
+        """The slot whose fixed memory holds the batch, None when it is elsewhere."""
+
+    def describe(self) -> str:
+        """The plan, for `repr`."""
+
+    def bytes_planned(self) -> int | None:
+        """Bytes of all slots when they are preallocated, else None."""
+
+    def close(self) -> None:
+        """Waits until nothing is in flight and gives the memory back."""
+
+
+@dataclass
+class Item:
+    """One thing that the producer hands over: a batch, the end of a pass, or an exception, in the source's order."""
+
+    start: PassStart
+    batch: Any = None
+    slot: int = -1
+    mark: Mark = NO_MARK
+    loss: Loss = field(default_factory=Loss)
+    error: BaseException | None = None
+    is_end: bool = False
+    is_lost: bool = False
+
+
+def receive(current: Pass) -> tuple[Any, Mark] | Item:
+    """The next batch of a pass with its mark; its end, or what it raises, as an item."""
+    try:
+        return current.next()
+    except StopIteration:
+        return Item(current.start, is_end=True, mark=current.last_mark())
+    except PassCancelled:
+        raise
+    except BaseException as error:
+        return Item(current.start, error=error, is_lost=current.is_lost)
+
+
+def fill(slots: Slots, slot: int, start: PassStart, batch: Any, mark: Mark) -> Item:
+    """Puts a batch into a slot; what goes wrong becomes an item in its place."""
+    try:
+        batch, loss = slots.fill(slot, batch)
+    except BaseException as error:
+        return Item(start, error=error, mark=mark)
+    return Item(start, batch, slot, mark, loss)
+
+
+def is_slow(made_seconds: float, step_seconds: float) -> bool:
+    """Whether a batch that was made on demand counts as an empty queue: it cost more than half a consumer's step."""
+    return made_seconds > 0.5 * step_seconds

@@ -1,0 +1,234 @@
+"""SinkLoader: batches of an unmodified DataLoader, waiting on the device."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torch_sink.errors import SinkError
+from torch_sink.sink.lifetime import close_parts, register
+from torch_sink.sink.on_demand import OnDemandProducer
+from torch_sink.sink.options import SinkOptions, open_source, resolve_device
+from torch_sink.sink.slots import make_slots
+from torch_sink.sink.stats import QueueStats, StatsRecorder
+from torch_sink.sink.thread_producer import ThreadProducer
+from torch_sink.sink.traversal import Epoch, Traversal
+
+
+class SinkLoader:
+    """Wraps a loader; iterating gives one epoch of batches on the device.
+
+    The traversal is endless: `iter()` gives the rest of an unfinished epoch (after `break` or `load_state_dict`), else
+    a new epoch, and restarts the loader when it ends. A batch stays valid until the next one is asked for; `.clone()`
+    keeps it.
+
+    With `num_workers > 0` a thread receives the workers' batches ahead of the consumer and brings them to the device.
+    Otherwise batches are made in the calling thread, when they are asked for, so that every draw from a global random
+    generator comes in the order of the plain loop. For the same reason a loader without a seeded generator is
+    restarted only when the consumer asks for the first batch of the next pass; with workers and a seeded generator
+    the queue runs across passes. Samplers that draw from a global generator in the middle of a pass are the exception:
+    with workers their draws happen in the thread.
+
+    Other public attributes (`dataset`, `batch_size`, `sampler`, …) are those of the wrapped loader.
+
+    Args:
+        loader: any iterable of batches: a `DataLoader`, a `torchdata.StatefulDataLoader`, a list, or a function that
+            returns an iterator. A batch is a tensor, or dicts, lists, tuples or dataclasses of tensors; numbers and
+            strings pass through on the host.
+        sink_size: batches in an epoch; -1 for one pass of the loader.
+        device: where batches are delivered; default the current accelerator, else the CPU.
+        slots: batches that may exist at a time, the one in use included; default 3. On an accelerator they are
+            preallocated, on the CPU a slot refers to the loader's own tensors.
+        max_bytes: bound for the memory of the slots on an accelerator; fewer slots are used to keep it.
+        dtype: dtype of image batches; default what the pipeline says. Image batches are lazy ones and floating-point
+            tensors of four dimensions.
+        memory_format: layout of image batches.
+        on_decode_error: an image that cannot be decoded raises `DecodeError` ("raise"), is dropped from its batch
+            ("skip") or is replaced by the next good sample of the batch ("replace"); the last two are counted.
+        timeout_seconds: longest wait for a batch of a worker.
+
+    Attributes:
+        slot_index: static slot of the batch delivered last; None when it is in none (on the CPU, or an odd shape).
+
+    Raises:
+        ValueError: an argument is out of range, or the device is not there.
+        TypeError: an argument has the wrong type.
+
+    Example:
+        >>> loader = SinkLoader([torch.zeros(2, 3), torch.ones(2, 3)])
+        >>> [float(batch.sum()) for batch in loader]
+        [0.0, 6.0]
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        *,
+        sink_size: int = -1,
+        device: torch.device | str | None = None,
+        slots: int | None = None,
+        max_bytes: int | None = None,
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        on_decode_error: str = "raise",
+        timeout_seconds: float = 300.0,
+    ) -> None:
+        self._options = SinkOptions(
+            sink_size, resolve_device(device), slots, max_bytes, dtype, memory_format, on_decode_error, timeout_seconds
+        )
+        self._source = open_source(loader)
+        self._stats = StatsRecorder()
+        self._slots = make_slots(self._options)
+        self._producer: ThreadProducer | OnDemandProducer
+        if self._source.runs_in_thread:
+            self._producer = ThreadProducer(self._slots, self._stats, self._source.runs_ahead)
+        else:
+            self._producer = OnDemandProducer(self._slots, self._stats)
+        self._traversal = Traversal(
+            self._source, self._producer, self._stats, sink_size, self._options.timeout_seconds
+        )
+        self._pid = os.getpid()
+        self._close = weakref.finalize(self, close_parts, self._producer, self._source, self._slots, self._pid)
+        register(self._close)
+
+    @property
+    def loader(self) -> Any:
+        """The wrapped loader."""
+        return self._source.loader
+
+    @property
+    def sink_size(self) -> int:
+        """Batches in an epoch; -1 for one pass of the loader."""
+        return self._options.sink_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are delivered."""
+        return self._options.device
+
+    @property
+    def ring_slots(self) -> int:
+        """Number of slots."""
+        return self._slots.count
+
+    @property
+    def slot_index(self) -> int | None:
+        """Static slot of the batch delivered last, None when it is in none."""
+        held = self._traversal.held
+        return None if held is None else self._slots.static_index(held.slot)
+
+    def __len__(self) -> int:
+        if self.sink_size > 0:
+            return self.sink_size
+        length = self._source.length()
+        if length is None:
+            raise TypeError(
+                f"the length of an epoch is not known: {type(self.loader).__name__} has no len(). "
+                "Pass sink_size=n for epochs of n batches."
+            )
+        return length
+
+    def __repr__(self) -> str:
+        options = self._options
+        return (
+            f"SinkLoader({type(self.loader).__name__}, sink_size={options.sink_size}, device={str(options.device)!r}, "
+            f"{self._slots.describe()})"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"SinkLoader has no attribute {name!r}")
+        return getattr(self._source.loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._check_usable()
+        return _Batches(self, self._traversal.begin_epoch())
+
+    def _next(self, epoch: Epoch) -> Any:
+        """The next batch of `epoch`; StopIteration at its end."""
+        self._check_usable()
+        item = self._traversal.next_item(epoch)
+        return self._slots.open(item.slot, item.batch)
+
+    def restart(self) -> None:
+        """Drops the rest of the epoch: the next `iter()` begins a new pass of the loader."""
+        self._check_usable()
+        self._traversal.restart()
+
+    def stats(self) -> QueueStats:
+        """What the queue saw so far."""
+        self._check_process()
+        planned = self._slots.bytes_planned()
+        return self._stats.snapshot(self._producer.bytes_held() if planned is None else planned)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Parks the producer between batches: inside, it pins, allocates and queries nothing (for a graph capture)."""
+        self._check_process()
+        with self._producer.paused():
+            yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counts of consumed batches and all that is needed to go on after them.
+
+        A resumed run gives exactly the batches that would have come, for a map-style `DataLoader` with a seeded
+        generator whose dataset draws from the global generators of torch, numpy or random. The key "not_covered" names
+        what could differ. With `num_workers=0` the dataset shares the process's global generators: their states are
+        part of the state, and are set again at the first `iter()` after `load_state_dict`.
+        """
+        self._check_usable()
+        return self._traversal.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues where the state was taken; the next `iter()` gives the rest of that epoch.
+
+        Raises:
+            ValueError: not a state of a `SinkLoader`.
+        """
+        self._check_usable()
+        self._traversal.load_state_dict(state_dict)
+
+    def close(self) -> None:
+        """Stops thread and workers, within 5 s. Idempotent; the loader cannot be iterated afterwards."""
+        self._traversal.held = None
+        self._close()
+
+    def __enter__(self) -> SinkLoader:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _check_usable(self) -> None:
+        self._check_process()
+        if not self._close.alive:
+            raise SinkError("this SinkLoader is closed; make a new one")
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise SinkError(
+                "this SinkLoader was made before os.fork(); its thread and workers belong to the parent process. "
+                "Make a new SinkLoader in the child."
+            )
+
+
+class _Batches(Iterator[Any]):
+    """Iterates over one epoch; keeps its SinkLoader alive until the end."""
+
+    def __init__(self, loader: SinkLoader, epoch: Epoch) -> None:
+        self.loader: SinkLoader | None = loader
+        self.epoch = epoch
+
+    def __next__(self) -> Any:
+        if self.loader is None:
+            raise StopIteration
+        try:
+            return self.loader._next(self.epoch)
+        except StopIteration:
+            self.loader = None
+            raise

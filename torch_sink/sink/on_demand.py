@@ -1,0 +1,81 @@
+"""Makes each batch in the calling thread, when it is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from torch_sink.errors import SinkError
+from torch_sink.sink.batch import tensor_bytes
+from torch_sink.sink.items import Item, Slots, fill, is_slow, receive
+from torch_sink.sink.source import Pass
+from torch_sink.sink.stats import StatsRecorder
+
+
+class OnDemandProducer:
+    """Makes each batch in the calling thread when it is asked for: draws come in the plain loop's order."""
+
+    def __init__(self, slots: Slots, stats: StatsRecorder) -> None:
+        self.slots = slots
+        self.stats = stats
+        self.current: Pass | None = None
+        self.held: Item | None = None
+        self._next_slot = 0
+        self._left_at = time.monotonic()
+
+    def park(self) -> None:
+        """Nothing runs beside the calling thread."""
+
+    def submit(self, current: Pass) -> None:
+        """Gives the pass whose batches come next."""
+        self.current = current
+
+    def wants_pass(self) -> bool:
+        """Whether a next pass could be begun ahead."""
+        return False
+
+    def take(self, timeout_seconds: float) -> Item:
+        """Makes the next item. `timeout_seconds` has no meaning here: nobody else could interrupt the source."""
+        if self.current is None:
+            raise SinkError("no pass is active")
+        asked = time.monotonic()
+        slot = self._next_slot
+        received = receive(self.current)
+        item = received if isinstance(received, Item) else fill(self.slots, slot, self.current.start, *received)
+        now = time.monotonic()
+        if item.is_end:
+            self.current = None
+        elif item.error is None:
+            self._next_slot = (slot + 1) % self.slots.count
+            waited = now - asked
+            self.stats.fetched(0, waited, empty=is_slow(waited, asked - self._left_at), full=False)
+            self.held = item
+        self._left_at = now
+        return item
+
+    def release(self, item: Item) -> None:
+        """The consumer asks for the next batch: the slot of this one may be filled again."""
+        self.held = None
+        self.slots.free(item.slot)
+
+    def drop(self) -> list[Pass]:
+        """Forgets the active pass; returns it, for the caller to stop."""
+        dropped = [self.current] if self.current is not None else []
+        self.current = None
+        return dropped
+
+    def bytes_held(self) -> int:
+        """Bytes of the batches that wait here or are in use."""
+        return tensor_bytes(self.held.batch) if self.held is not None else 0
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing runs beside the calling thread, so there is nothing to pause."""
+        yield
+
+    def close(self) -> None:
+        """Drops the active pass. Idempotent."""
+        self.held = None
+        for dropped in self.drop():
+            dropped.stop()

@@ -1,0 +1,126 @@
+"""Checks the arguments of a SinkLoader and finds out what kind of loader was given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from torch_sink.sink.batch import DECODE_POLICIES
+from torch_sink.sink.dataloader_source import DataLoaderSource
+from torch_sink.sink.source import FactorySource, IterableSource, Source
+from torch_sink.sink.stage import ImageFormat
+from torch_sink.sink.stateful_source import OwnIteratorSource, StatefulSource
+
+DEFAULT_SLOTS = 3
+MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last)
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """The arguments of a SinkLoader, checked."""
+
+    sink_size: int
+    device: torch.device
+    slots: int | None
+    max_bytes: int | None
+    dtype: torch.dtype | None
+    memory_format: torch.memory_format
+    on_decode_error: str
+    timeout_seconds: float
+
+    def __post_init__(self) -> None:
+        _check_int("sink_size", self.sink_size)
+        if self.sink_size == 0 or self.sink_size < -1:
+            raise ValueError(
+                f"sink_size={self.sink_size} is not allowed: give a positive number of batches per epoch, "
+                "or -1 for one pass of the loader"
+            )
+        for name in ("slots", "max_bytes"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_int(name, value)
+                if value < 1:
+                    raise ValueError(f"{name}={value} is not allowed: give a positive number, or None for the default")
+        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
+            raise TypeError(f"dtype must be a torch.dtype or None, got {self.dtype!r}")
+        if self.dtype is not None and not self.dtype.is_floating_point:
+            raise ValueError(f"dtype={self.dtype} is not allowed: image batches are made in a floating-point dtype")
+        if self.memory_format not in MEMORY_FORMATS:
+            allowed = ", ".join(str(one) for one in MEMORY_FORMATS)
+            raise ValueError(f"memory_format={self.memory_format} is not allowed: give one of {allowed}")
+        if self.on_decode_error not in DECODE_POLICIES:
+            allowed = ", ".join(repr(one) for one in DECODE_POLICIES)
+            raise ValueError(f"on_decode_error={self.on_decode_error!r} is not allowed: give one of {allowed}")
+        _check_timeout(self.timeout_seconds)
+
+    @property
+    def slot_count(self) -> int:
+        """Slots asked for, before `max_bytes` is looked at."""
+        return DEFAULT_SLOTS if self.slots is None else self.slots
+
+    @property
+    def image_format(self) -> ImageFormat:
+        """How image batches are produced."""
+        return ImageFormat(self.device, self.dtype, self.memory_format, self.on_decode_error)
+
+
+def _check_int(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}")
+
+
+def _check_timeout(value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"timeout_seconds must be a number, got {value!r} of type {type(value).__name__}")
+    if not value > 0:
+        raise ValueError(f"timeout_seconds={value} is not allowed: give a positive number of seconds")
+
+
+def resolve_device(device: torch.device | str | None) -> torch.device:
+    """The device to deliver to: as given, else the current accelerator, else the CPU.
+
+    Raises:
+        ValueError: the device is of an unsupported kind, or not there.
+    """
+    if device is None:
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        return torch.device("cuda", torch.cuda.current_device())
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={device!r} is not a device: {error}") from error
+    if wanted.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={str(wanted)!r} is not supported by SinkLoader: give 'cpu' or 'cuda'")
+    if wanted.type == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available() or (wanted.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device={str(wanted)!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices. "
+            "Give device='cpu', or None for what this machine has."
+        )
+    return torch.device("cuda", torch.cuda.current_device() if wanted.index is None else wanted.index)
+
+
+def open_source(loader: Any) -> Source:
+    """The source that fits `loader`.
+
+    Raises:
+        TypeError: neither iterable nor callable.
+    """
+    if isinstance(loader, DataLoader):
+        if type(loader).__iter__ is DataLoader.__iter__:
+            return DataLoaderSource(loader)
+        keeps_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        return StatefulSource(loader) if keeps_state else OwnIteratorSource(loader)
+    if isinstance(loader, Iterable) or hasattr(loader, "__getitem__"):
+        return IterableSource(loader)
+    if callable(loader):
+        return FactorySource(loader)
+    raise TypeError(
+        f"loader must be an iterable of batches or a function that returns an iterator, got {type(loader).__name__}"
+    )

@@ -1,0 +1,164 @@
+"""Exact resume of a DataLoader: what its workers and its sampler would have drawn next is recorded on the way.
+
+The wrappers sit on a shallow copy of the user's loader; they draw no random number and change no batch. A worker adds
+the state of its global generators to each batch it makes. To resume after batch k of a pass, the generators are put
+back to where they were when the pass began, the sampler's first k index lists are skipped without being loaded, and
+each worker starts from the state that it had after its last batch that was consumed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from torch.utils.data import get_worker_info
+
+from torch_sink.sink.random_state import RandomState, global_random_state, set_global_random_state
+from torch_sink.sink.workers import pin_memory
+
+
+class RecordedBatch(NamedTuple):
+    """A batch with the number of the worker that made it and that worker's generator states afterwards."""
+
+    batch: Any
+    worker: int
+    random_state: RandomState
+
+    def pin_memory(self, device: str | None = None) -> RecordedBatch:
+        """Called by the DataLoader's pinning thread."""
+        return RecordedBatch(pin_memory(self.batch, device), self.worker, self.random_state)
+
+
+class RecordingCollate:
+    """The user's `collate_fn`, plus the worker's generator states."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, samples: Any) -> Any:
+        if isinstance(samples, list) and not samples:
+            return None  # a placeholder of `ResumableSampler`
+        batch = self.collate(samples)
+        worker = get_worker_info()
+        return RecordedBatch(batch, -1 if worker is None else worker.id, global_random_state())
+
+
+class RestoringInit:
+    """The user's `worker_init_fn`, then the generator states from which this worker goes on."""
+
+    def __init__(self, init: Callable[[int], None] | None, states: dict[int, RandomState]) -> None:
+        self.init = init
+        self.states = states
+
+    def __call__(self, worker: int) -> None:
+        if self.init is not None:
+            self.init(worker)
+        if worker in self.states:
+            set_global_random_state(self.states[worker])
+
+
+class ResumableSampler:
+    """The user's (batch) sampler; can skip the first index lists of its next traversal.
+
+    Attributes:
+        skip: index lists to draw and drop.
+        placeholders: empty index lists to give first, so that batch k goes to worker k mod W again.
+        at_last_iter: called before the traversal that will be used begins.
+        after_skip: called when the last index list was dropped.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.skip = 0
+        self.placeholders = 0
+        self.at_last_iter: Callable[[], None] | None = None
+        self.after_skip: Callable[[], None] | None = None
+        self._iters = 0
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "sampler":
+            raise AttributeError(name)  # while it is being unpickled
+        return getattr(self.sampler, name)
+
+    def arm(
+        self,
+        skip: int,
+        placeholders: int,
+        at_last_iter: Callable[[], None] | None,
+        after_skip: Callable[[], None] | None,
+    ) -> None:
+        """Prepares the next traversal. A new DataLoader iterator calls `iter` twice and uses the second one."""
+        self.skip, self.placeholders = skip, placeholders
+        self.at_last_iter, self.after_skip, self._iters = at_last_iter, after_skip, 0
+
+    def disarm(self) -> None:
+        """The next traversals are plain ones."""
+        self.skip, self.placeholders, self.at_last_iter, self.after_skip = 0, 0, None, None
+
+    def __iter__(self) -> Iterator[Any]:
+        self._iters += 1
+        if self.at_last_iter is not None and self._iters == 2:
+            self.at_last_iter()
+        indices = iter(self.sampler)  # as often as the plain loader does: a sampler may draw here
+        return _skipping(indices, self.skip, self.placeholders, self.after_skip) if self.skip else indices
+
+
+def _skipping(
+    indices: Iterator[Any], skip: int, placeholders: int, after_skip: Callable[[], None] | None
+) -> Iterator[Any]:
+    for _ in range(placeholders):
+        yield []
+    for _ in range(skip):
+        next(indices, None)
+    if after_skip is not None:
+        after_skip()
+    yield from indices
+
+
+def _drawing_parts(loader: Any) -> tuple[Any, ...]:
+    return loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)
+
+
+def is_seeded(loader: Any) -> bool:
+    """Whether neither a DataLoader nor its samplers draw from torch's global generator."""
+    parts = [part for part in _drawing_parts(loader) if part is not None]
+    return all(getattr(part, "generator", "draws nothing") is not None for part in parts)
+
+
+def find_generators(loader: Any) -> list[torch.Generator]:
+    """The torch generators that a DataLoader and its samplers draw from, each once, in a fixed order."""
+    found: list[torch.Generator] = []
+    for part in _drawing_parts(loader):
+        generator = getattr(part, "generator", None)
+        if isinstance(generator, torch.Generator) and all(generator is not one for one in found):
+            found.append(generator)
+    return found
+
+
+def find_private_generators(dataset: Any, depth: int = 3) -> list[str]:
+    """Names of the generator objects that a dataset (or its transforms) keeps: their states are not recorded."""
+    kinds = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
+    found: list[str] = []
+    todo = [("dataset", dataset, depth)]
+    while todo:
+        path, owner, left = todo.pop(0)
+        for name, value in _parts(owner):
+            here = f"{path}{name}"
+            if isinstance(value, kinds):
+                found.append(here)
+            elif left > 1 and not isinstance(value, (torch.Tensor, numpy.ndarray, str, bytes, int, float, type)):
+                todo.append((here, value, left - 1))
+    return found
+
+
+def _parts(owner: Any) -> list[tuple[str, Any]]:
+    if isinstance(owner, (list, tuple)):
+        return [(f"[{i}]", value) for i, value in enumerate(owner[:32])]
+    attributes = getattr(owner, "__dict__", {})
+    return [(f".{name}", value) for name, value in list(attributes.items())[:64]]

@@ -1,0 +1,16 @@
+"""Chooses where ready batches wait."""
+
+from __future__ import annotations
+
+from torch_sink.sink.device_ops import CudaOps
+from torch_sink.sink.host_slots import HostSlots
+from torch_sink.sink.items import Slots
+from torch_sink.sink.options import SinkOptions
+from torch_sink.sink.ring import DeviceRing
+
+
+def make_slots(options: SinkOptions) -> Slots:
+    """Slots for the device of `options`."""
+    if options.device.type == "cpu":
+        return HostSlots(options.slot_count, options.image_format)
+    return DeviceRing(options.slot_count, options.image_format, CudaOps(options.device), options.max_bytes)

@@ -1,0 +1,116 @@
+"""What the queue saw: how often it was empty or full, who waited for whom, and what that means."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+INPUT_BOUND_SHARE = 0.3  # MindInsight's rule: empty in more than 30 % of the fetches
+WAITS_KEPT = 4096  # percentiles describe the latest waits, so a slow start does not colour a long run
+LAST_SHOWN = 10
+
+ADVICE = {
+    "input-bound": "the consumer waits for data: use more workers, a faster dataset, or decode on the device",
+    "compute-bound": "data waits for the consumer: the input pipeline keeps up, more workers would not help",
+}
+
+
+@dataclass(frozen=True)
+class QueueStats:
+    """A snapshot of a `SinkLoader`'s queue.
+
+    Attributes:
+        batches: batches delivered since the loader was made.
+        empty: fetches that found no batch ready. Where batches are made on demand (`num_workers=0`) nothing is ever
+            queued; a fetch then counts as empty when it took longer than half of the consumer's own step.
+        full: fetches that found every slot filled.
+        consumer_wait_p50_seconds: median time that a fetch waited, over the latest 4,096 fetches.
+        consumer_wait_p99_seconds: 99th percentile of the same.
+        producer_wait_p50_seconds: median time that the producer waited for a free slot, over the latest 4,096 batches.
+        producer_wait_p99_seconds: 99th percentile of the same.
+        bytes_held: bytes of the slots now (accelerator: the whole ring; CPU: the tensors that the slots refer to).
+        skipped: samples dropped under `on_decode_error="skip"`.
+        replaced: samples replaced under `on_decode_error="replace"`.
+        verdict: "input-bound" if more than 30 % of the fetches found the queue empty, else "compute-bound".
+    """
+
+    batches: int
+    empty: int
+    full: int
+    consumer_wait_p50_seconds: float
+    consumer_wait_p99_seconds: float
+    producer_wait_p50_seconds: float
+    producer_wait_p99_seconds: float
+    bytes_held: int
+    skipped: int
+    replaced: int
+
+    @property
+    def verdict(self) -> str:
+        return "input-bound" if self.empty > INPUT_BOUND_SHARE * self.batches else "compute-bound"
+
+    @property
+    def advice(self) -> str:
+        """One line that says what to do about the verdict."""
+        return ADVICE[self.verdict]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.batches} batches, queue empty at {self.empty} and full at {self.full} fetches; "
+            f"consumer waited p50 {self.consumer_wait_p50_seconds * 1e3:.2f} ms, "
+            f"p99 {self.consumer_wait_p99_seconds * 1e3:.2f} ms; "
+            f"producer p50 {self.producer_wait_p50_seconds * 1e3:.2f} ms, "
+            f"p99 {self.producer_wait_p99_seconds * 1e3:.2f} ms; "
+            f"{self.bytes_held / 2**20:.1f} MiB held; {self.skipped} samples skipped, {self.replaced} replaced\n"
+            f"{self.verdict}: {self.advice}"
+        )
+
+
+class StatsRecorder:
+    """Collects what `QueueStats` shows.
+
+    Consumer figures are written by the consumer only and producer figures by the producer only; each update is a
+    single append or addition on a field that has one writer, so no lock is needed, with or without a GIL.
+    """
+
+    def __init__(self) -> None:
+        self.batches = self.empty = self.full = self.skipped = self.replaced = 0
+        self.queue_sizes: deque[int] = deque(maxlen=LAST_SHOWN)
+        self.consumer_waits: deque[float] = deque(maxlen=WAITS_KEPT)
+        self.producer_waits: deque[float] = deque(maxlen=WAITS_KEPT)
+
+    def fetched(self, queue_size: int, waited_seconds: float, *, empty: bool, full: bool) -> None:
+        self.batches += 1
+        self.empty += empty
+        self.full += full
+        self.queue_sizes.append(queue_size)
+        self.consumer_waits.append(waited_seconds)
+
+    def recent(self, queue_size: int, waited_seconds: float) -> str:
+        """The latest queue sizes and waits, oldest first, this fetch last: what a timeout message shows."""
+        waits = [*self.consumer_waits, waited_seconds][-LAST_SHOWN:]
+        sizes = [*self.queue_sizes, queue_size][-LAST_SHOWN:]
+        return f"last queue sizes {sizes}, last waits in seconds [{', '.join(f'{wait:.3f}' for wait in waits)}]"
+
+    def snapshot(self, bytes_held: int) -> QueueStats:
+        consumer, producer = _sorted(self.consumer_waits), _sorted(self.producer_waits)
+        return QueueStats(
+            batches=self.batches,
+            empty=self.empty,
+            full=self.full,
+            consumer_wait_p50_seconds=_percentile(consumer, 0.50),
+            consumer_wait_p99_seconds=_percentile(consumer, 0.99),
+            producer_wait_p50_seconds=_percentile(producer, 0.50),
+            producer_wait_p99_seconds=_percentile(producer, 0.99),
+            bytes_held=bytes_held,
+            skipped=self.skipped,
+            replaced=self.replaced,
+        )
+
+
+def _sorted(waits: deque[float]) -> list[float]:
+    return sorted(waits.copy())  # copy() is one C call: the writer may append meanwhile
+
+
+def _percentile(ordered: list[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

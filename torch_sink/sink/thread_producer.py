@@ -1,0 +1,232 @@
+"""Makes batches ready in a thread, ahead of the consumer."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator
+
+from torch_sink.errors import SinkError, SinkTimeout
+from torch_sink.sink.batch import tensor_bytes
+from torch_sink.sink.items import Item, Slots, fill, is_slow, receive
+from torch_sink.sink.source import Pass
+from torch_sink.sink.stats import StatsRecorder
+from torch_sink.sink.workers import PassCancelled
+
+WATCH_SECONDS = 0.25  # how often a waiting consumer looks after the workers
+DEAD_WORKER_SECONDS = 3.0  # torch itself notices a death within 0.5 s, unless its reader is stuck
+FREE_READER_SECONDS = 3.0
+JOIN_SECONDS = 1.5
+
+
+class ThreadProducer:
+    """Makes batches in one thread a pass, ahead of the consumer or only while it waits.
+
+    Invariant: every slot is in exactly one place: `free_slots`, being filled by the thread, in an item of `ready`, or
+    held by the consumer. The thread takes a slot before it asks the source, so at most `slots.count` batches exist.
+    All shared fields are guarded by `changed`; the source and the device are used outside of it.
+
+    Args:
+        slots: where ready batches wait.
+        stats: what was seen is recorded here.
+        runs_ahead: False makes a batch only when the consumer waits for it.
+    """
+
+    def __init__(self, slots: Slots, stats: StatsRecorder, runs_ahead: bool = True) -> None:
+        self.runs_ahead = runs_ahead
+        self.is_asked = False
+        self._left_at = time.monotonic()
+        self.slots = slots
+        self.stats = stats
+        self.changed = threading.Condition()
+        self.ready: deque[Item] = deque()
+        self.free_slots = deque(range(slots.count))
+        self.current: Pass | None = None
+        self.held: Item | None = None
+        self.outside_source = threading.Event()
+        self.outside_source.set()
+        self.gate = threading.RLock()
+        self.thread: threading.Thread | None = None
+
+    def park(self) -> None:
+        """Before workers are started: the thread of the pass before is gone, so they are not forked beside it."""
+        if self.thread is None or self.current is not None:
+            return
+        self.thread.join(JOIN_SECONDS)
+        if self.thread.is_alive():
+            raise SinkError(
+                "the source has not returned from making the batch that was dropped, so it cannot be asked for another "
+                "one; end what blocks it, or make a new SinkLoader"
+            )
+
+    def submit(self, current: Pass) -> None:
+        """Gives the pass whose batches come next, to a thread that lives until its end or its first error."""
+        self.park()
+        self.current = current
+        self.thread = threading.Thread(target=self._run, args=(current,), name="torch_sink-producer", daemon=True)
+        self.thread.start()
+
+    def wants_pass(self) -> bool:
+        """Whether the thread has come to the end of its pass and the next one could be begun ahead."""
+        return self.current is None
+
+    def take(self, timeout_seconds: float) -> Item:
+        """The next item, in order.
+
+        Raises:
+            SinkTimeout: nothing came within `timeout_seconds`.
+        """
+        asked = time.monotonic()
+        with self.changed:
+            size = len(self.ready)
+            if not size:
+                self.is_asked = True
+                self.changed.notify_all()
+        if not size:
+            self._wait(asked, timeout_seconds)
+        with self.changed:
+            item = self.ready.popleft()
+        if item.error is None and not item.is_end:
+            waited = time.monotonic() - asked
+            empty = size == 0 if self.runs_ahead else is_slow(waited, asked - self._left_at)
+            self.stats.fetched(size, waited, empty=empty, full=size >= self.slots.count - 1)
+            self.held = item
+        self._left_at = time.monotonic()
+        return item
+
+    def _wait(self, asked: float, timeout_seconds: float) -> None:
+        dead_since: float | None = None
+        while True:
+            with self.changed:
+                if self.ready or self.changed.wait_for(lambda: self.ready, WATCH_SECONDS):
+                    return
+                current = self.current
+                is_idle = current is None or self.thread is None or not self.thread.is_alive()
+            now = time.monotonic()
+            if is_idle:
+                raise SinkError("the producer's thread is gone; restart() or make a new SinkLoader")
+            if now - asked > timeout_seconds:
+                raise SinkTimeout(
+                    f"no batch within timeout_seconds={timeout_seconds:g}; {self.stats.recent(0, now - asked)}. "
+                    "Look at the dataset for what blocks, use more workers, or raise timeout_seconds."
+                )
+            if current is None or not current.has_dead_worker():
+                dead_since = None
+            elif dead_since is None:
+                dead_since = now
+            elif now - dead_since > DEAD_WORKER_SECONDS:
+                self._free_stuck_reader(current)
+                dead_since = None
+
+    def _free_stuck_reader(self, current: Pass) -> None:
+        current.free_reader(self.outside_source, FREE_READER_SECONDS)
+        if not self.outside_source.wait(0.5):
+            raise SinkError("a data worker died in the middle of a message and its reader could not be freed")
+
+    def release(self, item: Item) -> None:
+        """The consumer asks for the next batch: the slot of this one may be filled again."""
+        self.slots.free(item.slot)
+        with self.changed:
+            self.held = None
+            self.free_slots.append(item.slot)
+            self.changed.notify_all()
+
+    def drop(self) -> list[Pass]:
+        """Leaves the source and forgets what is ready; returns the passes concerned, for the caller to stop."""
+        with self.changed:
+            current, self.current = self.current, None
+            self.changed.notify_all()
+        if current is not None:
+            current.cancel()
+            self._await_outside_source(current)
+        with self.changed:
+            self.ready.clear()
+            self.is_asked = False
+            # All that are not free, so that a slot which an interrupt of the consumer lost comes back as well.
+            dropped = set(range(self.slots.count)).difference(self.free_slots) if self.outside_source.is_set() else ()
+        for slot in dropped:
+            self.slots.free(slot)
+        with self.changed:
+            self.free_slots.extend(dropped)
+        return [current] if current is not None else []
+
+    def _await_outside_source(self, current: Pass) -> None:
+        if not self.outside_source.wait(JOIN_SECONDS):
+            current.free_reader(self.outside_source, FREE_READER_SECONDS)
+
+    def bytes_held(self) -> int:
+        """Bytes of the batches that wait here or are in use."""
+        with self.changed:
+            items = [*self.ready, *([self.held] if self.held is not None else [])]
+        return sum(tensor_bytes(item.batch) for item in items)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Parks the thread between batches: inside, it pins, allocates and queries nothing."""
+        with self.gate:
+            yield
+
+    def close(self) -> None:
+        """Stops the thread and the active pass, within seconds. Idempotent."""
+        thread = self.thread
+        self.held = None
+        for dropped in self.drop():
+            dropped.stop()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(JOIN_SECONDS)
+
+    def _run(self, current: Pass) -> None:
+        while (slot := self._next_slot(current)) is not None:
+            item = self._make(current, slot)
+            with self.changed:
+                self._forget_unplanned_slots()
+                if item is None or item.slot < 0 or current is not self.current:
+                    self.free_slots.appendleft(slot)
+                if item is not None and current is self.current:
+                    self.ready.append(item)
+                    self.is_asked = False
+                    if item.slot < 0:
+                        self.current = None  # an end or an error: the consumer decides how it goes on
+                self.outside_source.set()
+                self.changed.notify_all()
+            del item
+
+    def _forget_unplanned_slots(self) -> None:
+        """The first batch tells how many slots fit into `max_bytes`."""
+        if self.free_slots and max(self.free_slots) >= self.slots.count:
+            self.free_slots = deque(slot for slot in self.free_slots if slot < self.slots.count)
+
+    def _next_slot(self, current: Pass) -> int | None:
+        """Waits for a slot and a reason to fill it; None when the pass is not wanted any more."""
+        asked = time.monotonic()
+        with self.changed:
+            self.changed.wait_for(lambda: current is not self.current or self._may_produce())
+            if current is not self.current:
+                return None
+            self.stats.producer_waits.append(time.monotonic() - asked)
+            self.outside_source.clear()
+            return self.free_slots.popleft()
+
+    def _may_produce(self) -> bool:
+        return bool(self.free_slots) and (self.runs_ahead or self.is_asked)
+
+    def _make(self, current: Pass, slot: int) -> Item | None:
+        try:
+            received = receive(current)
+        except PassCancelled:
+            return None
+        if isinstance(received, Item):
+            if received.error is not None:
+                # torch re-raises a worker's exception from a frame that refers to it: a cycle through the traceback.
+                traceback.clear_frames(received.error.__traceback__)
+            return received
+        while not self.gate.acquire(timeout=WATCH_SECONDS):
+            if current is not self.current:
+                return None
+        try:
+            return fill(self.slots, slot, current.start, *received)
+        finally:
+            self.gate.release()

@@ -1,0 +1,227 @@
+"""The endless traversal: epochs cut out of the source's passes, and where the consumer stands in them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NoReturn
+
+from torch_sink.errors import SinkError
+from torch_sink.sink.items import Item
+from torch_sink.sink.on_demand import OnDemandProducer
+from torch_sink.sink.position import Position, read_state, write_state
+from torch_sink.sink.random_state import global_random_state
+from torch_sink.sink.source import Mark, Pass, ResumePoint, Source
+from torch_sink.sink.stats import StatsRecorder
+from torch_sink.sink.thread_producer import ThreadProducer
+
+
+class Epoch:
+    """One epoch, or the rest of one, as an iterator sees it.
+
+    Attributes:
+        number: which `iter()` it came from.
+        is_rest: whether it continues an epoch and has not given a batch yet.
+    """
+
+    def __init__(self, number: int, is_rest: bool) -> None:
+        self.number = number
+        self.is_rest = is_rest
+
+
+class Traversal:
+    """Takes items from a producer and begins passes of the source, in the consumer's thread.
+
+    Invariant: `passes` are the begun passes of which the consumer has not seen the end; the first is the one that it
+    reads, a second one exists only when the source may be asked ahead.
+
+    Args:
+        source: where batches come from.
+        producer: makes them ready.
+        stats: what was seen is recorded here.
+        sink_size: batches in an epoch; -1 for one pass.
+        timeout_seconds: longest wait for a batch.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        producer: ThreadProducer | OnDemandProducer,
+        stats: StatsRecorder,
+        sink_size: int,
+        timeout_seconds: float,
+    ) -> None:
+        self.source = source
+        self.producer = producer
+        self.stats = stats
+        self.sink_size = sink_size
+        self.timeout_seconds = timeout_seconds
+        self.position = Position()
+        self.passes: list[Pass] = []
+        self.held: Item | None = None
+        self.iterations = 0
+        self.may_begin_ahead = True
+        self.resume: ResumePoint | None = None
+        self.loaded_state: dict[str, Any] = {}
+
+    def begin_epoch(self) -> Epoch:
+        """The rest of an unfinished epoch, else a new one."""
+        if 0 < self.sink_size <= self.position.batch_in_epoch:
+            self.position.next_epoch()
+        if not self.passes:
+            self._begin_pass()
+        self.iterations += 1
+        return Epoch(self.iterations, is_rest=self.position.batch_in_epoch > 0)
+
+    def next_item(self, epoch: Epoch) -> Item:
+        """The next batch of `epoch`.
+
+        Raises:
+            StopIteration: the epoch is over.
+            SinkError: a later epoch was begun meanwhile.
+        """
+        if epoch.number != self.iterations:
+            raise SinkError("this iterator was replaced by a later iter() of the same SinkLoader; use the latest one")
+        self.release()
+        if 0 < self.sink_size <= self.position.batch_in_epoch:
+            self.position.next_epoch()
+            raise StopIteration
+        while True:
+            self._keep_ahead()
+            item = self.producer.take(self.timeout_seconds)
+            if item.error is not None:
+                self._fail(item)
+            if not item.is_end:
+                epoch.is_rest = False
+                return self._consume(item)
+            self._end_pass(item)
+            if self.sink_size != -1:
+                continue
+            self.position.next_epoch()
+            if not epoch.is_rest:
+                raise StopIteration
+            # The rest was empty: this epoch is the next one.
+
+    def release(self) -> None:
+        """The batch delivered last is not used any more."""
+        held, self.held = self.held, None
+        if held is not None:
+            self.producer.release(held)
+
+    def restart(self) -> None:
+        """Drops the rest of the epoch and of the pass."""
+        self.iterations += 1
+        has_begun = bool(self.passes)
+        self._drop_passes()
+        self.resume = None
+        if has_begun:
+            self.position.next_pass(self.source.keeps_workers)
+        self.position.batch_in_epoch = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and what it takes to go on from it."""
+        if self.resume is not None:
+            return self.loaded_state
+        return write_state(
+            self.position,
+            self.source.next_start(self.position.pass_number),
+            global_random_state() if self.source.keeps_random_state else b"",
+            self.source.num_workers,
+            self.source.not_covered(),
+        )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes to the position of `state`; the source follows at the next `begin_epoch`."""
+        position, resume = read_state(state)
+        if state["num_workers"] != self.source.num_workers:
+            warnings.warn(
+                f"the state was taken with num_workers={state['num_workers']}, this loader has "
+                f"{self.source.num_workers}: samples of a map-style dataset come in the same order, but the workers' "
+                "random draws differ. Use the same number of workers for an exact resume.",
+                stacklevel=3,
+            )
+        self.restart()
+        self.position, self.resume, self.loaded_state = position, resume, dict(state)
+
+    def _consume(self, item: Item) -> Item:
+        position = self.position
+        position.start = item.start
+        position.batch_in_pass += 1
+        position.batch_in_epoch += 1
+        position.batches += 1
+        self._note(item.mark)
+        self.stats.skipped += item.loss.skipped
+        self.stats.replaced += item.loss.replaced
+        self.held = item
+        return item
+
+    def _note(self, mark: Mark) -> None:
+        if mark.worker >= 0:
+            self.position.worker_states[mark.worker] = mark.random_state
+        if mark.loader_state is not None:
+            self.position.loader_state = mark.loader_state
+
+    def _fail(self, item: Item) -> NoReturn:
+        """Raises what the source or the device stage raised, with its origin."""
+        position = self.position
+        error: Any
+        error, item.error = item.error, None
+        where = f"while making batch {position.batch_in_pass} of pass {position.pass_number} (both from 0)"
+        if item.is_lost:
+            self._drop_passes()
+            self.source.forget_workers()
+            position.next_pass(keeps_workers=False)
+            position.batch_in_epoch = 0
+        else:
+            position.batch_in_pass += 1
+            self._note(item.mark)
+            self.producer.submit(self.passes[0])
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(where)
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame: a cycle would keep the loader and its workers
+
+    def _begin_pass(self) -> None:
+        number = self.passes[-1].start.number + 1 if self.passes else self.position.pass_number
+        self.producer.park()
+        begun = self.source.begin(number, self.resume)
+        self.resume = None
+        self.passes.append(begun)
+        if len(self.passes) == 1:
+            self.position.start = begun.start
+        self.producer.submit(begun)
+
+    def _keep_ahead(self) -> None:
+        """Begins the next pass: when there is none, or ahead of time where that changes no draw."""
+        if not self.passes:
+            self._begin_pass()
+        elif self.source.crosses_passes and self.may_begin_ahead and self.producer.wants_pass():
+            try:
+                self._begin_pass()
+            except Exception:
+                self.may_begin_ahead = False  # tried again, and raised, when the pass is due
+
+    def _end_pass(self, item: Item) -> None:
+        self._note(item.mark)
+        self.may_begin_ahead = True
+        finished = self.passes.pop(0)
+        finished.stop()
+        if self.position.batch_in_pass == 0:
+            self._drop_passes()
+            raise ValueError(
+                f"{type(self.source.loader).__name__} gave no batch in pass {finished.start.number}. "
+                + self.source.describe_empty()
+            )
+        self.position.next_pass(self.source.keeps_workers)
+        if self.passes:
+            self.position.start = self.passes[0].start
+
+    def _drop_passes(self) -> None:
+        self.release()
+        self.producer.drop()
+        for begun in self.passes:
+            begun.stop()
+        if len(self.passes) > 1:
+            self.source.rewind(self.passes[1].start)
+        self.passes = []

@@ -1,0 +1,208 @@
+"""Guards the worker processes of a DataLoader's iterator: death in order, no stuck reader, a bounded stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import threading
+import time
+import weakref
+from multiprocessing.connection import wait as wait_for_sentinels
+from typing import Any
+
+import torch
+from torch.utils.data import _utils
+
+from torch_sink.sink.lifetime import run_first_at_exit
+
+POLL_SECONDS = 0.5  # torch's own interval is 5 s: too long to close, or to report a death, in time
+GRACE_SECONDS = 1.5  # what workers get to leave by themselves
+KILL_SECONDS = 1.0
+DEATH_SHOWS_SECONDS = 1.0
+FEEDER_SECONDS = 0.1
+
+
+class PassCancelled(Exception):
+    """The producer was asked to leave the source's `next`."""
+
+
+class WorkerGuard:
+    """Watches the workers of one multi-process DataLoader iterator.
+
+    Three things that torch does are changed, on this one iterator only:
+
+    * its workers are taken out of the process-wide SIGCHLD check, which raises in the main thread, at any bytecode,
+      before the batches that are already there were used;
+    * the wait for a result wakes twice a second, to see a dead worker or a cancelled pass;
+    * after a death the workers are not asked to leave (a worker killed inside a lock would block the one who asks)
+      but killed.
+
+    Args:
+        iterator: what `iter(loader)` gave for `num_workers > 0`.
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+        self.cancelled = threading.Event()
+        self.broken = False
+        self._first_dead: list[Any] = []
+        if getattr(iterator, "_worker_pids_set", False):
+            torch._C._remove_worker_pids(id(iterator))
+            iterator._worker_pids_set = False
+        # Weak, because the cycle would keep the workers until the garbage collector runs.
+        iterator._try_get_data = _Poll(weakref.ref(self))
+
+    def dead(self) -> bool:
+        """Whether a worker that still has work to do is gone. Does not reap it, so torch sees the exit as well."""
+        iterator = self.iterator
+        status = iterator._workers_status
+        busy = [w.sentinel for i, w in enumerate(iterator._workers) if status[i]]
+        return bool(busy) and bool(wait_for_sentinels(busy, timeout=0))
+
+    def free_reader(self, is_free: threading.Event, seconds: float) -> None:
+        """Frees a thread that waits for the rest of a message whose writer is dead.
+
+        Kills all workers, then fills the pipe with zeros until the message is complete: unpickling it fails, torch
+        finds the dead worker and raises in order. Closing the write end alone is not enough, because workers of
+        other loaders that were forked later hold copies of it.
+
+        Args:
+            is_free: set by the reader when it has left.
+            seconds: the longest to try.
+        """
+        self._note_death(0.0)
+        self._kill()
+        writer = getattr(getattr(self.iterator, "_worker_result_queue", None), "_writer", None)
+        if writer is None:
+            return
+        deadline = time.monotonic() + seconds
+        filler = bytes(1 << 16)
+        with contextlib.suppress(OSError):  # closed meanwhile: the reader is free
+            os.set_blocking(writer.fileno(), False)
+            while not is_free.is_set() and time.monotonic() < deadline:
+                try:
+                    os.write(writer.fileno(), filler)
+                except BlockingIOError:
+                    is_free.wait(0.002)
+
+    def stop(self) -> None:
+        """Stops all workers, within about 3 s, whatever state they are in."""
+        iterator = self.iterator
+        if getattr(iterator, "_shutdown", True):
+            return
+        iterator._shutdown = True  # torch's own shutdown would wait 5 s for each worker
+        deadline = time.monotonic() + GRACE_SECONDS
+        if not self.broken and not self.dead():
+            # In a thread: setting an event can block for ever when a worker died holding its lock.
+            asking = threading.Thread(target=_ask_to_leave, args=(iterator,), name="torch_sink-ask", daemon=True)
+            asking.start()
+            asking.join(GRACE_SECONDS)
+            for worker in iterator._workers:
+                worker.join(max(0.0, deadline - time.monotonic()))
+        self._kill()
+        _stop_pin_thread(iterator)
+        for one in [*iterator._index_queues, iterator._worker_result_queue]:
+            one.cancel_join_thread()
+            feeder = getattr(one, "_thread", None)
+            one.close()
+            if feeder is not None:
+                feeder.join(FEEDER_SECONDS)
+
+    def _note_death(self, seconds: float) -> bool:
+        """Remembers which workers died by themselves, before the others are killed; waits for it to show."""
+        workers = self.iterator._workers
+        if not self.broken and wait_for_sentinels([worker.sentinel for worker in workers], timeout=seconds):
+            self._first_dead = [worker for worker in workers if not worker.is_alive()]
+        self.broken = self.broken or bool(self._first_dead)
+        return self.broken
+
+    def explain(self, error: Exception) -> None:
+        """Raises a RuntimeError that names the dead workers; returns when none is dead.
+
+        A worker that dies while its message is read shows first as a broken connection, a moment before it is gone.
+        """
+        if not self._note_death(DEATH_SHOWS_SECONDS):
+            return
+        pids = ", ".join(str(worker.pid) for worker in self._first_dead)
+        how = ", ".join(_exit_reason(worker.exitcode) for worker in self._first_dead)
+        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {how}") from error
+
+    def poll(self, timeout: float) -> tuple[bool, Any]:
+        """What the iterator's `_try_get_data` does, in slices of half a second."""
+        iterator = self.iterator
+        deadline = time.monotonic() + timeout
+        while True:
+            left = min(POLL_SECONDS, max(0.0, deadline - time.monotonic()))
+            try:
+                got, data = type(iterator)._try_get_data(iterator, left)
+            except Exception as error:
+                self.explain(error)
+                raise
+            if got:
+                return True, data
+            if self.cancelled.is_set():
+                raise PassCancelled
+            if time.monotonic() >= deadline:
+                return False, None
+
+    def _kill(self) -> None:
+        workers = self.iterator._workers
+        for worker in workers:
+            if worker.is_alive():
+                worker.kill()
+        deadline = time.monotonic() + KILL_SECONDS
+        for worker in workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
+
+
+class _Poll:
+    """Stands in for the iterator's `_try_get_data` as long as its guard lives."""
+
+    def __init__(self, guard_of: weakref.ref[WorkerGuard]) -> None:
+        self.guard_of = guard_of
+
+    def __call__(self, timeout: float = _utils.MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+        watch = self.guard_of()
+        if watch is None:
+            raise PassCancelled
+        return watch.poll(timeout)
+
+
+def _exit_reason(exit_code: int | None) -> str:
+    if exit_code is None or exit_code >= 0:
+        return f"exit code {exit_code}"
+    name = signal.Signals(-exit_code).name
+    return f"killed by {name}" + (" (often the out-of-memory killer)" if name == "SIGKILL" else "")
+
+
+def _ask_to_leave(iterator: Any) -> None:
+    iterator._workers_done_event.set()
+    for one in iterator._index_queues:
+        with contextlib.suppress(ValueError, OSError):
+            one.put(None)
+
+
+def _stop_pin_thread(iterator: Any) -> None:
+    thread = getattr(iterator, "_pin_memory_thread", None)
+    if thread is None:
+        return
+    iterator._pin_memory_thread_done_event.set()
+    with contextlib.suppress(ValueError, OSError, queue.Full):
+        iterator._worker_result_queue.put((None, None))
+    thread.join(KILL_SECONDS)
+
+
+def guard(iterator: Any) -> WorkerGuard | None:
+    """A guard for `iterator`, or None when it has no worker processes that torch's DataLoader runs."""
+    parts = ("_workers", "_workers_status", "_index_queues", "_worker_result_queue", "_workers_done_event")
+    if not all(hasattr(iterator, part) for part in parts):
+        return None
+    run_first_at_exit()
+    return WorkerGuard(iterator)
+
+
+def pin_memory(batch: Any, device: str | None = None) -> Any:
+    """Pins the tensors of `batch` like the DataLoader's own thread does."""
+    return _utils.pin_memory.pin_memory(batch, device)  # type: ignore[no-untyped-call]

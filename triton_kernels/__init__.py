@@ -1,0 +1,1 @@
+"""The device code. Knows torch and triton, and nothing of the rest of torch_sink."""
