@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -25,6 +25,21 @@ Pipeline = Callable[[Any], Any]
 MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last)
 
 
+class Promise(NamedTuple):
+    """How close the kernels of an operation come to stock code; without arguments, its very bits.
+
+    Attributes:
+        largest: largest difference of two values, in the units of the result.
+        equal_share: smallest share of values that are equal, 0 to 1.
+    """
+
+    largest: float = 0.0
+    equal_share: float = 1.0
+
+
+EXACT = Promise()
+
+
 def assert_same_bits(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """Equal type, dtype, shape, strides and bits; NaN equals itself, 0 does not equal -0."""
     assert type(actual) is type(expected)
@@ -38,6 +53,22 @@ def assert_same_bits(actual: torch.Tensor, expected: torch.Tensor) -> None:
             f"{int(different.sum())} of {different.numel()} values differ, the first at {first}: "
             f"{actual[first]} instead of {expected[first]}"
         )
+
+
+def assert_keeps(promise: Promise, actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal type, dtype, shape and strides, and values as close as promised; NaN equals itself."""
+    if promise == EXACT:
+        assert_same_bits(actual, expected)
+        return
+    assert type(actual) is type(expected)
+    assert (actual.dtype, actual.shape, actual.stride()) == (expected.dtype, expected.shape, expected.stride())
+    made, wanted = actual.double(), expected.double()
+    equal = (made == wanted) | (made.isnan() & wanted.isnan())
+    largest = (made - wanted).abs().where(~equal, 0).max().item()
+    share = equal.double().mean().item()
+    # A value that is NaN on one side only is further away than any promise.
+    assert largest <= promise.largest, f"values differ by up to {largest}, promised: {promise.largest}"
+    assert share >= promise.equal_share, f"{share:.4%} of the values are equal, promised: {promise.equal_share:.4%}"
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -75,7 +106,12 @@ def lazy_batch(handles: Sequence[Any]) -> LazyBatch:
 
 
 def check_pipeline(
-    pipeline: Pipeline, openers: Sequence[Opener], *, seed: int = 0, dtypes: Sequence[torch.dtype] = ()
+    pipeline: Pipeline,
+    openers: Sequence[Opener],
+    *,
+    seed: int = 0,
+    dtypes: Sequence[torch.dtype] = (),
+    promise: Promise = EXACT,
 ) -> None:
     """Same draws, same bits, nothing in stock code.
 
@@ -84,6 +120,7 @@ def check_pipeline(
         openers: each opens one image afresh.
         seed: for torch's global generator.
         dtypes: also execute into these, in both memory formats, and one by one.
+        promise: what the kernels are held to; the CPU path is exact always.
     """
     expected, stock_state = run(pipeline, openers, seed)
     with torch_sink.image_backend("device", device="cpu", strict=True), poisoned_memory():
@@ -97,19 +134,24 @@ def check_pipeline(
         together = default_collate(expected)
         collated = default_collate(handles)
         assert isinstance(collated, LazyBatch) == INTERPRETED
-        assert_same_bits(collated.to("cpu"), together)
+        assert_keeps(promise if INTERPRETED else EXACT, collated.to("cpu"), together)
         if dtypes:
-            _check_outputs(handles, expected, together, dtypes)
+            _check_outputs(handles, expected, together, dtypes, promise if INTERPRETED else EXACT)
         assert_same_bits(handles[-1].materialise(), expected[-1])
 
 
 def _check_outputs(
-    handles: Sequence[Any], expected: Sequence[torch.Tensor], together: torch.Tensor, dtypes: Sequence[torch.dtype]
+    handles: Sequence[Any],
+    expected: Sequence[torch.Tensor],
+    together: torch.Tensor,
+    dtypes: Sequence[torch.dtype],
+    promise: Promise,
 ) -> None:
     for dtype in dtypes:
         for memory_format in MEMORY_FORMATS:
             made, rows = lazy_batch(handles).__torch_sink_execute__("cpu", dtype=dtype, memory_format=memory_format)
             assert rows is None
-            assert_same_bits(made, together.to(dtype, memory_format=memory_format, copy=True))
+            assert_keeps(promise, made, together.to(dtype, memory_format=memory_format, copy=True))
     for handle, tensor in zip(handles, expected, strict=True):
-        assert_same_bits(lazy_batch([handle]).__torch_sink_execute__("cpu")[0], default_collate([tensor]))
+        made = lazy_batch([handle]).__torch_sink_execute__("cpu")[0]
+        assert_keeps(promise, made, default_collate([tensor]))
