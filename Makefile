@@ -10,7 +10,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
-PYTEST_FLAGS ?=
+# Two test files at a time: many of them wait for processes of their own.
+PYTEST_FLAGS ?= -n 2 --dist loadfile
 PART ?= all
 RESULTS ?= local/gpu
 DEMO_FLAGS ?=
@@ -44,7 +45,7 @@ test-oldest: setup-oldest
 	$(VENV_OLDEST)/bin/python -m pytest -m "not slow" $(PYTEST_FLAGS)
 
 test-slow: setup
-	$(VENV)/bin/python -m pytest -m slow $(PYTEST_FLAGS)
+	$(VENV)/bin/python -m pytest -m slow $(PYTEST_FLAGS) -n 0
 
 check: setup
 	$(VENV)/bin/python -m pip install -q ruff mypy
