@@ -1,0 +1,159 @@
+"""What the benchmarks share: options, photographs, timing in turns, and the report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_sink.cli.bench import percentiles
+from torch_sink.cli.bench_report import describe_run
+from torch_sink.cli.explain import find_images
+from torch_sink.cli.photos import write_photos
+
+LOCAL = Path(__file__).resolve().parents[2] / "local"
+
+
+def make_parser(description: str, name: str, *, images: int) -> argparse.ArgumentParser:
+    """Return a parser with the options of every benchmark on photographs.
+
+    Args:
+        description: the script's docstring.
+        name: of the benchmark; its JSON file is called after it.
+        images: photographs to generate where none are given.
+    """
+    parser = argparse.ArgumentParser(description=description.split("\n")[0])
+    parser.add_argument("--data", type=Path, help="ImageFolder tree of photographs (default: generated ones)")
+    parser.add_argument("--images", type=positive, default=images, help="photographs to generate without --data")
+    parser.add_argument("--output", type=Path, default=LOCAL / f"{name}.json", help="JSON file (default: %(default)s)")
+    return parser
+
+
+def positive(text: str) -> int:
+    """An argument that has to be 1 or more."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value}: 1 or more is needed")
+    return value
+
+
+@contextmanager
+def photographs(arguments: argparse.Namespace) -> Iterator[Path]:
+    """The folder given by --data, else one of generated photographs that is removed afterwards."""
+    if arguments.data is not None:
+        if not arguments.data.is_dir():
+            raise SystemExit(f"--data {arguments.data} is not a folder")
+        yield arguments.data
+        return
+    with tempfile.TemporaryDirectory(prefix="torch_sink_photos_") as scratch:
+        write_photos(Path(scratch), count=arguments.images, odd=False)
+        yield Path(scratch)
+
+
+def read_files(folder: Path, count: int) -> list[bytes]:
+    """The contents of `count` images of a folder, from the first again after the last."""
+    paths = find_images(folder)
+    contents = [path.read_bytes() for path in paths[:count]]
+    return [contents[index % len(contents)] for index in range(count)]
+
+
+def device_here() -> torch.device:
+    """The CUDA device, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def synchronize() -> None:
+    """Wait for the device, where there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # host sync
+
+
+def seconds_of(function: Callable[[], Any]) -> float:
+    """Wall seconds of one call, the device's work included."""
+    synchronize()
+    started = time.perf_counter()
+    function()
+    synchronize()
+    return time.perf_counter() - started
+
+
+def in_turns(contenders: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every call; the contenders take turns, after one call each that is not counted.
+
+    Args:
+        contenders: name -> one measured piece of work.
+        rounds: how often each is measured.
+    """
+    for work in contenders.values():
+        work()
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, work in contenders.items():
+            seconds[name].append(seconds_of(work))
+    return seconds
+
+
+def rates(amount: float, seconds: list[float]) -> dict[str, float]:
+    """p20, p50 and p80 of `amount` divided by each duration."""
+    return percentiles([amount / value for value in seconds])
+
+
+def process_cpu_seconds() -> float:
+    """CPU seconds so far of this process and of its children that still run (Linux)."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    total = time.process_time()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name in parentheses may hold anything, blanks too.
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid():
+            total += (int(fields[11]) + int(fields[12])) / ticks
+    return total
+
+
+def describe(arguments: argparse.Namespace, script: str, folder: Path) -> dict[str, Any]:
+    """The head of a report: command, machine, photographs and options."""
+    command = f"python examples/benchmarks/{script}" + (" --data DIR" if arguments.data else "")
+    report = describe_run(command, folder)
+    report["photographs"]["given"] = arguments.data is not None
+    options = {name: value for name, value in vars(arguments).items() if name not in ("data", "output")}
+    report["options"] = {**options, "device": str(device_here())}
+    return report
+
+
+def write(report: dict[str, Any], path: Path) -> None:
+    """Write a report as JSON and say where."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"\nWritten: {path}")
+
+
+def gpu_idle_share(work: Callable[[], Any]) -> float:
+    """Share of the time of `work` in which no kernel and no copy ran on the GPU, in [0, 1]."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        wall = seconds_of(work)
+    events = [event for event in profiler.profiler.kineto_results.events() if event.device_type() == DeviceType.CUDA]
+    spans = sorted((event.start_ns(), event.start_ns() + event.duration_ns()) for event in events)
+    return max(0.0, 1 - covered(spans) / (wall * 1e9))
+
+
+def covered(spans: Iterable[tuple[int, int]]) -> int:
+    """Length of the union of intervals, given in the order of their beginnings."""
+    length = reached = 0
+    for begin, end in spans:
+        length += max(0, end - max(begin, reached))
+        reached = max(reached, end)
+    return length

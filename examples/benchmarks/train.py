@@ -1,0 +1,223 @@
+"""Training from JPEG files, end to end: images per second by number of data workers.
+
+    python examples/benchmarks/train.py [--data DIR] [--models resnet50] [--workers 1 2 4]
+
+Contenders, each with bfloat16 autocast, channels_last and the same optimizer:
+    stock: DataLoader over stock torchvision, plain loop that reads the loss at every step
+    prefetcher + compile: the same DataLoader behind a side-stream prefetcher, compiled model, loss read every 50 steps
+    torch_sink: image backend, SinkLoader, StepLoop
+    synthetic: StepLoop over one batch that stays on the device: the ceiling
+Prints a table and writes JSON. Without a GPU it runs small, to try the commands; such figures say nothing about one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, RandomSampler
+from torchvision import models
+from torchvision.datasets import ImageFolder
+
+import torch_sink
+from harness import (
+    describe,
+    device_here,
+    gpu_idle_share,
+    make_parser,
+    photographs,
+    positive,
+    process_cpu_seconds,
+    synchronize,
+    write,
+)
+from loader import SideStream
+from torch_sink.cli.pipelines import build_pipeline
+
+READ_LOSS_EVERY = 50
+SINK_SIZE = 50
+
+
+class Contender:
+    """One way to train; made once a model, run with loaders of any number of workers."""
+
+    def __init__(self, model_name: str, classes: int, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.device = device
+        self.model = models.get_model(model_name, num_classes=classes).to(device, memory_format=torch.channels_last)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, fused=device.type == "cuda")
+
+    def train(self, batches: Any, steps: int) -> None:
+        raise NotImplementedError
+
+    def wrap(self, loader: DataLoader[Any]) -> Any:
+        """What `train` takes as its batches."""
+        raise NotImplementedError
+
+    def backend(self) -> str:
+        return "PIL"
+
+
+class Stock(Contender):
+    read_loss_every = 1
+
+    def forward(self) -> nn.Module:
+        return self.model
+
+    def wrap(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        return iter(self.endless(loader))
+
+    def endless(self, loader: Iterable[Any]) -> Iterator[Any]:
+        while True:
+            for images, labels in loader:
+                yield (
+                    images.to(self.device, memory_format=torch.channels_last, non_blocking=True),
+                    labels.to(self.device, non_blocking=True),
+                )
+
+    def train(self, batches: Iterator[Any], steps: int) -> None:
+        model = self.forward()
+        for step in range(steps):
+            images, labels = next(batches)
+            with torch.autocast(self.device.type, torch.bfloat16):
+                loss = cross_entropy(model(images), labels)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            if step % self.read_loss_every == 0:
+                loss.item()  # host sync
+
+
+class PrefetcherAndCompile(Stock):
+    read_loss_every = READ_LOSS_EVERY
+
+    def __init__(self, model_name: str, classes: int, device: torch.device) -> None:
+        super().__init__(model_name, classes, device)
+        # Compiling for a CPU takes a minute and shows nothing.
+        self.compiled = torch.compile(self.model) if device.type == "cuda" else self.model
+
+    def forward(self) -> nn.Module:
+        return self.compiled
+
+    def wrap(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        return iter(self.endless(SideStream(loader, self.device)))
+
+
+class TorchSink(Contender):
+    def __init__(self, model_name: str, classes: int, device: torch.device) -> None:
+        super().__init__(model_name, classes, device)
+        self.loop = torch_sink.StepLoop(self.model, cross_entropy, self.optimizer, amp="O1", sink_size=SINK_SIZE)
+
+    def backend(self) -> str:
+        return "device"
+
+    def wrap(self, loader: DataLoader[Any]) -> torch_sink.SinkLoader:
+        return torch_sink.SinkLoader(loader, memory_format=torch.channels_last)
+
+    def train(self, batches: Any, steps: int) -> None:
+        self.loop.run(batches, epochs=sys.maxsize, max_steps=steps)
+
+
+class Synthetic(TorchSink):
+    def wrap(self, loader: DataLoader[Any]) -> Iterable[Any]:
+        images, labels = next(iter(loader))
+        images = images.to(self.device).contiguous(memory_format=torch.channels_last)
+        batch = (images, labels.to(self.device))
+        return torch_sink.SinkLoader(lambda: itertools.repeat(batch), device=self.device)
+
+
+CONTENDERS: dict[str, type[Contender]] = {
+    "stock": Stock,
+    "prefetcher + compile": PrefetcherAndCompile,
+    "torch_sink": TorchSink,
+    "synthetic": Synthetic,
+}
+
+
+def make_loader(folder: Path, batch_size: int, workers: int, steps: int) -> DataLoader[Any]:
+    """`steps` batches an epoch, drawn with replacement: the folder may be small."""
+    dataset = ImageFolder(str(folder), build_pipeline("v1 train"))
+    generator = torch.Generator().manual_seed(0)
+    return DataLoader(
+        dataset,
+        batch_size=batch_size,
+        sampler=RandomSampler(dataset, replacement=True, num_samples=steps * batch_size, generator=generator),
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        pin_memory=torch.cuda.is_available(),
+        generator=generator,
+    )
+
+
+def measure(contender: Contender, folder: Path, workers: int, arguments: argparse.Namespace) -> dict[str, float]:
+    """Images per second, CPU seconds and idle share with one number of workers."""
+    batch_size, steps = arguments.batch_size, arguments.steps
+    with torch_sink.image_backend(contender.backend()):
+        loader = make_loader(folder, batch_size, workers, steps)
+        batches = contender.wrap(loader)
+        contender.train(batches, arguments.warmup)
+        synchronize()
+        cpu, started = process_cpu_seconds(), time.perf_counter()
+        contender.train(batches, steps)
+        synchronize()
+        seconds, cpu = time.perf_counter() - started, process_cpu_seconds() - cpu
+        idle = gpu_idle_share(lambda: contender.train(batches, steps)) if contender.device.type == "cuda" else math.nan
+        if isinstance(batches, torch_sink.SinkLoader):
+            batches.close()
+    images = steps * batch_size
+    result = {"images_per_second": images / seconds, "cpu_seconds_per_1000_images": 1000 * cpu / images}
+    return result if math.isnan(idle) else {**result, "gpu_idle_share": idle}
+
+
+def measure_model(name: str, folder: Path, arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    classes = len(ImageFolder(str(folder)).classes)
+    results: dict[str, Any] = {}
+    for contender_name, make in CONTENDERS.items():
+        contender = make(name, classes, device)
+        workers = arguments.workers if make is not Synthetic else [0]
+        results[contender_name] = {str(count): measure(contender, folder, count, arguments) for count in workers}
+    return results
+
+
+def format_table(report: dict[str, Any]) -> str:
+    lines = []
+    for model, results in report["models"].items():
+        lines.append(f"\n{model:24}{'workers':>8}{'images/s':>10}{'CPU s/1000':>12}{'GPU idle':>10}")
+        for name, counts in results.items():
+            for workers, result in counts.items():
+                idle = f"{result['gpu_idle_share']:.0%}" if "gpu_idle_share" in result else "-"
+                shown = "-" if name == "synthetic" else workers
+                speed, cpu = result["images_per_second"], result["cpu_seconds_per_1000_images"]
+                lines.append(f"{name:24}{shown:>8}{speed:>10.0f}{cpu:>12.2f}{idle:>10}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    gpu = device_here().type == "cuda"
+    parser = make_parser(__doc__, "train", images=120)
+    default_models = ["resnet50", "shufflenet_v2_x1_0", "mobilenet_v3_large"] if gpu else ["shufflenet_v2_x0_5"]
+    parser.add_argument("--models", nargs="+", default=default_models, metavar="NAME", help="of torchvision.models")
+    parser.add_argument("--workers", type=positive, nargs="+", default=[1, 2, 4, 8, 16] if gpu else [1, 2])
+    parser.add_argument("--batch-size", type=positive, default=256 if gpu else 8)
+    parser.add_argument("--steps", type=positive, default=20 if gpu else 3, help="measured steps")
+    parser.add_argument("--warmup", type=positive, default=8 if gpu else 1, help="steps before")
+    arguments = parser.parse_args()
+    with photographs(arguments) as folder:
+        report = describe(arguments, "train.py", folder)
+        report["models"] = {name: measure_model(name, folder, arguments, device_here()) for name in arguments.models}
+    print(format_table(report))
+    write(report, arguments.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
