@@ -14,6 +14,7 @@ import os
 import torch
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -30,6 +31,19 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sink-size", type=int, default=10)
     parser.add_argument("--directory", help="where checkpoints go")
     return parser.parse_args()
+
+
+def join(backend: str) -> None:
+    """init_process_group() for a job that may be restarted: with keys of this life.
+
+    torchrun keeps one store for all lives of a job, so a rank could find the address of one that died there, and wait
+    for it (github.com/pytorch/pytorch/issues/135712).
+    """
+    store, rank, size = next(rendezvous("env://"))
+    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    distributed.init_process_group(
+        backend, store=distributed.PrefixStore(f"life-{life}", store), rank=rank, world_size=size
+    )
 
 
 def make_model(wrap: str, device: torch.device) -> nn.Module:
@@ -56,7 +70,7 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    distributed.init_process_group("nccl" if cuda else "gloo")
+    join("nccl" if cuda else "gloo")
     model = make_model(arguments.wrap, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loop = torch_sink.StepLoop(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.nn import functional
 
 from torch_sink.loop import CheckpointConfig, LambdaCallback, ModelCheckpoint, StepLoop
@@ -185,8 +186,19 @@ def crash(directory: Path) -> None:
     (directory / f"crash-{distributed.get_rank()}.json").write_text(json.dumps(result))
 
 
+def join() -> None:
+    """init_process_group() for a job that may be restarted: with keys of this life.
+
+    torchrun keeps one store for all lives of a job, so a rank can find the address of one that died there, and wait
+    for it (github.com/pytorch/pytorch/issues/135712).
+    """
+    store, rank, size = next(rendezvous("env://"))
+    store = distributed.PrefixStore(f"life-{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30))
+
+
 def main() -> None:
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=30))
+    join()
     {"CASES": cases, "CRASH": crash}[sys.argv[1]](Path(sys.argv[2]))
     distributed.barrier()
     distributed.destroy_process_group()

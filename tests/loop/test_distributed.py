@@ -15,20 +15,12 @@ SCRIPT = Path(__file__).with_name("distributed_run.py")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_distributed.py"
 
 
-# gloo itself fails now and then while it connects or ends on a loaded machine, before or after any code of ours runs.
-GLOO_FAILURES = ("terminate called without an active exception", "willRetry=0", "connectFullMesh failed")
-
-
 def torchrun(*arguments: str, restarts: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run on two processes; again, up to three times, if gloo's own connections failed."""
+    """Run on two processes. The limit is for a machine ten times slower than usual; a hang ends there."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--max-restarts", str(restarts), "--monitor-interval", "0.2", *arguments]
-    for _ in range(3):
-        finished = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment)
-        if finished.returncode == 0 or not any(text in finished.stderr for text in GLOO_FAILURES):
-            break
-    return finished
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
 
 @pytest.fixture(scope="module")
