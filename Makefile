@@ -3,7 +3,7 @@
 # make test-slow     the soak tests
 # make check         ruff and mypy
 # make gpu           GPU tests and benchmarks; PART=tests|kernels|decode|loader|loop|train, RESULTS=folder
-# make readme        rewrite the measured figures of the README from the committed results
+# make report        write docs/performance.md and the figures of the README from the committed results
 #
 # Each target sets up what it needs. PYTHON=python3.12 make test chooses the interpreter of a new environment.
 
@@ -21,7 +21,7 @@ GPU_PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON))
 OLDEST_RELEASES = torch==2.11.0 torchvision==0.26.0 triton==3.6.0 "numpy<2.4"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-oldest demo test test-oldest test-slow check gpu readme clean
+.PHONY: help setup setup-oldest demo test test-oldest test-slow check gpu report clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -56,8 +56,8 @@ check: setup
 gpu:
 	$(GPU_PYTHON) examples/benchmarks/gpu.py --part "$(PART)" --results "$(RESULTS)"
 
-readme:
-	$(VENV)/bin/python examples/update_readme.py
+report: setup
+	$(VENV)/bin/python examples/benchmarks/report.py
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache local

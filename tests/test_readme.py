@@ -33,7 +33,7 @@ def test_it_is_short_and_shows_code_early() -> None:
 
 
 def test_figures_come_from_the_committed_results() -> None:
-    command = [sys.executable, ROOT / "examples" / "update_readme.py", "--check"]
+    command = [sys.executable, ROOT / "examples" / "benchmarks" / "report.py", "--check"]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert finished.returncode == 0, finished.stderr
 
