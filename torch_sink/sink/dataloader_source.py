@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from torch_sink.sink.loader_watch import LoaderWatch
 from torch_sink.sink.random_state import RandomState, global_random_state, set_global_random_state
 from torch_sink.sink.recording import (
     RecordedBatch,
@@ -19,10 +19,28 @@ from torch_sink.sink.recording import (
     ResumableSampler,
     find_generators,
     find_private_generators,
+    generator_states,
     is_seeded,
+    set_generator_states,
 )
+from torch_sink.sink.result_queue import ReportingContext
 from torch_sink.sink.source import NO_MARK, Mark, Pass, PassStart, ResumePoint, Source
 from torch_sink.sink.workers import WorkerGuard, guard
+
+
+class SampledPass(Pass):
+    """A pass whose batches are made in the calling thread from a sampler's indices."""
+
+    def __init__(self, start: PassStart, batches: Iterator[Any], sampler: ResumableSampler | None) -> None:
+        super().__init__(start, batches)
+        self.sampler = sampler
+
+    def next(self) -> tuple[Any, Mark]:
+        try:
+            return next(self.batches), NO_MARK
+        except StopIteration as stop:
+            check_end(stop, self.sampler, came_early=self.sampler is not None and not self.sampler.is_exhausted)
+            raise
 
 
 class WorkerPass(Pass):
@@ -34,12 +52,20 @@ class WorkerPass(Pass):
         watch: guards its workers; None when they cannot be seen.
         drop: results to drop before the first batch: placeholders, or batches that were consumed already.
         keeps_workers: whether the workers go on to the next pass.
+        sampler: gives the indices; None when it cannot be seen.
     """
 
     def __init__(
-        self, start: PassStart, batches: Iterator[Any], watch: WorkerGuard | None, drop: int, keeps_workers: bool
+        self,
+        start: PassStart,
+        batches: Iterator[Any],
+        watch: WorkerGuard | LoaderWatch | None,
+        drop: int,
+        keeps_workers: bool,
+        sampler: ResumableSampler | None = None,
     ) -> None:
         super().__init__(start, batches)
+        self.sampler = sampler
         self.watch = watch
         self.drop = drop
         self.keeps_workers = keeps_workers
@@ -50,6 +76,9 @@ class WorkerPass(Pass):
             self._drop_one()
         try:
             batch = next(self.batches)
+        except StopIteration as stop:
+            check_end(stop, self.sampler, came_early=bool(stop.args))  # an exception of a worker has a message
+            raise
         except Exception:
             self.is_lost = self._is_broken()
             raise
@@ -74,7 +103,7 @@ class WorkerPass(Pass):
     def cancel(self) -> None:
         """Makes a wait for the workers end within half a second."""
         if self.watch is not None:
-            self.watch.cancelled.set()
+            self.watch.cancel()
 
     def has_dead_worker(self) -> bool:
         return self.watch is not None and self.watch.dead()
@@ -90,6 +119,17 @@ class WorkerPass(Pass):
             self.watch.stop()
 
 
+def check_end(stop: StopIteration, sampler: ResumableSampler | None, *, came_early: bool) -> None:
+    """Raises what ended a pass before its end: the sampler's exception, or the dataset's own StopIteration."""
+    if came_early:
+        raise RuntimeError(
+            "the dataset or collate_fn raised StopIteration, which a DataLoader takes for the end of the pass; "
+            f"raise another exception. It said: {stop}"
+        ) from stop
+    if sampler is not None:
+        sampler.raise_failure()
+
+
 class DataLoaderSource(Source):
     """A plain DataLoader. The wrappers that record sit on a shallow copy; the user's own loader is not touched."""
 
@@ -103,6 +143,7 @@ class DataLoaderSource(Source):
         self.keeps_workers = self.has_workers and loader.persistent_workers
         self.is_map_style = not isinstance(loader.dataset, IterableDataset)
         self.can_skip = self.is_map_style and loader.batch_sampler is not None
+        self.can_reenter = True
         self.generators = find_generators(loader)
         self.watch: WorkerGuard | None = None
         self.worker_generators: list[bytes] = []
@@ -117,6 +158,8 @@ class DataLoaderSource(Source):
             vars(wrapped)["batch_sampler"] = self.sampler
             if self.has_workers:
                 wrapped.collate_fn = RecordingCollate(loader.collate_fn)
+        if self.has_workers:
+            vars(wrapped)["_DataLoader__multiprocessing_context"] = ReportingContext(loader.multiprocessing_context)
         return wrapped
 
     def begin(self, number: int, resume: ResumePoint | None = None) -> Pass:
@@ -125,7 +168,7 @@ class DataLoaderSource(Source):
 
     def next_start(self, number: int) -> PassStart:
         """How pass `number` would begin if it began now."""
-        generators = [generator.get_state().numpy().tobytes() for generator in self.generators]
+        generators = generator_states(self.generators)
         return PassStart(number, generators, self.worker_generators if self._has_kept_workers() else generators)
 
     def _has_kept_workers(self) -> bool:
@@ -141,7 +184,7 @@ class DataLoaderSource(Source):
         self._stop_kept_workers()
         before = global_random_state()
         self.worker_generators = start.worker_generators
-        self._set_generators(start.worker_generators)
+        set_generator_states(self.generators, start.worker_generators)
         if start.random_state:
             set_global_random_state(start.random_state)
         drop = resume.skip
@@ -153,19 +196,21 @@ class DataLoaderSource(Source):
                 at_last_iter=self._at_last_iter(start),
                 after_skip=self._after_skip(resume),
             )
+        collate = self.copy.collate_fn
         if self.has_workers:
             self.copy.worker_init_fn = RestoringInit(self.loader.worker_init_fn, resume.worker_states)
+            if self.sampler is not None:
+                self.copy.collate_fn = RecordingCollate(self.loader.collate_fn, placeholders=drop)
         try:
             opened = self._open(start, drop)
         finally:
-            if self.has_workers:
-                self.copy.worker_init_fn = self.loader.worker_init_fn
+            self.copy.worker_init_fn, self.copy.collate_fn = self.loader.worker_init_fn, collate
         return self._settle(opened, resume, before, drop)
 
     def _at_last_iter(self, start: PassStart) -> Callable[[], None] | None:
         if start.generators == start.worker_generators:
             return None
-        return lambda: self._set_generators(start.generators)
+        return lambda: set_generator_states(self.generators, start.generators)
 
     def _after_skip(self, resume: ResumePoint) -> Callable[[], None] | None:
         if self.has_workers or not resume.random_state:
@@ -188,21 +233,21 @@ class DataLoaderSource(Source):
         if self.watch is not None and self.watch.broken:
             self._stop_kept_workers()
         if self.watch is not None:
-            self.watch.cancelled.clear()
+            self.watch.allow()
         try:
             iterator = iter(self.copy)
         finally:
             if self.sampler is not None:
                 self.sampler.disarm()
         if not self.has_workers:
-            return Pass(start, iterator)
+            return SampledPass(start, iterator, self.sampler)
         if self.watch is None or self.watch.iterator is not iterator:
             self.watch = guard(iterator)
-        return WorkerPass(start, iterator, self.watch, drop, self.keeps_workers)
+        return WorkerPass(start, iterator, self.watch, drop, self.keeps_workers, self.sampler)
 
     def rewind(self, start: PassStart) -> None:
         """Takes back what a pass drew that was begun ahead and of which nothing was consumed."""
-        self._set_generators(start.generators)
+        set_generator_states(self.generators, start.generators)
 
     def forget_workers(self) -> None:
         """After a worker died: the next pass starts new ones, also when they are persistent."""
@@ -213,10 +258,6 @@ class DataLoaderSource(Source):
         if self.watch is not None:
             self.watch.stop()
         self.forget_workers()
-
-    def _set_generators(self, states: list[bytes]) -> None:
-        for generator, state in zip(self.generators, states, strict=False):
-            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
     def not_covered(self) -> list[str]:
         notes = []
@@ -229,6 +270,8 @@ class DataLoaderSource(Source):
             notes.append(f"generators inside the dataset are not recorded: {', '.join(private)}")
         if not self.is_map_style:
             notes.append("IterableDataset: batches that were consumed are loaded again and dropped")
+        elif not self.can_skip:
+            notes.append("batch_size=None: batches that were consumed are loaded again and dropped")
         if self.keeps_workers and not self.can_skip:
             notes.append("persistent workers of such a loader start a resumed pass with fresh random generators")
         return notes
@@ -236,4 +279,3 @@ class DataLoaderSource(Source):
     def close(self) -> None:
         if self.watch is not None:
             self.watch.stop()
-

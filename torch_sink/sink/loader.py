@@ -48,8 +48,10 @@ class SinkLoader:
         dtype: dtype of image batches; default what the pipeline says. Image batches are lazy ones and floating-point
             tensors of four dimensions.
         memory_format: layout of image batches.
-        on_decode_error: an image that cannot be decoded raises `DecodeError` ("raise"), is dropped from its batch
-            ("skip") or is replaced by the next good sample of the batch ("replace"); the last two are counted.
+        on_decode_error: what becomes of an image whose file is complete but damaged inside. It raises `DecodeError`
+            ("raise"), is dropped from its batch ("skip") or is replaced by the next good sample of the batch
+            ("replace"); the last two are counted. Files that Pillow refuses to open (truncated ones, text files) raise
+            in the dataset, as under stock torchvision, whatever is said here.
         timeout_seconds: longest wait for a batch of a worker.
 
     Attributes:
@@ -89,9 +91,7 @@ class SinkLoader:
             self._producer = ThreadProducer(self._slots, self._stats, self._source.runs_ahead)
         else:
             self._producer = OnDemandProducer(self._slots, self._stats)
-        self._traversal = Traversal(
-            self._source, self._producer, self._stats, sink_size, self._options.timeout_seconds
-        )
+        self._traversal = Traversal(self._source, self._producer, self._stats, sink_size, self._options.timeout_seconds)
         self._pid = os.getpid()
         self._close = weakref.finalize(self, close_parts, self._producer, self._source, self._slots, self._pid)
         register(self._close)
@@ -115,6 +115,20 @@ class SinkLoader:
     def ring_slots(self) -> int:
         """Number of slots."""
         return self._slots.count
+
+    @property
+    def batch_in_epoch(self) -> int:
+        """Batches consumed of the epoch that is under way; 0 again when its end was seen."""
+        return self._traversal.position.batch_in_epoch
+
+    @property
+    def is_last_epoch(self) -> bool:
+        """Whether no epoch follows the one under way. Set it to True to have no pass begun ahead in vain."""
+        return self._traversal.is_last_epoch
+
+    @is_last_epoch.setter
+    def is_last_epoch(self, is_last: bool) -> None:
+        self._traversal.is_last_epoch = is_last
 
     @property
     def slot_index(self) -> int | None:

@@ -35,6 +35,10 @@ class OnDemandProducer:
         """Whether a next pass could be begun ahead."""
         return False
 
+    def batches_ready(self) -> int:
+        """Batches that wait for the consumer: none does."""
+        return 0
+
     def take(self, timeout_seconds: float) -> Item:
         """Makes the next item. `timeout_seconds` has no meaning here: nobody else could interrupt the source."""
         if self.current is None:

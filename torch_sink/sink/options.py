@@ -11,9 +11,10 @@ from torch.utils.data import DataLoader
 
 from torch_sink.sink.batch import DECODE_POLICIES
 from torch_sink.sink.dataloader_source import DataLoaderSource
+from torch_sink.sink.own_iterator import OwnIteratorSource
 from torch_sink.sink.source import FactorySource, IterableSource, Source
 from torch_sink.sink.stage import ImageFormat
-from torch_sink.sink.stateful_source import OwnIteratorSource, StatefulSource
+from torch_sink.sink.stateful_source import StatefulSource
 
 DEFAULT_SLOTS = 3
 MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last)

@@ -33,17 +33,23 @@ class RecordedBatch(NamedTuple):
 
 
 class RecordingCollate:
-    """The user's `collate_fn`, plus the worker's generator states."""
+    """The user's `collate_fn`, plus the worker's generator states.
 
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
+    Args:
+        collate: the user's function.
+        placeholders: workers whose first batch is an empty one of `ResumableSampler`.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], placeholders: int = 0) -> None:
         self.collate = collate
+        self.placeholders = placeholders
 
     def __call__(self, samples: Any) -> Any:
-        if isinstance(samples, list) and not samples:
-            return None  # a placeholder of `ResumableSampler`
-        batch = self.collate(samples)
-        worker = get_worker_info()
-        return RecordedBatch(batch, -1 if worker is None else worker.id, global_random_state())
+        worker: Any = get_worker_info()
+        is_placeholder, self.placeholders = worker.id < self.placeholders, 0
+        if is_placeholder and not samples:
+            return None
+        return RecordedBatch(self.collate(samples), worker.id, global_random_state())
 
 
 class RestoringInit:
@@ -63,7 +69,12 @@ class RestoringInit:
 class ResumableSampler:
     """The user's (batch) sampler; can skip the first index lists of its next traversal.
 
+    An exception of the sampler ends the traversal and is kept: the DataLoader asks for indices ahead, and the batches
+    before it come first.
+
     Attributes:
+        failure: what the sampler raised in this traversal.
+        is_exhausted: whether this traversal is over.
         skip: index lists to draw and drop.
         placeholders: empty index lists to give first, so that batch k goes to worker k mod W again.
         at_last_iter: called before the traversal that will be used begins.
@@ -76,6 +87,8 @@ class ResumableSampler:
         self.placeholders = 0
         self.at_last_iter: Callable[[], None] | None = None
         self.after_skip: Callable[[], None] | None = None
+        self.failure: Exception | None = None
+        self.is_exhausted = False
         self._iters = 0
 
     def __len__(self) -> int:
@@ -105,8 +118,24 @@ class ResumableSampler:
         self._iters += 1
         if self.at_last_iter is not None and self._iters == 2:
             self.at_last_iter()
+        self.failure, self.is_exhausted = None, False
         indices = iter(self.sampler)  # as often as the plain loader does: a sampler may draw here
-        return _skipping(indices, self.skip, self.placeholders, self.after_skip) if self.skip else indices
+        if self.skip:
+            indices = _skipping(indices, self.skip, self.placeholders, self.after_skip)
+        return self._watched(indices)
+
+    def _watched(self, indices: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from indices
+        except Exception as error:
+            self.failure = error
+        self.is_exhausted = True
+
+    def raise_failure(self) -> None:
+        """Raises, once, what the sampler raised."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
 
 
 def _skipping(
@@ -139,6 +168,17 @@ def find_generators(loader: Any) -> list[torch.Generator]:
         if isinstance(generator, torch.Generator) and all(generator is not one for one in found):
             found.append(generator)
     return found
+
+
+def generator_states(generators: list[torch.Generator]) -> list[bytes]:
+    """The states of `generators`."""
+    return [generator.get_state().numpy().tobytes() for generator in generators]
+
+
+def set_generator_states(generators: list[torch.Generator], states: list[bytes]) -> None:
+    """The inverse of `generator_states`; without states, as in a checkpoint of another kind of loader, does nothing."""
+    for generator, state in zip(generators, states, strict=False):
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 def find_private_generators(dataset: Any, depth: int = 3) -> list[str]:

@@ -65,12 +65,18 @@ class ResumePoint:
 
 
 class Pass:
-    """One traversal. `next` is called by one thread at a time; the rest may be called from another one."""
+    """One traversal. `next` is called by one thread at a time; the rest may be called from another one.
+
+    Attributes:
+        is_lost: whether the pass cannot go on after what `next` raised.
+        begins_when_asked: whether the first batch may be made only while the consumer waits for it.
+    """
 
     def __init__(self, start: PassStart, batches: Iterator[Any]) -> None:
         self.start = start
         self.batches = batches
         self.is_lost = False
+        self.begins_when_asked = False
 
     def next(self) -> tuple[Any, Mark]:
         """The next batch; raises StopIteration at the end, or what the source raises."""
@@ -107,6 +113,7 @@ class Source:
         crosses_passes: whether that holds for the next pass as well.
         keeps_random_state: whether batches draw from the training process's global generators.
         keeps_workers: whether workers, and their generators, go on to the next pass.
+        can_reenter: whether a pass that was begun can be entered once more where the consumer stands.
     """
 
     runs_ahead = False
@@ -114,6 +121,7 @@ class Source:
     crosses_passes = False
     keeps_random_state = False
     keeps_workers = False
+    can_reenter = False
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader

@@ -73,6 +73,11 @@ class ThreadProducer:
         """Whether the thread has come to the end of its pass and the next one could be begun ahead."""
         return self.current is None
 
+    def batches_ready(self) -> int:
+        """Batches that wait for the consumer."""
+        with self.changed:
+            return sum(item.slot >= 0 for item in self.ready)
+
     def take(self, timeout_seconds: float) -> Item:
         """The next item, in order.
 
@@ -203,15 +208,16 @@ class ThreadProducer:
         """Waits for a slot and a reason to fill it; None when the pass is not wanted any more."""
         asked = time.monotonic()
         with self.changed:
-            self.changed.wait_for(lambda: current is not self.current or self._may_produce())
+            self.changed.wait_for(lambda: current is not self.current or self._may_produce(current))
             if current is not self.current:
                 return None
             self.stats.producer_waits.append(time.monotonic() - asked)
             self.outside_source.clear()
             return self.free_slots.popleft()
 
-    def _may_produce(self) -> bool:
-        return bool(self.free_slots) and (self.runs_ahead or self.is_asked)
+    def _may_produce(self, current: Pass) -> bool:
+        ahead = self.runs_ahead and not current.begins_when_asked
+        return bool(self.free_slots) and (ahead or self.is_asked)
 
     def _make(self, current: Pass, slot: int) -> Item | None:
         try:

@@ -60,11 +60,14 @@ class Traversal:
         self.held: Item | None = None
         self.iterations = 0
         self.may_begin_ahead = True
+        self.is_last_epoch = False
+        self.was_interrupted = False
         self.resume: ResumePoint | None = None
         self.loaded_state: dict[str, Any] = {}
 
     def begin_epoch(self) -> Epoch:
         """The rest of an unfinished epoch, else a new one."""
+        self._reenter()
         if 0 < self.sink_size <= self.position.batch_in_epoch:
             self.position.next_epoch()
         if not self.passes:
@@ -81,6 +84,16 @@ class Traversal:
         """
         if epoch.number != self.iterations:
             raise SinkError("this iterator was replaced by a later iter() of the same SinkLoader; use the latest one")
+        try:
+            return self._next_item(epoch)
+        except Exception:
+            raise
+        except BaseException:
+            self.was_interrupted = True  # by Ctrl-C: what was under way is not known
+            raise
+
+    def _next_item(self, epoch: Epoch) -> Item:
+        self._reenter()
         self.release()
         if 0 < self.sink_size <= self.position.batch_in_epoch:
             self.position.next_epoch()
@@ -110,6 +123,7 @@ class Traversal:
     def restart(self) -> None:
         """Drops the rest of the epoch and of the pass."""
         self.iterations += 1
+        self.was_interrupted = False
         has_begun = bool(self.passes)
         self._drop_passes()
         self.resume = None
@@ -166,7 +180,9 @@ class Traversal:
         error: Any
         error, item.error = item.error, None
         where = f"while making batch {position.batch_in_pass} of pass {position.pass_number} (both from 0)"
-        if item.is_lost:
+        if not isinstance(error, Exception):
+            pass  # Ctrl-C while the batch was made here: it was not consumed
+        elif item.is_lost:
             self._drop_passes()
             self.source.forget_workers()
             position.next_pass(keeps_workers=False)
@@ -196,11 +212,28 @@ class Traversal:
         """Begins the next pass: when there is none, or ahead of time where that changes no draw."""
         if not self.passes:
             self._begin_pass()
-        elif self.source.crosses_passes and self.may_begin_ahead and self.producer.wants_pass():
+        elif self.may_begin_ahead and self.producer.wants_pass() and self._needs_next_pass():
             try:
                 self._begin_pass()
             except Exception:
                 self.may_begin_ahead = False  # tried again, and raised, when the pass is due
+
+    def _needs_next_pass(self) -> bool:
+        if not self.source.crosses_passes:
+            return False
+        left = self.sink_size - self.position.batch_in_epoch
+        return not self.is_last_epoch or left > self.producer.batches_ready()
+
+    def _reenter(self) -> None:
+        """After Ctrl-C inside: goes on behind the batch that was consumed last."""
+        if not self.was_interrupted:
+            return
+        self.was_interrupted = False
+        if self.source.can_reenter and self.passes:
+            state = self.state_dict()
+            self._drop_passes()
+            self.position, self.resume = read_state(state)
+            self.loaded_state = state
 
     def _end_pass(self, item: Item) -> None:
         self._note(item.mark)

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from multiprocessing.connection import wait as wait_for_sentinels
 from typing import Any
 
@@ -54,8 +55,23 @@ class WorkerGuard:
         # Weak, because the cycle would keep the workers until the garbage collector runs.
         iterator._try_get_data = _Poll(weakref.ref(self))
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the workers were stopped, by the iterator itself or from here."""
+        return bool(getattr(self.iterator, "_shutdown", True))
+
+    def cancel(self) -> None:
+        """Makes a wait for the workers end within half a second."""
+        self.cancelled.set()
+
+    def allow(self) -> None:
+        """Before the next pass of the same workers: takes `cancel` back."""
+        self.cancelled.clear()
+
     def dead(self) -> bool:
         """Whether a worker that still has work to do is gone. Does not reap it, so torch sees the exit as well."""
+        if self.is_stopped:
+            return False
         iterator = self.iterator
         status = iterator._workers_status
         busy = [w.sentinel for i, w in enumerate(iterator._workers) if status[i]]
@@ -74,23 +90,12 @@ class WorkerGuard:
         """
         self._note_death(0.0)
         self._kill()
-        writer = getattr(getattr(self.iterator, "_worker_result_queue", None), "_writer", None)
-        if writer is None:
-            return
-        deadline = time.monotonic() + seconds
-        filler = bytes(1 << 16)
-        with contextlib.suppress(OSError):  # closed meanwhile: the reader is free
-            os.set_blocking(writer.fileno(), False)
-            while not is_free.is_set() and time.monotonic() < deadline:
-                try:
-                    os.write(writer.fileno(), filler)
-                except BlockingIOError:
-                    is_free.wait(0.002)
+        _complete_message(self.iterator, is_free.is_set, seconds)
 
     def stop(self) -> None:
         """Stops all workers, within about 3 s, whatever state they are in."""
         iterator = self.iterator
-        if getattr(iterator, "_shutdown", True):
+        if self.is_stopped:
             return
         iterator._shutdown = True  # torch's own shutdown would wait 5 s for each worker
         deadline = time.monotonic() + GRACE_SECONDS
@@ -102,7 +107,7 @@ class WorkerGuard:
             for worker in iterator._workers:
                 worker.join(max(0.0, deadline - time.monotonic()))
         self._kill()
-        _stop_pin_thread(iterator)
+        _stop_pin_thread(iterator, self.broken)
         for one in [*iterator._index_queues, iterator._worker_result_queue]:
             one.cancel_join_thread()
             feeder = getattr(one, "_thread", None)
@@ -139,6 +144,7 @@ class WorkerGuard:
                 got, data = type(iterator)._try_get_data(iterator, left)
             except Exception as error:
                 self.explain(error)
+                self.broken = True  # a result is lost, and torch would wait for it for ever
                 raise
             if got:
                 return True, data
@@ -184,11 +190,30 @@ def _ask_to_leave(iterator: Any) -> None:
             one.put(None)
 
 
-def _stop_pin_thread(iterator: Any) -> None:
+def _complete_message(iterator: Any, is_done: Callable[[], bool], seconds: float) -> None:
+    writer = getattr(getattr(iterator, "_worker_result_queue", None), "_writer", None)
+    if writer is None:
+        return
+    deadline = time.monotonic() + seconds
+    filler = bytes(1 << 16)
+    with contextlib.suppress(OSError):  # closed meanwhile: the reader is free
+        os.set_blocking(writer.fileno(), False)
+        while not is_done() and time.monotonic() < deadline:
+            try:
+                os.write(writer.fileno(), filler)
+            except BlockingIOError:
+                time.sleep(0.002)
+
+
+def _stop_pin_thread(iterator: Any, is_broken: bool) -> None:
     thread = getattr(iterator, "_pin_memory_thread", None)
     if thread is None:
         return
     iterator._pin_memory_thread_done_event.set()
+    if is_broken:
+        thread.join(GRACE_SECONDS)  # it may be the reader of half a message
+        _complete_message(iterator, lambda: not thread.is_alive(), KILL_SECONDS)
+        return
     with contextlib.suppress(ValueError, OSError, queue.Full):
         iterator._worker_result_queue.put((None, None))
     thread.join(KILL_SECONDS)
