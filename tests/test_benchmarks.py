@@ -1,0 +1,90 @@
+"""The benchmarks: their scripts run, their reports say what was measured, and what was not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "examples" / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import harness  # noqa: E402
+import kernel_usage  # noqa: E402
+import report  # noqa: E402
+
+SASS = """
+        /*0000*/                   LDC R1, c[0x0][0x28] ;             /* 0x00000a00ff017b82 */
+        /*0010*/                   LDG.E.U8 R4, desc[UR4][R2.64] ;    /* 0x0000000402047981 */
+        /*0020*/              @!P0 LDG.E.64 R4, desc[UR4][R2.64] ;    /* 0x0000000402047981 */
+        /*0030*/               @P1 STG.E desc[UR4][R2.64], R5 ;       /* 0x0000000502007986 */
+        /*0040*/              @UP1 STG.E.128 desc[UR4][R2.64], R8 ;   /* 0x0000000502007986 */
+"""
+
+
+def test_overlapping_intervals_are_counted_once() -> None:
+    assert harness.covered([(0, 10), (2, 5), (8, 12), (20, 21)]) == 13
+    assert harness.covered([]) == 0
+
+
+def test_cpu_seconds_count_running_children() -> None:
+    burn = "while True: pass"
+    before = harness.process_cpu_seconds()
+    with subprocess.Popen([sys.executable, "-c", burn]) as child:
+        deadline = time.monotonic() + 60
+        while harness.process_cpu_seconds() - before < 0.5:
+            assert time.monotonic() < deadline, "the child's time never showed"
+            time.sleep(0.05)
+        child.kill()
+
+
+def test_machine_code_is_read() -> None:
+    instructions = kernel_usage._SASS.findall(SASS)
+    assert instructions == ["LDC", "LDG.E.U8", "LDG.E.64", "STG.E", "STG.E.128"]
+    assert [kernel_usage._cuda_bits(name) for name in instructions[1:]] == [8, 64, 32, 128]
+    assert [kernel_usage._amd_bits(name) for name in ("global_load_ubyte_d16", "global_store_dwordx4")] == [8, 128]
+
+
+def measured(gpu: str | None) -> dict[str, Any]:
+    worker_cost = json.loads((report.RESULTS / "worker_cost.json").read_text())
+    return {**worker_cost, "machine": {**worker_cost["machine"], "gpu": gpu}}
+
+
+def test_what_needs_a_gpu_is_not_measured_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoders = {"Pillow": {"images_per_second": {"64": {"p50": 123.0}}, "difference": {"mean_abs": 0.25, "largest": 3}}}
+    on_cpu, on_gpu = ({**measured(gpu), "decoders": decoders} for gpu in (None, "a GPU"))
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    (tmp_path / "decode.json").write_text(json.dumps(on_cpu))
+    text = report.page(report.read_results())
+    assert "Not measured yet on a GPU: `python examples/benchmarks/decode.py`" in text
+    assert "123" not in text
+    (tmp_path / "decode.json").write_text(json.dumps(on_gpu))
+    text = report.page(report.read_results())
+    assert "| Pillow | 123 | 0.2500 | 3 |" in text
+    assert "a GPU; torch" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        ("decode.py", ("--images", "8", "--batches", "4", "--rounds", "1")),
+        ("train.py", ("--images", "8", "--workers", "1", "--steps", "2", "--batch-size", "2")),
+        ("scale.py", ("--images", "4", "--rounds", "1")),
+        ("worker_cost.py", ("--images", "8", "--rounds", "1")),
+    ],
+)
+def test_a_script_runs_small(script: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    command = [sys.executable, BENCHMARKS / script, *options, "--output", output]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert finished.returncode == 0, finished.stderr
+    result = json.loads(output.read_text())
+    assert result["machine"]["releases"]["torch"]
+    section = report.SECTIONS[script.removesuffix(".py")][3]
+    assert section(result).startswith("| ")
