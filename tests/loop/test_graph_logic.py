@@ -226,7 +226,30 @@ def test_python_state_is_refused(capture: DirectCapture) -> None:
     assert "Counting keeps count on the host" in loop.explain()
 
 
-def test_cycled_momentum_is_not_frozen(capture: DirectCapture) -> None:
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_cycled_betas_are_read_from_the_table(capture: DirectCapture, accumulate: int) -> None:
+    """As tensors they are rounded to float32 before they are subtracted from 1: not the same bits."""
+    schedule = {"scheduler": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=20)}
+    options = {"optimizer": torch.optim.AdamW, "accumulate": accumulate, **schedule}
+    batches = make_batches(16)
+    loop = make_loop(sink_size=5, **options)
+    history = loop.run(RingLoader(batches))
+    model, optimizer, losses, rates = reference(batches, **options)
+    for ours, plain in zip(loop.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(history.losses, losses, rtol=1e-4, atol=1e-6)
+    assert torch.equal(history.learning_rates, rates)
+    assert capture.recorded == 3 * accumulate, "a beta from the table asks for no new capture"
+    assert loop.optimizer.param_groups[0]["betas"] == optimizer.param_groups[0]["betas"]
+    frozen = reference(batches, **{**options, "scheduler": _without_momentum})
+    assert not torch.allclose(losses, frozen[2], rtol=1e-4, atol=1e-6), "cycling makes a difference here"
+
+
+def _without_momentum(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20, cycle_momentum=False)
+
+
+def test_momentum_that_only_the_host_can_read_is_not_frozen(capture: DirectCapture) -> None:
     schedule = {"scheduler": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=20)}
     optimizer = lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)  # noqa: E731 - a constructor
     batches = make_batches(12)

@@ -191,17 +191,20 @@ def test_skipped_update_of_an_accumulation() -> None:
     assert results[0][2] == results[1][2] == [step == 5 for step in range(10)]
 
 
+class TwoBranches(nn.Module):
+    """The second branch gets its first gradients at the fourth call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.calls = nn.Linear(4, 3), nn.Linear(4, 3), 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        return self.first(inputs) + (self.second(inputs) if self.calls > 3 else 0)
+
+
 def test_parameters_that_join_late_are_checked_on_the_host() -> None:
     """Their optimizer state does not exist yet, so a mask would have nothing to put back."""
-
-    class TwoBranches(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.calls = nn.Linear(4, 3), nn.Linear(4, 3), 0
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            self.calls += 1
-            return self.first(inputs) + (self.second(inputs) if self.calls > 3 else 0)
 
     def train(ours: bool) -> nn.Module:
         torch.manual_seed(0)
@@ -220,6 +223,21 @@ def test_parameters_that_join_late_are_checked_on_the_host() -> None:
 
     for ours, plain in zip(train(True).parameters(), train(False).parameters(), strict=True):
         assert torch.equal(ours, plain)
+
+
+@pytest.mark.parametrize("scaler", [None, StaticLossScaler(2.0)])
+def test_parameters_may_join_late_under_fused_sgd(scaler: StaticLossScaler | None) -> None:
+    """torch's fused kernel takes momentum buffers for all parameters or for none, and raises otherwise."""
+    models = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        model = TwoBranches()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
+        batches = [(torch.randn(2, 4), torch.tensor([0, 1])) for _ in range(8)]
+        StepLoop(model, functional.cross_entropy, optimizer, loss_scaler=scaler).run(batches)
+        models.append(model)
+    for ours, plain in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(ours, plain)
 
 
 def test_float16_scales_by_default_and_bfloat16_does_not() -> None:

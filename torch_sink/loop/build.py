@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_sink.loop.capturable import cycles_momentum, make_capturable
+from torch_sink.loop.capturable import cycles_momentum, make_capturable, takes_betas_from_device
 from torch_sink.loop.capture import Capture, CudaCapture
 from torch_sink.loop.compiled_loss import CompiledLoss
 from torch_sink.loop.distributed import Ranks
@@ -113,8 +113,11 @@ def resolve_mode(parts: EngineParts, capture: Capture | None) -> str:
     if mode == "graph" and parts.jit_config.exc_mode == "no_sink":
         parts.reasons.note("exc_mode='no_sink' asks for no graph: it means 'compile' here")
         mode = "compile"
-    if mode == "graph" and cycles_momentum(parts.schedule.scheduler):
-        parts.reasons.note("the scheduler cycles momentum, which a graph would freeze: it means 'compile' here")
+    if mode == "graph" and cycles_momentum(parts.schedule.scheduler) and not takes_betas_from_device(parts.optimizer):
+        name = type(parts.optimizer).__name__
+        parts.reasons.note(
+            f"the scheduler cycles momentum, which {name} cannot read from the device: it means 'compile' here"
+        )
         mode = "compile"
     if mode == "compile":
         mode = _compile_or_eager(parts)

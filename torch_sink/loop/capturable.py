@@ -29,6 +29,23 @@ def make_capturable(optimizer: torch.optim.Optimizer) -> None:
             entries["step"] = step.to(parameter.device, torch.float32)
 
 
+def add_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Give SGD's fused kernel a zero buffer where a parameter gets its first gradient later than others.
+
+    The kernel takes buffers for all or for none. Without dampening a buffer of zeros and none at all mean the same.
+    """
+    if type(optimizer) is not torch.optim.SGD:
+        return
+    for group in optimizer.param_groups:
+        if not group.get("fused") or not group["momentum"] or group["dampening"]:
+            continue
+        trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+        missing = [p for p in trained if optimizer.state[p].get("momentum_buffer") is None]
+        if len(missing) < len(trained):
+            for parameter in missing:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
 def host_state(optimizer: torch.optim.Optimizer) -> list[str]:
     """Names of state entries that lie on the CPU although their parameter does not: a graph would bake them in."""
     names = {
@@ -44,3 +61,13 @@ def cycles_momentum(scheduler: Any) -> bool:
     """Whether a scheduler, or one inside it, writes momentum or betas into the groups at every step."""
     inner = getattr(scheduler, "_schedulers", None) or []
     return bool(getattr(scheduler, "cycle_momentum", False)) or any(cycles_momentum(member) for member in inner)
+
+
+def takes_betas_from_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer's step can read its first beta from the device without the host.
+
+    Adam and AdamW can, one tensor at a time. All others compare a momentum with zero on the host, and fused kernels
+    take it as a number.
+    """
+    plain = not any(group.get("fused") or group.get("differentiable") for group in optimizer.param_groups)
+    return plain and type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)

@@ -70,7 +70,7 @@ class GraphEngine(Engine):
         self._capture, self._reasons, self._lower_mode = capture, reasons, lower_mode
         self._refuse_python_state = refuse_python_state
         self._warmup_left = warmup_steps
-        self._rates = RateTable(schedule.optimizer, self.log.capacity, self.log.device, self.log.cursor)
+        self._rates = RateTable(schedule, self.log.capacity, self.log.device, self.log.cursor)
         self._graphs: dict[tuple[Any, bool], tuple[Any, Callable[[], None]]] = {}
         self._staging: Any = None
         self._signature: Any = None
@@ -204,11 +204,12 @@ class GraphEngine(Engine):
     def _baked(self) -> tuple[Any, ...]:
         """All that a graph holds as a constant: numbers of the groups, and addresses."""
         optimizer, static = self.schedule.optimizer, self.training_step.static_gradients
+        tabled = ("params", "lr", "initial_lr", *(("betas",) if self.schedule.cycles_betas else ()))
         numbers = tuple(
             (name, value if not isinstance(value, Tensor) else value.data_ptr())
             for group in optimizer.param_groups
             for name, value in group.items()
-            if name not in ("params", "lr", "initial_lr")
+            if name not in tabled
         )
         parameters = self.training_step.update.parameters
         addresses = tuple(parameter.data_ptr() for parameter in parameters)

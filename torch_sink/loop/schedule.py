@@ -10,18 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_sink.loop.capturable import cycles_momentum
+
 
 class Schedule:
     """Steps a scheduler as a plain loop does, and records the learning rate in force at every iteration.
 
     `param_groups` holds Python numbers between steps, so that schedulers, callbacks and checkpoints see what they
-    expect; only the body of `table_bound()` sees tensors.
+    expect; only the body of `RateTable.bound()` sees tensors.
 
     Args:
         optimizer: whose groups are read and written.
         scheduler: any torch.optim.lr_scheduler but ReduceLROnPlateau, or None.
         per_epoch: step at the end of each epoch instead of after each optimizer update.
         accumulate: iterations per optimizer update.
+
+    Attributes:
+        cycles_betas: whether the scheduler writes `betas` too; a row then holds the groups' learning rates, followed
+            by the groups' first betas.
     """
 
     def __init__(
@@ -29,6 +35,7 @@ class Schedule:
     ) -> None:
         self.optimizer, self.scheduler = optimizer, scheduler
         self._per_epoch, self._accumulate = per_epoch, accumulate
+        self.cycles_betas = cycles_momentum(scheduler) and "betas" in optimizer.defaults
         self._rates: list[list[float]] = []
         self._snapshot: tuple[Any, list[dict[str, Any]]] | None = None
 
@@ -53,10 +60,11 @@ class Schedule:
     def rates(self, steps: int) -> Tensor:
         """Learning rates of the sink's first `steps` iterations: float64 [steps, groups]."""
         groups = len(self.optimizer.param_groups)
-        return torch.tensor(self._rates[:steps], dtype=torch.float64).reshape(steps, groups)
+        rates = [row[:groups] for row in self._rates[:steps]]
+        return torch.tensor(rates, dtype=torch.float64).reshape(steps, groups)
 
     def plan(self, steps: int, iteration: int) -> list[list[float]]:
-        """Run the scheduler ahead for a sink of `steps` iterations that begins at iteration number `iteration`."""
+        """Run the scheduler ahead for a sink of `steps` iterations after `iteration`; returns a row for each."""
         self.start()
         self._snapshot = None
         if self.scheduler is not None and not self._per_epoch:
@@ -88,53 +96,63 @@ class Schedule:
             self.scheduler.step()
 
     def _current(self) -> list[float]:
-        return [float(group["lr"]) for group in self.optimizer.param_groups]
+        groups = self.optimizer.param_groups
+        row = [float(group["lr"]) for group in groups]
+        return row + [float(group["betas"][0]) for group in groups] if self.cycles_betas else row
 
     def _group_options(self) -> list[dict[str, Any]]:
         return [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
 
 
 class RateTable:
-    """Learning rates of a sink on the device, one row a step; a captured step reads the row at the log's cursor.
+    """A sink's learning rates on the device, one row a step; a captured step reads the row at the log's cursor.
+
+    Where the schedule cycles betas they are in the row too.
 
     Args:
-        optimizer: its groups' "lr" are bound to the table inside `bound()`.
+        schedule: its optimizer's groups are bound to the table inside `bound()`.
         capacity: steps of the longest sink.
         device: of the parameters.
         cursor: int64 [1] on `device`, the row of the current step.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, capacity: int, device: torch.device, cursor: Tensor) -> None:
-        self._optimizer, self._cursor = optimizer, cursor
-        groups = optimizer.param_groups
+    def __init__(self, schedule: Schedule, capacity: int, device: torch.device, cursor: Tensor) -> None:
+        self._optimizer, self._cursor, self._cycles_betas = schedule.optimizer, cursor, schedule.cycles_betas
+        groups = schedule.optimizer.param_groups
+        columns = len(groups) * (2 if self._cycles_betas else 1)
         # Float64 gives the bits of a Python float; the fused kernels read their learning rate as float32.
         fused = any(group.get("fused") for group in groups)
         dtype = torch.float32 if fused else torch.float64
         pinned = device.type == "cuda"
-        self._host = torch.zeros(capacity, len(groups), dtype=dtype, pin_memory=pinned)
-        self._table = torch.zeros(capacity, len(groups), dtype=dtype, device=device)
-        self._row = torch.zeros(1, len(groups), dtype=dtype, device=device)
+        self._host = torch.zeros(capacity, columns, dtype=dtype, pin_memory=pinned)
+        self._table = torch.zeros(capacity, columns, dtype=dtype, device=device)
+        self._row = torch.zeros(1, columns, dtype=dtype, device=device)
         self._rates = list(self._row[0].unbind(0))
 
-    def write(self, rates: list[list[float]]) -> None:
+    def write(self, rows: list[list[float]]) -> None:
         """Fill the first rows; queued on the current stream. The host has seen the end of the sink before."""
-        rows = len(rates)
-        self._host[:rows] = torch.tensor(rates, dtype=self._host.dtype)
-        self._table[:rows].copy_(self._host[:rows], non_blocking=True)
+        count = len(rows)
+        self._host[:count] = torch.tensor(rows, dtype=self._host.dtype)
+        self._table[:count].copy_(self._host[:count], non_blocking=True)
 
     def load_row(self) -> None:
-        """On the device: fetch the current step's learning rates."""
+        """On the device: fetch the current step's row."""
         self._row.copy_(self._table.index_select(0, self._cursor))
 
     @contextmanager
     def bound(self) -> Iterator[None]:
-        """Let the optimizer read its learning rates from the table; Python numbers are put back afterwards."""
+        """Let the optimizer read the row on the device; Python numbers are put back afterwards."""
         groups = self._optimizer.param_groups
-        numbers = [group["lr"] for group in groups]
-        for group, rate in zip(groups, self._rates, strict=True):
-            group["lr"] = rate
+        kept: list[dict[str, Any]] = [
+            {name: group[name] for name in ("lr", "betas", "foreach") if name in group} for group in groups
+        ]
+        for index, group in enumerate(groups):
+            group["lr"] = self._rates[index]
+            if self._cycles_betas:
+                group["betas"] = (self._rates[len(groups) + index], group["betas"][1])
+                group["foreach"] = False  # the foreach form would read the beta on the host
         try:
             yield
         finally:
-            for group, number in zip(groups, numbers, strict=True):
-                group["lr"] = number
+            for group, values in zip(groups, kept, strict=True):
+                group.update(values)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_sink.errors import UnsupportedOperation
+from torch_sink.loop.capturable import add_missing_momentum
 from torch_sink.loop.ema import WeightAverage
 from torch_sink.loop.host_sync import host_sync_allowed
 from torch_sink.loop.scaler import StaticLossScaler, unscale_gradients
@@ -74,7 +75,7 @@ class OptimizerUpdate:
         """Update parameters, optimizer state, scale and average from the gradients."""
         if self.scaler is None:
             self._clip()
-            self.optimizer.step()
+            self._step()
             self._updated = True
             if self.average is not None:
                 self.average.update()
@@ -104,13 +105,17 @@ class OptimizerUpdate:
         if self._clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(self._model_parameters, self._clip_grad_norm)
 
+    def _step(self) -> None:
+        add_missing_momentum(self.optimizer)
+        self.optimizer.step()
+
     def _step_checked(self) -> None:
         self.host_checks += 1
         with host_sync_allowed():
             overflow = bool(self.found_inf.item())  # host sync
         if overflow:
             return
-        self.optimizer.step()
+        self._step()
         refuse_python_state(self.optimizer)
         self._warm_patterns.add(self._pattern())
         if self.average is not None:
@@ -121,13 +126,13 @@ class OptimizerUpdate:
             optimizer: Any = self.optimizer
             optimizer.grad_scale, optimizer.found_inf = None, self.found_inf
             try:
-                optimizer.step()
+                self._step()
             finally:
                 del optimizer.grad_scale, optimizer.found_inf
         else:
             tensors = self._written_tensors()
             before = [tensor.detach().clone() for tensor in tensors]
-            self.optimizer.step()
+            self._step()
             self._put_back(tensors, before)
         if self.average is not None:
             self.average.update(self.found_inf)
