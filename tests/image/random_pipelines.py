@@ -164,7 +164,15 @@ def compare(seed: int, folder: Path) -> None:
     Raises:
         AssertionError: they differ.
     """
-    scenario = make_scenario(seed, folder)
+    compare_scenario(make_scenario(seed, folder), seed)
+
+
+def compare_scenario(scenario: Scenario, seed: int) -> list[Outcome]:
+    """Runs a scenario in stock code and with the backend; returns what stock code gave.
+
+    Raises:
+        AssertionError: they differ.
+    """
     with torch_sink.image_backend("PIL"):
         stock = run(scenario, seed)
     with torch_sink.image_backend("device", device="cpu"):
@@ -172,6 +180,7 @@ def compare(seed: int, folder: Path) -> None:
         _compare_batches(stock, ours)
         for expected, actual in zip(stock, ours, strict=True):
             _compare_outcomes(expected, actual)
+    return stock
 
 
 def _compare_outcomes(expected: Outcome, actual: Outcome) -> None:

@@ -1,0 +1,8 @@
+"""What other libraries need in order to be imported quietly."""
+
+from __future__ import annotations
+
+import os
+
+# Albumentations asks the network for its newest release when it is imported.
+os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
