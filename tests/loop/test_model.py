@@ -52,6 +52,22 @@ def test_train_equals_the_plain_loop_across_epochs_of_any_length() -> None:
     ]
 
 
+def test_train_sets_the_size_of_a_sink_loader() -> None:
+    loader = SinkLoader(make_batches(7), sink_size=2)
+    lengths, model = [], make()
+
+    class Note(Callback):
+        def on_train_epoch_end(self, run_context: Any) -> None:
+            lengths.append(run_context.original_args().loop.step_count)
+
+    model.train(2, loader, Note(), sink_size=3)
+    assert len(loader) == loader.sink_size == 3
+    model.train(2, loader, Note())
+    assert lengths == [3, 6, 9, 12], "-1 leaves the loader's own size"
+    with pytest.raises(ValueError, match="sink_size=0"):
+        loader.sink_size = 0
+
+
 def test_sink_mode_off_returns_after_every_step() -> None:
     recorder = Recorder()
     history = make().train(1, make_batches(3), recorder, dataset_sink_mode=False, sink_size=99)
@@ -106,8 +122,6 @@ def test_model_arguments() -> None:
         make({"speed"})
     with pytest.raises(TypeError, match=r"metric 'mine' \(object\) has no reset, update, compute"):
         make({"mine": object()})
-    with pytest.raises(ValueError, match="made with sink_size=2"):
-        make().train(1, SinkLoader(make_batches(4), sink_size=2), sink_size=3)
 
 
 def test_network_that_returns_the_loss() -> None:

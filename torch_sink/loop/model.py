@@ -110,10 +110,11 @@ class Model:
 
         Args:
             epoch: number of the last epoch.
-            train_dataset: a loader, or a SinkLoader with the same `sink_size`.
+            train_dataset: a loader, or a SinkLoader, which keeps the `sink_size` that it is given here.
             callbacks: called once per host return, or per step with `dataset_sink_mode=False`.
             dataset_sink_mode: whether a whole epoch runs between host returns.
-            sink_size: steps in an epoch; -1 for one pass. Without effect if `dataset_sink_mode` is False.
+            sink_size: steps in an epoch; -1 for one pass, or what a SinkLoader was made with. Without effect if
+                `dataset_sink_mode` is False.
             initial_epoch: number of epochs done before.
 
         Raises:
@@ -227,11 +228,8 @@ class Model:
 
         if not isinstance(dataset, SinkLoader):
             return SinkLoader(dataset, sink_size=sink_size, device=self.loop.device), True
-        if sink_size not in (-1, dataset.sink_size):
-            raise ValueError(
-                f"sink_size={sink_size}, but the SinkLoader was made with sink_size={dataset.sink_size}; "
-                "pass the loader that it wraps, or make it with the same sink_size"
-            )
+        if sink_size > 0:
+            dataset.sink_size = sink_size
         return dataset, False
 
     def _evaluation(self, sink_mode: bool) -> Evaluation:

@@ -72,7 +72,9 @@ class TrainingRun:
             for callback in self._callbacks:
                 stack.enter_context(callback)
             self._event("on_train_begin")
+            stack.callback(setattr, self._loader, "is_last_epoch", False)
             while not self._finished():
+                self._loader.is_last_epoch = self._loop.progress.epochs + 1 >= self._epochs
                 self._epoch(engine)
             self.history.seconds = time.perf_counter() - self._began
             self._event("on_train_end")

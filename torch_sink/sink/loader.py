@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import weakref
 from collections.abc import Iterator
@@ -103,8 +104,13 @@ class SinkLoader:
 
     @property
     def sink_size(self) -> int:
-        """Batches in an epoch; -1 for one pass of the loader."""
+        """Batches in an epoch; -1 for one pass of the loader. May be set: an epoch under way gets the new length."""
         return self._options.sink_size
+
+    @sink_size.setter
+    def sink_size(self, batches: int) -> None:
+        self._options = dataclasses.replace(self._options, sink_size=batches)
+        self._traversal.sink_size = batches
 
     @property
     def device(self) -> torch.device:
