@@ -28,9 +28,7 @@ def make_loader(num_workers: int, seeded: bool, **options: object) -> DataLoader
     numpy.random.seed(1)
     random.seed(1)
     generator = torch.Generator().manual_seed(3) if seeded else None
-    return DataLoader(
-        Augmented(), batch_size=4, shuffle=True, num_workers=num_workers, generator=generator, **options
-    )
+    return DataLoader(Augmented(), batch_size=4, shuffle=True, num_workers=num_workers, generator=generator, **options)
 
 
 def train(loader: object, epochs: int = 3) -> list[tuple[torch.Tensor, ...]]:

@@ -104,6 +104,35 @@ def test_restart_with_workers_does_not_change_later_shuffles(persistent: bool) -
         assert [batch[0].tolist() for batch in loader] == second
 
 
+@pytest.mark.parametrize("sink_size", [-1, 6])
+def test_no_pass_is_begun_ahead_of_the_last_epoch_s_end(sink_size: int) -> None:
+    """Passes of 4 batches: the second epoch of 6 ends with the third pass, the second of one pass with the second."""
+
+    class Counted(torch.utils.data.SequentialSampler):
+        passes = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.passes += 1
+            return super().__iter__()
+
+    sampler = Counted(range(4))
+    source = DataLoader(range(4), sampler=sampler, num_workers=1, generator=torch.Generator())
+    begun = 2 if sink_size == -1 else 3
+    with SinkLoader(source, sink_size=sink_size) as loader:
+        for _ in loader:
+            pass
+        assert loader.batch_in_epoch == 0
+        loader.is_last_epoch = True
+        for i, _ in enumerate(loader):
+            assert loader.batch_in_epoch == i + 1
+            deadline = time.monotonic() + 5
+            while i >= len(loader) - 3 and not loader._producer.wants_pass() and time.monotonic() < deadline:
+                time.sleep(0.001)
+        assert sampler.passes == begun
+        loader.is_last_epoch = False
+        assert len(list(loader)) == len(loader)
+
+
 class Pausing(torch.utils.data.Dataset):
     """Longer than the producer's poll between two samples."""
 

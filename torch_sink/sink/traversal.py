@@ -67,7 +67,9 @@ class Traversal:
 
     def begin_epoch(self) -> Epoch:
         """The rest of an unfinished epoch, else a new one."""
-        self._reenter()
+        if self.was_interrupted:
+            self._reenter()
+            self.was_interrupted = False
         if 0 < self.sink_size <= self.position.batch_in_epoch:
             self.position.next_epoch()
         if not self.passes:
@@ -84,16 +86,18 @@ class Traversal:
         """
         if epoch.number != self.iterations:
             raise SinkError("this iterator was replaced by a later iter() of the same SinkLoader; use the latest one")
+        if self.was_interrupted:
+            self._reenter()
+        self.was_interrupted = True  # stays so when anything but the following leaves this method
         try:
-            return self._next_item(epoch)
-        except Exception:
+            item = self._next_item(epoch)
+        except (StopIteration, SinkError):
+            self.was_interrupted = False
             raise
-        except BaseException:
-            self.was_interrupted = True  # by Ctrl-C: what was under way is not known
-            raise
+        self.was_interrupted = False
+        return item
 
     def _next_item(self, epoch: Epoch) -> Item:
-        self._reenter()
         self.release()
         if 0 < self.sink_size <= self.position.batch_in_epoch:
             self.position.next_epoch()
@@ -180,8 +184,9 @@ class Traversal:
         error: Any
         error, item.error = item.error, None
         where = f"while making batch {position.batch_in_pass} of pass {position.pass_number} (both from 0)"
-        if not isinstance(error, Exception):
-            pass  # Ctrl-C while the batch was made here: it was not consumed
+        self.was_interrupted = not isinstance(error, Exception)  # Ctrl-C while the batch was made here
+        if self.was_interrupted:
+            pass
         elif item.is_lost:
             self._drop_passes()
             self.source.forget_workers()
@@ -225,10 +230,7 @@ class Traversal:
         return not self.is_last_epoch or left > self.producer.batches_ready()
 
     def _reenter(self) -> None:
-        """After Ctrl-C inside: goes on behind the batch that was consumed last."""
-        if not self.was_interrupted:
-            return
-        self.was_interrupted = False
+        """After Ctrl-C inside, or what a signal handler raised: goes on behind the batch that was consumed last."""
         if self.source.can_reenter and self.passes:
             state = self.state_dict()
             self._drop_passes()

@@ -49,6 +49,7 @@ class WorkerGuard:
         self.cancelled = threading.Event()
         self.broken = False
         self._first_dead: list[Any] = []
+        self._unreadable: list[Exception] = []
         if getattr(iterator, "_worker_pids_set", False):
             torch._C._remove_worker_pids(id(iterator))
             iterator._worker_pids_set = False
@@ -135,17 +136,24 @@ class WorkerGuard:
         raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {how}") from error
 
     def poll(self, timeout: float) -> tuple[bool, Any]:
-        """What the iterator's `_try_get_data` does, in slices of half a second."""
+        """What the iterator's `_try_get_data` does, in slices of half a second.
+
+        A result that cannot be read (an object that does not unpickle, no file descriptor left) is lost, and torch
+        would wait for it for ever. Which one it was is not known, so its error comes when all others are there.
+        """
         iterator = self.iterator
         deadline = time.monotonic() + timeout
         while True:
+            if self._unreadable and iterator._tasks_outstanding <= len(self._unreadable):
+                raise self._unreadable[0]
             left = min(POLL_SECONDS, max(0.0, deadline - time.monotonic()))
             try:
                 got, data = type(iterator)._try_get_data(iterator, left)
             except Exception as error:
                 self.explain(error)
-                self.broken = True  # a result is lost, and torch would wait for it for ever
-                raise
+                self._unreadable.append(error)
+                self.broken = True
+                continue
             if got:
                 return True, data
             if self.cancelled.is_set():

@@ -1,0 +1,175 @@
+"""DataLoader subclasses that make or keep their iterators in their own way: the same batches and the same guarantees."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from torch_sink.sink import SinkLoader
+
+from .test_matches_plain_loop import Augmented, train
+
+
+class Generated(DataLoader):
+    """`__iter__` is a generator, which starts the workers at its first `next`."""
+
+    def __iter__(self) -> Iterator[object]:
+        yield from super().__iter__()
+
+
+class Repeated:
+    """A sampler without an end."""
+
+    def __init__(self, sampler: object) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[object]:
+        while True:
+            yield from iter(self.sampler)
+
+
+class Kept(DataLoader):
+    """Keeps one iterator, and its workers, for all passes, like timm's MultiEpochsDataLoader."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__(*args, **options)
+        vars(self)["batch_sampler"] = Repeated(self.batch_sampler)
+        self.iterator = super().__iter__()
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler.sampler)
+
+    def __iter__(self) -> Iterator[object]:
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
+class Wrapping(DataLoader):
+    """Holds another DataLoader and is one batch behind it, like accelerate's DataLoaderShard."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        self.inner = DataLoader(*args, **options)
+
+    def __getattr__(self, name: str) -> object:
+        if name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __iter__(self) -> Iterator[object]:
+        batches = iter(self.inner)
+        current = next(batches)
+        for following in batches:
+            yield current
+            current = following
+        yield current
+
+
+KINDS = [Generated, Kept, Wrapping]
+
+
+class Slow(Dataset):
+    """Batches that do not share files with the worker, so that its death takes none with it."""
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.005)
+        return index
+
+
+def unchanged(samples: list[int]) -> list[int]:
+    return samples
+
+
+def make(kind: type, dataset: object, **options: object) -> SinkLoader:
+    return SinkLoader(kind(dataset, batch_size=4, num_workers=2, **options))
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_passes_and_a_restart(kind: type, persistent: bool) -> None:
+    expected = [list(range(i, i + 4)) for i in range(0, 40, 4)]
+    with make(kind, range(40), collate_fn=unchanged, persistent_workers=persistent) as loader:
+        assert [list(loader), list(loader)] == [expected, expected]
+        next(iter(loader))
+        loader.restart()
+        assert list(loader) == expected
+        assert loader.stats().batches == 31
+    if not isinstance(loader.loader, Kept):
+        assert "_get_iterator" not in vars(loader.loader)
+        assert list(loader.loader) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_worker_is_an_error_in_order_and_the_loader_can_go_on(kind: type) -> None:
+    with make(kind, Slow(), collate_fn=unchanged) as loader:
+        batches = iter(loader)
+        seen = [next(batches)[0]]
+        workers = [child for child in psutil.Process().children() if "multiprocessing" not in " ".join(child.cmdline())]
+        started = time.monotonic()
+        workers[-1].kill()
+        with pytest.raises(RuntimeError, match=f"{workers[-1].pid}.*killed by SIGKILL"):
+            seen.extend(batch[0] for batch in batches)
+        assert time.monotonic() - started < 10
+        assert seen == list(range(0, 4 * len(seen), 4))
+        assert next(iter(loader)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("seeded", [True, False], ids=["seeded", "unseeded"])
+def test_a_generator_draws_in_the_plain_loops_order(seeded: bool) -> None:
+    def fresh() -> Generated:
+        torch.manual_seed(1)
+        generator = torch.Generator().manual_seed(3) if seeded else None
+        return Generated(Augmented(), batch_size=4, shuffle=True, num_workers=2, generator=generator)
+
+    expected = train(fresh())
+    with SinkLoader(fresh()) as loader:
+        actual = train(loader)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("position", [3, 13])
+def test_resume_gives_the_samples_that_would_have_come(position: int, num_workers: int) -> None:
+    def fresh() -> SinkLoader:
+        generator = torch.Generator().manual_seed(3)
+        source = Generated(
+            range(40), batch_size=4, shuffle=True, num_workers=num_workers, generator=generator, collate_fn=unchanged
+        )
+        return SinkLoader(source, sink_size=20)
+
+    def consume(loader: SinkLoader, count: int) -> list[object]:
+        batches = iter(loader)
+        return [next(batches) for _ in range(count)]
+
+    with fresh() as loader:
+        consume(loader, position)
+        state = loader.state_dict()
+        expected = consume(loader, 20 - position)
+    assert any("__iter__ of its own" in note for note in state["not_covered"])
+    with fresh() as loader:
+        loader.load_state_dict(state)
+        assert consume(loader, 20 - position) == expected
+
+
+def test_a_kept_iterator_that_was_closed_is_made_anew() -> None:
+    source = Kept(range(8), batch_size=4, num_workers=1, collate_fn=unchanged)
+    for _ in range(2):
+        with SinkLoader(source) as loader:
+            assert list(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_closing_while_a_generator_waits_is_bounded() -> None:
+    loader = make(Generated, Slow(), collate_fn=unchanged)
+    next(iter(loader))
+    started = time.monotonic()
+    loader.close()
+    assert time.monotonic() - started < 5
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("torch_sink")]

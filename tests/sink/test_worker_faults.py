@@ -1,0 +1,224 @@
+"""What workers, samplers and signals can do wrong beyond a plain exception; each arrives in order as an error."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from torch_sink.errors import SinkTimeout
+from torch_sink.sink import SinkLoader
+
+from .test_faults import read_until_error
+
+
+class Faulty(Dataset):
+    """Sample i is i; at sample 9 something happens."""
+
+    def __init__(self, fault: Callable[[], None] | None = None, pause: float = 0.0) -> None:
+        self.fault, self.pause = fault, pause
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.pause)
+        if index == 9 and self.fault is not None:
+            self.fault()
+        return torch.tensor(index)
+
+
+class NeedsArguments(Exception):
+    def __init__(self, first: int, *, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def raise_needs_arguments() -> None:
+    raise NeedsArguments(1, second=2)
+
+
+def raise_unpicklable() -> None:
+    class Local(Exception):
+        pass
+
+    raise Local("of a class that cannot be pickled")
+
+
+def raise_stop() -> None:
+    raise StopIteration("from the dataset")
+
+
+def raise_interrupt() -> None:
+    time.sleep(0.2)  # earlier batches have left the worker: their files are shared by a live process
+    raise KeyboardInterrupt
+
+
+def leave() -> None:
+    time.sleep(0.2)
+    os._exit(3)
+
+
+def freeze() -> None:
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+FIRST_BATCHES = [[0, 1, 2, 3], [4, 5, 6, 7]]
+LATER_BATCHES = [list(range(i, i + 4)) for i in range(12, 40, 4)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (raise_needs_arguments, "1 and 2"),
+        (raise_unpicklable, "of a class that cannot be pickled"),
+        (raise_stop, "raised StopIteration, which a DataLoader takes for the end.*from the dataset"),
+    ],
+)
+def test_exceptions_that_are_hard_to_pass_on(fault: Callable[[], None], message: str, num_workers: int) -> None:
+    with SinkLoader(DataLoader(Faulty(fault), batch_size=4, num_workers=num_workers)) as loader:
+        batches, error = read_until_error(loader)
+        assert batches == FIRST_BATCHES
+        with pytest.raises(Exception, match=f"(?s){message}"):
+            raise error
+        assert read_until_error(loader) == (LATER_BATCHES, None)
+
+
+@pytest.mark.parametrize(("fault", "reason"), [(raise_interrupt, "exit code 0"), (leave, "exit code 3")])
+def test_a_worker_that_leaves(fault: Callable[[], None], reason: str) -> None:
+    with SinkLoader(DataLoader(Faulty(fault), batch_size=4, num_workers=2)) as loader:
+        batches, error = read_until_error(loader)
+    assert batches == FIRST_BATCHES
+    assert reason in str(error)
+
+
+def test_a_stopped_worker_is_a_timeout_and_closing_is_bounded() -> None:
+    loader = SinkLoader(DataLoader(Faulty(freeze), batch_size=4, num_workers=2), timeout_seconds=2)
+    batches, error = read_until_error(loader)
+    assert batches == FIRST_BATCHES
+    assert isinstance(error, SinkTimeout)
+    started = time.monotonic()
+    loader.close()
+    assert time.monotonic() - started < 5
+
+
+class Unreadable:
+    """Can be pickled, but not unpickled."""
+
+    def __reduce__(self) -> object:
+        return int, ("not a number",)
+
+
+def collate(samples: list[torch.Tensor]) -> object:
+    if int(samples[0]) != 8:
+        return torch.stack(samples)
+    time.sleep(0.2)
+    return collate.third()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("third", "message", "goes_on"),
+    [(threading.Lock, "cannot be sent to the training process", True), (Unreadable, "invalid literal for int", False)],
+)
+def test_a_batch_that_cannot_travel(third: Callable[[], object], message: str, goes_on: bool) -> None:
+    collate.third = third  # type: ignore[attr-defined]
+    with SinkLoader(DataLoader(Faulty(), batch_size=4, num_workers=2, collate_fn=collate)) as loader:
+        batches, error = read_until_error(loader)
+        assert batches == FIRST_BATCHES
+        assert message in str(error)
+        rest, _ = read_until_error(loader)
+    # Which result was unreadable is not known, so its pass cannot go on.
+    assert rest == (LATER_BATCHES if goes_on else FIRST_BATCHES)
+
+
+def nothing(samples: list[torch.Tensor]) -> None:
+    return None
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_collate_may_return_nothing(num_workers: int) -> None:
+    with SinkLoader(DataLoader(Faulty(), batch_size=4, num_workers=num_workers, collate_fn=nothing)) as loader:
+        assert list(loader) == [None] * 10
+
+
+class FailingSampler(Sampler):
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from FIRST_BATCHES
+        yield []
+        raise LookupError("no more indices")
+
+
+def count(samples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.tensor([int(sample) for sample in samples])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_sampler_that_raises_and_an_empty_index_list(num_workers: int) -> None:
+    source = DataLoader(Faulty(), batch_sampler=FailingSampler(), num_workers=num_workers, collate_fn=count)
+    with SinkLoader(source) as loader:
+        for _ in range(2):
+            batches, error = read_until_error(loader)
+            assert batches == [*FIRST_BATCHES, []]
+            assert isinstance(error, LookupError)
+            loader.restart()
+
+
+class Interrupted(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def interrupting(error: type[BaseException], seconds: float) -> Iterator[None]:
+    """Raises `error` in the main thread, at any bytecode, after `seconds`."""
+
+    def raise_it(*_: object) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGALRM, raise_it)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(("num_workers", "error"), [(0, KeyboardInterrupt), (2, KeyboardInterrupt), (2, Interrupted)])
+def test_an_interrupt_while_waiting_loses_no_batch(num_workers: int, error: type[BaseException]) -> None:
+    with SinkLoader(DataLoader(Faulty(pause=0.04), batch_size=4, num_workers=num_workers)) as loader:
+        seen = [next(iter(loader)).tolist()]
+        with interrupting(error, 0.1), pytest.raises(error):
+            seen.extend(batch.tolist() for batch in loader)
+        assert loader.batch_in_epoch == len(seen)
+        seen.extend(batch.tolist() for batch in loader)
+    assert seen == [list(range(i, i + 4)) for i in range(0, 40, 4)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loaders_in_threads_over_one_dataset(num_workers: int) -> None:
+    dataset, results = Faulty(), {}
+
+    def run(number: int) -> None:
+        with SinkLoader(DataLoader(dataset, batch_size=4, num_workers=num_workers)) as loader:
+            results[number] = [batch.tolist() for batch in loader]
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [results[number] for number in range(2)] == [[list(range(i, i + 4)) for i in range(0, 40, 4)]] * 2
+
+
+def test_a_sink_loader_over_a_sink_loader() -> None:
+    with SinkLoader(DataLoader(Faulty(), batch_size=4, num_workers=1)) as inner, SinkLoader(inner) as outer:
+        for _ in range(2):
+            assert [batch.tolist()[0] for batch in outer] == list(range(0, 40, 4))
