@@ -205,6 +205,27 @@ def test_progress_bar_with_tqdm(capsys: pytest.CaptureFixture[str]) -> None:
     assert "loss=" in last
 
 
+def test_progress_bar_goes_on_after_a_resume(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    batches = make_batches(5)
+    loop = make_loop(sink_size=3)
+    loop.run(batches, max_steps=2)
+    loop.run(batches, epochs=2, max_steps=7)
+    loop.save(tmp_path, batches)
+    capsys.readouterr()
+    for tqdm in (True, False):
+        if not tqdm:
+            monkeypatch.setitem(__import__("sys").modules, "tqdm.auto", None)
+        else:
+            pytest.importorskip("tqdm")
+        resumed = make_loop(sink_size=3)
+        resumed.resume(tmp_path, batches)
+        resumed.run(batches, epochs=2, callbacks=[ProgressBar()])
+        shown = capsys.readouterr().err
+        assert ("7/10" in shown and "10/10" in shown) if tqdm else shown.startswith("step 10/10")
+
+
 def test_checkpoints_at_exact_steps(tmp_path: Path) -> None:
     config = CheckpointConfig(save_checkpoint_steps=10, keep_checkpoint_max=0)
     loop = make_loop(sink_size=7)
@@ -217,6 +238,46 @@ def test_checkpoints_at_each_sink_and_the_newest_are_kept(tmp_path: Path) -> Non
     config = CheckpointConfig(keep_checkpoint_max=2)
     make_loop(sink_size=2).run(make_batches(7), callbacks=[ModelCheckpoint("run", tmp_path / "new", config)])
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["run-00000006", "run-00000007"]
+
+
+@pytest.mark.parametrize("failing", ["loss", "data"])
+def test_an_error_between_sinks_leaves_a_checkpoint(failing: str, tmp_path: Path) -> None:
+    """The run goes on behind it as if nothing had happened."""
+    batches = make_batches(9)
+
+    def source() -> Any:
+        for step, batch in enumerate(batches):
+            if step == 5 and failing == "data" and not tmp_path.joinpath("mended").exists():
+                raise OSError("no such file")
+            yield batch
+
+    def fail(context: Any) -> None:
+        if context.original_args().cur_step_num == 7 and failing == "loss":
+            raise NonFiniteLoss("by a callback")
+
+    config = CheckpointConfig(save_checkpoint_steps=4, exception_save=True)
+    loop = make_loop(sink_size=3)
+    with pytest.raises(NonFiniteLoss if failing == "loss" else OSError):
+        loop.run(source, callbacks=[LambdaCallback(on_train_step_end=fail), ModelCheckpoint("CKP", tmp_path, config)])
+    saved = 7 if failing == "loss" else 5
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["CKP-00000004", f"CKP_breakpoint-{saved:08d}"]
+    (tmp_path / "mended").touch()
+    whole = make_loop(sink_size=3)
+    # The batch that failed to load was consumed: it does not come again.
+    whole.run(batches if failing == "loss" else [*batches[:5], *batches[6:]])
+    resumed = make_loop(sink_size=3)
+    assert resumed.resume(tmp_path, source) == saved
+    resumed.run(source)
+    assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True))
+
+
+def test_an_error_inside_a_step_leaves_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = CheckpointConfig(save_checkpoint_steps=2, exception_save=True)
+    batches = [*make_batches(3), (torch.zeros(2, 5), torch.zeros(2))]
+    with pytest.raises(RuntimeError):
+        make_loop(sink_size=3).run(batches, callbacks=[ModelCheckpoint("CKP", tmp_path, config)])
+    assert [path.name for path in tmp_path.iterdir()] == ["CKP-00000002"]
+    assert "in the middle of a sink" in caplog.text
 
 
 def test_learning_rate_scheduler_acts_once_per_host_return() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from torch_sink.loop.arguments import check_count
 from torch_sink.loop.callbacks import Callback, RunContext
 from torch_sink.loop.checkpoint import list_checkpoints, remove_checkpoint
+
+_log = logging.getLogger("torch_sink")
 
 
 @dataclass(frozen=True)
@@ -20,20 +24,26 @@ class CheckpointConfig:
         save_checkpoint_seconds: without `save_checkpoint_steps`, save at a sink's end when so many seconds have
             passed since the last; 0 saves at each sink's end.
         keep_checkpoint_max: keep the newest so many, 0 keeps all.
+        exception_save: also save, to a directory named `{prefix}_breakpoint-{step:08d}`, when an error ends the run
+            between two sinks: an error of a callback (such as NonFiniteLoss) or of the data. The error is raised all
+            the same. An error inside a step leaves nothing that could be saved.
 
     Raises:
-        TypeError, ValueError: not an int, or below the least allowed.
+        TypeError, ValueError: not of the type, or below the least allowed.
     """
 
     save_checkpoint_steps: int | None = None
     save_checkpoint_seconds: int = 0
     keep_checkpoint_max: int = 5
+    exception_save: bool = False
 
     def __post_init__(self) -> None:
         if self.save_checkpoint_steps is not None:
             check_count("save_checkpoint_steps", self.save_checkpoint_steps, minimum=1)
         check_count("save_checkpoint_seconds", self.save_checkpoint_seconds, minimum=0)
         check_count("keep_checkpoint_max", self.keep_checkpoint_max, minimum=0)
+        if not isinstance(self.exception_save, bool):
+            raise TypeError(f"exception_save={self.exception_save!r}: pass True or False")
 
 
 class ModelCheckpoint(Callback):
@@ -58,6 +68,7 @@ class ModelCheckpoint(Callback):
         self._config = config or CheckpointConfig()
         self._saved_step = -1
         self._saved_at = 0.0
+        self._context: RunContext | None = None
 
     def steps_to_boundary(self, step_count: int) -> int | None:
         every = self._config.save_checkpoint_steps
@@ -65,6 +76,7 @@ class ModelCheckpoint(Callback):
 
     def on_train_begin(self, run_context: RunContext) -> None:
         self._saved_step, self._saved_at = -1, time.monotonic()
+        self._context = run_context
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         every = self._config.save_checkpoint_steps
@@ -80,11 +92,27 @@ class ModelCheckpoint(Callback):
         if arguments.history.stopped_by in ("SIGINT", "SIGTERM", "another rank"):
             self._save(run_context)
 
-    def _save(self, run_context: RunContext) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        context, self._context = self._context, None
+        if context is None or not isinstance(error, Exception) or not self._config.exception_save:
+            return
+        arguments = context.original_args()
+        if arguments.inside_sink or arguments.loop.ranks.many:
+            where = "in the middle of a sink" if arguments.inside_sink else "on one process of several"
+            _log.warning("no checkpoint of the failed run: the error came %s", where)
+            return
+        try:
+            self._save(context, prefix=f"{self._prefix}_breakpoint")
+        except Exception:
+            _log.warning("no checkpoint of the failed run: saving it failed too", exc_info=True)
+
+    def _save(self, run_context: RunContext, prefix: str | None = None) -> None:
         arguments = run_context.original_args()
         if arguments.loop.step_count == self._saved_step:
             return
-        path = arguments.loop.save(self._directory, arguments.train_dataset, prefix=self._prefix)
+        path = arguments.loop.save(self._directory, arguments.train_dataset, prefix=prefix or self._prefix)
         self._saved_step, self._saved_at = arguments.loop.step_count, time.monotonic()
         arguments.last_save_ckpt_step, arguments.latest_ckpt_file = self._saved_step, str(path)
         if self._config.keep_checkpoint_max and arguments.loop.ranks.rank == 0:

@@ -108,31 +108,35 @@ class TimeMonitor(Callback):
 
 
 class ProgressBar(Callback):
-    """Shows executed steps and the last loss: a tqdm bar where tqdm is installed, else one line a host return."""
+    """Shows the run's executed steps and the last loss: a tqdm bar where tqdm is installed, else one line a return.
+
+    A resumed run goes on where the interrupted one stood.
+    """
 
     def __init__(self) -> None:
         self._bar: Any = None
-        self._shown = 0
+        self._before = self._shown = 0
 
     def on_train_begin(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        self._shown = arguments.cur_step_num
+        self._shown = arguments.loop.progress.steps
+        self._before = arguments.cur_step_num - self._shown
         try:
             from tqdm.auto import tqdm
         except ImportError:
             return
-        self._bar = tqdm(total=arguments.total_steps, unit="step", dynamic_ncols=True)
+        self._bar = tqdm(total=arguments.total_steps, initial=self._shown, unit="step", dynamic_ncols=True)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        new, self._shown = arguments.cur_step_num - self._shown, arguments.cur_step_num
+        last, self._shown = self._shown, arguments.cur_step_num - self._before
         loss = float(arguments.losses[-1])
         if self._bar is None:
             total = f"/{arguments.total_steps}" if arguments.total_steps else ""
             print(f"step {self._shown}{total}: loss {loss:.4f}", file=sys.stderr, flush=True)
             return
         self._bar.set_postfix(epoch=arguments.cur_epoch_num, loss=f"{loss:.4f}", refresh=False)
-        self._bar.update(new)
+        self._bar.update(self._shown - last)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -133,6 +133,7 @@ class TrainingRun:
         self._arguments.train_dataset_element = batch
         self._event("on_train_step_begin")
         began, executed = loop.step_count, 0
+        self._arguments.inside_sink = True
         engine.begin(planned, began)
         try:
             while True:
@@ -177,6 +178,7 @@ class TrainingRun:
             learning_rates=record.learning_rates,
             step_metrics=record.metrics,
         )
+        self._arguments.inside_sink = False
         self._loop.overflows.add(record.overflows, self._loop.step_count)
         self._event("on_train_step_end")
 
