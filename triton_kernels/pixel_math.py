@@ -23,6 +23,13 @@ def blend(degenerate, image, factor):
 
 
 @triton.jit
+def round_half_even(value):
+    """float32 in [0, 255.5) -> the nearest integer, the even one of two, as `torch.round`."""
+    # Beyond 2 ** 23 float32 has no digits after the point: the addition rounds.
+    return ((value + 8388608.0) - 8388608.0).to(tl.int32)
+
+
+@triton.jit
 def luminance(red, green, blue):
     """ITU-R 601-2 luma in 16.16 integers."""
     return (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16

@@ -8,11 +8,12 @@ from __future__ import annotations
 import triton.language as tl
 
 # Columns of a job, int64.
-SOURCE = tl.constexpr(0)  # offset of its input in the workspace, bytes
-SOURCE_ROW = tl.constexpr(1)  # strides, bytes; the channel stride of a one-channel image is 0
+# Positions in the workspace count bytes, or float32 values between BLUR_X and BLUR_Y.
+SOURCE = tl.constexpr(0)  # offset of its input in the workspace
+SOURCE_ROW = tl.constexpr(1)  # strides; the channel stride of a one-channel image is 0
 SOURCE_COLUMN = tl.constexpr(2)
 SOURCE_CHANNEL = tl.constexpr(3)
-TARGET = tl.constexpr(4)  # offset of its output: bytes in the workspace, or elements in the batch
+TARGET = tl.constexpr(4)  # offset of its output in the workspace, or elements in the batch
 TARGET_ROW = tl.constexpr(5)
 TARGET_COLUMN = tl.constexpr(6)
 TARGET_CHANNEL = tl.constexpr(7)
@@ -63,6 +64,9 @@ RESAMPLE_Y = tl.constexpr(32)
 AFFINE = tl.constexpr(33)
 SHARPNESS = tl.constexpr(34)
 WARP = tl.constexpr(35)
+BLUR = tl.constexpr(40)
+BLUR_X = tl.constexpr(41)
+BLUR_Y = tl.constexpr(42)
 
 # Parts of the record of one image whose histogram is needed, int32: four histograms, then three tables.
 LUMINANCE = tl.constexpr(3 * 256)

@@ -14,11 +14,15 @@ import torch
 import triton
 import triton.language as tl
 
+from .blur import blur, blur_axis
 from .fetch import fetch, load_view
 from .histogram import count_values, write_tables
 from .pixel_math import colour, luminance
 from .program import (
     AFFINE,
+    BLUR,
+    BLUR_X,
+    BLUR_Y,
     BRIGHTNESS,
     CHANNELS,
     CONTRAST,
@@ -124,11 +128,18 @@ def stage_kernel(
         red, green, blue = warp_fixed(view, head, x[None, :], y[:, None])
     elif head_code == SHARPNESS:
         red, green, blue = sharpen(view, head, x[None, :], y[:, None], red, green, blue)
-    elif head_code != WARP:
+    elif (head_code != WARP) & (head_code < BLUR):
         red, green, blue = fetch(view, x[None, :], y[:, None])
     if HAS_FLOAT64:
         if head_code == WARP:
             red, green, blue = warp_float(view, head, tables, x[None, :], y[:, None], red, green, blue)
+        elif head_code == BLUR:
+            red, green, blue = blur(view, head, tables, x[None, :], y[:, None], red, green, blue)
+        elif head_code == BLUR_X:
+            red, green, blue = blur_axis(view, head, tables, x[None, :], y[:, None], True, red, green, blue)
+        elif head_code == BLUR_Y:
+            sums = load_view(workspace.to(tl.pointer_type(tl.int32)), job)
+            red, green, blue = blur_axis(sums, head, tables, x[None, :], y[:, None], False, red, green, blue)
 
     left_at = tl.maximum(tl.maximum(x_left_at[None, :], y_left_at[:, None]), erased_at)
     for index in range(tail_begin, tail_end):
@@ -172,6 +183,11 @@ def stage_kernel(
         tl.store(output + target, first.to(element), mask=inside)
         tl.store(output + target + step, second.to(element), mask=colour_inside)
         tl.store(output + target + 2 * step, third.to(element), mask=colour_inside)
+    elif head_code == BLUR_X:
+        sums = workspace.to(tl.pointer_type(tl.int32))
+        tl.store(sums + target, red, mask=inside)
+        tl.store(sums + target + step, green, mask=colour_inside)
+        tl.store(sums + target + 2 * step, blue, mask=colour_inside)
     else:
         tl.store(workspace + target, red.to(tl.uint8), mask=inside)
         tl.store(workspace + target + step, green.to(tl.uint8), mask=colour_inside)

@@ -73,7 +73,7 @@ def test_counting_begins_when_the_backend_is_set() -> None:
 
 @pytest.mark.parametrize(
     "step",
-    [v1.Lambda(inverted), v1.GaussianBlur(3), v2.GaussianBlur(3), v1.ElasticTransform(), v2.JPEG((50, 50))],
+    [v1.Lambda(inverted), v2.Lambda(inverted), v2.JPEG((50, 50))],
     ids=lambda step: type(step).__name__,
 )
 def test_strict_raises_and_names_the_operation(step: Any) -> None:

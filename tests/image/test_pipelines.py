@@ -9,12 +9,23 @@ from torch.utils.data import default_collate
 import torch_sink
 from image.cases import COLOUR, CORE, GRAY, RESIZES, gray_images, images_of_other_modes, rgb_images
 from image.check import check_pipeline
+from image.smooth_cases import BLUR
 
 
 @pytest.mark.parametrize("name", [*CORE, *COLOUR])
 def test_rgb(name: str) -> None:
     pipeline = {**CORE, **COLOUR}[name]()
     check_pipeline(pipeline, rgb_images(), seed=1)
+
+
+@pytest.mark.parametrize("name", BLUR)
+def test_smooth(name: str) -> None:
+    check_pipeline(BLUR[name][0](), rgb_images(), seed=1)
+
+
+@pytest.mark.parametrize("name", ["v1 blur", "blur of tensors, gray"])
+def test_smooth_gray(name: str) -> None:
+    check_pipeline(BLUR[name][0](), gray_images(), seed=2)
 
 
 @pytest.mark.parametrize("name", RESIZES)

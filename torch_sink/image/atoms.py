@@ -3,7 +3,7 @@
 Four classes (`Kind.role`):
     map: output position -> input position, each axis by itself. Crops, pads, flips, nearest resizing, translation.
     point: pixel -> pixel. Colour operations.
-    gather: reads several pixels or arbitrary positions. One axis of a resize, warps, sharpness.
+    gather: reads several pixels or arbitrary positions. One axis of a resize, warps, sharpness, blur.
     statistic: needs the histogram of the whole image first, then works on pixels. Contrast, autocontrast, equalize.
 """
 
@@ -44,6 +44,9 @@ class Kind(enum.IntEnum):
     AFFINE = 33
     SHARPNESS = 34
     WARP = 35
+    BLUR = 40
+    BLUR_X = 41
+    BLUR_Y = 42
 
     @property
     def role(self) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from torch_sink.image import lower_colour, lower_geometry  # noqa: F401  they fill the registry
+from torch_sink.image import lower_blur, lower_colour, lower_geometry  # noqa: F401  they fill the registry
 from torch_sink.image.atoms import LOWER, Atom, Lowering, Program
 from torch_sink.image.ops import Op, replay
 
@@ -44,6 +44,8 @@ def lower(height: int, width: int, channels: int, ops: Sequence[Op]) -> Program:
     for op in ops:
         if op.name in VALUE_OPS:
             state.value_ops.append(op)
+        elif op.name == "to_pil_image":
+            state.value_ops.clear()  # bytes again, as they were before the conversion to a tensor
         else:
             LOWER[op.name](state, *op.args)
     for atom, values_before, colours in state.erased:

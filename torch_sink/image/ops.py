@@ -84,10 +84,11 @@ for _name in (
 ):
     _stock(f"pil.{_name}", getattr(F_pil, _name))
 
-# From Pillow image to tensor
+# From Pillow image to tensor and back
 _stock("to_tensor", F.to_tensor)
 _stock("pil_to_tensor", F.pil_to_tensor)
 _stock("to_image", F_v2.to_image)
+_stock("to_pil_image", F.to_pil_image)
 
 # Whole batches
 
@@ -130,6 +131,11 @@ _stock("v2.erase", lambda image, i, j, h, w, value: F_v2.erase_image(image, i, j
 for _name in ("adjust_brightness", "invert", "posterize", "solarize", "equalize"):
     _stock(f"v1.{_name}", getattr(F_tensor, _name))
     _stock(f"v2.{_name}", getattr(F_v2, f"{_name}_image"))
+
+
+
+_stock("v1.gaussian_blur", F_tensor.gaussian_blur)
+_stock("v2.gaussian_blur", F_v2.gaussian_blur_image)
 
 
 def _erased(image: torch.Tensor, value: tuple[float, ...]) -> torch.Tensor:

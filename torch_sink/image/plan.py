@@ -19,8 +19,10 @@ from torch_sink.triton_kernels.stage import tile_shape
 
 _JOB = {name: value.value for name, value in vars(layout).items() if hasattr(value, "value")}
 _FACTOR_COLUMN = _JOB["OPERATION_COLUMNS"] - 1
-_TABLE_COLUMN = {Kind.REMAP: 2, Kind.LOOKUP: 2, Kind.RESAMPLE_X: 8, Kind.RESAMPLE_Y: 8, Kind.WARP: 8}
-_FLOAT64_KINDS = frozenset((Kind.HUE, Kind.WARP))
+_TABLE_COLUMN = {Kind.REMAP: 2, Kind.LOOKUP: 2}
+_HEAD_TABLE_COLUMN = 8
+# What works in float64, or needs as many registers.
+_FLOAT64_KINDS = frozenset((Kind.HUE, Kind.WARP, Kind.BLUR, Kind.BLUR_X, Kind.BLUR_Y))
 _ALIGNMENT_BYTES = 16
 
 
@@ -116,7 +118,7 @@ class _Builder:
         row[0] = int(atom.kind)
         row[1 : 1 + len(atom.values)] = atom.values
         for number, table in enumerate(atom.tables):
-            row[_TABLE_COLUMN[atom.kind] + number] = self.add_table(table)
+            row[_TABLE_COLUMN.get(atom.kind, _HEAD_TABLE_COLUMN) + number] = self.add_table(table)
         if atom.factor:
             row[_FACTOR_COLUMN] = int(np.float32(atom.factor).view(np.int32))
         self.operations.append(row)
@@ -195,7 +197,9 @@ def _add_image(
             channels = program.out_channels
         else:
             # Planes of the three channels, one after the other: neighbours in a row are neighbours in memory.
-            target = (builder.reserve(3 * height * width), width, 1, height * width)
+            value_bytes = 4 if stage.head is not None and stage.head.kind == Kind.BLUR_X else 1
+            offset = builder.reserve(3 * height * width * value_bytes) // value_bytes
+            target = (offset, width, 1, height * width)
             channels = 3
         histogram_written = -1
         if stage.writes_histogram:

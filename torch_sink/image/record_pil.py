@@ -1,4 +1,4 @@
-"""Stand-ins that record: functionals on Pillow images, and the conversions to tensors.
+"""Stand-ins that record: functionals on Pillow images.
 
 Each takes the arguments of the stock function it stands in for. On anything that cannot be recorded it calls the
 stock function, which then finds an ordinary image, raises its own errors, or makes the handle's pixels itself.
@@ -10,11 +10,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from PIL import Image
 
 from torch_sink.image.lazy_image import LazyImage, lazy_image
-from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.ops import Op
 from torch_sink.image.record_arguments import colour_of, is_number, padding_fits, sides_of
 
@@ -134,38 +132,3 @@ PIL_RECORDERS: dict[str, Callable[[Recorder], Recorder]] = {
     "autocontrast": _pil_recorder("pil.autocontrast", _no_arguments),
     "equalize": _pil_recorder("pil.equalize", _no_arguments),
 }
-
-
-def _conversion(name: str, kind: type, dtype: Callable[[], torch.dtype]) -> Callable[[Recorder], Recorder]:
-    def make(stock: Recorder) -> Recorder:
-        @functools.wraps(stock)
-        def stand_in(pic: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(pic, Image.Image) and not args and not kwargs:
-                handle = lazy_image(pic)
-                wanted = dtype()
-                if handle is not None and wanted in (torch.uint8, torch.float32):
-                    width, height = handle.size
-                    shape = (3 if handle.mode == "RGB" else 1, height, width)
-                    return kind(handle.sink_source, (*handle.sink_ops, Op(name)), shape, wanted)
-            return stock(pic, *args, **kwargs)
-
-        return stand_in
-
-    return make
-
-
-to_tensor = _conversion("to_tensor", LazyTensor, torch.get_default_dtype)
-pil_to_tensor = _conversion("pil_to_tensor", LazyTensor, lambda: torch.uint8)
-
-
-def to_image(stock: Recorder) -> Recorder:
-    """Stand-in for `v2.functional.to_image`, which also takes tensors."""
-    from_pil = _conversion("to_image", LazyTVImage, lambda: torch.uint8)(stock)
-
-    @functools.wraps(stock)
-    def stand_in(inpt: Any) -> Any:
-        if isinstance(inpt, HANDLES) and inpt.is_recording:
-            return LazyTVImage(inpt.sink_source, inpt.sink_ops, inpt.sink_shape, inpt.sink_dtype)
-        return from_pil(inpt)
-
-    return stand_in

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torch_sink.image import record_tensor_blur as blur
 from torch_sink.image import record_tensor_colour as colour
 from torch_sink.image import record_tensor_geometry as geometry
 from torch_sink.image import record_tensor_values as values
@@ -41,6 +42,7 @@ _V1_COMPUTING: dict[str, Recorder] = {
     "crop": functools.partial(geometry.crop, "v1"),
     "pad": functools.partial(geometry.pad, "v1"),
     **colour.colour_recorders("v1"),
+    "gaussian_blur": functools.partial(blur.gaussian_blur, "v1"),
 }
 
 V1_TENSOR_RECORDERS: dict[str, Recorder] = {
@@ -58,6 +60,7 @@ V2_TENSOR_RECORDERS: dict[str, Recorder] = {
     "pad": functools.partial(geometry.pad, "v2"),
     "erase": functools.partial(geometry.erase, "v2"),
     **colour.colour_recorders("v2"),
+    "gaussian_blur": functools.partial(blur.gaussian_blur, "v2"),
     "resize": geometry.resize_v2,
     "resized_crop": geometry.resized_crop,
     "get_dimensions": lambda handle: list(handle.sink_shape),

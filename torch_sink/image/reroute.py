@@ -27,7 +27,7 @@ from torchvision.transforms.v2 import _utils as v2_utils
 from torchvision.transforms.v2.functional import _type_conversion
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
-from torch_sink.image import record_pil, record_tensor, samplers, state, stock_types
+from torch_sink.image import record_conversion, record_pil, record_tensor, samplers, state, stock_types
 from torch_sink.image.batch import LazyBatch
 from torch_sink.image.collate import collate_handles
 from torch_sink.image.fallback import ledger
@@ -79,11 +79,12 @@ def _rows() -> Iterator[Row]:
         if inspect.isfunction(function) and function.__module__ == _functional_tensor.__name__ and name[0] != "_":
             recorder = _TENSOR_QUERIES.get(name) or record_tensor.V1_TENSOR_RECORDERS.get(name)
             yield Row(_functional_tensor, name, record_tensor.on_tensor(name, recorder))
-    yield Row(functional, "to_tensor", record_pil.to_tensor)
+    yield Row(functional, "to_tensor", record_conversion.to_tensor)
     for module in (functional, v2.functional, _type_conversion):
-        yield Row(module, "pil_to_tensor", record_pil.pil_to_tensor)
+        yield Row(module, "pil_to_tensor", record_conversion.pil_to_tensor)
+        yield Row(module, "to_pil_image", record_conversion.to_pil_image)
     for module in (v2.functional, _type_conversion):
-        yield Row(module, "to_image", record_pil.to_image)
+        yield Row(module, "to_image", record_conversion.to_image)
     yield from _kernel_rows()
 
     yield Row(transforms.RandomResizedCrop, "get_params", samplers.resized_crop_v1)
@@ -117,11 +118,21 @@ def _kernel_rows() -> Iterator[Row]:
     for function, kernels in _KERNEL_REGISTRY.items():
         name = function.__name__
         if PIL.Image.Image in kernels and not name.startswith("get_"):
-            yield Row(kernels, PIL.Image.Image, record_pil.PIL_RECORDERS.get(name, record_pil.through_methods))
+            yield Row(kernels, PIL.Image.Image, _pillow_kernel(name))
         recorder = record_tensor.V2_TENSOR_RECORDERS.get(name)
         for kind, stock_type in ((LazyTensor, torch.Tensor), (LazyTVImage, tv_tensors.Image)):
             if stock_type in kernels:
                 yield Row(kernels, kind, _kernel(name, function, recorder))
+
+
+# Their kernels on Pillow images turn them into tensors and back.
+_THROUGH_TENSORS = ("gaussian_blur",)
+
+
+def _pillow_kernel(name: str) -> Make:
+    if name in _THROUGH_TENSORS:
+        return record_conversion.through_tensor(record_tensor.V2_TENSOR_RECORDERS[name])
+    return record_pil.PIL_RECORDERS.get(name, record_pil.through_methods)
 
 
 def _kernel(name: str, function: Callable[..., Any], recorder: record_tensor.Recorder | None) -> Make:
