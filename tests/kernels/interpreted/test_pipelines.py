@@ -17,7 +17,6 @@ from image.cases import (
     some_rgb_images,
 )
 from image.check import assert_same_bits, check_pipeline
-from image.smooth_cases import BLUR
 from image.test_mixes import batches as mixed_batches
 
 import torch_sink
@@ -28,12 +27,6 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 @pytest.mark.parametrize("name", [*CORE, *COLOUR])
 def test_rgb(name: str) -> None:
     check_pipeline({**CORE, **COLOUR}[name](), some_rgb_images(name, 3), seed=1)
-
-
-@pytest.mark.parametrize("name", BLUR)
-def test_smooth(name: str) -> None:
-    make, promise = BLUR[name]
-    check_pipeline(make(), some_rgb_images(name, 3), seed=1, promise=promise)
 
 
 @pytest.mark.parametrize("name", RESIZES)
