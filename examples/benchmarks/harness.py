@@ -138,16 +138,22 @@ def write(report: dict[str, Any], path: Path) -> None:
     print(f"\nWritten: {path}")
 
 
-def gpu_idle_share(work: Callable[[], Any]) -> float:
-    """Share of the time of `work` in which no kernel and no copy ran on the GPU, in [0, 1]."""
+def device_spans(work: Callable[[], Any]) -> list[tuple[str, int, int]]:
+    """Name, begin and end in nanoseconds of every kernel and copy that the GPU runs for `work`, in order."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        wall = seconds_of(work)
+        seconds_of(work)
     events = [event for event in profiler.profiler.kineto_results.events() if event.device_type() == DeviceType.CUDA]
-    spans = sorted((event.start_ns(), event.start_ns() + event.duration_ns()) for event in events)
-    return max(0.0, 1 - covered(spans) / (wall * 1e9))
+    spans = [(event.name(), event.start_ns(), event.start_ns() + event.duration_ns()) for event in events]
+    return sorted(spans, key=lambda span: span[1])
+
+
+def gpu_idle_share(work: Callable[[], Any]) -> float:
+    """Share of the time between its first and its last kernel in which the GPU had nothing to do, in [0, 1]."""
+    spans = [(begin, end) for _, begin, end in device_spans(work)]
+    return 1 - covered(spans) / (max(end for _, end in spans) - spans[0][0])
 
 
 def covered(spans: Iterable[tuple[int, int]]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -13,12 +14,16 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 import torch_sink
+from torch_sink.image import decode
 from torch_sink.image.batch import LazyBatch
 from torch_sink.image.lazy_tensor import HANDLES
 from torch_sink.image.packed import pack
 
 # In a process with this variable, batches run through the Triton kernels; in any other one through the CPU path.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+# Where pixels are made, inside `kernels_on`; elsewhere on the CPU.
+_device = ContextVar("device", default="cpu")
 
 Opener = Callable[[], Image.Image]
 Pipeline = Callable[[Any], Any]
@@ -71,6 +76,32 @@ def assert_keeps(promise: Promise, actual: torch.Tensor, expected: torch.Tensor)
     assert share >= promise.equal_share, f"{share:.4%} of the values are equal, promised: {promise.equal_share:.4%}"
 
 
+@contextmanager
+def kernels_on(device: str) -> Iterator[None]:
+    """Checks inside run the kernels on a device, on pixels that Pillow decoded: its bits are the reference."""
+    usable = decode.providers_for
+
+    def exact_providers(where: torch.device) -> list[decode.Provider]:
+        return [provider for provider in usable(where) if provider.exact]
+
+    token = _device.set(device)
+    try:
+        with mock.patch.object(decode, "providers_for", exact_providers):
+            yield
+    finally:
+        _device.reset(token)
+
+
+def runs_kernels() -> bool:
+    """True where batches run through the kernels, and not in stock code."""
+    return INTERPRETED or _device.get() != "cpu"
+
+
+def device_in_use() -> str:
+    """What tests give to the backend as the device."""
+    return _device.get()
+
+
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().as_subclass(torch.Tensor).contiguous().reshape(-1).view(torch.uint8)
 
@@ -82,7 +113,7 @@ def poisoned_memory() -> Iterator[None]:
 
     def empty(*args: Any, **kwargs: Any) -> torch.Tensor:
         tensor = stock_empty(*args, **kwargs)
-        if tensor.device.type == "cpu":
+        if tensor.device.type != "meta":
             tensor.fill_(float("nan") if tensor.is_floating_point() else 0xAA if tensor.dtype == torch.uint8 else 0x55)
         return tensor
 
@@ -102,7 +133,7 @@ def lazy_batch(handles: Sequence[Any]) -> LazyBatch:
     packed = pack([handle.sink_source for handle in handles])
     programs = tuple(handle.sink_ops for handle in handles)
     shape = (len(handles), *handles[0].shape)
-    return LazyBatch(packed, programs, shape, handles[0].dtype, "cpu", INTERPRETED)
+    return LazyBatch(packed, programs, shape, handles[0].dtype, device_in_use(), INTERPRETED)
 
 
 def check_pipeline(
@@ -123,7 +154,8 @@ def check_pipeline(
         promise: what the kernels are held to; the CPU path is exact always.
     """
     expected, stock_state = run(pipeline, openers, seed)
-    with torch_sink.image_backend("device", device="cpu", strict=True), poisoned_memory():
+    kept = promise if runs_kernels() else EXACT
+    with torch_sink.image_backend("device", device=device_in_use(), strict=True), poisoned_memory():
         handles, state = run(pipeline, openers, seed)
         assert torch.equal(state, stock_state), "the generator was used differently"
         for handle, tensor in zip(handles, expected, strict=True):
@@ -133,10 +165,10 @@ def check_pipeline(
             assert isinstance(handle, type(tensor))
         together = default_collate(expected)
         collated = default_collate(handles)
-        assert isinstance(collated, LazyBatch) == INTERPRETED
-        assert_keeps(promise if INTERPRETED else EXACT, collated.to("cpu"), together)
+        assert isinstance(collated, LazyBatch) == runs_kernels()
+        assert_keeps(kept, collated.to(device_in_use()).cpu(), together)
         if dtypes:
-            _check_outputs(handles, expected, together, dtypes, promise if INTERPRETED else EXACT)
+            _check_outputs(handles, expected, together, dtypes, kept)
         assert_same_bits(handles[-1].materialise(), expected[-1])
 
 
@@ -149,9 +181,10 @@ def _check_outputs(
 ) -> None:
     for dtype in dtypes:
         for memory_format in MEMORY_FORMATS:
-            made, rows = lazy_batch(handles).__torch_sink_execute__("cpu", dtype=dtype, memory_format=memory_format)
+            batch = lazy_batch(handles)
+            made, rows = batch.__torch_sink_execute__(device_in_use(), dtype=dtype, memory_format=memory_format)
             assert rows is None
-            assert_keeps(promise, made, together.to(dtype, memory_format=memory_format, copy=True))
+            assert_keeps(promise, made.cpu(), together.to(dtype, memory_format=memory_format, copy=True))
     for handle, tensor in zip(handles, expected, strict=True):
-        made = lazy_batch([handle]).__torch_sink_execute__("cpu")[0]
-        assert_keeps(promise, made, default_collate([tensor]))
+        made = lazy_batch([handle]).__torch_sink_execute__(device_in_use())[0]
+        assert_keeps(promise, made.cpu(), default_collate([tensor]))

@@ -17,7 +17,7 @@ from torchvision.datasets.folder import default_loader
 
 import torch_sink
 from image.cases import encoded
-from image.check import assert_same_bits, lazy_batch
+from image.check import assert_same_bits, device_in_use, lazy_batch
 from image.worker_data import train_transform
 from torch_sink.image.batch import LazyBatch
 
@@ -110,11 +110,11 @@ def test_stock_code_that_skips_broken_files_still_does(tmp_path: Path, workers: 
     loader = {"batch_size": 3, "num_workers": workers, "multiprocessing_context": "fork" if workers else None}
     torch.manual_seed(1)
     expected = list(DataLoader(dataset, **loader))
-    with torch_sink.image_backend("device", device="cpu"):
+    with torch_sink.image_backend("device", device=device_in_use()):
         torch.manual_seed(1)
         made = list(DataLoader(dataset, **loader))
     for batch, stock_batch in zip(made, expected, strict=True):
-        assert_same_bits(batch.to("cpu"), stock_batch)
+        assert_same_bits(batch.to(device_in_use()), stock_batch)
 
 
 class SkipsBroken(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -156,7 +156,7 @@ def corrupt() -> bytes:
 
 @pytest.fixture
 def handles(tmp_path: Path) -> Iterator[list[Any]]:
-    with torch_sink.image_backend("device", device="cpu"):
+    with torch_sink.image_backend("device", device=device_in_use()):
         yield [TRANSFORM(default_loader(str(path))) for path in some_files(tmp_path)]
 
 
@@ -173,7 +173,11 @@ def test_stock_raises_where_the_image_is_loaded(tmp_path: Path) -> None:
 def test_damage_inside_surfaces_from_the_batch(handles: list[Any], tmp_path: Path) -> None:
     batch = default_collate(handles)
     assert isinstance(batch, LazyBatch)
-    for use in (lambda: batch.to("cpu"), lambda: batch + 1, lambda: batch.__torch_sink_execute__("cpu")):
+    for use in (
+        lambda: batch.to(device_in_use()),
+        lambda: batch + 1,
+        lambda: batch.__torch_sink_execute__(device_in_use()),
+    ):
         with pytest.raises(OSError, match="broken data stream") as caught:
             use()
         assert isinstance(caught.value, torch_sink.DecodeError)
@@ -185,15 +189,15 @@ def test_damage_inside_surfaces_from_the_batch(handles: list[Any], tmp_path: Pat
 @pytest.mark.parametrize("policy", ["skip", "replace"])
 def test_damaged_images_are_skipped_or_replaced(handles: list[Any], tmp_path: Path, policy: str) -> None:
     rows = {"skip": [0, 2, 3], "replace": [0, 2, 2, 3, 0]}[policy]
-    made, shown = lazy_batch(handles).__torch_sink_execute__("cpu", on_decode_error=policy)
+    made, shown = lazy_batch(handles).__torch_sink_execute__(device_in_use(), on_decode_error=policy)
     assert shown == rows
     good = good_images(tmp_path)
-    assert_same_bits(made, torch.stack([good[row] for row in rows]))
+    assert_same_bits(made.cpu(), torch.stack([good[row] for row in rows]))
 
 
 def test_damaged_images_in_a_given_tensor(handles: list[Any], tmp_path: Path) -> None:
-    out = torch.full((5, 3, 12, 10), -7.0)
-    made, shown = lazy_batch(handles).__torch_sink_execute__("cpu", out=out, on_decode_error="skip")
+    out = torch.full((5, 3, 12, 10), -7.0, device=device_in_use())
+    made, shown = lazy_batch(handles).__torch_sink_execute__(device_in_use(), out=out, on_decode_error="skip")
     assert (made.shape, made.data_ptr(), shown) == ((3, 3, 12, 10), out.data_ptr(), [0, 2, 3])
     assert (out[3:] == -7).all()
 
@@ -201,23 +205,25 @@ def test_damaged_images_in_a_given_tensor(handles: list[Any], tmp_path: Path) ->
 @pytest.mark.parametrize("policy", ["raise", "skip", "replace"])
 def test_a_batch_of_damaged_images_alone(handles: list[Any], tmp_path: Path, policy: str) -> None:
     with pytest.raises(torch_sink.DecodeError, match=r"4\.jpg.*image 0 of its batch"):
-        lazy_batch([handles[4], handles[1]]).__torch_sink_execute__("cpu", on_decode_error=policy)
+        lazy_batch([handles[4], handles[1]]).__torch_sink_execute__(device_in_use(), on_decode_error=policy)
 
 
 def test_a_batch_without_damage_says_that_nothing_moved(handles: list[Any], tmp_path: Path) -> None:
     batch = lazy_batch([handles[0], handles[2]])
     for policy in ("raise", "skip", "replace"):
-        assert batch.__torch_sink_execute__("cpu", on_decode_error=policy)[1] is None
+        assert batch.__torch_sink_execute__(device_in_use(), on_decode_error=policy)[1] is None
     with pytest.raises(ValueError, match=r"'raise', 'skip', 'replace'.*'ignore'"):
-        batch.__torch_sink_execute__("cpu", on_decode_error="ignore")
+        batch.__torch_sink_execute__(device_in_use(), on_decode_error="ignore")
 
 
 def test_good_images_of_the_same_batch_are_not_affected_by_the_order(handles: list[Any], tmp_path: Path) -> None:
     good = good_images(tmp_path)
     for order in ([1, 0], [0, 1], [1, 4, 3]):
-        made, shown = lazy_batch([handles[row] for row in order]).__torch_sink_execute__("cpu", on_decode_error="skip")
+        made, shown = lazy_batch([handles[row] for row in order]).__torch_sink_execute__(
+            device_in_use(), on_decode_error="skip"
+        )
         assert [order[row] for row in shown] == [row for row in order if row in good]
-        assert_same_bits(made, torch.stack([good[row] for row in order if row in good]))
+        assert_same_bits(made.cpu(), torch.stack([good[row] for row in order if row in good]))
 
 
 def test_pixels_of_a_damaged_file_read_by_other_code(handles: list[Any], tmp_path: Path) -> None:
@@ -244,7 +250,7 @@ class ReadsPixels(torch.utils.data.Dataset):  # type: ignore[type-arg]
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_damage_found_in_a_worker_is_still_an_error_of_the_file(tmp_path: Path) -> None:
     path = some_files(tmp_path)[1]
-    with torch_sink.image_backend("device", device="cpu"):
+    with torch_sink.image_backend("device", device=device_in_use()):
         loader = DataLoader(ReadsPixels(path), num_workers=1, multiprocessing_context="fork")
         with pytest.raises(OSError, match=r"1\.jpg"):
             next(iter(loader))

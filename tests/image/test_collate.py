@@ -15,7 +15,7 @@ from torchvision.transforms import functional as F
 
 import torch_sink
 from image.cases import array_opener, encoded, opener
-from image.check import INTERPRETED, assert_same_bits
+from image.check import assert_same_bits, device_in_use, runs_kernels
 from image.worker_data import Structured, stacking_collate, train_transform
 from torch_sink.image.batch import LazyBatch
 
@@ -43,7 +43,7 @@ def leaves(batch: Any) -> Iterator[Any]:
 
 def stock_and_lazy(make: Callable[[], Any]) -> tuple[Any, Any]:
     results = []
-    for name, settings in (("PIL", {}), ("device", {"device": "cpu"})):
+    for name, settings in (("PIL", {}), ("device", {"device": device_in_use()})):
         with torch_sink.image_backend(name, **settings):
             torch.manual_seed(21)
             results.append(make())
@@ -51,11 +51,11 @@ def stock_and_lazy(make: Callable[[], Any]) -> tuple[Any, Any]:
 
 
 def assert_same_structure(made: Any, expected: Any) -> None:
-    """Equal containers and equal values; images are executed by moving them to the CPU."""
+    """Equal containers and equal values; images are executed by moving them to the device."""
     if isinstance(expected, torch.Tensor):
         if expected.ndim == 4:
-            assert isinstance(made, LazyBatch) == INTERPRETED
-        assert_same_bits(made.to("cpu"), expected)
+            assert isinstance(made, LazyBatch) == runs_kernels()
+        assert_same_bits(made.to(device_in_use()).cpu(), expected)
     elif isinstance(expected, dict):
         assert type(made) is type(expected)
         assert made.keys() == expected.keys()
@@ -129,7 +129,7 @@ def test_ten_crops_stacked_in_the_transform(folder: Path) -> None:
         ]
     )
     expected, made = stock_and_lazy(lambda: next(iter(DataLoader(ImageFolder(str(folder), crops), batch_size=2)))[0])
-    assert_same_bits(made.to("cpu"), expected)
+    assert_same_bits(made.to(device_in_use()).cpu(), expected)
 
 
 def test_ten_crops_in_a_worker(folder: Path) -> None:
@@ -139,13 +139,11 @@ def test_ten_crops_in_a_worker(folder: Path) -> None:
     expected, made = stock_and_lazy(
         lambda: next(
             iter(
-                DataLoader(
-                    ImageFolder(str(folder), crops), batch_size=2, num_workers=1, multiprocessing_context="fork"
-                )
+                DataLoader(ImageFolder(str(folder), crops), batch_size=2, num_workers=1, multiprocessing_context="fork")
             )
         )[0]
     )
-    assert_same_bits(made.to("cpu"), expected)
+    assert_same_bits(made.to(device_in_use()).cpu(), expected)
 
 
 def images(count: int = 3) -> list[torch.Tensor]:
@@ -158,7 +156,10 @@ USES: dict[str, Callable[[torch.Tensor], Any]] = {
     "index": lambda b: [b[0], b[1:], b[torch.tensor([2, 0])], b[:, 0]],
     "iteration": lambda b: [*b],
     "conversions": lambda b: [b.half(), b.float(), b.to(torch.bfloat16), b.double(), b.cpu(), b.numpy().sum()],
-    "memory format": lambda b: [b.to(memory_format=torch.channels_last), b.contiguous(memory_format=torch.channels_last)],
+    "memory format": lambda b: [
+        b.to(memory_format=torch.channels_last),
+        b.contiguous(memory_format=torch.channels_last),
+    ],
     "move and convert": lambda b: [b.to("cpu", torch.float16), b.to(torch.zeros(1, dtype=torch.float64))],
     "in place": lambda b: [b.mul_(2), b + 0],
     "chunks": lambda b: [*b.chunk(2), *b.split(1), torch.cat([b, b]), b.clone(), b.detach()],
@@ -225,7 +226,7 @@ def test_the_same_file_in_two_modes() -> None:
         return torch.stack([F.to_tensor(F.to_grayscale(image.convert("RGB"))), F.to_tensor(image.convert("L"))])
 
     expected, made = stock_and_lazy(two_modes)
-    assert_same_bits(made.to("cpu"), expected)
+    assert_same_bits(made.to(device_in_use()).cpu(), expected)
 
 
 def test_the_same_file_twice_is_packed_once(folder: Path) -> None:

@@ -11,7 +11,7 @@ from torchvision.transforms import v2
 
 import torch_sink
 from image.cases import CORE, encoded, opener
-from image.check import assert_same_bits, lazy_batch
+from image.check import assert_same_bits, device_in_use, lazy_batch
 from image.test_bad_input import corrupt
 from torch_sink.errors import DecodeError
 from torch_sink.image.batch import LazyBatch
@@ -40,7 +40,7 @@ def mix(batch: list[Any]) -> Any:
 def batches(workers: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     torch.manual_seed(5)
     loader = DataLoader(Photographs(), batch_size=4, shuffle=True, num_workers=workers, collate_fn=mix)
-    return [(images.to("cpu"), labels) for images, labels in loader]
+    return [(images.to(device_in_use()).cpu(), labels) for images, labels in loader]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

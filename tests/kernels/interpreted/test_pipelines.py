@@ -16,7 +16,7 @@ from image.cases import (
     rgb_images,
     some_rgb_images,
 )
-from image.check import assert_same_bits, check_pipeline
+from image.check import assert_same_bits, check_pipeline, device_in_use
 from image.test_mixes import batches as mixed_batches
 
 import torch_sink
@@ -68,8 +68,8 @@ def test_photographs(name: str) -> None:
 
 def test_mixes() -> None:
     expected = mixed_batches(1)
-    with torch_sink.image_backend("device", device="cpu", strict=True):
-        made = mixed_batches(1)
+    with torch_sink.image_backend("device", device=device_in_use(), strict=True):
+        made = [(images.to(device_in_use()).cpu(), labels) for images, labels in mixed_batches(1)]
     for (images, labels), (stock_images, stock_labels) in zip(made, expected, strict=True):
         assert_same_bits(images, stock_images)
         assert torch.equal(labels, stock_labels)
