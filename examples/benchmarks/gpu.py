@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -77,8 +78,7 @@ def make_importable() -> None:
 def run_part(part: str, results: Path, *, fail_without_cuda: bool) -> list[dict[str, Any]]:
     """Run the commands of one part and return what they did."""
     if part == "tests":
-        environment = {"FAIL_WITHOUT_CUDA": "1"} if fail_without_cuda else {}
-        return [run_command("tests", ["-m", "pytest", "-m", "cuda and not slow", "tests"], environment)]
+        return run_tests({"FAIL_WITHOUT_CUDA": "1"} if fail_without_cuda else {})
     runs = []
     for script in PARTS[part]:
         name = script.removesuffix(".py")
@@ -96,10 +96,25 @@ def run_part(part: str, results: Path, *, fail_without_cuda: bool) -> list[dict[
     return runs
 
 
-def run_command(name: str, command: list[str], environment: dict[str, str]) -> dict[str, Any]:
-    print(f"\n=== {name}: {' '.join(command)}", flush=True)
+def run_tests(environment: dict[str, str]) -> list[dict[str, Any]]:
+    """The tests marked `cuda`, then some of the kernels' under compute-sanitizer where it is installed."""
+    runs = [run_command("tests", ["-m", "pytest", "-m", "cuda and not slow", "tests"], environment)]
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        return [*runs, {"name": "sanitizer", "status": "not installed", "seconds": 0.0}]
+    kernels = ["-m", "pytest", "tests/kernels/interpreted/test_pipelines.py", "-k", "imagenet or jitter or erase"]
+    # PyTorch keeps freed memory to itself: without its cache an access beyond a tensor is one beyond an allocation.
+    exact = {**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    return [*runs, run_command("sanitizer", kernels, exact, (sanitizer, "--error-exitcode", "9"))]
+
+
+def run_command(
+    name: str, command: list[str], environment: dict[str, str], under: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Run Python with a command line, under another program if one is given."""
+    print(f"\n=== {name}: {' '.join((*under, *command))}", flush=True)
     started = time.perf_counter()
-    finished = subprocess.run([sys.executable, *command], cwd=ROOT, env={**os.environ, **environment})
+    finished = subprocess.run([*under, sys.executable, *command], cwd=ROOT, env={**os.environ, **environment})
     status = "passed" if finished.returncode == 0 else "failed"
     seconds = time.perf_counter() - started
     return {"name": name, "command": command, "status": status, "exit": finished.returncode, "seconds": seconds}
