@@ -165,7 +165,7 @@ class PillowProvider:
 @functools.lru_cache(maxsize=1)
 def _threads(process: int) -> ThreadPoolExecutor:
     """Decoding threads of this process; a forked child makes its own."""
-    return ThreadPoolExecutor(min(os.cpu_count() or 1, 16), thread_name_prefix="torch_sink-decode")
+    return ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 16), thread_name_prefix="torch_sink-decode")
 
 
 def _decode_with_pillow(source: EncodedSource | PixelSource) -> Decoded | DecodeError:
