@@ -34,8 +34,10 @@ TAIL_BEGIN = tl.constexpr(21)  # rows of its other operations
 TAIL_END = tl.constexpr(22)
 HISTOGRAM_READ = tl.constexpr(23)  # index of the histogram of its input, or -1
 HISTOGRAM_WRITTEN = tl.constexpr(24)  # index of the histogram of its output, or -1
-VALUE_TABLE = tl.constexpr(25)  # index of the table that turns uint8 into the output's values
-JOB_COLUMNS = tl.constexpr(26)
+VALUE_TABLE = tl.constexpr(25)  # index of the table that turns uint8 into floats
+FROM_BYTES = tl.constexpr(26)  # float stages: 1 where the input is uint8 and read through the table, else 0
+STATISTIC = tl.constexpr(27)  # float stages: row of the operation whose statistic this job gathers, or -1
+JOB_COLUMNS = tl.constexpr(28)
 
 # Columns of an operation, int32: its code, then up to OPERATION_COLUMNS - 1 parameters.
 OPERATION_COLUMNS = tl.constexpr(12)

@@ -47,6 +47,9 @@ EXACT: dict[str, tuple[Callable[[Any], Any], int]] = {
     "pad before resize": (v1.Compose([v1.Pad(3), v1.RandomHorizontalFlip(), v1.Resize((9, 8)), v1.ToTensor()]), 2),
     "jitter": (train(v1.ColorJitter(0.4, 0.4, 0.4, 0.1)), 3),
     "v2 jitter": (v2_train(v2.ColorJitter(0.4, 0.4, 0.4, 0.1)), 3),
+    "resized floats": (v1.Compose([v1.ToTensor(), v1.RandomResizedCrop(24), v1.Normalize((0.5,), (0.5,))]), 2),
+    "floats after bytes": (v2_train(v2.Resize((20, 9)), v2.RandomHorizontalFlip()), 4),
+    "jitter on floats": (v1.Compose([train(), v1.ColorJitter(0.4, 0.4, 0.4, 0.1)]), 4),
 }
 
 
@@ -69,12 +72,20 @@ def test_the_same_programs_take_the_same_launches_at_any_size(augmentation: Any)
     small, large = (planned(train(augmentation), size, distinct=32) for size in BATCH_SIZES)
     assert len(small.launches) == len(large.launches) > 2
     for launch, other in zip(small.launches, large.launches, strict=True):
-        assert (launch.is_last, launch.has_float64, launch.has_statistic) == (
+        assert (launch.is_last, launch.is_heavy, launch.has_statistic) == (
             other.is_last,
-            other.has_float64,
+            other.is_heavy,
             other.has_statistic,
         )
         assert {text: 4 * count for text, count in launch.description.items()} == dict(other.description)
+
+
+def test_images_that_need_no_floats_end_with_those_that_do() -> None:
+    """Some images of the batch draw an operation on floats; all are written by the last float launch."""
+    plan = planned(v1.Compose([train(), v1.RandomApply([v1.ColorJitter(0.4, 0.4, 0.4)], p=0.3)]), 64)
+    assert [launch.on_floats for launch in plan.launches] == [False, False, True, True]
+    assert sum(plan.launches[-1].description.values()) == 64
+    assert 0 < sum(plan.launches[-2].description.values()) < 64
 
 
 def test_every_image_ends_in_the_last_launch() -> None:

@@ -15,10 +15,10 @@ import pytest
 GROUPS = (("cuda:90", "hip:gfx942"), ("cuda:80", "cuda:100"))
 
 
-def compile_all(*options: str) -> list[dict[str, Any]]:
+def compile_all(*options: str, program: str = "aot.py") -> list[dict[str, Any]]:
     """What every variant uses on every target."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
-    script = Path(__file__).with_name("aot.py")
+    script = Path(__file__).with_name(program)
     processes = [
         subprocess.Popen(
             [sys.executable, script, *options, *group],
@@ -38,8 +38,12 @@ def compile_all(*options: str) -> list[dict[str, Any]]:
 
 
 def check(rows: list[dict[str, Any]]) -> None:
-    assert {row["target"] for row in rows} == {name for group in GROUPS for name in group}
     assert {row["output"] for row in rows} == {"float32", "float16", "bfloat16", "uint8"}
+    check_usage(rows)
+
+
+def check_usage(rows: list[dict[str, Any]]) -> None:
+    assert {row["target"] for row in rows} == {name for group in GROUPS for name in group}
     assert not [row for row in rows if row["spills"]], "registers are spilled"
     assert not [row for row in rows if row["inexact"]], "results would differ from the interpreter's"
     assert all(0 < row["registers"] <= 255 for row in rows)
@@ -50,6 +54,15 @@ def test_the_smallest_and_the_largest_variants() -> None:
     check(compile_all("--some"))
 
 
+def test_the_largest_variants_on_floats() -> None:
+    check_usage(compile_all("--some", program="aot_float.py"))
+
+
 @pytest.mark.slow
 def test_every_variant() -> None:
     check(compile_all())
+
+
+@pytest.mark.slow
+def test_every_variant_on_floats() -> None:
+    check(compile_all(program="aot_float.py"))

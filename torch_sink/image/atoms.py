@@ -54,6 +54,34 @@ class Kind(enum.IntEnum):
         return "map" if self < 10 else "point" if self < 20 else "statistic" if self < 30 else "gather"
 
 
+class FloatKind(enum.IntEnum):
+    """Kinds of atom on float32 images, besides the maps of `Kind`; the numbers are the kernel's operation codes."""
+
+    NORMALIZE = 50
+    SCALE = 51
+    INVERT = 52
+    SOLARIZE = 53
+    POSTERIZE = 54
+    GRAY = 55
+    SATURATION = 56
+    HUE = 57
+    PERMUTE = 58
+    CONTRAST = 70
+    AUTOCONTRAST = 71
+    EQUALIZE = 72
+    RESAMPLE_X = 80
+    RESAMPLE_Y = 81
+    BILINEAR = 82
+    WARP = 83
+    BLUR = 84
+    SHARPNESS = 85
+
+    @property
+    def role(self) -> str:
+        """ "point", "statistic" or "gather"."""
+        return "point" if self < 70 else "statistic" if self < 80 else "gather"
+
+
 class Atom(NamedTuple):
     """One piece of kernel work.
 
@@ -65,7 +93,7 @@ class Atom(NamedTuple):
         tables: int32 arrays that the kernel looks things up in.
     """
 
-    kind: Kind
+    kind: Kind | FloatKind
     size: tuple[int, int]
     values: tuple[int, ...] = ()
     factor: float = 0.0
@@ -79,15 +107,19 @@ class Program(NamedTuple):
         atoms: kernel work, in order.
         value_ops: the calls from the conversion to a tensor on that change values.
         channels: 1 or 3, of the source.
+        value_channels: 1 or 3, where `value_ops` apply.
         out_channels: 1 or 3, of the result.
         size: (height, width) of the result.
+        float_atoms: kernel work on the float32 values that `value_ops` make, in order; None where they are the result.
     """
 
     atoms: tuple[Atom, ...]
     value_ops: tuple[Op, ...]
     channels: int
+    value_channels: int
     out_channels: int
     size: tuple[int, int]
+    float_atoms: tuple[Atom, ...] | None = None
 
 
 _UINT8_CONVERSIONS = frozenset(("pil_to_tensor", "to_image"))

@@ -67,11 +67,18 @@ def decoded_images(sources: Sequence[Source], device: torch.device) -> list[Deco
 
 def programs_of(sources: Sequence[Source], programs: Sequence[tuple[Op, ...]]) -> list[Program]:
     """Lowers the calls of every image; `sources` are those of the images, none a finished tensor."""
-    lowered = []
-    for source, ops in zip(sources, programs, strict=True):
-        width, height = source.size  # type: ignore[union-attr]
-        lowered.append(lower(height, width, 3 if source.mode == "RGB" else 1, ops))  # type: ignore[union-attr]
+    lowered = [_lowered(source, ops, in_floats=False) for source, ops in zip(sources, programs, strict=True)]
+    if any(program.float_atoms is not None for program in lowered):
+        # Then the float kernel writes the result, of every image.
+        for at, (source, ops) in enumerate(zip(sources, programs, strict=True)):
+            if lowered[at].float_atoms is None:
+                lowered[at] = _lowered(source, ops, in_floats=True)
     return lowered
+
+
+def _lowered(source: Source, ops: tuple[Op, ...], *, in_floats: bool) -> Program:
+    width, height = source.size  # type: ignore[union-attr]
+    return lower(height, width, 3 if source.mode == "RGB" else 1, ops, in_floats)  # type: ignore[union-attr]
 
 
 def run_on_device(
@@ -86,7 +93,6 @@ def run_on_device(
         out: [N, C, H, W], written to; its device is where everything runs.
     """
     from torch_sink.image.plan import build_plan
-    from torch_sink.triton_kernels.stage import run_stage
 
     device = out.device
     inputs, workspace_start = _place(decoded)
@@ -99,17 +105,44 @@ def run_on_device(
     _fill(workspace, decoded, inputs)
     jobs, operations, tables = (_to(table, device) for table in (plan.jobs, plan.operations, plan.tables))
     histograms = torch.zeros((max(plan.histograms, 1), 7, 256), dtype=torch.int32, device=device)
-    values = _value_tables(plan.value_chains, plan.out_channels, target.dtype, device)
+    values = _value_tables(plan.value_chains, torch.float32 if plan.in_floats else target.dtype, device)
     # Triton launches on the current device, wherever the tensors are.
     with nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index):
-        for launch in plan.launches:
-            run_stage(
-                workspace, target, jobs, operations, tables, _to(launch.tiles, device), histograms, values,
-                is_last=launch.is_last, has_float64=launch.has_float64, has_statistic=launch.has_statistic,
-                has_erase=launch.has_erase, rows_and_columns=plan.tile_shape,
-            )  # fmt: skip
+        _launch_all(plan, workspace, target, jobs, operations, tables, histograms, values)
     if target is not out:
         out[torch.tensor(rows, device=device)] = target
+
+
+def _launch_all(
+    plan: Plan,
+    workspace: torch.Tensor,
+    target: torch.Tensor,
+    jobs: torch.Tensor,
+    operations: torch.Tensor,
+    tables: torch.Tensor,
+    histograms: torch.Tensor,
+    values: torch.Tensor,
+) -> None:
+    from torch_sink.triton_kernels.float_stage import new_records, run_float_stage
+    from torch_sink.triton_kernels.stage import run_stage
+
+    device = workspace.device
+    floats = torch.empty(plan.float_elements, dtype=torch.float32, device=device)
+    records, gray_sums = new_records(plan.histograms if plan.in_floats else 0, device)
+    for launch in plan.launches:
+        tiles = _to(launch.tiles, device)
+        if launch.on_floats:
+            run_float_stage(
+                workspace, floats, target, jobs, operations, tables, tiles, records, gray_sums, values,
+                is_last=launch.is_last, has_statistic=launch.has_statistic, is_heavy=launch.is_heavy,
+                rows_and_columns=plan.tile_shape,
+            )  # fmt: skip
+        else:
+            run_stage(
+                workspace, target, jobs, operations, tables, tiles, histograms, values,
+                is_last=launch.is_last, has_float64=launch.is_heavy, has_statistic=launch.has_statistic,
+                has_erase=launch.has_erase, rows_and_columns=plan.tile_shape,
+            )  # fmt: skip
 
 
 def _round_erased_values(operations: np.ndarray, dtype: torch.dtype) -> None:
@@ -159,15 +192,15 @@ def _fill(workspace: torch.Tensor, decoded: Sequence[Decoded], inputs: Sequence[
 
 @functools.lru_cache(maxsize=64)
 def _value_tables(
-    chains: tuple[tuple[Op, ...], ...], channels: int, dtype: torch.dtype, device: torch.device
+    chains: tuple[tuple[tuple[Op, ...], int], ...], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """float32 [chains, 3, 256]: the values of each uint8; stays on the device for the batches to come.
 
     They are rounded to `dtype`, that of the result, here: Triton's interpreter cuts off what bfloat16 cannot hold.
     """
     with executing():
-        tables = torch.stack([value_table(channels, chain).to(dtype).float() for chain in chains])
-    return tables.expand(-1, 3, -1).contiguous().to(device)
+        tables = [value_table(channels, chain).to(dtype).float().expand(3, -1) for chain, channels in chains]
+    return torch.stack(tables).to(device)
 
 
 # --- saying what would run

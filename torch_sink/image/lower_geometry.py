@@ -31,19 +31,19 @@ def _shift(state: Lowering, top: int, left: int, height: int, width: int, fill: 
     """SHIFT: (left, top, input width, input height, fill). Input position = output position + (left, top)."""
     old_height, old_width = state.resize_to(height, width)
     inside = top >= 0 and left >= 0 and top + height <= old_height and left + width <= old_width
-    if inside and _narrow_resize(state, top, left):
+    if inside and narrow_resize(state, top, left):
         return
     if (top, left, height, width) != (0, 0, old_height, old_width):
         state.add(Kind.SHIFT, left, top, old_width, old_height, packed_colour(fill))
 
 
-def _narrow_resize(state: Lowering, top: int, left: int) -> bool:
+def narrow_resize(state: Any, top: int, left: int) -> bool:
     """A crop right after a resize of both axes: only the pixels inside the crop are computed at all."""
-    if {atom.kind for atom in state.atoms[-2:]} != {Kind.RESAMPLE_X, Kind.RESAMPLE_Y}:
+    if {atom.kind.name for atom in state.atoms[-2:]} != {"RESAMPLE_X", "RESAMPLE_Y"}:
         return False
     first, second = state.atoms[-2:]
     first_height, first_width = first.size
-    if first.kind == Kind.RESAMPLE_X:
+    if first.kind.name == "RESAMPLE_X":
         state.atoms[-2] = _moved(first, left, (first_height, state.width))
         state.atoms[-1] = _moved(second, top, (state.height, state.width))
     else:
@@ -68,7 +68,7 @@ def _crop(state: Lowering, top: int, left: int, height: int, width: int) -> None
     _shift(state, top, left, height, width)
 
 
-_PAD_KINDS = {"edge": Kind.EDGE, "reflect": Kind.REFLECT, "symmetric": Kind.SYMMETRIC}
+PAD_KINDS = {"edge": Kind.EDGE, "reflect": Kind.REFLECT, "symmetric": Kind.SYMMETRIC}
 
 
 @lowers("pil.pad", "v1.pad", "v2.pad")
@@ -81,7 +81,7 @@ def _pad(state: Lowering, sides: tuple[int, int, int, int], fill: Any, mode: str
         _shift(state, -top, -left, state.height + top + bottom, state.width + left + right, fill)
         return
     old_height, old_width = state.resize_to(state.height + top + bottom, state.width + left + right)
-    state.add(_PAD_KINDS[mode], -left, -top, old_width, old_height)
+    state.add(PAD_KINDS[mode], -left, -top, old_width, old_height)
 
 
 def _flip(state: Lowering, x: bool, y: bool) -> None:

@@ -1,7 +1,8 @@
 """Recorded calls -> the program of an image.
 
-What follows the conversion to a float tensor is a function of one uint8 value and becomes a table of 256 entries a
-channel, made by the stock code itself.
+What follows the conversion to a float tensor is often a function of one uint8 value and becomes a table of 256 entries
+a channel, made by the stock code itself. Where a call needs more (other channels, neighbours, a fill), the image goes
+on in float32 from there.
 """
 
 from __future__ import annotations
@@ -13,8 +14,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from torch_sink.image import lower_blur, lower_colour, lower_geometry  # noqa: F401  they fill the registry
+from torch_sink.image import (  # noqa: F401  they fill the registries
+    lower_blur,
+    lower_colour,
+    lower_float_colour,
+    lower_float_geometry,
+    lower_geometry,
+)
 from torch_sink.image.atoms import LOWER, Atom, Lowering, Program
+from torch_sink.image.lower_float import LOWER_FLOAT, FloatLowering
 from torch_sink.image.ops import Op, replay
 
 # Calls that only change values, from the conversion to a tensor on.
@@ -31,7 +39,43 @@ VALUE_OPS = frozenset(
 )
 
 
-def lower(height: int, width: int, channels: int, ops: Sequence[Op]) -> Program:
+# Calls that turn uint8 into floats.
+_CONVERSIONS = frozenset(("to_tensor", "v1.convert_image_dtype", "v2.to_dtype"))
+
+# Calls on floats whose result depends on one value alone, besides `VALUE_OPS`.
+_POINT_OPS = frozenset(
+    f"{family}.{name}"
+    for family in ("v1", "v2")
+    for name in ("adjust_brightness", "invert", "solarize", "posterize", "adjust_gamma")
+)
+# Of those, the ones that the kernels cannot compute with equal bits.
+_TABLE_OPS = frozenset(("v1.adjust_gamma", "v2.adjust_gamma"))
+
+# Calls on floats that only move values, or write given ones.
+_MOVING_OPS = frozenset(
+    ("v1.hflip", "v1.vflip", "v2.horizontal_flip", "v2.vertical_flip", "v1.crop", "v2.crop", "v1.erase", "v2.erase")
+)
+
+
+def _needs_floats(op: Op) -> bool:
+    """True for a call on floats that no table of 256 values can stand for."""
+    if op.name in ("v1.pad", "v2.pad"):
+        return op.args[2] == "constant"
+    return op.name not in VALUE_OPS and op.name not in _POINT_OPS and op.name not in _MOVING_OPS
+
+
+def _first_float_op(ops: Sequence[Op], in_floats: bool) -> int | None:
+    """Position of the first call that runs on float32 values; None where a table stands for all of them."""
+    converted = next((at for at, op in enumerate(ops, 1) if op.name in _CONVERSIONS), None)
+    if converted is None or not (in_floats or any(map(_needs_floats, ops[converted:]))):
+        return None
+    begin = max((at for at, op in enumerate(ops, 1) if op.name in _TABLE_OPS), default=converted)
+    while begin < len(ops) and ops[begin].name in VALUE_OPS:
+        begin += 1
+    return begin
+
+
+def lower(height: int, width: int, channels: int, ops: Sequence[Op], in_floats: bool = False) -> Program:
     """The program of one image.
 
     Args:
@@ -39,10 +83,12 @@ def lower(height: int, width: int, channels: int, ops: Sequence[Op]) -> Program:
         width: of the decoded source, pixels.
         channels: 1 or 3.
         ops: calls recorded on it.
+        in_floats: end in float32 values also where a table could stand for them.
     """
     state = Lowering(height, width, channels)
-    for op in ops:
-        if op.name in VALUE_OPS:
+    begin = _first_float_op(ops, in_floats)
+    for op in ops[:begin]:
+        if op.name in VALUE_OPS or (op.name in _POINT_OPS and not state.is_uint8):
             state.value_ops.append(op)
         elif op.name == "to_pil_image":
             state.value_ops.clear()  # bytes again, as they were before the conversion to a tensor
@@ -50,7 +96,18 @@ def lower(height: int, width: int, channels: int, ops: Sequence[Op]) -> Program:
             LOWER[op.name](state, *op.args)
     for atom, values_before, colours in state.erased:
         state.atoms[atom] = _with_values(state.atoms[atom], colours, tuple(state.value_ops[values_before:]))
-    return Program(tuple(state.atoms), tuple(state.value_ops), channels, state.channels, (state.height, state.width))
+    floats = FloatLowering(state.height, state.width, state.channels)
+    for op in ops[len(ops) if begin is None else begin :]:
+        LOWER_FLOAT[op.name](floats, *op.args)
+    return Program(
+        tuple(state.atoms),
+        tuple(state.value_ops),
+        channels,
+        state.channels,
+        floats.channels,
+        (floats.height, floats.width),
+        None if begin is None else tuple(floats.atoms),
+    )
 
 
 def _with_values(erase: Atom, colours: tuple[float, ...], value_ops: tuple[Op, ...]) -> Atom:

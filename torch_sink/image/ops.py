@@ -133,9 +133,25 @@ for _name in ("adjust_brightness", "invert", "posterize", "solarize", "equalize"
     _stock(f"v2.{_name}", getattr(F_v2, f"{_name}_image"))
 
 
-
 _stock("v1.gaussian_blur", F_tensor.gaussian_blur)
 _stock("v2.gaussian_blur", F_v2.gaussian_blur_image)
+
+# Tensors of float32, where the calls on uint8 tensors have other names
+for _name in ("adjust_contrast", "adjust_saturation", "adjust_hue", "adjust_gamma", "autocontrast", "rgb_to_grayscale"):
+    _stock(f"v1.{_name}", getattr(F_tensor, _name))
+    _stock(f"v2.{_name}", getattr(F_v2, f"{_name}_image"))
+_stock("v2.grayscale_to_rgb", F_v2.grayscale_to_rgb_image)
+_stock("v2.permute_channels", F_v2.permute_channels_image)
+_stock("v1.crop_beyond", F_tensor.crop)
+_stock("v2.crop_beyond", F_v2.crop_image)
+_stock(
+    "v1.float_resize",
+    lambda image, size, mode, antialias: F_tensor.resize(image, list(size), mode.value, antialias),
+)
+_stock(
+    "v2.float_resize",
+    lambda image, size, mode, antialias: F_v2.resize_image(image, list(size), mode, antialias=antialias),
+)
 
 
 def _erased(image: torch.Tensor, value: tuple[float, ...]) -> torch.Tensor:

@@ -19,6 +19,7 @@ from torch_sink.image import record_tensor_geometry as geometry
 from torch_sink.image import record_tensor_values as values
 from torch_sink.image.fallback import executing, report_fallback
 from torch_sink.image.lazy_tensor import HANDLES, LazyTVImage
+from torch_sink.image.record_float import V1_FLOAT_RECORDERS, V2_FLOAT_RECORDERS
 
 Recorder = Callable[..., Any]
 
@@ -45,12 +46,31 @@ _V1_COMPUTING: dict[str, Recorder] = {
     "gaussian_blur": functools.partial(blur.gaussian_blur, "v1"),
 }
 
+
+def _by_dtype(recorders: dict[str, Recorder], on_floats: dict[str, Recorder]) -> dict[str, Recorder]:
+    """Calls on float32 handles go to `on_floats` where it has a recorder for them, all others to `recorders`."""
+
+    def either(name: str) -> Recorder:
+        on_others, on_float32 = recorders.get(name), on_floats.get(name)
+        if on_float32 is None:
+            return recorders[name]
+
+        def record(handle: Any, *args: Any, **kwargs: Any) -> Any:
+            if handle.sink_dtype == torch.float32:
+                return on_float32(handle, *args, **kwargs)
+            return NotImplemented if on_others is None else on_others(handle, *args, **kwargs)
+
+        return record
+
+    return {name: either(name) for name in {**recorders, **on_floats}}
+
+
 V1_TENSOR_RECORDERS: dict[str, Recorder] = {
-    **{name: _as_pure(recorder) for name, recorder in _V1_COMPUTING.items()},
+    **{name: _as_pure(recorder) for name, recorder in _by_dtype(_V1_COMPUTING, V1_FLOAT_RECORDERS).items()},
     "erase": functools.partial(geometry.erase, "v1"),
 }
 
-V2_TENSOR_RECORDERS: dict[str, Recorder] = {
+_V2_RECORDERS: dict[str, Recorder] = {
     "normalize": functools.partial(values.normalize, "v2"),
     "to_dtype": values.to_dtype_v2,
     "horizontal_flip": functools.partial(geometry.flip, "v2.horizontal_flip"),
@@ -67,6 +87,8 @@ V2_TENSOR_RECORDERS: dict[str, Recorder] = {
     "get_num_channels": lambda handle: handle.sink_shape[0],
     "get_size": lambda handle: list(handle.sink_shape[1:]),
 }
+
+V2_TENSOR_RECORDERS = _by_dtype(_V2_RECORDERS, V2_FLOAT_RECORDERS)
 
 
 def on_tensor(name: str, recorder: Recorder | None) -> Callable[[Recorder], Recorder]:

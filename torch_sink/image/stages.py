@@ -11,7 +11,8 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch_sink.image.atoms import Atom, Kind, Program
+from torch_sink.image.atoms import Atom, FloatKind, Kind
+from torch_sink.image.lower_float_geometry import needed_float_rows
 from torch_sink.image.lower_geometry import needed_rows
 
 
@@ -34,7 +35,7 @@ class StageSplit(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def split_stages(kinds: tuple[Kind, ...], with_view: bool) -> tuple[StageSplit, ...]:
+def split_stages(kinds: tuple[Kind | FloatKind, ...], with_view: bool) -> tuple[StageSplit, ...]:
     """Splits a program into stages.
 
     Args:
@@ -58,11 +59,14 @@ def split_stages(kinds: tuple[Kind, ...], with_view: bool) -> tuple[StageSplit, 
 
 
 class View(NamedTuple):
-    """Input position = step * position + offset on each axis where begin <= position < end; `fill` elsewhere."""
+    """Input position = step * position + offset on each axis where begin <= position < end; `fill` elsewhere.
+
+    A fill is what follows the first four values of a SHIFT atom.
+    """
 
     x: tuple[int, int, int, int]
     y: tuple[int, int, int, int]
-    fill: int | None
+    fill: tuple[int, ...] | None
 
 
 def compose_view(height: int, width: int, maps: Sequence[Atom]) -> View | None:
@@ -74,7 +78,8 @@ def compose_view(height: int, width: int, maps: Sequence[Atom]) -> View | None:
             x = _flipped(x, old_width) if flip_x else x
             y = _flipped(y, old_height) if flip_y else y
         elif atom.kind == Kind.SHIFT:
-            left, top, old_width, old_height, colour = atom.values
+            left, top, old_width, old_height, *fill_values = atom.values
+            colour = tuple(fill_values)
             leaves = left < 0 or top < 0 or left + atom.size[1] > old_width or top + atom.size[0] > old_height
             if leaves and fill is not None and fill != colour:
                 return None
@@ -111,9 +116,14 @@ class Stage(NamedTuple):
         return " + ".join(parts) or "copy"
 
 
-def stages_of(height: int, width: int, program: Program) -> list[Stage]:
-    """The stages of one image whose decoded size is (height, width)."""
-    atoms = program.atoms
+def only_crops_and_flips(height: int, width: int, atoms: Sequence[Atom]) -> bool:
+    """True where the atoms of an image of that size are a view of it alone, with nothing outside."""
+    view = compose_view(height, width, atoms) if all(atom.kind.role == "map" for atom in atoms) else None
+    return view is not None and view.fill is None
+
+
+def stages_of(height: int, width: int, atoms: Sequence[Atom]) -> list[Stage]:
+    """The stages of one image of size (height, width)."""
     kinds = tuple(atom.kind for atom in atoms)
     splits = split_stages(kinds, True)
     first_view = compose_view(height, width, [atoms[at] for at in splits[0].view])
@@ -128,11 +138,11 @@ def stages_of(height: int, width: int, program: Program) -> list[Stage]:
         head = atoms[split.head] if split.head >= 0 else None
         if number:
             view = compose_view(*size, ())  # type: ignore[assignment]
-        if head is not None and head.kind == Kind.RESAMPLE_X and not split.tail and number + 1 < len(splits):
+        if head is not None and head.kind in _ACROSS and not split.tail and number + 1 < len(splits):
             following = splits[number + 1].head
-            if following >= 0 and atoms[following].kind == Kind.RESAMPLE_Y:
+            if following >= 0 and atoms[following].kind in _DOWN:
                 view, head = _needed_rows_only(view, head, atoms[following])
-        if head is not None and head.kind == Kind.RESAMPLE_Y and stages and not stages[-1].tail:
+        if head is not None and head.kind in _DOWN and stages and not stages[-1].tail:
             head = _below_origin(head, stages[-1].head)
         tail = tuple(atoms[at] for at in split.tail)
         size = tail[-1].size if tail else head.size if head is not None else size
@@ -140,16 +150,24 @@ def stages_of(height: int, width: int, program: Program) -> list[Stage]:
     return stages
 
 
+_ACROSS = (Kind.RESAMPLE_X, FloatKind.RESAMPLE_X)
+_DOWN = (Kind.RESAMPLE_Y, FloatKind.RESAMPLE_Y)
+
+
+def _rows_read(down: Atom) -> tuple[int, int]:
+    return needed_rows(down) if down.kind == Kind.RESAMPLE_Y else needed_float_rows(down)
+
+
 def _needed_rows_only(view: View, across: Atom, down: Atom) -> tuple[View, Atom]:
     """The horizontal pass makes only the rows that the vertical pass after it reads."""
-    begin, end = needed_rows(down)
+    begin, end = _rows_read(down)
     rows = _shifted(view.y, begin, max(down.values[0], 0))
     return view._replace(y=rows), across._replace(size=(end - begin, across.size[1]))
 
 
 def _below_origin(down: Atom, before: Atom | None) -> Atom:
     """Tells the vertical pass which row its input begins with."""
-    if before is None or before.kind != Kind.RESAMPLE_X:
+    if before is None or before.kind not in _ACROSS:
         return down
-    begin = needed_rows(down)[0]
+    begin = _rows_read(down)[0]
     return down._replace(values=(*down.values[:4], begin, *down.values[5:]))

@@ -1,0 +1,62 @@
+"""Pipelines that go on in float32 after the conversion to tensors, and what is promised of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import InterpolationMode, v2
+
+from image.cases import MEAN, SIZE, STD
+from image.check import EXACT, Pipeline, Promise
+
+# One millionth of the range of values: [0, 1], or what `Normalize` makes of it.
+CLOSE = Promise(largest=1e-6, equal_share=0.0)
+CLOSE_NORMALIZED = Promise(largest=1e-6 / min(STD), equal_share=0.0)
+
+FloatCase = tuple[Callable[[], Pipeline], Promise]
+
+
+def _v1(*transforms: Any, before: tuple[Any, ...] = (), normalize: bool = False) -> Pipeline:
+    return v1.Compose([*before, v1.ToTensor(), *transforms, *([v1.Normalize(MEAN, STD)] if normalize else [])])
+
+
+def _v2(*transforms: Any, before: tuple[Any, ...] = ()) -> Pipeline:
+    return v2.Compose([*before, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), *transforms])
+
+
+FLOAT: dict[str, FloatCase] = {
+    "v1 resize": (lambda: _v1(v1.Resize(SIZE), normalize=True), EXACT),
+    "v1 larger": (lambda: _v1(v1.Resize((70, 66))), EXACT),
+    "v1 train": (lambda: _v1(v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), normalize=True), EXACT),
+    "v1 bicubic": (lambda: _v1(v1.RandomResizedCrop(SIZE, interpolation=InterpolationMode.BICUBIC)), EXACT),
+    "v1 resize, center crop": (lambda: _v1(v1.Resize((30, 28)), v1.CenterCrop(SIZE), normalize=True), EXACT),
+    "v1 without antialiasing": (lambda: _v1(v1.Resize(SIZE, antialias=False), v1.RandomVerticalFlip()), EXACT),
+    "v1 after a resize of bytes": (
+        lambda: _v1(v1.Pad(3, fill=7), v1.Resize(SIZE), before=(v1.RandomHorizontalFlip(), v1.Resize((40, 30)))), EXACT
+    ),
+    "v1 converted": (
+        lambda: v1.Compose([v1.PILToTensor(), v1.ConvertImageDtype(torch.float32), v1.Resize(SIZE), v1.Pad((1, 2))]),
+        EXACT,
+    ),
+    "v1 jitter": (
+        lambda: _v1(v1.ColorJitter(0.4, 0.4, 0.4, 0.1), before=(v1.Resize(SIZE),), normalize=True), CLOSE_NORMALIZED
+    ),
+    "v1 jitter without contrast": (
+        lambda: _v1(v1.ColorJitter(0.9, 0.0, 0.9, 0.5), before=(v1.Resize(SIZE),)), EXACT
+    ),
+    "v1 normalized in between": (
+        lambda: _v1(v1.Normalize(MEAN, STD), v1.Resize(SIZE), v1.Normalize((0.1,), (2.0,))), EXACT
+    ),
+    "v2 train": (
+        lambda: _v2(v2.RandomResizedCrop(24), v2.RandomHorizontalFlip(), v2.Normalize(MEAN, STD)), EXACT
+    ),
+    "v2 resize": (lambda: _v2(v2.Resize(12, max_size=40), v2.CenterCrop(14)), EXACT),
+    "v2 bicubic": (lambda: _v2(v2.Resize(SIZE, InterpolationMode.BICUBIC), v2.RandomCrop(16, pad_if_needed=True)), EXACT),
+    "v2 jitter": (lambda: _v2(v2.ColorJitter(0.4, 0.4, 0.4, 0.1), before=(v2.Resize(SIZE),)), CLOSE),
+    "v2 jitter without contrast": (
+        lambda: _v2(v2.ColorJitter(0.9, 0.0, 0.9, 0.5), v2.Resize((9, 8)), before=(v2.Resize(SIZE),)), EXACT
+    ),
+}  # fmt: skip

@@ -1,0 +1,153 @@
+"""Recording on float32 tensors: colour. How a recorder works is said in `record_tensor.py`.
+
+Most kernels give stock code's very bits, a few differ in the last ones. An operation that could turn such a difference
+into a large one (a threshold, a range of values stretched) is not recorded after them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch_sink.image.ops import Op
+from torch_sink.image.record_arguments import is_number
+
+Recorder = Callable[..., Any]
+
+_INEXACT = frozenset(
+    f"{family}.{name}" for family in ("v1", "v2") for name in ("adjust_contrast", "adjust_sharpness", "gaussian_blur")
+)
+# What a table of 256 values can stand for: the kernels cannot raise to a power with equal bits.
+_BEFORE_A_TABLE = frozenset(
+    f"{family}.{name}"
+    for family in ("v1", "v2")
+    for name in ("adjust_brightness", "invert", "solarize", "posterize", "adjust_gamma", "normalize", "hflip", "vflip",
+                 "horizontal_flip", "vertical_flip", "crop", "erase", "convert_image_dtype", "to_dtype")
+) | {"to_tensor", "pil_to_tensor", "to_image"}  # fmt: skip
+
+
+def is_exact(handle: Any) -> bool:
+    """True while the kernels make stock code's very bits."""
+    return not any(op.name in _INEXACT for op in handle.sink_ops)
+
+
+def in_unit_range(handle: Any) -> bool:
+    """True where every value is known to lie in [0, 1]."""
+    return all(_keeps_unit_range(op) for op in handle.sink_ops)
+
+
+def _keeps_unit_range(op: Op) -> bool:
+    name = op.name.split(".", 1)[-1]
+    if name == "to_dtype":
+        return bool(op.args[1])
+    if name in ("erase", "pad"):
+        written = op.args[4] if name == "erase" else op.args[1]
+        return all(0 <= value <= 1 for value in (written if isinstance(written, (tuple, list)) else (written,)))
+    if name == "float_resize":
+        return op.args[1].value != "bicubic"
+    return name != "normalize" and "warp" not in name
+
+
+def _brightness(family: str, handle: Any, brightness_factor: Any) -> Any:
+    if not is_number(brightness_factor) or brightness_factor < 0:
+        return NotImplemented
+    return handle.record(Op(f"{family}.adjust_brightness", (brightness_factor,)))
+
+
+def _contrast(family: str, handle: Any, contrast_factor: Any) -> Any:
+    if not is_number(contrast_factor) or contrast_factor < 0:
+        return NotImplemented
+    return handle.record(Op(f"{family}.adjust_contrast", (contrast_factor,)))
+
+
+def _saturation(family: str, handle: Any, saturation_factor: Any) -> Any:
+    if not is_number(saturation_factor) or saturation_factor < 0:
+        return NotImplemented
+    if handle.sink_shape[0] == 1:
+        return handle
+    return handle.record(Op(f"{family}.adjust_saturation", (saturation_factor,)))
+
+
+def _hue(family: str, handle: Any, hue_factor: Any) -> Any:
+    if not is_number(hue_factor) or not -0.5 <= hue_factor <= 0.5:
+        return NotImplemented
+    if handle.sink_shape[0] == 1:
+        return handle
+    if not in_unit_range(handle):
+        return NotImplemented
+    return handle.record(Op(f"{family}.adjust_hue", (hue_factor,)))
+
+
+def _gamma(family: str, handle: Any, gamma: Any, gain: Any = 1) -> Any:
+    fits = is_number(gamma) and gamma >= 0 and is_number(gain)
+    if not fits or not all(op.name in _BEFORE_A_TABLE for op in _after_conversion(handle)):
+        return NotImplemented
+    return handle.record(Op(f"{family}.adjust_gamma", (gamma, gain)))
+
+
+def _after_conversion(handle: Any) -> tuple[Op, ...]:
+    ops = handle.sink_ops
+    begin = next(at for at, op in enumerate(ops) if op.name in ("to_tensor", "v1.convert_image_dtype", "v2.to_dtype"))
+    return ops[begin:]
+
+
+def _invert(family: str, handle: Any) -> Any:
+    return handle.record(Op(f"{family}.invert"))
+
+
+def _solarize(family: str, handle: Any, threshold: Any) -> Any:
+    if not is_number(threshold) or threshold > 1 or not is_exact(handle):
+        return NotImplemented
+    return handle.record(Op(f"{family}.solarize", (threshold,)))
+
+
+def _autocontrast(family: str, handle: Any) -> Any:
+    return handle.record(Op(f"{family}.autocontrast")) if is_exact(handle) else NotImplemented
+
+
+def _gray(family: str, handle: Any, num_output_channels: Any = 1) -> Any:
+    channels, height, width = handle.sink_shape
+    if type(num_output_channels) is not int or num_output_channels not in (1, 3) or (family, channels) == ("v1", 1):
+        return NotImplemented
+    op = Op(f"{family}.rgb_to_grayscale", (num_output_channels,))
+    return handle.record(op, shape=(num_output_channels, height, width))
+
+
+def recorders(family: str) -> dict[str, Recorder]:
+    """Those that both families have."""
+    return {
+        "adjust_brightness": functools.partial(_brightness, family),
+        "adjust_contrast": functools.partial(_contrast, family),
+        "adjust_saturation": functools.partial(_saturation, family),
+        "adjust_hue": functools.partial(_hue, family),
+        "adjust_gamma": functools.partial(_gamma, family),
+        "invert": functools.partial(_invert, family),
+        "solarize": functools.partial(_solarize, family),
+        "autocontrast": functools.partial(_autocontrast, family),
+        "rgb_to_grayscale": functools.partial(_gray, family),
+    }
+
+
+def posterize(handle: Any, bits: Any) -> Any:
+    if type(bits) is not int or not 0 <= bits <= 8 or not is_exact(handle):
+        return NotImplemented
+    return handle.record(Op("v2.posterize", (bits,)))
+
+
+def equalize(handle: Any) -> Any:
+    if not is_exact(handle) or not in_unit_range(handle):
+        return NotImplemented
+    return handle.record(Op("v2.equalize"))
+
+
+def grayscale_to_rgb(handle: Any) -> Any:
+    channels, height, width = handle.sink_shape
+    return handle if channels == 3 else handle.record(Op("v2.grayscale_to_rgb"), shape=(3, height, width))
+
+
+def permute_channels(handle: Any, permutation: Any) -> Any:
+    channels = handle.sink_shape[0]
+    if not isinstance(permutation, (list, tuple)) or sorted(permutation) != list(range(channels)):
+        return NotImplemented
+    return handle.record(Op("v2.permute_channels", (tuple(permutation),)))

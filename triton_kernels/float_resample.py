@@ -1,0 +1,108 @@
+"""Resizing float32 images as torch's CPU kernels do.
+
+With antialiasing: one axis, as `aten/native/cpu/UpSampleKernel.cpp` (`_compute_indices_min_size_weights_aa` and
+`interpolate_aa_single_dim`). Without: both axes at once, bilinear.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .float_fetch import fetch_float
+from .float_math import fused
+from .program import BICUBIC
+
+
+@triton.jit
+def tap_weight(tap, first, count, centre, inverse_scale, FILTER):
+    """The weight of one tap before all are divided by their sum; float32 with torch's roundings."""
+    distance = (first + tap).to(tl.float32) - centre
+    x = tl.abs(((distance.to(tl.float64) + 0.5) * inverse_scale.to(tl.float64)).to(tl.float32))
+    weight = tl.where(x < 1.0, 1.0 - x, 0.0)
+    if FILTER == BICUBIC:
+        near = fused(fused(x, tl.full((1,), 1.5, tl.float32), tl.full((1,), -2.5, tl.float32)) * x, x, x * 0.0 + 1.0)
+        far = fused(fused(x - 5.0, x, tl.full((1,), 8.0, tl.float32)), x, tl.full((1,), -4.0, tl.float32)) * -0.5
+        weight = tl.where(x < 1.0, near, tl.where(x < 2.0, far, 0.0))
+    return tl.where(tap < count, weight, 0.0)
+
+
+@triton.jit
+def resample_float(view, head, x, y, is_x: tl.constexpr, red, green, blue):
+    """One axis of an antialiased resize.
+
+    `x` int32 [X], `y` int32 [Y]: positions of the head's output. `red`, `green`, `blue` float32 [Y, X]: zero.
+    """
+    in_size = tl.load(head + 1)
+    out_size = tl.load(head + 2)
+    taps = tl.load(head + 3)
+    origin = tl.load(head + 5)
+    FILTER = tl.load(head + 6)
+    position = (x if is_x else y) + tl.load(head + 4)
+    scale = tl.div_rn(in_size.to(tl.float32), out_size.to(tl.float32))
+    stretch = tl.maximum(scale, 1.0)
+    support = tl.where(FILTER == BICUBIC, 2.0, 1.0) * stretch
+    inverse_scale = tl.div_rn(stretch * 0.0 + 1.0, stretch)
+    centre = ((position.to(tl.float64) + 0.5) * scale.to(tl.float64)).to(tl.float32)
+    first = tl.maximum(((centre - support).to(tl.float64) + 0.5).to(tl.int32), 0)
+    count = tl.minimum(((centre + support).to(tl.float64) + 0.5).to(tl.int32), in_size) - first
+    total = tl.zeros_like(centre)
+    for tap in range(taps):
+        total += tap_weight(tap, first, count, centre, inverse_scale, FILTER)
+    total = tl.where(total == 0.0, 1.0, total)
+    # torch multiplies and adds after the first tap in groups of four, with two roundings; those left over, with one.
+    in_groups = 1 + (count - 1) // 4 * 4
+    for tap in range(taps):
+        weight = tl.div_rn(tap_weight(tap, first, count, centre, inverse_scale, FILTER), total)
+        # Past the last tap the weight is zero; the position only has to exist.
+        at = tl.minimum(first + tap, in_size - 1) - origin
+        two_roundings = tap < in_groups
+        if is_x:
+            r, g, b = fetch_float(view, at[None, :], y[:, None])
+            weight = weight[None, :]
+            two_roundings = two_roundings[None, :]
+        else:
+            r, g, b = fetch_float(view, x[None, :], at[:, None])
+            weight = weight[:, None]
+            two_roundings = two_roundings[:, None]
+        red = tl.where(two_roundings, red + r * weight, fused(r, weight, red))
+        green = tl.where(two_roundings, green + g * weight, fused(g, weight, green))
+        blue = tl.where(two_roundings, blue + b * weight, fused(b, weight, blue))
+    return red, green, blue
+
+
+@triton.jit
+def linear_taps(position, in_size, out_size):
+    """(first tap, second tap, weight of the first, of the second) of a bilinear resize without antialiasing."""
+    scale = tl.div_rn(in_size.to(tl.float32), out_size.to(tl.float32))
+    centre = position.to(tl.float32) + 0.5
+    real = tl.maximum(fused(centre, scale + tl.zeros_like(centre), tl.full((1,), -0.5, tl.float32)), 0.0)
+    first = tl.minimum(real.to(tl.int32), in_size - 1)
+    second = tl.minimum(first + 1, in_size - 1)
+    weight = tl.minimum(tl.maximum(real - first.to(tl.float32), 0.0), 1.0)
+    return first, second, 1.0 - weight, weight
+
+
+@triton.jit
+def four_taps(first, second, third, fourth, w_first, w_second, w_third, w_fourth):
+    """The sum of four weighted values; each step rounds once."""
+    return fused(fourth, w_fourth, fused(third, w_third, fused(second, w_second, first * w_first)))
+
+
+@triton.jit
+def bilinear_float(view, head, x, y):
+    """Both axes of a bilinear resize without antialiasing. `x` int32 [X], `y` int32 [Y]."""
+    left, right, w_left, w_right = linear_taps(x, tl.load(head + 1), tl.load(head + 2))
+    upper, lower, w_upper, w_lower = linear_taps(y, tl.load(head + 3), tl.load(head + 4))
+    w_left, w_right = w_left[None, :], w_right[None, :]
+    w_upper, w_lower = w_upper[:, None], w_lower[:, None]
+    r1, g1, b1 = fetch_float(view, right[None, :], upper[:, None])
+    r2, g2, b2 = fetch_float(view, left[None, :], upper[:, None])
+    r3, g3, b3 = fetch_float(view, left[None, :], lower[:, None])
+    r4, g4, b4 = fetch_float(view, right[None, :], lower[:, None])
+    w1, w2, w3, w4 = w_upper * w_right, w_upper * w_left, w_lower * w_left, w_lower * w_right
+    return (
+        four_taps(r1, r2, r3, r4, w1, w2, w3, w4),
+        four_taps(g1, g2, g3, g4, w1, w2, w3, w4),
+        four_taps(b1, b2, b3, b4, w1, w2, w3, w4),
+    )

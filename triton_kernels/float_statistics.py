@@ -1,0 +1,106 @@
+"""Statistics of whole float32 images: the mean of the gray values, extremes, and histograms.
+
+Every sum is of integers, so a result does not depend on the order in which programs add to it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .float_math import blend, clamp, gray_of, load_float
+from .float_program import AUTOCONTRAST, CONTRAST, LARGEST, LARGEST_NEGATED, SUM_SCALE, TABLES
+from .histogram import count_values, equalize_table
+
+
+@triton.jit
+def ordered(value):
+    """float32 -> int32 that compares as the floats do; the other way round it is the same function on the bits."""
+    bits = value.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def from_ordered(number):
+    """int32 of `ordered` -> float32."""
+    return (number ^ ((number >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def as_byte(value):
+    """float32 in [0, 1] -> int32 in [0, 255], as `to_dtype(torch.uint8, scale=True)`."""
+    return (value * 255.999).to(tl.int32)
+
+
+@triton.jit
+def note_extremes(record, value, inside, CHANNEL: tl.constexpr):
+    """Notes the largest and the smallest value of one channel of one tile."""
+    lowest = tl.full((1, 1), -(2**31), tl.int32)
+    tl.atomic_max(record + LARGEST + CHANNEL, tl.max(tl.where(inside, ordered(value), lowest)))
+    tl.atomic_max(record + LARGEST_NEGATED + CHANNEL, tl.max(tl.where(inside, ordered(-value), lowest)))
+
+
+@triton.jit
+def gather_statistic(operation, record, gray_sum, red, green, blue, inside, PIXELS: tl.constexpr):
+    """Adds one tile to what the operation that follows needs to know of the whole image."""
+    code = tl.load(operation)
+    if code == CONTRAST:
+        gray = gray_of(red, green, blue, tl.load(operation + 4))
+        fixed = tl.where(inside, gray.to(tl.float64) * SUM_SCALE, 0.0).to(tl.int64)
+        tl.atomic_add(gray_sum, tl.sum(fixed), sem="relaxed")
+    elif code == AUTOCONTRAST:
+        note_extremes(record, red, inside, 0)
+        note_extremes(record, green, inside, 1)
+        note_extremes(record, blue, inside, 2)
+    else:
+        # A loop, because several counts in a row need more registers than there are.
+        for plane in range(3):
+            value = tl.where(plane == 0, red, tl.where(plane == 1, green, blue))
+            count_values(record + plane * 256, as_byte(value), inside, PIXELS)
+
+
+@triton.jit
+def write_equalize_tables(record):
+    """Turns the histograms of a record into tables. Every program of an image writes the same values."""
+    bins = tl.arange(0, 256)
+    for channel in range(3):
+        tl.store(record + TABLES + channel * 256 + bins, equalize_table(record + channel * 256))
+    # Written by all threads of this program, and read by all of them.
+    tl.debug_barrier()
+
+
+@triton.jit
+def stretch(value, record, IS_V2, CHANNEL: tl.constexpr):
+    """`autocontrast` of one channel: v1 multiplies by one over the range of values, v2 divides by the range."""
+    high = from_ordered(tl.load(record + LARGEST + CHANNEL))
+    low = -from_ordered(tl.load(record + LARGEST_NEGATED + CHANNEL))
+    spread = high - low
+    factor = tl.div_rn(spread * 0.0 + 1.0, tl.where(spread == 0.0, 1.0, spread))
+    flat = (spread == 0.0) | ((IS_V2 == 0) & (factor > 3.4028235e38))
+    from_low = value - tl.where(flat, 0.0, low)
+    divided = tl.div_rn(from_low, tl.where(flat, 1.0, spread) + tl.zeros_like(from_low))
+    return clamp(tl.where(IS_V2 != 0, divided, from_low * tl.where(flat, 1.0, factor)), 0.0, 1.0)
+
+
+@triton.jit
+def apply_statistic(code, operation, record, gray_sum, red, green, blue):
+    """An operation that depends on a statistic of the stage's input."""
+    if code == CONTRAST:
+        pixels = tl.load(operation + 5).to(tl.float64)
+        mean = (tl.load(gray_sum).to(tl.float64) / SUM_SCALE / pixels).to(tl.float32) + tl.zeros_like(red)
+        ratio = load_float(operation, 1)
+        rest = load_float(operation, 2)
+        is_v2 = tl.load(operation + 3) != 0
+        red = blend(red, mean, ratio, rest, is_v2)
+        green = blend(green, mean, ratio, rest, is_v2)
+        blue = blend(blue, mean, ratio, rest, is_v2)
+    elif code == AUTOCONTRAST:
+        is_v2 = tl.load(operation + 1)
+        red = stretch(red, record, is_v2, 0)
+        green = stretch(green, record, is_v2, 1)
+        blue = stretch(blue, record, is_v2, 2)
+    else:
+        red = tl.load(record + TABLES + as_byte(red)).to(tl.float32) * (1.0 / 255.0)
+        green = tl.load(record + TABLES + 256 + as_byte(green)).to(tl.float32) * (1.0 / 255.0)
+        blue = tl.load(record + TABLES + 512 + as_byte(blue)).to(tl.float32) * (1.0 / 255.0)
+    return red, green, blue
