@@ -39,32 +39,6 @@ def check_model(model: Any) -> None:
         raise ValueError("model has no parameter that requires a gradient, so there is nothing to train")
 
 
-def unwrap_optimizer(optimizer: Any, amp: str) -> torch.optim.Optimizer:
-    """Look through the wrappers of Accelerate and Lightning Fabric, and refuse what cannot be stepped here.
-
-    Raises:
-        TypeError: not an optimizer, or one that needs a closure.
-        ValueError: the wrapper scales the loss itself although `amp` is not "O0".
-    """
-    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        if getattr(optimizer, "scaler", None) is not None and amp != "O0":
-            raise ValueError(
-                f"the optimizer was prepared with a loss scaler of its own and amp={amp!r} brings another; "
-                "prepare it without mixed precision, or pass amp='O0'"
-            )
-        optimizer = optimizer.optimizer
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer is a {type(optimizer).__name__}; pass a torch.optim.Optimizer")
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise TypeError(
-            "LBFGS evaluates the loss several times a step and decides on the host, so it cannot run without host "
-            "syncs; pass any other torch.optim optimizer, or keep LBFGS in a loop of your own"
-        )
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise TypeError("SparseAdam counts steps on the host and takes sparse gradients; pass a dense optimizer")
-    return optimizer
-
-
 def unwrap_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
     """Look through Accelerate's wrapper, and check that the scheduler belongs to the optimizer.
 

@@ -18,6 +18,7 @@ from torch_sink.loop.engine import Engine
 from torch_sink.loop.graph import DISTRIBUTED_WARMUP_STEPS, WARMUP_STEPS, GraphEngine
 from torch_sink.loop.jit import JitConfig, compiler_problem
 from torch_sink.loop.precision import Precision
+from torch_sink.loop.prepared import backward_context
 from torch_sink.loop.reasons import Reasons
 from torch_sink.loop.scaler import StaticLossScaler
 from torch_sink.loop.schedule import Schedule
@@ -79,6 +80,7 @@ def build_engine(parts: EngineParts) -> Engine:
         log,
         accumulate=parts.accumulate,
         gradient_sync=parts.ranks.gradient_sync(),
+        backward_context=backward_context(parts.model),
         static_gradients=mode == "graph" and parts.accumulate > 1,
     )
     watchable = lower_mode == "eager" and not is_compiled(parts.model) and not parts.ranks.sharded

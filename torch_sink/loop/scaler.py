@@ -170,17 +170,24 @@ class OverflowCount:
 
 
 def resolve_loss_scaler(
-    loss_scaler: str | StaticLossScaler | None, level: str, dtype: torch.dtype, device: torch.device
+    loss_scaler: str | StaticLossScaler | None,
+    level: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    own: torch.amp.GradScaler | None = None,
 ) -> StaticLossScaler | None:
     """Turn the `loss_scaler` argument into a scaler on `device`, or None.
 
-    "default" is dynamic scaling where float16 is used, and none elsewhere: bfloat16 has the range of float32.
+    "default" is dynamic scaling where float16 is used, and none elsewhere: bfloat16 has the range of float32. An
+    optimizer that was prepared with a GradScaler of its own (`own`) gets one with its scale, factor and window.
     """
     if loss_scaler is None:
         return None
     if isinstance(loss_scaler, StaticLossScaler):
         return loss_scaler.to(device)
     if loss_scaler == "default":
+        if own is not None:
+            return DynamicLossScaler(own.get_scale(), own.get_growth_factor(), own.get_growth_interval()).to(device)
         return DynamicLossScaler().to(device) if level != "O0" and dtype == torch.float16 else None
     raise TypeError(
         f"loss_scaler={loss_scaler!r}: pass 'default', None, or a torch_sink.amp.StaticLossScaler or DynamicLossScaler"

@@ -24,6 +24,7 @@ class Schedule:
         scheduler: any torch.optim.lr_scheduler but ReduceLROnPlateau, or None.
         per_epoch: step at the end of each epoch instead of after each optimizer update.
         accumulate: iterations per optimizer update.
+        repeats: steps of the scheduler where one is due.
 
     Attributes:
         cycles_betas: whether the scheduler writes `betas` too; a row then holds the groups' learning rates, followed
@@ -31,9 +32,15 @@ class Schedule:
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, scheduler: Any | None, *, per_epoch: bool, accumulate: int
+        self,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any | None,
+        *,
+        per_epoch: bool,
+        accumulate: int,
+        repeats: int = 1,
     ) -> None:
-        self.optimizer, self.scheduler = optimizer, scheduler
+        self.optimizer, self.scheduler, self._repeats = optimizer, scheduler, repeats
         self._per_epoch, self._accumulate = per_epoch, accumulate
         self.cycles_betas = cycles_momentum(scheduler) and "betas" in optimizer.defaults
         self._rates: list[list[float]] = []
@@ -93,7 +100,8 @@ class Schedule:
         if self.scheduler is not None:
             # A planned scheduler runs ahead of the updates on purpose: its warning about the order is beside the point.
             self.optimizer._opt_called = True  # type: ignore[attr-defined]
-            self.scheduler.step()
+            for _ in range(self._repeats):
+                self.scheduler.step()
 
     def _current(self) -> list[float]:
         groups = self.optimizer.param_groups

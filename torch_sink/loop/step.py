@@ -81,7 +81,9 @@ class TrainingStep:
         update: applies the gradients.
         log: where losses and overflows go.
         accumulate: batches per update; each loss is divided by it.
-        gradient_sync: called with whether gradients are reduced over the ranks; gives the context of a backward pass.
+        gradient_sync: called with whether gradients are reduced over the ranks; gives the context of forward and
+            backward pass.
+        backward_context: makes the context of a backward pass alone.
         static_gradients: keep gradients in one place and set them to zero after each update, as captured accumulation
             needs; else they are made anew for each.
     """
@@ -94,11 +96,12 @@ class TrainingStep:
         *,
         accumulate: int,
         gradient_sync: Callable[[bool], Any] | None = None,
+        backward_context: Callable[[], Any] | None = None,
         static_gradients: bool = False,
     ) -> None:
         self.loss_function, self.update, self.log = loss_function, update, log
         self.accumulate_steps, self.static_gradients = accumulate, static_gradients
-        self._gradient_sync = gradient_sync
+        self._gradient_sync, self._backward_context = gradient_sync, backward_context
         self._started = False
 
     def run(self, batch: Any, *, first: bool, last: bool) -> None:
@@ -127,7 +130,9 @@ class TrainingStep:
             self.log.write_step(loss, metrics)
             scaled = loss if self.accumulate_steps == 1 else loss / self.accumulate_steps
             scaler = self.update.scaler
-            (scaled if scaler is None else scaler.scale(scaled)).backward()
+            scaled = scaled if scaler is None else scaler.scale(scaled)
+            with self._backward_context() if self._backward_context else nullcontext():
+                scaled.backward()
 
     def apply_update(self) -> None:
         """Unscale, clip, step; writes whether the step was skipped."""

@@ -25,6 +25,7 @@ from torch_sink.loop.jit import JitConfig
 from torch_sink.loop.loop_state import load_loop_state, loop_state
 from torch_sink.loop.positions import LoaderPositions
 from torch_sink.loop.precision import resolve_precision
+from torch_sink.loop.prepared import own_scaler, scheduler_repeats, unwrap_optimizer
 from torch_sink.loop.progress import Progress
 from torch_sink.loop.reasons import Reasons
 from torch_sink.loop.run import TrainingRun
@@ -106,15 +107,23 @@ class StepLoop:
         # Before the precision: the average's copy of the model must not carry hooks of ours.
         self.average = WeightAverage(model, ema) if ema is not None else None
         self.precision = resolve_precision(amp, amp_dtype, model, self.device)
-        self.optimizer = check.unwrap_optimizer(optimizer, self.precision.level)
+        self.optimizer = unwrap_optimizer(optimizer, self.precision.level)
         check.check_optimizer_covers(model, self.optimizer)
         self.scheduler = check.unwrap_scheduler(scheduler, self.optimizer)
-        self.scaler = resolve_loss_scaler(loss_scaler, self.precision.level, self.precision.dtype, self.device)
+        self.scaler = resolve_loss_scaler(
+            loss_scaler, self.precision.level, self.precision.dtype, self.device, own_scaler(optimizer)
+        )
         self.ranks = Ranks(model)
         self.step_count = 0
         self.progress = Progress()
         self.reasons = Reasons()
-        self._schedule = Schedule(self.optimizer, self.scheduler, per_epoch=schedule == "epoch", accumulate=accumulate)
+        self._schedule = Schedule(
+            self.optimizer,
+            self.scheduler,
+            per_epoch=schedule == "epoch",
+            accumulate=accumulate,
+            repeats=scheduler_repeats(scheduler),
+        )
         self._requested_mode, self._jit_config = mode, jit_config or JitConfig()
         self._forward, self._clip_grad_norm = forward, clip_grad_norm
         self._engine: Engine | None = None

@@ -113,10 +113,14 @@ def open_source(loader: Any) -> Source:
     Raises:
         TypeError: neither iterable nor callable.
     """
+    if type(loader).__name__ == "_FabricDataLoader":
+        loader = loader._dataloader  # Lightning Fabric's wrapper moves batches to the device, which the slots do
     if isinstance(loader, DataLoader):
         if type(loader).__iter__ is DataLoader.__iter__:
             return DataLoaderSource(loader)
         keeps_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        # Accelerate's loaders always have these methods, which fail unless they wrap a StatefulDataLoader.
+        keeps_state = keeps_state and getattr(loader, "use_stateful_dataloader", True)
         return StatefulSource(loader) if keeps_state else OwnIteratorSource(loader)
     if isinstance(loader, Iterable) or hasattr(loader, "__getitem__"):
         return IterableSource(loader)
