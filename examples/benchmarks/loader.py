@@ -4,17 +4,17 @@
 
 All three wrap the same kind of DataLoader and deliver to the accelerator, or to the CPU where there is none. First a
 gate: with equal seeds all three must give the same batches, bit for bit; without that nothing is measured. Then they
-take turns. Prints a table and writes JSON.
+take turns, each round in another order, and every turn is compared with the plain DataLoader's of the same round. Last,
+the host time that each adds to a batch of tensors that lie in memory. Prints tables and writes JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import multiprocessing
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -25,11 +25,9 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from torch_sink.cli.bench_report import describe_run
-from torch_sink.cli.photos import write_photos
+from harness import describe, device_here, make_parser, photographs, positive, process_cpu_seconds, synchronize, write
 from torch_sink.sink import SinkLoader
 
-RESULT = Path(__file__).resolve().parent / "results" / "loader.json"
 Batch = list[torch.Tensor]
 
 
@@ -48,26 +46,34 @@ class Plain:
 
 
 class SideStream(Plain):
-    """One batch ahead on a side stream, as timm's PrefetchLoader and apex's data_prefetcher do it."""
+    """One batch ahead, copied on a side stream, as timm's PrefetchLoader and apex's data_prefetcher do it."""
+
+    def __init__(self, loader: DataLoader, device: torch.device) -> None:
+        super().__init__(loader, device)
+        self.side = torch.cuda.Stream() if device.type == "cuda" else None
 
     def __iter__(self) -> Iterator[Batch]:
-        if self.device.type == "cpu":
-            yield from self.loader
-            return
-        side, main = torch.cuda.Stream(), torch.cuda.current_stream()
         ready: Batch | None = None
         for batch in self.loader:
-            side.wait_stream(main)
-            with torch.cuda.stream(side):
-                coming = [tensor.to(self.device, non_blocking=True) for tensor in batch]
+            coming = self._send(batch)
             if ready is not None:
                 yield ready
-            main.wait_stream(side)
-            for tensor in coming:
-                tensor.record_stream(main)
+            if self.side is not None:
+                torch.cuda.current_stream().wait_stream(self.side)
             ready = coming
         if ready is not None:
             yield ready
+
+    def _send(self, batch: Batch) -> Batch:
+        if self.side is None:
+            return [tensor.to(self.device) for tensor in batch]
+        main = torch.cuda.current_stream()
+        self.side.wait_stream(main)
+        with torch.cuda.stream(self.side):
+            sent = [tensor.to(self.device, non_blocking=True) for tensor in batch]
+        for tensor in sent:
+            tensor.record_stream(main)
+        return sent
 
 
 CONTENDERS: dict[str, Callable[[DataLoader, torch.device], Any]] = {
@@ -122,110 +128,146 @@ def check_equal(make: Callable[[str], Iterable[Batch]]) -> int:
     return len(expected)
 
 
-def run_epoch(loader: Iterable[Batch], step_seconds: float, device: torch.device) -> tuple[list[float], int, float]:
-    """One epoch: the waits for a batch in seconds, the images, and the seconds it took."""
-    waits, images = [], 0
-    started = asked = time.perf_counter()
-    for batch in loader:
-        waits.append(time.perf_counter() - asked)
-        images += len(batch[0])
-        if step_seconds:
-            time.sleep(step_seconds)
+class Turn:
+    """Some epochs of one contender: waits for a batch, images and CPU time."""
+
+    def __init__(self, loader: Iterable[Batch], epochs: int, step_seconds: float) -> None:
+        self.waits: list[float] = []
+        self.images = 0
+        cpu, started = process_cpu_seconds(), time.perf_counter()
+        for _ in range(epochs):
+            self._run_epoch(loader, step_seconds)
+        synchronize()  # the copies belong to the turn
+        self.seconds = time.perf_counter() - started
+        self.cpu_seconds = process_cpu_seconds() - cpu
+        self.resident_mib = resident_mib()
+
+    def _run_epoch(self, loader: Iterable[Batch], step_seconds: float) -> None:
         asked = time.perf_counter()
-    if device.type != "cpu":
-        torch.cuda.synchronize()  # host sync: the copies belong to the epoch
-    return waits, images, time.perf_counter() - started
+        for batch in loader:
+            self.waits.append(time.perf_counter() - asked)
+            self.images += len(batch[0])
+            if step_seconds:
+                time.sleep(step_seconds)
+            asked = time.perf_counter()
+
+    @property
+    def rate(self) -> float:
+        """Images per second."""
+        return self.images / self.seconds
 
 
 def resident_mib() -> float:
-    """Resident memory of this process in MiB."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    """Memory of this process and its workers in MiB; what they share is counted once (proportional set size)."""
+    kib = 0
+    for pid in (os.getpid(), *(worker.pid for worker in multiprocessing.active_children())):
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        kib += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    return kib / 2**10
 
 
-def measure(make: Callable[[str], Iterable[Batch]], arguments: argparse.Namespace, device: torch.device) -> dict:
-    """Lets the contenders take turns, an epoch each after one that starts the workers."""
-    rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    waits: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    memory: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    for _ in range(arguments.rounds):
-        for name in CONTENDERS:
+def measure(make: Callable[[str], Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Lets the contenders take turns, after an epoch each that starts the workers."""
+    turns: dict[str, list[Turn]] = {name: [] for name in CONTENDERS}
+    names = list(CONTENDERS)
+    for number in range(arguments.rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
             loader = make(name)
-            run_epoch(loader, 0.0, device)
-            for _ in range(arguments.epochs):
-                epoch_waits, images, seconds = run_epoch(loader, arguments.step_ms / 1e3, device)
-                rates[name].append(images / seconds)
-                waits[name] += epoch_waits
-            memory[name].append(resident_mib())
+            Turn(loader, 1, 0.0)
+            turns[name].append(Turn(loader, arguments.epochs, arguments.step_ms / 1e3))
             loader.close()
-    return {name: summarise(rates[name], waits[name], memory[name]) for name in CONTENDERS}
+            del loader
+    plain = turns["DataLoader"]
+    return {name: summarise(turns[name], plain) for name in CONTENDERS}
 
 
-def summarise(rates: list[float], waits: list[float], memory: list[float]) -> dict[str, float]:
-    """Median and extremes of what was measured."""
-    ordered = sorted(waits)
+def summarise(turns: list[Turn], plain: list[Turn]) -> dict[str, Any]:
+    """Medians over the turns, and ratios to the plain DataLoader's turn of the same round."""
+    waits = sorted(wait for turn in turns for wait in turn.waits)
+    ratios = [ours.rate / theirs.rate for ours, theirs in zip(turns, plain, strict=True)]
+    cpu = [ours.cpu_seconds / theirs.cpu_seconds for ours, theirs in zip(turns, plain, strict=True)]
+    rates = [turn.rate for turn in turns]
     return {
         "images_per_second": statistics.median(rates),
         "images_per_second_min": min(rates),
         "images_per_second_max": max(rates),
-        "wait_p50_ms": 1e3 * statistics.median(ordered),
-        "wait_p99_ms": 1e3 * ordered[int(0.99 * (len(ordered) - 1))],
-        "resident_mib": statistics.median(memory),
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "cpu_ms_per_image": 1e3 * statistics.median(turn.cpu_seconds / turn.images for turn in turns),
+        "cpu_ratio": statistics.median(cpu),
+        "wait_p50_ms": 1e3 * statistics.median(waits),
+        "wait_p99_ms": 1e3 * waits[int(0.99 * (len(waits) - 1))],
+        "resident_mib": statistics.median(turn.resident_mib for turn in turns),
     }
 
 
-def format_table(results: dict[str, dict[str, float]]) -> str:
+def measure_host_cost(device: torch.device, rounds: int = 15, count: int = 1000) -> dict[str, float]:
+    """CPU time in µs that the calling thread spends on a batch of ready tensors, beyond the bare loop over them."""
+    batches = [[torch.zeros(8), torch.zeros(8)] for _ in range(count)]
+
+    def cost(loader: Iterable[Batch]) -> float:
+        started = time.thread_time()
+        for _ in loader:
+            pass
+        return 1e6 * (time.thread_time() - started) / count
+
+    costs: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    for _ in range(rounds):
+        bare = cost(batches)
+        for name, wrap in CONTENDERS.items():
+            loader = wrap(batches, device)
+            costs[name].append(cost(loader) - bare)
+            loader.close()
+    return {name: statistics.median(values) for name, values in costs.items()}
+
+
+def format_table(report: dict[str, Any]) -> str:
     """A line for each contender."""
-    lines = [f"{'':26}{'images/s':>10}{'(min - max)':>18}{'p50 wait':>11}{'p99 wait':>11}{'resident':>11}"]
-    for name, result in results.items():
-        span = f"({result['images_per_second_min']:.0f} - {result['images_per_second_max']:.0f})"
-        lines.append(
-            f"{name:26}{result['images_per_second']:>10.0f}{span:>18}{result['wait_p50_ms']:>8.2f} ms"
-            f"{result['wait_p99_ms']:>8.2f} ms{result['resident_mib']:>7.0f} MiB"
+    heads = ("images/s", "(min - max)", "ratio", "p50 wait", "p99 wait", "CPU/image", "memory", "host cost")
+    widths = (10, 16, 8, 12, 12, 12, 12, 14)
+    lines = [f"{'':26}" + "".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True))]
+    for name, result in report["loaders"].items():
+        cells = (
+            f"{result['images_per_second']:.0f}",
+            f"({result['images_per_second_min']:.0f} - {result['images_per_second_max']:.0f})",
+            f"{result['ratio']:.3f}",
+            f"{result['wait_p50_ms']:.2f} ms",
+            f"{result['wait_p99_ms']:.2f} ms",
+            f"{result['cpu_ms_per_image']:.2f} ms",
+            f"{result['resident_mib']:.0f} MiB",
+            f"{result['host_us_per_batch']:.1f} µs",
         )
+        lines.append(f"{name:26}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)))
     return "\n".join(lines)
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, help="ImageFolder tree of photographs (default: generated ones)")
+    parser = make_parser(__doc__, "loader", images=160)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="data workers")
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--image-size", type=int, default=224, help="pixels of a side")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
-    parser.add_argument("--epochs", type=int, default=2, help="measured epochs in a turn")
+    parser.add_argument("--batch-size", type=positive, default=16)
+    parser.add_argument("--image-size", type=positive, default=224, help="pixels of a side")
+    parser.add_argument("--rounds", type=positive, default=9, help="turns of each contender")
+    parser.add_argument("--epochs", type=positive, default=4, help="measured epochs in a turn")
     parser.add_argument("--step-ms", type=float, default=0.0, help="length of a training step on the host (sleep)")
-    parser.add_argument("--images", type=int, default=160, help="photographs to generate without --data")
-    parser.add_argument("--output", type=Path, default=RESULT, help=f"JSON file (default: {RESULT})")
-    arguments = parser.parse_args()
-    if min(arguments.batch_size, arguments.image_size, arguments.rounds, arguments.epochs, arguments.images) < 1:
-        parser.error("--batch-size, --image-size, --rounds, --epochs and --images have to be 1 or more")
-    if arguments.data is not None and not arguments.data.is_dir():
-        parser.error(f"--data {arguments.data} is not a folder")
-    return arguments
+    return parser.parse_args()
 
 
 def main() -> int:
     arguments = parse_arguments()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with tempfile.TemporaryDirectory(prefix="torch_sink_photos_") as scratch:
-        folder = arguments.data or Path(scratch)
-        if arguments.data is None:
-            write_photos(folder, count=arguments.images, odd=False)
+    device = device_here()
+    with photographs(arguments) as folder:
 
         def make(name: str) -> Any:
             return CONTENDERS[name](make_source(folder, arguments, device), device)
 
         batches = check_equal(make)
         print(f"{batches} batches equal in all {len(CONTENDERS)} loaders")
-        report = describe_run("python examples/benchmarks/loader.py", folder)
-        options = {key: value for key, value in vars(arguments).items() if key not in ("data", "output")}
-        report["options"] = {**options, "device": str(device), "data_given": arguments.data is not None}
-        report["loaders"] = measure(make, arguments, device)
-    print(format_table(report["loaders"]))
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"\nWritten: {arguments.output}")
+        report = describe(arguments, "loader.py", folder)
+        report["loaders"] = measure(make, arguments)
+        for name, cost in measure_host_cost(device).items():
+            report["loaders"][name]["host_us_per_batch"] = cost
+    print(format_table(report))
+    write(report, arguments.output)
     return 0
 
 

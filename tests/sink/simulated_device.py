@@ -113,6 +113,7 @@ class ImmediateOps(SimulatedOps):
 
     def __init__(self) -> None:
         super().__init__(random.Random(0))
+        self.copy_stream = self.compute_stream = NoStream()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
@@ -122,6 +123,16 @@ class ImmediateOps(SimulatedOps):
 
     def follow(self, stream: SimulatedStream) -> None:
         pass
+
+
+class NoStream(SimulatedStream):
+    """Work is done when it is issued."""
+
+    def issue(self, run: Callable[[], None]) -> None:
+        run()
+
+    def wait_event(self, event: SimulatedEvent) -> None:
+        assert event.mark is DONE, "a wait for an event that was never recorded"
 
 
 class NoEvent(SimulatedEvent):
