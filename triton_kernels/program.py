@@ -69,6 +69,7 @@ WARP = tl.constexpr(35)
 BLUR = tl.constexpr(40)
 BLUR_X = tl.constexpr(41)
 BLUR_Y = tl.constexpr(42)
+GRID = tl.constexpr(43)
 
 # Parts of the record of one image whose histogram is needed, int32: four histograms, then three tables.
 LUMINANCE = tl.constexpr(3 * 256)
@@ -80,3 +81,9 @@ BILINEAR = tl.constexpr(2)
 BICUBIC = tl.constexpr(3)
 BOX = tl.constexpr(4)
 FROM_TABLE = tl.constexpr(-1)
+
+# Kinds of grid, and how the fill is worked into what is sampled; an affine grid is 0.
+PERSPECTIVE = tl.constexpr(1)
+DISPLACED = tl.constexpr(2)
+NO_FILL = tl.constexpr(0)
+FILL_V2 = tl.constexpr(2)

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from .blur import blur, blur_axis
 from .fetch import fetch, load_view
+from .grid import sample_grid
 from .histogram import count_values, write_tables
 from .pixel_math import colour, luminance
 from .program import (
@@ -28,6 +29,7 @@ from .program import (
     CONTRAST,
     EQUALIZE,
     ERASE,
+    GRID,
     HEAD,
     HEIGHT,
     HISTOGRAM_READ,
@@ -140,6 +142,8 @@ def stage_kernel(
         elif head_code == BLUR_Y:
             sums = load_view(workspace.to(tl.pointer_type(tl.int32)), job)
             red, green, blue = blur_axis(sums, head, tables, x[None, :], y[:, None], False, red, green, blue)
+        elif head_code == GRID:
+            red, green, blue = sample_grid(view, head, tables, x[None, :], y[:, None], red, green, blue)
 
     left_at = tl.maximum(tl.maximum(x_left_at[None, :], y_left_at[:, None]), erased_at)
     for index in range(tail_begin, tail_end):

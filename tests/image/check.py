@@ -17,7 +17,7 @@ import torch_sink
 from torch_sink.image import decode
 from torch_sink.image.batch import LazyBatch
 from torch_sink.image.lazy_tensor import HANDLES
-from torch_sink.image.packed import pack
+from torch_sink.image.packed import pack_batch
 
 # In a process with this variable, batches run through the Triton kernels; in any other one through the CPU path.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -130,8 +130,7 @@ def run(pipeline: Pipeline, openers: Sequence[Opener], seed: int) -> tuple[list[
 
 def lazy_batch(handles: Sequence[Any]) -> LazyBatch:
     """The batch of some handles, unexecuted also where `default_collate` would execute it."""
-    packed = pack([handle.sink_source for handle in handles])
-    programs = tuple(handle.sink_ops for handle in handles)
+    packed, programs = pack_batch([handle.sink_source for handle in handles], [handle.sink_ops for handle in handles])
     shape = (len(handles), *handles[0].shape)
     return LazyBatch(packed, programs, shape, handles[0].dtype, device_in_use(), INTERPRETED)
 

@@ -9,7 +9,7 @@ from torch.utils.data import default_collate
 import torch_sink
 from image.cases import COLOUR, CORE, GRAY, RESIZES, gray_images, images_of_other_modes, rgb_images
 from image.check import check_pipeline
-from image.smooth_cases import BLUR
+from image.smooth_cases import BLUR, WARPS
 
 
 @pytest.mark.parametrize("name", [*CORE, *COLOUR])
@@ -21,6 +21,11 @@ def test_rgb(name: str) -> None:
 @pytest.mark.parametrize("name", BLUR)
 def test_smooth(name: str) -> None:
     check_pipeline(BLUR[name][0](), rgb_images(), seed=1)
+
+
+@pytest.mark.parametrize("name", WARPS)
+def test_warps_of_tensors(name: str) -> None:
+    check_pipeline(WARPS[name](), rgb_images(), seed=1)
 
 
 @pytest.mark.parametrize("name", ["v1 blur", "blur of tensors, gray"])

@@ -47,6 +47,7 @@ class Kind(enum.IntEnum):
     BLUR = 40
     BLUR_X = 41
     BLUR_Y = 42
+    GRID = 43
 
     @property
     def role(self) -> str:

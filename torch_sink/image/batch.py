@@ -16,6 +16,7 @@ from torch_sink.image.lazy_tensor import METADATA
 from torch_sink.image.ops import Op, replay
 from torch_sink.image.packed import Packed
 from torch_sink.image.source import EncodedSource, FinishedSource, PixelSource, Source
+from torch_sink.image.tensor_argument import with_unpacked
 
 _ON_DECODE_ERROR = ("raise", "skip", "replace")
 
@@ -28,7 +29,7 @@ class LazyBatch(torch.Tensor):
 
     Attributes:
         packed: the sources.
-        programs: the calls recorded on each image.
+        programs: the calls recorded on each image; large arguments of theirs lie among the sources.
         mixes: calls recorded on the whole batch, `MixUp` and `CutMix`.
         destination: device that the backend was set to, as a string; nothing can be executed for "meta".
         interpreted: the kernels run on the CPU under Triton's interpreter.
@@ -194,16 +195,20 @@ class LazyBatch(torch.Tensor):
         decoded, chosen, programs, targets = [], [], [], []
         for row, place in zip(rows, places, strict=True):
             if not in_kernels:
-                run_image_on_cpu(images[row], self.programs[row], out[place])
+                run_image_on_cpu(images[row], self._calls(row), out[place])
             elif isinstance(images[row], FinishedSource):
                 out[place].copy_(images[row].tensor, non_blocking=True)
             else:
                 targets.append(place)
                 decoded.append(images[row])
                 chosen.append(sources[self.packed.entry_of_image[row]])
-                programs.append(self.programs[row])
+                programs.append(self._calls(row))
         if targets:
             run_on_device(decoded, programs_of(chosen, programs), targets, out)
+
+    def _calls(self, row: int) -> tuple[Op, ...]:
+        """The calls recorded on an image, with the tensors among their arguments."""
+        return with_unpacked(self.programs[row], self.packed.blob)
 
     def materialise(self) -> torch.Tensor:
         """The ordinary CPU tensor, made once, in stock code."""
@@ -225,7 +230,8 @@ class LazyBatch(torch.Tensor):
         """What will run where; `print(batch.plan)` shows it. Builds the plan of this batch, executes nothing."""
         sources = self.packed.sources()
         images = [sources[at] for at in self.packed.entry_of_image]
-        return describe(images, self.programs, torch.device(self.destination))
+        programs = [self._calls(row) for row in range(len(images))]
+        return describe(images, programs, torch.device(self.destination))
 
     @classmethod
     def __torch_function__(

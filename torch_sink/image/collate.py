@@ -12,7 +12,7 @@ from torch_sink.image import state as backend_state
 from torch_sink.image.batch import LazyBatch
 from torch_sink.image.execute import run_image_on_cpu
 from torch_sink.image.lazy_tensor import HANDLES, finished_handle, recorded
-from torch_sink.image.packed import collated_tensor, pack
+from torch_sink.image.packed import collated_tensor, pack_batch
 
 
 def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
@@ -47,8 +47,7 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
         except DecodeError:
             # Whoever uses the batch decides what becomes of a damaged image.
             pass
-    packed = pack([item.sink_source for item in items])
-    programs = tuple(item.sink_ops for item in items)
+    packed, programs = pack_batch([item.sink_source for item in items], [item.sink_ops for item in items])
     if active is None:
         return LazyBatch(packed, programs, full_shape, dtype)
     return LazyBatch(packed, programs, full_shape, dtype, active.device, active.interpreted)

@@ -94,7 +94,7 @@ lowers("v1.vflip", "v2.vertical_flip")(functools.partial(_flip, x=False, y=True)
 
 
 @lowers("pil.transpose")
-def _transpose(state: Lowering, method: int) -> None:
+def transpose(state: Lowering, method: int) -> None:
     if method in (Transpose.FLIP_LEFT_RIGHT, Transpose.FLIP_TOP_BOTTOM, Transpose.ROTATE_180):
         _flip(state, x=method != Transpose.FLIP_TOP_BOTTOM, y=method != Transpose.FLIP_LEFT_RIGHT)
         return

@@ -20,6 +20,7 @@ from torch_sink.image import (  # noqa: F401  they fill the registries
     lower_float_colour,
     lower_float_geometry,
     lower_geometry,
+    lower_warp,
 )
 from torch_sink.image.atoms import LOWER, Atom, Lowering, Program
 from torch_sink.image.lower_float import LOWER_FLOAT, FloatLowering

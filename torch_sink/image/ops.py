@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
+from torchvision.transforms import InterpolationMode
 from torchvision.transforms import _functional_pil as F_pil
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms import functional as F
@@ -151,6 +152,41 @@ _stock(
 _stock(
     "v2.float_resize",
     lambda image, size, mode, antialias: F_v2.resize_image(image, list(size), mode, antialias=antialias),
+)
+
+# Warps of tensors; `field` is a tensor wrapped in a `TensorArgument`
+_stock("v1.affine", lambda image, matrix, mode, fill: F_tensor.affine(image, list(matrix), mode, fill))
+_stock(
+    "v1.rotate_expanded",
+    lambda image, matrix, size, mode, fill: F_tensor.rotate(image, list(matrix), mode, True, fill),
+)
+_stock("v1.perspective", lambda image, values, mode, fill: F_tensor.perspective(image, list(values), mode, fill))
+_stock(
+    "v1.elastic_transform",
+    lambda image, field, mode, fill: F_tensor.elastic_transform(image, field.tensor, mode, fill),
+)
+_stock(
+    "v2.affine",
+    lambda image, angle, translate, scale, shear, center, mode, fill: F_v2.affine_image(
+        image, angle, translate, scale, shear, InterpolationMode(mode), fill, center
+    ),
+)
+_stock(
+    "v2.rotate",
+    lambda image, angle, expand, center, size, mode, fill: F_v2.rotate_image(
+        image, angle, InterpolationMode(mode), expand, center, fill
+    ),
+)
+_stock("v2.quarter_turns", lambda image, turns: image.rot90(turns, (-2, -1)) if turns else image.clone())
+_stock(
+    "v2.perspective",
+    lambda image, values, mode, fill: F_v2.perspective_image(
+        image, None, None, InterpolationMode(mode), fill, list(values)
+    ),
+)
+_stock(
+    "v2.elastic",
+    lambda image, field, mode, fill: F_v2.elastic_image(image, field.tensor, InterpolationMode(mode), fill),
 )
 
 

@@ -9,14 +9,19 @@ import torch
 from PIL import Image
 from torch.utils.data import get_worker_info
 
+from torch_sink.image.ops import Op
 from torch_sink.image.source import EncodedSource, FinishedSource, PixelSource, Source
+from torch_sink.image.tensor_argument import PackedArgument, tensor_arguments, with_packed
+
+_ALIGNMENT_BYTES = 16
 
 
 class Packed(NamedTuple):
     """The sources of a batch, in a form that crosses to another process cheaply.
 
     Attributes:
-        blob: uint8 [bytes], every file and every pixel array, one after the other; shared memory in a worker.
+        blob: uint8 [bytes], every file, every pixel array and every tensor among the arguments of calls, one after the
+            other; shared memory in a worker.
         entries: how to cut a source out of the blob.
         entry_of_image: position in `entries` of each image's source; the same file twice is packed once.
     """
@@ -42,10 +47,21 @@ class Packed(NamedTuple):
 
 def pack(sources: Sequence[Source]) -> Packed:
     """Packs the sources of a batch; the same one is packed once."""
+    return pack_batch(sources, ())[0]
+
+
+def pack_batch(
+    sources: Sequence[Source], programs: Sequence[tuple[Op, ...]]
+) -> tuple[Packed, tuple[tuple[Op, ...], ...]]:
+    """Packs the sources of a batch, and the tensors among the arguments of its calls.
+
+    Returns:
+        What was packed, and the programs, which say where in the blob their tensors lie.
+    """
     places: dict[Any, int] = {}
     entries: list[tuple[Any, ...]] = []
     entry_of_image = []
-    chunks: list[bytes] = []
+    chunks: list[bytes | memoryview] = []
     end = 0
     for source in sources:
         key = _identity(source)
@@ -59,7 +75,16 @@ def pack(sources: Sequence[Source]) -> Packed:
             end += len(chunk)
             entries.append((described[0], begin, end, *described[1:]))
         entry_of_image.append(place)
-    return Packed(_blob(chunks, end), tuple(entries), tuple(entry_of_image))
+    arguments: dict[int, PackedArgument] = {}
+    for argument in tensor_arguments(programs):
+        if id(argument) not in arguments:
+            gap = -end % _ALIGNMENT_BYTES
+            arguments[id(argument)] = PackedArgument(end + gap, tuple(argument.tensor.shape), argument.tensor.dtype)
+            values = argument.tensor.reshape(-1).view(torch.uint8)
+            chunks += [bytes(gap), memoryview(values.numpy())]  # type: ignore[arg-type]
+            end += gap + len(values)
+    packed = Packed(_blob(chunks, end), tuple(entries), tuple(entry_of_image))
+    return packed, tuple(with_packed(ops, arguments) for ops in programs) if arguments else tuple(programs)
 
 
 def _payload(source: Source) -> tuple[Any, ...]:
@@ -78,7 +103,7 @@ def _identity(source: Source) -> tuple[Any, ...]:
     return (id(source[0]),)
 
 
-def _blob(chunks: Sequence[bytes], size: int) -> torch.Tensor:
+def _blob(chunks: Sequence[bytes | memoryview], size: int) -> torch.Tensor:
     blob = collated_tensor((size,), torch.uint8)
     view, begin = memoryview(blob.numpy().data), 0
     for chunk in chunks:

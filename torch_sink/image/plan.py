@@ -21,10 +21,10 @@ from torch_sink.triton_kernels.stage import tile_shape
 
 _JOB = {name: value.value for name, value in vars(layout).items() if hasattr(value, "value")}
 _FACTOR_COLUMN = _JOB["OPERATION_COLUMNS"] - 1
-_TABLE_COLUMN = {Kind.REMAP: 2, Kind.LOOKUP: 2, FloatKind.WARP: 10}
+_TABLE_COLUMN = {Kind.REMAP: 2, Kind.LOOKUP: 2, Kind.GRID: 10, FloatKind.WARP: 10}
 _HEAD_TABLE_COLUMN = 8
 # What works in float64, or needs as many registers.
-_FLOAT64_KINDS = frozenset((Kind.HUE, Kind.WARP, Kind.BLUR, Kind.BLUR_X, Kind.BLUR_Y))
+_FLOAT64_KINDS = frozenset((Kind.HUE, Kind.WARP, Kind.BLUR, Kind.BLUR_X, Kind.BLUR_Y, Kind.GRID))
 _HEAVY_FLOAT_KINDS = frozenset(
     (Kind.ERASE, FloatKind.HUE, FloatKind.BILINEAR, FloatKind.WARP, FloatKind.BLUR, FloatKind.SHARPNESS)
 )

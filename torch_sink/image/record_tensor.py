@@ -17,6 +17,7 @@ from torch_sink.image import record_tensor_blur as blur
 from torch_sink.image import record_tensor_colour as colour
 from torch_sink.image import record_tensor_geometry as geometry
 from torch_sink.image import record_tensor_values as values
+from torch_sink.image import record_tensor_warp as warp
 from torch_sink.image.fallback import executing, report_fallback
 from torch_sink.image.lazy_tensor import HANDLES, LazyTVImage
 from torch_sink.image.record_float import V1_FLOAT_RECORDERS, V2_FLOAT_RECORDERS
@@ -35,6 +36,15 @@ def _as_pure(recorder: Recorder) -> Recorder:
     return record
 
 
+def _on_bytes(recorder: Recorder) -> Recorder:
+    """For recorders that do not look at the type: records on uint8 tensors alone."""
+
+    def record(handle: Any, *args: Any, **kwargs: Any) -> Any:
+        return recorder(handle, *args, **kwargs) if handle.sink_dtype == torch.uint8 else NotImplemented
+
+    return record
+
+
 _V1_COMPUTING: dict[str, Recorder] = {
     "normalize": functools.partial(values.normalize, "v1"),
     "convert_image_dtype": values.convert_dtype,
@@ -44,6 +54,10 @@ _V1_COMPUTING: dict[str, Recorder] = {
     "pad": functools.partial(geometry.pad, "v1"),
     **colour.colour_recorders("v1"),
     "gaussian_blur": functools.partial(blur.gaussian_blur, "v1"),
+    "affine": _on_bytes(warp.affine_v1),
+    "rotate": _on_bytes(warp.rotate_v1),
+    "perspective": _on_bytes(warp.perspective_v1),
+    "elastic_transform": _on_bytes(warp.elastic_v1),
 }
 
 
@@ -81,6 +95,10 @@ _V2_RECORDERS: dict[str, Recorder] = {
     "erase": functools.partial(geometry.erase, "v2"),
     **colour.colour_recorders("v2"),
     "gaussian_blur": functools.partial(blur.gaussian_blur, "v2"),
+    "affine": _on_bytes(warp.affine_v2),
+    "rotate": _on_bytes(warp.rotate_v2),
+    "perspective": _on_bytes(warp.perspective_v2),
+    "elastic": _on_bytes(warp.elastic_v2),
     "resize": geometry.resize_v2,
     "resized_crop": geometry.resized_crop,
     "get_dimensions": lambda handle: list(handle.sink_shape),

@@ -126,7 +126,7 @@ def _kernel_rows() -> Iterator[Row]:
 
 
 # Their kernels on Pillow images turn them into tensors and back.
-_THROUGH_TENSORS = ("gaussian_blur",)
+_THROUGH_TENSORS = ("gaussian_blur", "elastic")
 
 
 def _pillow_kernel(name: str) -> Make:

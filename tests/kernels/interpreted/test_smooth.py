@@ -1,14 +1,20 @@
-"""Blur through the kernels, as close to stock torchvision as promised."""
+"""Blur and warps of tensors through the kernels, as close to stock torchvision as promised."""
 
 from __future__ import annotations
 
 import pytest
 from image.cases import some_rgb_images
 from image.check import check_pipeline
-from image.smooth_cases import BLUR
+from image.smooth_cases import BLUR, WARPS
+from image.test_tensor_arguments import *  # noqa: F403
+
+
+@pytest.mark.parametrize("name", WARPS)
+def test_warps(name: str) -> None:
+    check_pipeline(WARPS[name](), some_rgb_images(name, 2), seed=1)
 
 
 @pytest.mark.parametrize("name", BLUR)
-def test_rgb(name: str) -> None:
+def test_blur(name: str) -> None:
     make, promise = BLUR[name]
     check_pipeline(make(), some_rgb_images(name, 2), seed=1, promise=promise)
