@@ -107,6 +107,51 @@ def test_damaged_files(tmp_path: Path, name: str, way: str) -> None:
     assert outcome == "pixels" or name != "whole"
 
 
+def _refused_by_libjpeg() -> dict[str, bytes]:
+    """Complete files whose markers libjpeg stops at, in front of the first scan and behind it."""
+    files = []
+    for progressive in (False, True):
+        buffer = io.BytesIO()
+        make_photo(64, 48, 1).save(buffer, "JPEG", quality=90, progressive=progressive)
+        files.append(buffer.getvalue())
+    baseline, progressive_file = files
+    frame, scan = (baseline.index(marker) for marker in (b"\xff\xc0", b"\xff\xda"))
+    table = progressive_file.index(b"\xff\xc4")
+    quantisation = baseline.index(b"\xff\xdb")
+    later = progressive_file.index(b"\xff\xda", progressive_file.index(b"\xff\xda") + 2)
+
+    def changed(data: bytes, at: int, *values: int) -> bytes:
+        return data[:at] + bytes(values) + data[at + len(values) :]
+
+    return {
+        "codes that do not fit": changed(progressive_file, table + 5, 3),
+        "a DC symbol beyond 15": changed(progressive_file, table + 21, 16),
+        "a table numbered 4": changed(progressive_file, table + 4, 4),
+        "a quantisation table numbered 4": changed(baseline, quantisation + 4, 4),
+        "a Huffman table that is not there": changed(baseline, scan + 6, 0x22),
+        "a quantisation table that is not there": changed(baseline, frame + 12, 3),
+        "an unknown component in the scan": changed(baseline, scan + 5, 77),
+        "the same component twice in the scan": changed(baseline, scan + 7, baseline[scan + 5]),
+        "units of too many blocks": changed(baseline, frame + 11, 0x44),
+        "a sampling factor of 0": changed(baseline, frame + 11, 0x20),
+        "wider than libjpeg allows": changed(baseline, frame + 5, 0, 1, 0xFF, 0xFF),
+        "a later scan beyond the spectrum": changed(progressive_file, later + 7, 1, 64),
+        "a later scan of too low a bit": changed(progressive_file, later + 9, 0x0E),
+        "a later scan that refines nothing": changed(progressive_file, later + 9, 0x31),
+        "a later scan without its table": changed(progressive_file, later + 6, 0x03),
+        "a second frame": progressive_file[:-2] + progressive_file[progressive_file.index(b"\xff\xc2") :],
+    }
+
+
+@pytest.mark.parametrize("name", list(_refused_by_libjpeg()))
+@pytest.mark.parametrize("way", ["loader", "convert", "to gray", "resize"])
+def test_markers_that_libjpeg_stops_at(tmp_path: Path, name: str, way: str) -> None:
+    """The error comes from the call that raises it in stock code."""
+    path = tmp_path / "file.jpg"
+    path.write_bytes(_refused_by_libjpeg()[name])
+    assert check_file(str(path), way) == "error"
+
+
 def test_an_oversized_image_is_refused_or_warned_about_as_in_stock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +176,8 @@ def test_a_collection_of_odd_files() -> None:
     assert files, f"no JPEG file in {folder}"
     outcomes = Counter(check_file(str(path), way) for path in files for way in WAYS)
     assert outcomes["pixels"] > 0
+    # Markers inside the only scan of a baseline file are found when it is decoded.
+    assert outcomes["error of the scan"] <= 9 * len(WAYS)
     assert sum(outcomes.values()) == len(files) * len(WAYS)
 
 

@@ -1,17 +1,30 @@
-"""The header of a JPEG file, read far enough to know size and kind, and to trust that the file is whole.
+"""The markers of a JPEG file, read far enough to know its size and kind, and that libjpeg will take it.
 
-Marker names and segment layouts: ITU-T T.81, annex B.
+Marker names and segment layouts: ITU-T T.81, annex B. What is refused beyond it is what libjpeg-turbo refuses
+(`jdmarker.c`, `jdinput.c`, `jdhuff.c`, `jdphuff.c`, `jdsample.c`).
 """
 
 from __future__ import annotations
 
+import functools
+import operator
+import re
 from typing import NamedTuple
 
 _START_OF_IMAGE = b"\xff\xd8\xff"
 _END_OF_IMAGE = b"\xff\xd9"
+# In the data of a scan, 0xFF is followed by 0 where it is data, or by a restart marker; 0xFF before 0xFF is padding.
+_MARKER_AFTER_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended sequential, progressive; all Huffman coded
 _REFUSED_FRAMES = frozenset((0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF))
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}
+_LONGEST_SIDE = 65500
+_MOST_BLOCKS_IN_A_UNIT = 10
+# A set of tables is a number with a bit for each: 4 for the DC coefficients, 4 for the AC ones, 4 of quantisation. The
+# position of a Huffman table's bit is its byte in the file, class and number.
+_DC, _AC, _QUANTISATION = 0x00, 0x10, 0x20
+_HUFFMAN = frozenset(kind | number for kind in (_DC, _AC) for number in range(4))
+_WORDS_OF_A_CODE = tuple(1 << (16 - bits) for bits in range(1, 17))
 
 
 class JpegHeader(NamedTuple):
@@ -34,78 +47,167 @@ class JpegHeader(NamedTuple):
     adobe: bool
 
 
+class _Components(NamedTuple):
+    """The components of a frame.
+
+    Attributes:
+        layout: {identifier: (blocks in a unit, bit of its quantisation table)}.
+        full_chroma: all have the same sampling factors.
+    """
+
+    layout: dict[int, tuple[int, int]]
+    full_chroma: bool
+
+
 def read_jpeg_header(data: bytes) -> JpegHeader | None:
-    """Walks the markers up to the first scan.
+    """Walks the markers up to the first scan; where there are several scans, up to the last.
 
     Args:
         data: the whole file.
 
     Returns:
-        The header, or None when the file is no JPEG, ends early, is damaged before its first scan, or holds what
-        Pillow treats specially (multi-picture files, arithmetic coding, 12 bits). Those go to Pillow at once, which
+        The header, or None when the file is no JPEG, ends early, has a marker on the way that libjpeg stops at, or holds
+        what Pillow treats specially (multi-picture files, arithmetic coding, 12 bits). Those go to Pillow at once, which
         raises or decodes as it always does.
     """
     if data[:3] != _START_OF_IMAGE or data[-2:] != _END_OF_IMAGE:
         return None
-    position, frame, adobe, tables = 2, None, False, 0
+    position, tables, frame, adobe, scans = 2, 0, b"", False, 0
+    progressive = False
     try:
         while True:
             if data[position] != 0xFF:
                 return None
             marker = data[position + 1]
+            if marker == 0xD9:
+                break
             length = (data[position + 2] << 8) | data[position + 3]
             body, after = position + 4, position + 2 + length
-            if marker in _FRAMES:
-                if frame is not None:
+            if marker == 0xDB or marker == 0xC4:
+                if marker == 0xDB:
+                    added = _quantisation_tables(data, body, after)
+                else:
+                    added = _huffman_tables(data, body, after, check_codes=progressive)
+                if not added:
                     return None
-                frame = (marker, body, length)
+                tables |= added
             elif marker == 0xDA:
-                break
-            elif marker == 0xDB:
-                if not _quantisation_tables_fit(data, body, after):
+                needed = _tables_of_scan(data[body:after], frame[5:], progressive)
+                if not needed or needed & ~tables:
                     return None
-                tables |= 1
-            elif marker == 0xC4:
-                if not _huffman_tables_fit(data, body, after):
+                scans += 1
+                if not progressive and data[body] == frame[5]:
+                    break
+                following = _MARKER_AFTER_SCAN.search(data, after)
+                if following is None:
                     return None
-                tables |= 2
+                after = following.start()
+            elif marker in _FRAMES:
+                if frame:
+                    return None
+                frame, progressive = data[body:after], marker == 0xC2
             elif marker == 0xE2 and data[body : body + 4] == b"MPF\0":
                 return None
             elif marker == 0xEE:
-                adobe = True
-            elif marker in _REFUSED_FRAMES or marker < 0xC0 or 0xD0 <= marker <= 0xD9 or length < 2:
+                adobe = adobe or not scans
+            elif marker == 0xDD and length != 4:
+                return None
+            elif marker in _REFUSED_FRAMES or marker < 0xC0 or 0xD0 <= marker <= 0xD8 or length < 2:
                 return None
             position = after
-        if frame is None or tables != 3:
-            return None
-        return _read_frame(data, *frame, adobe)
+        return _header(frame, progressive, adobe) if scans else None
     except IndexError:
         return None
 
 
-def _read_frame(data: bytes, marker: int, body: int, length: int, adobe: bool) -> JpegHeader | None:
-    height = (data[body + 1] << 8) | data[body + 2]
-    width = (data[body + 3] << 8) | data[body + 4]
-    components = data[body + 5]
-    mode = _MODES.get(components)
-    if data[body] != 8 or not width or not height or mode is None or length != 8 + 3 * components:
+def _header(frame: bytes, progressive: bool, adobe: bool) -> JpegHeader | None:
+    height, width = (frame[1] << 8) | frame[2], (frame[3] << 8) | frame[4]
+    components = _components(frame[5:])
+    if frame[0] != 8 or not 0 < width <= _LONGEST_SIDE or not 0 < height <= _LONGEST_SIDE or components is None:
         return None
-    sampling = data[body + 7]
-    for component in range(components):
-        factors = data[body + 7 + 3 * component]
-        if not 1 <= factors >> 4 <= 4 or not 1 <= factors & 15 <= 4:
+    return JpegHeader(width, height, _MODES[frame[5]], progressive, components.full_chroma, adobe)
+
+
+@functools.lru_cache(maxsize=256)
+def _components(frame: bytes) -> _Components | None:
+    """The components in the end of a frame header, from their number on; None where libjpeg refuses them."""
+    count = frame[0]
+    if count not in _MODES or len(frame) != 1 + 3 * count:
+        return None
+    samplings = frame[2::3]
+    for factors in ([sampling >> 4 for sampling in samplings], [sampling & 15 for sampling in samplings]):
+        # A component is enlarged by a whole factor.
+        if not 1 <= min(factors) <= max(factors) <= 4 or any(max(factors) % factor for factor in factors):
             return None
-    full_chroma = all(data[body + 7 + 3 * component] == sampling for component in range(components))
-    return JpegHeader(width, height, mode, marker == 0xC2, full_chroma, adobe)
+    layout = {
+        identifier: ((sampling >> 4) * (sampling & 15), 1 << (_QUANTISATION + table))
+        for identifier, sampling, table in zip(frame[1::3], samplings, frame[3::3], strict=True)
+    }
+    return _Components(layout, len(set(samplings)) == 1) if len(layout) == count else None
 
 
-def _quantisation_tables_fit(data: bytes, position: int, end: int) -> bool:
+@functools.lru_cache(maxsize=256)
+def _tables_of_scan(scan: bytes, frame: bytes, progressive: bool) -> int:
+    """The tables that have to be defined before a scan; 0 where libjpeg refuses its header.
+
+    Args:
+        scan: its header, from the number of components on.
+        frame: the end of the frame header, from the number of components on; empty where there is none.
+        progressive: the kind of frame.
+    """
+    components = _components(frame) if frame else None
+    count = scan[0]
+    if components is None or not 1 <= count <= 4 or len(scan) != 4 + 2 * count:
+        return 0
+    first, last, high, low = scan[-3], scan[-2], scan[-1] >> 4, scan[-1] & 15
+    if progressive:
+        spectrum_fits = last == 0 if first == 0 else first <= last <= 63 and count == 1
+        if not spectrum_fits or (high and low != high - 1) or low > 13:
+            return 0
+    remaining = dict(components.layout)
+    tables = blocks = 0
+    for identifier, choice in zip(scan[1:-3:2], scan[2:-3:2], strict=True):
+        if identifier not in remaining:
+            return 0
+        blocks_of_component, quantisation = remaining.pop(identifier)
+        blocks += blocks_of_component
+        tables |= quantisation
+        if not progressive or (first == 0 and high == 0):
+            tables |= 1 << (_DC + (choice >> 4))
+        if not progressive or first:
+            tables |= 1 << (_AC + (choice & 15))
+    return tables if count == 1 or blocks <= _MOST_BLOCKS_IN_A_UNIT else 0
+
+
+def _quantisation_tables(data: bytes, position: int, end: int) -> int:
+    """The tables that a segment defines; 0 where it is damaged."""
+    tables = 0
     while position < end:
-        position += 129 if data[position] >> 4 else 65
-    return position == end
+        kind = data[position]
+        if kind & 15 > 3 or kind > 0x1F:
+            return 0
+        tables |= 1 << (_QUANTISATION + (kind & 15))
+        position += 129 if kind > 15 else 65
+    return tables if position == end else 0
 
 
-def _huffman_tables_fit(data: bytes, position: int, end: int) -> bool:
+def _huffman_tables(data: bytes, position: int, end: int, *, check_codes: bool) -> int:
+    """The tables that a segment defines; 0 where it is damaged.
+
+    The codes of a baseline file are not worth the time of checking them: its only scan is decoded on the device.
+    """
+    tables = 0
     while position < end:
-        position += 17 + sum(data[position + 1 : position + 17])
-    return position == end
+        kind = data[position]
+        counts = data[position + 1 : position + 17]  # codes of 1, 2, ... 16 bits
+        symbols, position = position + 17, position + 17 + sum(counts)
+        if kind not in _HUFFMAN or position - symbols > 256:
+            return 0
+        if check_codes:
+            # As shares of all words of 16 bits: the codes have to leave at least the word of ones.
+            if sum(map(operator.mul, counts, _WORDS_OF_A_CODE)) >= 1 << 16:
+                return 0
+            if kind < _AC and max(data[symbols:position], default=0) > 15:
+                return 0
+        tables |= 1 << kind
+    return tables if position == end else 0
