@@ -16,7 +16,8 @@ _END_OF_IMAGE = b"\xff\xd9"
 # In the data of a scan, 0xFF is followed by 0 where it is data, or by a restart marker; 0xFF before 0xFF is padding.
 _MARKER_AFTER_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended sequential, progressive; all Huffman coded
-_REFUSED_FRAMES = frozenset((0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF))
+_OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)
+_REFUSED = frozenset((*_OTHER_FRAMES, *range(0xD0, 0xD9)))  # restart markers and the start belong elsewhere
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 _LONGEST_SIDE = 65500
 _MOST_BLOCKS_IN_A_UNIT = 10
@@ -66,9 +67,9 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
         data: the whole file.
 
     Returns:
-        The header, or None when the file is no JPEG, ends early, has a marker on the way that libjpeg stops at, or holds
-        what Pillow treats specially (multi-picture files, arithmetic coding, 12 bits). Those go to Pillow at once, which
-        raises or decodes as it always does.
+        The header, or None when the file is no JPEG, ends early, has a marker on the way that libjpeg stops at, or
+        holds what Pillow treats specially (multi-picture files, arithmetic coding, 12 bits). Those go to Pillow at
+        once, which raises or decodes as it always does.
     """
     if data[:3] != _START_OF_IMAGE or data[-2:] != _END_OF_IMAGE:
         return None
@@ -110,9 +111,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
                 return None
             elif marker == 0xEE:
                 adobe = adobe or not scans
-            elif marker == 0xDD and length != 4:
-                return None
-            elif marker in _REFUSED_FRAMES or marker < 0xC0 or 0xD0 <= marker <= 0xD8 or length < 2:
+            elif marker in _REFUSED or marker < 0xC0 or length < 2 or (marker == 0xDD and length != 4):
                 return None
             position = after
         return _header(frame, progressive, adobe) if scans else None

@@ -12,7 +12,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from torch_sink.image.fallback import executing, report_fallback
-from torch_sink.image.lazy_image import LazyImage, lazy_image
+from torch_sink.image.lazy_image import LazyImage, PixelAccess, asked_by_user, lazy_image
 from torch_sink.image.source import EncodedSource, PixelSource, encoded_source, read_file
 
 _RECORDED_MODES = ("L", "RGB")
@@ -29,7 +29,23 @@ class LazyJpegImageFile(JpegImageFile):
     def _handle(self) -> LazyImage | None:
         return lazy_image(self) if self._im is None and not self.decoderconfig else None
 
+    @property
+    def im(self) -> Any:
+        if self._im is None and self.tile:
+            self._load()
+        return JpegImageFile.im.fget(self)  # type: ignore[attr-defined]
+
+    @im.setter
+    def im(self, value: Any) -> None:
+        self._im = value
+
     def load(self) -> Any:
+        if self._im is None and self.tile and not self.decoderconfig and asked_by_user():
+            return PixelAccess(self._load)
+        return self._load()
+
+    def _load(self) -> Any:
+        """The pixels themselves, as Pillow gives access to them."""
         if self._im is None and self.tile:
             report_fallback("pixels of a Pillow image", "read by other code", inner_module="PIL")
         return super().load()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from PIL import Image
@@ -16,6 +17,7 @@ from torch_sink.image.source import EncodedSource, PixelSource, Source
 _RECORDED_MODES = ("L", "RGB")
 _FILTERS = frozenset(range(6))  # Pillow 13 knows more; those are not recorded
 _FLIPS = frozenset(Image.Transpose)
+_LOADS_FOR_THE_HEADER = ("exif_transpose",)  # of Pillow's own functions
 _KEEPS_INFO = frozenset(("pil.convert", "pil.crop", "pil.resize", "pil.transpose", "pil.transform"))
 
 
@@ -52,9 +54,12 @@ class LazyImage(Image.Image):
     def record(self, op: Op, size: tuple[int, int] | None = None, mode: str | None = None) -> LazyImage:
         """A new handle with one more call; `size` (width, height) and `mode` where the call changes them."""
         fields = self.__dict__
-        return LazyImage(
+        recorded = LazyImage(
             fields["sink_source"], (*fields["sink_ops"], op), size or fields["_size"], mode or fields["_mode"]
         )
+        if "info" in fields and op.name in _KEEPS_INFO:
+            recorded.__dict__["info"] = dict(fields["info"])
+        return recorded
 
     def _materialise(self) -> None:
         report_fallback("pixels of a Pillow image", "read by other code", inner_module="PIL")
@@ -75,7 +80,13 @@ class LazyImage(Image.Image):
         self.__dict__["_im"] = value
 
     def load(self) -> Any:
-        if self.__dict__["_im"] is None:
+        if self.is_recording and asked_by_user():
+            return PixelAccess(self._load)
+        return self._load()
+
+    def _load(self) -> Any:
+        """The pixels themselves, as Pillow gives access to them."""
+        if self.is_recording:
             self._materialise()
         return super().load()
 
@@ -182,6 +193,38 @@ class LazyImage(Image.Image):
                 args = (width, height), int(method), matrix, int(resample), fillcolor
                 return self.record(Op("pil.transform", args), size=(width, height))
         return super().transform(size, method, data, resample, fill, fillcolor)
+
+
+class PixelAccess:
+    """What `load()` returns to code outside Pillow, which mostly wants the file read and its error raised.
+
+    The file is read, and errors of its header were raised, already; pixels are made when one of them is asked for.
+    """
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        self._load, self._pixels = load, None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real(), name)
+
+    def __getitem__(self, position: Any) -> Any:
+        return self._real()[position]
+
+    def __setitem__(self, position: Any, value: Any) -> None:
+        self._real()[position] = value
+
+    def _real(self) -> Any:
+        if self._pixels is None:
+            self._pixels = self._load()
+        return self._pixels
+
+
+def asked_by_user() -> bool:
+    """False where Pillow or this package called the function that asks: they go on to use what it made."""
+    caller = sys._getframe(2)
+    name = caller.f_globals.get("__name__", "")
+    inside = name.startswith(("PIL.", "torch_sink.image.")) and caller.f_code.co_name not in _LOADS_FOR_THE_HEADER
+    return not inside and not is_executing()
 
 
 def _fill_fits(mode: str, fill: Any) -> bool:
