@@ -1,66 +1,90 @@
 """Cost of a training loop on the host: plain loops, compiled loops and StepLoop in every mode.
 
-    python examples/benchmarks/loop.py [--steps 200] [--models mlp shufflenet resnet50] [--output loop.json]
+    python examples/benchmarks/loop.py [--rounds 7] [--models mlp shufflenet resnet50] [--output loop.json]
 
-For each model and loop: steps a second, host time a step (what the training thread spends on the CPU), host syncs a
-step, and on a GPU the share of time in which it has nothing to do. Compile and capture seconds stand apart, with the
-number of steps after which they are paid back. Writes a table, JSON, and a PNG where matplotlib is installed.
+For each model and loop: steps a second, host time a step (what the training thread spends on the CPU), what a step
+costs over the plain loop, or over the plain compiled loop where the loop compiles (the median of the differences
+within a round), host syncs a step, and on a GPU the share of time in which it has nothing to do. Compile and capture
+seconds stand apart, with the number of steps after which they are paid back. Writes a table, JSON, and a PNG where
+matplotlib is installed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torchvision
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import harness
 import torch_sink
+from torch_sink.cli.machine import describe_machine
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def make_mlp() -> tuple[nn.Module, tuple[int, ...], int]:
-    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)), (64,), 64
+def make_mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
-def make_torchvision(name: str, size: int, batch: int) -> Callable[[], tuple[nn.Module, tuple[int, ...], int]]:
-    def make() -> tuple[nn.Module, tuple[int, ...], int]:
-        import torchvision
+def make_cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1, stride=2),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 10),
+    )
 
-        return getattr(torchvision.models, name)(num_classes=10), (3, size, size), batch
 
-    return make
+@dataclass(frozen=True)
+class Case:
+    """A model, the shape of its inputs with the batch in front, and the steps of a round."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    steps: int = 100
 
 
-def models(cuda: bool) -> dict[str, Callable[[], tuple[nn.Module, tuple[int, ...], int]]]:
-    size, batch = (224, 128) if cuda else (32, 8)
+def cases(cuda: bool) -> dict[str, Case]:
+    shufflenet = partial(torchvision.models.shufflenet_v2_x0_5, num_classes=10)
+    if not cuda:
+        return {
+            "mlp": Case(make_mlp, (64, 64), 1000),
+            "cnn": Case(make_cnn, (16, 3, 32, 32)),
+            "shufflenet": Case(shufflenet, (8, 3, 32, 32)),
+        }
+    resnet = partial(torchvision.models.resnet50, num_classes=10)
     return {
-        "mlp": make_mlp,
-        "shufflenet": make_torchvision("shufflenet_v2_x0_5", size, batch),
-        "resnet50": make_torchvision("resnet50", size, batch),
+        "mlp": Case(make_mlp, (64, 64), 1000),
+        "shufflenet": Case(shufflenet, (128, 3, 224, 224), 200),
+        "resnet50": Case(resnet, (128, 3, 224, 224)),
     }
 
 
 class Setup:
     """A fresh model, optimizer and four batches that already lie on the device."""
 
-    def __init__(self, make: Callable[[], tuple[nn.Module, tuple[int, ...], int]], device: torch.device) -> None:
+    def __init__(self, case: Case, device: torch.device) -> None:
         torch.manual_seed(0)
-        model, shape, batch = make()
-        self.device, self.batch = device, batch
-        self.model = model.to(device)
+        self.device, self.steps = device, case.steps
+        self.model = case.make().to(device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-        self.batches: Batches = [
-            (torch.randn(batch, *shape, device=device), torch.arange(batch, device=device) % 10) for _ in range(4)
-        ]
+        targets = torch.arange(case.shape[0], device=device) % 10
+        self.batches: Batches = [(torch.randn(case.shape, device=device), targets) for _ in range(4)]
 
     def stream(self, steps: int) -> Batches:
         return [self.batches[step % 4] for step in range(steps)]
@@ -103,7 +127,7 @@ def loops(cuda: bool) -> dict[str, Callable[[Setup], Callable[[int], int]]]:
         "plain": plain(False, None),
         "torch.compile": plain(False, "default"),
         **{f"StepLoop eager, sink {n}": sink("eager", n) for n in (1, 10, 100)},
-        "StepLoop compile, sink 100": sink("compile", 100),
+        **{f"StepLoop compile, sink {n}": sink("compile", n) for n in (1, 10, 100)},
     }
     if cuda:
         found["reduce-overhead"] = plain(False, "reduce-overhead")
@@ -111,78 +135,74 @@ def loops(cuda: bool) -> dict[str, Callable[[Setup], Callable[[int], int]]]:
     return found
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def idle_share(run: Callable[[int], int], steps: int) -> float:
-    """Share of the profiled time in which no kernel ran."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        began = time.perf_counter()
-        run(steps)
-        torch.cuda.synchronize()
-        wall_microseconds = (time.perf_counter() - began) * 1e6
-    busy = sum(event.self_device_time_total for event in profiler.key_averages())
-    return max(0.0, 1 - busy / wall_microseconds)
-
-
 class Measurement:
     """One loop over one model; rounds of all loops are interleaved, so that a busy machine slows all of them."""
 
     def __init__(self, prepare: Callable[[Setup], Callable[[int], int]], setup: Setup) -> None:
-        self._setup, self._walls, self._hosts, self._syncs = setup, [], [], 0
+        self._setup, self._syncs = setup, 0
+        self._hosts: list[float] = []
+        self.walls: list[float] = []
         began = time.perf_counter()
         self._run = prepare(setup)
         self._run(8)
-        synchronize(setup.device)
+        harness.synchronize()
         self._first_seconds = time.perf_counter() - began
 
-    def round(self, steps: int) -> None:
-        """Run `steps` steps and note times a step."""
-        device = self._setup.device
-        synchronize(device)
+    def round(self) -> None:
+        """Run the steps of a round and note times a step."""
+        steps = self._setup.steps
+        harness.synchronize()
         wall, host = time.perf_counter(), time.thread_time()
         self._syncs = self._run(steps)
         self._hosts.append((time.thread_time() - host) / steps)
-        synchronize(device)
-        self._walls.append((time.perf_counter() - wall) / steps)
+        harness.synchronize()
+        self.walls.append((time.perf_counter() - wall) / steps)
 
-    def result(self, steps: int) -> dict[str, float]:
+    def result(self) -> dict[str, float]:
         """Medians over the rounds."""
-        step_seconds = statistics.median(self._walls)
+        step_seconds = statistics.median(self.walls)
         result = {
             "steps_per_second": 1 / step_seconds,
             "step_milliseconds": step_seconds * 1e3,
             "host_microseconds": statistics.median(self._hosts) * 1e6,
-            "syncs_per_step": self._syncs / steps,
+            "syncs_per_step": self._syncs / self._setup.steps,
             "first_8_steps_seconds": self._first_seconds,
         }
         if self._setup.device.type == "cuda":
-            result["gpu_idle_share"] = idle_share(self._run, min(steps, 50))
+            result["gpu_idle_share"] = harness.gpu_idle_share(lambda: self._run(50))
         return result
 
 
-def add_break_even(results: dict[str, dict[str, float]]) -> None:
+def add_differences(results: dict[str, dict[str, Any]], measurements: dict[str, Measurement]) -> None:
+    """What a step costs over the plain loop that does the same: within each round, then the median."""
+    for name, entry in results.items():
+        base = measurements.get("torch.compile" if "compile" in name else "plain", measurements["plain"])
+        pairs = list(zip(measurements[name].walls, base.walls, strict=True))
+        entry["extra_microseconds"] = statistics.median((wall - plain) * 1e6 for wall, plain in pairs)
+        entry["extra_share"] = statistics.median(wall / plain - 1 for wall, plain in pairs)
+
+
+def add_break_even(results: dict[str, dict[str, Any]]) -> None:
     """Steps after which a loop has won back what its first steps cost more than the plain loop's."""
     base = results["plain"]
     for entry in results.values():
         gain = (base["step_milliseconds"] - entry["step_milliseconds"]) / 1e3
         cost = entry["first_8_steps_seconds"] - base["first_8_steps_seconds"]
-        entry["break_even_steps"] = cost / gain if gain > 0 and cost > 0 else (0.0 if cost <= 0 else float("inf"))
+        entry["break_even_steps"] = 0 if cost <= 0 else round(cost / gain) if gain > 0 else None
 
 
-def print_table(model: str, results: dict[str, dict[str, float]]) -> None:
-    heads = [("steps/s", 9), ("ms/step", 9), ("host us", 9), ("syncs", 7), ("idle", 6), ("first 8", 8), ("even", 8)]
+def print_table(model: str, results: dict[str, dict[str, Any]]) -> None:
+    heads = [("steps/s", 9), ("ms/step", 9), ("host us", 9), ("extra us", 9), ("extra", 7), ("syncs", 6), ("idle", 6)]
+    heads += [("first 8", 8), ("even", 8)]
     print(f"\n{model}\n{'loop':28} " + " ".join(f"{head:>{width}}" for head, width in heads))
     for name, entry in results.items():
         idle = f"{entry['gpu_idle_share']:6.1%}" if "gpu_idle_share" in entry else f"{'-':>6}"
+        even = "never" if entry["break_even_steps"] is None else entry["break_even_steps"]
         print(
             f"{name:28} {entry['steps_per_second']:9.1f} {entry['step_milliseconds']:9.3f} "
-            f"{entry['host_microseconds']:9.0f} {entry['syncs_per_step']:7.2f} {idle} "
-            f"{entry['first_8_steps_seconds']:7.2f}s {entry['break_even_steps']:8.0f}"
+            f"{entry['host_microseconds']:9.0f} {entry['extra_microseconds']:9.0f} {entry['extra_share']:7.1%} "
+            f"{entry['syncs_per_step']:6.2f} {idle} "
+            f"{entry['first_8_steps_seconds']:7.2f}s {even:>8}"
         )
 
 
@@ -202,42 +222,42 @@ def draw(report: dict[str, Any], path: Path) -> None:
         axis.invert_yaxis()
         axis.set_title(model)
         axis.set_xlabel("milliseconds a step")
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=80)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--models", nargs="+", default=None, choices=("mlp", "shufflenet", "resnet50"))
-    parser.add_argument("--loops", nargs="+", default=None, help="only loops whose name contains one of these")
-    parser.add_argument("--output", type=Path, default=Path("loop_benchmark.json"))
+    parser.add_argument("--rounds", type=harness.positive, default=7, help="turns of the loops (default: 7)")
+    parser.add_argument("--models", nargs="+", help="default: all of this device")
+    parser.add_argument("--loops", nargs="+", help="the plain loops, and those whose name contains one of these")
+    parser.add_argument("--output", type=Path, default=harness.LOCAL / "loop.json", help="default: %(default)s")
     arguments = parser.parse_args()
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda" if cuda else "cpu")
-    chosen = arguments.models or (["mlp", "shufflenet", "resnet50"] if cuda else ["mlp", "shufflenet"])
+    device = harness.device_here()
+    known = cases(device.type == "cuda")
+    chosen = arguments.models or list(known)
+    if not set(chosen) <= known.keys():
+        parser.error(f"--models: on this device there are {', '.join(known)}")
     report: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "steps": arguments.steps,
+        "command": "python examples/benchmarks/loop.py",
+        "machine": describe_machine(),
+        "options": {"rounds": arguments.rounds, "threads": torch.get_num_threads(), "device": str(device)},
         "models": {},
     }
     for model in chosen:
         measurements = {
-            name: Measurement(prepare, Setup(models(cuda)[model], device))
-            for name, prepare in loops(cuda).items()
-            if not arguments.loops or name == "plain" or any(part in name for part in arguments.loops)
+            name: Measurement(prepare, Setup(known[model], device))
+            for name, prepare in loops(device.type == "cuda").items()
+            if not arguments.loops or name in ("plain", "torch.compile") or any(p in name for p in arguments.loops)
         }
         for _ in range(arguments.rounds):
             for measurement in measurements.values():
-                measurement.round(arguments.steps)
-        results = {name: measurement.result(arguments.steps) for name, measurement in measurements.items()}
+                measurement.round()
+        results = {name: measurement.result() for name, measurement in measurements.items()}
+        add_differences(results, measurements)
         add_break_even(results)
         print_table(model, results)
         report["models"][model] = results
-    arguments.output.write_text(json.dumps(report, indent=1))
+    harness.write(report, arguments.output)
     draw(report, arguments.output.with_suffix(".png"))
 
 
