@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from .pixel_math import blend
-from .program import AUTOCONTRAST, CONTRAST, LUMINANCE, TABLES
+from .program import AUTOCONTRAST, CONTRAST, FACTOR, FORMULA, LUMINANCE, PILLOW, TABLES, TENSOR_V1
+from .tensor_math import as_byte
 
 
 @triton.jit
@@ -45,6 +46,23 @@ def autocontrast_table(histogram_pointer):
 
 
 @triton.jit
+def tensor_autocontrast_table(histogram_pointer, formula):
+    """As `autocontrast_table`, in the float32 arithmetic of the kernels for tensors."""
+    bins = tl.arange(0, 256)
+    counts = tl.load(histogram_pointer + bins)
+    low = tl.min(tl.where(counts > 0, bins, 255), axis=0)
+    high = tl.max(tl.where(counts > 0, bins, 0), axis=0)
+    above = (bins - low).to(tl.float32)
+    spread = tl.zeros_like(above) + tl.maximum(high - low, 1).to(tl.float32)
+    if formula == TENSOR_V1:
+        # torch divides a number by a tensor as the reciprocal times the number.
+        stretched = above * (tl.div_rn(tl.zeros_like(spread) + 1.0, spread) * 255.0)
+    else:
+        stretched = tl.div_rn(above, spread * (1.0 / 255.0))
+    return tl.where(high == low, bins, as_byte(stretched))
+
+
+@triton.jit
 def equalize_table(histogram_pointer):
     """int32 [256]: the cumulative histogram, in steps of the mean count."""
     bins = tl.arange(0, 256)
@@ -64,18 +82,42 @@ def contrast_table(histogram_pointer, factor):
 
 
 @triton.jit
-def write_tables(code, factor, record):
+def tensor_contrast_table(histogram_pointer, factor, rest, formula):
+    """As `contrast_table`, with the float32 mean of the kernels for tensors; v2 rounds the blend once."""
+    bins = tl.arange(0, 256)
+    counts = tl.load(histogram_pointer + bins).to(tl.int64)
+    total = tl.zeros_like(bins).to(tl.float32) + tl.sum(counts * bins, axis=0).to(tl.float32)
+    mean = tl.div_rn(total, tl.zeros_like(total) + tl.sum(counts, axis=0).to(tl.float32))
+    mixed = bins.to(tl.float32) * factor
+    if formula == TENSOR_V1:
+        mixed = mixed + mean * rest
+    else:
+        mixed = (mixed.to(tl.float64) + mean.to(tl.float64) * rest.to(tl.float64)).to(tl.float32)
+    return as_byte(mixed)
+
+
+@triton.jit
+def write_tables(operation, record):
     """Turns the histograms of a record into the tables of one operation, one for each channel.
 
     Every program of an image writes the same values, so it does not matter whose are read.
     """
     bins = tl.arange(0, 256)
+    code = tl.load(operation)
+    formula = tl.load(operation + FORMULA)
+    factor = tl.load(operation + FACTOR).to(tl.float32, bitcast=True)
     for channel in range(3):
         counts = record + channel * 256
         if code == CONTRAST:
-            table = contrast_table(record + LUMINANCE, factor)
+            if formula == PILLOW:
+                table = contrast_table(record + LUMINANCE, factor)
+            else:
+                # The gray value of a one-channel tensor is its value.
+                gray = tl.where(tl.load(operation + 2) == 1, 0, LUMINANCE)
+                rest = tl.load(operation + 1).to(tl.float32, bitcast=True)
+                table = tensor_contrast_table(record + gray, factor, rest, formula)
         elif code == AUTOCONTRAST:
-            table = autocontrast_table(counts)
+            table = autocontrast_table(counts) if formula == PILLOW else tensor_autocontrast_table(counts, formula)
         else:
             table = equalize_table(counts)
         tl.store(record + TABLES + channel * 256 + bins, table)

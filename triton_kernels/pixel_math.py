@@ -8,6 +8,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .program import PILLOW
+from .tensor_math import tensor_gray
+
 
 @triton.jit
 def colour(packed, channel: tl.constexpr):
@@ -36,55 +39,16 @@ def luminance(red, green, blue):
 
 
 @triton.jit
+def gray_value(red, green, blue, formula, HAS_FLOAT64: tl.constexpr):
+    """The gray value by Pillow's formula, or by that of the kernels for tensors."""
+    gray = luminance(red, green, blue)
+    if HAS_FLOAT64:
+        if formula != PILLOW:
+            gray = tensor_gray(red, green, blue, formula)
+    return gray
+
+
+@triton.jit
 def smooth(total, centre):
     """`ImageFilter.SMOOTH`: `total` is the sum of the nine pixels, the centre counts five times."""
     return (2 * (total + 4 * centre) + 13) // 26
-
-
-@triton.jit
-def hue_of(red, green, blue, largest, smallest):
-    """The 8-bit hue; float32 stores and float64 expressions exactly as in `rgb2hsv_row`."""
-    spread = tl.where(largest == smallest, 1, largest - smallest).to(tl.float32)
-    from_red = tl.div_rn((largest - red).to(tl.float32), spread)
-    from_green = tl.div_rn((largest - green).to(tl.float32), spread)
-    from_blue = tl.div_rn((largest - blue).to(tl.float32), spread)
-    in_red = from_blue - from_green
-    in_green = ((from_red.to(tl.float64) + 2.0) - from_blue.to(tl.float64)).to(tl.float32)
-    in_blue = ((from_green.to(tl.float64) + 4.0) - from_red.to(tl.float64)).to(tl.float32)
-    sextant = tl.where(red == largest, in_red, tl.where(green == largest, in_green, in_blue))
-    turn = sextant.to(tl.float64) / 6.0 + 1.0
-    turn = tl.where(turn >= 1.0, turn - 1.0, turn).to(tl.float32)
-    hue = (turn.to(tl.float64) * 255.0).to(tl.int32)
-    return tl.where(largest == smallest, 0, tl.minimum(tl.maximum(hue, 0), 255))
-
-
-@triton.jit
-def shift_hue(red, green, blue, amount):
-    """RGB -> HSV, hue + amount modulo 256, HSV -> RGB. The way back is exact in integers."""
-    largest = tl.maximum(red, tl.maximum(green, blue))
-    smallest = tl.minimum(red, tl.minimum(green, blue))
-    saturation = 255 * (largest - smallest) // tl.maximum(largest, 1)
-    hue = (hue_of(red, green, blue, largest, smallest) + amount) & 255
-    sextant = 6 * hue // 255
-    rest = 6 * hue - 255 * sextant
-    low = (2 * largest * (255 - saturation) + 255) // 510
-    falling = (2 * largest * (65025 - saturation * rest) + 65025) // 130050
-    rising = (2 * largest * (65025 - saturation * (255 - rest)) + 65025) // 130050
-    sextant = tl.where(sextant == 6, 0, sextant)
-    new_red = tl.where(
-        (sextant == 0) | (sextant == 5),
-        largest,
-        tl.where(sextant == 1, falling, tl.where(sextant == 4, rising, low)),
-    )
-    new_green = tl.where(
-        (sextant == 1) | (sextant == 2),
-        largest,
-        tl.where(sextant == 3, falling, tl.where(sextant == 0, rising, low)),
-    )
-    new_blue = tl.where(
-        (sextant == 3) | (sextant == 4),
-        largest,
-        tl.where(sextant == 5, falling, tl.where(sextant == 2, rising, low)),
-    )
-    gray = saturation == 0
-    return tl.where(gray, largest, new_red), tl.where(gray, largest, new_green), tl.where(gray, largest, new_blue)

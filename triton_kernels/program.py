@@ -37,10 +37,13 @@ HISTOGRAM_WRITTEN = tl.constexpr(24)  # index of the histogram of its output, or
 VALUE_TABLE = tl.constexpr(25)  # index of the table that turns uint8 into floats
 FROM_BYTES = tl.constexpr(26)  # float stages: 1 where the input is uint8 and read through the table, else 0
 STATISTIC = tl.constexpr(27)  # float stages: row of the operation whose statistic this job gathers, or -1
-JOB_COLUMNS = tl.constexpr(28)
+HISTOGRAM_FORMULA = tl.constexpr(28)  # uint8 stages: whose gray values the histogram that it writes counts
+JOB_COLUMNS = tl.constexpr(29)
 
 # Columns of an operation, int32: its code, then up to OPERATION_COLUMNS - 1 parameters.
 OPERATION_COLUMNS = tl.constexpr(12)
+FORMULA = tl.constexpr(10)  # whose formula, of those below
+FACTOR = tl.constexpr(11)  # a float32
 
 # Operation codes. Maps, then points, then statistics, then heads.
 SHIFT = tl.constexpr(1)
@@ -58,6 +61,7 @@ SOLARIZE = tl.constexpr(14)
 GRAY = tl.constexpr(15)
 HUE = tl.constexpr(16)
 LOOKUP = tl.constexpr(17)
+PERMUTE = tl.constexpr(18)
 CONTRAST = tl.constexpr(20)
 AUTOCONTRAST = tl.constexpr(21)
 EQUALIZE = tl.constexpr(22)
@@ -70,6 +74,11 @@ BLUR = tl.constexpr(40)
 BLUR_X = tl.constexpr(41)
 BLUR_Y = tl.constexpr(42)
 GRID = tl.constexpr(43)
+
+# Whose formulas an operation uses: Pillow's, or those of torchvision's kernels for tensors, v1 or v2.
+PILLOW = tl.constexpr(0)
+TENSOR_V1 = tl.constexpr(1)
+TENSOR_V2 = tl.constexpr(2)
 
 # Parts of the record of one image whose histogram is needed, int32: four histograms, then three tables.
 LUMINANCE = tl.constexpr(3 * 256)

@@ -18,7 +18,7 @@ from .blur import blur, blur_axis
 from .fetch import fetch, load_view
 from .grid import sample_grid
 from .histogram import count_values, write_tables
-from .pixel_math import colour, luminance
+from .pixel_math import colour, gray_value
 from .program import (
     AFFINE,
     BLUR,
@@ -32,6 +32,7 @@ from .program import (
     GRID,
     HEAD,
     HEIGHT,
+    HISTOGRAM_FORMULA,
     HISTOGRAM_READ,
     HISTOGRAM_WRITTEN,
     JOB_COLUMNS,
@@ -92,8 +93,7 @@ def stage_kernel(
         read = tl.load(job + HISTOGRAM_READ)
         if read >= 0:
             statistic = operations + tail_begin * OPERATION_COLUMNS
-            factor = tl.load(statistic + 11).to(tl.float32, bitcast=True)
-            write_tables(tl.load(statistic), factor, histograms + read * RECORD_ENTRIES)
+            write_tables(statistic, histograms + read * RECORD_ENTRIES)
 
     y = tl.minimum(rows, height - 1)
     x = tl.minimum(columns, width - 1)
@@ -129,7 +129,7 @@ def stage_kernel(
     elif head_code == AFFINE:
         red, green, blue = warp_fixed(view, head, x[None, :], y[:, None])
     elif head_code == SHARPNESS:
-        red, green, blue = sharpen(view, head, x[None, :], y[:, None], red, green, blue)
+        red, green, blue = sharpen(view, head, x[None, :], y[:, None], red, green, blue, HAS_FLOAT64)
     elif (head_code != WARP) & (head_code < BLUR):
         red, green, blue = fetch(view, x[None, :], y[:, None])
     if HAS_FLOAT64:
@@ -200,7 +200,7 @@ def stage_kernel(
             written = tl.load(job + HISTOGRAM_WRITTEN)
             if written >= 0:
                 histogram = histograms + written * RECORD_ENTRIES
-                gray = luminance(red, green, blue)
+                gray = gray_value(red, green, blue, tl.load(job + HISTOGRAM_FORMULA), HAS_FLOAT64)
                 # A loop, because four counts in a row need more registers than there are.
                 for plane in range(4):
                     value = tl.where(plane == 0, red, tl.where(plane == 1, green, tl.where(plane == 2, blue, gray)))

@@ -5,15 +5,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .pixel_math import blend, luminance, shift_hue
+from .hue import shift_hue
+from .pixel_math import blend, gray_value
 from .program import (
     BRIGHTNESS,
     EDGE,
+    FACTOR,
     FLIP,
+    FORMULA,
     GRAY,
     HUE,
     INVERT,
     LOOKUP,
+    PERMUTE,
+    PILLOW,
     POSTERIZE,
     REFLECT,
     REMAP,
@@ -23,6 +28,7 @@ from .program import (
     SYMMETRIC,
     TABLES,
 )
+from .tensor_math import tensor_blend
 
 
 @triton.jit
@@ -56,16 +62,36 @@ def map_axis(code, operation, is_x: tl.constexpr, tables, index, position, left_
 
 
 @triton.jit
+def saturated(gray, value, factor, rest, formula, HAS_FLOAT64: tl.constexpr):
+    """One channel blended with the gray value; `rest` is 1 - factor."""
+    mixed = blend(gray, value, factor)
+    if HAS_FLOAT64:
+        if formula != PILLOW:
+            mixed = tensor_blend(value, gray, factor, rest, formula)
+    return mixed
+
+
+@triton.jit
+def chosen(index, red, green, blue):
+    """Channel number `index`."""
+    return tl.where(index == 0, red, tl.where(index == 1, green, blue))
+
+
+@triton.jit
 def apply_point(code, operation, tables, red, green, blue, HAS_FLOAT64: tl.constexpr):
     """One operation that turns each pixel into another."""
-    factor = tl.load(operation + 11).to(tl.float32, bitcast=True)
+    factor = tl.load(operation + FACTOR).to(tl.float32, bitcast=True)
+    formula = tl.load(operation + FORMULA)
     value = tl.load(operation + 1)
     if code == BRIGHTNESS:
         black = tl.zeros_like(red)
         red, green, blue = blend(black, red, factor), blend(black, green, factor), blend(black, blue, factor)
     elif code == SATURATION:
-        gray = luminance(red, green, blue)
-        red, green, blue = blend(gray, red, factor), blend(gray, green, factor), blend(gray, blue, factor)
+        gray = gray_value(red, green, blue, formula, HAS_FLOAT64)
+        rest = value.to(tl.float32, bitcast=True)
+        red = saturated(gray, red, factor, rest, formula, HAS_FLOAT64)
+        green = saturated(gray, green, factor, rest, formula, HAS_FLOAT64)
+        blue = saturated(gray, blue, factor, rest, formula, HAS_FLOAT64)
     elif code == INVERT:
         red, green, blue = 255 - red, 255 - green, 255 - blue
     elif code == POSTERIZE:
@@ -75,15 +101,20 @@ def apply_point(code, operation, tables, red, green, blue, HAS_FLOAT64: tl.const
         green = tl.where(green < value, green, 255 - green)
         blue = tl.where(blue < value, blue, 255 - blue)
     elif code == GRAY:
-        red = luminance(red, green, blue)
+        red = gray_value(red, green, blue, formula, HAS_FLOAT64)
         green = red
         blue = red
     elif code == LOOKUP:
         table = tables + tl.load(operation + 2)
         red, green, blue = tl.load(table + red), tl.load(table + green), tl.load(table + blue)
+    elif code == PERMUTE:
+        old_red, old_green, old_blue = red, green, blue
+        red = chosen(value, old_red, old_green, old_blue)
+        green = chosen(tl.load(operation + 2), old_red, old_green, old_blue)
+        blue = chosen(tl.load(operation + 3), old_red, old_green, old_blue)
     if HAS_FLOAT64:
         if code == HUE:
-            red, green, blue = shift_hue(red, green, blue, value)
+            red, green, blue = shift_hue(red, green, blue, formula, value, factor)
     return red, green, blue
 
 

@@ -36,6 +36,7 @@ class Kind(enum.IntEnum):
     GRAY = 15
     HUE = 16
     LOOKUP = 17
+    PERMUTE = 18
     CONTRAST = 20
     AUTOCONTRAST = 21
     EQUALIZE = 22
@@ -53,6 +54,14 @@ class Kind(enum.IntEnum):
     def role(self) -> str:
         """ "map", "point", "statistic" or "gather"."""
         return "map" if self < 10 else "point" if self < 20 else "statistic" if self < 30 else "gather"
+
+
+class Formula(enum.IntEnum):
+    """Whose arithmetic an operation follows: Pillow's, or that of torchvision's kernels for tensors."""
+
+    PILLOW = 0
+    TENSOR_V1 = 1
+    TENSOR_V2 = 2
 
 
 class FloatKind(enum.IntEnum):
@@ -92,6 +101,7 @@ class Atom(NamedTuple):
         values: integers for the kernel; their meaning is said where each kind is made below.
         factor: a float32 parameter.
         tables: int32 arrays that the kernel looks things up in.
+        formula: whose arithmetic it follows.
     """
 
     kind: Kind | FloatKind
@@ -99,6 +109,7 @@ class Atom(NamedTuple):
     values: tuple[int, ...] = ()
     factor: float = 0.0
     tables: tuple[np.ndarray, ...] = ()
+    formula: Formula = Formula.PILLOW
 
 
 class Program(NamedTuple):
@@ -144,8 +155,15 @@ class Lowering:
         self.value_ops: list[Op] = []
         self.erased: list[tuple[int, int, tuple[float, ...]]] = []
 
-    def add(self, kind: Kind, *values: int, factor: float = 0.0, tables: tuple[np.ndarray, ...] = ()) -> None:
-        self.atoms.append(Atom(kind, (self.height, self.width), values, factor, tables))
+    def add(
+        self,
+        kind: Kind,
+        *values: int,
+        factor: float = 0.0,
+        tables: tuple[np.ndarray, ...] = (),
+        formula: Formula = Formula.PILLOW,
+    ) -> None:
+        self.atoms.append(Atom(kind, (self.height, self.width), values, factor, tables, formula))
 
     @property
     def is_uint8(self) -> bool:

@@ -20,6 +20,7 @@ from torch_sink.image import (  # noqa: F401  they fill the registries
     lower_float_colour,
     lower_float_geometry,
     lower_geometry,
+    lower_tensor_colour,
     lower_warp,
 )
 from torch_sink.image.atoms import LOWER, Atom, Lowering, Program
@@ -70,7 +71,7 @@ def _first_float_op(ops: Sequence[Op], in_floats: bool) -> int | None:
     converted = next((at for at, op in enumerate(ops, 1) if op.name in _CONVERSIONS), None)
     if converted is None or not (in_floats or any(map(_needs_floats, ops[converted:]))):
         return None
-    begin = max((at for at, op in enumerate(ops, 1) if op.name in _TABLE_OPS), default=converted)
+    begin = max((at for at, op in enumerate(ops, 1) if op.name in _TABLE_OPS and at > converted), default=converted)
     while begin < len(ops) and ops[begin].name in VALUE_OPS:
         begin += 1
     return begin

@@ -129,20 +129,29 @@ _stock("v2.pad", F_v2.pad_image)
 _stock("v2.resize", F_v2.resize_image)
 _stock("v2.erase", lambda image, i, j, h, w, value: F_v2.erase_image(image, i, j, h, w, _erased(image, value)))
 
-for _name in ("adjust_brightness", "invert", "posterize", "solarize", "equalize"):
+for _name in (
+    "adjust_brightness",
+    "adjust_contrast",
+    "adjust_saturation",
+    "adjust_hue",
+    "adjust_sharpness",
+    "adjust_gamma",
+    "rgb_to_grayscale",
+    "invert",
+    "posterize",
+    "solarize",
+    "autocontrast",
+    "equalize",
+):
     _stock(f"v1.{_name}", getattr(F_tensor, _name))
     _stock(f"v2.{_name}", getattr(F_v2, f"{_name}_image"))
-
 
 _stock("v1.gaussian_blur", F_tensor.gaussian_blur)
 _stock("v2.gaussian_blur", F_v2.gaussian_blur_image)
+_stock("v2.grayscale_to_rgb", F_v2.grayscale_to_rgb_image)
+_stock("v2.permute_channels", lambda image, permutation: F_v2.permute_channels_image(image, list(permutation)))
 
 # Tensors of float32, where the calls on uint8 tensors have other names
-for _name in ("adjust_contrast", "adjust_saturation", "adjust_hue", "adjust_gamma", "autocontrast", "rgb_to_grayscale"):
-    _stock(f"v1.{_name}", getattr(F_tensor, _name))
-    _stock(f"v2.{_name}", getattr(F_v2, f"{_name}_image"))
-_stock("v2.grayscale_to_rgb", F_v2.grayscale_to_rgb_image)
-_stock("v2.permute_channels", F_v2.permute_channels_image)
 _stock("v1.crop_beyond", F_tensor.crop)
 _stock("v2.crop_beyond", F_v2.crop_image)
 _stock(

@@ -20,7 +20,6 @@ from torch_sink.triton_kernels import program as layout
 from torch_sink.triton_kernels.stage import tile_shape
 
 _JOB = {name: value.value for name, value in vars(layout).items() if hasattr(value, "value")}
-_FACTOR_COLUMN = _JOB["OPERATION_COLUMNS"] - 1
 _TABLE_COLUMN = {Kind.REMAP: 2, Kind.LOOKUP: 2, Kind.GRID: 10, FloatKind.WARP: 10}
 _HEAD_TABLE_COLUMN = 8
 # What works in float64, or needs as many registers.
@@ -143,12 +142,12 @@ class _Builder:
 
     def add_operation(self, atom: Atom) -> int:
         row = [0] * _JOB["OPERATION_COLUMNS"]
-        row[0] = int(atom.kind)
+        row[0], row[_JOB["FORMULA"]] = int(atom.kind), int(atom.formula)
         row[1 : 1 + len(atom.values)] = atom.values
         for number, table in enumerate(atom.tables):
             row[_TABLE_COLUMN.get(atom.kind, _HEAD_TABLE_COLUMN) + number] = self.add_table(table)
         if atom.factor:
-            row[_FACTOR_COLUMN] = int(np.float32(atom.factor).view(np.int32))
+            row[_JOB["FACTOR"]] = int(np.float32(atom.factor).view(np.int32))
         self.operations.append(row)
         return len(self.operations) - 1
 
@@ -219,7 +218,8 @@ def _launch(slot: list[tuple[int, Stage]], shape: tuple[int, int], on_floats: bo
         _tiles(slot, shape),
         on_floats,
         is_last,
-        not kinds.isdisjoint(_HEAVY_FLOAT_KINDS if on_floats else _FLOAT64_KINDS),
+        not kinds.isdisjoint(_HEAVY_FLOAT_KINDS if on_floats else _FLOAT64_KINDS)
+        or any(stage.uses_tensor_formulas for _, stage in slot),
         any(stage.reads_histogram or stage.writes_histogram for _, stage in slot),
         Kind.ERASE in kinds,
         Counter(str(stage) for _, stage in slot),
@@ -288,6 +288,7 @@ class _Image:
         job += [*stage.view.x, *stage.view.y, fill, head, tail_begin, len(builder.operations)]
         job += [self.histogram if stage.reads_histogram else -1, histogram_written]
         job += [builder.chains.setdefault(chain, len(builder.chains)), self.from_bytes, statistic]
+        job.append(stage.histogram_formula)
         self.source, self.histogram = target, histogram_written
         builder.jobs.append(job)
         return len(builder.jobs) - 1

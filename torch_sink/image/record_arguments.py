@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -21,6 +23,15 @@ def colour_of(fill: Any, channels: int) -> Any:
     if not is_number(fill):
         return None
     return (int(fill),) * channels if channels > 1 else int(fill)
+
+
+def permutation_of(permutation: Any, channels: int) -> tuple[int, ...] | None:
+    """Channel of the input for each channel of the output, or None where stock code should look at it."""
+    if isinstance(permutation, torch.Tensor) and permutation.dtype == torch.int64:
+        permutation = permutation.tolist()
+    if not isinstance(permutation, (list, tuple)) or len(permutation) != channels:
+        return None
+    return tuple(permutation) if all(type(index) is int and 0 <= index < channels for index in permutation) else None
 
 
 def sides_of(padding: Any) -> tuple[int, int, int, int] | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_sink.image.ops import Op
-from torch_sink.image.record_arguments import is_number
+from torch_sink.image.record_arguments import is_number, permutation_of
 
 Recorder = Callable[..., Any]
 
@@ -147,7 +147,5 @@ def grayscale_to_rgb(handle: Any) -> Any:
 
 
 def permute_channels(handle: Any, permutation: Any) -> Any:
-    channels = handle.sink_shape[0]
-    if not isinstance(permutation, (list, tuple)) or sorted(permutation) != list(range(channels)):
-        return NotImplemented
-    return handle.record(Op("v2.permute_channels", (tuple(permutation),)))
+    order = permutation_of(permutation, handle.sink_shape[0])
+    return NotImplemented if order is None else handle.record(Op("v2.permute_channels", (order,)))

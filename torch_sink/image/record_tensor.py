@@ -58,6 +58,8 @@ _V1_COMPUTING: dict[str, Recorder] = {
     "rotate": _on_bytes(warp.rotate_v1),
     "perspective": _on_bytes(warp.perspective_v1),
     "elastic_transform": _on_bytes(warp.elastic_v1),
+    "adjust_gamma": functools.partial(colour.gamma, "v1"),
+    "rgb_to_grayscale": functools.partial(colour.grayscale, "v1"),
 }
 
 
@@ -99,6 +101,10 @@ _V2_RECORDERS: dict[str, Recorder] = {
     "rotate": _on_bytes(warp.rotate_v2),
     "perspective": _on_bytes(warp.perspective_v2),
     "elastic": _on_bytes(warp.elastic_v2),
+    "adjust_gamma": functools.partial(colour.gamma, "v2"),
+    "rgb_to_grayscale": functools.partial(colour.grayscale, "v2"),
+    "grayscale_to_rgb": colour.grayscale_to_rgb,
+    "permute_channels": colour.permute_channels,
     "resize": geometry.resize_v2,
     "resized_crop": geometry.resized_crop,
     "get_dimensions": lambda handle: list(handle.sink_shape),

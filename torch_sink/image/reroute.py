@@ -126,7 +126,7 @@ def _kernel_rows() -> Iterator[Row]:
 
 
 # Their kernels on Pillow images turn them into tensors and back.
-_THROUGH_TENSORS = ("gaussian_blur", "elastic")
+_THROUGH_TENSORS = ("elastic", "erase", "gaussian_blur", "permute_channels")
 
 
 def _pillow_kernel(name: str) -> Make:

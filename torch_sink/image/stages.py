@@ -11,7 +11,7 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch_sink.image.atoms import Atom, FloatKind, Kind
+from torch_sink.image.atoms import Atom, FloatKind, Formula, Kind
 from torch_sink.image.lower_float_geometry import needed_float_rows
 from torch_sink.image.lower_geometry import needed_rows
 
@@ -101,7 +101,7 @@ def _flipped(axis: tuple[int, int, int, int], size: int) -> tuple[int, int, int,
 
 
 class Stage(NamedTuple):
-    """One stage of one image, with its parameters."""
+    """One stage of one image, with its parameters; `histogram_formula` says whose gray values its histogram counts."""
 
     view: View
     head: Atom | None
@@ -109,6 +109,13 @@ class Stage(NamedTuple):
     size: tuple[int, int]
     reads_histogram: bool
     writes_histogram: bool
+    histogram_formula: Formula = Formula.PILLOW
+
+    @property
+    def uses_tensor_formulas(self) -> bool:
+        """True where an operation, or the gray values of its histogram, need the formulas for tensors."""
+        head = () if self.head is None else (self.head,)
+        return any((self.histogram_formula, *(atom.formula for atom in (*head, *self.tail))))
 
     def __str__(self) -> str:
         parts = [self.head.kind.name.lower()] if self.head else []
@@ -146,7 +153,8 @@ def stages_of(height: int, width: int, atoms: Sequence[Atom]) -> list[Stage]:
             head = _below_origin(head, stages[-1].head)
         tail = tuple(atoms[at] for at in split.tail)
         size = tail[-1].size if tail else head.size if head is not None else size
-        stages.append(Stage(view, head, tail, size, split.reads_histogram, split.writes_histogram))
+        formula = atoms[splits[number + 1].tail[0]].formula if split.writes_histogram else Formula.PILLOW
+        stages.append(Stage(view, head, tail, size, split.reads_histogram, split.writes_histogram, formula))
     return stages
 
 
