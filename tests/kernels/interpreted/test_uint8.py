@@ -1,0 +1,18 @@
+"""uint8 tensors through the kernels: the same bits as stock torchvision."""
+
+from __future__ import annotations
+
+import pytest
+from image.cases import gray_images
+from image.check import check_pipeline
+from image.uint8_cases import UINT8_COLOUR, colour_images
+
+
+@pytest.mark.parametrize("name", UINT8_COLOUR)
+def test_colour(name: str) -> None:
+    check_pipeline(UINT8_COLOUR[name](), colour_images(), seed=1)
+
+
+@pytest.mark.parametrize("name", ["v1 contrast", "v2 contrast", "v2 gray, and colours again"])
+def test_gray(name: str) -> None:
+    check_pipeline(UINT8_COLOUR[name](), gray_images()[:2], seed=2)
