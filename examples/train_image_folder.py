@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,6 @@ from torchvision.datasets import ImageFolder
 
 import torch_sink
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HELD_OUT = 0.1
 AUXILIARY_WEIGHT = 0.3
 
@@ -32,7 +32,8 @@ def main(options: Sequence[str] | None = None) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(arguments.seed)
     try:
-        train_data, val_data, classes = open_folder(arguments.data, arguments.image_size, arguments.seed)
+        transform_pair = make_transforms(arguments.model, arguments.image_size)
+        train_data, val_data, classes = open_folder(arguments.data, transform_pair, arguments.seed)
     except FileNotFoundError as error:
         print(f"cannot train on {arguments.data}: {error}", file=sys.stderr)
         return 2
@@ -40,11 +41,13 @@ def main(options: Sequence[str] | None = None) -> int:
     train_loader = make_loader(train_data, arguments, shuffle=True)
     val_loader = make_loader(val_data, arguments, shuffle=False)
 
-    model = models.get_model(arguments.model, num_classes=len(classes)).to(device, memory_format=torch.channels_last)
+    model = make_model(arguments.model, len(classes), arguments.image_size)
+    model = model.to(device, memory_format=torch.channels_last)
     learning_rate = arguments.lr * arguments.batch_size / 256
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9, weight_decay=1e-4)
     steps = arguments.epochs * len(train_loader)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    # A function is not saved: a run that is resumed with more epochs follows the longer schedule from there.
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step / steps))
     print(f"{len(train_data)} training and {len(val_data)} validation images, {len(classes)} classes, {device}")
 
     loop = torch_sink.StepLoop(
@@ -74,7 +77,7 @@ def parse_arguments(options: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate for batches of 256 (default: 0.1)")
-    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--image-size", type=int, help="default: what the model's published weights were made for")
     parser.add_argument("--output", type=Path, default=Path("checkpoints"), help="folder of the checkpoints")
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --output")
     parser.add_argument("--seed", type=int, default=0)
@@ -83,6 +86,8 @@ def parse_arguments(options: Sequence[str] | None) -> argparse.Namespace:
     if arguments.model not in known:
         close = difflib.get_close_matches(arguments.model, known, n=5) or known[:5]
         parser.error(f"--model {arguments.model} is no classification model of torchvision; close: {', '.join(close)}")
+    if arguments.image_size is None:
+        arguments.image_size = preset_of(arguments.model).crop_size[0]
     for name in ("epochs", "batch_size", "image_size"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name.replace('_', '-')} {getattr(arguments, name)}: at least 1 is needed")
@@ -93,8 +98,10 @@ def parse_arguments(options: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def open_folder(folder: Path, image_size: int, seed: int) -> tuple[Dataset[Any], Dataset[Any], list[str]]:
-    """Open the training and the validation images of a folder.
+def open_folder(
+    folder: Path, transform_pair: tuple[transforms.Compose, transforms.Compose], seed: int
+) -> tuple[Dataset[Any], Dataset[Any], list[str]]:
+    """Open the training and the validation images of a folder, each with its transform.
 
     Returns:
         Training images with augmentation, validation images without, and the names of the classes.
@@ -104,7 +111,7 @@ def open_folder(folder: Path, image_size: int, seed: int) -> tuple[Dataset[Any],
     """
     if not folder.is_dir():
         raise FileNotFoundError("there is no such folder")
-    train_transform, val_transform = make_transforms(image_size)
+    train_transform, val_transform = transform_pair
     if (folder / "train").is_dir():
         held = next((name for name in ("val", "valid", "test") if (folder / name).is_dir()), None)
         if held is None:
@@ -121,11 +128,35 @@ def open_folder(folder: Path, image_size: int, seed: int) -> tuple[Dataset[Any],
     return Subset(train, order[held_out:]), Subset(val, order[:held_out]), train.classes
 
 
-def make_transforms(image_size: int) -> tuple[transforms.Compose, transforms.Compose]:
-    tail = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
-    train = [transforms.RandomResizedCrop(image_size), transforms.RandomHorizontalFlip(), *tail]
-    val = [transforms.Resize(image_size * 256 // 224), transforms.CenterCrop(image_size), *tail]
+def preset_of(name: str) -> Any:
+    """The preprocessing that torchvision publishes with the model's weights: sizes, filter, mean and deviation."""
+    return models.get_model_weights(name).DEFAULT.transforms()
+
+
+def make_model(name: str, classes: int, image_size: int) -> nn.Module:
+    """Build a model; vision transformers and MaxViT are built for one image size."""
+    options: dict[str, Any] = {}
+    if name.startswith("vit_"):
+        options["image_size"] = image_size
+    elif name.startswith("maxvit_"):
+        options["input_size"] = (image_size, image_size)
+    return models.get_model(name, num_classes=classes, **options)
+
+
+def make_transforms(name: str, image_size: int) -> tuple[transforms.Compose, transforms.Compose]:
+    """The model's own preprocessing, scaled to `image_size`, and its random form for training."""
+    preset = preset_of(name)
+    resized = max(image_size, round(image_size * preset.resize_size[0] / preset.crop_size[0]))
+    tail = [transforms.ToTensor(), transforms.Normalize(preset.mean, preset.std)]
+    crop = transforms.RandomResizedCrop(image_size, interpolation=preset.interpolation)
+    train = [crop, transforms.RandomHorizontalFlip(), *tail]
+    val = [transforms.Resize(resized, preset.interpolation), transforms.CenterCrop(image_size), *tail]
     return transforms.Compose(train), transforms.Compose(val)
+
+
+def cosine(share: float) -> float:
+    """Factor of the learning rate after a share of all steps: 1 at the beginning, 0 at the end."""
+    return (1 + math.cos(math.pi * min(share, 1))) / 2
 
 
 def make_loader(data: Dataset[Any], arguments: argparse.Namespace, *, shuffle: bool) -> DataLoader[Any]:
