@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from torch_sink.errors import SinkTimeout
-from torch_sink.sink import SinkLoader
+from torch_sink.sink import SinkLoader, workers
 
 from .test_faults import read_until_error
 
@@ -200,6 +200,26 @@ def test_an_interrupt_while_waiting_loses_no_batch(num_workers: int, error: type
         assert loader.batch_in_epoch == len(seen)
         seen.extend(batch.tolist() for batch in loader)
     assert seen == [list(range(i, i + 4)) for i in range(0, 40, 4)]
+
+
+def test_a_death_that_shows_late_is_still_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a worker's connection may break well before its process is gone."""
+    monkeypatch.setattr(workers, "DEATH_SHOWS_SECONDS", 0.05)
+    iterator = iter(DataLoader(Faulty(pause=1.0), num_workers=1))
+    watch, victim, calls = workers.guard(iterator), iterator._workers[0], []
+
+    def broken_connection(*_: object) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            victim.kill()
+            victim.join()
+        raise ConnectionResetError
+
+    monkeypatch.setattr(type(iterator), "_try_get_data", broken_connection)
+    with pytest.raises(RuntimeError, match=f"{victim.pid}.*killed by SIGKILL"):
+        watch.poll(30)
+    assert len(calls) == 2
+    watch.stop()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

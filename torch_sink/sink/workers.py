@@ -71,12 +71,14 @@ class WorkerGuard:
 
     def dead(self) -> bool:
         """Whether a worker that still has work to do is gone. Does not reap it, so torch sees the exit as well."""
-        if self.is_stopped:
-            return False
-        iterator = self.iterator
-        status = iterator._workers_status
-        busy = [w.sentinel for i, w in enumerate(iterator._workers) if status[i]]
-        return bool(busy) and bool(wait_for_sentinels(busy, timeout=0))
+        sentinels = [] if self.is_stopped else [worker.sentinel for worker in self._busy()]
+        return bool(sentinels) and bool(wait_for_sentinels(sentinels, timeout=0))
+
+    def _busy(self) -> list[Any]:
+        """Workers that did not come to the end of an iterable dataset."""
+        return [
+            worker for worker, busy in zip(self.iterator._workers, self.iterator._workers_status, strict=True) if busy
+        ]
 
     def free_reader(self, is_free: threading.Event, seconds: float) -> None:
         """Frees a thread that waits for the rest of a message whose writer is dead.
@@ -89,7 +91,7 @@ class WorkerGuard:
             is_free: set by the reader when it has left.
             seconds: the longest to try.
         """
-        self._note_death(0.0)
+        self._note_death(self._busy(), 0.0)
         self._kill()
         _complete_message(self.iterator, is_free.is_set, seconds)
 
@@ -116,20 +118,22 @@ class WorkerGuard:
             if feeder is not None:
                 feeder.join(FEEDER_SECONDS)
 
-    def _note_death(self, seconds: float) -> bool:
+    def _note_death(self, busy: list[Any], seconds: float) -> bool:
         """Remembers which workers died by themselves, before the others are killed; waits for it to show."""
-        workers = self.iterator._workers
-        if not self.broken and wait_for_sentinels([worker.sentinel for worker in workers], timeout=seconds):
-            self._first_dead = [worker for worker in workers if not worker.is_alive()]
-        self.broken = self.broken or bool(self._first_dead)
-        return self.broken
+        if busy and not self._first_dead:
+            closed = wait_for_sentinels([worker.sentinel for worker in busy], timeout=seconds)
+            self._first_dead = [worker for worker in busy if worker.sentinel in closed]
+            for worker in self._first_dead:
+                worker.join(KILL_SECONDS)  # its sentinel closes a moment before it can be reaped
+            self.broken = self.broken or bool(self._first_dead)
+        return bool(self._first_dead)
 
-    def explain(self, error: Exception) -> None:
+    def _explain(self, busy: list[Any], error: Exception) -> None:
         """Raises a RuntimeError that names the dead workers; returns when none is dead.
 
         A worker that dies while its message is read shows first as a broken connection, a moment before it is gone.
         """
-        if not self._note_death(DEATH_SHOWS_SECONDS):
+        if not self._note_death(busy, DEATH_SHOWS_SECONDS):
             return
         pids = ", ".join(str(worker.pid) for worker in self._first_dead)
         how = ", ".join(_exit_reason(worker.exitcode) for worker in self._first_dead)
@@ -147,10 +151,11 @@ class WorkerGuard:
             if self._unreadable and iterator._tasks_outstanding <= len(self._unreadable):
                 raise self._unreadable[0]
             left = min(POLL_SECONDS, max(0.0, deadline - time.monotonic()))
+            busy = self._busy()
             try:
                 got, data = type(iterator)._try_get_data(iterator, left)
             except Exception as error:
-                self.explain(error)
+                self._explain(busy, error)
                 self._unreadable.append(error)
                 self.broken = True
                 continue
