@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from torch_sink.loop import JitConfig, StepLoop, build
+from torch_sink.loop import JitConfig, StepLoop, build, data_sink, jit
+from torch_sink.loop.jit import jit_with
 
 from .reference import make_batches, make_model, plain_loop
 
@@ -80,6 +81,43 @@ def test_compiled_at_a_low_precision(level: str) -> None:
     assert "another shape than the first ran uncompiled (2 times)" in loop.explain()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_data_sink_compiles_its_function() -> None:
+    """Compiled once, it carries state from call to call; what cannot be compiled whole raises under fullgraph."""
+    total = torch.zeros(4)
+
+    def step(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        total.add_(inputs.relu() * weight)
+        return total.sum()
+
+    torch._dynamo.utils.counters.clear()
+    batches = [(torch.arange(-1.0, 3.0) + number, torch.full((4,), 2.0)) for number in range(3)]
+    sink = data_sink(step, batches, sink_size=2, jit_config=JitConfig(fullgraph=True))
+    compiled = [sink().item() for _ in range(3)]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    total.zero_()
+    eager = data_sink(step, batches, sink_size=2)
+    assert compiled == [eager().item() for _ in range(3)]
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        jit(lambda inputs: torch._dynamo.graph_break() or inputs, fullgraph=True)(total)
+
+
+def test_what_a_config_asks_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options["options"]) or function)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for config in (
+        JitConfig(),
+        JitConfig(fast_random=True),
+        JitConfig(jit_level="O2"),
+        JitConfig(jit_level="O2", exc_mode="no_sink"),
+        JitConfig(exc_mode="sink"),
+    ):
+        jit_with(make_loop, config)
+    as_eager = {"fallback_random": True, "layout_optimization": False}
+    graphs = {**as_eager, "triton.cudagraphs": True}
+    assert asked == [as_eager, {}, graphs, as_eager, graphs]
 
 
 def make_loop(model: torch.nn.Module | None = None, **options: Any) -> StepLoop:

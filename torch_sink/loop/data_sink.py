@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch_sink.loop.arguments import check_count
-from torch_sink.loop.jit import JitConfig, jit
+from torch_sink.loop.jit import JitConfig, jit_with
 
 
 def data_sink(
@@ -47,7 +47,7 @@ class DataSink:
         from torch_sink.sink import SinkLoader
 
         if config is not None:
-            fn = jit(fn, jit_level=config.jit_level, fullgraph=config.fullgraph, dynamic=config.dynamic)
+            fn = jit_with(fn, config)
         self._function, self._sink_size = fn, sink_size
         self._own = not isinstance(dataset, SinkLoader)
         self._loader = SinkLoader(dataset) if self._own else dataset

@@ -53,9 +53,13 @@ class JitConfig:
         return self.exc_mode == "sink" or (self.exc_mode == "auto" and self.jit_level == "O2")
 
 
-def compile_function(function: Callable[..., Any], config: JitConfig) -> Callable[..., Any]:
+def compile_function(
+    function: Callable[..., Any], config: JitConfig, *, cuda_graphs: bool = False
+) -> Callable[..., Any]:
     """torch.compile with the settings of `config`; nothing happens before the first call."""
     options: dict[str, Any] = {} if config.fast_random else dict(_EAGER_RANDOM)
+    if cuda_graphs:
+        options["triton.cudagraphs"] = True
     return torch.compile(function, fullgraph=config.fullgraph, dynamic=config.dynamic, options=options)
 
 
@@ -96,11 +100,11 @@ def jit(fn: Any = None, *, jit_level: str = "O1", fullgraph: bool = False, dynam
         return functools.partial(jit, jit_level=jit_level, fullgraph=fullgraph, dynamic=dynamic)
     if not callable(fn):
         raise TypeError(f"jit got {type(fn).__name__}; pass a function")
-    if config.jit_level == "O0":
+    return jit_with(fn, config)
+
+
+def jit_with(fn: Callable[..., Any], config: JitConfig) -> Callable[..., Any]:
+    """`jit` with every setting of `config`; where there is CUDA and it captures, torch.compile uses CUDA graphs."""
+    if config.jit_level == "O0" or (not config.fullgraph and compiler_problem()):
         return fn
-    if not fullgraph and compiler_problem():
-        return fn
-    if config.jit_level == "O2" and torch.cuda.is_available():
-        options = {**_EAGER_RANDOM, "triton.cudagraphs": True}
-        return functools.wraps(fn)(torch.compile(fn, fullgraph=fullgraph, dynamic=dynamic, options=options))
-    return functools.wraps(fn)(compile_function(fn, config))
+    return functools.wraps(fn)(compile_function(fn, config, cuda_graphs=config.captures and torch.cuda.is_available()))
