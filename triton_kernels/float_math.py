@@ -52,8 +52,8 @@ def gray_of(red, green, blue, KIND):
 
 
 @triton.jit
-def blend(image, other, ratio, rest, IS_V2):
+def blend(image, other, ratio, rest, is_v2):
     """ratio * image + rest * other, cut off at 0 and 1; `rest` is 1 - ratio, rounded once."""
     scaled = image * ratio
-    mixed = tl.where(IS_V2, fused(other, rest + tl.zeros_like(other), scaled), scaled + other * rest)
+    mixed = tl.where(is_v2, fused(other, rest + tl.zeros_like(other), scaled), scaled + other * rest)
     return clamp(mixed, 0.0, 1.0)

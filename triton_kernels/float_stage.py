@@ -11,10 +11,12 @@ import torch
 import triton
 import triton.language as tl
 
+from .float_blur import blur_float, sharpen_float
 from .float_fetch import fetch_float, load_float_view
 from .float_math import load_float
 from .float_program import (
     BILINEAR,
+    BLUR,
     CONTRAST,
     EQUALIZE,
     FILL,
@@ -23,6 +25,7 @@ from .float_program import (
     RECORD_ENTRIES,
     RESAMPLE_X,
     RESAMPLE_Y,
+    SHARPNESS,
     WARP,
 )
 from .float_resample import bilinear_float, resample_float
@@ -136,6 +139,10 @@ def float_stage_kernel(
             red, green, blue = bilinear_float(view, head, x, y)
         elif head_code == WARP:
             red, green, blue = warp_grid(view, head, tables, x[None, :], y[:, None])
+        elif head_code == BLUR:
+            red, green, blue = blur_float(view, head, tables, x[None, :], y[:, None], red, green, blue)
+        elif head_code == SHARPNESS:
+            red, green, blue = sharpen_float(view, head, x[None, :], y[:, None], red, green, blue)
 
     left_at = tl.maximum(tl.maximum(x_left_at[None, :], y_left_at[:, None]), erased_at)
     for index in range(tail_begin, tail_end):

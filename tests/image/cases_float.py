@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms import functional as F1
+from torchvision.transforms.v2 import functional as F2
 
 from image.cases import MEAN, SIZE, STD
 from image.check import EXACT, Pipeline, Promise
@@ -58,5 +61,52 @@ FLOAT: dict[str, FloatCase] = {
     "v2 jitter": (lambda: _v2(v2.ColorJitter(0.4, 0.4, 0.4, 0.1), before=(v2.Resize(SIZE),)), CLOSE),
     "v2 jitter without contrast": (
         lambda: _v2(v2.ColorJitter(0.9, 0.0, 0.9, 0.5), v2.Resize((9, 8)), before=(v2.Resize(SIZE),)), EXACT
+    ),
+    "v1 nearest": (
+        lambda: _v1(v1.Resize(SIZE, InterpolationMode.NEAREST), v1.Resize((9, 23), InterpolationMode.NEAREST_EXACT)),
+        EXACT,
+    ),
+    "v1 blur": (lambda: _v1(v1.GaussianBlur((5, 3), (0.3, 2.0)), before=(v1.Resize(SIZE),), normalize=True), EXACT),
+    "v2 large blur": (lambda: _v2(v2.GaussianBlur((23, 3), (1.0, 4.0)), before=(v2.Resize(SIZE),)), EXACT),
+    "v1 sharpness": (
+        lambda: _v1(v1.RandomAdjustSharpness(2.3, 1.0), v1.RandomSolarize(0.5), before=(v1.Resize(SIZE),)), EXACT
+    ),
+    "v2 sharpness": (lambda: _v2(v2.RandomAdjustSharpness(0.2, 1.0), before=(v2.Resize(SIZE),)), EXACT),
+    "v1 statistics": (
+        lambda: _v1(v1.ColorJitter(saturation=(2, 3)), v1.RandomAutocontrast(1.0), v1.RandomInvert(),
+                    before=(v1.Resize(SIZE),)), EXACT
+    ),
+    "v2 statistics": (
+        lambda: _v2(v2.RandomEqualize(1.0), v2.ColorJitter(brightness=(0.3, 0.6)), v2.RandomAutocontrast(1.0),
+                    v2.RandomPosterize(3, 1.0), v2.RandomSolarize(0.4), before=(v2.Resize(SIZE),)), EXACT
+    ),
+    "v1 pads and erases": (
+        lambda: _v1(v1.ColorJitter(saturation=2.0), v1.Pad((2, 3), fill=0.3), v1.RandomErasing(1.0, value=0.7),
+                    v1.RandomCrop(15, padding=2, padding_mode="reflect"), before=(v1.Resize(SIZE),), normalize=True),
+        EXACT,
+    ),
+    "v2 pads and erases": (
+        lambda: _v2(v2.Pad((1, 2), fill=(0.1, 0.2, 0.3)), v2.RandomHorizontalFlip(), v2.Pad(2, padding_mode="edge"),
+                    v2.RandomErasing(1.0, value=(0.3, 0.2, 0.1)), v2.CenterCrop((30, 11)), v2.Normalize(MEAN, STD),
+                    before=(v2.Resize(SIZE),)), EXACT
+    ),
+    "v1 gray": (
+        lambda: _v1(v1.RandomGrayscale(0.5), v1.Grayscale(1), v1.Normalize((0.5,), (0.2,)), before=(v1.Resize(SIZE),)),
+        EXACT,
+    ),
+    "v2 gray": (
+        lambda: _v2(v2.Grayscale(1), v2.ColorJitter(0.5, 0.5, 0.5, 0.2), v2.RGB(), v2.RandomChannelPermutation(),
+                    before=(v2.Resize(SIZE),)), CLOSE
+    ),
+    "v1 gamma": (
+        lambda: _v1(functools.partial(F1.adjust_gamma, gamma=0.4, gain=1.3), v1.Resize((9, 7)),
+                    before=(v1.Resize(SIZE),)), CLOSE
+    ),
+    "v2 gamma": (
+        lambda: _v2(v2.RandomInvert(1.0), functools.partial(F2.adjust_gamma, gamma=2.2), before=(v2.Resize(SIZE),)),
+        CLOSE,
+    ),
+    "v2 photometric distortion": (
+        lambda: _v2(v2.RandomPhotometricDistort(p=1.0), before=(v2.Resize(SIZE),)), CLOSE
     ),
 }  # fmt: skip

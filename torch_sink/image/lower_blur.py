@@ -31,16 +31,18 @@ def _blur(family: str, state: Lowering, kernel_size: tuple[int, int], sigma: tup
         return
     size = state.width, state.height
     if across * down <= _EXACT_TAPS:
-        fused = state.channels == 3 or min(kernel_size) > 3 or _padded_pixels(size, kernel_size) > _SMALL_CHANNEL
-        weights = _weights(family, kernel_size, sigma)
+        padded_pixels = (size[0] + across - 1) * (size[1] + down - 1)
+        fused = is_fused(state.channels, kernel_size, padded_pixels)
+        weights = kernel_weights(family, kernel_size, sigma)
         state.add(Kind.BLUR, *size, across, down, int(fused), tables=(weights,))
         return
     state.add(Kind.BLUR_X, *size, across, tables=(_axis_weights(family, across, sigma[0]),))
     state.add(Kind.BLUR_Y, *size, down, tables=(_axis_weights(family, down, sigma[1]),))
 
 
-def _padded_pixels(size: tuple[int, int], kernel_size: tuple[int, int]) -> int:
-    return (size[0] + kernel_size[0] - 1) * (size[1] + kernel_size[1] - 1)
+def is_fused(channels: int, kernel_size: tuple[int, int], pixels: int) -> bool:
+    """True where torch's convolution of `pixels`, padding included, rounds once a tap."""
+    return channels == 3 or min(kernel_size) > 3 or pixels > _SMALL_CHANNEL
 
 
 lowers("v1.gaussian_blur")(functools.partial(_blur, "v1"))
@@ -62,7 +64,7 @@ def _axis_weights(family: str, size: int, sigma: float) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=1024)
-def _weights(family: str, kernel_size: tuple[int, int], sigma: tuple[float, float]) -> np.ndarray:
+def kernel_weights(family: str, kernel_size: tuple[int, int], sigma: tuple[float, float]) -> np.ndarray:
     return _as_table(_BOTH[family](kernel_size, sigma, torch.float32, torch.device("cpu")))
 
 

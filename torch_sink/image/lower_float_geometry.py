@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
+import torch
 from PIL import Image
+from torch.nn.functional import interpolate
 from torchvision.transforms import InterpolationMode
 
 from torch_sink.image.atoms import Atom, FloatKind, Kind
@@ -57,6 +60,13 @@ def _erase(state: FloatLowering, top: int, left: int, height: int, width: int, v
     state.add(Kind.ERASE, left, top, left + width, top + height, 0, 0, *bits(*three(value)))
 
 
+@functools.lru_cache(maxsize=1024)
+def _nearest_indices(in_size: int, out_size: int, mode: str) -> np.ndarray:
+    """The source index of each output position, int32 [out], as torch itself finds it."""
+    positions = torch.arange(in_size, dtype=torch.float32).view(1, 1, 1, in_size)
+    return interpolate(positions, size=(1, out_size), mode=mode).flatten().to(torch.int32).numpy()
+
+
 _FILTERS = {InterpolationMode.BILINEAR: Resampling.BILINEAR, InterpolationMode.BICUBIC: Resampling.BICUBIC}
 
 
@@ -66,6 +76,11 @@ def _resize(state: FloatLowering, size: tuple[int, int], mode: InterpolationMode
     exists, filter). BILINEAR: (input width, output width, input height, output height)."""
     height, width = size
     old_height, old_width = state.height, state.width
+    if mode not in _FILTERS:
+        tables = _nearest_indices(old_width, width, mode.value), _nearest_indices(old_height, height, mode.value)
+        state.resize_to(height, width)
+        state.add(Kind.REMAP, tables=tables)
+        return
     if not antialias:
         state.resize_to(height, width)
         state.add(FloatKind.BILINEAR, old_width, width, old_height, height)

@@ -17,6 +17,7 @@ from PIL import Image
 from torch_sink.image import (  # noqa: F401  they fill the registries
     lower_blur,
     lower_colour,
+    lower_float_blur,
     lower_float_colour,
     lower_float_geometry,
     lower_geometry,

@@ -15,9 +15,8 @@ from torch_sink.image.record_arguments import is_number, permutation_of
 
 Recorder = Callable[..., Any]
 
-_INEXACT = frozenset(
-    f"{family}.{name}" for family in ("v1", "v2") for name in ("adjust_contrast", "adjust_sharpness", "gaussian_blur")
-)
+# The mean of a contrast is summed in another order; torch raises to a power in two ways, by the place in memory.
+_INEXACT = frozenset(f"{family}.{name}" for family in ("v1", "v2") for name in ("adjust_contrast", "adjust_gamma"))
 # What a table of 256 values can stand for: the kernels cannot raise to a power with equal bits.
 _BEFORE_A_TABLE = frozenset(
     f"{family}.{name}"
@@ -59,6 +58,15 @@ def _contrast(family: str, handle: Any, contrast_factor: Any) -> Any:
     if not is_number(contrast_factor) or contrast_factor < 0:
         return NotImplemented
     return handle.record(Op(f"{family}.adjust_contrast", (contrast_factor,)))
+
+
+def _sharpness(family: str, handle: Any, sharpness_factor: Any) -> Any:
+    _, height, width = handle.sink_shape
+    if not is_number(sharpness_factor) or sharpness_factor < 0:
+        return NotImplemented
+    if min(height, width) <= 2:
+        return handle
+    return handle.record(Op(f"{family}.adjust_sharpness", (sharpness_factor,)))
 
 
 def _saturation(family: str, handle: Any, saturation_factor: Any) -> Any:
@@ -119,6 +127,7 @@ def recorders(family: str) -> dict[str, Recorder]:
     return {
         "adjust_brightness": functools.partial(_brightness, family),
         "adjust_contrast": functools.partial(_contrast, family),
+        "adjust_sharpness": functools.partial(_sharpness, family),
         "adjust_saturation": functools.partial(_saturation, family),
         "adjust_hue": functools.partial(_hue, family),
         "adjust_gamma": functools.partial(_gamma, family),

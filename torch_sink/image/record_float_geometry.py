@@ -66,19 +66,20 @@ def center_crop(handle: Any, output_size: Any) -> Any:
     return crop("v2", handle, top, left, *size)
 
 
+_NEAREST = (InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT)
+
+
 def _resize(family: str, handle: Any, height: Any, width: Any, mode: InterpolationMode, antialias: bool) -> Any:
     channels, old_height, old_width = handle.sink_shape
     if not all(type(side) is int and side > 0 for side in (height, width)):
         return NotImplemented
     if (height, width) == (old_height, old_width):
         return handle
-    if mode == InterpolationMode.BICUBIC and not antialias:
-        return NotImplemented
-    if mode not in (InterpolationMode.BILINEAR, InterpolationMode.BICUBIC):
-        return NotImplemented
-    # torch reads the wrong rows of columns one pixel wide, in an order that depends on the strides.
-    if antialias and min(width, old_width) == 1:
-        return NotImplemented
+    if mode not in _NEAREST:
+        known = mode == InterpolationMode.BILINEAR or (mode == InterpolationMode.BICUBIC and antialias)
+        # torch's antialiased resize of one pixel's width depends on the strides of the tensor, and can be wrong.
+        if not known or (antialias and min(width, old_width) == 1):
+            return NotImplemented
     op = Op(f"{family}.float_resize", ((height, width), mode, antialias))
     return handle.record(op, shape=(channels, height, width))
 

@@ -16,7 +16,9 @@ def gaussian_blur(family: str, handle: Any, kernel_size: Any, sigma: Any = None)
     _, height, width = handle.sink_shape
     if family == "v2" and isinstance(kernel_size, int):
         kernel_size = (kernel_size, kernel_size)
-    if handle.sink_dtype != torch.uint8 or not _is_pair(kernel_size, lambda size: type(size) is int and size % 2 == 1):
+    if handle.sink_dtype not in (torch.uint8, torch.float32):
+        return NotImplemented
+    if not _is_pair(kernel_size, lambda size: type(size) is int and size % 2 == 1):
         return NotImplemented
     if sigma is None and family == "v2":
         sigma = [size * 0.15 + 0.35 for size in kernel_size]
