@@ -30,6 +30,7 @@ BILINEAR = tl.constexpr(82)
 WARP = tl.constexpr(83)
 BLUR = tl.constexpr(84)
 SHARPNESS = tl.constexpr(85)
+TURN = tl.constexpr(86)
 
 # How an operation makes gray of red, green and blue.
 CHANNEL_ITSELF = tl.constexpr(0)

@@ -84,25 +84,20 @@ def linear_taps(position, in_size, out_size):
 
 
 @triton.jit
-def four_taps(first, second, third, fourth, w_first, w_second, w_third, w_fourth):
-    """The sum of four weighted values; each step rounds once."""
-    return fused(fourth, w_fourth, fused(third, w_third, fused(second, w_second, first * w_first)))
+def bilinear_float(view, head, x, y, red, green, blue):
+    """Both axes of a bilinear resize without antialiasing.
 
-
-@triton.jit
-def bilinear_float(view, head, x, y):
-    """Both axes of a bilinear resize without antialiasing. `x` int32 [X], `y` int32 [Y]."""
+    `x` int32 [X], `y` int32 [Y]; `red`, `green`, `blue` float32 [Y, X]: zero.
+    """
     left, right, w_left, w_right = linear_taps(x, tl.load(head + 1), tl.load(head + 2))
     upper, lower, w_upper, w_lower = linear_taps(y, tl.load(head + 3), tl.load(head + 4))
-    w_left, w_right = w_left[None, :], w_right[None, :]
-    w_upper, w_lower = w_upper[:, None], w_lower[:, None]
-    r1, g1, b1 = fetch_float(view, right[None, :], upper[:, None])
-    r2, g2, b2 = fetch_float(view, left[None, :], upper[:, None])
-    r3, g3, b3 = fetch_float(view, left[None, :], lower[:, None])
-    r4, g4, b4 = fetch_float(view, right[None, :], lower[:, None])
-    w1, w2, w3, w4 = w_upper * w_right, w_upper * w_left, w_lower * w_left, w_lower * w_right
-    return (
-        four_taps(r1, r2, r3, r4, w1, w2, w3, w4),
-        four_taps(g1, g2, g3, g4, w1, w2, w3, w4),
-        four_taps(b1, b2, b3, b4, w1, w2, w3, w4),
-    )
+    # Upper right, upper left, lower left, lower right.
+    for corner in range(4):
+        is_right = (corner == 0) | (corner == 3)
+        is_lower = corner >= 2
+        column = tl.where(is_right, right, left)[None, :]
+        row = tl.where(is_lower, lower, upper)[:, None]
+        weight = tl.where(is_lower, w_lower, w_upper)[:, None] * tl.where(is_right, w_right, w_left)[None, :]
+        r, g, b = fetch_float(view, column, row)
+        red, green, blue = fused(r, weight, red), fused(g, weight, green), fused(b, weight, blue)
+    return red, green, blue

@@ -26,12 +26,13 @@ from .float_program import (
     RESAMPLE_X,
     RESAMPLE_Y,
     SHARPNESS,
+    TURN,
     WARP,
 )
 from .float_resample import bilinear_float, resample_float
 from .float_statistics import apply_statistic, gather_statistic, write_equalize_tables
 from .float_tail import apply_float_point
-from .float_warp import warp_grid
+from .float_warp import turn, warp_grid
 from .program import (
     CHANNELS,
     ERASE,
@@ -136,11 +137,13 @@ def float_stage_kernel(
         red, green, blue = fetch_float(view, x[None, :], y[:, None])
     if IS_HEAVY:
         if head_code == BILINEAR:
-            red, green, blue = bilinear_float(view, head, x, y)
+            red, green, blue = bilinear_float(view, head, x, y, red, green, blue)
         elif head_code == WARP:
-            red, green, blue = warp_grid(view, head, tables, x[None, :], y[:, None])
+            red, green, blue = warp_grid(view, head, tables, x[None, :], y[:, None], red, green, blue)
         elif head_code == BLUR:
             red, green, blue = blur_float(view, head, tables, x[None, :], y[:, None], red, green, blue)
+        elif head_code == TURN:
+            red, green, blue = turn(view, head, x[None, :], y[:, None])
         elif head_code == SHARPNESS:
             red, green, blue = sharpen_float(view, head, x[None, :], y[:, None], red, green, blue)
 

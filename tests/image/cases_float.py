@@ -67,7 +67,7 @@ FLOAT: dict[str, FloatCase] = {
         EXACT,
     ),
     "v1 blur": (lambda: _v1(v1.GaussianBlur((5, 3), (0.3, 2.0)), before=(v1.Resize(SIZE),), normalize=True), EXACT),
-    "v2 large blur": (lambda: _v2(v2.GaussianBlur((23, 3), (1.0, 4.0)), before=(v2.Resize(SIZE),)), EXACT),
+    "v2 large blur": (lambda: _v2(v2.GaussianBlur((15, 1), (1.0, 4.0)), before=(v2.Resize(SIZE),)), EXACT),
     "v1 sharpness": (
         lambda: _v1(v1.RandomAdjustSharpness(2.3, 1.0), v1.RandomSolarize(0.5), before=(v1.Resize(SIZE),)), EXACT
     ),
@@ -105,6 +105,30 @@ FLOAT: dict[str, FloatCase] = {
     "v2 gamma": (
         lambda: _v2(v2.RandomInvert(1.0), functools.partial(F2.adjust_gamma, gamma=2.2), before=(v2.Resize(SIZE),)),
         CLOSE,
+    ),
+    "v1 rotate": (
+        lambda: _v1(v1.RandomRotation(80, fill=(0.1, 0.2, 0.3)), v1.Resize(SIZE),
+                    v1.RandomRotation(20, InterpolationMode.BILINEAR, fill=0.4)), EXACT
+    ),
+    "v1 affine, perspective": (
+        lambda: _v1(v1.RandomAffine(40, (0.2, 0.3), (0.6, 1.5), 20, InterpolationMode.BILINEAR),
+                    v1.RandomPerspective(0.6, 1.0), before=(v1.Resize(SIZE),)), EXACT
+    ),
+    "v1 elastic": (lambda: _v1(v1.ElasticTransform(30.0, 2.0, fill=0.5), before=(v1.Resize(SIZE),)), EXACT),
+    "v2 rotate": (
+        lambda: _v2(v2.RandomRotation(80, expand=True, fill=0.3), v2.RandomRotation((90, 90), expand=True),
+                    v2.Resize(SIZE), v2.RandomRotation(80, InterpolationMode.BILINEAR, fill=(0.1, 0.2, 0.3))), EXACT
+    ),
+    "v2 affine, perspective": (
+        lambda: _v2(v2.RandomAffine(40, (0.2, 0.3), (0.6, 1.5), 20, InterpolationMode.BILINEAR, center=(3, 4)),
+                    v2.RandomPerspective(0.6, 1.0, InterpolationMode.NEAREST), before=(v2.Resize(SIZE),)), EXACT
+    ),
+    "v2 elastic": (
+        lambda: _v2(v2.ElasticTransform(30.0, 2.0), v2.RandomRotation((270, 270), expand=True),
+                    before=(v2.Resize(SIZE),)), EXACT
+    ),
+    "v2 rand augment": (
+        lambda: _v2(v2.RandAugment(2), v2.TrivialAugmentWide(), before=(v2.Resize(SIZE),)), CLOSE
     ),
     "v2 photometric distortion": (
         lambda: _v2(v2.RandomPhotometricDistort(p=1.0), before=(v2.Resize(SIZE),)), CLOSE

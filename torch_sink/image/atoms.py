@@ -85,6 +85,7 @@ class FloatKind(enum.IntEnum):
     WARP = 83
     BLUR = 84
     SHARPNESS = 85
+    TURN = 86
 
     @property
     def role(self) -> str:
@@ -146,8 +147,11 @@ class Lowering:
         channels: 1 or 3.
         atoms: kernel work so far.
         value_ops: calls so far that only change values.
+        grid_kind: the kind of atom that samples an image at the positions of a grid.
         erased: for each erased box of floats: its atom, how many value calls came before it, its values.
     """
+
+    grid_kind = Kind.GRID
 
     def __init__(self, height: int, width: int, channels: int) -> None:
         self.height, self.width, self.channels = height, width, channels

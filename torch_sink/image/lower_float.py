@@ -17,7 +17,10 @@ class FloatLowering:
         width: of the image so far.
         channels: 1 or 3.
         atoms: kernel work so far.
+        grid_kind: the kind of atom that samples an image at the positions of a grid.
     """
+
+    grid_kind = FloatKind.WARP
 
     def __init__(self, height: int, width: int, channels: int) -> None:
         self.height, self.width, self.channels = height, width, channels

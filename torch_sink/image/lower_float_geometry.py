@@ -10,7 +10,8 @@ from PIL import Image
 from torch.nn.functional import interpolate
 from torchvision.transforms import InterpolationMode
 
-from torch_sink.image.atoms import Atom, FloatKind, Kind
+from torch_sink.image import lower_warp  # noqa: F401  it fills `LOWER`
+from torch_sink.image.atoms import LOWER, Atom, FloatKind, Kind
 from torch_sink.image.lower_float import FloatLowering, bits, lowers_float, three
 from torch_sink.image.lower_geometry import PAD_KINDS, narrow_resize
 from torch_sink.image.resample_weights import tap_count, tap_range
@@ -50,8 +51,26 @@ def _flip(state: FloatLowering, x: bool, y: bool) -> None:
     state.add(Kind.FLIP, int(x), int(y), state.width, state.height)
 
 
+@lowers_float("v2.quarter_turns")
+def _turn(state: FloatLowering, turns: int) -> None:
+    """TURN: (step, offset) of the input column in the output row, then of the input row in the output column."""
+    if turns == 2:
+        _flip(state, x=True, y=True)
+    elif turns:
+        height, width = state.resize_to(state.width, state.height)
+        across, down = ((-1, width - 1), (1, 0)) if turns == 1 else ((1, 0), (-1, height - 1))
+        state.add(FloatKind.TURN, *across, *down)
+
+
 lowers_float("v1.hflip", "v2.horizontal_flip")(functools.partial(_flip, x=True, y=False))
 lowers_float("v1.vflip", "v2.vertical_flip")(functools.partial(_flip, x=False, y=True))
+
+
+for _name in (
+    "v1.affine", "v1.rotate_expanded", "v1.perspective", "v1.elastic_transform",
+    "v2.affine", "v2.rotate", "v2.perspective", "v2.elastic",
+):  # fmt: skip
+    lowers_float(_name)(LOWER[_name])
 
 
 @lowers_float("v1.erase", "v2.erase")

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from torch_sink.image.atoms import Kind, Lowering, lowers
+from torch_sink.image.atoms import Lowering, lowers
+from torch_sink.image.lower_float import FloatLowering
 from torch_sink.image.lower_geometry import transpose
 from torch_sink.image.record_tensor_warp import affine_matrix, rotation_matrix
 from torch_sink.image.tensor_argument import TensorArgument
@@ -80,11 +81,16 @@ def grid_values(
 
 
 def _warp(
-    family: str, state: Lowering, grid: Grid, mode: str, fill: tuple[float, ...] | None, size: tuple[int, int]
+    family: str,
+    state: Lowering | FloatLowering,
+    grid: Grid,
+    mode: str,
+    fill: tuple[float, ...] | None,
+    size: tuple[int, int],
 ) -> None:
-    """GRID: `grid_values`, and the tables of the grid."""
+    """GRID, and WARP on floats: `grid_values`, and the tables of the grid."""
     height, width = state.resize_to(*size)
-    state.add(Kind.GRID, *grid_values(family, height, width, grid, mode, fill), tables=grid.tables)
+    state.add(state.grid_kind, *grid_values(family, height, width, grid, mode, fill), tables=grid.tables)
 
 
 def _same_size(family: str, make: Callable[..., Grid]) -> Callable[..., None]:

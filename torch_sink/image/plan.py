@@ -24,9 +24,7 @@ _TABLE_COLUMN = {Kind.REMAP: 2, Kind.LOOKUP: 2, Kind.GRID: 10, FloatKind.WARP: 1
 _HEAD_TABLE_COLUMN = 8
 # What works in float64, or needs as many registers.
 _FLOAT64_KINDS = frozenset((Kind.HUE, Kind.WARP, Kind.BLUR, Kind.BLUR_X, Kind.BLUR_Y, Kind.GRID))
-_HEAVY_FLOAT_KINDS = frozenset(
-    (Kind.ERASE, FloatKind.HUE, FloatKind.BILINEAR, FloatKind.WARP, FloatKind.BLUR, FloatKind.SHARPNESS)
-)
+_HEAVY_FLOAT_KINDS = frozenset((Kind.ERASE, FloatKind.HUE, *(kind for kind in FloatKind if kind >= FloatKind.BILINEAR)))
 _ALIGNMENT_BYTES = 16
 _ALIGNMENT_FLOATS = 4
 

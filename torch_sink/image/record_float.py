@@ -8,6 +8,7 @@ from typing import Any
 
 from torch_sink.image import record_float_colour as colour
 from torch_sink.image import record_float_geometry as geometry
+from torch_sink.image import record_tensor_warp as warp
 
 Recorder = Callable[..., Any]
 
@@ -20,7 +21,14 @@ def _of_both(family: str) -> dict[str, Recorder]:
     }
 
 
-V1_FLOAT_RECORDERS: dict[str, Recorder] = {**_of_both("v1"), "resize": geometry.resize_v1}
+V1_FLOAT_RECORDERS: dict[str, Recorder] = {
+    **_of_both("v1"),
+    "resize": geometry.resize_v1,
+    "affine": warp.affine_v1,
+    "rotate": warp.rotate_v1,
+    "perspective": warp.perspective_v1,
+    "elastic_transform": warp.elastic_v1,
+}
 
 V2_FLOAT_RECORDERS: dict[str, Recorder] = {
     **_of_both("v2"),
@@ -31,4 +39,8 @@ V2_FLOAT_RECORDERS: dict[str, Recorder] = {
     "center_crop": geometry.center_crop,
     "resize": geometry.resize_v2,
     "resized_crop": geometry.resized_crop,
+    "affine": warp.affine_v2,
+    "rotate": warp.rotate_v2,
+    "perspective": warp.perspective_v2,
+    "elastic": warp.elastic_v2,
 }

@@ -26,6 +26,9 @@ _BEFORE_A_TABLE = frozenset(
 ) | {"to_tensor", "pil_to_tensor", "to_image"}  # fmt: skip
 
 
+_WARPS = frozenset(("affine", "rotate", "rotate_expanded", "perspective", "elastic", "elastic_transform"))
+
+
 def is_exact(handle: Any) -> bool:
     """True while the kernels make stock code's very bits."""
     return not any(op.name in _INEXACT for op in handle.sink_ops)
@@ -45,7 +48,9 @@ def _keeps_unit_range(op: Op) -> bool:
         return all(0 <= value <= 1 for value in (written if isinstance(written, (tuple, list)) else (written,)))
     if name == "float_resize":
         return op.args[1].value != "bicubic"
-    return name != "normalize" and "warp" not in name
+    if name in _WARPS:
+        return all(0 <= value <= 1 for value in op.args[-1] or ())
+    return name != "normalize"
 
 
 def _brightness(family: str, handle: Any, brightness_factor: Any) -> Any:

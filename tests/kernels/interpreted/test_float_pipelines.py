@@ -11,4 +11,5 @@ from image.check import check_pipeline
 @pytest.mark.parametrize("name", FLOAT)
 def test_rgb(name: str) -> None:
     pipeline, promise = FLOAT[name]
-    check_pipeline(pipeline(), [rgb_images()[at] for at in (0, 1, 3)], seed=1, promise=promise)
+    # Two images: an interpreted kernel pays for each.
+    check_pipeline(pipeline(), rgb_images()[:2], seed=1, promise=promise)
