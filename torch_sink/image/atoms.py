@@ -161,7 +161,7 @@ class Lowering:
 
     def add(
         self,
-        kind: Kind,
+        kind: Kind | FloatKind,
         *values: int,
         factor: float = 0.0,
         tables: tuple[np.ndarray, ...] = (),

@@ -36,7 +36,7 @@ def is_exact(handle: Any) -> bool:
 
 def in_unit_range(handle: Any) -> bool:
     """True where every value is known to lie in [0, 1]."""
-    return all(_keeps_unit_range(op) for op in handle.sink_ops)
+    return all(_keeps_unit_range(op) for op in _since_conversion(handle))
 
 
 def _keeps_unit_range(op: Op) -> bool:
@@ -94,12 +94,13 @@ def _hue(family: str, handle: Any, hue_factor: Any) -> Any:
 
 def _gamma(family: str, handle: Any, gamma: Any, gain: Any = 1) -> Any:
     fits = is_number(gamma) and gamma >= 0 and is_number(gain)
-    if not fits or not all(op.name in _BEFORE_A_TABLE for op in _after_conversion(handle)):
+    if not fits or not all(op.name in _BEFORE_A_TABLE for op in _since_conversion(handle)):
         return NotImplemented
     return handle.record(Op(f"{family}.adjust_gamma", (gamma, gain)))
 
 
-def _after_conversion(handle: Any) -> tuple[Op, ...]:
+def _since_conversion(handle: Any) -> tuple[Op, ...]:
+    """The call that made floats, and those after it."""
     ops = handle.sink_ops
     begin = next(at for at, op in enumerate(ops) if op.name in ("to_tensor", "v1.convert_image_dtype", "v2.to_dtype"))
     return ops[begin:]
