@@ -73,7 +73,7 @@ def build_engine(parts: EngineParts) -> Engine:
         device=parts.device,
     )
     update.mark_warm()
-    log = StepLog(parts.capacity, parts.device)
+    log = StepLog(parts.capacity, parts.device, replayed=mode == "graph")
     step = TrainingStep(
         loss_function,
         update,
