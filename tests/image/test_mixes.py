@@ -53,6 +53,19 @@ def test_mixes_equal_stock(workers: int) -> None:
         assert torch.equal(labels, stock_labels)
 
 
+def test_cut_mix_of_bytes_equals_stock() -> None:
+    def mixed() -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(6)
+        images = [CORE["v2 uint8"]()(opener(encoded(30 + index, 40 - index, index))()) for index in range(3)]
+        return v2.CutMix(num_classes=CLASSES)(*default_collate([(image, index) for index, image in enumerate(images)]))
+
+    expected, expected_labels = mixed()
+    with torch_sink.image_backend("device", device="cpu", strict=True):
+        images, labels = mixed()
+        assert_same_bits(images.to(device_in_use()).cpu(), expected)
+    assert torch.equal(labels, expected_labels)
+
+
 def test_mixing_decodes_nothing() -> None:
     with torch_sink.image_backend("device", device="meta", strict=True):
         images, labels = mix([Photographs()[index] for index in range(4)])

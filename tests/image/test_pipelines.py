@@ -10,7 +10,7 @@ import torch_sink
 from image.cases import COLOUR, CORE, GRAY, RESIZES, gray_images, images_of_other_modes, rgb_images
 from image.check import check_pipeline
 from image.smooth_cases import BLUR, WARPS
-from image.uint8_cases import UINT8_COLOUR, colour_images
+from image.uint8_cases import UINT8_COLOUR, UINT8_GEOMETRY, colour_images
 
 
 @pytest.mark.parametrize("name", [*CORE, *COLOUR])
@@ -37,6 +37,11 @@ def test_smooth_gray(name: str) -> None:
 @pytest.mark.parametrize("name", UINT8_COLOUR)
 def test_colour_of_uint8_tensors(name: str) -> None:
     check_pipeline(UINT8_COLOUR[name](), [*colour_images(), *rgb_images()[2:4]], seed=1)
+
+
+@pytest.mark.parametrize("name", UINT8_GEOMETRY)
+def test_geometry_of_uint8_tensors(name: str) -> None:
+    check_pipeline(UINT8_GEOMETRY[name](), rgb_images(), seed=1)
 
 
 @pytest.mark.parametrize("name", RESIZES)

@@ -9,12 +9,15 @@ import numpy as np
 import torch
 from PIL import Image
 from torchvision import transforms as v1
+from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as F1
-from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F2
 
 from image.cases import SIZE, encoded, opener
 from image.check import Opener, Pipeline
+
+NEAREST, NEAREST_EXACT = InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT
+BICUBIC = InterpolationMode.BICUBIC
 
 
 def _v1(*transforms: Pipeline) -> Pipeline:
@@ -30,6 +33,36 @@ def colour_images() -> list[Opener]:
     noise = np.random.default_rng(0).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
     return [lambda: Image.fromarray(noise), opener(encoded(61, 47, 1))]
 
+
+def _fourth_of_five(crops: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return crops[-2]
+
+
+UINT8_GEOMETRY: dict[str, Callable[[], Pipeline]] = {
+    "v1 nearest": lambda: _v1(v1.Resize((9, 31), NEAREST), v1.RandomHorizontalFlip(), v1.Resize((8, 9), NEAREST_EXACT)),
+    "v2 nearest": lambda: _v2(v2.Resize((9, 31), NEAREST), v2.RandomInvert(1.0), v2.Resize((23, 8), NEAREST_EXACT)),
+    "v2 without antialiasing": lambda: _v2(v2.Resize((31, 7), antialias=False), v2.RandomVerticalFlip(1.0)),
+    "v2 bicubic, without antialiasing": lambda: _v2(
+        v2.Resize((5, 23), BICUBIC, antialias=False),
+        v2.RandomHorizontalFlip(),
+        v2.Resize((11, 3), BICUBIC, antialias=False),
+    ),
+    "v2 one axis, without antialiasing": lambda: _v2(v2.Resize((13, 30), antialias=False), v2.CenterCrop(9)),
+    "v2 max_size": lambda: _v2(v2.Resize(12, max_size=14), v2.CenterCrop((20, 9))),
+    "v2 random sizes": lambda: _v2(
+        v2.RandomResize(8, 20), v2.RandomShortestSize([9, 12], max_size=15), v2.CenterCrop(16)
+    ),
+    "v2 larger than the image": lambda: _v2(v2.CenterCrop((17, 30)), v2.CenterCrop((40, 12))),
+    "v2 Pillow images, larger than the image": lambda: v2.Compose(
+        [v2.Resize(SIZE), v2.CenterCrop((17, 30)), v2.CenterCrop((40, 12)), v2.CenterCrop((41, 14)), v2.ToImage()]
+    ),
+    "v2 five crops": lambda: _v2(v2.FiveCrop((8, 9)), _fourth_of_five),
+    "v2 ten crops": lambda: _v2(v2.TenCrop(7, vertical_flip=True), _fourth_of_five),
+    "v2 a fill a channel": lambda: _v2(
+        v2.Pad((1, 2, 3, 4), fill=(9, 200, 30)), v2.RandomZoomOut((1, 2, 3), p=1.0), v2.CenterCrop(30)
+    ),
+    "v2 dtype": lambda: _v2(lambda image: F2.convert_image_dtype(image, torch.float32)),
+}
 
 UINT8_COLOUR: dict[str, Callable[[], Pipeline]] = {
     "v1 contrast": lambda: _v1(v1.ColorJitter(contrast=(0.0, 3.0)), v1.RandomHorizontalFlip()),

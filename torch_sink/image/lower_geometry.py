@@ -21,7 +21,9 @@ from torch_sink.image.resample_weights import (
     pillow_table,
     tap_count,
     tap_range,
+    tensor_nearest_table,
     tensor_table,
+    tensor_table_without_antialias,
 )
 
 Resampling, Transpose = Image.Resampling, Image.Transpose
@@ -157,7 +159,12 @@ def _resample(
             state.add(kind, *values, tables=(first, weights))
 
 
-_TENSOR_FILTERS = {InterpolationMode.BILINEAR: Resampling.BILINEAR, InterpolationMode.BICUBIC: Resampling.BICUBIC}
+_TENSOR_FILTERS = {
+    InterpolationMode.BILINEAR: Resampling.BILINEAR,
+    InterpolationMode.BICUBIC: Resampling.BICUBIC,
+    InterpolationMode.LANCZOS: Resampling.LANCZOS,
+}
+NEAREST_MODES = (InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT)
 
 
 def integer_resize_fits(interpolation: InterpolationMode) -> bool:
@@ -165,10 +172,19 @@ def integer_resize_fits(interpolation: InterpolationMode) -> bool:
     return interpolation in _TENSOR_FILTERS and _do_native_uint8_resize_on_cpu(interpolation)
 
 
-@lowers("v2.resize")
-def _resize_tensor(state: Lowering, size: tuple[int, int], interpolation: InterpolationMode) -> None:
+@lowers("v1.resize", "v2.resize")
+def _resize_tensor(
+    state: Lowering, size: tuple[int, int], interpolation: InterpolationMode, antialias: bool = False
+) -> None:
+    height, width = size
+    if interpolation in NEAREST_MODES:
+        mode = interpolation.value
+        x_table = tensor_nearest_table(state.width, width, mode)
+        _remap(state, x_table, tensor_nearest_table(state.height, height, mode), 0)
+        return
     # torch's bicubic uses the coefficient -0.5 when it antialiases, as Pillow does.
-    _resample(state, *size, _TENSOR_FILTERS[interpolation], tensor_table, rows_first=False)
+    table = tensor_table if antialias else tensor_table_without_antialias
+    _resample(state, height, width, _TENSOR_FILTERS[interpolation], table, rows_first=False)
 
 
 _WARP_FILTERS = (Resampling.NEAREST, Resampling.BILINEAR, Resampling.BICUBIC)

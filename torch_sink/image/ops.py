@@ -117,6 +117,7 @@ _stock("v1.hflip", F_tensor.hflip)
 _stock("v1.vflip", F_tensor.vflip)
 _stock("v1.crop", F_tensor.crop)
 _stock("v1.pad", F_tensor.pad)
+_stock("v1.resize", lambda image, size, mode: F_tensor.resize(image, list(size), mode.value))
 _stock("v1.erase", lambda image, i, j, h, w, value: F_tensor.erase(image, i, j, h, w, _erased(image, value)))
 
 # Tensors, kernels of transforms.v2
@@ -126,7 +127,9 @@ _stock("v2.horizontal_flip", F_v2.horizontal_flip_image)
 _stock("v2.vertical_flip", F_v2.vertical_flip_image)
 _stock("v2.crop", F_v2.crop_image)
 _stock("v2.pad", F_v2.pad_image)
-_stock("v2.resize", F_v2.resize_image)
+_stock(
+    "v2.resize", lambda image, size, mode, antialias: F_v2.resize_image(image, list(size), mode, antialias=antialias)
+)
 _stock("v2.erase", lambda image, i, j, h, w, value: F_v2.erase_image(image, i, j, h, w, _erased(image, value)))
 
 for _name in (

@@ -47,6 +47,14 @@ def sides_of(padding: Any) -> tuple[int, int, int, int] | None:
     return tuple(padding) if len(padding) == 4 else None  # type: ignore[return-value]
 
 
+def size_of(size: Any) -> tuple[int, int] | None:
+    """(height, width) of a size argument, or None where stock code should look at it."""
+    sides = (size,) if type(size) is int else size
+    if not isinstance(sides, (list, tuple)) or len(sides) not in (1, 2):
+        return None
+    return (sides[0], sides[-1]) if all(type(side) is int and side > 0 for side in sides) else None
+
+
 def padding_fits(sides: tuple[int, int, int, int], mode: str, height: int, width: int) -> bool:
     """Modes that mirror need the image to be larger than the padding; beyond that stock code wraps or raises."""
     if min(sides) < 0:

@@ -11,10 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from PIL import Image
+from torchvision.transforms.v2.functional._geometry import (
+    _center_crop_compute_crop_anchor,
+    _center_crop_compute_padding,
+)
 
 from torch_sink.image.lazy_image import LazyImage, lazy_image
 from torch_sink.image.ops import Op
-from torch_sink.image.record_arguments import colour_of, is_number, padding_fits, sides_of
+from torch_sink.image.record_arguments import colour_of, is_number, padding_fits, sides_of, size_of
 
 Recorder = Callable[..., Any]
 
@@ -112,6 +116,29 @@ def _gamma(stock: Recorder) -> Recorder:
         if handle is not None and is_number(gamma) and gamma >= 0 and is_number(gain):
             return handle.record(Op("pil.adjust_gamma", (gamma, gain)))
         return stock(img, gamma, gain)
+
+    return stand_in
+
+
+def center_crop(stock: Recorder) -> Recorder:
+    """Stand-in for the kernel of `v2.functional.center_crop` on Pillow images, which binds stock code's `pad`."""
+
+    @functools.wraps(stock)
+    def stand_in(image: Any, output_size: Any) -> Any:
+        handle = lazy_image(image) if isinstance(image, Image.Image) else None
+        size = size_of(output_size)
+        if handle is not None and size is not None:
+            width, height = handle.size
+            if size[0] > height or size[1] > width:
+                sides = tuple(_center_crop_compute_padding(*size, height, width))
+                width, height = width + sides[0] + sides[2], height + sides[1] + sides[3]
+                colour = colour_of(0, 3 if handle.mode == "RGB" else 1)
+                handle = handle.record(Op("pil.pad", (sides, colour, "constant")), size=(width, height))
+                if size == (height, width):
+                    return handle
+            top, left = _center_crop_compute_crop_anchor(*size, height, width)
+            return handle.crop((left, top, left + size[1], top + size[0]))
+        return stock(image, output_size)
 
     return stand_in
 

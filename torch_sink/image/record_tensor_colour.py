@@ -67,7 +67,7 @@ def gamma(family: str, handle: Any, gamma: Any, gain: Any = 1) -> Any:
 
 def grayscale(family: str, handle: Any, num_output_channels: int = 1) -> Any:
     channels, height, width = handle.sink_shape
-    if handle.sink_dtype != torch.uint8 or num_output_channels not in (1, 3):
+    if handle.sink_dtype != torch.uint8 or type(num_output_channels) is not int or num_output_channels not in (1, 3):
         return NotImplemented
     # The kernel of v1 leaves an image of one channel as it is.
     made = channels if family == "v1" and channels == 1 else num_output_channels

@@ -6,11 +6,16 @@ from typing import Any
 
 import torch
 from torchvision.transforms import functional as F
-from torchvision.transforms.v2.functional._geometry import _check_interpolation, _compute_resized_output_size
+from torchvision.transforms.v2.functional._geometry import (
+    _center_crop_compute_crop_anchor,
+    _center_crop_compute_padding,
+    _check_interpolation,
+    _compute_resized_output_size,
+)
 
-from torch_sink.image.lower_geometry import integer_resize_fits
+from torch_sink.image.lower_geometry import NEAREST_MODES, integer_resize_fits
 from torch_sink.image.ops import Op
-from torch_sink.image.record_arguments import colour_of, is_number, padding_fits, sides_of
+from torch_sink.image.record_arguments import colour_of, padding_fits, sides_of, size_of
 
 
 def crop(family: str, handle: Any, top: int, left: int, height: int, width: int) -> Any:
@@ -29,15 +34,14 @@ def pad(family: str, handle: Any, padding: Any, fill: Any = None, padding_mode: 
     colour = colour_of(fill, channels)
     if sides is None or colour is None or not padding_fits(sides, padding_mode, height, width):
         return NotImplemented
-    if family == "v1" and isinstance(fill, (list, tuple)):
+    a_fill_a_channel = isinstance(fill, (list, tuple)) and len(fill) > 1
+    if (family == "v1" and isinstance(fill, (list, tuple))) or (a_fill_a_channel and padding_mode != "constant"):
         return NotImplemented
     colours = colour if isinstance(colour, tuple) else (colour,)
-    if padding_mode == "constant" and (
-        handle.sink_dtype != torch.uint8 or len(set(colours)) != 1 or not 0 <= colours[0] <= 255
-    ):
+    if padding_mode == "constant" and (handle.sink_dtype != torch.uint8 or min(colours) < 0 or max(colours) > 255):
         return NotImplemented
     left, top, right, bottom = sides
-    op = Op(f"{family}.pad", ([left, top, right, bottom], colours[0], padding_mode))
+    op = Op(f"{family}.pad", ([left, top, right, bottom], colours if a_fill_a_channel else colours[0], padding_mode))
     return handle.record(op, shape=(channels, height + top + bottom, width + left + right))
 
 
@@ -56,10 +60,23 @@ def resize_v2(
     if not all(type(side) is int and side > 0 for side in (new_height, new_width)):
         return NotImplemented
     mode = F.InterpolationMode(_check_interpolation(interpolation))
-    if not antialias or handle.sink_dtype != torch.uint8 or not integer_resize_fits(mode):
+    if handle.sink_dtype != torch.uint8 or not (mode in NEAREST_MODES or integer_resize_fits(mode)):
         return NotImplemented
-    op = Op("v2.resize", ((new_height, new_width), mode))
+    if mode == F.InterpolationMode.LANCZOS and not antialias:
+        return NotImplemented
+    op = Op("v2.resize", ((new_height, new_width), mode, bool(antialias)))
     return handle.record(op, shape=(channels, new_height, new_width))
+
+
+def resize_v1(handle: Any, size: Any, interpolation: Any = "bilinear", antialias: Any = True) -> Any:
+    if handle.sink_dtype != torch.uint8 or not isinstance(size, (list, tuple)) or len(size) != 2:
+        return NotImplemented
+    if not all(type(side) is int and side > 0 for side in size):
+        return NotImplemented
+    mode = next((mode for mode in NEAREST_MODES if mode.value == interpolation), None)
+    if mode is None:
+        return NotImplemented
+    return handle.record(Op("v1.resize", (tuple(size), mode)), shape=(handle.sink_shape[0], *size))
 
 
 def _resized(height: int, width: int, size: Any, max_size: Any) -> tuple[int, int]:
@@ -68,15 +85,33 @@ def _resized(height: int, width: int, size: Any, max_size: Any) -> tuple[int, in
 
 
 def center_crop(handle: Any, output_size: Any) -> Any:
-    sides = (output_size,) if isinstance(output_size, int) else output_size
-    if not isinstance(sides, (list, tuple)) or len(sides) not in (1, 2) or not all(map(is_number, sides)):
+    size = size_of(output_size)
+    if size is None:
         return NotImplemented
-    crop_height, crop_width = sides[0], sides[-1]
     _, height, width = handle.sink_shape
-    if crop_height > height or crop_width > width:
+    if size[0] > height or size[1] > width:
+        handle = pad("v2", handle, _center_crop_compute_padding(*size, height, width))
+        if handle is NotImplemented or handle.sink_shape[1:] == size:
+            return handle
+        _, height, width = handle.sink_shape
+    top, left = _center_crop_compute_crop_anchor(*size, height, width)
+    return crop("v2", handle, top, left, *size)
+
+
+def five_crop(handle: Any, size: Any) -> Any:
+    sides = size_of(size)
+    if sides is None or sides[0] > handle.sink_shape[1] or sides[1] > handle.sink_shape[2]:
         return NotImplemented
-    top, left = round((height - crop_height) / 2.0), round((width - crop_width) / 2.0)
-    return crop("v2", handle, int(top), int(left), crop_height, crop_width)
+    below, right = handle.sink_shape[1] - sides[0], handle.sink_shape[2] - sides[1]
+    corners = (0, 0), (0, right), (below, 0), (below, right)
+    return *(crop("v2", handle, top, left, *sides) for top, left in corners), center_crop(handle, size)
+
+
+def ten_crop(handle: Any, size: Any, vertical_flip: bool = False) -> Any:
+    crops = five_crop(handle, size)
+    if crops is NotImplemented:
+        return crops
+    return crops + five_crop(flip("v2.vertical_flip" if vertical_flip else "v2.horizontal_flip", handle), size)
 
 
 def resized_crop(
@@ -89,16 +124,13 @@ def resized_crop(
     return resize_v2(cropped, size, interpolation, None, antialias)
 
 
-_BYTES = range(256)
-
-
 def erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inplace: bool = False) -> Any:
     channels, height, width = handle.sink_shape
     if not isinstance(v, torch.Tensor) or v.numel() not in (1, channels) or v.ndim != 3 or v.shape[1:] != (1, 1):
         return NotImplemented
     values = tuple(v.flatten().tolist())
     inside = min(i, j) >= 0 and min(h, w) > 0 and i + h <= height and j + w <= width
-    if not inside or (handle.sink_dtype == torch.uint8 and not all(value in _BYTES for value in values)):
+    if not inside or (handle.sink_dtype == torch.uint8 and not all(0 <= value < 256 for value in values)):
         return NotImplemented
     result = handle.record(Op(f"{family}.erase", (i, j, h, w, values)))
     return handle.become(result) if inplace else result

@@ -24,7 +24,7 @@ from torchvision.transforms.v2 import _auto_augment as v2_auto_augment
 from torchvision.transforms.v2 import _geometry as v2_geometry
 from torchvision.transforms.v2 import _transform as v2_transform
 from torchvision.transforms.v2 import _utils as v2_utils
-from torchvision.transforms.v2.functional import _type_conversion
+from torchvision.transforms.v2.functional import _misc, _type_conversion
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.image import record_conversion, record_pil, record_tensor, samplers, state, stock_types
@@ -85,6 +85,8 @@ def _rows() -> Iterator[Row]:
         yield Row(module, "to_pil_image", record_conversion.to_pil_image)
     for module in (v2.functional, _type_conversion):
         yield Row(module, "to_image", record_conversion.to_image)
+    for module in (v2.functional, _misc):
+        yield Row(module, "convert_image_dtype", record_tensor.on_tensor("convert_image_dtype", _convert_v2))
     yield from _kernel_rows()
 
     yield Row(transforms.RandomResizedCrop, "get_params", samplers.resized_crop_v1)
@@ -113,6 +115,13 @@ _TENSOR_QUERIES: dict[str, record_tensor.Recorder] = {
 }
 
 
+def _convert_v2(handle: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """Stand-in for `v2.functional.convert_image_dtype`, a kernel that user code calls by itself."""
+    result = record_tensor.V2_TENSOR_RECORDERS["to_dtype"](handle, dtype, True)
+    computed = type(result) is LazyTVImage and result is not handle
+    return result.as_subclass(torch.Tensor) if computed else result
+
+
 def _kernel_rows() -> Iterator[Row]:
     """Rows of the kernel registry of `transforms.v2`: Pillow images, and both kinds of tensor handle."""
     for function, kernels in _KERNEL_REGISTRY.items():
@@ -132,6 +141,8 @@ _THROUGH_TENSORS = ("elastic", "erase", "gaussian_blur", "permute_channels")
 def _pillow_kernel(name: str) -> Make:
     if name in _THROUGH_TENSORS:
         return record_conversion.through_tensor(record_tensor.V2_TENSOR_RECORDERS[name])
+    if name == "center_crop":
+        return record_pil.center_crop
     return record_pil.PIL_RECORDERS.get(name, record_pil.through_methods)
 
 
@@ -146,7 +157,8 @@ def _mix(name: str, parameter: str) -> Make:
     def make(stock: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(stock)
         def transform(self: Any, inpt: Any, params: dict[str, Any]) -> Any:
-            if isinstance(inpt, LazyBatch) and inpt.dtype.is_floating_point and inpt is not params["labels"]:
+            recorded = isinstance(inpt, LazyBatch) and (inpt.dtype.is_floating_point or name == "batch.cut_mix")
+            if recorded and inpt is not params["labels"]:
                 self._check_image_or_video(inpt, batch_size=params["batch_size"])
                 return inpt.record_mix(Op(name, (params[parameter],)))
             return stock(self, inpt, params)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image
 
 Resampling = Image.Resampling
@@ -148,12 +149,43 @@ def pillow_table(in_size: int, out_size: int, resample: int) -> ResampleTable:
 @functools.lru_cache(maxsize=1024)
 def tensor_table(in_size: int, out_size: int, resample: int) -> ResampleTable:
     """Weights of `interpolate(antialias=True)` for uint8 tensors on a CPU with AVX2."""
-    first, weights = _normalised(in_size, out_size, resample)
+    return _in_16_bits(*_normalised(in_size, out_size, resample))
+
+
+@functools.lru_cache(maxsize=1024)
+def tensor_table_without_antialias(in_size: int, out_size: int, resample: int) -> ResampleTable:
+    """Weights of `interpolate(antialias=False)` for uint8 tensors on a CPU with AVX2: two taps, or four if bicubic."""
+    is_cubic = resample == Resampling.BICUBIC
+    taps, weight = (4, _bicubic(-0.75)) if is_cubic else (2, _bilinear)
+    position = in_size / out_size * (np.arange(out_size) + 0.5) - 0.5
+    if not is_cubic:
+        position = np.maximum(position, 0.0)
+    nearest = np.minimum(np.floor(position).astype(np.int64), in_size - 1)
+    beyond = np.clip(position - nearest, 0.0, 1.0)
+    unbounded = nearest - taps // 2 + 1
+    first = np.maximum(unbounded, 0)
+    weights = np.zeros((out_size, taps))
+    for tap in range(taps):
+        # Taps beyond the border add to the weight of the pixel there.
+        inside = np.clip(unbounded + tap, 0, in_size - 1) - first
+        weights[np.arange(out_size), inside] += weight(tap + 1 - taps / 2 - beyond)
+    return _in_16_bits(first.astype(np.int32), weights / weights.sum(axis=1, keepdims=True))
+
+
+def _in_16_bits(first: np.ndarray, weights: np.ndarray) -> ResampleTable:
+    """Weights with as many bits after the point as leave the largest below 2 ** 15."""
     largest, precision = float(weights.max()), 0
     while precision < 22 and int(0.5 + largest * (1 << (precision + 1))) < 1 << 15:
         precision += 1
     scaled = weights * (1 << precision)
     return ResampleTable(first, (scaled + np.copysign(0.5, scaled)).astype(np.int32), precision)
+
+
+@functools.lru_cache(maxsize=1024)
+def tensor_nearest_table(in_size: int, out_size: int, mode: str) -> np.ndarray:
+    """Source index of each output position, int32 [out], of `interpolate` with mode "nearest" or "nearest-exact"."""
+    positions = torch.arange(in_size, dtype=torch.float32).view(1, 1, in_size)
+    return torch.nn.functional.interpolate(positions, size=out_size, mode=mode).flatten().to(torch.int32).numpy()
 
 
 @functools.lru_cache(maxsize=1024)

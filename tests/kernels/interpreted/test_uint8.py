@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from image.cases import gray_images
+from image.cases import gray_images, some_rgb_images
 from image.check import check_pipeline
-from image.uint8_cases import UINT8_COLOUR, colour_images
+from image.uint8_cases import UINT8_COLOUR, UINT8_GEOMETRY, colour_images
 
 
 @pytest.mark.parametrize("name", UINT8_COLOUR)
 def test_colour(name: str) -> None:
     check_pipeline(UINT8_COLOUR[name](), colour_images(), seed=1)
+
+
+@pytest.mark.parametrize("name", UINT8_GEOMETRY)
+def test_geometry(name: str) -> None:
+    check_pipeline(UINT8_GEOMETRY[name](), some_rgb_images(name, 2), seed=1)
 
 
 @pytest.mark.parametrize("name", ["v1 contrast", "v2 contrast", "v2 gray, and colours again"])
