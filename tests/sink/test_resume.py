@@ -235,16 +235,20 @@ def test_iterable_dataset_is_loaded_again_and_dropped(num_workers: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.parametrize("position", [0, 1, 4, 6, 7])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_stateful_data_loader_brings_its_own_state(num_workers: int, position: int) -> None:
+@pytest.mark.parametrize(
+    ("num_workers", "persistent", "position"),
+    [*((0, False, i) for i in (0, 1, 4, 6, 7)), *((2, False, i) for i in (0, 1, 6, 7)), (2, True, 4), (2, True, 7)],
+)
+def test_stateful_data_loader_brings_its_own_state(num_workers: int, persistent: bool, position: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="needs the extra 'stateful' (torchdata)")
 
     def fresh() -> SinkLoader:
         generator = torch.Generator().manual_seed(3)
-        source = stateful.StatefulDataLoader(
-            range(23), batch_size=4, shuffle=True, num_workers=num_workers, generator=generator
-        )
+        torch.manual_seed(1)
+        numpy.random.seed(1)
+        random.seed(1)
+        options = {"num_workers": num_workers, "persistent_workers": persistent}
+        source = stateful.StatefulDataLoader(Augmented(), batch_size=4, shuffle=True, generator=generator, **options)
         return SinkLoader(source)
 
     with fresh() as loader:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from torch_sink.sink.own_iterator import OwnIteratorPass, OwnIteratorSource
 from torch_sink.sink.random_state import set_global_random_state
-from torch_sink.sink.recording import find_generators
+from torch_sink.sink.recording import RecordingCollate, RestoringInit, find_generators
 from torch_sink.sink.source import Mark, Pass, PassStart, ResumePoint
 
 
@@ -18,8 +18,8 @@ class StatefulPass(OwnIteratorPass):
     source: StatefulSource
 
     def next(self) -> tuple[Any, Mark]:
-        batch, _ = super().next()
-        return batch, self.last_mark()
+        batch, mark = super().next()
+        return batch, mark._replace(loader_state=self.source.state())
 
     def last_mark(self) -> Mark:
         """The source's state now; after the end it says that the next pass is a new one."""
@@ -30,12 +30,16 @@ class StatefulSource(OwnIteratorSource):
     """A loader with `state_dict` and `load_state_dict`.
 
     Without workers the loader's state lacks what its generators have drawn since, which the next pass depends on:
-    their states are added.
+    their states are added. With workers it lacks those of the workers' global generators: they travel with the batches
+    of a map-style dataset, as for a plain DataLoader.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         super().__init__(loader)
         self.generators = [] if self.runs_ahead else find_generators(loader)
+        # A coarser snapshot is followed by batches that are made again, which draws.
+        is_exact = getattr(loader, "snapshot_every_n_steps", 1) == 1
+        self.is_recorded = self.runs_ahead and is_exact and not isinstance(loader.dataset, IterableDataset)
 
     def state(self) -> dict[str, Any]:
         """The loader's own state and that of its generators."""
@@ -46,13 +50,25 @@ class StatefulSource(OwnIteratorSource):
         if resume is not None:
             self._stop_kept_workers()
             self._load(resume.loader_state)
-        batches = self._open(anew=resume is not None)
+        batches = self._open_recorded(resume) if self.is_recorded else self._open(anew=resume is not None)
         self.latest = opened = StatefulPass(PassStart(number), batches, self.watch, 0, self.keeps_workers)
         opened.source = self
         if resume is not None and self.keeps_random_state:
             # A state that was taken between passes has it in the pass's start.
             set_global_random_state(resume.random_state or resume.start.random_state)
         return opened
+
+    def _open_recorded(self, resume: ResumePoint | None) -> Any:
+        """Starts workers whose batches carry their generator states; the user's loader is left as it was."""
+        loader = self.loader
+        collate, init = loader.collate_fn, loader.worker_init_fn
+        loader.collate_fn = RecordingCollate(collate)
+        if resume is not None:
+            loader.worker_init_fn = RestoringInit(init, resume.worker_states)
+        try:
+            return self._open(anew=resume is not None)
+        finally:
+            loader.collate_fn, loader.worker_init_fn = collate, init
 
     def _load(self, state: dict[str, Any] | None) -> None:
         if state is None:
@@ -64,5 +80,7 @@ class StatefulSource(OwnIteratorSource):
             generator.set_state(generator_state.cpu())
 
     def not_covered(self) -> list[str]:
-        """What the loader's own state does not hold."""
-        return ["the wrapped loader brings its own state; random draws of its workers are as exact as that state is"]
+        """What the loader's own state and the recorded generators do not hold."""
+        if self.is_recorded or not self.runs_ahead:
+            return ["the wrapped loader brings its own state; the resumed run is as exact as that state is"]
+        return ["the wrapped loader brings its own state, which does not hold the random generators of its workers"]
