@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from image.cases import rgb_images
-from image.cases_float import FLOAT
-from image.check import check_pipeline
+import torch
+from image.cases import MEAN, SIZE, STD, rgb_images
+from image.cases_float import CLOSE, FLOAT
+from image.check import assert_same_bits, check_pipeline, lazy_batch, run
+from torchvision.transforms import functional as F
+
+import torch_sink
+from torch_sink.image import lower_float_geometry
+from torch_sink.triton_kernels import float_stage
 
 
 @pytest.mark.parametrize("name", FLOAT)
@@ -13,3 +21,45 @@ def test_rgb(name: str) -> None:
     pipeline, promise = FLOAT[name]
     # Two images: an interpreted kernel pays for each.
     check_pipeline(pipeline(), rgb_images()[:2], seed=1, promise=promise)
+
+
+def some_in_floats(image: Any) -> Any:
+    """Only wide images need float stages; all have a box of floats erased."""
+    tensor = F.to_tensor(F.resize(image, SIZE))
+    if image.width > 20:
+        tensor = F.adjust_saturation(tensor, 2.0)
+    tensor = F.erase(tensor, 2, 3, 4, 5, torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1))
+    return F.normalize(F.hflip(tensor), MEAN, STD)
+
+
+def test_images_that_need_floats_beside_others() -> None:
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    check_pipeline(some_in_floats, rgb_images()[:2], dtypes=dtypes)
+
+
+def test_one_tap_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = lower_float_geometry.tap_count
+    monkeypatch.setattr(lower_float_geometry, "tap_count", lambda *args: stock(*args) - 2)
+    with pytest.raises(AssertionError, match="values differ"):
+        check_pipeline(FLOAT["v1 resize"][0](), rgb_images()[:2])
+
+
+def test_a_value_beyond_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = float_stage.run_float_stage
+
+    def adds_a_little(workspace: Any, floats: Any, output: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        stock(workspace, floats, output, *args, **kwargs)
+        if kwargs["is_last"]:
+            output.flatten()[77] += 2 * CLOSE.largest
+
+    monkeypatch.setattr(float_stage, "run_float_stage", adds_a_little)
+    with pytest.raises(AssertionError, match="values differ by up to"):
+        check_pipeline(FLOAT["v2 jitter"][0](), rgb_images()[:2], promise=CLOSE)
+
+
+def test_a_statistic_is_the_same_in_every_run() -> None:
+    """Programs add to it in any order."""
+    with torch_sink.image_backend("device", device="cpu", strict=True):
+        handles, _ = run(FLOAT["v1 jitter"][0](), rgb_images()[:2], seed=3)
+        first, second = (lazy_batch(handles).__torch_sink_execute__("cpu")[0] for _ in range(2))
+    assert_same_bits(first, second)
