@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
-import torch
 from PIL import Image
-from torch.nn.functional import interpolate
 from torchvision.transforms import InterpolationMode
 
 from torch_sink.image import lower_warp  # noqa: F401  it fills `LOWER`
 from torch_sink.image.atoms import LOWER, Atom, FloatKind, Kind
 from torch_sink.image.lower_float import FloatLowering, bits, lowers_float, three
 from torch_sink.image.lower_geometry import PAD_KINDS, narrow_resize
-from torch_sink.image.resample_weights import tap_count, tap_range
+from torch_sink.image.resample_weights import tap_count, tap_range, tensor_nearest_table
 
 Resampling = Image.Resampling
 
@@ -79,13 +76,6 @@ def _erase(state: FloatLowering, top: int, left: int, height: int, width: int, v
     state.add(Kind.ERASE, left, top, left + width, top + height, 0, 0, *bits(*three(value)))
 
 
-@functools.lru_cache(maxsize=1024)
-def _nearest_indices(in_size: int, out_size: int, mode: str) -> np.ndarray:
-    """The source index of each output position, int32 [out], as torch itself finds it."""
-    positions = torch.arange(in_size, dtype=torch.float32).view(1, 1, 1, in_size)
-    return interpolate(positions, size=(1, out_size), mode=mode).flatten().to(torch.int32).numpy()
-
-
 _FILTERS = {InterpolationMode.BILINEAR: Resampling.BILINEAR, InterpolationMode.BICUBIC: Resampling.BICUBIC}
 
 
@@ -96,7 +86,10 @@ def _resize(state: FloatLowering, size: tuple[int, int], mode: InterpolationMode
     height, width = size
     old_height, old_width = state.height, state.width
     if mode not in _FILTERS:
-        tables = _nearest_indices(old_width, width, mode.value), _nearest_indices(old_height, height, mode.value)
+        tables = (
+            tensor_nearest_table(old_width, width, mode.value),
+            tensor_nearest_table(old_height, height, mode.value),
+        )
         state.resize_to(height, width)
         state.add(Kind.REMAP, tables=tables)
         return

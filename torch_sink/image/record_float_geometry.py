@@ -12,8 +12,9 @@ from torchvision.transforms.v2.functional._geometry import (
     _compute_resized_output_size,
 )
 
+from torch_sink.image.lower_geometry import NEAREST_MODES
 from torch_sink.image.ops import Op
-from torch_sink.image.record_arguments import is_number, padding_fits, sides_of
+from torch_sink.image.record_arguments import is_number, padding_fits, sides_of, size_of
 
 
 def crop(family: str, handle: Any, top: Any, left: Any, height: Any, width: Any) -> Any:
@@ -52,10 +53,9 @@ def pad(family: str, handle: Any, padding: Any, fill: Any = None, padding_mode: 
 
 
 def center_crop(handle: Any, output_size: Any) -> Any:
-    sides = (output_size,) if isinstance(output_size, int) else output_size
-    if not isinstance(sides, (list, tuple)) or len(sides) not in (1, 2) or not all(type(side) is int for side in sides):
+    size = size_of(output_size)
+    if size is None:
         return NotImplemented
-    size = sides[0], sides[-1]
     _, height, width = handle.sink_shape
     if size[0] > height or size[1] > width:
         handle = pad("v2", handle, _center_crop_compute_padding(*size, height, width))
@@ -66,16 +66,13 @@ def center_crop(handle: Any, output_size: Any) -> Any:
     return crop("v2", handle, top, left, *size)
 
 
-_NEAREST = (InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT)
-
-
 def _resize(family: str, handle: Any, height: Any, width: Any, mode: InterpolationMode, antialias: bool) -> Any:
     channels, old_height, old_width = handle.sink_shape
     if not all(type(side) is int and side > 0 for side in (height, width)):
         return NotImplemented
     if (height, width) == (old_height, old_width):
         return handle
-    if mode not in _NEAREST:
+    if mode not in NEAREST_MODES:
         known = mode == InterpolationMode.BILINEAR or (mode == InterpolationMode.BICUBIC and antialias)
         # torch's antialiased resize of one pixel's width depends on the strides of the tensor, and can be wrong.
         if not known or (antialias and min(width, old_width) == 1):
