@@ -75,6 +75,7 @@ def test_what_needs_a_gpu_is_not_measured_without_one(tmp_path: Path, monkeypatc
     [
         ("decode.py", ("--images", "8", "--batches", "4", "--rounds", "1")),
         ("train.py", ("--images", "8", "--workers", "1", "--steps", "2", "--batch-size", "2")),
+        ("loader.py", ("--images", "8", "--workers", "1", "--rounds", "1", "--epochs", "1", "--batch-size", "2")),
         ("scale.py", ("--images", "4", "--rounds", "1")),
         ("worker_cost.py", ("--images", "8", "--rounds", "1")),
     ],
