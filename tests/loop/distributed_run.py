@@ -154,6 +154,17 @@ def resume(kind: str, directory: Path) -> dict[str, Any]:
     }
 
 
+def refusals() -> list[str]:
+    """What needs whole parameters says so for a sharded model."""
+    model, messages = wrap(make_model(), "fsdp"), []
+    for options in ({"amp": "O2"}, {"amp": "O3"}, {"ema": 0.9}):
+        try:
+            StepLoop(model, functional.cross_entropy, make_optimizer(model), **options)
+        except ValueError as error:
+            messages.append(str(error))
+    return messages
+
+
 def cases(directory: Path) -> None:
     results: dict[str, Any] = {}
     for kind in ("ddp", "fsdp"):
@@ -161,6 +172,7 @@ def cases(directory: Path) -> None:
             results[f"{kind} {accumulate}"] = compare(kind, accumulate)
         results[f"{kind} overflow"] = overflow_on_one_rank(kind)
         results[f"{kind} resume"] = resume(kind, directory)
+    results["refusals"] = refusals()
     results["signal"] = signal_on_one_rank()
     (directory / f"rank-{distributed.get_rank()}.json").write_text(json.dumps(results))
 

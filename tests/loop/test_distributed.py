@@ -54,6 +54,14 @@ def test_resume_is_bit_identical(results: dict[str, Any], kind: str) -> None:
     assert results[f"{kind} resume"] == {"step": 6, "name": "CKP-00000006", "losses": True, "parameters": True}
 
 
+def test_what_needs_whole_parameters_is_refused_for_a_sharded_model(results: dict[str, Any]) -> None:
+    low_precision, lower_precision, average = results["refusals"]
+    assert "amp='O2'" in low_precision
+    assert "use amp='O1'" in low_precision
+    assert "amp='O3'" in lower_precision
+    assert "pass ema=None" in average
+
+
 def test_a_signal_to_one_rank_stops_all_after_the_same_sink(results: dict[str, Any]) -> None:
     assert results["signal"] == [
         {"steps": 4, "stopped_by": "another rank"},
