@@ -73,6 +73,8 @@ WARP = tl.constexpr(35)
 BLUR = tl.constexpr(40)
 BLUR_X = tl.constexpr(41)
 BLUR_Y = tl.constexpr(42)
+RESIZE_X = tl.constexpr(44)
+RESIZE_Y = tl.constexpr(45)
 GRID = tl.constexpr(43)
 
 # Whose formulas an operation uses: Pillow's, or those of torchvision's kernels for tensors, v1 or v2.

@@ -41,6 +41,8 @@ from .program import (
     REMAP,
     RESAMPLE_X,
     RESAMPLE_Y,
+    RESIZE_X,
+    RESIZE_Y,
     SHARPNESS,
     SHIFT,
     TAIL_BEGIN,
@@ -54,6 +56,7 @@ from .program import (
     WIDTH,
 )
 from .resample import resample
+from .resize import resize_axis
 from .sharpen import sharpen
 from .tail import apply_point, apply_tables, map_axis
 from .warp import warp_fixed, warp_float
@@ -142,6 +145,11 @@ def stage_kernel(
         elif head_code == BLUR_Y:
             sums = load_view(workspace.to(tl.pointer_type(tl.int32)), job)
             red, green, blue = blur_axis(sums, head, tables, x[None, :], y[:, None], False, red, green, blue)
+        elif head_code == RESIZE_X:
+            red, green, blue = resize_axis(view, head, tables, x, y, True, red, green, blue)
+        elif head_code == RESIZE_Y:
+            sums = load_view(workspace.to(tl.pointer_type(tl.int32)), job)
+            red, green, blue = resize_axis(sums, head, tables, x, y, False, red, green, blue)
         elif head_code == GRID:
             red, green, blue = sample_grid(view, head, tables, x[None, :], y[:, None], red, green, blue)
 
@@ -187,7 +195,7 @@ def stage_kernel(
         tl.store(output + target, first.to(element), mask=inside)
         tl.store(output + target + step, second.to(element), mask=colour_inside)
         tl.store(output + target + 2 * step, third.to(element), mask=colour_inside)
-    elif head_code == BLUR_X:
+    elif (head_code == BLUR_X) | (head_code == RESIZE_X):
         sums = workspace.to(tl.pointer_type(tl.int32))
         tl.store(sums + target, red, mask=inside)
         tl.store(sums + target + step, green, mask=colour_inside)

@@ -39,6 +39,10 @@ def _fourth_of_five(crops: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 UINT8_GEOMETRY: dict[str, Callable[[], Pipeline]] = {
+    "v1 smaller": lambda: _v1(v1.RandomCrop(12), v1.Resize((7, 9)), v1.RandomHorizontalFlip()),
+    "v1 larger": lambda: _v1(v1.RandomHorizontalFlip(1.0), v1.Resize((31, 23), BICUBIC), v1.CenterCrop((20, 17))),
+    "v1 bicubic": lambda: _v1(v1.Resize((5, 9), BICUBIC), v1.RandomInvert(1.0), v1.Resize((5, 6))),
+    "v1 random crop, resized": lambda: _v1(v1.RandomResizedCrop(8), v1.ColorJitter(0.2, 0.9)),
     "v1 nearest": lambda: _v1(v1.Resize((9, 31), NEAREST), v1.RandomHorizontalFlip(), v1.Resize((8, 9), NEAREST_EXACT)),
     "v2 nearest": lambda: _v2(v2.Resize((9, 31), NEAREST), v2.RandomInvert(1.0), v2.Resize((23, 8), NEAREST_EXACT)),
     "v2 without antialiasing": lambda: _v2(v2.Resize((31, 7), antialias=False), v2.RandomVerticalFlip(1.0)),

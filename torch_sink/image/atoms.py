@@ -48,6 +48,8 @@ class Kind(enum.IntEnum):
     BLUR = 40
     BLUR_X = 41
     BLUR_Y = 42
+    RESIZE_X = 44
+    RESIZE_Y = 45
     GRID = 43
 
     @property

@@ -17,6 +17,7 @@ from torch_sink.image.resample_weights import (
     PILLOW_PRECISION_BITS,
     ResampleTable,
     begins_with_rows,
+    float_table,
     nearest_table,
     pillow_table,
     tap_count,
@@ -172,10 +173,25 @@ def integer_resize_fits(interpolation: InterpolationMode) -> bool:
     return interpolation in _TENSOR_FILTERS and _do_native_uint8_resize_on_cpu(interpolation)
 
 
-@lowers("v1.resize", "v2.resize")
-def _resize_tensor(
-    state: Lowering, size: tuple[int, int], interpolation: InterpolationMode, antialias: bool = False
+@lowers("v1.resize")
+def _resize_as_floats(
+    state: Lowering, size: tuple[int, int], interpolation: InterpolationMode, antialias: bool
 ) -> None:
+    """RESIZE_X, RESIZE_Y: (input size, taps), and tables: first taps, taps of two roundings, float32 weights."""
+    if interpolation in NEAREST_MODES:
+        _resize_tensor(state, size, interpolation, antialias)
+        return
+    resample, (old_height, old_width) = int(_TENSOR_FILTERS[interpolation]), (state.height, state.width)
+    state.width = size[1]
+    first, grouped, weights = float_table(old_width, size[1], resample)
+    state.add(Kind.RESIZE_X, old_width, weights.shape[1], tables=(first, grouped, weights))
+    state.height = size[0]
+    first, grouped, weights = float_table(old_height, size[0], resample)
+    state.add(Kind.RESIZE_Y, old_height, weights.shape[1], tables=(first, grouped, weights))
+
+
+@lowers("v2.resize")
+def _resize_tensor(state: Lowering, size: tuple[int, int], interpolation: InterpolationMode, antialias: bool) -> None:
     height, width = size
     if interpolation in NEAREST_MODES:
         mode = interpolation.value

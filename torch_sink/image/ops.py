@@ -117,7 +117,7 @@ _stock("v1.hflip", F_tensor.hflip)
 _stock("v1.vflip", F_tensor.vflip)
 _stock("v1.crop", F_tensor.crop)
 _stock("v1.pad", F_tensor.pad)
-_stock("v1.resize", lambda image, size, mode: F_tensor.resize(image, list(size), mode.value))
+_stock("v1.resize", lambda image, size, mode, antialias: F_tensor.resize(image, list(size), mode.value, antialias))
 _stock("v1.erase", lambda image, i, j, h, w, value: F_tensor.erase(image, i, j, h, w, _erased(image, value)))
 
 # Tensors, kernels of transforms.v2

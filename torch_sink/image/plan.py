@@ -23,7 +23,11 @@ _JOB = {name: value.value for name, value in vars(layout).items() if hasattr(val
 _TABLE_COLUMN = {Kind.REMAP: 2, Kind.LOOKUP: 2, Kind.GRID: 10, FloatKind.WARP: 10}
 _HEAD_TABLE_COLUMN = 8
 # What works in float64, or needs as many registers.
-_FLOAT64_KINDS = frozenset((Kind.HUE, Kind.WARP, Kind.BLUR, Kind.BLUR_X, Kind.BLUR_Y, Kind.GRID))
+_FLOAT64_KINDS = frozenset(
+    (Kind.HUE, Kind.WARP, Kind.BLUR, Kind.BLUR_X, Kind.BLUR_Y, Kind.RESIZE_X, Kind.RESIZE_Y, Kind.GRID)
+)
+# What hands float32 values to the next stage.
+_FLOAT_OUTPUTS = (Kind.BLUR_X, Kind.RESIZE_X)
 _HEAVY_FLOAT_KINDS = frozenset((Kind.ERASE, FloatKind.HUE, *(kind for kind in FloatKind if kind >= FloatKind.BILINEAR)))
 _ALIGNMENT_BYTES = 16
 _ALIGNMENT_FLOATS = 4
@@ -248,7 +252,7 @@ class _Image:
         target = self.output
         if not is_last:
             # Planes of the three channels, one after the other: neighbours in a row are neighbours in memory.
-            value_bytes = 4 if stage.head is not None and stage.head.kind == Kind.BLUR_X else 1
+            value_bytes = 4 if stage.head is not None and stage.head.kind in _FLOAT_OUTPUTS else 1
             offset = self.builder.reserve(3 * height * width * value_bytes) // value_bytes
             target = (offset, width, 1, height * width)
         fill = stage.view.fill[0] if stage.view.fill else 0

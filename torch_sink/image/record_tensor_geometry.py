@@ -73,10 +73,17 @@ def resize_v1(handle: Any, size: Any, interpolation: Any = "bilinear", antialias
         return NotImplemented
     if not all(type(side) is int and side > 0 for side in size):
         return NotImplemented
-    mode = next((mode for mode in NEAREST_MODES if mode.value == interpolation), None)
-    if mode is None:
+    try:
+        mode = F.InterpolationMode(interpolation)
+    except ValueError:
         return NotImplemented
-    return handle.record(Op("v1.resize", (tuple(size), mode)), shape=(handle.sink_shape[0], *size))
+    if mode not in NEAREST_MODES:
+        # torch's antialiased resize of floats, one pixel wide, depends on the strides of the tensor, and can be wrong.
+        antialiased = mode in (F.InterpolationMode.BILINEAR, F.InterpolationMode.BICUBIC) and antialias
+        if not antialiased or min(size[1], handle.sink_shape[2]) == 1:
+            return NotImplemented
+    op = Op("v1.resize", (tuple(size), mode, bool(antialias)))
+    return handle.record(op, shape=(handle.sink_shape[0], *size))
 
 
 def _resized(height: int, width: int, size: Any, max_size: Any) -> tuple[int, int]:

@@ -182,6 +182,43 @@ def _in_16_bits(first: np.ndarray, weights: np.ndarray) -> ResampleTable:
 
 
 @functools.lru_cache(maxsize=1024)
+def float_table(in_size: int, out_size: int, resample: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights of `interpolate(antialias=True)` for float32 tensors, whose own arithmetic is float32.
+
+    Returns:
+        First source index of each output position, int32 [out]; how many of its products are rounded before they are
+        added, int32 [out]; and the weights, float32 [out, taps] by their bits as int32.
+    """
+    half = np.float32(0.5)
+    scale = np.float32(in_size) / np.float32(out_size)
+    stretch = max(scale, np.float32(1))
+    support = np.float32(SUPPORT[Resampling(resample)]) * stretch
+    centre = ((np.arange(out_size) + 0.5) * np.float64(scale)).astype(np.float32)
+    first = np.maximum(((centre - support).astype(np.float64) + half).astype(np.int64), 0)
+    count = np.minimum(((centre + support).astype(np.float64) + half).astype(np.int64), in_size) - first
+    taps = np.arange(int(count.max()))
+    distance = (taps[None, :] + first[:, None]).astype(np.float32) - centre[:, None]
+    inverse = np.float64(np.float32(1) / stretch)
+    x = np.abs(((distance.astype(np.float64) + 0.5) * inverse).astype(np.float32))
+    weights = np.where(x < 1, 1 - x, np.float32(0))
+    if resample == Resampling.BICUBIC:
+        near = _rounded_once(_rounded_once(1.5, x, -2.5) * x, x, 1.0)
+        far = _rounded_once(_rounded_once(_rounded_once(-0.5, x, 2.5), x, -4.0), x, 2.0)
+        weights = np.where(x < 1, near, np.where(x < 2, far, np.float32(0)))
+    weights[taps[None, :] >= count[:, None]] = 0
+    total = np.add.accumulate(weights, axis=1)[:, -1:]
+    np.divide(weights, total, out=weights, where=total != 0)
+    # After the first tap torch's loop adds four at a time, with two roundings each; those left over with one.
+    grouped = 1 + (count - 1) // 4 * 4
+    return first.astype(np.int32), grouped.astype(np.int32), weights.view(np.int32)
+
+
+def _rounded_once(a: np.ndarray | float, b: np.ndarray, c: float) -> np.ndarray:
+    """a * b + c in float32 with one rounding: the product of two float32 is exact in float64."""
+    return (np.float64(a) * b.astype(np.float64) + c).astype(np.float32)
+
+
+@functools.lru_cache(maxsize=1024)
 def tensor_nearest_table(in_size: int, out_size: int, mode: str) -> np.ndarray:
     """Source index of each output position, int32 [out], of `interpolate` with mode "nearest" or "nearest-exact"."""
     positions = torch.arange(in_size, dtype=torch.float32).view(1, 1, in_size)
