@@ -8,10 +8,9 @@ import pytest
 import torch
 from image.cases import MEAN, SIZE, STD, rgb_images
 from image.cases_float import CLOSE, FLOAT
-from image.check import assert_same_bits, check_pipeline, lazy_batch, run
+from image.check import check_pipeline
 from torchvision.transforms import functional as F
 
-import torch_sink
 from torch_sink.image import lower_float_geometry
 from torch_sink.triton_kernels import float_stage
 
@@ -19,8 +18,9 @@ from torch_sink.triton_kernels import float_stage
 @pytest.mark.parametrize("name", FLOAT)
 def test_rgb(name: str) -> None:
     pipeline, promise = FLOAT[name]
-    # Two images: an interpreted kernel pays for each.
-    check_pipeline(pipeline(), rgb_images()[:2], seed=1, promise=promise)
+    # One image or the other, for an interpreted kernel pays for each; below they share batches.
+    image = rgb_images()[sum(map(ord, name)) % 2]
+    check_pipeline(pipeline(), [image], seed=1, promise=promise)
 
 
 def some_in_floats(image: Any) -> Any:
@@ -33,8 +33,13 @@ def some_in_floats(image: Any) -> Any:
 
 
 def test_images_that_need_floats_beside_others() -> None:
-    dtypes = (torch.float32, torch.float16, torch.bfloat16)
-    check_pipeline(some_in_floats, rgb_images()[:2], dtypes=dtypes)
+    check_pipeline(some_in_floats, rgb_images()[:2], dtypes=[torch.bfloat16])
+
+
+@pytest.mark.parametrize("name", ["v1 train", "v2 photometric distortion"])
+def test_batches(name: str) -> None:
+    pipeline, promise = FLOAT[name]
+    check_pipeline(pipeline(), rgb_images()[:2], seed=2, promise=promise)
 
 
 def test_one_tap_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,11 +60,3 @@ def test_a_value_beyond_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(float_stage, "run_float_stage", adds_a_little)
     with pytest.raises(AssertionError, match="values differ by up to"):
         check_pipeline(FLOAT["v2 jitter"][0](), rgb_images()[:2], promise=CLOSE)
-
-
-def test_a_statistic_is_the_same_in_every_run() -> None:
-    """Programs add to it in any order."""
-    with torch_sink.image_backend("device", device="cpu", strict=True):
-        handles, _ = run(FLOAT["v1 jitter"][0](), rgb_images()[:2], seed=3)
-        first, second = (lazy_batch(handles).__torch_sink_execute__("cpu")[0] for _ in range(2))
-    assert_same_bits(first, second)
