@@ -55,7 +55,7 @@ class TrainingRun:
         self._cut_off = False
         self._opened: tuple[Iterator[Any], Any] | None = None
         self._host_syncs_before = 0
-        self._began = 0.0
+        self._began = self._waited = 0.0
         self.history = RunHistory(_groups=len(loop.optimizer.param_groups))
         self._arguments = RunArguments(self._fields(), **fields)
         self._context = RunContext(self._arguments)
@@ -194,7 +194,7 @@ class TrainingRun:
                 self._failure = error if self._signals.received is None else None
                 return _END
             finally:
-                self._arguments.wait_seconds += time.perf_counter() - began
+                self._waited += time.perf_counter() - began
 
     def _sink_length(self) -> int:
         limits = [self._limit()]
@@ -235,6 +235,7 @@ class TrainingRun:
         return "request_stop" if self._context.get_stop_requested() else None
 
     def _event(self, name: str) -> None:
+        self._arguments.wait_seconds = self._waited
         for callback in self._callbacks:
             getattr(callback, name)(self._context)
 
