@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .erase import paste, position_in_box
 from .float_blur import blur_float, sharpen_float
 from .float_fetch import fetch_float, load_float_view
 from .float_math import load_float
@@ -33,6 +34,7 @@ from .float_resample import bilinear_float, resample_float
 from .float_statistics import apply_statistic, gather_statistic, write_equalize_tables
 from .float_tail import apply_float_point
 from .float_warp import turn, warp_grid
+from .pixel_math import rounded
 from .program import (
     CHANNELS,
     ERASE,
@@ -42,6 +44,7 @@ from .program import (
     HISTOGRAM_WRITTEN,
     JOB_COLUMNS,
     OPERATION_COLUMNS,
+    PASTE,
     REMAP,
     SHIFT,
     STATISTIC,
@@ -54,17 +57,6 @@ from .program import (
     WIDTH,
 )
 from .tail import map_axis
-
-
-@triton.jit
-def rounded(value, element: tl.constexpr):
-    """float32 -> the element type of the result, to the nearest, halves to even."""
-    if element == tl.bfloat16:
-        # Triton's interpreter cuts off what bfloat16 cannot hold.
-        bits = value.to(tl.int32, bitcast=True)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
-        value = bits.to(tl.float32, bitcast=True)
-    return value.to(element)
 
 
 @triton.jit
@@ -107,15 +99,17 @@ def float_stage_kernel(
     y_left_at = tl.full((BLOCK_Y,), -1, tl.int32)
     x_left_at = tl.full((BLOCK_X,), -1, tl.int32)
     erased_at = tl.full((BLOCK_Y, BLOCK_X), -1, tl.int32)
+    pasted_from = tl.zeros((BLOCK_Y, BLOCK_X), tl.int32)
     for step in range(tail_end - tail_begin):
         index = tail_end - 1 - step
         operation = operations + index * OPERATION_COLUMNS
         code = tl.load(operation)
         if IS_HEAVY:
-            if code == ERASE:
-                across = (x >= tl.load(operation + 1)) & (x < tl.load(operation + 3))
-                down = (y >= tl.load(operation + 2)) & (y < tl.load(operation + 4))
-                erased_at = tl.where(down[:, None] & across[None, :] & (erased_at < 0), index, erased_at)
+            if (code == ERASE) | (code == PASTE):
+                inside_box, at = position_in_box(operation, x, y)
+                erased_here = inside_box & (erased_at < 0)
+                erased_at = tl.where(erased_here, index, erased_at)
+                pasted_from = tl.where(erased_here, at, pasted_from)
         if code <= REMAP:
             x, x_left_at = map_axis(code, operation, True, tables, index, x, x_left_at)
             y, y_left_at = map_axis(code, operation, False, tables, index, y, y_left_at)
@@ -157,6 +151,9 @@ def float_stage_kernel(
             blue = tl.where(left_at == index, load_float(operation, FILL + 2), blue)
         elif (code >= NORMALIZE) & (code < CONTRAST):
             red, green, blue = apply_float_point(code, operation, red, green, blue, IS_HEAVY)
+        if IS_HEAVY:
+            if code == PASTE:
+                red, green, blue = paste(operation, tables, pasted_from, left_at == index, red, green, blue)
         if HAS_STATISTIC:
             if (code >= CONTRAST) & (code <= EQUALIZE):
                 read = tl.load(job + HISTOGRAM_READ)

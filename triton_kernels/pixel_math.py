@@ -52,3 +52,14 @@ def gray_value(red, green, blue, formula, HAS_FLOAT64: tl.constexpr):
 def smooth(total, centre):
     """`ImageFilter.SMOOTH`: `total` is the sum of the nine pixels, the centre counts five times."""
     return (2 * (total + 4 * centre) + 13) // 26
+
+
+@triton.jit
+def rounded(value, element: tl.constexpr):
+    """float32 -> the element type of the result, to the nearest, halves to even."""
+    if element == tl.bfloat16:
+        # Triton's interpreter cuts off what bfloat16 cannot hold.
+        bits = value.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+        value = bits.to(tl.float32, bitcast=True)
+    return value.to(element)

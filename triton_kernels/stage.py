@@ -15,10 +15,11 @@ import triton
 import triton.language as tl
 
 from .blur import blur, blur_axis
+from .erase import paste, position_in_box
 from .fetch import fetch, load_view
 from .grid import sample_grid
 from .histogram import count_values, write_tables
-from .pixel_math import colour, gray_value
+from .pixel_math import colour, gray_value, rounded
 from .program import (
     AFFINE,
     BLUR,
@@ -37,6 +38,7 @@ from .program import (
     HISTOGRAM_WRITTEN,
     JOB_COLUMNS,
     OPERATION_COLUMNS,
+    PASTE,
     RECORD_ENTRIES,
     REMAP,
     RESAMPLE_X,
@@ -103,15 +105,17 @@ def stage_kernel(
     y_left_at = tl.full((BLOCK_Y,), -1, tl.int32)
     x_left_at = tl.full((BLOCK_X,), -1, tl.int32)
     erased_at = tl.full((BLOCK_Y, BLOCK_X), -1, tl.int32)
+    pasted_from = tl.zeros((BLOCK_Y, BLOCK_X), tl.int32)
     for step in range(tail_end - tail_begin):
         index = tail_end - 1 - step
         operation = operations + index * OPERATION_COLUMNS
         code = tl.load(operation)
         if HAS_ERASE:
-            if code == ERASE:
-                across = (x >= tl.load(operation + 1)) & (x < tl.load(operation + 3))
-                down = (y >= tl.load(operation + 2)) & (y < tl.load(operation + 4))
-                erased_at = tl.where(down[:, None] & across[None, :] & (erased_at < 0), index, erased_at)
+            if (code == ERASE) | (code == PASTE):
+                inside_box, at = position_in_box(operation, x, y)
+                erased_here = inside_box & (erased_at < 0)
+                erased_at = tl.where(erased_here, index, erased_at)
+                pasted_from = tl.where(erased_here, at, pasted_from)
         if code <= REMAP:
             x, x_left_at = map_axis(code, operation, True, tables, index, x, x_left_at)
             y, y_left_at = map_axis(code, operation, False, tables, index, y, y_left_at)
@@ -164,6 +168,10 @@ def stage_kernel(
             blue = tl.where(left_at == index, colour(fill, 2), blue)
         elif (code >= BRIGHTNESS) & (code < CONTRAST):
             red, green, blue = apply_point(code, operation, tables, red, green, blue, HAS_FLOAT64)
+        if HAS_ERASE:
+            if code == PASTE:
+                here = (left_at == index) & (tl.load(operation + 6) + tl.zeros_like(left_at) == 0)
+                red, green, blue = paste(operation, tables, pasted_from, here, red, green, blue)
         if HAS_STATISTIC:
             if (code >= CONTRAST) & (code <= EQUALIZE):
                 record = histograms + tl.load(job + HISTOGRAM_READ) * RECORD_ENTRIES
@@ -187,14 +195,17 @@ def stage_kernel(
         if HAS_ERASE:
             for index in range(tail_begin, tail_end):
                 operation = operations + index * OPERATION_COLUMNS
-                if tl.load(operation) == ERASE:
-                    here = (left_at == index) & (tl.load(operation + 6) != 0)
+                code = tl.load(operation)
+                here = (left_at == index) & (tl.load(operation + 6) + tl.zeros_like(left_at) != 0)
+                if code == PASTE:
+                    first, second, third = paste(operation, tables, pasted_from, here, first, second, third)
+                elif code == ERASE:
                     first = tl.where(here, tl.load(operation + 7).to(tl.float32, bitcast=True), first)
                     second = tl.where(here, tl.load(operation + 8).to(tl.float32, bitcast=True), second)
                     third = tl.where(here, tl.load(operation + 9).to(tl.float32, bitcast=True), third)
-        tl.store(output + target, first.to(element), mask=inside)
-        tl.store(output + target + step, second.to(element), mask=colour_inside)
-        tl.store(output + target + 2 * step, third.to(element), mask=colour_inside)
+        tl.store(output + target, rounded(first, element), mask=inside)
+        tl.store(output + target + step, rounded(second, element), mask=colour_inside)
+        tl.store(output + target + 2 * step, rounded(third, element), mask=colour_inside)
     elif (head_code == BLUR_X) | (head_code == RESIZE_X):
         sums = workspace.to(tl.pointer_type(tl.int32))
         tl.store(sums + target, red, mask=inside)

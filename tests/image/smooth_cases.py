@@ -75,6 +75,31 @@ WARPS: dict[str, Callable[[], Pipeline]] = {
     ),
 }  # fmt: skip
 
+RANDOM_ERASE: dict[str, Callable[[], Pipeline]] = {
+    "v1": lambda: v1.Compose(
+        [v1.Resize(SIZE), v1.ToTensor(), v1.RandomErasing(1.0, value="random"), v1.RandomHorizontalFlip(1.0),
+         v1.RandomCrop(12), v1.Normalize(MEAN, STD), v1.RandomErasing(1.0, value="random"), v1.RandomErasing(1.0)]
+    ),
+    "v1, bytes": lambda: _v1_tensors(
+        v1.RandomErasing(1.0, (0.3, 0.4), value="random"), v1.RandomVerticalFlip(1.0), v1.RandomInvert(1.0), v1.Pad(2)
+    ),
+    "v1, float16": lambda: _v1_tensors(
+        v1.ConvertImageDtype(torch.float16), v1.RandomErasing(1.0, value="random"), v1.Normalize(MEAN, STD),
+        v1.RandomErasing(1.0, value=(0.1, 0.2, 0.3)), v1.Normalize(MEAN, STD),
+    ),
+    "v1, before colour": lambda: _v1_tensors(
+        v1.ConvertImageDtype(torch.float32), v1.RandomErasing(1.0, value="random"), v1.RandomHorizontalFlip(1.0),
+        v1.RandomGrayscale(1.0), v1.RandomErasing(1.0, value="random"),
+    ),
+    "v1, gray": lambda: v1.Compose(
+        [v1.Grayscale(), v1.Resize(SIZE), v1.ToTensor(), v1.RandomErasing(1.0, value="random")]
+    ),
+    "v2": lambda: _v2_tensors(
+        v2.RandomErasing(1.0, value="random"), v2.ToDtype(torch.float32, scale=True),
+        v2.RandomErasing(1.0, value="random"), v2.RandomHorizontalFlip(1.0), v2.Normalize(MEAN, STD), v2.Pad(2),
+    ),
+}  # fmt: skip
+
 # DINO's second global view.
 DINO = [v1.RandomHorizontalFlip(), v1.ColorJitter(0.4, 0.4, 0.2, 0.1), v1.RandomGrayscale(0.2)]
 

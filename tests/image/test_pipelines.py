@@ -9,7 +9,7 @@ from torch.utils.data import default_collate
 import torch_sink
 from image.cases import COLOUR, CORE, GRAY, RESIZES, gray_images, images_of_other_modes, rgb_images
 from image.check import check_pipeline
-from image.smooth_cases import BLUR, WARPS
+from image.smooth_cases import BLUR, RANDOM_ERASE, WARPS
 from image.uint8_cases import UINT8_COLOUR, UINT8_GEOMETRY, colour_images
 
 
@@ -27,6 +27,11 @@ def test_smooth(name: str) -> None:
 @pytest.mark.parametrize("name", WARPS)
 def test_warps_of_tensors(name: str) -> None:
     check_pipeline(WARPS[name](), rgb_images(), seed=1)
+
+
+@pytest.mark.parametrize("name", RANDOM_ERASE)
+def test_random_erase(name: str) -> None:
+    check_pipeline(RANDOM_ERASE[name](), rgb_images(), seed=1)
 
 
 @pytest.mark.parametrize("name", ["v1 blur", "blur of tensors, gray"])

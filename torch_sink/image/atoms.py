@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from torch_sink.image.ops import Op
 
@@ -28,6 +29,7 @@ class Kind(enum.IntEnum):
     SYMMETRIC = 5
     REMAP = 6
     ERASE = 7
+    PASTE = 8
     BRIGHTNESS = 10
     SATURATION = 11
     INVERT = 12
@@ -150,7 +152,8 @@ class Lowering:
         atoms: kernel work so far.
         value_ops: calls so far that only change values.
         grid_kind: the kind of atom that samples an image at the positions of a grid.
-        erased: for each erased box of floats: its atom, how many value calls came before it, its values.
+        erased: for each erased box of floats: its atom, how many value calls came before it, its values [C, H, W] or
+            [C, 1, 1].
     """
 
     grid_kind = Kind.GRID
@@ -159,7 +162,7 @@ class Lowering:
         self.height, self.width, self.channels = height, width, channels
         self.atoms: list[Atom] = []
         self.value_ops: list[Op] = []
-        self.erased: list[tuple[int, int, tuple[float, ...]]] = []
+        self.erased: list[tuple[int, int, torch.Tensor]] = []
 
     def add(
         self,

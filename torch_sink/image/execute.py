@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from torch_sink.errors import DecodeError
-from torch_sink.image.atoms import Kind, Program
+from torch_sink.image.atoms import Program
 from torch_sink.image.decode import Decoded, decode_sources, providers_for
 from torch_sink.image.fallback import executing
 from torch_sink.image.lowering import lower, value_table
@@ -100,7 +100,6 @@ def run_on_device(
     target = out if contiguous_rows else torch.empty((len(rows), *out.shape[1:]), dtype=out.dtype, device=device)
     strides = tuple(target.stride())
     plan = build_plan(inputs, programs, workspace_start, strides, device.type == "cpu")  # type: ignore[arg-type]
-    _round_erased_values(plan.operations, target.dtype)
     workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device)
     _fill(workspace, decoded, inputs)
     jobs, operations, tables = (_to(table, device) for table in (plan.jobs, plan.operations, plan.tables))
@@ -143,15 +142,6 @@ def _launch_all(
                 is_last=launch.is_last, has_float64=launch.is_heavy, has_statistic=launch.has_statistic,
                 has_erase=launch.has_erase, rows_and_columns=plan.tile_shape,
             )  # fmt: skip
-
-
-def _round_erased_values(operations: np.ndarray, dtype: torch.dtype) -> None:
-    """Rounds the float fills of erased boxes to the result's dtype, in place, as the value tables are."""
-    if not dtype.is_floating_point or dtype == torch.float32:
-        return
-    rows = (operations[:, 0] == Kind.ERASE) & (operations[:, 6] != 0)
-    values = torch.from_numpy(operations[rows, 7:10]).view(torch.float32)
-    operations[rows, 7:10] = values.to(dtype).float().view(torch.int32).numpy()
 
 
 def _to(table: np.ndarray, device: torch.device) -> torch.Tensor:

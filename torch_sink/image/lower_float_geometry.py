@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 
+import torch
 from PIL import Image
 from torchvision.transforms import InterpolationMode
 
 from torch_sink.image import lower_warp  # noqa: F401  it fills `LOWER`
 from torch_sink.image.atoms import LOWER, Atom, FloatKind, Kind
 from torch_sink.image.lower_float import FloatLowering, bits, lowers_float, three
-from torch_sink.image.lower_geometry import PAD_KINDS, narrow_resize
+from torch_sink.image.lower_geometry import PAD_KINDS, narrow_resize, three_planes
 from torch_sink.image.resample_weights import tap_count, tap_range, tensor_nearest_table
+from torch_sink.image.tensor_argument import TensorArgument
 
 Resampling = Image.Resampling
 
@@ -74,6 +76,13 @@ for _name in (
 def _erase(state: FloatLowering, top: int, left: int, height: int, width: int, value: tuple[float, ...]) -> None:
     """ERASE: (left, top, right, bottom, -, -, three fills)."""
     state.add(Kind.ERASE, left, top, left + width, top + height, 0, 0, *bits(*three(value)))
+
+
+@lowers_float("v1.erase_pixels", "v2.erase_pixels")
+def _erase_pixels(state: FloatLowering, top: int, left: int, height: int, width: int, pixels: TensorArgument) -> None:
+    """PASTE: (left, top, right, bottom, pixels of the box), and its pixels, three planes of float32 by their bits."""
+    table = three_planes(pixels.tensor.contiguous().view(torch.int32))
+    state.add(Kind.PASTE, left, top, left + width, top + height, height * width, tables=(table,))
 
 
 _FILTERS = {InterpolationMode.BILINEAR: Resampling.BILINEAR, InterpolationMode.BICUBIC: Resampling.BICUBIC}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2.functional._geometry import _do_native_uint8_resize_on_cpu
@@ -26,6 +27,7 @@ from torch_sink.image.resample_weights import (
     tensor_table,
     tensor_table_without_antialias,
 )
+from torch_sink.image.tensor_argument import TensorArgument
 
 Resampling, Transpose = Image.Resampling, Image.Transpose
 
@@ -280,7 +282,24 @@ def _erase(state: Lowering, top: int, left: int, height: int, width: int, value:
         state.add(Kind.ERASE, *box, packed_colour(tuple(int(colour) for colour in colours)), 0)
     else:
         state.add(Kind.ERASE, *box, 0, 1)
-        state.erased.append((len(state.atoms) - 1, len(state.value_ops), tuple(colours)))
+        state.erased.append((len(state.atoms) - 1, len(state.value_ops), torch.tensor(colours).view(-1, 1, 1)))
+
+
+@lowers("v1.erase_pixels", "v2.erase_pixels")
+def _erase_pixels(state: Lowering, top: int, left: int, height: int, width: int, pixels: TensorArgument) -> None:
+    """PASTE: (left, top, right, bottom, pixels of the box, is float), and its pixels as they are in the result, three
+    planes; float32 by their bits."""
+    box = left, top, left + width, top + height
+    if state.is_uint8:
+        state.add(Kind.PASTE, *box, height * width, 0, tables=(three_planes(pixels.tensor.int()),))
+    else:
+        state.add(Kind.PASTE, *box, height * width, 1)
+        state.erased.append((len(state.atoms) - 1, len(state.value_ops), pixels.tensor))
+
+
+def three_planes(pixels: torch.Tensor) -> np.ndarray:
+    """int32 [C, H, W] as a table; one channel stands for all."""
+    return pixels.expand(3, -1, -1).contiguous().numpy()
 
 
 def needed_rows(down: Atom) -> tuple[int, int]:

@@ -24,8 +24,9 @@ from torch_sink.image import (  # noqa: F401  they fill the registries
     lower_tensor_colour,
     lower_warp,
 )
-from torch_sink.image.atoms import LOWER, Atom, Lowering, Program
+from torch_sink.image.atoms import LOWER, Atom, Kind, Lowering, Program
 from torch_sink.image.lower_float import LOWER_FLOAT, FloatLowering
+from torch_sink.image.lower_geometry import three_planes
 from torch_sink.image.ops import Op, replay
 
 # Calls that only change values, from the conversion to a tensor on.
@@ -56,7 +57,18 @@ _TABLE_OPS = frozenset(("v1.adjust_gamma", "v2.adjust_gamma"))
 
 # Calls on floats that only move values, or write given ones.
 _MOVING_OPS = frozenset(
-    ("v1.hflip", "v1.vflip", "v2.horizontal_flip", "v2.vertical_flip", "v1.crop", "v2.crop", "v1.erase", "v2.erase")
+    (
+        "v1.hflip",
+        "v1.vflip",
+        "v2.horizontal_flip",
+        "v2.vertical_flip",
+        "v1.crop",
+        "v2.crop",
+        "v1.erase",
+        "v2.erase",
+        "v1.erase_pixels",
+        "v2.erase_pixels",
+    )
 )
 
 
@@ -97,8 +109,10 @@ def lower(height: int, width: int, channels: int, ops: Sequence[Op], in_floats: 
             state.value_ops.clear()  # bytes again, as they were before the conversion to a tensor
         else:
             LOWER[op.name](state, *op.args)
-    for atom, values_before, colours in state.erased:
-        state.atoms[atom] = _with_values(state.atoms[atom], colours, tuple(state.value_ops[values_before:]))
+    for atom, values_before, values in state.erased:
+        before, after = tuple(state.value_ops[:values_before]), tuple(state.value_ops[values_before:])
+        written = values.to(value_table(state.channels, before).dtype)
+        state.atoms[atom] = _with_values(state.atoms[atom], replay(written, after).float())
     floats = FloatLowering(state.height, state.width, state.channels)
     for op in ops[len(ops) if begin is None else begin :]:
         LOWER_FLOAT[op.name](floats, *op.args)
@@ -113,10 +127,12 @@ def lower(height: int, width: int, channels: int, ops: Sequence[Op], in_floats: 
     )
 
 
-def _with_values(erase: Atom, colours: tuple[float, ...], value_ops: tuple[Op, ...]) -> Atom:
-    """An erased box with its values as they are in the result."""
-    values = replay(torch.tensor(colours).view(-1, 1, 1), value_ops).float().flatten()
-    return erase._replace(values=(*erase.values, *values.view(torch.int32).tolist()))
+def _with_values(erase: Atom, values: torch.Tensor) -> Atom:
+    """An erased box with its values [C, H, W] or [3, 1, 1], as they are in the result."""
+    bits = values.contiguous().view(torch.int32)
+    if erase.kind == Kind.PASTE:
+        return erase._replace(tables=(three_planes(bits),))
+    return erase._replace(values=(*erase.values, *bits.flatten().tolist()))
 
 
 @functools.lru_cache(maxsize=256)

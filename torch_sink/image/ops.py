@@ -110,7 +110,7 @@ def _cut_mix(batch: torch.Tensor, box: tuple[int, int, int, int]) -> torch.Tenso
 _stock("batch.mix_up", _mix_up)
 _stock("batch.cut_mix", _cut_mix)
 
-# Tensors, kernels of transforms
+# Tensors, kernels of transforms; `pixels` and `field` are tensors wrapped in a `TensorArgument`
 _stock("v1.normalize", F_tensor.normalize)
 _stock("v1.convert_image_dtype", F_tensor.convert_image_dtype)
 _stock("v1.hflip", F_tensor.hflip)
@@ -118,6 +118,7 @@ _stock("v1.vflip", F_tensor.vflip)
 _stock("v1.crop", F_tensor.crop)
 _stock("v1.pad", F_tensor.pad)
 _stock("v1.resize", lambda image, size, mode, antialias: F_tensor.resize(image, list(size), mode.value, antialias))
+_stock("v1.erase_pixels", lambda image, i, j, h, w, pixels: F_tensor.erase(image, i, j, h, w, pixels.tensor))
 _stock("v1.erase", lambda image, i, j, h, w, value: F_tensor.erase(image, i, j, h, w, _erased(image, value)))
 
 # Tensors, kernels of transforms.v2
@@ -130,6 +131,7 @@ _stock("v2.pad", F_v2.pad_image)
 _stock(
     "v2.resize", lambda image, size, mode, antialias: F_v2.resize_image(image, list(size), mode, antialias=antialias)
 )
+_stock("v2.erase_pixels", lambda image, i, j, h, w, pixels: F_v2.erase_image(image, i, j, h, w, pixels.tensor))
 _stock("v2.erase", lambda image, i, j, h, w, value: F_v2.erase_image(image, i, j, h, w, _erased(image, value)))
 
 for _name in (
@@ -166,7 +168,7 @@ _stock(
     lambda image, size, mode, antialias: F_v2.resize_image(image, list(size), mode, antialias=antialias),
 )
 
-# Warps of tensors; `field` is a tensor wrapped in a `TensorArgument`
+# Warps of tensors
 _stock("v1.affine", lambda image, matrix, mode, fill: F_tensor.affine(image, list(matrix), mode, fill))
 _stock(
     "v1.rotate_expanded",

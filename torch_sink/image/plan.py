@@ -28,7 +28,9 @@ _FLOAT64_KINDS = frozenset(
 )
 # What hands float32 values to the next stage.
 _FLOAT_OUTPUTS = (Kind.BLUR_X, Kind.RESIZE_X)
-_HEAVY_FLOAT_KINDS = frozenset((Kind.ERASE, FloatKind.HUE, *(kind for kind in FloatKind if kind >= FloatKind.BILINEAR)))
+_HEAVY_FLOAT_KINDS = frozenset(
+    (Kind.ERASE, Kind.PASTE, FloatKind.HUE, *(kind for kind in FloatKind if kind >= FloatKind.BILINEAR))
+)
 _ALIGNMENT_BYTES = 16
 _ALIGNMENT_FLOATS = 4
 
@@ -223,7 +225,7 @@ def _launch(slot: list[tuple[int, Stage]], shape: tuple[int, int], on_floats: bo
         not kinds.isdisjoint(_HEAVY_FLOAT_KINDS if on_floats else _FLOAT64_KINDS)
         or any(stage.uses_tensor_formulas for _, stage in slot),
         any(stage.reads_histogram or stage.writes_histogram for _, stage in slot),
-        Kind.ERASE in kinds,
+        not kinds.isdisjoint((Kind.ERASE, Kind.PASTE)),
         Counter(str(stage) for _, stage in slot),
     )
 

@@ -50,7 +50,7 @@ def _keeps_unit_range(op: Op) -> bool:
         return op.args[1].value != "bicubic"
     if name in _WARPS:
         return all(0 <= value <= 1 for value in op.args[-1] or ())
-    return name != "normalize"
+    return name not in ("normalize", "erase_pixels")
 
 
 def _brightness(family: str, handle: Any, brightness_factor: Any) -> Any:

@@ -16,6 +16,7 @@ from torchvision.transforms.v2.functional._geometry import (
 from torch_sink.image.lower_geometry import NEAREST_MODES, integer_resize_fits
 from torch_sink.image.ops import Op
 from torch_sink.image.record_arguments import colour_of, padding_fits, sides_of, size_of
+from torch_sink.image.tensor_argument import TensorArgument
 
 
 def crop(family: str, handle: Any, top: int, left: int, height: int, width: int) -> Any:
@@ -133,11 +134,18 @@ def resized_crop(
 
 def erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inplace: bool = False) -> Any:
     channels, height, width = handle.sink_shape
-    if not isinstance(v, torch.Tensor) or v.numel() not in (1, channels) or v.ndim != 3 or v.shape[1:] != (1, 1):
-        return NotImplemented
-    values = tuple(v.flatten().tolist())
     inside = min(i, j) >= 0 and min(h, w) > 0 and i + h <= height and j + w <= width
-    if not inside or (handle.sink_dtype == torch.uint8 and not all(0 <= value < 256 for value in values)):
+    if not inside or not isinstance(v, torch.Tensor) or v.ndim != 3 or v.device.type != "cpu":
+        return NotImplemented
+    if v.shape == (channels, h, w) and v.numel() > channels:
+        # Converted as the assignment in stock code does it; a copy, for the caller may go on to write to its own.
+        pixels = TensorArgument(v.detach().to(handle.sink_dtype, copy=True))
+        result = handle.record(Op(f"{family}.erase_pixels", (i, j, h, w, pixels)))
+        return handle.become(result) if inplace else result
+    values = tuple(v.flatten().tolist())
+    if v.shape[1:] != (1, 1) or len(values) not in (1, channels):
+        return NotImplemented
+    if handle.sink_dtype == torch.uint8 and not all(0 <= value < 256 for value in values):
         return NotImplemented
     result = handle.record(Op(f"{family}.erase", (i, j, h, w, values)))
     return handle.become(result) if inplace else result

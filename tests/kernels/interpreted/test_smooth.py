@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from image.cases import some_rgb_images
 from image.check import check_pipeline
-from image.smooth_cases import BLUR, WARPS
+from image.smooth_cases import BLUR, RANDOM_ERASE, WARPS
 from image.test_tensor_arguments import *  # noqa: F403
+
+
+@pytest.mark.parametrize("name", RANDOM_ERASE)
+def test_random_erase(name: str) -> None:
+    dtypes = [torch.float16, torch.bfloat16] if name == "v1" else []
+    check_pipeline(RANDOM_ERASE[name](), some_rgb_images(name, 2), seed=1, dtypes=dtypes)
 
 
 @pytest.mark.parametrize("name", WARPS)
