@@ -25,6 +25,7 @@ from torch_sink.image import (  # noqa: F401  they fill the registries
     lower_warp,
 )
 from torch_sink.image.atoms import LOWER, Atom, Kind, Lowering, Program
+from torch_sink.image.fallback import executing
 from torch_sink.image.lower_float import LOWER_FLOAT, FloatLowering
 from torch_sink.image.lower_geometry import three_planes
 from torch_sink.image.ops import Op, replay
@@ -111,8 +112,9 @@ def lower(height: int, width: int, channels: int, ops: Sequence[Op], in_floats: 
             LOWER[op.name](state, *op.args)
     for atom, values_before, values in state.erased:
         before, after = tuple(state.value_ops[:values_before]), tuple(state.value_ops[values_before:])
-        written = values.to(value_table(state.channels, before).dtype)
-        state.atoms[atom] = _with_values(state.atoms[atom], replay(written, after).float())
+        with executing():
+            written = replay(values.to(value_table(state.channels, before).dtype), after)
+        state.atoms[atom] = _with_values(state.atoms[atom], written.float())
     floats = FloatLowering(state.height, state.width, state.channels)
     for op in ops[len(ops) if begin is None else begin :]:
         LOWER_FLOAT[op.name](floats, *op.args)
