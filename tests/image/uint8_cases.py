@@ -80,6 +80,8 @@ UINT8_COLOUR: dict[str, Callable[[], Pipeline]] = {
     "v1 sharpness": lambda: _v1(v1.RandomAdjustSharpness(2.3, 1.0), v1.RandomAdjustSharpness(0.2, 1.0)),
     "v1 autocontrast": lambda: _v1(v1.CenterCrop(9), v1.RandomAutocontrast(1.0), v1.RandomEqualize(1.0)),
     "v1 gamma": lambda: _v1(functools.partial(F1.adjust_gamma, gamma=0.4, gain=1.3)),
+    "v1 posterize": lambda: _v1(v1.RandomPosterize(2, 1.0), v1.RandomOrder([v1.RandomPosterize(0, 0.5)])),
+    "v2 posterize": lambda: _v2(v2.RandomPosterize(8, 1.0), v2.RandomPosterize(0, 0.5)),
     "v2 contrast": lambda: _v2(v2.ColorJitter(contrast=(0.0, 3.0)), v2.RandomHorizontalFlip()),
     "v2 saturation": lambda: _v2(v2.ColorJitter(saturation=(0.0, 3.0))),
     "v2 hue": lambda: _v2(v2.ColorJitter(hue=0.5)),

@@ -42,7 +42,7 @@ def colour_recorders(family: str) -> dict[str, Recorder]:
         "adjust_hue": on_colours(recorder("adjust_hue", lambda part: is_number(part) and -0.5 <= part <= 0.5)),
         "adjust_sharpness": on_inner_pixels(recorder("adjust_sharpness", _is_factor)),
         "invert": recorder("invert", lambda: True),
-        "posterize": recorder("posterize", lambda bits: type(bits) is int and 1 <= bits <= 8),
+        "posterize": recorder("posterize", lambda bits: type(bits) is int and 0 <= bits <= 8),
         "solarize": recorder("solarize", lambda threshold: is_number(threshold) and threshold <= 255),
         "autocontrast": recorder("autocontrast", lambda: True),
         "equalize": recorder("equalize", lambda: True),
