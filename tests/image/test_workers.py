@@ -16,7 +16,7 @@ from image.check import assert_same_bits
 from image.worker_data import WatchedCollate, count_decodes, jitter_transform, train_transform
 from torch_sink.image.batch import LazyBatch
 
-SAMPLES, EPOCHS = 10, 2
+SAMPLES, EPOCHS = 10, 3
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator"),
@@ -45,28 +45,32 @@ def assert_same_batches(actual: list[list[torch.Tensor]], expected: list[list[to
         assert torch.equal(targets, stock_targets)
 
 
-# A worker that is not forked imports torch anew, which takes seconds: the fast suite has one of each kind.
+# A worker that is not forked imports torch anew, which takes seconds: the fast suite has a few of each kind.
+FAST = [
+    (None, 0, False), ("fork", 1, True), ("fork", 4, True), ("fork", 4, False), ("forkserver", 1, True),
+    ("spawn", 1, True),
+]  # fmt: skip
+ALL = [
+    (method, count, keep) for method in ("fork", "forkserver", "spawn") for count in (1, 4) for keep in (True, False)
+]
+
+
 @pytest.mark.parametrize(
-    ("start_method", "workers"),
-    [
-        (None, 0),
-        ("fork", 1),
-        ("fork", 3),
-        ("forkserver", 1),
-        ("spawn", 3),
-        pytest.param("forkserver", 3, marks=pytest.mark.slow),
-        pytest.param("spawn", 1, marks=pytest.mark.slow),
-    ],
+    ("start_method", "workers", "persistent"),
+    [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in FAST)],
 )
-def test_batches_equal_stock(photos: Path, start_method: str | None, workers: int) -> None:
+def test_batches_equal_stock(photos: Path, start_method: str | None, workers: int, persistent: bool) -> None:
     dataset = some_images(photos, train_transform())
-    loader = {"num_workers": workers, "persistent_workers": workers > 0, "pin_memory": True}
+    loader = {"num_workers": workers, "persistent_workers": persistent, "pin_memory": True}
     # Draws depend on the number of workers, not on how they are started: the reference may take the fastest way.
     expected = epochs_of(dataset, multiprocessing_context="fork" if workers else None, **loader)
+    stock_state = torch.get_rng_state()
     with torch_sink.image_backend("device", device="cpu"):
         made = epochs_of(dataset, multiprocessing_context=start_method, **loader)
         report = torch_sink.fallback_report()
+    assert torch.equal(torch.get_rng_state(), stock_state)
     assert_same_batches(made, expected)
+    assert len({batch[0].sum().item() for batch in expected}) == len(expected), "the epochs draw alike"
     assert not report, str(report)
 
 
@@ -99,9 +103,7 @@ def jpegs(folder: Path) -> Subset[Any]:
 
 
 @pytest.mark.parametrize(("start_method", "workers"), [("fork", 2), ("spawn", 1)])
-def test_a_worker_of_a_device_decodes_nothing(
-    photos: Path, tmp_path: Path, start_method: str, workers: int
-) -> None:
+def test_a_worker_of_a_device_decodes_nothing(photos: Path, tmp_path: Path, start_method: str, workers: int) -> None:
     with torch_sink.image_backend("device", device="meta"):
         seen = what_workers_did(tmp_path, jpegs(photos), workers, start_method)
     assert seen == [{"decodes": 0, "cuda": False, "kernels": False}] * workers
