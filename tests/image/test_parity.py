@@ -1,0 +1,50 @@
+"""The calls of the parity table on the CPU path, at the sizes of photographs: equal bits."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+import torchvision
+
+from torch_sink.cli.parity import ImageKind, Measured, Parity, Promise, measure, promise_of
+from torch_sink.cli.parity_calls import REFERENCES
+from torch_sink.image.ops import STOCK
+
+ROOT = Path(__file__).resolve().parents[2]
+# torch's own arithmetic on a finished batch.
+NOT_IN_KERNELS = {"batch.mix_up", "batch.cut_mix"}
+
+
+@functools.cache
+def measured(reference: str) -> Parity:
+    images = [ImageKind("RGB", 375, 500), ImageKind("L", 120, 90), ImageKind("RGB", 1, 40), ImageKind("L", 13, 1)]
+    return measure(images, references=[reference], seed=2)
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_stock_code_gives_equal_bits(reference: str) -> None:
+    rows = measured(reference).rows
+    assert len(rows) >= 30
+    assert [row for row in rows if row.equal != row.values] == []
+
+
+def test_every_recorded_operation_is_compared() -> None:
+    recorded = set().union(*(measured(reference).recorded for reference in REFERENCES))
+    assert set(STOCK) - recorded == NOT_IN_KERNELS, "add calls of these to torch_sink/cli/parity_calls.py"
+
+
+def test_the_committed_page_has_every_operation() -> None:
+    page = (ROOT / "docs" / "parity.md").read_text()
+    if f"torchvision {'.'.join(torchvision.__version__.split('.')[:2])}," not in page:
+        pytest.skip(f"docs/parity.md is about another release than torchvision {torchvision.__version__}")
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
+    rows = {(row.operation, row.reference) for reference in REFERENCES for row in measured(reference).rows}
+    assert {(operation, reference) for operation, reference, *_ in lines} == rows, (
+        "run python examples/update_parity.py"
+    )
+    for operation, reference, promise, largest, equal, _ in lines:
+        row = Measured(operation, reference, float(largest), round(float(equal.split()[0]) * 1000), 100_000)
+        assert row.keeps_its_promise, (operation, reference)
+        assert (promise == "equal bits") == (promise_of(operation, reference) == Promise())

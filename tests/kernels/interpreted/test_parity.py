@@ -1,0 +1,76 @@
+"""The parity table: the kernels keep what is promised for each operation and reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from torch_sink.cli.parity import ImageKind, measure, promise_of
+from torch_sink.cli.parity_calls import REFERENCES
+from torch_sink.image import execute
+from torch_sink.triton_kernels import stage
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_promises_are_kept(reference: str) -> None:
+    parity = measure([ImageKind("RGB", 11, 17)], references=[reference])
+    assert len(parity.rows) >= 30
+    assert not parity.broken_promises()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_promises_are_kept_at_other_sizes(reference: str) -> None:
+    images = [ImageKind("RGB", 1, 23), ImageKind("L", 19, 2), ImageKind("RGB", 47, 61), ImageKind("L", 47, 61)]
+    parity = measure(images, references=[reference], seed=1)
+    assert not parity.broken_promises()
+
+
+# --- negative controls
+
+
+def test_a_wrong_bit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = stage.run_stage
+
+    def flips_a_bit(workspace: torch.Tensor, output: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        stock(workspace, output, *args, **kwargs)
+        if kwargs["is_last"] and output.dtype == torch.uint8:
+            output.flatten()[0] ^= 1
+
+    monkeypatch.setattr(stage, "run_stage", flips_a_bit)
+    assert _broken("v1 uint8") >= {"hflip"}
+
+
+def test_a_wrong_entry_of_a_table_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = execute.value_table
+
+    def wrong(*args: Any) -> torch.Tensor:
+        table = stock(*args).clone()
+        table[..., 100:140] += 1
+        return table
+
+    monkeypatch.setattr(execute, "value_table", wrong)
+    execute._value_tables.cache_clear()
+    try:
+        assert "normalize" in _broken("v1 float32")
+    finally:
+        execute._value_tables.cache_clear()
+
+
+def _broken(reference: str) -> set[str]:
+    parity = measure([ImageKind("RGB", 3, 5)], references=[reference])
+    return {row.operation for row in parity.broken_promises()}
+
+
+@pytest.mark.parametrize(
+    ("operation", "reference", "largest", "equal_share"),
+    [
+        ("hflip", "Pillow", 0, 1), ("resize, BICUBIC", "Pillow", 0, 1), ("rotate, NEAREST", "Pillow", 0, 1),
+        ("gaussian_blur, 3 x 5", "Pillow", 1, 0.99), ("adjust_hue", "v1 uint8", 1, 0.999),
+        ("adjust_brightness", "v2 uint8", 0, 1), ("adjust_brightness", "v2 float32", 1e-6, 0),
+    ],
+)  # fmt: skip
+def test_what_is_promised(operation: str, reference: str, largest: float, equal_share: float) -> None:
+    assert promise_of(operation, reference) == (largest, equal_share)
