@@ -180,9 +180,9 @@ def test_errors_come_from_the_same_call(name: str) -> None:
     def error(tensor: Any) -> tuple[type, str]:
         with pytest.raises(Exception) as caught:  # noqa: PT011  which one is what is compared
             call(tensor)
-        return type(caught.value), str(caught.value).replace("torch_sink.image.lazy_tensor.LazyTensor", "torch.Tensor").replace(
-            "LazyTensor", "Tensor"
-        )
+        return type(caught.value), str(caught.value).replace(
+            "torch_sink.image.lazy_tensor.LazyTensor", "torch.Tensor"
+        ).replace("LazyTensor", "Tensor")
 
     stock, lazy = stock_and_lazy(kind, error)
     assert lazy == stock
@@ -243,3 +243,20 @@ def test_boxes_and_masks_pass_through_stock_code() -> None:
     for lazy, stock in zip(results[1], results[0], strict=True):
         assert lazy["image"].is_recording
         assert_same([*lazy.values()], [*stock.values()])
+
+
+def test_crops_share_memory_as_views_do() -> None:
+    """What changes one crop in place changes the part of the others that overlaps, and the image itself."""
+
+    def crops() -> list[torch.Tensor]:
+        image = v2.functional.to_dtype(v2.functional.to_image(opener(encoded(21, 17, 3))()), torch.float32, scale=True)
+        views = v2.functional.ten_crop(image, [12, 14])
+        v2.functional.normalize(views[4], [0.5] * 3, [0.25] * 3, inplace=True)
+        v2.functional.erase(views[7], 2, 3, 4, 5, torch.zeros(3, 1, 1), inplace=True)
+        return [image * 1, *(view * 1 for view in views)]
+
+    expected = crops()
+    with torch_sink.image_backend("device", device="cpu"):
+        made = crops()
+    for one, other in zip(made, expected, strict=True):
+        assert_same_bits(one, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -101,11 +102,18 @@ class _Handle:
     def materialise(self) -> torch.Tensor:
         """The tensor of the exact stock type that this handle stands for, made once."""
         fields = self.__dict__
+        if "sink_real" not in fields and "sink_views" in fields:
+            fields["sink_views"]()
         if "sink_real" not in fields:
             with executing():
                 tensor = replay(self.sink_source.decode(), self.sink_ops)
             fields["sink_real"] = self._stock_type(tensor)
         return fields["sink_real"]
+
+    @property
+    def shares_memory(self) -> bool:
+        """True for a handle that stands for a view of what other handles stand for as well."""
+        return "sink_views" in self.__dict__
 
     @staticmethod
     def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
@@ -203,6 +211,31 @@ def _run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     result = func(*args, **kwargs)
     # A call in place returns its tensor: give back the handle that the caller holds.
     return handles.get(id(result), result)
+
+
+def share_memory(whole: Any, views: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Makes handles stand for views of one tensor, as stock code returns them; they become real together.
+
+    What then changes one of them in place changes the others and `whole`, where they overlap.
+
+    Args:
+        whole: a handle.
+        views: handles that were recorded on it by calls that return views.
+    """
+    references = [weakref.ref(view) for view in views]
+    calls_before = len(whole.sink_ops)
+
+    def make_real() -> None:
+        tensor = whole.materialise()
+        with executing():
+            for view in (reference() for reference in references):
+                if view is not None:
+                    real = view._stock_type(replay(tensor, view.sink_ops[calls_before:]))
+                    view.__dict__.setdefault("sink_real", real)
+
+    for view in views:
+        view.__dict__["sink_views"] = make_real
+    return views
 
 
 def finished_handle(tensor: torch.Tensor) -> LazyTensor:

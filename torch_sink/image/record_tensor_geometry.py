@@ -13,6 +13,7 @@ from torchvision.transforms.v2.functional._geometry import (
     _compute_resized_output_size,
 )
 
+from torch_sink.image.lazy_tensor import share_memory
 from torch_sink.image.lower_geometry import NEAREST_MODES, integer_resize_fits
 from torch_sink.image.ops import Op
 from torch_sink.image.record_arguments import colour_of, padding_fits, sides_of, size_of
@@ -112,7 +113,8 @@ def five_crop(handle: Any, size: Any) -> Any:
         return NotImplemented
     below, right = handle.sink_shape[1] - sides[0], handle.sink_shape[2] - sides[1]
     corners = (0, 0), (0, right), (below, 0), (below, right)
-    return *(crop("v2", handle, top, left, *sides) for top, left in corners), center_crop(handle, size)
+    crops = *(crop("v2", handle, top, left, *sides) for top, left in corners), center_crop(handle, size)
+    return share_memory(handle, crops)
 
 
 def ten_crop(handle: Any, size: Any, vertical_flip: bool = False) -> Any:
@@ -136,6 +138,8 @@ def erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inpl
     channels, height, width = handle.sink_shape
     inside = min(i, j) >= 0 and min(h, w) > 0 and i + h <= height and j + w <= width
     if not inside or not isinstance(v, torch.Tensor) or v.ndim != 3 or v.device.type != "cpu":
+        return NotImplemented
+    if inplace and handle.shares_memory:
         return NotImplemented
     if v.shape == (channels, h, w) and v.numel() > channels:
         # Converted as the assignment in stock code does it; a copy, for the caller may go on to write to its own.

@@ -28,7 +28,7 @@ def normalize(family: str, handle: Any, mean: Any, std: Any, inplace: bool = Fal
     mean, std = _statistics(mean, channels), _statistics(std, channels)
     if mean is None or std is None or not handle.sink_dtype.is_floating_point:
         return NotImplemented
-    if min(map(abs, std)) < _SMALLEST_STD:
+    if min(map(abs, std)) < _SMALLEST_STD or (inplace and handle.shares_memory):
         return NotImplemented
     result = handle.record(Op(f"{family}.normalize", (mean, std)))
     return handle.become(result) if inplace else result
