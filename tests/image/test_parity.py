@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from pathlib import Path
 
 import pytest
+import torch
 import torchvision
+from torchvision.transforms import functional as F1
+from torchvision.transforms.v2 import functional as F2
 
+import torch_sink
 from torch_sink.cli.parity import ImageKind, Measured, Parity, Promise, measure, promise_of
-from torch_sink.cli.parity_calls import REFERENCES
+from torch_sink.cli.parity_calls import REFERENCES, converted
+from torch_sink.cli.photos import make_photo
 from torch_sink.image.ops import STOCK
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,3 +54,19 @@ def test_the_committed_page_has_every_operation() -> None:
         row = Measured(operation, reference, float(largest), round(float(equal.split()[0]) * 1000), 100_000)
         assert row.keeps_its_promise, (operation, reference)
         assert (promise == "equal bits") == (promise_of(operation, reference) == Promise())
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_boxes_beyond_the_image(reference: str) -> None:
+    """What stock code makes of boxes that do not touch the image is not always of the box's size."""
+    functional = F2 if reference.startswith("v2") else F1
+    image = make_photo(4, 3, 1)
+    for top, left, side in itertools.product((-9, -4, -3, -1, 0, 2, 3, 9), (-9, -4, -1, 0, 4, 5), (1, 3, 12)):
+        results = []
+        for backend, settings in (("PIL", {}), ("device", {"device": "cpu"})):
+            with torch_sink.image_backend(backend, **settings):
+                crop = functional.crop(converted(functional.hflip(image), reference), top, left, side, 4)
+                results.append(functional.pil_to_tensor(crop) if reference == "Pillow" else crop)
+        stock, ours = results
+        assert ours.shape == stock.shape
+        assert torch.equal(ours * 1, stock)

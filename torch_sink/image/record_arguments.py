@@ -62,3 +62,8 @@ def padding_fits(sides: tuple[int, int, int, int], mode: str, height: int, width
     return mode in ("constant", "edge") or (
         mode in ("reflect", "symmetric") and max(sides[0], sides[2]) < width and max(sides[1], sides[3]) < height
     )
+
+
+def crop_fits(top: int, left: int, height: int, width: int) -> bool:
+    """What stock code makes of a tensor and a box that ends above it or left of it has another size than the box."""
+    return height > 0 and width > 0 and top + height >= 0 and left + width >= 0

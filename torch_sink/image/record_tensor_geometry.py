@@ -16,7 +16,7 @@ from torchvision.transforms.v2.functional._geometry import (
 from torch_sink.image.lazy_tensor import share_memory
 from torch_sink.image.lower_geometry import NEAREST_MODES, integer_resize_fits
 from torch_sink.image.ops import Op
-from torch_sink.image.record_arguments import colour_of, padding_fits, sides_of, size_of
+from torch_sink.image.record_arguments import colour_of, crop_fits, padding_fits, sides_of, size_of
 from torch_sink.image.tensor_argument import TensorArgument
 
 
@@ -25,7 +25,7 @@ def crop(family: str, handle: Any, top: int, left: int, height: int, width: int)
     if not all(isinstance(value, int) for value in (top, left, height, width)):
         return NotImplemented
     inside = top >= 0 and left >= 0 and top + height <= old_height and left + width <= old_width
-    if height <= 0 or width <= 0 or not (inside or handle.sink_dtype == torch.uint8):
+    if not crop_fits(top, left, height, width) or not (inside or handle.sink_dtype == torch.uint8):
         return NotImplemented
     return handle.record(Op(f"{family}.crop", (top, left, height, width)), shape=(channels, height, width))
 
