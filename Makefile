@@ -11,7 +11,7 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
 # Two test files at a time: many of them wait for processes of their own.
-PYTEST_FLAGS ?= -n 2 --dist loadfile
+PYTEST_FLAGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 PART ?= all
 RESULTS ?= local/gpu
 DEMO_FLAGS ?=

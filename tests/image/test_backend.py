@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,15 +180,15 @@ def test_a_script_that_switches_outside_of_its_guard(tmp_path: Path, start_metho
         (tmp_path / "images" / "cat" / f"{seed}.jpg").write_bytes(encoded(40, 30, seed))
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED)
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    finished = subprocess.run(
-        [sys.executable, script, tmp_path / "images", start_method],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "TMPDIR": str(scratch), "TRITON_INTERPRET": "0"},
-    )
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.startswith("equal")
-    assert not list(scratch.glob("torch_sink*")), "files were left behind"
+    # Not under tmp_path: the processes' sockets lie there, and the path of a socket has to be short.
+    with tempfile.TemporaryDirectory() as scratch:
+        finished = subprocess.run(
+            [sys.executable, script, tmp_path / "images", start_method],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            env={**os.environ, "TMPDIR": scratch, "TRITON_INTERPRET": "0"},
+        )
+        assert finished.returncode == 0, finished.stderr
+        assert finished.stdout.startswith("equal")
+        assert not list(Path(scratch).glob("torch_sink*")), "files were left behind"

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 
 import pytest
+import torch
 from image.check import INTERPRETED, kernels_on
+
+# An interpreted kernel is slow. Each release of torch runs every third case of a long list, another third than other
+# releases; `-m slow` runs the rest, and a device runs all.
+LONG_LISTS = ("test_pipelines.py", "test_uint8.py", "test_smooth.py", "test_float_pipelines.py", "test_parity.py")
+THIRDS = 3
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -16,6 +23,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if not INTERPRETED:
         item.add_marker("cuda")
+    elif item.path.name in LONG_LISTS and hasattr(item, "callspec"):
+        minor = int(torch.__version__.split(".")[1])
+        if zlib.crc32(item.name.encode()) % THIRDS != minor % THIRDS:
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)
