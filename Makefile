@@ -3,6 +3,7 @@
 # make test-slow     the soak tests
 # make check         ruff and mypy
 # make gpu           GPU tests and benchmarks; PART=tests|kernels|decode|loader|loop|train, RESULTS=folder
+# make kernels       compile every kernel for every target, without a GPU; rewrites results/kernels.json and docs/kernels.md
 # make report        write docs/performance.md and the figures of the README from the committed results
 #
 # Each target sets up what it needs. PYTHON=python3.12 make test chooses the interpreter of a new environment.
@@ -21,7 +22,7 @@ GPU_PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON))
 OLDEST_RELEASES = torch==2.11.0 torchvision==0.26.0 triton==3.6.0 "numpy<2.4"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-oldest demo test test-oldest test-slow check gpu report clean
+.PHONY: help setup setup-oldest demo test test-oldest test-slow check gpu kernels report clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -55,6 +56,10 @@ check: setup
 # Sets nothing up: a GPU machine often has its own PyTorch and no registry.
 gpu:
 	$(GPU_PYTHON) examples/benchmarks/gpu.py --part "$(PART)" --results "$(RESULTS)"
+
+kernels: setup
+	$(VENV)/bin/python examples/benchmarks/kernels.py
+	$(VENV)/bin/python examples/benchmarks/report.py
 
 report: setup
 	$(VENV)/bin/python examples/benchmarks/report.py

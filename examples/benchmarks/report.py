@@ -1,4 +1,4 @@
-"""Turn the committed results into docs/performance.md, its charts and the figures of the README.
+"""Turn the committed results into docs/performance.md, its charts, docs/kernels.md and the figures of the README.
 
     python examples/benchmarks/report.py [--check]
 
@@ -19,6 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "examples" / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
+KERNELS_PAGE = ROOT / "docs" / "kernels.md"
 README = ROOT / "README.md"
 BEGIN = "<!-- figures: written by examples/benchmarks/report.py -->\n"
 END = "<!-- end of figures -->"
@@ -244,6 +245,47 @@ def page(results: dict[str, Report]) -> str:
     return "\n".join(lines)
 
 
+def kernels_page(report: Report) -> str:
+    """The text of docs/kernels.md."""
+    lines = ["# Kernels", "", "Written by `python examples/benchmarks/report.py`; `make kernels` measures again.", ""]
+    lines += [
+        "Every variant that the launchers can choose, compiled ahead of time. Widths are bits of one thread's access"
+    ]
+    lines += [
+        "to global memory, times the number of such instructions; each instruction of the machine code counts once.",
+        "",
+    ]
+    rows = [
+        [
+            row["variant"],
+            row["target"].partition(":")[2],
+            *[str(row[key]) for key in ("registers", "spills", "shared", "instructions")],
+            *[" ".join(f"{bits}x{count}" for bits, count in row[key].items()) for key in ("loads", "stores")],
+        ]
+        for row in report["kernels"]
+    ]
+    heads = ["variant", "target", "registers", "spilled bytes", "shared bytes", "instructions", "loads", "stores"]
+    lines += [table(heads, rows), "", "## Work", ""]
+    lines += [
+        "Per output pixel of a stage, estimated from the plan of a 500 x 375 photograph; each byte of the input is"
+    ]
+    lines += ["counted once, and arithmetic by the formulas. The draws are those of one seed.", ""]
+    rows = [
+        [
+            f"{name}: {stage['stage']}",
+            str(stage["taps"]),
+            *[f"{stage[key]:.1f}" for key in ("bytes_read", "bytes_written")],
+            str(stage["arithmetic"]),
+        ]
+        for name, stages in report["work"].items()
+        for stage in stages
+    ]
+    lines += [table(["pipeline: stage", "taps", "bytes read", "bytes written", "arithmetic"], rows), ""]
+    releases, commit = report["machine"]["releases"], report["machine"]["commit"]
+    lines += [f"Triton {releases['triton']}, commit {commit}, {report['machine']['date']}: `{report['command']}`.", ""]
+    return "\n".join(lines)
+
+
 def readme_figures(results: dict[str, Report]) -> str:
     """The README's figures: what a worker spends on three pipelines, and training speed once there is one."""
     report = results["worker_cost"]
@@ -284,7 +326,12 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a text is out of date")
     arguments = parser.parse_args()
     results = read_results()
-    texts = {PAGE: page(results), README: insert_figures(README.read_text(), readme_figures(results))}
+    kernels = json.loads((RESULTS / "kernels.json").read_text())
+    texts = {
+        PAGE: page(results),
+        KERNELS_PAGE: kernels_page(kernels),
+        README: insert_figures(README.read_text(), readme_figures(results)),
+    }
     outdated = [path for path, text in texts.items() if not path.is_file() or path.read_text() != text]
     outdated += [chart_of(name) for name in results if name in CHARTS and not chart_of(name).is_file()]
     if arguments.check:

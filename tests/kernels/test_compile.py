@@ -1,72 +1,94 @@
-"""The stage kernel compiles for every target without a GPU, spills nothing, and divides and adds exactly."""
+"""The compile gate: no kernel spills or computes inexactly, and none gets worse than the committed record unnoticed.
+
+`make kernels` compiles every variant and renews the record; here are the smallest and the largest.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import triton
 
-Groups = Sequence[Sequence[str]]
+BENCHMARKS = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
+SCRIPT = BENCHMARKS / "kernels.py"
+RECORD = json.loads((BENCHMARKS / "results" / "kernels.json").read_text())
+TARGETS = {"cuda:80", "cuda:90", "cuda:100", "hip:gfx942"}
 
-# Two processes that take about as long: AMD's compiler is another one.
-GROUPS = (("cuda:90", "hip:gfx942"), ("cuda:80", "cuda:100"))
 
-
-def compile_all(*options: str, program: str = "aot.py", groups: Groups = GROUPS) -> list[dict[str, Any]]:
-    """What every variant uses on every target."""
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
-    script = Path(__file__).with_name(program)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, *options, *group],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for group in groups
-    ]
-    rows = []
-    for process in processes:
-        printed, errors = process.communicate()
-        assert process.returncode == 0, errors[-4000:]
-        rows += json.loads(printed)
-    return rows
+def compile_all(output: Path, *options: str) -> list[dict[str, Any]]:
+    """What every variant uses on every target; fails where one spills or is inexact."""
+    command = [sys.executable, SCRIPT, *options, "--output", output]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=3600)
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    return json.loads(output.read_text())["kernels"]
 
 
 def check(rows: list[dict[str, Any]]) -> None:
-    assert {row["output"] for row in rows} == {"float32", "float16", "bfloat16", "uint8"}
-    check_usage(rows, GROUPS)
-
-
-def check_usage(rows: list[dict[str, Any]], groups: Groups) -> None:
-    assert {row["target"] for row in rows} == {name for group in groups for name in group}
-    assert not [row for row in rows if row["spills"]], "registers are spilled"
-    assert not [row for row in rows if row["inexact"]], "results would differ from the interpreter's"
+    assert {row["target"] for row in rows} == TARGETS
+    assert not [row for row in rows if row["spills"] or row["inexact"]]
     assert all(0 < row["registers"] <= 255 for row in rows)
+    if triton.__version__ == RECORD["machine"]["releases"]["triton"]:
+        assert not regressions(rows), "run `make kernels` if this is meant"
 
 
-def test_the_smallest_and_the_largest_variants() -> None:
-    """What lies between them is compiled by the slow test: one variant takes two seconds."""
-    check(compile_all("--some"))
+def regressions(rows: list[dict[str, Any]]) -> list[str]:
+    sys.path.insert(0, str(BENCHMARKS))
+    from kernel_gate import regressions
+
+    return regressions(rows, RECORD["kernels"])
 
 
-def test_the_largest_variant_on_floats() -> None:
-    groups = (("cuda:90",), ("hip:gfx942",))
-    check_usage(compile_all("--some", program="aot_float.py", groups=groups), groups)
+def test_the_smallest_and_the_largest_variants(tmp_path: Path) -> None:
+    check(compile_all(tmp_path / "kernels.json", "--some"))
 
 
 @pytest.mark.slow
-def test_every_variant() -> None:
-    check(compile_all())
+def test_every_variant(tmp_path: Path) -> None:
+    rows = compile_all(tmp_path / "kernels.json")
+    check(rows)
+    assert {row["variant"] for row in rows} == {row["variant"] for row in RECORD["kernels"]}
 
 
-@pytest.mark.slow
-def test_every_variant_on_floats() -> None:
-    check(compile_all(program="aot_float.py"))
+def test_a_worse_kernel_is_noticed() -> None:
+    row = next(row for row in RECORD["kernels"] if row["target"] == "cuda:90")
+    assert regressions([row]) == []
+    assert "instructions, before" in regressions([{**row, "instructions": int(1.2 * row["instructions"])}])[0]
+    wide = {**row, "stores": {"128": 3}}
+    assert regressions([wide]) == []
+    assert "bits at once" in regressions([{**row, "stores": {"1": 3}}])[0]
+    assert "is new" in regressions([{**row, "variant": "another"}])[0]
+
+
+WORSE = """
+import sys, triton, triton.language as tl
+sys.path.insert(0, sys.argv[1])
+from kernel_gate import faults
+from kernel_usage import target, usage
+from triton.compiler import ASTSource
+
+@triton.jit
+def kernel(x, y, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    values = tl.load(x + at)
+    tl.store(y + at, values / tl.load(y + at) * 2.0 + values)
+
+where = target("cuda:90")
+source = ASTSource(fn=kernel, signature={"x": "*fp32", "y": "*fp32", "BLOCK": "constexpr"}, constexprs={"BLOCK": 4096})
+used = usage(triton.compile(source, target=where, options={"num_warps": 1, "maxnreg": 32}), where)
+print("\\n".join(faults([{"variant": "worse", "target": "cuda:90", **used}])))
+"""
+
+
+def test_the_gate_sees_inexact_division_and_spills(tmp_path: Path) -> None:
+    script = tmp_path / "worse.py"
+    script.write_text(WORSE)
+    finished = subprocess.run([sys.executable, script, BENCHMARKS], capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0, finished.stderr
+    assert "div.full.f32" in finished.stdout
+    assert "fma.rn.f32" in finished.stdout
+    assert "spills" in finished.stdout
