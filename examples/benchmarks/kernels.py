@@ -88,7 +88,7 @@ def main() -> int:
 
     rows = measure_in_processes(arguments.targets, arguments.some)
     report = {
-        "command": "python examples/benchmarks/kernels.py",
+        "command": "python examples/benchmarks/kernels.py" + (" --some" if arguments.some else ""),
         "machine": describe_machine(),
         "kernels": rows,
         "work": estimate_work(),

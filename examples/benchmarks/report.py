@@ -248,11 +248,10 @@ def page(results: dict[str, Report]) -> str:
 def kernels_page(report: Report) -> str:
     """The text of docs/kernels.md."""
     lines = ["# Kernels", "", "Written by `python examples/benchmarks/report.py`; `make kernels` measures again.", ""]
+    which = "The smallest and the largest variants" if "--some" in report["command"] else "Every variant"
     lines += [
-        "Every variant that the launchers can choose, compiled ahead of time. Widths are bits of one thread's access"
-    ]
-    lines += [
-        "to global memory, times the number of such instructions; each instruction of the machine code counts once.",
+        f"{which} that the launchers can choose, compiled ahead of time. Widths are bits of one thread's access to",
+        "global memory, times the number of such instructions; each instruction of the machine code counts once.",
         "",
     ]
     rows = [
@@ -267,9 +266,10 @@ def kernels_page(report: Report) -> str:
     heads = ["variant", "target", "registers", "spilled bytes", "shared bytes", "instructions", "loads", "stores"]
     lines += [table(heads, rows), "", "## Work", ""]
     lines += [
-        "Per output pixel of a stage, estimated from the plan of a 500 x 375 photograph; each byte of the input is"
+        "Per output pixel of a stage, estimated from the plan of a 500 x 375 photograph; each byte of the input is",
+        "counted once, and arithmetic by the formulas. The draws are those of one seed.",
+        "",
     ]
-    lines += ["counted once, and arithmetic by the formulas. The draws are those of one seed.", ""]
     rows = [
         [
             f"{name}: {stage['stage']}",
