@@ -89,13 +89,10 @@ def variants() -> Iterator[Variant]:
 
 
 def some_variants() -> Iterator[Variant]:
-    """The smallest and the largest of the kernel on bytes, with every dtype, and the largest of the one on floats."""
+    """The smallest and the two largest of the kernel on bytes, and the largest of the one on floats, for float32."""
     for variant in variants():
-        options = {is_set for flag, is_set in variant.flags.items() if flag != "IS_LAST"}
-        is_largest = options == {True} and variant.output == "float32"
-        if variant.fuses:
-            is_chosen = is_largest and not variant.flags["IS_LAST"]
-        else:
-            is_chosen = is_largest or options == {False}
-        if is_chosen:
+        last, *options = variant.flags.values()
+        is_largest = all(options) and not (variant.fuses and last)
+        is_smallest = last and not any(options) and not variant.fuses
+        if variant.output == "float32" and (is_largest or is_smallest):
             yield variant
