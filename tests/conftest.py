@@ -10,6 +10,9 @@ from pathlib import Path
 
 # OpenMP threads that spin while they wait take the cores that the data workers need. Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # As many files at a time as there are cores: each has one to itself.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest

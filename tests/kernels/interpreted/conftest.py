@@ -11,7 +11,14 @@ from image.check import INTERPRETED, kernels_on
 
 # An interpreted kernel is slow. Each release of torch runs every third case of a long list, another third than other
 # releases; `-m slow` runs the rest, and a device runs all.
-LONG_LISTS = ("test_pipelines.py", "test_uint8.py", "test_smooth.py", "test_float_pipelines.py", "test_parity.py")
+LONG_LISTS = (
+    "test_batches.py",
+    "test_pipelines.py",
+    "test_uint8.py",
+    "test_smooth.py",
+    "test_float_pipelines.py",
+    "test_parity.py",
+)
 THIRDS = 3
 
 
