@@ -187,6 +187,8 @@ def float_stage_kernel(
 
 # Half as many pixels a thread as a light uint8 stage has, so that no registers are spilled.
 FLOAT_WARPS = 8
+# Left to itself, NVIDIA's assembler spills a few bytes to keep to 64 registers. AMD's compiler has no such option.
+FLOAT_REGISTERS = 128
 
 
 def new_records(images: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -222,4 +224,5 @@ def run_float_stage(
         workspace, floats, output, jobs, operations, tables, tiles, records, gray_sums, value_tables,
         IS_LAST=is_last, HAS_STATISTIC=has_statistic, IS_HEAVY=is_heavy,
         BLOCK_Y=block_y, BLOCK_X=block_x, num_warps=FLOAT_WARPS, enable_fp_fusion=False,
+        **({} if torch.version.hip else {"maxnreg": FLOAT_REGISTERS}),
     )  # fmt: skip

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from .float_stage import FLOAT_WARPS, float_stage_kernel
+from .float_stage import FLOAT_REGISTERS, FLOAT_WARPS, float_stage_kernel
 from .stage import FLOAT64_WARPS, WARPS, stage_kernel, tile_shape
 
 # dtype of the batch -> Triton's name of a pointer to it
@@ -45,6 +45,7 @@ class Variant(NamedTuple):
         flags: compile-time constants that the launcher chooses.
         pointers: Triton's type of each argument that is a pointer; all are aligned to 16 bytes.
         warps: `num_warps`.
+        registers: `maxnreg` on NVIDIA's GPUs, None where the compiler may choose.
         fuses: the kernel itself asks for multiply-adds with one rounding, as torch's kernels have them.
     """
 
@@ -53,6 +54,7 @@ class Variant(NamedTuple):
     flags: dict[str, bool]
     pointers: dict[str, str]
     warps: int
+    registers: int | None
     fuses: bool
 
     @property
@@ -81,11 +83,13 @@ def variants() -> Iterator[Variant]:
         flags = {"IS_LAST": last, "HAS_FLOAT64": float64, "HAS_STATISTIC": statistic, "HAS_ERASE": erase}
         for output in OUTPUTS if last else ("float32",):
             warps = FLOAT64_WARPS if float64 else WARPS
-            yield Variant(stage_kernel, output, flags, _STAGE_POINTERS, warps, fuses=False)
+            yield Variant(stage_kernel, output, flags, _STAGE_POINTERS, warps, None, fuses=False)
     for last, statistic, heavy in itertools.product((False, True), repeat=3):
         flags = {"IS_LAST": last, "HAS_STATISTIC": statistic, "IS_HEAVY": heavy}
         for output in OUTPUTS if last else ("float32",):
-            yield Variant(float_stage_kernel, output, flags, _FLOAT_STAGE_POINTERS, FLOAT_WARPS, fuses=True)
+            yield Variant(
+                float_stage_kernel, output, flags, _FLOAT_STAGE_POINTERS, FLOAT_WARPS, FLOAT_REGISTERS, fuses=True
+            )
 
 
 def some_variants() -> Iterator[Variant]:

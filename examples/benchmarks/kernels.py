@@ -43,7 +43,10 @@ def compile_variant(variant: Variant, where: GPUTarget) -> Any:
         constexprs=variant.constants,
         attrs={(position,): ALIGNED for position in range(len(variant.pointers))},
     )
-    return triton.compile(source, target=where, options={"num_warps": variant.warps, "enable_fp_fusion": False})
+    options = {"num_warps": variant.warps, "enable_fp_fusion": False}
+    if where.backend == "cuda" and variant.registers is not None:
+        options["maxnreg"] = variant.registers
+    return triton.compile(source, target=where, options=options)
 
 
 def measure(variant: Variant, name: str) -> dict[str, Any]:
