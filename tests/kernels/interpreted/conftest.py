@@ -17,7 +17,6 @@ LONG_LISTS = (
     "test_uint8.py",
     "test_smooth.py",
     "test_float_pipelines.py",
-    "test_parity.py",
 )
 THIRDS = 3
 
