@@ -11,6 +11,8 @@ import operator
 import re
 from typing import NamedTuple
 
+from torch_sink.image.jpeg_scan import AC, DC, QUANTISATION, BaselineScan, find_scan
+
 _START_OF_IMAGE = b"\xff\xd8\xff"
 _END_OF_IMAGE = b"\xff\xd9"
 # In the data of a scan, 0xFF is followed by 0 where it is data, or by a restart marker; 0xFF before 0xFF is padding.
@@ -23,9 +25,9 @@ _LONGEST_SIDE = 65500
 _MOST_BLOCKS_IN_A_UNIT = 10
 # A set of tables is a number with a bit for each: 4 for the DC coefficients, 4 for the AC ones, 4 of quantisation. The
 # position of a Huffman table's bit is its byte in the file, class and number.
-_DC, _AC, _QUANTISATION = 0x00, 0x10, 0x20
-_HUFFMAN = frozenset(kind | number for kind in (_DC, _AC) for number in range(4))
+_HUFFMAN = frozenset(kind | number for kind in (DC, AC) for number in range(4))
 _WORDS_OF_A_CODE = tuple(1 << (16 - bits) for bits in range(1, 17))
+_YCC = 1  # in an Adobe marker
 
 
 class JpegHeader(NamedTuple):
@@ -38,6 +40,7 @@ class JpegHeader(NamedTuple):
         progressive: several scans refine the coefficients.
         full_chroma: every component is stored at full size (4:4:4, or a single component).
         adobe: an Adobe marker is there, which may change the colour space.
+        scan: what the JPEG kernels need to know; None where they do not cover the file.
     """
 
     width: int
@@ -46,6 +49,7 @@ class JpegHeader(NamedTuple):
     progressive: bool
     full_chroma: bool
     adobe: bool
+    scan: BaselineScan | None = None
 
 
 class _Components(NamedTuple):
@@ -74,7 +78,8 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
     if data[:3] != _START_OF_IMAGE or data[-2:] != _END_OF_IMAGE:
         return None
     position, tables, frame, adobe, scans = 2, 0, b"", False, 0
-    progressive = False
+    progressive, restart_interval, is_ycc, only_scan = False, 0, True, None
+    places: dict[int, int] = {}
     try:
         while True:
             if data[position] != 0xFF:
@@ -86,9 +91,9 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
             body, after = position + 4, position + 2 + length
             if marker == 0xDB or marker == 0xC4:
                 if marker == 0xDB:
-                    added = _quantisation_tables(data, body, after)
+                    added = _quantisation_tables(data, body, after, places)
                 else:
-                    added = _huffman_tables(data, body, after, check_codes=progressive)
+                    added = _huffman_tables(data, body, after, places, check_codes=progressive)
                 if not added:
                     return None
                 tables |= added
@@ -98,6 +103,8 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
                     return None
                 scans += 1
                 if not progressive and data[body] == frame[5]:
+                    if is_ycc:
+                        only_scan = find_scan(after, frame, data[body:after], places, restart_interval)
                     break
                 following = _MARKER_AFTER_SCAN.search(data, after)
                 if following is None:
@@ -111,20 +118,25 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
                 return None
             elif marker == 0xEE:
                 adobe = adobe or not scans
-            elif marker in _REFUSED or marker < 0xC0 or length < 2 or (marker == 0xDD and length != 4):
+                is_ycc = is_ycc and (data[body : body + 5] != b"Adobe" or length < 14 or data[body + 11] == _YCC)
+            elif marker == 0xDD:
+                if length != 4:
+                    return None
+                restart_interval = (data[body] << 8) | data[body + 1]
+            elif marker in _REFUSED or marker < 0xC0 or length < 2:
                 return None
             position = after
-        return _header(frame, progressive, adobe) if scans else None
+        return _header(frame, progressive, adobe, only_scan) if scans else None
     except IndexError:
         return None
 
 
-def _header(frame: bytes, progressive: bool, adobe: bool) -> JpegHeader | None:
+def _header(frame: bytes, progressive: bool, adobe: bool, scan: BaselineScan | None) -> JpegHeader | None:
     height, width = (frame[1] << 8) | frame[2], (frame[3] << 8) | frame[4]
     components = _components(frame[5:])
     if frame[0] != 8 or not 0 < width <= _LONGEST_SIDE or not 0 < height <= _LONGEST_SIDE or components is None:
         return None
-    return JpegHeader(width, height, _MODES[frame[5]], progressive, components.full_chroma, adobe)
+    return JpegHeader(width, height, _MODES[frame[5]], progressive, components.full_chroma, adobe, scan)
 
 
 @functools.lru_cache(maxsize=256)
@@ -139,7 +151,7 @@ def _components(frame: bytes) -> _Components | None:
         if not 1 <= min(factors) <= max(factors) <= 4 or any(max(factors) % factor for factor in factors):
             return None
     layout = {
-        identifier: ((sampling >> 4) * (sampling & 15), 1 << (_QUANTISATION + table))
+        identifier: ((sampling >> 4) * (sampling & 15), 1 << (QUANTISATION + table))
         for identifier, sampling, table in zip(frame[1::3], samplings, frame[3::3], strict=True)
     }
     return _Components(layout, len(set(samplings)) == 1) if len(layout) == count else None
@@ -172,28 +184,29 @@ def _tables_of_scan(scan: bytes, frame: bytes, progressive: bool) -> int:
         blocks += blocks_of_component
         tables |= quantisation
         if not progressive or (first == 0 and high == 0):
-            tables |= 1 << (_DC + (choice >> 4))
+            tables |= 1 << (DC + (choice >> 4))
         if not progressive or first:
-            tables |= 1 << (_AC + (choice & 15))
+            tables |= 1 << (AC + (choice & 15))
     return tables if count == 1 or blocks <= _MOST_BLOCKS_IN_A_UNIT else 0
 
 
-def _quantisation_tables(data: bytes, position: int, end: int) -> int:
-    """The tables that a segment defines; 0 where it is damaged."""
+def _quantisation_tables(data: bytes, position: int, end: int, places: dict[int, int]) -> int:
+    """The tables that a segment defines; 0 where it is damaged. Their places are noted."""
     tables = 0
     while position < end:
         kind = data[position]
         if kind & 15 > 3 or kind > 0x1F:
             return 0
-        tables |= 1 << (_QUANTISATION + (kind & 15))
+        tables |= 1 << (QUANTISATION + (kind & 15))
+        places[QUANTISATION + (kind & 15)] = position
         position += 129 if kind > 15 else 65
     return tables if position == end else 0
 
 
-def _huffman_tables(data: bytes, position: int, end: int, *, check_codes: bool) -> int:
-    """The tables that a segment defines; 0 where it is damaged.
+def _huffman_tables(data: bytes, position: int, end: int, places: dict[int, int], *, check_codes: bool) -> int:
+    """The tables that a segment defines; 0 where it is damaged. Their places are noted.
 
-    The codes of a baseline file are not worth the time of checking them: its only scan is decoded on the device.
+    The codes of a baseline file are not checked here: its only scan is decoded on the device.
     """
     tables = 0
     while position < end:
@@ -206,7 +219,8 @@ def _huffman_tables(data: bytes, position: int, end: int, *, check_codes: bool) 
             # As shares of all words of 16 bits: the codes have to leave at least the word of ones.
             if sum(map(operator.mul, counts, _WORDS_OF_A_CODE)) >= 1 << 16:
                 return 0
-            if kind < _AC and max(data[symbols:position], default=0) > 15:
+            if kind < AC and max(data[symbols:position], default=0) > 15:
                 return 0
         tables |= 1 << kind
+        places[kind] = symbols - 16
     return tables if position == end else 0
