@@ -1,0 +1,1 @@
+"""A batched decoder of baseline JPEG files, bit-exact to libjpeg-turbo."""
