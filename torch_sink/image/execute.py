@@ -21,7 +21,8 @@ from torch_sink.image.source import FinishedSource, Source
 from torch_sink.image.state import default_device
 
 if TYPE_CHECKING:
-    from torch_sink.image.plan import ImageInput, Plan
+    from torch_sink.image.jobs import ImageInput
+    from torch_sink.image.plan import Plan
 
 
 # --- on the CPU, in stock code
@@ -151,7 +152,7 @@ def _to(table: np.ndarray, device: torch.device) -> torch.Tensor:
 
 def _place(decoded: Sequence[Decoded]) -> tuple[list[ImageInput], int]:
     """Where each image will lie in the workspace, and where the rest of the workspace begins."""
-    from torch_sink.image.plan import ImageInput
+    from torch_sink.image.jobs import ImageInput
 
     inputs, offsets, end = [], {}, 0
     for image in decoded:
@@ -223,7 +224,8 @@ def describe(images: Sequence[Source], programs: Sequence[tuple[Op, ...]], devic
         programs: calls recorded on each.
         device: where the batch would run; "meta" is planned as the default device.
     """
-    from torch_sink.image.plan import ImageInput, build_plan
+    from torch_sink.image.jobs import ImageInput
+    from torch_sink.image.plan import build_plan
 
     device = torch.device(default_device()) if device.type == "meta" else device
     decode: Counter[str] = Counter()
