@@ -161,6 +161,8 @@ USES: dict[str, Callable[[torch.Tensor], Any]] = {
         b.contiguous(memory_format=torch.channels_last),
     ],
     "move and convert": lambda b: [b.to("cpu", torch.float16), b.to(torch.zeros(1, dtype=torch.float64))],
+    "copies": lambda b: [b.to("cpu", copy=True), b.to("cpu", torch.half, False, True), b.to(torch.half, False, True)],
+    "attributes": lambda b: [name in dir(b) for name in ("shape", "plan_b", "numpy")],
     "in place": lambda b: [b.mul_(2), b + 0],
     "chunks": lambda b: [*b.chunk(2), *b.split(1), torch.cat([b, b]), b.clone(), b.detach()],
     "module": lambda b: torch.nn.AvgPool2d(2)(b),
@@ -243,6 +245,9 @@ def test_the_same_file_twice_is_packed_once(folder: Path) -> None:
 def test_meta_records_only() -> None:
     with torch_sink.image_backend("device", device="meta"):
         batch = default_collate(images())
+        assert "plan" in dir(batch)
+        assert batch.to("meta", torch.float16, False, True).dtype == torch.float16
+        assert batch.to(device="meta", copy=True).shape == batch.shape
         assert isinstance(batch, LazyBatch)
         assert (tuple(batch.shape), batch.dtype) == ((3, 3, 14, 15), torch.float32)
         assert batch.to("meta").shape == batch.shape

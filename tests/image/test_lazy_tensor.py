@@ -85,6 +85,13 @@ def assigned(tensor: Any) -> None:
     tensor[0, :2] = 1
 
 
+def contiguous_and_written(tensor: Any) -> Any:
+    """One tensor where its memory is contiguous already, else two."""
+    dense = tensor.contiguous()
+    dense.mul_(2)
+    return dense + 0, tensor + 0
+
+
 def unsqueezed(tensor: Any) -> Any:
     tensor.unsqueeze_(0)
     return tensor.shape, tensor.ndim, tensor.dim(), tensor.size(), len(tensor)
@@ -118,6 +125,10 @@ USES: dict[str, Callable[[Any], Any]] = {
     "reshaped in place": unsqueezed,
     "gradient": gradient,
     "parameter": lambda t: torch.nn.Parameter(t.float() + 0),
+    "parameter of itself": lambda t: torch.nn.Parameter(t, requires_grad=t.is_floating_point()),
+    "contiguous, then written": lambda t: [t.contiguous(), changed(t, lambda u: u.mul_(2)), t.contiguous().mul_(2), t + 0],
+    "contiguous and written": contiguous_and_written,
+    "contiguous in another format": lambda t: t[None].contiguous(memory_format=torch.channels_last),
     "saved": written,
     "pickled": lambda t: pickle.loads(pickle.dumps(t)) + 0,
     "grid": lambda t: make_grid([t.float(), t.float()]),
@@ -245,14 +256,19 @@ def test_boxes_and_masks_pass_through_stock_code() -> None:
         assert_same([*lazy.values()], [*stock.values()])
 
 
-def test_crops_share_memory_as_views_do() -> None:
+@pytest.mark.parametrize("kind", ["to_tensor", "to_dtype"])
+@pytest.mark.parametrize("written_first", [False, True])
+def test_crops_share_memory_as_views_do(kind: str, written_first: bool) -> None:
     """What changes one crop in place changes the part of the others that overlaps, and the image itself."""
+    functional = F if kind == "to_tensor" else v2.functional
 
     def crops() -> list[torch.Tensor]:
-        image = v2.functional.to_dtype(v2.functional.to_image(opener(encoded(21, 17, 3))()), torch.float32, scale=True)
-        views = v2.functional.ten_crop(image, [12, 14])
-        v2.functional.normalize(views[4], [0.5] * 3, [0.25] * 3, inplace=True)
-        v2.functional.erase(views[7], 2, 3, 4, 5, torch.zeros(3, 1, 1), inplace=True)
+        image = KINDS[kind](OPEN())
+        views = functional.ten_crop(image, [12, 14])
+        if written_first:
+            functional.normalize(image, [0.5] * 3, [0.25] * 3, inplace=True)
+        functional.normalize(views[4], [0.5] * 3, [0.25] * 3, inplace=True)
+        functional.erase(views[7], 2, 3, 4, 5, torch.zeros(3, 1, 1), inplace=True)
         return [image * 1, *(view * 1 for view in views)]
 
     expected = crops()

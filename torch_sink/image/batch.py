@@ -93,7 +93,7 @@ class LazyBatch(torch.Tensor):
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
         """As `Tensor.to`; a move to an accelerator decodes and transforms there."""
-        device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        device, dtype, memory_format = _parsed_to(*args, **kwargs)
         if device is None or self._tensor is not None or (device.type == "cpu" and not self.interpreted):
             return self.materialise().to(*args, **kwargs)
         if device.type == "meta":
@@ -260,6 +260,16 @@ def _run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
     args, kwargs = tree_map(materialised, (args, kwargs))
     return func(*args, **kwargs)
+
+
+def _parsed_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, torch.memory_format | None]:
+    """(device, dtype, memory format) of the arguments of `Tensor.to`; torch's own parser knows no `copy`."""
+    by_position = 3 if args and isinstance(args[0], (torch.dtype, torch.Tensor)) else 4
+    if len(args) == by_position and "copy" not in kwargs:
+        args = args[:-1]
+    kwargs.pop("copy", None)
+    device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+    return device, dtype, memory_format
 
 
 def _try_decode(source: Source) -> Source | DecodeError:

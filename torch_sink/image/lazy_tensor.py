@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,7 @@ METADATA = {
     torch.Tensor.is_floating_point,
     torch.Tensor.is_complex,
     torch.Tensor.__len__,
+    torch.Tensor.__dir__,
     torch.is_floating_point,
     torch.is_complex,
     torch.is_tensor,
@@ -103,7 +105,7 @@ class _Handle:
         """The tensor of the exact stock type that this handle stands for, made once."""
         fields = self.__dict__
         if "sink_real" not in fields and "sink_views" in fields:
-            fields["sink_views"]()
+            fields.pop("sink_views")()
         if "sink_real" not in fields:
             with executing():
                 tensor = replay(self.sink_source.decode(), self.sink_ops)
@@ -112,7 +114,7 @@ class _Handle:
 
     @property
     def shares_memory(self) -> bool:
-        """True for a handle that stands for a view of what other handles stand for as well."""
+        """True for a handle that stands for a part of what other handles stand for as well."""
         return "sink_views" in self.__dict__
 
     @staticmethod
@@ -131,13 +133,13 @@ class _Handle:
             result = RECORDED[func](*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        return _run_on_real(func, args, kwargs)
+        return run_on_real(func, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return _run_on_real(func, args, kwargs or {})
+        return run_on_real(func, args, kwargs or {})
 
     def as_subclass(self, cls: type) -> Any:
         """The same values as another tensor type; to a pure tensor this records nothing and costs nothing."""
@@ -195,7 +197,8 @@ def recorded(func: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callabl
     return register
 
 
-def _run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call with the real tensors of the handles among its arguments."""
     handles: dict[int, Any] = {}
 
     def materialised(value: Any) -> Any:
@@ -214,28 +217,40 @@ def _run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def share_memory(whole: Any, views: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Makes handles stand for views of one tensor, as stock code returns them; they become real together.
+    """Makes handles stand for views of one tensor, as stock code returns them; all become real together.
 
     What then changes one of them in place changes the others and `whole`, where they overlap.
 
     Args:
         whole: a handle.
-        views: handles that were recorded on it by calls that return views.
+        views: handles that were recorded on it by calls that return views, or its own tensor.
     """
     references = [weakref.ref(view) for view in views]
     calls_before = len(whole.sink_ops)
+    itself_a_view = whole.__dict__.get("sink_views")
 
-    def make_real() -> None:
+    def make_real(whole: Any) -> None:
+        if itself_a_view is not None:
+            itself_a_view()
         tensor = whole.materialise()
         with executing():
             for view in (reference() for reference in references):
-                if view is not None:
-                    real = view._stock_type(replay(tensor, view.sink_ops[calls_before:]))
-                    view.__dict__.setdefault("sink_real", real)
+                if view is not None and view.is_recording:
+                    view.__dict__["sink_real"] = view._stock_type(replay(tensor, view.sink_ops[calls_before:]))
 
     for view in views:
-        view.__dict__["sink_views"] = make_real
+        view.__dict__["sink_views"] = functools.partial(make_real, whole)
+    reference_to_whole = weakref.ref(whole)  # or it would hold itself
+    whole.__dict__["sink_views"] = lambda: make_real(reference_to_whole())
     return views
+
+
+@recorded(torch.Tensor.contiguous)
+def _contiguous(handle: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
+    # Of a `tv_tensors.Image` torchvision returns the type that its user asked for.
+    if type(handle) is not LazyTensor or not handle.is_recording or memory_format != torch.contiguous_format:
+        return NotImplemented
+    return share_memory(handle, (handle.record(Op("contiguous")),))[0]
 
 
 def finished_handle(tensor: torch.Tensor) -> LazyTensor:

@@ -101,6 +101,7 @@ def lower(height: int, width: int, channels: int, ops: Sequence[Op], in_floats: 
         ops: calls recorded on it.
         in_floats: end in float32 values also where a table could stand for them.
     """
+    ops = [op for op in ops if op.name != "contiguous"]
     state = Lowering(height, width, channels)
     begin = _first_float_op(ops, in_floats)
     for op in ops[:begin]:

@@ -32,7 +32,7 @@ from torch_sink.image.batch import LazyBatch
 from torch_sink.image.collate import collate_handles
 from torch_sink.image.fallback import ledger
 from torch_sink.image.lazy_file import jpeg_factory, pil_loader
-from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage
+from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage, run_on_real
 from torch_sink.image.ops import Op
 from torch_sink.image.state import State
 
@@ -80,6 +80,7 @@ def _rows() -> Iterator[Row]:
             recorder = _TENSOR_QUERIES.get(name) or record_tensor.V1_TENSOR_RECORDERS.get(name)
             yield Row(_functional_tensor, name, record_tensor.on_tensor(name, recorder))
     yield Row(functional, "to_tensor", record_conversion.to_tensor)
+    yield Row(functional, "five_crop", record_tensor.five_crop_v1)
     for module in (functional, v2.functional, _type_conversion):
         yield Row(module, "pil_to_tensor", record_conversion.pil_to_tensor)
         yield Row(module, "to_pil_image", record_conversion.to_pil_image)
@@ -101,6 +102,7 @@ def _rows() -> Iterator[Row]:
     yield Row(v2_transform.Transform, "forward", samplers.transform_forward)
     yield Row(v2_transform._RandomApplyTransform, "forward", samplers.random_apply_forward)
 
+    yield Row(torch.nn.Parameter, "__new__", _parameter)
     for kind in HANDLES:
         yield Row(collate.default_collate_fn_map, kind, lambda stock: _collate)
     yield Row(collate.default_collate_fn_map, torch.Tensor, _collate_tensors)
@@ -176,6 +178,17 @@ def _wrap(stock: Callable[..., Any]) -> Callable[..., Any]:
         return stock(wrappee, like=like, **kwargs)
 
     return wrap
+
+
+def _parameter(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand-in for `Parameter.__new__`, which wants tensors whose `detach` returns their own type."""
+
+    @functools.wraps(stock)
+    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        args = cls, data, requires_grad
+        return run_on_real(stock, args, {}) if isinstance(data, HANDLES) else stock(*args)
+
+    return new
 
 
 def _collate(batch: Any, *, collate_fn_map: Any = None) -> Any:
