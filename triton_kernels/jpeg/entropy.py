@@ -1,0 +1,209 @@
+"""Entropy decoding of a batch: from the bytes of the scans to the quantised coefficients.
+
+    stage               programs            what it leaves
+    assign lanes        a segment each      the segment of each lane
+    count unstuffed     blocks of lanes     bytes of each lane that stay, sums of them
+    unstuff             blocks of lanes     the bytes without stuffing
+    look-up tables      a table each        from bits to symbols
+    warm up, compare    blocks of lanes     a guess of where each lane begins, the list of wrong guesses
+    rounds              blocks of the list  corrected lanes, the next list
+    write               blocks of lanes     coefficients and DC differences at their places, checks
+    DC                  a component of a    coefficients
+                        segment each
+
+The host waits for nothing, and every grid follows from the shapes of the tensors, so the launches can be captured in a
+graph: into `EntropyBuffers` that stay, for tables with padding rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+
+from .dc import dc_kernel
+from .lanes import NO_SEGMENT, assign_lanes_kernel
+from .lookup import LOOKUP_ENTRIES, lookup_kernel
+from .prefix import sum_before_kernel
+from .synchronise import compare_kernel, round_kernel, warm_up_kernel
+from .unstuff import count_unstuffed_kernel, unstuff_kernel
+from .write import write_kernel
+
+# Bits of a lane: long lanes waste less on synchronisation, short ones fill a device with few images.
+LANE_BITS = (1024, 2048, 4096)
+ENOUGH_LANES = 50_000
+# After 8 rounds of 4096 bits, all of 1000 photographs are right; of 1024 bits, 88 %. The rest is decoded elsewhere.
+ROUNDS = 8
+
+# Lanes of a program that decodes: one warp, so that its lanes do not wait for those of other warps.
+LANES_A_WARP = 64 if torch.version.hip else 32
+BLOCK_BYTES = 2048  # of a program that unstuffs
+BLOCK = 1024  # of the other programs
+# The interpreter pays per operation, not per lane.
+INTERPRETED_LANES = 4096
+
+
+class EntropyBuffers(NamedTuple):
+    """What the stages leave to each other, and the results.
+
+    Attributes:
+        unstuffed: uint8 [bytes].
+        kept: int32 [lanes], bytes that stay.
+        kept_before: int32 [lanes], in the earlier lanes of the segment.
+        segment_bytes: int32 [segments], after unstuffing.
+        lookups: uint16 [tables, LOOKUP_ENTRIES].
+        lane_segments: int32 [lanes].
+        entries: int32 [lanes], the state from which a lane was decoded.
+        exits: int32 [lanes], the state at its end.
+        blocks: int32 [lanes], blocks that ended in a lane.
+        blocks_before: int32 [lanes], in the earlier lanes of the segment.
+        segment_blocks: int32 [segments], blocks that ended in a segment.
+        items: int64 [2, lanes], the list of a round and that of the next.
+        counts: int32 [ROUNDS + 1, 4], the length of each list, 16 bytes apart.
+        coefficients: int16 [blocks, 64], the result.
+        status: int32 [images], the result.
+    """
+
+    unstuffed: torch.Tensor
+    kept: torch.Tensor
+    kept_before: torch.Tensor
+    segment_bytes: torch.Tensor
+    lookups: torch.Tensor
+    lane_segments: torch.Tensor
+    entries: torch.Tensor
+    exits: torch.Tensor
+    blocks: torch.Tensor
+    blocks_before: torch.Tensor
+    segment_blocks: torch.Tensor
+    items: torch.Tensor
+    counts: torch.Tensor
+    coefficients: torch.Tensor
+    status: torch.Tensor
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes there is room for."""
+        return len(self.exits)
+
+
+def choose_lane_bits(stream_bytes: int) -> int:
+    """The length of a lane for a batch with so many bytes, stuffed or not."""
+    fitting = [bits for bits in LANE_BITS if 8 * stream_bytes >= bits * ENOUGH_LANES]
+    return max(fitting, default=LANE_BITS[0])
+
+
+def warm_up_bits(lane_bits: int) -> int:
+    """How much earlier than its first bit a lane begins."""
+    return max(512, lane_bits // 4)
+
+
+def new_buffers(
+    *,
+    stream_bytes: int,
+    images: int,
+    segments: int,
+    tables: int,
+    lanes: int,
+    blocks: int,
+    device: torch.device | str,
+    interpreted: bool = False,
+) -> EntropyBuffers:
+    """Buffers for batches of at most this size.
+
+    Args:
+        stream_bytes: length of the stream.
+        images: rows of the images.
+        segments: rows of the segments.
+        tables: rows of the Huffman tables.
+        lanes: the sum of LANES over the segments.
+        blocks: the sum of BLOCKS over the images.
+        device: where the kernels run.
+        interpreted: they run in Triton's interpreter.
+    """
+    program = lanes_of_program(lanes, interpreted=interpreted)
+    lanes = triton.cdiv(lanes, program) * program
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return EntropyBuffers(
+        unstuffed=empty(triton.cdiv(stream_bytes, 16) * 16, dtype=torch.uint8),
+        kept=empty(lanes),
+        kept_before=empty(lanes),
+        segment_bytes=empty(segments),
+        lookups=empty(tables, LOOKUP_ENTRIES.value, dtype=torch.uint16),
+        lane_segments=empty(lanes),
+        entries=empty(lanes),
+        exits=empty(lanes),
+        blocks=empty(lanes),
+        blocks_before=empty(lanes),
+        segment_blocks=empty(segments),
+        items=empty(2, lanes, dtype=torch.int64),
+        counts=empty(ROUNDS + 1, 4),
+        coefficients=empty(blocks, 64, dtype=torch.int16),
+        status=empty(images),
+    )
+
+
+def lanes_of_program(lanes: int, *, interpreted: bool) -> int:
+    """Lanes that one program decodes, of so many."""
+    return min(triton.next_power_of_2(max(lanes, 1)), INTERPRETED_LANES) if interpreted else LANES_A_WARP
+
+
+def decode_coefficients(
+    stream: torch.Tensor,
+    images: torch.Tensor,
+    segments: torch.Tensor,
+    huffman: torch.Tensor,
+    buffers: EntropyBuffers,
+    *,
+    lane_bits: int,
+    interpreted: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launches the decoding of a batch; `layout` describes the tables and the status.
+
+    Args:
+        stream: uint8 [bytes], the stuffed bytes of all segments.
+        images: int32 [images, IMAGE_COLUMNS].
+        segments: int32 [segments, SEGMENT_COLUMNS].
+        huffman: uint8 [tables, HUFFMAN_COLUMNS].
+        buffers: as `new_buffers` makes them; what they hold does not matter.
+        lane_bits: a power of two from 128 on, by which LANES were counted.
+        interpreted: the kernels run in Triton's interpreter.
+
+    Returns:
+        The quantised coefficients, int16 [blocks, 64], and the status, int32 [images]: both are of the buffers. The
+        coefficients of an image whose status is not 0 may be anything.
+    """
+    unstuffed, kept, kept_before, segment_bytes, lookups, lane_segments = buffers[:6]
+    entries, exits, blocks, blocks_before, segment_blocks, items, counts, coefficients, status = buffers[6:]
+    for buffer, value in ((lane_segments, NO_SEGMENT.value), (counts, 0), (coefficients, 0), (status, 0)):
+        buffer.fill_(value)
+
+    of_segments = (len(segments),)
+    assign_lanes_kernel[of_segments](segments, lane_segments, BLOCK=BLOCK, num_warps=1)
+    lane_bytes = lane_bits // 8
+    block = buffers.lanes if interpreted else max(1, BLOCK_BYTES // lane_bytes)
+    of_bytes = (triton.cdiv(buffers.lanes, block),)
+    shape = {"LANE_BYTES": lane_bytes, "BLOCK": block}
+    count_unstuffed_kernel[of_bytes](stream, segments, lane_segments, kept, status, **shape)
+    sum_before_kernel[of_segments](kept, kept_before, segment_bytes, segments, BLOCK=BLOCK)
+    unstuff_kernel[of_bytes](stream, segments, lane_segments, kept_before, segment_bytes, unstuffed, **shape)
+    lookup_kernel[(len(huffman),)](huffman, lookups, BLOCK=512)
+
+    block = lanes_of_program(buffers.lanes, interpreted=interpreted)
+    of_lanes = (buffers.lanes // block,)
+    shape = {"LANE_BITS": lane_bits, "BLOCK": block, "num_warps": 1}
+    where = (segments, segment_bytes, lane_segments)
+    how = (unstuffed, *where, images, lookups, entries, exits)
+    warm_up_kernel[of_lanes](*how, blocks, WARM_UP_BITS=warm_up_bits(lane_bits), **shape)
+    compare_kernel[of_lanes](*where, entries, exits, items[0], counts[0], **shape)
+    for number in range(ROUNDS):
+        this, following = number % 2, (number + 1) % 2
+        lists = (items[this], counts[number], items[following], counts[number + 1])
+        round_kernel[of_lanes](*how, blocks, *lists, **shape)
+    sum_before_kernel[of_segments](blocks, blocks_before, segment_blocks, segments, BLOCK=BLOCK)
+    write_kernel[of_lanes](*how, blocks_before, coefficients, status, **shape)
+    dc_kernel[(len(segments), 3)](segments, images, coefficients, BLOCK=BLOCK)
+    return coefficients, status

@@ -1,0 +1,154 @@
+"""Where each lane begins: self-synchronisation of Huffman codes (Weissenberger and Schmidt, arXiv 2111.09219).
+
+A lane does not know which bit of its part is the first of a symbol, nor in which unit of an MCU and at which place of
+a block that symbol lies: that is the state in which the lane before it ends. But a decoder that begins in a wrong
+state finds, mostly after a few hundred bits, into the right one, by itself.
+
+1. `warm_up_kernel`: each lane begins WARM_UP_BITS early, in state 0, and takes the state in which it reaches its first
+   bit for the state of its entry. From there it decodes to its last bit. Most lanes are right by then.
+2. `compare_kernel`: lanes whose entry is not the state in which the lane before them ended are put on a list, together
+   with that state.
+3. `round_kernel`, once a round: the lanes of the list decode again from the state given there. Where that changes the
+   state at their end, the lane after them goes on the list of the next round.
+
+No lane is twice on a list, and only the one program that has it writes what is known of a lane; so the results do not
+depend on the order in which programs run, although the order of the lists does. Lanes that are still on the list after
+the last round are noticed by the write pass.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .lanes import bits_of_lanes
+from .lookup import advance_of, step_of
+from .symbols import (
+    SYMBOLS_A_TURN,
+    load_tables,
+    load_words,
+    look_up,
+    move,
+    next_place,
+    pack_state,
+    unpack_state,
+    words_of,
+)
+
+
+@triton.jit
+def skip(words, lookups, tables, position, end, unit, place):
+    """Decodes symbols as long as they start before `end`, and keeps nothing.
+
+    Returns:
+        The position, unit and place after the last symbol, and the number of blocks that ended on the way.
+    """
+    units = tables[0]
+    first, second, third = load_words(words, position, position < end)
+    blocks = tl.zeros_like(position)
+    while tl.max(end - position, axis=0) > 0:
+        for _ in tl.static_range(SYMBOLS_A_TURN):
+            is_active = position < end
+            entry, _bits = look_up(lookups, tables, first, second, position, unit, place, is_active)
+            first, second, third, position = move(words, first, second, third, position, advance_of(entry))
+            place, unit, ends = next_place(place, unit, units, step_of(entry))
+            blocks += ends
+    return position, unit, place, blocks
+
+
+@triton.jit
+def push(items, count, lane, state, is_wanted):
+    """Puts lanes with their states on a list: int64 items, the lane above the 16 bits of its state."""
+    wanted = is_wanted.to(tl.int32)
+    begin = tl.atomic_add(count, tl.sum(wanted, axis=0), sem="relaxed")
+    item = (lane.to(tl.int64) << 16) | state.to(tl.int64)
+    tl.store(items + begin + tl.cumsum(wanted, axis=0) - wanted, item, mask=is_wanted)
+
+
+@triton.jit
+def warm_up_kernel(
+    unstuffed, segments, segment_bytes, lane_segments, images, lookups, entries, exits, blocks,
+    LANE_BITS: tl.constexpr, WARM_UP_BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Guesses the entry of every lane, and decodes the lane from there.
+
+    Args:
+        unstuffed: uint8 [bytes], in words of four.
+        segments: int32 [segments, SEGMENT_COLUMNS].
+        segment_bytes: int32 [segments], after unstuffing.
+        lane_segments: int32 [lanes].
+        images: int32 [images, IMAGE_COLUMNS].
+        lookups: uint16 [tables, LOOKUP_ENTRIES].
+        entries: int32 [lanes], written: the state from which the lane was decoded.
+        exits: int32 [lanes], written: the state at its end.
+        blocks: int32 [lanes], written: how many blocks ended in it.
+    """
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, begin, end, bits = bits_of_lanes(lane, lane >= 0, lane_segments, segments, segment_bytes, LANE_BITS)
+    is_used = begin < bits
+    tables = load_tables(row, images, is_used)
+    words = words_of(row, unstuffed, is_used)
+    zero = tl.zeros_like(lane)
+    early = tl.where(is_used, tl.maximum(begin - WARM_UP_BITS, 0), begin)
+    position, unit, place, _ = skip(words, lookups, tables, early, begin, zero, zero)
+    tl.store(entries + lane, pack_state(position - begin, unit, place))
+    position, unit, place, ended = skip(words, lookups, tables, position, end, unit, place)
+    tl.store(exits + lane, pack_state(position - end, unit, place))
+    tl.store(blocks + lane, ended)
+
+
+@triton.jit
+def compare_kernel(
+    segments, segment_bytes, lane_segments, entries, exits, items, count,
+    LANE_BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Lists the lanes that began in another state than the one in which the lane before them ended.
+
+    Args:
+        segments, segment_bytes, lane_segments, entries, exits: as in `warm_up_kernel`.
+        items: int64 [lanes], written: the list.
+        count: int32 [1], 0 before: its length.
+    """
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    _, begin, _, bits = bits_of_lanes(lane, lane >= 0, lane_segments, segments, segment_bytes, LANE_BITS)
+    has_left = (begin > 0) & (begin < bits)
+    left = tl.load(exits + lane - 1, mask=has_left, other=0)
+    entry = tl.load(entries + lane, mask=has_left, other=0)
+    push(items, count, lane, left, left != entry)
+
+
+@triton.jit
+def round_kernel(
+    unstuffed, segments, segment_bytes, lane_segments, images, lookups, entries, exits, blocks,
+    items, count, next_items, next_count,
+    LANE_BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Decodes the lanes of a list again.
+
+    Args:
+        unstuffed, segments, segment_bytes, lane_segments, images, lookups, entries, exits, blocks: as in
+            `warm_up_kernel`.
+        items: int64 [lanes], the list.
+        count: int32 [1], its length.
+        next_items: int64 [lanes], written: the list of the next round.
+        next_count: int32 [1], 0 before: its length.
+    """
+    number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    length = tl.load(count)
+    if tl.program_id(0) * BLOCK < length:
+        is_listed = number < length
+        item = tl.load(items + number, mask=is_listed, other=0)
+        lane = (item >> 16).to(tl.int32)
+        entry = (item & 0xFFFF).to(tl.int32)
+        row, begin, end, bits = bits_of_lanes(lane, is_listed, lane_segments, segments, segment_bytes, LANE_BITS)
+        tables = load_tables(row, images, is_listed)
+        words = words_of(row, unstuffed, is_listed)
+        overflow, unit, place = unpack_state(entry)
+        position = tl.where(is_listed, begin + overflow, end)
+        position, unit, place, ended = skip(words, lookups, tables, position, end, unit, place)
+        state = pack_state(position - end, unit, place)
+        changes = is_listed & (state != tl.load(exits + lane, mask=is_listed, other=0))
+        tl.store(entries + lane, entry, mask=is_listed)
+        tl.store(exits + lane, state, mask=is_listed)
+        tl.store(blocks + lane, ended, mask=is_listed)
+        push(next_items, next_count, lane + 1, state, changes & (begin + LANE_BITS < bits))

@@ -1,0 +1,115 @@
+"""The write pass: every lane decodes once more, from where it is now known to begin, and stores the coefficients.
+
+A coefficient goes straight to its place: the number of blocks that ended in the lanes before is the sum of what these
+counted. AC coefficients are final, as the file has them; in the place of a DC coefficient stands its difference to the
+one before.
+
+Here everything is checked that a lane can know: that it began in the state in which the lane before it ended (from
+the first lane on, that proves the decoding to be the sequential one), that each code is used and each coefficient lies
+in its block, and that the last block ends in the last byte.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .lanes import bits_of_lanes
+from .layout import (
+    DATA_LEFT,
+    DATA_MISSING,
+    NOT_CONVERGED,
+    RUN_TOO_LONG,
+    SEGMENT_BLOCKS,
+    SEGMENT_FIRST_BLOCK,
+    SEGMENT_IMAGE,
+    UNUSED_CODE,
+)
+from .lookup import END, UNUSED, advance_of, size_of, step_of
+from .symbols import (
+    SYMBOLS_A_TURN,
+    load_tables,
+    load_words,
+    look_up,
+    move,
+    next_place,
+    unpack_state,
+    words_of,
+)
+
+
+@triton.jit
+def value_of(bits, entry):
+    """The value of a symbol, from the 32 bits where its code begins: T.81, F.2.2.1, EXTEND. Without a value, 0.
+
+    The value's first bit is its sign: 1 for positive ones; a negative one is stored with 2^size - 1 added.
+    """
+    size = size_of(entry)
+    value_bits = bits << (advance_of(entry) - size).to(tl.uint32)
+    # Two shifts, because a shift by 32 bits is not defined.
+    value = ((value_bits >> 1) >> (31 - size).to(tl.uint32)).to(tl.int32)
+    is_negative = value_bits < 0x80000000
+    return tl.where(is_negative, value + 1 - (1 << size), value)
+
+
+@triton.jit
+def write_kernel(
+    unstuffed, segments, segment_bytes, lane_segments, images, lookups, entries, exits, blocks_before,
+    coefficients, status,
+    LANE_BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Stores the coefficients of a block of lanes.
+
+    Args:
+        unstuffed: uint8 [bytes], in words of four.
+        segments: int32 [segments, SEGMENT_COLUMNS].
+        segment_bytes: int32 [segments], after unstuffing.
+        lane_segments: int32 [lanes].
+        images: int32 [images, IMAGE_COLUMNS].
+        lookups: uint16 [tables, LOOKUP_ENTRIES].
+        entries: int32 [lanes], the state from which each lane was decoded.
+        exits: int32 [lanes], the state at its end.
+        blocks_before: int32 [lanes], blocks that ended in the earlier lanes of the segment.
+        coefficients: int16 [blocks, 64], zero before.
+        status: int32 [images].
+    """
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, begin, end, bits = bits_of_lanes(lane, lane >= 0, lane_segments, segments, segment_bytes, LANE_BITS)
+    # The first lane of an empty segment, too: it notices that all blocks are missing.
+    is_used = (begin < bits) | ((begin == 0) & (bits == 0))
+    before = tl.load(blocks_before + lane)
+    left = tl.load(row + SEGMENT_BLOCKS, mask=is_used, other=0) - before
+    entry_state = tl.load(exits + lane - 1, mask=is_used & (begin > 0), other=0)
+    is_settled = entry_state == tl.load(entries + lane, mask=is_used, other=0)
+    overflow, unit, place = unpack_state(entry_state)
+    position = begin + overflow
+
+    tables = load_tables(row, images, is_used)
+    words = words_of(row, unstuffed, is_used)
+    first_block = tl.load(row + SEGMENT_FIRST_BLOCK, mask=is_used, other=0) + before
+    target = coefficients + first_block.to(tl.int64) * 64
+    first, second, third = load_words(words, position, is_used & (left > 0))
+    ended = tl.zeros_like(lane)
+    problems = tl.zeros_like(lane)
+    while tl.max(tl.where(ended < left, end - position, 0), axis=0) > 0:
+        for _ in tl.static_range(SYMBOLS_A_TURN):
+            is_active = (position < end) & (ended < left)
+            entry, here = look_up(lookups, tables, first, second, position, unit, place, is_active)
+            step = step_of(entry)
+            reached = place + step
+            is_outside = (reached > 64) & (reached < END)
+            problems |= tl.where(entry == UNUSED, UNUSED_CODE, 0) | tl.where(is_outside, RUN_TOO_LONG, 0)
+            has_value = (size_of(entry) > 0) & (reached <= 64)
+            tl.store(target + ended * 64 + reached - 1, value_of(here, entry).to(tl.int16), mask=has_value)
+            first, second, third, position = move(words, first, second, third, position, advance_of(entry))
+            place, unit, ends = next_place(place, unit, tables[0], step)
+            ended += ends
+
+    is_needed = is_used & (left > 0)
+    is_complete = ended == left
+    problems |= tl.where(is_settled, 0, NOT_CONVERGED)
+    problems |= tl.where(is_complete & (position > bits), DATA_MISSING, 0)
+    problems |= tl.where(is_complete & (bits - position >= 8), DATA_LEFT, 0)
+    problems |= tl.where((is_complete == 0) & (end == bits), DATA_MISSING, 0)
+    image = tl.load(row + SEGMENT_IMAGE, mask=is_needed, other=0)
+    tl.atomic_or(status + image, problems, mask=is_needed & (problems != 0), sem="relaxed")
