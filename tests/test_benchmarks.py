@@ -9,11 +9,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "examples" / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import gpu  # noqa: E402
 import harness  # noqa: E402
 import kernel_usage  # noqa: E402
 import report  # noqa: E402
@@ -48,6 +50,23 @@ def test_machine_code_is_read() -> None:
     assert instructions == ["LDC", "LDG.E.U8", "LDG.E.64", "STG.E", "STG.E.128"]
     assert [kernel_usage._cuda_bits(name) for name in instructions[1:]] == [8, 64, 32, 128]
     assert [kernel_usage._amd_bits(name) for name in ("global_load_ubyte_d16", "global_store_dwordx4")] == [8, 128]
+
+
+def test_a_command_ends_within_its_share_and_takes_its_children_along(tmp_path: Path) -> None:
+    child = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True); time.sleep(600)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}, sys.argv[1]])"
+    pid = tmp_path / "pid"
+    run = gpu.run_command("slow", ["-c", parent, str(pid)], {}, gpu.Share(5))
+    assert run["status"] == "out of time"
+    assert run["seconds"] < 60
+    gone = psutil.Process(int(pid.read_text())) if psutil.pid_exists(int(pid.read_text())) else None
+    assert gone is None or gone.status() == psutil.STATUS_ZOMBIE
+
+
+def test_all_parts_together_take_less_than_nine_minutes() -> None:
+    scripts = {script.removesuffix(".py") for part in gpu.PARTS.values() for script in part}
+    assert set(gpu.SHARES) == {"tests", "sanitizer", *scripts}
+    assert sum(share.seconds for share in gpu.SHARES.values()) < 9 * 60
 
 
 def measured(gpu: str | None) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
     make gpu [PART=tests|kernels|decode|loader|loop|train] [RESULTS=folder]
 
+All parts together take less than nine minutes: each command has a limit, and the benchmarks measure less than they do
+alone. A part named by PART has no limit and measures everything.
+
 Works with the interpreter that has PyTorch on the machine; nothing is installed or downloaded. Benchmarks use the
 photographs in the folder that TORCH_SINK_PHOTOS names, else generated ones. Writes `gpu.json` into
 the results folder: machine, commit, and for each part its command, exit status, seconds and figures.
@@ -10,14 +13,17 @@ the results folder: machine, commit, and for each part its command, exit status,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "examples" / "benchmarks"
@@ -30,6 +36,31 @@ PARTS = {
     "loader": ("loader.py",),
     "loop": ("loop.py",),
     "train": ("train.py", "scale.py"),
+}
+
+
+class Share(NamedTuple):
+    """What a command gets when all parts run.
+
+    Attributes:
+        seconds: after which it is stopped; all of them together are less than nine minutes.
+        options: of the benchmark, so that it ends before.
+    """
+
+    seconds: int
+    options: tuple[str, ...] = ()
+
+
+SHARES = {
+    "tests": Share(150),
+    "sanitizer": Share(40),
+    "transforms": Share(70, ("--batches", "64", "512", "--rounds", "3")),
+    "worker_cost": Share(35, ("--rounds", "2", "--images", "40")),
+    "decode": Share(30, ("--batches", "64", "256", "--rounds", "3")),
+    "loader": Share(30, ("--rounds", "3", "--epochs", "2")),
+    "loop": Share(70, ("--rounds", "5")),
+    "train": Share(90, ("--models", "resnet50", "--workers", "2", "8", "--steps", "10", "--rounds", "2")),
+    "scale": Share(20, ("--rounds", "2")),
 }
 USE_PHOTOGRAPHS = ("transforms.py", "worker_cost.py", "decode.py", "loader.py", "train.py")
 
@@ -55,11 +86,12 @@ def main() -> int:
     results = arguments.results.resolve()
     results.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"command": f"make gpu PART={arguments.part}", "machine": describe_machine(), "runs": []}
-    for part in PARTS if arguments.part == "all" else (arguments.part,):
-        report["runs"] += run_part(part, results, fail_without_cuda=not arguments.without_cuda)
+    whole = arguments.part == "all"
+    for part in PARTS if whole else (arguments.part,):
+        report["runs"] += run_part(part, results, SHARES if whole else {}, fail_without_cuda=not arguments.without_cuda)
         (results / "gpu.json").write_text(json.dumps(report, indent=1) + "\n")
     print(format_table(report), f"\nWritten: {results / 'gpu.json'}")
-    return int(any(run["status"] == "failed" for run in report["runs"]))
+    return int(any(run["status"] in ("failed", "out of time") for run in report["runs"]))
 
 
 def make_importable() -> None:
@@ -75,49 +107,60 @@ def make_importable() -> None:
         (ROOT / "torch_sink" / "triton_kernels").symlink_to(ROOT / "triton_kernels")
 
 
-def run_part(part: str, results: Path, *, fail_without_cuda: bool) -> list[dict[str, Any]]:
-    """Run the commands of one part and return what they did."""
+def run_part(part: str, results: Path, shares: Mapping[str, Share], *, fail_without_cuda: bool) -> list[dict[str, Any]]:
+    """Run the commands of one part, those named in `shares` within their share, and return what they did."""
     if part == "tests":
-        return run_tests({"FAIL_WITHOUT_CUDA": "1"} if fail_without_cuda else {})
+        return run_tests(shares, {"FAIL_WITHOUT_CUDA": "1"} if fail_without_cuda else {})
     runs = []
     for script in PARTS[part]:
         name = script.removesuffix(".py")
-        if not (BENCHMARKS / script).is_file():
-            runs.append({"name": name, "status": "not written yet", "seconds": 0.0})
-            continue
+        share = shares.get(name)
         output = results / f"{name}.json"
         output.unlink(missing_ok=True)
         photographs = os.environ.get("TORCH_SINK_PHOTOS")
         data = ["--data", photographs] if photographs and script in USE_PHOTOGRAPHS else []
-        run = run_command(name, [str(BENCHMARKS / script), "--output", str(output), *data], {})
+        command = [str(BENCHMARKS / script), "--output", str(output), *data, *(share.options if share else ())]
+        run = run_command(name, command, {}, share)
         if output.is_file():
             run["result"] = json.loads(output.read_text())
         runs.append(run)
     return runs
 
 
-def run_tests(environment: dict[str, str]) -> list[dict[str, Any]]:
+def run_tests(shares: Mapping[str, Share], environment: dict[str, str]) -> list[dict[str, Any]]:
     """The tests marked `cuda`, then some of the kernels' under compute-sanitizer where it is installed."""
-    runs = [run_command("tests", ["-m", "pytest", "-m", "cuda and not slow", "tests"], environment)]
+    tests = ["-m", "pytest", "-m", "cuda and not slow", "tests"]
+    runs = [run_command("tests", tests, environment, shares.get("tests"))]
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
         return [*runs, {"name": "sanitizer", "status": "not installed", "seconds": 0.0}]
     kernels = ["-m", "pytest", "tests/kernels/interpreted/test_pipelines.py", "-k", "imagenet or jitter or erase"]
     # PyTorch keeps freed memory to itself: without its cache an access beyond a tensor is one beyond an allocation.
     exact = {**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    return [*runs, run_command("sanitizer", kernels, exact, (sanitizer, "--error-exitcode", "9"))]
+    under = (sanitizer, "--error-exitcode", "9")
+    return [*runs, run_command("sanitizer", kernels, exact, shares.get("sanitizer"), under)]
 
 
 def run_command(
-    name: str, command: list[str], environment: dict[str, str], under: tuple[str, ...] = ()
+    name: str, command: list[str], environment: dict[str, str], share: Share | None, under: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Run Python with a command line, under another program if one is given."""
+    """Run Python with a command line, under another program if one is given; at most for the seconds of its share."""
     print(f"\n=== {name}: {' '.join((*under, *command))}", flush=True)
     started = time.perf_counter()
-    finished = subprocess.run([*under, sys.executable, *command], cwd=ROOT, env={**os.environ, **environment})
-    status = "passed" if finished.returncode == 0 else "failed"
+    # A session of its own: workers end with the command that started them.
+    process = subprocess.Popen(
+        [*under, sys.executable, *command], cwd=ROOT, env={**os.environ, **environment}, start_new_session=True
+    )
+    try:
+        status = "passed" if process.wait(share.seconds if share else None) == 0 else "failed"
+    except subprocess.TimeoutExpired:
+        status = "out of time"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    exit_status = process.wait()
     seconds = time.perf_counter() - started
-    return {"name": name, "command": command, "status": status, "exit": finished.returncode, "seconds": seconds}
+    return {"name": name, "command": command, "status": status, "exit": exit_status, "seconds": seconds}
 
 
 def format_table(report: dict[str, Any]) -> str:

@@ -115,8 +115,8 @@ def train(report: Report) -> str:
         for name, counts in contenders.items():
             for workers, result in counts.items():
                 idle = f"{result['gpu_idle_share']:.0%}" if "gpu_idle_share" in result else "-"
-                figures = [f"{result['images_per_second']:.0f}", f"{result['cpu_seconds_per_1000_images']:.2f}", idle]
-                rows.append([name, "-" if name == "synthetic" else workers, *figures])
+                speed, cpu = result["images_per_second"]["p50"], result["cpu_seconds_per_1000_images"]
+                rows.append([name, "-" if name == "synthetic" else workers, f"{speed:.0f}", f"{cpu:.2f}", idle])
         parts.append(table([model, "workers", "images/s", "CPU s per 1,000 images", "GPU idle"], rows))
     return "\n\n".join(parts)
 
@@ -189,7 +189,7 @@ CHARTS: dict[str, Callable[[Report], tuple[str, list[tuple[str, float]]]]] = {
     "train": lambda report: (
         "images/s from JPEG files",
         [
-            (f"{model}: {name}, {workers} workers", result["images_per_second"])
+            (f"{model}: {name}, {workers} workers", result["images_per_second"]["p50"])
             for model, contenders in report["models"].items()
             for name, counts in contenders.items()
             for workers, result in counts.items()
@@ -307,7 +307,7 @@ def best_training(report: Report) -> str:
     """Images per second from files with the fewest workers, against stock with the same."""
     model, contenders = next(iter(report["models"].items()))
     workers = next(iter(contenders["torch_sink"]))
-    ours, stock = (contenders[name][workers]["images_per_second"] for name in ("torch_sink", "stock"))
+    ours, stock = (contenders[name][workers]["images_per_second"]["p50"] for name in ("torch_sink", "stock"))
     hardware = report["machine"]["gpu"]
     return f"{model} from JPEG files, {workers} workers, {hardware}: {ours:.0f} images/s, stock {stock:.0f}."
 

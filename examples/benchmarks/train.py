@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import math
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,8 @@ from harness import (
     photographs,
     positive,
     process_cpu_seconds,
-    synchronize,
+    rates,
+    seconds_of,
     write,
 )
 from loader import SideStream
@@ -158,24 +157,25 @@ def make_loader(folder: Path, batch_size: int, workers: int, steps: int) -> Data
     )
 
 
-def measure(contender: Contender, folder: Path, workers: int, arguments: argparse.Namespace) -> dict[str, float]:
-    """Images per second, CPU seconds and idle share with one number of workers."""
+def measure(contender: Contender, folder: Path, workers: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Images per second of each round, CPU seconds and idle share with one number of workers."""
     batch_size, steps = arguments.batch_size, arguments.steps
     with torch_sink.image_backend(contender.backend()):
         loader = make_loader(folder, batch_size, workers, steps)
         batches = contender.wrap(loader)
         contender.train(batches, arguments.warmup)
-        synchronize()
-        cpu, started = process_cpu_seconds(), time.perf_counter()
-        contender.train(batches, steps)
-        synchronize()
-        seconds, cpu = time.perf_counter() - started, process_cpu_seconds() - cpu
-        idle = gpu_idle_share(lambda: contender.train(batches, steps)) if contender.device.type == "cuda" else math.nan
+        cpu = process_cpu_seconds()
+        seconds = [seconds_of(lambda: contender.train(batches, steps)) for _ in range(arguments.rounds)]
+        cpu = process_cpu_seconds() - cpu
+        idle = gpu_idle_share(lambda: contender.train(batches, steps)) if contender.device.type == "cuda" else None
         if isinstance(batches, torch_sink.SinkLoader):
             batches.close()
     images = steps * batch_size
-    result = {"images_per_second": images / seconds, "cpu_seconds_per_1000_images": 1000 * cpu / images}
-    return result if math.isnan(idle) else {**result, "gpu_idle_share": idle}
+    result: dict[str, Any] = {
+        "images_per_second": rates(images, seconds),
+        "cpu_seconds_per_1000_images": 1000 * cpu / (images * arguments.rounds),
+    }
+    return result if idle is None else {**result, "gpu_idle_share": idle}
 
 
 def measure_model(name: str, folder: Path, arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def format_table(report: dict[str, Any]) -> str:
             for workers, result in counts.items():
                 idle = f"{result['gpu_idle_share']:.0%}" if "gpu_idle_share" in result else "-"
                 shown = "-" if name == "synthetic" else workers
-                speed, cpu = result["images_per_second"], result["cpu_seconds_per_1000_images"]
+                speed, cpu = result["images_per_second"]["p50"], result["cpu_seconds_per_1000_images"]
                 lines.append(f"{name:24}{shown:>8}{speed:>10.0f}{cpu:>12.2f}{idle:>10}")
     return "\n".join(lines)
 
@@ -208,7 +208,8 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", default=default_models, metavar="NAME", help="of torchvision.models")
     parser.add_argument("--workers", type=positive, nargs="+", default=[1, 2, 4, 8, 16] if gpu else [1, 2])
     parser.add_argument("--batch-size", type=positive, default=256 if gpu else 8)
-    parser.add_argument("--steps", type=positive, default=20 if gpu else 3, help="measured steps")
+    parser.add_argument("--steps", type=positive, default=20 if gpu else 3, help="steps of a round")
+    parser.add_argument("--rounds", type=positive, default=5 if gpu else 1, help="measured rounds")
     parser.add_argument("--warmup", type=positive, default=8 if gpu else 1, help="steps before")
     arguments = parser.parse_args()
     with photographs(arguments) as folder:
