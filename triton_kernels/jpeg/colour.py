@@ -1,0 +1,176 @@
+"""Chroma at full size, and colours: planes of samples -> pixels.
+
+Upsampling is libjpeg's "fancy" one (`jdsample.c`), a triangle filter: a sample of the image lies a quarter of the way
+between the two nearest chroma samples, so it takes 3/4 of the nearer and 1/4 of the other, on each axis that was
+halved. Written as one formula with clamped neighbours, the special cases at libjpeg's edges need no code. Colours are
+those of JFIF in 16.16 integers (`jdcolor.c`), gray is Pillow's.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..pixel_math import luminance
+from .layout import COMPONENTS, HEIGHT, IMAGE_COLUMNS, SAMPLING_H, SAMPLING_V, WIDTH
+from .window import (
+    BOX_HEIGHT,
+    BOX_LEFT,
+    BOX_TOP,
+    BOX_WIDTH,
+    CHANNELS,
+    MCU_LEFT,
+    MCU_TOP,
+    MCUS_ACROSS,
+    MCUS_DOWN,
+    PIXELS,
+    PLANES,
+    TILE_COLUMN,
+    TILE_COLUMNS,
+    TILE_IMAGE,
+    TILE_ROW,
+    WINDOW_COLUMNS,
+)
+
+
+@triton.jit
+def colour_kernel(planes, pixels, images, windows, tiles, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr):
+    """Makes the pixels of one box that lie in one tile [BLOCK_Y, BLOCK_X] of its window.
+
+    Args:
+        planes: uint8 [bytes], samples.
+        pixels: uint8 [bytes], written to.
+        images: int32 [images, IMAGE_COLUMNS].
+        windows: int64 [images, WINDOW_COLUMNS].
+        tiles: int32 [tiles, TILE_COLUMNS].
+    """
+    tile = tiles + tl.program_id(0) * TILE_COLUMNS
+    number = tl.load(tile + TILE_IMAGE)
+    if number < 0:
+        return
+    image = images + number * IMAGE_COLUMNS
+    window = windows + number.to(tl.int64) * WINDOW_COLUMNS
+    across = tl.load(window + MCUS_ACROSS).to(tl.int32)
+    down = tl.load(window + MCUS_DOWN).to(tl.int32)
+    luma_across = tl.load(image + SAMPLING_H)
+    luma_down = tl.load(image + SAMPLING_V)
+
+    # Rows and columns in the window, where the samples of a row begin at a multiple of 8 bytes; then in the box.
+    y = tl.load(tile + TILE_ROW) + tl.arange(0, BLOCK_Y)
+    x = tl.load(tile + TILE_COLUMN) + tl.arange(0, BLOCK_X)
+    top = tl.load(window + MCU_TOP).to(tl.int32)
+    left = tl.load(window + MCU_LEFT).to(tl.int32)
+    box_width = tl.load(window + BOX_WIDTH).to(tl.int32)
+    box_height = tl.load(window + BOX_HEIGHT).to(tl.int32)
+    row = y - (tl.load(window + BOX_TOP).to(tl.int32) - top * luma_down * 8)
+    column = x - (tl.load(window + BOX_LEFT).to(tl.int32) - left * luma_across * 8)
+    inside = ((row >= 0) & (row < box_height))[:, None] & ((column >= 0) & (column < box_width))[None, :]
+
+    luma_plane = planes + tl.load(window + PLANES) * 64
+    stride = across * 8
+    # All the samples of the window may be read, several at once.
+    readable = (y < down * luma_down * 8)[:, None] & (x < stride * luma_across)[None, :]
+    luma = tl.load(luma_plane + y[:, None] * (stride * luma_across) + x[None, :], mask=readable, other=0).to(tl.int32)
+    red, green, blue = luma, luma, luma
+    if tl.load(image + COMPONENTS) == 3:
+        cb_plane = luma_plane + across * down * (luma_across * luma_down * 64)
+        cr_plane = cb_plane + across * down * 64
+        if luma_across * luma_down == 1:
+            at = y[:, None] * stride + x[None, :]
+            cb = tl.load(cb_plane + at, mask=readable, other=0).to(tl.int32)
+            cr = tl.load(cr_plane + at, mask=readable, other=0).to(tl.int32)
+        else:
+            # libjpeg repeats the samples of a plane that is one or two columns wide.
+            chroma_width = (tl.load(image + WIDTH) + luma_across - 1) // luma_across
+            chroma_height = (tl.load(image + HEIGHT) + luma_down - 1) // luma_down
+            repeats = (luma_across == 2) & (chroma_width <= 2)
+            columns = _neighbours(x, luma_across, repeats, left * 8, chroma_width)
+            rows = _neighbours(y, luma_down, repeats, top * 8, chroma_height)
+            # A half, less or more in turn, so that the halves do not all go one way.
+            along_y = (4 + 4 * (y % 2))[:, None]
+            along_x = tl.where(luma_down == 2, 8 - x % 2, 4 + 4 * (x % 2))[None, :]
+            rounding = tl.where(repeats, 0, tl.where(luma_across == 2, along_x, along_y))
+            cb = _upsampled(cb_plane, stride, rows, columns, rounding, inside)
+            cr = _upsampled(cr_plane, stride, rows, columns, rounding, inside)
+        red, green, blue = _rgb(luma, cb - 128, cr - 128)
+
+    target = pixels + tl.load(window + PIXELS) + row.to(tl.int64)[:, None] * box_width + column[None, :]
+    if tl.load(window + CHANNELS) == 1:
+        # A gray file is its own gray.
+        tl.store(target, luminance(red, green, blue).to(tl.uint8), mask=inside)
+    else:
+        step = box_height.to(tl.int64) * box_width
+        tl.store(target, red.to(tl.uint8), mask=inside)
+        tl.store(target + step, green.to(tl.uint8), mask=inside)
+        tl.store(target + 2 * step, blue.to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _neighbours(position, factor, repeats, first, size):
+    """The two chroma samples next to positions of one axis of the window, and the second one's weight in quarters.
+
+    Args:
+        position: int32 [B], in the window.
+        factor: 1 or 2, luma samples for a chroma sample.
+        repeats: the nearer sample alone counts.
+        first: the chroma sample of the image that the window begins with.
+        size: chroma samples of the image.
+    """
+    near = position // factor
+    far = tl.minimum(tl.maximum(first + near + 2 * (position % 2) - 1, 0), size - 1) - first
+    blends = (factor == 2) & (repeats == 0)
+    return near, tl.where(blends, far, near), tl.where(blends, 1, 0)
+
+
+@triton.jit
+def _upsampled(plane, stride, rows, columns, rounding, inside):
+    """One chroma component at full size, int32 [Y, X]; `rows` and `columns` as `_neighbours` gives them."""
+    near_y, far_y, weight_y = rows
+    near_x, far_x, weight_x = columns
+    near_row = plane + near_y[:, None] * stride
+    far_row = plane + far_y[:, None] * stride
+    near = (4 - weight_y) * tl.load(near_row + near_x[None, :], mask=inside, other=0)
+    near += weight_y * tl.load(far_row + near_x[None, :], mask=inside, other=0)
+    far = (4 - weight_y) * tl.load(near_row + far_x[None, :], mask=inside, other=0)
+    far += weight_y * tl.load(far_row + far_x[None, :], mask=inside, other=0)
+    return ((4 - weight_x) * near + weight_x * far + rounding) >> 4
+
+
+@triton.jit
+def _rgb(luma, cb, cr):
+    """YCbCr -> RGB, int32 in [0, 255]; `cb` and `cr` in [-128, 127]."""
+    red = luma + ((91881 * cr + 32768) >> 16)
+    green = luma + ((-22554 * cb - 46802 * cr + 32768) >> 16)
+    blue = luma + ((116130 * cb + 32768) >> 16)
+    return (
+        tl.minimum(tl.maximum(red, 0), 255),
+        tl.minimum(tl.maximum(green, 0), 255),
+        tl.minimum(tl.maximum(blue, 0), 255),
+    )
+
+
+# Rows and columns of a tile. Wide rather than square: neighbours in memory are neighbours in a row.
+TILE_HEIGHT = 8
+TILE_WIDTH = 64
+# The interpreter pays per operation, not per pixel.
+INTERPRETED_TILE_HEIGHT = 128
+INTERPRETED_TILE_WIDTH = 128
+WARPS = 4
+
+
+def run_colour(
+    planes: torch.Tensor,
+    pixels: torch.Tensor,
+    images: torch.Tensor,
+    windows: torch.Tensor,
+    tiles: torch.Tensor,
+    *,
+    rows_and_columns: tuple[int, int],
+) -> None:
+    """Launches upsampling and colours of a batch; the arguments are those of `colour_kernel`, with a tile's size."""
+    block_y, block_x = rows_and_columns
+    if len(tiles):
+        colour_kernel[(len(tiles),)](
+            planes, pixels, images, windows, tiles, BLOCK_Y=block_y, BLOCK_X=block_x, num_warps=WARPS
+        )
