@@ -24,17 +24,11 @@ import triton
 
 from .dc import dc_kernel
 from .lanes import NO_SEGMENT, assign_lanes_kernel
-from .lookup import LOOKUP_ENTRIES, lookup_kernel
+from .lookup import FIRST_ENTRIES, LOOKUP_ENTRIES, lookup_kernel
 from .prefix import sum_before_kernel
 from .synchronise import compare_kernel, round_kernel, warm_up_kernel
 from .unstuff import count_unstuffed_kernel, unstuff_kernel
 from .write import write_kernel
-
-# Bits of a lane: long lanes waste less on synchronisation, short ones fill a device with few images.
-LANE_BITS = (1024, 2048, 4096)
-ENOUGH_LANES = 50_000
-# After 8 rounds of 4096 bits, all of 1000 photographs are right; of 1024 bits, 88 %. The rest is decoded elsewhere.
-ROUNDS = 8
 
 # Lanes of a program that decodes: one warp, so that its lanes do not wait for those of other warps.
 LANES_A_WARP = 64 if torch.version.hip else 32
@@ -42,6 +36,27 @@ BLOCK_BYTES = 2048  # of a program that unstuffs
 BLOCK = 1024  # of the other programs
 # The interpreter pays per operation, not per lane.
 INTERPRETED_LANES = 4096
+
+
+class LaneShape(NamedTuple):
+    """How the work is dealt out to lanes.
+
+    Attributes:
+        bits: of a lane; a power of two.
+        warm_up_bits: how much earlier a lane begins.
+        rounds: of corrections.
+    """
+
+    bits: int
+    warm_up_bits: int
+    rounds: int
+
+
+# Long lanes waste less on synchronisation, short ones fill a device with few images. The rounds are as many as 99.6 % of
+# 1000 photographs need; those that need more are decoded elsewhere.
+LANE_SHAPES = (LaneShape(1024, 512, 32), LaneShape(2048, 512, 16), LaneShape(4096, 1024, 8))
+ENOUGH_LANES = 50_000
+INTERPRETED_LANE_SHAPE = LaneShape(256, 1536, 32)
 
 
 class EntropyBuffers(NamedTuple):
@@ -60,7 +75,7 @@ class EntropyBuffers(NamedTuple):
         blocks_before: int32 [lanes], in the earlier lanes of the segment.
         segment_blocks: int32 [segments], blocks that ended in a segment.
         items: int64 [2, lanes], the list of a round and that of the next.
-        counts: int32 [ROUNDS + 1, 4], the length of each list, 16 bytes apart.
+        counts: int32 [rounds + 1, 4], the length of each list, 16 bytes apart.
         coefficients: int16 [blocks, 64], the result.
         status: int32 [images], the result.
     """
@@ -87,15 +102,12 @@ class EntropyBuffers(NamedTuple):
         return len(self.exits)
 
 
-def choose_lane_bits(stream_bytes: int) -> int:
-    """The length of a lane for a batch with so many bytes, stuffed or not."""
-    fitting = [bits for bits in LANE_BITS if 8 * stream_bytes >= bits * ENOUGH_LANES]
-    return max(fitting, default=LANE_BITS[0])
-
-
-def warm_up_bits(lane_bits: int) -> int:
-    """How much earlier than its first bit a lane begins."""
-    return max(512, lane_bits // 4)
+def choose_lane_shape(stream_bytes: int, *, interpreted: bool = False) -> LaneShape:
+    """How to deal out a batch with so many bytes, stuffed or not."""
+    if interpreted:
+        return INTERPRETED_LANE_SHAPE
+    fitting = [shape for shape in LANE_SHAPES if 8 * stream_bytes >= shape.bits * ENOUGH_LANES]
+    return max(fitting, default=LANE_SHAPES[0])
 
 
 def new_buffers(
@@ -106,6 +118,7 @@ def new_buffers(
     tables: int,
     lanes: int,
     blocks: int,
+    rounds: int,
     device: torch.device | str,
     interpreted: bool = False,
 ) -> EntropyBuffers:
@@ -118,6 +131,7 @@ def new_buffers(
         tables: rows of the Huffman tables.
         lanes: the sum of LANES over the segments.
         blocks: the sum of BLOCKS over the images.
+        rounds: of corrections.
         device: where the kernels run.
         interpreted: they run in Triton's interpreter.
     """
@@ -140,7 +154,7 @@ def new_buffers(
         blocks_before=empty(lanes),
         segment_blocks=empty(segments),
         items=empty(2, lanes, dtype=torch.int64),
-        counts=empty(ROUNDS + 1, 4),
+        counts=empty(rounds + 1, 4),
         coefficients=empty(blocks, 64, dtype=torch.int16),
         status=empty(images),
     )
@@ -158,7 +172,7 @@ def decode_coefficients(
     huffman: torch.Tensor,
     buffers: EntropyBuffers,
     *,
-    lane_bits: int,
+    shape: LaneShape,
     interpreted: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launches the decoding of a batch; `layout` describes the tables and the status.
@@ -169,7 +183,7 @@ def decode_coefficients(
         segments: int32 [segments, SEGMENT_COLUMNS].
         huffman: uint8 [tables, HUFFMAN_COLUMNS].
         buffers: as `new_buffers` makes them; what they hold does not matter.
-        lane_bits: a power of two from 128 on, by which LANES were counted.
+        shape: its `bits` are those by which LANES were counted, its `rounds` those of the buffers.
         interpreted: the kernels run in Triton's interpreter.
 
     Returns:
@@ -183,27 +197,27 @@ def decode_coefficients(
 
     of_segments = (len(segments),)
     assign_lanes_kernel[of_segments](segments, lane_segments, BLOCK=BLOCK, num_warps=1)
-    lane_bytes = lane_bits // 8
+    lane_bytes = shape.bits // 8
     block = buffers.lanes if interpreted else max(1, BLOCK_BYTES // lane_bytes)
     of_bytes = (triton.cdiv(buffers.lanes, block),)
-    shape = {"LANE_BYTES": lane_bytes, "BLOCK": block}
-    count_unstuffed_kernel[of_bytes](stream, segments, lane_segments, kept, status, **shape)
+    constants = {"LANE_BYTES": lane_bytes, "BLOCK": block}
+    count_unstuffed_kernel[of_bytes](stream, segments, lane_segments, kept, status, **constants)
     sum_before_kernel[of_segments](kept, kept_before, segment_bytes, segments, BLOCK=BLOCK)
-    unstuff_kernel[of_bytes](stream, segments, lane_segments, kept_before, segment_bytes, unstuffed, **shape)
-    lookup_kernel[(len(huffman),)](huffman, lookups, BLOCK=512)
+    unstuff_kernel[of_bytes](stream, segments, lane_segments, kept_before, segment_bytes, unstuffed, **constants)
+    lookup_kernel[(len(huffman),)](huffman, lookups, BLOCK=FIRST_ENTRIES.value)
 
     block = lanes_of_program(buffers.lanes, interpreted=interpreted)
     of_lanes = (buffers.lanes // block,)
-    shape = {"LANE_BITS": lane_bits, "BLOCK": block, "num_warps": 1}
+    constants = {"LANE_BITS": shape.bits, "BLOCK": block, "num_warps": 1}
     where = (segments, segment_bytes, lane_segments)
     how = (unstuffed, *where, images, lookups, entries, exits)
-    warm_up_kernel[of_lanes](*how, blocks, WARM_UP_BITS=warm_up_bits(lane_bits), **shape)
-    compare_kernel[of_lanes](*where, entries, exits, items[0], counts[0], **shape)
-    for number in range(ROUNDS):
+    warm_up_kernel[of_lanes](*how, blocks, WARM_UP_BITS=shape.warm_up_bits, **constants)
+    compare_kernel[of_lanes](*where, entries, exits, items[0], counts[0], **constants)
+    for number in range(shape.rounds):
         this, following = number % 2, (number + 1) % 2
         lists = (items[this], counts[number], items[following], counts[number + 1])
-        round_kernel[of_lanes](*how, blocks, *lists, **shape)
+        round_kernel[of_lanes](*how, blocks, *lists, **constants)
     sum_before_kernel[of_segments](blocks, blocks_before, segment_blocks, segments, BLOCK=BLOCK)
-    write_kernel[of_lanes](*how, blocks_before, coefficients, status, **shape)
+    write_kernel[of_lanes](*how, blocks_before, coefficients, status, **constants)
     dc_kernel[(len(segments), 3)](segments, images, coefficients, BLOCK=BLOCK)
     return coefficients, status
