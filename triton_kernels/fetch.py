@@ -44,12 +44,25 @@ def load_view(workspace, job):
 
 
 @triton.jit
+def _locate(view, x, y):
+    """(address of the first channel of the input pixel at (y, x), whether it lies inside the view)."""
+    origin, row_step, column_step, _, x_begin, x_end, y_begin, y_end, _ = view
+    inside = (x >= x_begin) & (x < x_end) & (y >= y_begin) & (y < y_end)
+    return origin + y * row_step + x * column_step, inside
+
+
+@triton.jit
+def _value(view, pixel, inside, CHANNEL: tl.constexpr):
+    step, fill = view[3], view[8]
+    value = tl.load(pixel + CHANNEL * step, mask=inside, other=0).to(tl.int32)
+    return tl.where(inside, value, colour(fill, CHANNEL))
+
+
+@triton.jit
 def fetch_channel(view, x, y, CHANNEL: tl.constexpr):
     """One channel of the input pixels at (y, x), as `fetch`."""
-    origin, row_step, column_step, step, x_begin, x_end, y_begin, y_end, fill = view
-    inside = (x >= x_begin) & (x < x_end) & (y >= y_begin) & (y < y_end)
-    pixel = origin + y * row_step + x * column_step + CHANNEL * step
-    return tl.where(inside, tl.load(pixel, mask=inside, other=0).to(tl.int32), colour(fill, CHANNEL))
+    pixel, inside = _locate(view, x, y)
+    return _value(view, pixel, inside, CHANNEL)
 
 
 @triton.jit
@@ -58,4 +71,5 @@ def fetch(view, x, y):
 
     `x` and `y` int32, of shapes that broadcast to the tile.
     """
-    return fetch_channel(view, x, y, 0), fetch_channel(view, x, y, 1), fetch_channel(view, x, y, 2)
+    pixel, inside = _locate(view, x, y)
+    return _value(view, pixel, inside, 0), _value(view, pixel, inside, 1), _value(view, pixel, inside, 2)

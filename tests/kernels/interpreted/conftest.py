@@ -9,6 +9,8 @@ import pytest
 import torch
 from image.check import INTERPRETED, kernels_on
 
+from kernels import quick_interpreter
+
 # An interpreted kernel is slow. Each release of torch runs every third case of a long list, another third than other
 # releases; `-m slow` runs the rest, and a device runs all.
 LONG_LISTS = (
@@ -24,6 +26,8 @@ THIRDS = 3
 def pytest_configure(config: pytest.Config) -> None:
     # The interpreter of Triton 3.6 turns arrays of one element into numbers, which NumPy 2 warns about.
     config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim:DeprecationWarning")
+    if INTERPRETED:
+        quick_interpreter.install(check_overflow=config.getoption("markexpr") != "not slow")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
