@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
 from torch_sink.errors import DecodeError, SinkError
+from torch_sink.image.atoms import Program
+from torch_sink.image.decode import decodes_boxes
+from torch_sink.image.decoded import Box
 from torch_sink.image.execute import decoded_images, describe, programs_of, run_image_on_cpu, run_on_device
 from torch_sink.image.fallback import report_fallback
 from torch_sink.image.lazy_tensor import METADATA
@@ -162,7 +165,8 @@ class LazyBatch(torch.Tensor):
         on_decode_error: str = "raise",
     ) -> tuple[torch.Tensor, list[int] | None]:
         sources = self.packed.sources()
-        results = decoded_images(sources, device) if in_kernels else [_try_decode(source) for source in sources]
+        programs = self._programs(sources) if in_kernels else {}
+        results = self._decoded(sources, programs, device) if in_kernels else [_try_decode(item) for item in sources]
         images = [results[at] for at in self.packed.entry_of_image]
         errors = {row: image for row, image in enumerate(images) if isinstance(image, DecodeError)}
         for _ in self.mixes:
@@ -176,23 +180,41 @@ class LazyBatch(torch.Tensor):
         if self.mixes:
             whole = torch.zeros(tuple(self.shape), dtype=self.dtype, device=device)
             intact = [row for row, image in enumerate(images) if not isinstance(image, DecodeError)]
-            self._fill(sources, images, intact, intact, whole, in_kernels)
+            self._fill(images, programs, intact, intact, whole, in_kernels)
             out.copy_(replay(whole, self.mixes)[rows] if errors else replay(whole, self.mixes))
         else:
-            self._fill(sources, images, rows, list(range(len(rows))), out, in_kernels)
+            self._fill(images, programs, rows, list(range(len(rows))), out, in_kernels)
         return out, (rows if errors else None)
+
+    def _programs(self, sources: Sequence[Source]) -> dict[int, Program]:
+        """The program of each image that is no finished tensor."""
+        images = [sources[at] for at in self.packed.entry_of_image]
+        rows = [row for row, image in enumerate(images) if not isinstance(image, FinishedSource)]
+        lowered = programs_of([images[row] for row in rows], [self._calls(row) for row in rows])
+        return dict(zip(rows, lowered, strict=True))
+
+    def _decoded(self, sources: list[Source], programs: dict[int, Program], device: torch.device) -> list[Any]:
+        """Pixels of every source; of one that only crops are made of, those that they read."""
+        boxes: list[Box | None] = [None] * len(sources)
+        if programs and decodes_boxes(device):
+            from torch_sink.image.regions import boxes_read
+
+            entries = [self.packed.entry_of_image[row] for row in programs]
+            sizes = [sources[entry].size for entry in entries]  # type: ignore[union-attr]
+            boxes = boxes_read(sizes, list(programs.values()), entries, len(sources))
+        return decoded_images(sources, device, boxes)
 
     def _fill(
         self,
-        sources: list[Source],
         images: list[Any],
+        programs: dict[int, Program],
         rows: list[int],
         places: list[int],
         out: torch.Tensor,
         in_kernels: bool,
     ) -> None:
         """Makes images `rows` of the batch at `places` of `out`."""
-        decoded, chosen, programs, targets = [], [], [], []
+        decoded, chosen, targets = [], [], []
         for row, place in zip(rows, places, strict=True):
             if not in_kernels:
                 run_image_on_cpu(images[row], self._calls(row), out[place])
@@ -201,10 +223,9 @@ class LazyBatch(torch.Tensor):
             else:
                 targets.append(place)
                 decoded.append(images[row])
-                chosen.append(sources[self.packed.entry_of_image[row]])
-                programs.append(self._calls(row))
+                chosen.append(programs[row])
         if targets:
-            run_on_device(decoded, programs_of(chosen, programs), targets, out)
+            run_on_device(decoded, chosen, targets, out)
 
     def _calls(self, row: int) -> tuple[Op, ...]:
         """The calls recorded on an image, with the tensors among their arguments."""

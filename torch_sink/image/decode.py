@@ -9,46 +9,17 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from PIL import Image
 
 from torch_sink.errors import DecodeError
+from torch_sink.image.decoded import Box, Decoded
 from torch_sink.image.fallback import executing
 from torch_sink.image.source import EncodedSource, PixelSource, encoded_source, read_file
 from torch_sink.image.state import default_device
-
-
-class Decoded(NamedTuple):
-    """Pixels of one image: uint8 in [0, 255], on the host or the device.
-
-    Attributes:
-        pixels: [H, W, C] when `channels_last`, else [C, H, W]; contiguous.
-        channels_last: how the pixels lie.
-    """
-
-    pixels: torch.Tensor
-    channels_last: bool
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """(height, width)."""
-        shape = self.pixels.shape
-        return (shape[0], shape[1]) if self.channels_last else (shape[1], shape[2])
-
-    @property
-    def channels(self) -> int:
-        return self.pixels.shape[2 if self.channels_last else 0]
-
-    @property
-    def strides(self) -> tuple[int, int, int]:
-        """Bytes from row to row, column to column, channel to channel; the last is 0 for one channel."""
-        height, width = self.size
-        if self.channels_last:
-            return width * self.channels, self.channels, int(self.channels > 1)
-        return width, 1, height * width if self.channels > 1 else 0
 
 
 class Provider(Protocol):
@@ -57,10 +28,14 @@ class Provider(Protocol):
     Attributes:
         name: as `decode_images(provider=...)` takes it.
         exact: its pixels are Pillow's, bit for bit.
+        by_default: it works for images unasked; else only where it is named.
+        decodes_boxes: it saves work where only a part of an image is needed.
     """
 
     name: str
     exact: bool
+    by_default: bool
+    decodes_boxes: bool
 
     def usable(self, device: torch.device) -> bool:
         """True where this provider works for images wanted on `device`."""
@@ -69,12 +44,19 @@ class Provider(Protocol):
         """True when this provider can decode this image."""
 
     def decode(
-        self, sources: Sequence[EncodedSource | PixelSource], device: torch.device
+        self, sources: Sequence[EncodedSource | PixelSource], device: torch.device, boxes: Sequence[Box | None]
     ) -> list[Decoded | DecodeError]:
-        """Pixels of every image, or its error, in order."""
+        """Pixels of every image, or its error, in order.
+
+        Args:
+            sources: what to decode.
+            device: where the pixels are wanted.
+            boxes: the part of each image that is needed, None for all of it; a provider may give more.
+        """
 
 
 PROVIDERS: dict[str, Provider] = {}
+_preferred: str | None = None
 
 
 def _register(provider: type[Provider]) -> type[Provider]:
@@ -94,6 +76,8 @@ class NvjpegProvider:
 
     name = "nvjpeg"
     exact = False
+    by_default = True
+    decodes_boxes = False
 
     def usable(self, device: torch.device) -> bool:
         return device.type == "cuda" and torch.cuda.is_available() and torch.version.cuda is not None
@@ -111,7 +95,7 @@ class NvjpegProvider:
         )
 
     def decode(
-        self, sources: Sequence[EncodedSource | PixelSource], device: torch.device
+        self, sources: Sequence[EncodedSource | PixelSource], device: torch.device, boxes: Sequence[Box | None]
     ) -> list[Decoded | DecodeError]:
         from torchvision.io import ImageReadMode, decode_jpeg
 
@@ -131,9 +115,7 @@ class NvjpegProvider:
                     images = decode_jpeg(data, mode=read_mode, device=device)
             except RuntimeError:
                 # One broken stream fails the whole list; Pillow says which, and decodes the rest.
-                for at, result in zip(
-                    chosen, PROVIDERS["pillow"].decode([sources[at] for at in chosen], device), strict=True
-                ):
+                for at, result in zip(chosen, _pillow([sources[at] for at in chosen], device), strict=True):
                     results[at] = result
                 continue
             for at, image in zip(chosen, images, strict=True):
@@ -142,11 +124,45 @@ class NvjpegProvider:
 
 
 @_register
+class TritonProvider:
+    """The kernels of this package, on any GPU that Triton compiles for, or in its interpreter.
+
+    What they do not cover goes to the next provider; a file that they find damaged is given to Pillow, whose pixels or
+    error it gets.
+    """
+
+    name = "triton"
+    exact = True
+    by_default = False
+    decodes_boxes = True
+
+    def usable(self, device: torch.device) -> bool:
+        if device.type == "cpu":
+            return os.environ.get("TRITON_INTERPRET") == "1"
+        return device.type == "cuda" and torch.cuda.is_available()
+
+    def takes(self, source: EncodedSource | PixelSource) -> bool:
+        return isinstance(source, EncodedSource) and source.header.scan is not None
+
+    def decode(
+        self, sources: Sequence[EncodedSource | PixelSource], device: torch.device, boxes: Sequence[Box | None]
+    ) -> list[Decoded | DecodeError]:
+        from torch_sink.image.jpeg_decode import decode_jpegs
+
+        found = decode_jpegs(sources, boxes, device)  # type: ignore[arg-type]
+        others = [at for at, image in enumerate(found) if image is None]
+        again = iter(_pillow([sources[at] for at in others], device))
+        return [next(again) if image is None else image for image in found]
+
+
+@_register
 class PillowProvider:
     """Pillow in a few threads; it takes everything, and defines what is right."""
 
     name = "pillow"
     exact = True
+    by_default = True
+    decodes_boxes = False
 
     def usable(self, device: torch.device) -> bool:
         return True
@@ -155,11 +171,16 @@ class PillowProvider:
         return True
 
     def decode(
-        self, sources: Sequence[EncodedSource | PixelSource], device: torch.device
+        self, sources: Sequence[EncodedSource | PixelSource], device: torch.device, boxes: Sequence[Box | None]
     ) -> list[Decoded | DecodeError]:
         if len(sources) == 1:
             return [_decode_with_pillow(sources[0])]
         return list(_threads(os.getpid()).map(_decode_with_pillow, sources))
+
+
+def _pillow(sources: Sequence[EncodedSource | PixelSource], device: torch.device) -> list[Decoded | DecodeError]:
+    """What Pillow makes of images that another provider could not decode after all."""
+    return PROVIDERS["pillow"].decode(sources, device, [None] * len(sources)) if sources else []
 
 
 @functools.lru_cache(maxsize=1)
@@ -182,31 +203,72 @@ def providers_for(device: torch.device) -> list[Provider]:
     return [provider for provider in PROVIDERS.values() if provider.usable(device)]
 
 
+def candidates(device: torch.device, provider: str | None = None) -> list[Provider]:
+    """Providers that images go to in turn: the one that is named and those after it, or those that work by default.
+
+    Args:
+        device: where pixels are wanted.
+        provider: name of the provider to begin with; by default what `set_decode_provider` says.
+    """
+    usable = providers_for(device)
+    names = [found.name for found in usable]
+    provider = provider or (_preferred if _preferred in names else None)
+    if provider is None:
+        return [found for found in usable if found.by_default]
+    return usable[names.index(provider) :]
+
+
+def decodes_boxes(device: torch.device) -> bool:
+    """True where it is worth knowing which parts of images are needed."""
+    return any(provider.decodes_boxes for provider in candidates(device))
+
+
 def decode_sources(
-    sources: Sequence[EncodedSource | PixelSource], device: torch.device, provider: str | None = None
+    sources: Sequence[EncodedSource | PixelSource],
+    device: torch.device,
+    provider: str | None = None,
+    boxes: Sequence[Box | None] | None = None,
 ) -> list[Decoded | DecodeError]:
     """Decodes a ragged batch; an image that the best provider cannot take goes to the next one.
 
     Args:
         sources: what to decode.
         device: where the pixels are wanted; a provider may leave them on the host.
-        provider: name of the provider to begin with; by default the best.
+        provider: name of the provider to begin with, as `candidates` takes it.
+        boxes: the part of each image that is needed, None for all of it; by default all of each.
     """
+    boxes = boxes if boxes is not None else [None] * len(sources)
     results: list[Decoded | DecodeError | None] = [None] * len(sources)
-    candidates = providers_for(device)
-    if provider is not None:
-        candidates = candidates[[candidate.name for candidate in candidates].index(provider) :]
-    for candidate in candidates:
+    for candidate in candidates(device, provider):
         chosen = [at for at, source in enumerate(sources) if results[at] is None and candidate.takes(source)]
         if chosen:
-            found = candidate.decode([sources[at] for at in chosen], device)
+            found = candidate.decode([sources[at] for at in chosen], device, [boxes[at] for at in chosen])
             for at, result in zip(chosen, found, strict=True):
                 results[at] = result
     return results  # type: ignore[return-value]
 
 
+def set_decode_provider(name: str | None) -> None:
+    """Chooses the provider that this process begins with wherever none is named, batches of the backend included.
+
+    Args:
+        name: one of `decode_providers()`; None for what is best by default.
+
+    Raises:
+        ValueError: the provider is unknown, or does not work here.
+
+    Example:
+        >>> set_decode_provider("pillow")
+        >>> set_decode_provider(None)
+    """
+    global _preferred
+    if name is not None and name not in decode_providers():
+        raise ValueError(f"decode provider {name!r} cannot be used here; usable: {decode_providers()}")
+    _preferred = name
+
+
 def decode_providers() -> list[str]:
-    """Names of the decode providers that work here, best first.
+    """Names of the decode providers that work here, best first; "triton" decodes only where it is named.
 
     Example:
         >>> "pillow" in decode_providers()

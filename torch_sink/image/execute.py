@@ -13,7 +13,8 @@ import torch
 
 from torch_sink.errors import DecodeError
 from torch_sink.image.atoms import Program
-from torch_sink.image.decode import Decoded, decode_sources, providers_for
+from torch_sink.image.decode import candidates, decode_sources
+from torch_sink.image.decoded import Box, Decoded
 from torch_sink.image.fallback import executing
 from torch_sink.image.lowering import lower, value_table
 from torch_sink.image.ops import Op, replay
@@ -59,10 +60,13 @@ def _statistics(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[torch.
 # --- on a device, in kernels
 
 
-def decoded_images(sources: Sequence[Source], device: torch.device) -> list[Decoded | DecodeError | FinishedSource]:
-    """Pixels of every source that is not a finished tensor."""
-    encoded = [source for source in sources if not isinstance(source, FinishedSource)]
-    pixels = iter(decode_sources(encoded, device))
+def decoded_images(
+    sources: Sequence[Source], device: torch.device, boxes: Sequence[Box | None]
+) -> list[Decoded | DecodeError | FinishedSource]:
+    """Pixels of every source that is not a finished tensor: those of its box, where there is one, or all of them."""
+    encoded = [at for at, source in enumerate(sources) if not isinstance(source, FinishedSource)]
+    chosen = [sources[at] for at in encoded]
+    pixels = iter(decode_sources(chosen, device, boxes=[boxes[at] for at in encoded]))  # type: ignore[arg-type]
     return [source if isinstance(source, FinishedSource) else next(pixels) for source in sources]
 
 
@@ -159,13 +163,14 @@ def _place(decoded: Sequence[Decoded]) -> tuple[list[ImageInput], int]:
         if id(image) not in offsets:
             offsets[id(image)] = end
             end += -(-image.pixels.numel() // 16) * 16
-        inputs.append(ImageInput(offsets[id(image)], *image.strides, *image.size))
+        # Of a part of an image, as if the rest were there: nothing reads outside the part.
+        inputs.append(ImageInput(offsets[id(image)] + image.origin, *image.strides, *image.size))
     return inputs, end
 
 
 def _fill(workspace: torch.Tensor, decoded: Sequence[Decoded], inputs: Sequence[ImageInput]) -> None:
     """Copies pixels to their places: what is on the host in one transfer, the rest one by one."""
-    placed = {image.offset: item for image, item in zip(inputs, decoded, strict=True)}
+    placed = {image.offset - item.origin: item for image, item in zip(inputs, decoded, strict=True)}
     on_host = {offset: item for offset, item in placed.items() if item.pixels.device.type == "cpu"}
     if workspace.device.type == "cpu":
         staging = workspace
@@ -234,7 +239,7 @@ def describe(images: Sequence[Source], programs: Sequence[tuple[Op, ...]], devic
         if isinstance(source, FinishedSource):
             decode["nobody (finished tensors)"] += 1
             continue
-        decode[next(provider.name for provider in providers_for(device) if provider.takes(source))] += 1
+        decode[next(provider.name for provider in candidates(device) if provider.takes(source))] += 1
         chosen.append((source, ops))
     if not chosen:
         return BatchPlan(decode, None)

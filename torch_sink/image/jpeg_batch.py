@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from torch_sink.image.decoded import Box
 from torch_sink.image.jpeg_scan import BaselineScan
 from torch_sink.image.source import EncodedSource
 from torch_sink.triton_kernels.jpeg import layout
@@ -28,15 +29,6 @@ _END_MARKER_BYTES = 2
 _WIDE_QUANTISATION = 0x10
 
 
-class Box(NamedTuple):
-    """A rectangle of an image, in pixels."""
-
-    left: int
-    top: int
-    width: int
-    height: int
-
-
 class JpegFile(NamedTuple):
     """One image of a batch.
 
@@ -51,6 +43,11 @@ class JpegFile(NamedTuple):
     scan: BaselineScan
     segments: list[tuple[int, int]]
     box: Box
+
+    @property
+    def channels(self) -> int:
+        """That are wanted."""
+        return 1 if self.source.mode == "L" else 3
 
 
 class JpegBatch(NamedTuple):
@@ -75,6 +72,21 @@ class JpegBatch(NamedTuple):
     windows: np.ndarray
     planes_bytes: int
     pixels_bytes: int
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of all segments."""
+        return int(self.segments[:, _COLUMN["LANES"]].sum())
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of all images."""
+        return int(self.images[:, _COLUMN["BLOCKS"]].sum())
+
+    @property
+    def pixel_offsets(self) -> list[int]:
+        """Where the pixels of each box begin."""
+        return self.windows[:, _WINDOW_COLUMN["PIXELS"]].tolist()
 
 
 def mcu_counts(source: EncodedSource, scan: BaselineScan) -> tuple[int, int]:
@@ -124,7 +136,7 @@ def pack_jpegs(files: Sequence[JpegFile], lane_bits: int, *, pinned: bool = Fals
             *(huffman.row(_huffman_row(data, at, 1)) for at in _three(scan.ac)),
         ]
         header = *file.source.size, len(scan.dc), *scan.sampling, scan.restart_interval
-        headers.append((*header, len(file.segments), 1 if file.source.mode == "L" else 3, *file.box, *tables))
+        headers.append((*header, len(file.segments), file.channels, *file.box, *tables))
     table = np.array(headers, dtype=np.int64).reshape(len(files), -1)
     images = _image_rows(table)
     windows, planes_bytes, pixels_bytes = _window_rows(table, images)

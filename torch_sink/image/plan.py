@@ -113,7 +113,7 @@ def build_plan(
     builder, shape = RowBuilder(), tile_shape(interpreted=interpreted)
     builder.reserve(decoded_bytes)
     in_floats = any(program.float_atoms is not None for program in programs)
-    chains = [_stages(image, program, in_floats) for image, program in zip(inputs, programs, strict=True)]
+    chains = chains_of(inputs, programs)
     byte_depth, float_depth = (max(len(chain[on_floats]) for chain in chains) for on_floats in (0, 1))
     slots: list[list[tuple[int, Stage]]] = [[] for _ in range(byte_depth + float_depth)]
     for index, (image, program, (byte_stages, float_stages)) in enumerate(zip(inputs, programs, chains, strict=True)):
@@ -138,6 +138,12 @@ def build_plan(
         programs[0].out_channels,
         programs[0].size,
     )
+
+
+def chains_of(inputs: Sequence[ImageInput], programs: Sequence[Program]) -> list[tuple[list[Stage], list[Stage]]]:
+    """The uint8 stages and the float stages of each image; where one image has float stages, all have."""
+    in_floats = any(program.float_atoms is not None for program in programs)
+    return [_stages(image, program, in_floats) for image, program in zip(inputs, programs, strict=True)]
 
 
 def _stages(image: ImageInput, program: Program, in_floats: bool) -> tuple[list[Stage], list[Stage]]:

@@ -101,11 +101,16 @@ def _flipped(axis: tuple[int, int, int, int], size: int) -> tuple[int, int, int,
 
 
 class Stage(NamedTuple):
-    """One stage of one image, with its parameters; `histogram_formula` says whose gray values its histogram counts."""
+    """One stage of one image, with its parameters.
+
+    Sizes are (height, width), that of the input as the view shows it. `histogram_formula` says whose gray values its
+    histogram counts.
+    """
 
     view: View
     head: Atom | None
     tail: tuple[Atom, ...]
+    input_size: tuple[int, int]
     size: tuple[int, int]
     reads_histogram: bool
     writes_histogram: bool
@@ -152,9 +157,10 @@ def stages_of(height: int, width: int, atoms: Sequence[Atom]) -> list[Stage]:
         if head is not None and head.kind in _DOWN and stages and not stages[-1].tail:
             head = _below_origin(head, stages[-1].head)
         tail = tuple(atoms[at] for at in split.tail)
+        input_size = size
         size = tail[-1].size if tail else head.size if head is not None else size
         formula = atoms[splits[number + 1].tail[0]].formula if split.writes_histogram else Formula.PILLOW
-        stages.append(Stage(view, head, tail, size, split.reads_histogram, split.writes_histogram, formula))
+        stages.append(Stage(view, head, tail, input_size, size, split.reads_histogram, split.writes_histogram, formula))
     return stages
 
 

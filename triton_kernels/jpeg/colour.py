@@ -159,6 +159,11 @@ INTERPRETED_TILE_WIDTH = 128
 WARPS = 4
 
 
+def tile_shape(*, interpreted: bool) -> tuple[int, int]:
+    """(rows, columns) of a tile on a device, or under the interpreter."""
+    return (INTERPRETED_TILE_HEIGHT, INTERPRETED_TILE_WIDTH) if interpreted else (TILE_HEIGHT, TILE_WIDTH)
+
+
 def run_colour(
     planes: torch.Tensor,
     pixels: torch.Tensor,

@@ -218,6 +218,11 @@ INTERPRETED_BLOCKS = 512
 WARPS = 4
 
 
+def blocks_of_tile(*, interpreted: bool) -> int:
+    """Blocks of a program on a device, or under the interpreter."""
+    return INTERPRETED_BLOCKS if interpreted else BLOCKS
+
+
 def run_idct(
     coefficients: torch.Tensor,
     quantisation: torch.Tensor,
