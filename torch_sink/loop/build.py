@@ -23,7 +23,7 @@ from torch_sink.loop.reasons import Reasons
 from torch_sink.loop.scaler import StaticLossScaler
 from torch_sink.loop.schedule import Schedule
 from torch_sink.loop.step import LossFunction, TrainingStep, supervised_forward
-from torch_sink.loop.step_log import StepLog
+from torch_sink.loop.step_log import ReplayedLog, StepLog
 from torch_sink.loop.update import OptimizerUpdate
 
 
@@ -73,7 +73,7 @@ def build_engine(parts: EngineParts) -> Engine:
         device=parts.device,
     )
     update.mark_warm()
-    log = StepLog(parts.capacity, parts.device, replayed=mode == "graph")
+    log = ReplayedLog(parts.device, parts.capacity) if mode == "graph" else StepLog(parts.device)
     step = TrainingStep(
         loss_function,
         update,

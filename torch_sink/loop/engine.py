@@ -65,9 +65,7 @@ class Engine:
 
     def end(self, steps: int, iteration: int) -> SinkRecord:
         """Close the sink after `steps` executed steps: the one wait for the device."""
-        if self.ranks is not None and self.ranks.many:
-            self.log.reduce(self.ranks)
-        table = self.log.read(steps)
+        table = self.log.read(steps, self.ranks)
         return SinkRecord(
             losses=table[LOSS_ROW],
             overflows=table[OVERFLOW_ROW].bool(),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("torch_sink")
 _END, _NEXT_EPOCH = object(), object()
+_NO_WATCH = nullcontext()
 UNKNOWN_EPOCH_SINK = 1000
 
 
@@ -154,14 +155,13 @@ class TrainingRun:
 
     def _step(self, engine: Engine, batch: Any) -> None:
         loop = self._loop
-        check_device(batch, loop.model_devices)
         tensors = batch_tensors(batch)
+        check_device(tensors, loop.model_devices)
         if tensors and tensors[0].dim():
-            self.history.samples += tensors[0].shape[0]
+            self.history.samples += len(tensors[0])
         iteration = loop.step_count = loop.step_count + 1
         first, last = (iteration - 1) % loop.accumulate == 0, iteration % loop.accumulate == 0
-        watch = watch_host_syncs(loop.report_sync) if loop.take_first_watch() else nullcontext()
-        with watch:
+        with watch_host_syncs(loop.report_sync) if loop.take_first_watch() else _NO_WATCH:
             engine.step(batch, first=first, last=last, slot=self._loader.slot_index)
 
     def _finish_sink(self, record: SinkRecord, engine: Engine) -> None:

@@ -43,7 +43,7 @@ class Schedule:
         self.optimizer, self.scheduler, self._repeats = optimizer, scheduler, repeats
         self._per_epoch, self._accumulate = per_epoch, accumulate
         self.cycles_betas = cycles_momentum(scheduler) and "betas" in optimizer.defaults
-        self._rates: list[list[float]] = []
+        self._rates: list[list[Any]] = []
         self._snapshot: tuple[Any, list[dict[str, Any]]] | None = None
 
     def start(self) -> None:

@@ -14,6 +14,7 @@ from torch_sink.loop.step_log import StepLog
 from torch_sink.loop.update import OptimizerUpdate
 
 Forward = Callable[[nn.Module, Any], Any]
+_NO_CONTEXT = nullcontext()
 
 
 def supervised_forward(loss_fn: Callable[..., Any], precision: Precision) -> Forward:
@@ -117,28 +118,24 @@ class TrainingStep:
         self._started = True
         self.accumulate(batch, last=last)
         if last:
-            self.apply_update()
+            self.update.apply()
             if self.static_gradients:
                 self.update.zero_gradients(in_place=True)
+        if self.update.scaler is not None:
+            self.log.write_overflow(self.update.found_inf if last else None)
         self.log.advance()
 
     def accumulate(self, batch: Any, *, last: bool) -> None:
         """Forward and backward; writes the loss to the log."""
-        with self._gradient_sync(last) if self._gradient_sync else nullcontext():
+        with self._gradient_sync(last) if self._gradient_sync else _NO_CONTEXT:
             loss, metrics = self.loss_function(batch)
             check_loss(loss)
             self.log.write_step(loss, metrics)
             scaled = loss if self.accumulate_steps == 1 else loss / self.accumulate_steps
             scaler = self.update.scaler
             scaled = scaled if scaler is None else scaler.scale(scaled)
-            with self._backward_context() if self._backward_context else nullcontext():
+            with self._backward_context() if self._backward_context else _NO_CONTEXT:
                 scaled.backward()
-
-    def apply_update(self) -> None:
-        """Unscale, clip, step; writes whether the step was skipped."""
-        self.update.apply()
-        if self.update.scaler is not None:
-            self.log.write_overflow(self.update.found_inf)
 
 
 def batch_tensors(batch: Any) -> list[Tensor]:
@@ -159,13 +156,13 @@ def _members(batch: Any) -> Any:
     return batch
 
 
-def check_device(batch: Any, model_devices: frozenset[torch.device]) -> None:
-    """Raise unless the batch lies where the model is.
+def check_device(tensors: list[Tensor], model_devices: frozenset[torch.device]) -> None:
+    """Raise unless a batch's tensors lie where the model is.
 
     Raises:
         ValueError: names both devices.
     """
-    for tensor in batch_tensors(batch):
+    for tensor in tensors:
         if tensor.device not in model_devices and (tensor.dim() > 0 or tensor.device.type != "cpu"):
             devices = ", ".join(sorted(str(device) for device in model_devices))
             raise ValueError(

@@ -2,42 +2,150 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import Tensor
 
 from torch_sink.loop.distributed import Ranks
 
 LOSS_ROW, OVERFLOW_ROW, METRIC_ROW = 0, 1, 2
+_BLOCK = 1000
+
+
+class Series:
+    """Scalars of the steps so far, where they were made; joined now and then, so that a long sink stays small."""
+
+    def __init__(self) -> None:
+        self._values: list[Tensor] = []
+        self._joined: list[Tensor] = []
+
+    def append(self, value: Tensor) -> None:
+        """Add the value of a step: shape [], not written to afterwards."""
+        self._values.append(value)
+        if len(self._values) == _BLOCK:
+            self._join()
+
+    def tensor(self) -> Tensor:
+        """All values: float32 [steps]."""
+        if self._values:
+            self._join()
+        return self._joined[0] if len(self._joined) == 1 else torch.cat(self._joined)
+
+    def _join(self) -> None:
+        self._joined.append(torch.stack(self._values).to(torch.float32))
+        self._values = []
 
 
 class StepLog:
-    """A table on the device, one column a step, and the cursor that names the column being written.
+    """Losses, overflows and metrics of steps that are launched from Python.
+
+    A step's loss is kept, not copied, which a step on the CPU would feel. What may change in place is copied: overflow
+    flags, metrics, views, and on an accelerator the loss too, since compiled code can reuse the memory of its results.
+
+    Args:
+        device: where the steps run.
+
+    Attributes:
+        capacity: steps of the longest sink that fits.
+    """
+
+    capacity = sys.maxsize
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.metric_names: list[str] = []
+        self._keeps_losses = device.type == "cpu"
+        self._zero = torch.zeros((), device=device)
+        self.start()
+
+    def start(self) -> None:
+        """Begin a sink."""
+        self._losses, self._overflows = Series(), Series()
+        self._metrics = [Series() for _ in self.metric_names]
+        self._may_skip = False
+
+    def write_step(self, loss: Tensor, metrics: dict[str, Tensor]) -> None:
+        """Write loss and metrics of the current step; one element each, any floating point dtype."""
+        value = loss.detach()
+        if value.dim() or loss._is_view() or not self._keeps_losses:
+            value = self._copy(value)
+        self._losses.append(value)
+        if metrics or self.metric_names:
+            self._check_metrics(metrics)
+            for series, metric in zip(self._metrics, metrics.values(), strict=True):
+                series.append(self._copy(metric.detach()))
+
+    def write_overflow(self, found_inf: Tensor | None) -> None:
+        """Write whether the update of the current step was skipped (float32 [], 0 or 1; None: it had no update)."""
+        self._may_skip = True
+        self._overflows.append(self._zero if found_inf is None else found_inf.clone())
+
+    def advance(self) -> None:
+        """Move on to the next step."""
+
+    def read(self, steps: int, ranks: Ranks | None) -> Tensor:
+        """Bring the rows of the first `steps` steps to the host: float32 [rows, steps], averaged over the ranks.
+
+        Overflows are equal on all ranks already.
+        """
+        table = self._table(steps)
+        if ranks is not None and ranks.many:
+            table.div_(ranks.size)
+            ranks.sum(table)
+        if table.device.type != "cuda":
+            return table.to("cpu")
+        host = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)
+        host.copy_(table, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        copied.synchronize()  # host sync
+        return host.clone()
+
+    def _table(self, steps: int) -> Tensor:
+        """The sink's rows on the device, in memory of their own: float32 [rows, steps]."""
+        losses = self._losses.tensor()
+        overflows = self._overflows.tensor() if self._may_skip else torch.zeros_like(losses)
+        return torch.stack([losses, overflows, *(series.tensor() for series in self._metrics)])
+
+    def _copy(self, value: Tensor) -> Tensor:
+        return value.reshape(()).to(self.device, torch.float32, copy=True)
+
+    def _check_metrics(self, metrics: dict[str, Tensor]) -> None:
+        if list(metrics) != self.metric_names:
+            self._rename(list(metrics))
+        for name, value in metrics.items():
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(f"metric {name!r} is {shape}; forward= returns tensors of one element as metrics")
+
+    def _rename(self, names: list[str]) -> None:
+        if self.metric_names:
+            raise ValueError(
+                f"forward returned the metrics {names} after {self.metric_names}; return the same each step"
+            )
+        self.metric_names = names
+        self._metrics = [Series() for _ in names]
+
+
+class ReplayedLog(StepLog):
+    """The same for steps that may be replayed: a table, one column a step, and the cursor that names the column.
 
     Invariant: addresses never change after `freeze()`, so that a captured graph can write through them. The cursor is
     a tensor for the same reason: a replayed step finds its column without the host.
 
     Args:
-        capacity: steps of the longest sink.
         device: where the steps run.
-        replayed: whether steps are captured. If not, the host knows the column, which spares two kernels a step.
+        capacity: steps of the longest sink.
     """
 
-    def __init__(self, capacity: int, device: torch.device, *, replayed: bool = True) -> None:
-        self.device, self.capacity = device, capacity
+    def __init__(self, device: torch.device, capacity: int) -> None:
+        self.capacity = capacity
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
-        self._replayed, self._column = replayed, 0
-        self.metric_names: list[str] = []
         self._frozen = False
-        self._allocate()
-
-    def _allocate(self) -> None:
-        rows = METRIC_ROW + len(self.metric_names)
-        self._table = torch.zeros(rows, self.capacity, dtype=torch.float32, device=self.device)
-        self._rows = list(self._table.unbind(0))
-        self._cells = [] if self._replayed else [list(row.unbind(0)) for row in self._rows]
-        pinned = self.device.type == "cuda"
-        self._host = torch.zeros(rows, self.capacity, dtype=torch.float32, pin_memory=True) if pinned else None
-        self._copied = torch.cuda.Event() if pinned else None
+        self._cells = torch.zeros(METRIC_ROW, capacity, dtype=torch.float32, device=device)
+        self._rows = list(self._cells.unbind(0))
+        super().__init__(device)
 
     def freeze(self) -> None:
         """Forbid new metrics: a captured graph holds the addresses."""
@@ -45,65 +153,35 @@ class StepLog:
 
     def start(self) -> None:
         """Begin a sink: back to the first column, no overflow seen."""
-        self._column = 0
         self.cursor.zero_()
         self._rows[OVERFLOW_ROW].zero_()
 
     def write_step(self, loss: Tensor, metrics: dict[str, Tensor]) -> None:
-        """Write loss and metrics of the current step; one element each, any floating point dtype."""
         self._write(LOSS_ROW, loss)
         if metrics or self.metric_names:
-            self._write_metrics(metrics)
+            self._check_metrics(metrics)
+            for row, metric in enumerate(metrics.values(), METRIC_ROW):
+                self._write(row, metric)
 
-    def write_overflow(self, found_inf: Tensor) -> None:
-        """Write whether the update of the current step was skipped (float32 [], 0 or 1)."""
-        self._write(OVERFLOW_ROW, found_inf)
+    def write_overflow(self, found_inf: Tensor | None) -> None:
+        if found_inf is not None:
+            self._write(OVERFLOW_ROW, found_inf)
 
     def advance(self) -> None:
-        """Move the cursor to the next step."""
-        self._column += 1
-        if self._replayed:
-            self.cursor.add_(1)
+        self.cursor.add_(1)
 
-    def read(self, steps: int) -> Tensor:
-        """Copy the first `steps` columns to the host: float32 [rows, steps]."""
-        if self._host is None or self._copied is None:
-            return self._table[:, :steps].to("cpu", copy=True)
-        self._host.copy_(self._table, non_blocking=True)
-        self._copied.record()
-        self._copied.synchronize()  # host sync
-        return self._host[:, :steps].clone()
-
-    def reduce(self, ranks: Ranks) -> None:
-        """Average the table over the ranks; overflows are equal on all of them already."""
-        self._table.div_(ranks.size)
-        ranks.sum(self._table)
+    def _table(self, steps: int) -> Tensor:
+        return self._cells[:, :steps].clone()
 
     def _write(self, row: int, value: Tensor) -> None:
-        if not self._replayed:
-            value = value.detach()
-            self._cells[row][self._column].copy_(value if value.dim() == 0 else value.reshape(()))
-            return
-        value = value.detach().reshape(1)
-        if value.dtype != torch.float32:
-            value = value.to(torch.float32)
-        self._rows[row].index_copy_(0, self.cursor, value)
-
-    def _write_metrics(self, metrics: dict[str, Tensor]) -> None:
-        if list(metrics) != self.metric_names:
-            self._rename(list(metrics))
-        for row, (name, value) in enumerate(metrics.items(), METRIC_ROW):
-            if not isinstance(value, Tensor) or value.numel() != 1:
-                shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise ValueError(f"metric {name!r} is {shape}; forward= returns tensors of one element as metrics")
-            self._write(row, value)
+        self._rows[row].index_copy_(0, self.cursor, value.detach().reshape(1).to(torch.float32))
 
     def _rename(self, names: list[str]) -> None:
-        if self._frozen or self.metric_names:
+        if self._frozen:
             raise ValueError(
                 f"forward returned the metrics {names} after {self.metric_names}; return the same each step"
             )
-        self.metric_names = names
-        old = self._table
-        self._allocate()
-        self._table[:METRIC_ROW].copy_(old)
+        super()._rename(names)
+        new = torch.zeros(len(names), self.capacity, dtype=torch.float32, device=self.device)
+        self._cells = torch.cat([self._cells[:METRIC_ROW], new])
+        self._rows = list(self._cells.unbind(0))
