@@ -35,7 +35,7 @@ LANES_A_WARP = 64 if torch.version.hip else 32
 BLOCK_BYTES = 2048  # of a program that unstuffs
 BLOCK = 1024  # of the other programs
 # The interpreter pays per operation, not per lane.
-INTERPRETED_LANES = 4096
+INTERPRETED_LANES = 16384
 
 
 class LaneShape(NamedTuple):
@@ -56,7 +56,7 @@ class LaneShape(NamedTuple):
 # 1000 photographs need; those that need more are decoded elsewhere.
 LANE_SHAPES = (LaneShape(1024, 512, 32), LaneShape(2048, 512, 16), LaneShape(4096, 1024, 8))
 ENOUGH_LANES = 50_000
-INTERPRETED_LANE_SHAPE = LaneShape(256, 1536, 32)
+INTERPRETED_LANE_SHAPE = LaneShape(128, 1024, 32)
 
 
 class EntropyBuffers(NamedTuple):

@@ -85,13 +85,13 @@ def look_up(lookups, tables, first, second, position, unit, place, is_active):
     both = (first.to(tl.uint64) << 32) | second.to(tl.uint64)
     bits = ((both << (position & 31).to(tl.uint64)) >> 32).to(tl.uint32)
     pair = tl.where(unit < luma, y, tl.where(unit == luma, cb, cr))
-    table = tl.where(place == 0, pair & 0xFFFF, pair >> 16).to(tl.int32)
-    lookup = lookups + table * LOOKUP_ENTRIES
-    entry = tl.load(lookup + (bits >> (32 - FIRST_BITS)).to(tl.int32), mask=is_active, other=0).to(tl.int32)
+    lookup = tl.where(place == 0, pair & 0xFFFF, pair >> 16).to(tl.int32) * LOOKUP_ENTRIES
+    prefix = (bits >> (32 - FIRST_BITS)).to(tl.int32)
+    entry = tl.load(lookups + (lookup + prefix), mask=is_active, other=0).to(tl.int32)
     is_long = is_active & (advance_of(entry) == 0)
     rest = (bits >> 16).to(tl.int32) & (GROUP_ENTRIES - 1)
-    group = (entry >> 5) * GROUP_ENTRIES
-    long_entry = tl.load(lookup + FIRST_ENTRIES + group + rest, mask=is_long, other=0).to(tl.int32)
+    in_group = lookup + FIRST_ENTRIES + (entry >> 5) * GROUP_ENTRIES + rest
+    long_entry = tl.load(lookups + in_group, mask=is_long, other=0).to(tl.int32)
     return tl.where(is_long, long_entry, entry), bits
 
 

@@ -100,7 +100,8 @@ def write_kernel(
             is_outside = (reached > 64) & (reached < END)
             problems |= tl.where(entry == UNUSED, UNUSED_CODE, 0) | tl.where(is_outside, RUN_TOO_LONG, 0)
             has_value = (size_of(entry) > 0) & (reached <= 64)
-            tl.store(target + ended * 64 + reached - 1, value_of(here, entry).to(tl.int16), mask=has_value)
+            at = ended * 64 + reached - 1
+            tl.store(target + at, value_of(here, entry).to(tl.int16), mask=has_value)
             first, second, third, position = move(words, first, second, third, position, advance_of(entry))
             place, unit, ends = next_place(place, unit, tables[0], step)
             ended += ends
