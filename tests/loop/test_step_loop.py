@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from torch_sink.loop import LambdaCallback, StepLoop, SummaryCollector
+from torch_sink.loop import LambdaCallback, StepLoop, SummaryCollector, no_host_sync
 from torch_sink.loop.amp import StaticLossScaler
 from torch_sink.sink import SinkLoader
 
@@ -234,10 +234,12 @@ def test_rates_that_are_tensors() -> None:
         torch.manual_seed(5)
         if ours:
             loop = StepLoop(net, functional.cross_entropy, optimizer, scheduler=scheduler, sink_size=2)
-            loop.run(make_batches(4))
+            with no_host_sync():
+                history = loop.run(make_batches(4))
         else:
-            plain_loop(net, functional.cross_entropy, optimizer, make_batches(4), scheduler=scheduler)
+            _, rates = plain_loop(net, functional.cross_entropy, optimizer, make_batches(4), scheduler=scheduler)
     assert torch.equal(model[-1].weight, plain[-1].weight)
+    assert torch.equal(history.learning_rates, rates)
 
 
 def test_evaluation_mode_is_the_callers(caplog: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,7 @@ from torch_sink.loop.host_sync import host_sync_allowed, user_place
 from torch_sink.loop.reasons import Reasons
 from torch_sink.loop.schedule import RateTable, Schedule
 from torch_sink.loop.step import TrainingStep, batch_leaves, batch_tensors
+from torch_sink.loop.step_log import ReplayedLog
 from torch_sink.loop.update import python_state, refuse_python_state
 
 _log = logging.getLogger("torch_sink")
@@ -41,7 +42,7 @@ class GraphEngine(Engine):
     gradient or a state tensor), the graphs are captured anew. What cannot be captured runs uncaptured from then on.
 
     Args:
-        step: the training step.
+        step: the training step, with a ReplayedLog.
         schedule: planned ahead for each sink.
         capture: records and replays.
         reasons: told what ran uncaptured, and why.
@@ -66,11 +67,14 @@ class GraphEngine(Engine):
         ranks: Ranks | None = None,
     ) -> None:
         super().__init__("graph", step, schedule, watchable=watchable, ranks=ranks)
+        if not isinstance(step.log, ReplayedLog):
+            raise TypeError(f"a captured step writes to a ReplayedLog, and its log is a {type(step.log).__name__}")
         self.captures = 0
         self._capture, self._reasons, self._lower_mode = capture, reasons, lower_mode
         self._refuse_python_state = refuse_python_state
         self._warmup_left = warmup_steps
-        self._rates = RateTable(schedule, self.log.capacity, self.log.device, self.log.cursor)
+        self._rates = RateTable(schedule, step.log.capacity, step.log.device, step.log.cursor)
+        self._freeze_log = step.log.freeze
         self._graphs: dict[tuple[Any, bool], tuple[Any, Callable[[], None]]] = {}
         self._staging: Any = None
         self._signature: Any = None
@@ -155,7 +159,7 @@ class GraphEngine(Engine):
         return known[1] if known is not None else self._record((STAGED, last), [], self._staging, last)
 
     def _record(self, key: tuple[Any, bool], places: list[Any], batch: Any, last: bool) -> Callable[[], None] | None:
-        self.log.freeze()
+        self._freeze_log()
         if not self._graphs:
             self._fingerprint = self._baked()
         try:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_sink.loop.capturable import cycles_momentum
+from torch_sink.loop.host_sync import host_sync_allowed
 
 
 class Schedule:
@@ -67,7 +68,7 @@ class Schedule:
     def rates(self, steps: int) -> Tensor:
         """Learning rates of the sink's first `steps` iterations: float64 [steps, groups]."""
         groups = len(self.optimizer.param_groups)
-        rates = [row[:groups] for row in self._rates[:steps]]
+        rates = [row[:groups] for row in _as_numbers(self._rates[:steps])]
         return torch.tensor(rates, dtype=torch.float64).reshape(steps, groups)
 
     def plan(self, steps: int, iteration: int) -> list[list[float]]:
@@ -77,6 +78,7 @@ class Schedule:
         if self.scheduler is not None and not self._per_epoch:
             self._snapshot = copy.deepcopy(self.scheduler.state_dict()), self._group_options()
         self._run(steps, iteration)
+        self._rates = _as_numbers(self._rates)
         return self._rates
 
     def rewind(self, steps: int, iteration: int) -> None:
@@ -103,13 +105,28 @@ class Schedule:
             for _ in range(self._repeats):
                 self.scheduler.step()
 
-    def _current(self) -> list[float]:
+    def _current(self) -> list[Any]:
         groups = self.optimizer.param_groups
-        row = [float(group["lr"]) for group in groups]
-        return row + [float(group["betas"][0]) for group in groups] if self.cycles_betas else row
+        row = [_as_they_are(group["lr"]) for group in groups]
+        return row + [_as_they_are(group["betas"][0]) for group in groups] if self.cycles_betas else row
 
     def _group_options(self) -> list[dict[str, Any]]:
         return [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+
+
+def _as_they_are(value: Any) -> Any:
+    """A number; or a copy of a tensor, which schedulers change in place and only a sink's end may read."""
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _as_numbers(rows: list[list[Any]]) -> list[list[float]]:
+    """Rows of numbers; tensors among them come to the host in one copy."""
+    tensors = [value for row in rows for value in row if isinstance(value, Tensor)]
+    if not tensors:
+        return rows
+    with host_sync_allowed():
+        numbers = iter(torch.stack([tensor.reshape(()).double() for tensor in tensors]).tolist())  # host sync
+    return [[next(numbers) if isinstance(value, Tensor) else value for value in row] for row in rows]
 
 
 class RateTable:
