@@ -24,7 +24,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
         monkeypatch.setattr(
             loader_module,
             "make_slots",
-            lambda options: DeviceRing(options.slot_count, options.image_format, ImmediateOps(), options.max_bytes),
+            lambda options, _: DeviceRing(options.slot_count, options.image_format, ImmediateOps(), options.max_bytes),
         )
     return request.param
 

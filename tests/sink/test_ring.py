@@ -24,7 +24,7 @@ def on_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         loader_module,
         "make_slots",
-        lambda options: DeviceRing(options.slot_count, options.image_format, ImmediateOps(), options.max_bytes),
+        lambda options, _: DeviceRing(options.slot_count, options.image_format, ImmediateOps(), options.max_bytes),
     )
 
 

@@ -179,7 +179,7 @@ def slots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(
             loader_module,
             "make_slots",
-            lambda options: DeviceRing(options.slot_count, options.image_format, ImmediateOps(), options.max_bytes),
+            lambda options, _: DeviceRing(options.slot_count, options.image_format, ImmediateOps(), options.max_bytes),
         )
 
 

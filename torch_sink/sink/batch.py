@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 DECODE_POLICIES = ("raise", "skip", "replace")
+LEAF_TYPES = (torch.Tensor, str, bytes, PackedSequence)  # the last is a tuple that moves to a device as a whole
 
 
 def is_lazy(leaf: Any) -> bool:
     """Whether `leaf` still has to be decoded and transformed (it is a Tensor subclass, so ask this first)."""
     return hasattr(type(leaf), "__torch_sink_execute__")
+
+
+def is_plain(leaf: Any) -> bool:
+    """Whether `leaf` is nothing but dense values: no sparse, nested or quantized tensor, and no subclass."""
+    if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    return leaf.layout is torch.strided and not (leaf.is_nested or leaf.is_quantized)
 
 
 def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
@@ -23,7 +32,7 @@ def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
     Containers are mappings, lists, tuples (named ones too) and dataclass instances; everything else is a leaf. A
     container of which no leaf changed is returned itself, so a batch that needs nothing done is not copied.
     """
-    if isinstance(batch, (torch.Tensor, str, bytes)):
+    if isinstance(batch, LEAF_TYPES):
         return function(batch)
     if isinstance(batch, Mapping):
         return _rebuild(batch, list(batch.values()), function, lambda new: _new_mapping(batch, new))
@@ -46,8 +55,10 @@ def _new_mapping(batch: Mapping[Any, Any], values: list[Any]) -> Any:
     pairs = dict(zip(batch.keys(), values, strict=True))
     if type(batch) is dict:
         return pairs
+    if not isinstance(batch, MutableMapping):
+        return pairs  # a read-only view, say: of what kind a new one is made is not known
     clone = copy.copy(batch)
-    clone.update(pairs)  # type: ignore[attr-defined]
+    clone.update(pairs)
     return clone
 
 
@@ -83,8 +94,9 @@ def leaves(batch: Any) -> list[Any]:
 
 
 def tensor_bytes(batch: Any) -> int:
-    """Bytes of the tensors in `batch`; shape and dtype do not execute lazy ones."""
-    return sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves(batch) if isinstance(leaf, torch.Tensor))
+    """Bytes of the tensors in `batch`; shape and dtype do not execute lazy ones, and nested ones have no shape."""
+    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+    return sum((one.shape.numel() if is_lazy(one) else one.numel()) * one.dtype.itemsize for one in tensors)
 
 
 def agree_on_positions(shown: Sequence[list[int] | None], batch_size: int, policy: str) -> list[int] | None:
@@ -135,7 +147,7 @@ def select_samples(value: Any, positions: list[int], batch_size: int, is_done: C
     plain = isinstance(value, (list, tuple)) and not hasattr(value, "_fields")
     if plain and len(value) == batch_size and not _is_structure(value, batch_size, is_done):
         return type(value)(value[i] for i in positions)
-    if isinstance(value, (str, bytes)):
+    if isinstance(value, LEAF_TYPES):
         return value
     return _select_children(value, positions, batch_size, is_done)
 

@@ -15,8 +15,8 @@ from torch_sink.sink.random_state import RandomState, global_random_state, set_g
 from torch_sink.sink.recording import (
     RecordedBatch,
     RecordingCollate,
-    RestoringInit,
     ResumableSampler,
+    WorkerInit,
     find_generators,
     find_private_generators,
     generator_states,
@@ -24,8 +24,8 @@ from torch_sink.sink.recording import (
     set_generator_states,
 )
 from torch_sink.sink.result_queue import ReportingContext
-from torch_sink.sink.source import NO_MARK, Mark, Pass, PassStart, ResumePoint, Source
-from torch_sink.sink.workers import WorkerGuard, guard
+from torch_sink.sink.source import NO_MARK, Mark, Pass, PassStart, ResumePoint, Sampling, Source, sampling_of
+from torch_sink.sink.workers import WorkerGuard, WorkerTimeout, guard
 
 
 class SampledPass(Pass):
@@ -79,8 +79,8 @@ class WorkerPass(Pass):
         except StopIteration as stop:
             check_end(stop, self.sampler, came_early=bool(stop.args))  # an exception of a worker has a message
             raise
-        except Exception:
-            self.is_lost = self._is_broken()
+        except Exception as error:
+            self.is_lost, self.is_pending = self._is_broken(), isinstance(error, WorkerTimeout)
             raise
         if isinstance(batch, RecordedBatch):
             return batch.batch, Mark(batch.worker, batch.random_state)
@@ -141,6 +141,7 @@ class DataLoaderSource(Source):
         self.crosses_passes = self.has_workers and self.is_seeded
         self.keeps_random_state = not self.has_workers
         self.keeps_workers = self.has_workers and loader.persistent_workers
+        self.pins_batches = self.has_workers and loader.pin_memory
         self.is_map_style = not isinstance(loader.dataset, IterableDataset)
         self.can_skip = self.is_map_style and loader.batch_sampler is not None
         self.can_reenter = True
@@ -159,8 +160,13 @@ class DataLoaderSource(Source):
             if self.has_workers:
                 wrapped.collate_fn = RecordingCollate(loader.collate_fn)
         if self.has_workers:
+            wrapped.worker_init_fn = WorkerInit(loader.worker_init_fn)
             vars(wrapped)["_DataLoader__multiprocessing_context"] = ReportingContext(loader.multiprocessing_context)
         return wrapped
+
+    def sampling(self) -> Sampling:
+        """What a position in a pass refers to, where that is known."""
+        return sampling_of(self.loader)
 
     def begin(self, number: int, resume: ResumePoint | None = None) -> Pass:
         self.set_epoch(number)
@@ -189,22 +195,24 @@ class DataLoaderSource(Source):
             set_global_random_state(start.random_state)
         drop = resume.skip
         if self.sampler is not None:
-            drop = resume.skip % self.loader.num_workers if self.has_workers else 0
+            # Out of order, a batch could overtake a placeholder and be dropped in its place.
+            in_order = self.has_workers and getattr(self.loader, "in_order", True)
+            drop = resume.skip % self.loader.num_workers if in_order else 0
             self.sampler.arm(
                 resume.skip,
                 placeholders=drop,
                 at_last_iter=self._at_last_iter(start),
                 after_skip=self._after_skip(resume),
             )
-        collate = self.copy.collate_fn
+        collate, init = self.copy.collate_fn, self.copy.worker_init_fn
         if self.has_workers:
-            self.copy.worker_init_fn = RestoringInit(self.loader.worker_init_fn, resume.worker_states)
+            self.copy.worker_init_fn = WorkerInit(self.loader.worker_init_fn, resume.worker_states)
             if self.sampler is not None:
                 self.copy.collate_fn = RecordingCollate(self.loader.collate_fn, placeholders=drop)
         try:
             opened = self._open(start, drop)
         finally:
-            self.copy.worker_init_fn, self.copy.collate_fn = self.loader.worker_init_fn, collate
+            self.copy.collate_fn, self.copy.worker_init_fn = collate, init
         return self._settle(opened, resume, before, drop)
 
     def _at_last_iter(self, start: PassStart) -> Callable[[], None] | None:

@@ -49,6 +49,7 @@ class Item:
     error: BaseException | None = None
     is_end: bool = False
     is_lost: bool = False
+    is_pending: bool = False
 
 
 def receive(current: Pass) -> tuple[Any, Mark] | Item:
@@ -60,7 +61,7 @@ def receive(current: Pass) -> tuple[Any, Mark] | Item:
     except PassCancelled:
         raise
     except BaseException as error:
-        return Item(current.start, error=error, is_lost=current.is_lost)
+        return Item(current.start, error=error, is_lost=current.is_lost, is_pending=current.is_pending)
 
 
 def fill(slots: Slots, slot: int, start: PassStart, batch: Any, mark: Mark) -> Item:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _open: set[weakref.finalize[..., Any]] = set()
@@ -34,13 +36,22 @@ def close_parts(producer: Any, source: Any, slots: Any, pid: int) -> None:
     """Closes producer, workers and memory, in this order; does nothing in a forked child, which owns none of them."""
     if os.getpid() != pid:
         return
-    producer.close()
-    source.close()
-    slots.close()
+    closing = [producer.close, source.close, slots.close]
+    if producer.is_running_here():
+        # Garbage was collected in the thread that is to be stopped, which waits for nobody.
+        threading.Thread(target=_call_all, args=(closing,), name="torch_sink-close").start()
+    else:
+        _call_all(closing)
+
+
+def _call_all(closing: Sequence[Callable[[], object]]) -> None:
+    """In order, the later ones also when an earlier one raises, as the cleanup of a user's generator may."""
+    with contextlib.ExitStack() as stack:
+        for close in reversed(closing):
+            stack.callback(close)
 
 
 def _close_all() -> None:
     with _lock:
         closers = list(_open)
-    for close in closers:
-        close()
+    _call_all(closers)

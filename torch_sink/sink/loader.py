@@ -40,7 +40,7 @@ class SinkLoader:
     Args:
         loader: any iterable of batches: a `DataLoader`, a `torchdata.StatefulDataLoader`, a list, or a function that
             returns an iterator. A batch is a tensor, or dicts, lists, tuples or dataclasses of tensors; numbers and
-            strings pass through on the host.
+            strings pass through on the host; other objects that have a method `to(device)` are moved by it.
         sink_size: batches in an epoch; -1 for one pass of the loader.
         device: where batches are delivered; default the current accelerator, else the CPU.
         slots: batches that may exist at a time, the one in use included; default 3. On an accelerator they are
@@ -86,7 +86,7 @@ class SinkLoader:
         )
         self._source = open_source(loader)
         self._stats = StatsRecorder()
-        self._slots = make_slots(self._options)
+        self._slots = make_slots(self._options, self._source.pins_batches)
         self._producer: ThreadProducer | OnDemandProducer
         if self._source.runs_in_thread:
             self._producer = ThreadProducer(self._slots, self._stats, self._source.runs_ahead)
@@ -208,7 +208,8 @@ class SinkLoader:
         """Continues where the state was taken; the next `iter()` gives the rest of that epoch.
 
         Raises:
-            ValueError: not a state of a `SinkLoader`.
+            ValueError: not a state of a `SinkLoader`, or one from the middle of a pass over another number of samples
+                or in batches of another size.
         """
         self._check_usable()
         self._traversal.load_state_dict(state_dict)

@@ -41,12 +41,15 @@ class OnDemandProducer:
 
     def take(self, timeout_seconds: float) -> Item:
         """Makes the next item. `timeout_seconds` has no meaning here: nobody else could interrupt the source."""
-        if self.current is None:
+        current = self.current
+        if current is None:
             raise SinkError("no pass is active")
         asked = time.monotonic()
         slot = self._next_slot
-        received = receive(self.current)
-        item = received if isinstance(received, Item) else fill(self.slots, slot, self.current.start, *received)
+        received = receive(current)
+        if self.current is not current:
+            raise SinkError("the SinkLoader was closed while a batch was made")
+        item = received if isinstance(received, Item) else fill(self.slots, slot, current.start, *received)
         now = time.monotonic()
         if item.is_end:
             self.current = None
@@ -68,6 +71,10 @@ class OnDemandProducer:
         dropped = [self.current] if self.current is not None else []
         self.current = None
         return dropped
+
+    def is_running_here(self) -> bool:
+        """Whether the calling thread makes the batches in the background: none does."""
+        return False
 
     def bytes_held(self) -> int:
         """Bytes of the batches that wait here or are in use."""

@@ -11,7 +11,7 @@ from torch_sink.sink.dataloader_source import WorkerPass
 from torch_sink.sink.loader_watch import LoaderWatch, runs_workers
 from torch_sink.sink.random_state import global_random_state
 from torch_sink.sink.recording import find_generators, generator_states, is_seeded, set_generator_states
-from torch_sink.sink.source import IterableSource, Mark, Pass, PassStart, ResumePoint
+from torch_sink.sink.source import IterableSource, Mark, Pass, PassStart, ResumePoint, Sampling, sampling_of
 
 
 class OwnIteratorPass(WorkerPass):
@@ -50,10 +50,15 @@ class OwnIteratorSource(IterableSource):
         self.runs_ahead = self.runs_in_thread = loader.num_workers > 0
         self.keeps_random_state = not self.runs_ahead
         self.keeps_workers = self.runs_ahead and loader.persistent_workers
+        self.pins_batches = self.runs_ahead and loader.pin_memory
         self.can_reenter = True
         self.generators = find_generators(loader)
         self.watch = LoaderWatch(loader)
         self.latest: OwnIteratorPass | None = None
+
+    def sampling(self) -> Sampling:
+        """What a position in a pass refers to, where that is known."""
+        return sampling_of(self.loader)
 
     def begin(self, number: int, resume: ResumePoint | None = None) -> Pass:
         if resume is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_sink.sink.random_state import RandomState, as_bytes, as_tensor
-from torch_sink.sink.source import PassStart, ResumePoint
+from torch_sink.sink.source import PassStart, ResumePoint, Sampling
 
 FORMAT_VERSION = 1
 
@@ -55,7 +55,12 @@ class Position:
 
 
 def write_state(
-    position: Position, next_start: PassStart, random_state: RandomState, num_workers: int, not_covered: list[str]
+    position: Position,
+    next_start: PassStart,
+    random_state: RandomState,
+    num_workers: int,
+    sampling: Sampling,
+    not_covered: list[str],
 ) -> dict[str, Any]:
     """A state dict of numbers, strings and uint8 tensors: `torch.load(weights_only=True)` reads it.
 
@@ -64,6 +69,7 @@ def write_state(
         next_start: how the next pass would begin if it began now; used when none is under way.
         random_state: global generator states now, where batches draw from them.
         num_workers: workers of the wrapped loader.
+        sampling: how its passes are cut into batches.
         not_covered: what a resumed run could draw differently.
     """
     start = position.start or next_start
@@ -78,6 +84,7 @@ def write_state(
         "random_state": as_tensor(random_state),
         "loader_state": position.loader_state,
         "num_workers": num_workers,
+        **sampling._asdict(),
         "not_covered": list(not_covered),
     }
 
@@ -114,6 +121,23 @@ def read_state(state: dict[str, Any]) -> tuple[Position, ResumePoint]:
         start, position.batch_in_pass, dict(position.worker_states), random_state, position.loader_state
     )
     return position, resume
+
+
+def check_sampling(state: dict[str, Any], sampling: Sampling) -> None:
+    """Compares what a position in the middle of a pass refers to with what the loader has now.
+
+    Raises:
+        ValueError: they differ, so samples would be lost or come twice.
+    """
+    then = Sampling(state["samples"], state["batch_size"])
+    if not state["batch_in_pass"] or then == sampling or None in (*then, *sampling):
+        return
+    raise ValueError(
+        f"the state is that of a pass over {then.samples} samples in batches of {then.batch_size}, after batch "
+        f"{state['batch_in_pass']}; this loader has {sampling.samples} samples in batches of {sampling.batch_size}, so "
+        "samples would be lost or come twice. Use the dataset and the batch size of that run, or a state that was "
+        "taken at the end of a pass."
+    )
 
 
 def _tensors(states: list[bytes]) -> list[Any]:

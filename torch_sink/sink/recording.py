@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from torch_sink.sink.random_state import RandomState, global_random_state, set_global_random_state
-from torch_sink.sink.workers import pin_memory
+from torch_sink.sink.workers import leave_with_parent, pin_memory
 
 
 class RecordedBatch(NamedTuple):
@@ -52,14 +52,15 @@ class RecordingCollate:
         return RecordedBatch(self.collate(samples), worker.id, global_random_state())
 
 
-class RestoringInit:
-    """The user's `worker_init_fn`, then the generator states from which this worker goes on."""
+class WorkerInit:
+    """The user's `worker_init_fn`, then the generator states from which this worker goes on, if there are any."""
 
-    def __init__(self, init: Callable[[int], None] | None, states: dict[int, RandomState]) -> None:
+    def __init__(self, init: Callable[[int], None] | None, states: dict[int, RandomState] | None = None) -> None:
         self.init = init
-        self.states = states
+        self.states = states or {}
 
     def __call__(self, worker: int) -> None:
+        leave_with_parent()
         if self.init is not None:
             self.init(worker)
         if worker in self.states:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_sink.sink.batch import is_lazy, leaves, map_leaves
+from torch_sink.sink.batch import is_lazy, is_plain, leaves, map_leaves
 from torch_sink.sink.device_ops import DeviceOps
 from torch_sink.sink.ring_plan import LeafPlan, RingPlan, make_plan
 from torch_sink.sink.ring_protocol import SlotProtocol
@@ -24,13 +24,13 @@ class Slot:
     Attributes:
         buffers: device tensors; None for leaves without one.
         staging: page-locked host tensors; None for lazy leaves and leaves without a buffer.
-        kept: tensors outside the ring that this slot's batch needs until the slot is filled again.
+        kept: what lies outside the ring that this slot's batch needs until the slot is filled again.
         is_static: whether the batch lies completely in `buffers`, at full size.
     """
 
     buffers: list[Any]
     staging: list[Any]
-    kept: list[torch.Tensor] = field(default_factory=list)
+    kept: list[Any] = field(default_factory=list)
     is_static: bool = False
 
 
@@ -48,13 +48,23 @@ class DeviceRing:
         form: how image batches are produced.
         ops: the device.
         max_bytes: bound for the device memory.
+        reads_pinned: whether page-locked tensors of the source are read in place, which takes a source that does not
+            write to them again; else they are copied to the staging memory like others.
     """
 
-    def __init__(self, count: int, form: ImageFormat, ops: DeviceOps, max_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        count: int,
+        form: ImageFormat,
+        ops: DeviceOps,
+        max_bytes: int | None = None,
+        reads_pinned: bool = False,
+    ) -> None:
         self.count = count
         self.form = form
         self.ops = ops
         self.max_bytes = max_bytes
+        self.reads_pinned = reads_pinned
         self.plan: RingPlan | None = None
         self.slots: list[Slot] = []
         self.arrivals: list[torch.Tensor | None] = []
@@ -65,8 +75,10 @@ class DeviceRing:
         """Issues the copies and kernels that bring `batch` into `slot`; the host waits only for staging memory."""
         protocol = self._allocate(leaves(batch)) if self.protocol is None else self.protocol
         memory = self.slots[slot]
-        if any(self._is_on_device(leaf) for leaf in leaves(batch)):
-            self.ops.follow(self.ops.current_stream())  # the source made it there
+        source_stream = self.ops.current_stream()
+        is_made_there = any(self._is_on_device(leaf) for leaf in leaves(batch))
+        if is_made_there:
+            self.ops.follow(source_stream)
         protocol.begin_staging(slot)
         with self.ops.on_copy_stream(), torch.no_grad():
             protocol.begin_filling(slot)
@@ -75,6 +87,8 @@ class DeviceRing:
                 filled = self._copy_ordinary(memory, batch)
             finally:
                 protocol.end_staging(slot)
+                if is_made_there:
+                    protocol.give_back(slot, source_stream)
             filled, loss = execute_lazy(filled, self.form, self._lazy_targets(memory, batch))
             filled = self._settle(memory, filled)
             protocol.end_filling(slot)
@@ -150,14 +164,26 @@ class DeviceRing:
         plan = planned[position] if position < len(planned) else None
         return None if plan is None else plan.rows(leaf)
 
+    def _move(self, memory: Slot, leaf: Any) -> Any:
+        """A leaf that knows best how it is moved: a sparse or nested tensor, a subclass, an object with `to`."""
+        if not moves_itself(leaf):
+            return leaf  # numbers and strings stay on the host
+        moved = leaf.to(self.ops.device)  # host sync: the producer's thread, because the memory is not page-locked
+        if isinstance(moved, torch.Tensor) and self.form.is_image(moved):
+            moved = moved.to(dtype=self.form.dtype_of(moved), memory_format=self.form.layout_of(moved))
+        memory.kept.append(moved)
+        return moved
+
     def _copy_ordinary(self, memory: Slot, batch: Any) -> Any:
         position = -1
 
         def copy(leaf: Any) -> Any:
             nonlocal position
             position += 1
-            if not isinstance(leaf, torch.Tensor) or is_lazy(leaf):
+            if is_lazy(leaf):
                 return leaf
+            if not is_plain(leaf):
+                return self._move(memory, leaf)
             rows = self._rows_of(position, leaf)
             return self._copy_odd(memory, leaf) if rows is None else self._copy_planned(memory, position, leaf, rows)
 
@@ -177,7 +203,7 @@ class DeviceRing:
         if self._is_on_device(leaf):
             memory.kept.append(leaf)
             return leaf.contiguous()
-        if leaf.device.type == "cpu" and leaf.is_contiguous() and leaf.is_pinned():
+        if self.reads_pinned and leaf.device.type == "cpu" and leaf.is_contiguous() and leaf.is_pinned():
             memory.kept.append(leaf)
             return leaf
         return staging.copy_(leaf)
@@ -187,8 +213,6 @@ class DeviceRing:
 
     def _copy_odd(self, memory: Slot, leaf: torch.Tensor) -> torch.Tensor:
         """A tensor that no planned buffer holds."""
-        if leaf.layout is not torch.strided:
-            return leaf.to(self.ops.device)  # host sync: sparse tensors cannot be copied from pinned memory
         self.allocations += 1
         landing = torch.empty(leaf.shape, dtype=leaf.dtype, device=self.ops.device)
         self.ops.copy(landing, self._sendable(leaf, self.ops.empty_pinned(leaf.shape, leaf.dtype), memory))
@@ -213,9 +237,10 @@ class DeviceRing:
             nonlocal position
             position += 1
             if not isinstance(leaf, torch.Tensor):
+                memory.is_static &= not moves_itself(leaf)
                 return leaf
             buffer = memory.buffers[position] if position < len(memory.buffers) else None
-            if buffer is not None and leaf.layout is torch.strided and leaf.data_ptr() == buffer.data_ptr():
+            if buffer is not None and has_address(leaf) and leaf.data_ptr() == buffer.data_ptr():
                 memory.is_static &= leaf.shape == buffer.shape
                 return leaf
             memory.kept.append(leaf)
@@ -233,5 +258,15 @@ def first_rows(buffer: torch.Tensor, rows: int) -> torch.Tensor:
     return buffer if buffer.ndim == 0 or buffer.shape[0] == rows else buffer[:rows]
 
 
+def moves_itself(leaf: Any) -> bool:
+    """Whether `leaf` offers the method by which tensors, and by convention other parts of a batch, change device."""
+    return callable(getattr(leaf, "to", None))
+
+
+def has_address(leaf: torch.Tensor) -> bool:
+    """Whether the values of `leaf` lie in one place."""
+    return leaf.layout is torch.strided and not leaf.is_nested
+
+
 def _is_like(leaf: torch.Tensor, buffer: torch.Tensor) -> bool:
-    return leaf.layout is torch.strided and leaf.shape == buffer.shape and leaf.dtype == buffer.dtype
+    return is_plain(leaf) and leaf.shape == buffer.shape and leaf.dtype == buffer.dtype

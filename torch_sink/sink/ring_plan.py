@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_sink.errors import SinkError
-from torch_sink.sink.batch import is_lazy
+from torch_sink.sink.batch import is_lazy, is_plain
 from torch_sink.sink.stage import ImageFormat
 
 
@@ -61,7 +61,7 @@ def plan_leaf(leaf: Any, form: ImageFormat) -> LeafPlan | None:
     """The plan for one leaf; None for what stays on the host or cannot have a fixed buffer."""
     if is_lazy(leaf):
         return LeafPlan(leaf.shape, form.dtype or leaf.dtype, form.layout_of(leaf), leaf.dtype, True)
-    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+    if not is_plain(leaf):
         return None
     return LeafPlan(leaf.shape, form.dtype_of(leaf), form.layout_of(leaf), leaf.dtype, False)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch_sink.sink.device_ops import DeviceOps
 
 
@@ -46,6 +48,10 @@ class SlotProtocol:
         """All copies from the staging area of `slot` were issued."""
         self.staged[slot].record(self.ops.copy_stream)
         self.was_staged[slot] = True
+
+    def give_back(self, slot: int, source_stream: Any) -> None:
+        """What the source made on its own stream was copied; it may write to the same memory again."""
+        source_stream.wait_event(self.staged[slot])
 
     def end_filling(self, slot: int) -> None:
         """All work that writes to the buffer of `slot` was issued."""

@@ -9,8 +9,9 @@ from torch_sink.sink.options import SinkOptions
 from torch_sink.sink.ring import DeviceRing
 
 
-def make_slots(options: SinkOptions) -> Slots:
-    """Slots for the device of `options`."""
+def make_slots(options: SinkOptions, reads_pinned: bool) -> Slots:
+    """Slots for the device of `options`; `reads_pinned` as for a `DeviceRing`."""
     if options.device.type == "cpu":
         return HostSlots(options.slot_count, options.image_format)
-    return DeviceRing(options.slot_count, options.image_format, CudaOps(options.device), options.max_bytes)
+    ops = CudaOps(options.device)
+    return DeviceRing(options.slot_count, options.image_format, ops, options.max_bytes, reads_pinned)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from torch.utils.data import IterableDataset
+
 from torch_sink.sink.random_state import RandomState, global_random_state, set_global_random_state
 
 
@@ -64,11 +66,34 @@ class ResumePoint:
     loader_state: Any = None
 
 
+class Sampling(NamedTuple):
+    """How a pass is cut into batches; a position within it means nothing under another one.
+
+    Attributes:
+        samples: samples in a pass; None when that is not known.
+        batch_size: samples in a batch; None when it varies.
+    """
+
+    samples: int | None = None
+    batch_size: int | None = None
+
+
+def sampling_of(loader: Any) -> Sampling:
+    """The sampling of a DataLoader over a map-style dataset."""
+    if loader.batch_size is None or isinstance(loader.dataset, IterableDataset):
+        return Sampling()
+    try:
+        return Sampling(len(loader.sampler), loader.batch_size)
+    except (TypeError, NotImplementedError):
+        return Sampling()
+
+
 class Pass:
     """One traversal. `next` is called by one thread at a time; the rest may be called from another one.
 
     Attributes:
         is_lost: whether the pass cannot go on after what `next` raised.
+        is_pending: whether the batch for which `next` raised may still come.
         begins_when_asked: whether the first batch may be made only while the consumer waits for it.
     """
 
@@ -76,6 +101,7 @@ class Pass:
         self.start = start
         self.batches = batches
         self.is_lost = False
+        self.is_pending = False
         self.begins_when_asked = False
 
     def next(self) -> tuple[Any, Mark]:
@@ -113,6 +139,7 @@ class Source:
         crosses_passes: whether that holds for the next pass as well.
         keeps_random_state: whether batches draw from the training process's global generators.
         keeps_workers: whether workers, and their generators, go on to the next pass.
+        pins_batches: whether batches come in page-locked memory that nobody writes to again.
         can_reenter: whether a pass that was begun can be entered once more where the consumer stands.
     """
 
@@ -121,6 +148,7 @@ class Source:
     crosses_passes = False
     keeps_random_state = False
     keeps_workers = False
+    pins_batches = False
     can_reenter = False
 
     def __init__(self, loader: Any) -> None:
@@ -137,6 +165,10 @@ class Source:
             return len(self.loader)
         except (TypeError, NotImplementedError):
             return None
+
+    def sampling(self) -> Sampling:
+        """What a position in a pass refers to, where that is known."""
+        return Sampling()
 
     def begin(self, number: int, resume: ResumePoint | None = None) -> Pass:
         """Begins pass `number`, in the calling thread: workers are started and seeded here."""

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from torch_sink.sink.own_iterator import OwnIteratorPass, OwnIteratorSource
 from torch_sink.sink.random_state import set_global_random_state
-from torch_sink.sink.recording import RecordingCollate, RestoringInit, find_generators
+from torch_sink.sink.recording import RecordingCollate, WorkerInit, find_generators
 from torch_sink.sink.source import Mark, Pass, PassStart, ResumePoint
 
 
@@ -63,8 +63,7 @@ class StatefulSource(OwnIteratorSource):
         loader = self.loader
         collate, init = loader.collate_fn, loader.worker_init_fn
         loader.collate_fn = RecordingCollate(collate)
-        if resume is not None:
-            loader.worker_init_fn = RestoringInit(init, resume.worker_states)
+        loader.worker_init_fn = WorkerInit(init, {} if resume is None else resume.worker_states)
         try:
             return self._open(anew=resume is not None)
         finally:

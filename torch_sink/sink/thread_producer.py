@@ -146,7 +146,7 @@ class ThreadProducer:
             self.changed.notify_all()
         if current is not None:
             current.cancel()
-            self._await_outside_source(current)
+        self._await_outside_source(current)
         with self.changed:
             self.ready.clear()
             self.is_asked = False
@@ -158,9 +158,14 @@ class ThreadProducer:
             self.free_slots.extend(dropped)
         return [current] if current is not None else []
 
-    def _await_outside_source(self, current: Pass) -> None:
-        if not self.outside_source.wait(JOIN_SECONDS):
+    def _await_outside_source(self, current: Pass | None) -> None:
+        """Also when an interrupted call has cancelled the pass already."""
+        if not self.outside_source.wait(JOIN_SECONDS) and current is not None:
             current.free_reader(self.outside_source, FREE_READER_SECONDS)
+
+    def is_running_here(self) -> bool:
+        """Whether the calling thread is the producer's."""
+        return threading.current_thread() is self.thread
 
     def bytes_held(self) -> int:
         """Bytes of the batches that wait here or are in use."""
@@ -180,7 +185,7 @@ class ThreadProducer:
         self.held = None
         for dropped in self.drop():
             dropped.stop()
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None:
             thread.join(JOIN_SECONDS)
 
     def _run(self, current: Pass) -> None:

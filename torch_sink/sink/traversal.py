@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from torch_sink.errors import SinkError
 from torch_sink.sink.items import Item
 from torch_sink.sink.on_demand import OnDemandProducer
-from torch_sink.sink.position import Position, read_state, write_state
+from torch_sink.sink.position import Position, check_sampling, read_state, write_state
 from torch_sink.sink.random_state import global_random_state
 from torch_sink.sink.source import Mark, Pass, ResumePoint, Source
 from torch_sink.sink.stats import StatsRecorder
@@ -69,12 +69,13 @@ class Traversal:
         """The rest of an unfinished epoch, else a new one."""
         if self.was_interrupted:
             self._reenter()
-            self.was_interrupted = False
+        self.was_interrupted = True  # stays so when anything but the end leaves this method
         if 0 < self.sink_size <= self.position.batch_in_epoch:
             self.position.next_epoch()
         if not self.passes:
             self._begin_pass()
         self.iterations += 1
+        self.was_interrupted = False
         return Epoch(self.iterations, is_rest=self.position.batch_in_epoch > 0)
 
     def next_item(self, epoch: Epoch) -> Item:
@@ -144,12 +145,14 @@ class Traversal:
             self.source.next_start(self.position.pass_number),
             global_random_state() if self.source.keeps_random_state else b"",
             self.source.num_workers,
+            self.source.sampling(),
             self.source.not_covered(),
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to the position of `state`; the source follows at the next `begin_epoch`."""
         position, resume = read_state(state)
+        check_sampling(state, self.source.sampling())
         if state["num_workers"] != self.source.num_workers:
             warnings.warn(
                 f"the state was taken with num_workers={state['num_workers']}, this loader has "
@@ -193,7 +196,7 @@ class Traversal:
             position.next_pass(keeps_workers=False)
             position.batch_in_epoch = 0
         else:
-            position.batch_in_pass += 1
+            position.batch_in_pass += not item.is_pending
             self._note(item.mark)
             self.producer.submit(self.passes[0])
         if hasattr(error, "add_note"):  # Python 3.11
@@ -207,11 +210,11 @@ class Traversal:
         number = self.passes[-1].start.number + 1 if self.passes else self.position.pass_number
         self.producer.park()
         begun = self.source.begin(number, self.resume)
-        self.resume = None
         self.passes.append(begun)
         if len(self.passes) == 1:
             self.position.start = begun.start
         self.producer.submit(begun)
+        self.resume = None  # last, so that an interrupt on the way does not lose it
 
     def _keep_ahead(self) -> None:
         """Begins the next pass: when there is none, or ahead of time where that changes no draw."""
@@ -232,10 +235,12 @@ class Traversal:
     def _reenter(self) -> None:
         """After Ctrl-C inside, or what a signal handler raised: goes on behind the batch that was consumed last."""
         if self.source.can_reenter and self.passes:
-            state = self.state_dict()
+            if self.resume is None:
+                state = self.state_dict()
+                self.loaded_state = state
+                # Before anything is dropped: a second interrupt finds where to go on.
+                self.position, self.resume = read_state(state)
             self._drop_passes()
-            self.position, self.resume = read_state(state)
-            self.loaded_state = state
 
     def _end_pass(self, item: Item) -> None:
         self._note(item.mark)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import queue
 import signal
@@ -25,8 +26,15 @@ DEATH_SHOWS_SECONDS = 1.0
 FEEDER_SECONDS = 0.1
 
 
+_guards: weakref.WeakSet[WorkerGuard] = weakref.WeakSet()
+
+
 class PassCancelled(Exception):
     """The producer was asked to leave the source's `next`."""
+
+
+class WorkerTimeout(RuntimeError):
+    """No batch within the DataLoader's own `timeout`; it may still come."""
 
 
 class WorkerGuard:
@@ -47,7 +55,7 @@ class WorkerGuard:
     def __init__(self, iterator: Any) -> None:
         self.iterator = iterator
         self.cancelled = threading.Event()
-        self.broken = False
+        self._is_broken = False
         self._first_dead: list[Any] = []
         self._unreadable: list[Exception] = []
         if getattr(iterator, "_worker_pids_set", False):
@@ -55,6 +63,12 @@ class WorkerGuard:
             iterator._worker_pids_set = False
         # Weak, because the cycle would keep the workers until the garbage collector runs.
         iterator._try_get_data = _Poll(weakref.ref(self))
+        _guards.add(self)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the pass cannot go on: a worker died, a result is lost, or the thread that pins memory has ended."""
+        return self._is_broken or self._has_lost_pin_thread()
 
     @property
     def is_stopped(self) -> bool:
@@ -121,11 +135,14 @@ class WorkerGuard:
     def _note_death(self, busy: list[Any], seconds: float) -> bool:
         """Remembers which workers died by themselves, before the others are killed; waits for it to show."""
         if busy and not self._first_dead:
-            closed = wait_for_sentinels([worker.sentinel for worker in busy], timeout=seconds)
-            self._first_dead = [worker for worker in busy if worker.sentinel in closed]
+            still_busy = self._busy()
+            self._first_dead = [worker for worker in busy if worker not in still_busy]  # torch found them dead
+            if not self._first_dead:
+                closed = wait_for_sentinels([worker.sentinel for worker in busy], timeout=seconds)
+                self._first_dead = [worker for worker in busy if worker.sentinel in closed]
             for worker in self._first_dead:
                 worker.join(KILL_SECONDS)  # its sentinel closes a moment before it can be reaped
-            self.broken = self.broken or bool(self._first_dead)
+            self._is_broken = self._is_broken or bool(self._first_dead)
         return bool(self._first_dead)
 
     def _explain(self, busy: list[Any], error: Exception) -> None:
@@ -157,14 +174,22 @@ class WorkerGuard:
             except Exception as error:
                 self._explain(busy, error)
                 self._unreadable.append(error)
-                self.broken = True
+                self._is_broken = True
                 continue
             if got:
                 return True, data
             if self.cancelled.is_set():
                 raise PassCancelled
+            if self._has_lost_pin_thread():
+                raise RuntimeError("the thread that pins memory has ended, as after a batch that cannot be unpickled")
             if time.monotonic() >= deadline:
+                if iterator._timeout > 0:
+                    raise WorkerTimeout(f"DataLoader timed out after {iterator._timeout} seconds")
                 return False, None
+
+    def _has_lost_pin_thread(self) -> bool:
+        thread = getattr(self.iterator, "_pin_memory_thread", None)
+        return thread is not None and not self.is_stopped and not thread.is_alive()
 
     def _kill(self) -> None:
         workers = self.iterator._workers
@@ -187,6 +212,17 @@ class _Poll:
         if watch is None:
             raise PassCancelled
         return watch.poll(timeout)
+
+
+def _disown() -> None:
+    """In a forked child: the workers are the parent's. Dropping their iterator there, or leaving, would stop them."""
+    for one in list(_guards):
+        one.iterator._shutdown = True
+        multiprocessing.process._children.difference_update(one.iterator._workers)  # type: ignore[attr-defined]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown)
 
 
 def _exit_reason(exit_code: int | None) -> str:
@@ -239,6 +275,22 @@ def guard(iterator: Any) -> WorkerGuard | None:
         return None
     run_first_at_exit()
     return WorkerGuard(iterator)
+
+
+def leave_with_parent() -> None:
+    """Called in a worker: ends it at once when the training process is killed, whatever it is doing.
+
+    torch's own watch looks between two batches, only at whether the parent's number changes. It misses a death before
+    the worker was ready, and under "forkserver" every death, because the server lives as long as its children.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_leave_after, args=(parent,), name="torch_sink-parent", daemon=True).start()
+
+
+def _leave_after(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def pin_memory(batch: Any, device: str | None = None) -> Any:

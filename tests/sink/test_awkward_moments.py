@@ -1,0 +1,186 @@
+"""Closing, forking, collecting garbage and interrupting when it suits least."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from torch_sink.errors import SinkError
+from torch_sink.sink import SinkLoader
+
+from .test_worker_faults import Faulty
+
+ALL = [list(range(i, i + 4)) for i in range(0, 40, 4)]
+
+
+def workers_of(loader: SinkLoader) -> list[int]:
+    return [worker.pid for worker in loader._traversal.passes[0].watch.iterator._workers]
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 20
+    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+def test_a_forked_child_that_drops_the_loader_and_leaves_stops_nobody(persistent: bool) -> None:
+    source = DataLoader(Faulty(pause=0.01), batch_size=4, num_workers=2, persistent_workers=persistent)
+    loader = SinkLoader(source, timeout_seconds=20)
+    batches = iter(loader)
+    seen = [next(batches).tolist()]
+    child = os.fork()
+    if child == 0:
+        del loader, batches
+        gc.collect()
+        atexit._run_exitfuncs()  # with multiprocessing's, which ends the children that it knows
+        os._exit(0)
+    os.waitpid(child, 0)
+    seen.extend(batch.tolist() for batch in batches)
+    loader.close()
+    assert seen == ALL
+
+
+def train_for_ever(pids: Any) -> None:
+    loader = SinkLoader(DataLoader(Faulty(fault=lambda: time.sleep(60)), batch_size=4, num_workers=2))
+    for _ in loader:
+        pids.send(workers_of(loader))
+
+
+def test_workers_leave_with_a_killed_training_process() -> None:
+    """In the middle of a sample too, where torch does not look."""
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    training = multiprocessing.get_context("fork").Process(target=train_for_ever, args=(writer,))
+    training.start()
+    pids = reader.recv()
+    training.kill()
+    training.join()
+    wait_until_gone(pids)
+
+
+@pytest.mark.parametrize("method", ["take", "drop"])
+def test_a_second_interrupt_while_the_first_one_is_cleaned_up(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one comes before (take) or after (drop) the passes were left."""
+    source = DataLoader(Faulty(), batch_size=4, num_workers=2, shuffle=True, generator=torch.Generator())
+    with SinkLoader(source) as loader:
+        seen = [next(iter(loader)).tolist()]
+        loader._traversal.was_interrupted = True
+        original = loader._traversal._drop_passes if method == "drop" else loader._producer.drop
+
+        def interrupted() -> None:
+            original()
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            owner = loader._traversal if method == "drop" else loader._producer
+            patch.setattr(owner, "_drop_passes" if method == "drop" else "drop", interrupted)
+            iter(loader)
+        seen.extend(batch.tolist() for batch in loader)
+        assert sorted(sum(seen, [])) == list(range(40))
+        assert sorted(loader._producer.free_slots) == [0, 1, 2]
+
+
+class Collects:
+    """Collects garbage where it is unpickled, once everything else that refers to the loader is gone."""
+
+    is_dropped = threading.Event()
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        vars(self).update(state)
+        if self.number == 8:
+            self.is_dropped.wait(10)
+            gc.collect()
+
+
+def collecting(samples: list[torch.Tensor]) -> Collects:
+    return Collects(int(samples[0]))
+
+
+def test_garbage_collection_in_the_producer_s_thread() -> None:
+    loader = SinkLoader(DataLoader(Faulty(), batch_size=4, num_workers=2, collate_fn=collecting))
+    batches = iter(loader)
+    next(batches)
+    pids, thread = workers_of(loader), loader._producer.thread
+    cycle: list[object] = [loader, batches]
+    cycle.append(cycle)
+    gc.disable()
+    try:
+        del loader, batches, cycle
+        Collects.is_dropped.set()
+        thread.join(20)
+    finally:
+        gc.enable()
+    assert not thread.is_alive()
+    wait_until_gone(pids)
+
+
+def test_a_generator_s_cleanup_that_raises_does_not_keep_the_rest_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def generate() -> Iterator[torch.Tensor]:
+        try:
+            yield from torch.zeros(10, 1)
+        finally:
+            raise LookupError("in the cleanup")
+
+    loader = SinkLoader(generate)
+    next(iter(loader))
+    closed: list[str] = []
+    monkeypatch.setattr(loader._source, "close", lambda: closed.append("source"))
+    monkeypatch.setattr(loader._slots, "close", lambda: closed.append("slots"))
+    with pytest.raises(LookupError, match="in the cleanup"):
+        loader.close()
+    assert closed == ["source", "slots"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_closing_from_another_thread_ends_a_wait(num_workers: int) -> None:
+    loader = SinkLoader(DataLoader(Faulty(pause=0.2), batch_size=4, num_workers=num_workers))
+    closing = threading.Timer(0.3, loader.close)
+    closing.start()
+    with pytest.raises(SinkError):
+        list(loader)
+    closing.join()
+
+
+def test_the_loader_s_own_timeout_is_raised_and_its_batch_still_comes(tmp_path: Path) -> None:
+    def wait_for_flag() -> None:
+        while not (tmp_path / "flag").exists():
+            time.sleep(0.01)
+
+    with SinkLoader(DataLoader(Faulty(wait_for_flag), batch_size=4, num_workers=1, timeout=1)) as loader:
+        seen = []
+        with pytest.raises(RuntimeError, match="timed out after 1 seconds"):
+            seen.extend(batch.tolist() for batch in loader)
+        assert loader.state_dict()["batch_in_pass"] == len(seen) == 2
+        (tmp_path / "flag").touch()
+        seen.extend(batch.tolist() for batch in loader)
+    assert seen == ALL
+
+
+def test_without_the_thread_that_pins_memory_the_pass_is_lost() -> None:
+    with SinkLoader(DataLoader(Faulty(lambda: time.sleep(60)), batch_size=4, num_workers=2)) as loader:
+        batches = iter(loader)
+        next(batches)
+        ended = threading.Thread(target=int)
+        ended.start()
+        ended.join()
+        iterator = loader._traversal.passes[0].watch.iterator
+        iterator._pin_memory_thread, iterator._pin_memory_thread_done_event = ended, threading.Event()
+        with pytest.raises(RuntimeError, match="pins memory has ended"):
+            list(batches)
+        assert loader._traversal.passes == []
