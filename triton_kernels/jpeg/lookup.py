@@ -123,16 +123,14 @@ def lookup_kernel(tables, lookups, BLOCK: tl.constexpr):
     is_valid = (limit < 65536) & (codes <= 256) & (tl.max(symbol, axis=0) <= largest)
     limit = tl.where(is_valid, limit, 0)
 
-    for begin in range(0, FIRST_ENTRIES, BLOCK):
-        prefix = begin + tl.arange(0, BLOCK)
-        value = prefix * GROUP_ENTRIES
+    groups = tl.minimum((limit - first_limit + GROUP_ENTRIES - 1) // GROUP_ENTRIES, GROUPS)
+    end = FIRST_ENTRIES + tl.where(is_valid, groups * GROUP_ENTRIES, 0)
+    for begin in range(0, end, BLOCK):
+        index = begin + tl.arange(0, BLOCK)
+        is_first = index < FIRST_ENTRIES
+        value = tl.where(is_first, index * GROUP_ENTRIES, first_limit + index - FIRST_ENTRIES)
         length, entry = entries_of(table, value, limit)
         group = (value - first_limit) // GROUP_ENTRIES
-        is_long = (length > FIRST_BITS) & (value < limit)
+        is_long = is_first & (length > FIRST_BITS) & (value < limit)
         entry = tl.where(is_long, tl.where(group < GROUPS, group << 5, UNUSED), entry)
-        tl.store(lookup + prefix, entry.to(tl.uint16))
-    groups = tl.minimum((limit - first_limit + GROUP_ENTRIES - 1) // GROUP_ENTRIES, GROUPS)
-    for begin in range(0, groups * GROUP_ENTRIES, BLOCK):
-        rest = begin + tl.arange(0, BLOCK)
-        _, entry = entries_of(table, first_limit + rest, limit)
-        tl.store(lookup + FIRST_ENTRIES + rest, entry.to(tl.uint16), mask=rest < groups * GROUP_ENTRIES)
+        tl.store(lookup + index, entry.to(tl.uint16), mask=index < end)
