@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler
 from torch_sink.errors import UnsupportedOperation
 from torch_sink.loop import LambdaCallback, StepLoop, build
 from torch_sink.loop.amp import DynamicLossScaler
+from torch_sink.loop.compiled_loss import UsualShape
 from torch_sink.sink import SinkLoader
 
 from .reference import assert_equal_training, make_batches, make_model, plain_loop
@@ -144,6 +145,24 @@ def test_odd_shapes_run_uncaptured(capture: DirectCapture) -> None:
     assert capture.replayed == 16 - 3 - 2
     assert "another shape" in loop.explain()
     assert "(2 times)" in loop.explain()
+
+
+def test_a_run_may_begin_with_an_odd_shape(capture: DirectCapture) -> None:
+    """As one does that is resumed before the last batch of an epoch."""
+    batches = [*make_batches(1, size=3), *make_batches(8)]
+    loop = make_loop(sink_size=4)
+    loop.run(batches)
+    assert_equal_training((loop.model, loop.optimizer), reference(batches)[:2])
+    assert capture.replayed == 9 - 3
+    assert "another shape" not in loop.explain()
+
+
+def test_the_usual_shape_is_the_first_unless_another_comes_twice_in_a_row() -> None:
+    shape = UsualShape()
+    assert [shape.accepts(name) for name in "abcabbb"] == [True, False, False, True, False, False, False]
+    shape = UsualShape()
+    assert [shape.accepts(name) for name in "abccab"] == [True, False, False, True, False, False]
+    assert shape.knows("c")
 
 
 def test_batches_in_no_slot_are_staged(capture: DirectCapture) -> None:

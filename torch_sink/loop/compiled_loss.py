@@ -19,8 +19,36 @@ def batch_signature(batch: Any) -> tuple[Any, ...]:
     return tuple((t.shape, t.stride(), t.dtype, t.device) for t in batch_tensors(batch))
 
 
+class UsualShape:
+    """The one shape of batches that is compiled or captured: the first, unless another soon proves to be the usual one.
+
+    A run may begin with an odd shape, as one that is resumed before the last batch of an epoch does. So a shape that
+    comes twice in a row, before the first has come again, takes its place.
+    """
+
+    def __init__(self) -> None:
+        self._usual: Any = None
+        self._latest: Any = None
+        self._settled = False
+
+    def knows(self, signature: Any) -> bool:
+        """Whether batches of this shape were the usual ones before."""
+        return bool(signature == self._usual)
+
+    def accepts(self, signature: Any) -> bool:
+        """Whether a batch has the usual shape; to be asked for every batch."""
+        if self._usual is None:
+            self._usual = signature
+        elif signature == self._usual:
+            self._settled = True
+        elif not self._settled and signature == self._latest:
+            self._usual, self._settled = signature, True
+        self._latest = signature
+        return bool(signature == self._usual)
+
+
 class CompiledLoss:
-    """Compiles a loss function for the first batch's shape; other shapes run the eager function.
+    """Compiles a loss function for the usual shape of batches; other shapes run the eager function.
 
     Recompiling for a short last batch costs tens of seconds and saves milliseconds.
 
@@ -34,22 +62,19 @@ class CompiledLoss:
     def __init__(self, eager: LossFunction, model: nn.Module, config: JitConfig, reasons: Reasons) -> None:
         self._eager, self._model, self._config, self._reasons = eager, model, config, reasons
         self._compiled = compile_function(_with_code_of_its_own(lambda batch: eager(batch)), config)
-        self._signature: tuple[Any, ...] | None = None
-        self._failed = False
+        self._shape = UsualShape()
+        self._called = self._failed = False
 
     def __call__(self, batch: Any) -> tuple[Any, dict[str, Tensor]]:
         if self._failed:
             return self._eager(batch)
-        signature = None if self._config.dynamic else batch_signature(batch)
-        if self._signature is None:
-            self._signature = signature or ()
-            return self._first(batch)
-        if signature is not None and signature != self._signature:
-            self._reasons.count("batches of another shape than the first ran uncompiled")
+        if not self._config.dynamic and not self._shape.accepts(batch_signature(batch)):
+            self._reasons.count("batches of another shape than the usual one ran uncompiled")
             return self._eager(batch)
-        return self._compiled(batch)
+        return self._compiled(batch) if self._called else self._first(batch)
 
     def _first(self, batch: Any) -> tuple[Any, dict[str, Tensor]]:
+        self._called = True
         random = torch.get_rng_state()
         buffers = [buffer.detach().clone() for buffer in self._model.buffers()]
         try:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_sink.errors import SinkError, UnsupportedOperation
 from torch_sink.loop.capturable import host_state, make_capturable
 from torch_sink.loop.capture import Capture
-from torch_sink.loop.compiled_loss import batch_signature
+from torch_sink.loop.compiled_loss import UsualShape, batch_signature
 from torch_sink.loop.distributed import Ranks
 from torch_sink.loop.engine import Engine
 from torch_sink.loop.history import SinkRecord
@@ -77,7 +77,7 @@ class GraphEngine(Engine):
         self._freeze_log = step.log.freeze
         self._graphs: dict[tuple[Any, bool], tuple[Any, Callable[[], None]]] = {}
         self._staging: Any = None
-        self._signature: Any = None
+        self._shape = UsualShape()
         self._fingerprint: Any = None
         self._planned = 0
         self._loader: weakref.ref[Any] | None = None
@@ -106,10 +106,9 @@ class GraphEngine(Engine):
             self._reasons.count("graphs were captured again because something baked into them had changed")
 
     def step(self, batch: Any, *, first: bool, last: bool, slot: int | None = None) -> None:
-        if self._signature is None:
-            self._signature = _signature(batch)
         if self._warmup_left > 0 or self.mode != "graph" or not self._ready_to_capture():
             self._warmup_left -= 1
+            self._shape.accepts(_signature(batch))
             self._launch(batch, first=first, last=last)
             return
         replay = self._graph_for(batch, last, slot)
@@ -142,9 +141,13 @@ class GraphEngine(Engine):
         flat = isinstance(batch, (tuple, list)) and len(tensors) == len(batch)
         if flat and known is not None and known[0] == places:
             return known[1]  # nothing but tensors, all where the graph reads them
-        if _signature(batch) != self._signature:
-            self._reasons.count("batches of another shape or with other numbers than the first ran uncaptured")
+        signature = _signature(batch)
+        is_known = self._shape.knows(signature)
+        if not self._shape.accepts(signature):
+            self._reasons.count("batches of another shape or with other numbers than the usual ones ran uncaptured")
             return None
+        if not is_known:
+            return None  # the compiler is busy with it in this step, which no capture would survive
         if slot is None or (known is not None and known[0] != places):
             return self._staged(batch, tensors, last)
         return known[1] if known is not None else self._record((slot, last), places, batch, last)
