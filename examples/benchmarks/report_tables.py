@@ -1,0 +1,133 @@
+"""The sections of docs/performance.md: one table a result file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Report = dict[str, Any]
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown; the first column is text, the others are numbers."""
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def provenance(report: Report) -> str:
+    """What the figures were measured on, and with which command."""
+    machine = report["machine"]
+    releases = machine["releases"]
+    hardware = machine["gpu"] or f"{machine['cpu']}, {machine['cpu_cores']} cores, no GPU"
+    photographs = report.get("photographs")
+    files = ""
+    if photographs:
+        kind = "photographs" if photographs.get("given", True) else "generated images"
+        files = f", {photographs['count']} {kind} of {photographs['mean_bytes'] / 1000:.0f} kB"
+    return (
+        f"{hardware}; torch {releases['torch']}, torchvision {releases['torchvision']}, Triton {releases['triton']}, "
+        f"Pillow {releases['pillow']}{files}; commit {machine['commit']}, {machine['date']}: `{report['command']}`."
+    )
+
+
+def worker_cost(report: Report) -> str:
+    rows = []
+    for name, result in report["worker_cost"].items():
+        mark = " (partly in stock code)" if result["fallbacks"] else ""
+        times = [f"{result[key]['p50']:.2f}" for key in ("stock_ms", "torch_sink_ms")]
+        on_cpu = [f"{result['on_cpu_ms']['p50']:.2f}", f"{result['on_cpu_ratio']:.2f}"]
+        rows.append([name + mark, *times, f"{result['ratio']:.1f}", *on_cpu])
+    heads = ["pipeline", "stock", "torch_sink, device elsewhere", "ratio", "torch_sink, no device", "ratio"]
+    return table(heads, rows)
+
+
+def loader(report: Report) -> str:
+    rows = [
+        [
+            name,
+            f"{result['images_per_second']:.0f}",
+            f"{result['wait_p50_ms']:.2f}",
+            f"{result['wait_p99_ms']:.2f}",
+            f"{result['resident_mib']:.0f}",
+        ]
+        for name, result in report["loaders"].items()
+    ]
+    return table(["loader", "images/s", "p50 wait, ms", "p99 wait, ms", "resident, MiB"], rows)
+
+
+def loop(report: Report) -> str:
+    parts = []
+    for model, results in report["models"].items():
+        rows = []
+        for name, result in results.items():
+            idle = f"{result['gpu_idle_share']:.1%}" if "gpu_idle_share" in result else "-"
+            figures = [f"{result['steps_per_second']:.1f}", f"{result['host_microseconds']:.0f}"]
+            rows.append([name, *figures, f"{result['syncs_per_step']:.2f}", idle])
+        parts.append(table([model, "steps/s", "host us a step", "syncs a step", "GPU idle"], rows))
+    return "\n\n".join(parts)
+
+
+def transforms(report: Report) -> str:
+    parts = []
+    for pipeline, contenders in report["pipelines"].items():
+        batches = list(next(iter(contenders.values()))["images_per_second"])
+        rows = [
+            [name, *[f"{result['images_per_second'][batch]['p50']:.0f}" for batch in batches], str(result["launches"])]
+            for name, result in contenders.items()
+        ]
+        parts.append(table([pipeline, *[f"images/s at {batch}" for batch in batches], "launches"], rows))
+    return "\n\n".join(parts)
+
+
+def decode(report: Report) -> str:
+    batches = list(next(iter(report["decoders"].values()))["images_per_second"])
+    rows = []
+    for name, result in report["decoders"].items():
+        speeds = [f"{result['images_per_second'][batch]['p50']:.0f}" for batch in batches]
+        rows.append([name, *speeds, f"{result['difference']['mean_abs']:.4f}", str(result["difference"]["largest"])])
+    heads = ["decoder", *[f"images/s at {batch}" for batch in batches], "mean difference to Pillow", "largest"]
+    return table(heads, rows)
+
+
+def train(report: Report) -> str:
+    parts = []
+    for model, contenders in report["models"].items():
+        rows = []
+        for name, counts in contenders.items():
+            for workers, result in counts.items():
+                idle = f"{result['gpu_idle_share']:.0%}" if "gpu_idle_share" in result else "-"
+                speed, cpu = result["images_per_second"]["p50"], result["cpu_seconds_per_1000_images"]
+                rows.append([name, "-" if name == "synthetic" else workers, f"{speed:.0f}", f"{cpu:.2f}", idle])
+        parts.append(table([model, "workers", "images/s", "CPU s per 1,000 images", "GPU idle"], rows))
+    return "\n\n".join(parts)
+
+
+def scale(report: Report) -> str:
+    parts = []
+    for name in ("batch", "photograph", "sink_size"):
+        values = report[name]["values"]
+        rows = [[size, f"{value['p50']:.3f}"] for size, value in values.items()]
+        parts.append(table([name.replace("_", " "), report[name]["unit"]], rows))
+    rows = [
+        [size, f"{value['first_batch_ms']['p50']:.2f}", f"{value['batch_us']['p50']:.0f}"]
+        for size, value in report["dataset"]["values"].items()
+    ]
+    parts.append(table(["samples in the dataset", "first batch, ms", "each later batch, us"], rows))
+    return "\n\n".join(parts)
+
+
+# Result file -> title, what it says, whether only a GPU's figures count, and the section's table.
+SECTIONS: dict[str, tuple[str, str, bool, Callable[[Report], str]]] = {
+    "worker_cost": (
+        "Data workers",
+        "CPU milliseconds per sample in a data worker: dataset and collate, one thread, files in the page cache.",
+        False,
+        worker_cost,
+    ),
+    "loader": ("Loaders", "One pipeline of stock torchvision code behind three loaders, in turns.", False, loader),
+    "loop": ("Training loops", "Batches that already lie on the device; the loops take turns.", False, loop),
+    "transforms": ("Transforms", "From decoded uint8 images to the batch, on the device.", True, transforms),
+    "decode": ("Decoders", "The same files from memory, in turns.", True, decode),
+    "train": ("Training from JPEG files", "End to end, bfloat16 autocast, channels_last.", True, train),
+    "scale": ("Scale", "How cost grows when one size grows alone.", True, scale),
+}
