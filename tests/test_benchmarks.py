@@ -53,10 +53,11 @@ def test_machine_code_is_read() -> None:
 
 
 def test_a_command_ends_within_its_share_and_takes_its_children_along(tmp_path: Path) -> None:
-    child = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True); time.sleep(600)"
-    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}, sys.argv[1]])"
     pid = tmp_path / "pid"
-    run = gpu.run_command("slow", ["-c", parent, str(pid)], {}, gpu.Share(5))
+    code = (
+        "import os, sys, time; os.fork(); print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True); time.sleep(600)"
+    )
+    run = gpu.run_command("slow", ["-I", "-S", "-c", code, str(pid)], {}, gpu.Share(10))
     assert run["status"] == "out of time"
     assert run["seconds"] < 60
     gone = psutil.Process(int(pid.read_text())) if psutil.pid_exists(int(pid.read_text())) else None

@@ -46,13 +46,14 @@ def loader(report: Report) -> str:
         [
             name,
             f"{result['images_per_second']:.0f}",
+            f"{result['ratio']:.3f}",
             f"{result['wait_p50_ms']:.2f}",
             f"{result['wait_p99_ms']:.2f}",
             f"{result['resident_mib']:.0f}",
         ]
         for name, result in report["loaders"].items()
     ]
-    return table(["loader", "images/s", "p50 wait, ms", "p99 wait, ms", "resident, MiB"], rows)
+    return table(["loader", "images/s", "ratio in one round, median", "p50 wait, ms", "p99 wait, ms", "resident, MiB"], rows)
 
 
 def loop(report: Report) -> str:
