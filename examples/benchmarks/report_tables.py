@@ -53,7 +53,8 @@ def loader(report: Report) -> str:
         ]
         for name, result in report["loaders"].items()
     ]
-    return table(["loader", "images/s", "ratio in one round, median", "p50 wait, ms", "p99 wait, ms", "resident, MiB"], rows)
+    heads = ["loader", "images/s", "ratio in one round, median", "p50 wait, ms", "p99 wait, ms", "resident, MiB"]
+    return table(heads, rows)
 
 
 def loop(report: Report) -> str:
