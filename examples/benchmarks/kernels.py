@@ -27,6 +27,7 @@ from triton.compiler import ASTSource
 
 from kernel_gate import faults
 from kernel_usage import target, usage
+from torch_sink.triton_kernels.jpeg.variants import JpegVariant, jpeg_variants, some_jpeg_variants
 from torch_sink.triton_kernels.variants import Variant, some_variants, variants
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +36,15 @@ TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")
 ALIGNED = [["tt.divisibility", 16]]
 
 
-def compile_variant(variant: Variant, where: GPUTarget) -> Any:
+def chosen_variants(some: bool, name: str) -> list[Variant | JpegVariant]:
+    """All variants for a target, or the smallest and the largest, and the costliest of JPEG files."""
+    threads = target(name).warp_size
+    if some:
+        return [*some_variants(), *some_jpeg_variants(threads)]
+    return [*variants(), *jpeg_variants(threads)]
+
+
+def compile_variant(variant: Variant | JpegVariant, where: GPUTarget) -> Any:
     """The compiled kernel of one variant."""
     source = ASTSource(
         fn=variant.kernel,
@@ -49,7 +58,7 @@ def compile_variant(variant: Variant, where: GPUTarget) -> Any:
     return triton.compile(source, target=where, options=options)
 
 
-def measure(variant: Variant, name: str) -> dict[str, Any]:
+def measure(variant: Variant | JpegVariant, name: str) -> dict[str, Any]:
     """One row of the result."""
     where = target(name)
     found = usage(compile_variant(variant, where), where)
@@ -83,8 +92,9 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=RESULT, help="JSON file (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.print:
-        chosen = list(some_variants() if arguments.some else variants())
-        json.dump([measure(variant, name) for name in arguments.targets for variant in chosen], sys.stdout)
+        some = arguments.some
+        rows = [measure(variant, name) for name in arguments.targets for variant in chosen_variants(some, name)]
+        json.dump(rows, sys.stdout)
         return 0
     from kernel_work import estimate_work
     from torch_sink.cli.machine import describe_machine

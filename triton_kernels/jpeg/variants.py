@@ -1,0 +1,98 @@
+"""Every variant of the JPEG kernels that the launchers can choose, as the arguments of an ahead-of-time compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from .colour import TILE_HEIGHT, TILE_WIDTH, colour_kernel
+from .colour import WARPS as COLOUR_WARPS
+from .dc import dc_kernel
+from .entropy import BLOCK, BLOCK_BYTES, LANE_SHAPES
+from .idct import BLOCKS, idct_kernel
+from .idct import WARPS as IDCT_WARPS
+from .lanes import assign_lanes_kernel
+from .lookup import FIRST_ENTRIES, lookup_kernel
+from .prefix import sum_before_kernel
+from .synchronise import compare_kernel, round_kernel, warm_up_kernel
+from .unstuff import count_unstuffed_kernel, unstuff_kernel
+from .write import write_kernel
+
+# Triton's type of each tensor, wherever it is an argument; all others are int32.
+_TYPES = {
+    "stream": "*u8",
+    "unstuffed": "*u8",
+    "tables": "*u8",
+    "lookups": "*u16",
+    "items": "*i64",
+    "next_items": "*i64",
+    "coefficients": "*i16",
+    "planes": "*u8",
+    "pixels": "*u8",
+    "windows": "*i64",
+}
+_DEFAULT_WARPS = 4
+
+
+class JpegVariant(NamedTuple):
+    """One kernel with its compile-time constants; the names are those of `Variant`.
+
+    Attributes:
+        kernel: the function under `triton.jit`.
+        name: for instance "jpeg write, 4096 bits".
+        constants: every compile-time constant.
+        warps: `num_warps`.
+        registers: the compiler may choose.
+        fuses: integers only.
+    """
+
+    kernel: Any
+    name: str
+    constants: dict[str, int]
+    warps: int
+    registers: None = None
+    fuses: bool = False
+
+    @property
+    def pointers(self) -> dict[str, str]:
+        """Triton's type of each argument that is a pointer; all are aligned to 16 bytes."""
+        names = [name for name in self.kernel.arg_names if name not in self.constants]
+        return {name: _TYPES.get(name, "*i32") for name in names}
+
+    @property
+    def signature(self) -> dict[str, str]:
+        """Triton's type of every argument."""
+        return {**self.pointers, **dict.fromkeys(self.constants, "constexpr")}
+
+
+def jpeg_variants(threads_of_warp: int) -> Iterator[JpegVariant]:
+    """All of them, in the order of their launches.
+
+    Args:
+        threads_of_warp: on the device; the kernels that decode have a lane for each.
+    """
+    yield JpegVariant(assign_lanes_kernel, "jpeg lanes", {"BLOCK": BLOCK}, 1)
+    for shape in LANE_SHAPES:
+        lane_bytes = shape.bits // 8
+        constants = {"LANE_BYTES": lane_bytes, "BLOCK": max(1, BLOCK_BYTES // lane_bytes)}
+        yield JpegVariant(count_unstuffed_kernel, f"jpeg count, {shape.bits} bits", constants, _DEFAULT_WARPS)
+        yield JpegVariant(unstuff_kernel, f"jpeg unstuff, {shape.bits} bits", constants, _DEFAULT_WARPS)
+    yield JpegVariant(sum_before_kernel, "jpeg sums", {"BLOCK": BLOCK}, _DEFAULT_WARPS)
+    yield JpegVariant(lookup_kernel, "jpeg tables", {"BLOCK": FIRST_ENTRIES.value}, _DEFAULT_WARPS)
+    for shape in LANE_SHAPES:
+        constants = {"LANE_BITS": shape.bits, "BLOCK": threads_of_warp}
+        warm_up = {"WARM_UP_BITS": shape.warm_up_bits, **constants}
+        yield JpegVariant(warm_up_kernel, f"jpeg warm-up, {shape.bits} bits", warm_up, 1)
+        yield JpegVariant(compare_kernel, f"jpeg compare, {shape.bits} bits", constants, 1)
+        yield JpegVariant(round_kernel, f"jpeg round, {shape.bits} bits", constants, 1)
+        yield JpegVariant(write_kernel, f"jpeg write, {shape.bits} bits", constants, 1)
+    yield JpegVariant(dc_kernel, "jpeg DC", {"BLOCK": BLOCK}, _DEFAULT_WARPS)
+    yield JpegVariant(idct_kernel, "jpeg inverse transform", {"BLOCKS": BLOCKS}, IDCT_WARPS)
+    yield JpegVariant(colour_kernel, "jpeg colour", {"BLOCK_Y": TILE_HEIGHT, "BLOCK_X": TILE_WIDTH}, COLOUR_WARPS)
+
+
+def some_jpeg_variants(threads_of_warp: int) -> Iterator[JpegVariant]:
+    """Those in which a batch spends most of its time."""
+    for variant in jpeg_variants(threads_of_warp):
+        if variant.kernel in (idct_kernel, colour_kernel) or variant.name == f"jpeg write, {LANE_SHAPES[-1].bits} bits":
+            yield variant
