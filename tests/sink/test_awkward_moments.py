@@ -71,25 +71,28 @@ def test_workers_leave_with_a_killed_training_process() -> None:
     wait_until_gone(pids)
 
 
-@pytest.mark.parametrize("method", ["take", "drop"])
-def test_a_second_interrupt_while_the_first_one_is_cleaned_up(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one comes before (take) or after (drop) the passes were left."""
+@pytest.mark.parametrize("place", ["producer", "traversal"])
+def test_a_second_interrupt_while_the_first_one_is_cleaned_up(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the producer has dropped its batches, or when the passes were left as well."""
     source = DataLoader(Faulty(), batch_size=4, num_workers=2, shuffle=True, generator=torch.Generator())
     with SinkLoader(source) as loader:
-        seen = [next(iter(loader)).tolist()]
+        seen = next(iter(loader)).tolist()
         loader._traversal.was_interrupted = True
-        original = loader._traversal._drop_passes if method == "drop" else loader._producer.drop
+        owner, name = {"producer": (loader._producer, "drop"), "traversal": (loader._traversal, "_drop_passes")}[place]
+        original = getattr(owner, name)
 
         def interrupted() -> None:
             original()
             raise KeyboardInterrupt
 
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            owner = loader._traversal if method == "drop" else loader._producer
-            patch.setattr(owner, "_drop_passes" if method == "drop" else "drop", interrupted)
-            iter(loader)
-        seen.extend(batch.tolist() for batch in loader)
-        assert sorted(sum(seen, [])) == list(range(40))
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                iter(loader)
+        for batch in loader:
+            seen.extend(batch.tolist())
+        assert sorted(seen) == list(range(40))
+        loader.restart()
         assert sorted(loader._producer.free_slots) == [0, 1, 2]
 
 

@@ -125,8 +125,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "fork after start": test_faults.test_forked_child_is_refused_and_harms_nobody,
     "garbage collected": test_faults.test_garbage_collection_in_mid_epoch_closes,
     "terminal interrupt": test_faults.test_terminal_interrupt_kills_workers_and_leaves_in_time,
-    "interpreter exit": partial(test_faults.test_interpreter_exit_without_close, False),
-    "interpreter exit, persistent": partial(test_faults.test_interpreter_exit_without_close, True),
+    "interpreter exit": test_faults.test_interpreter_exit_without_close,
     "worker leaves": partial(test_worker_faults.test_a_worker_that_leaves, test_worker_faults.leave, "exit code 3"),
     "interrupt": partial(test_worker_faults.test_an_interrupt_while_waiting_loses_no_batch, 2, KeyboardInterrupt),
     "kept iterator's worker killed": partial(
