@@ -18,7 +18,6 @@ from torch_sink.image.jpeg_header import read_jpeg_header
 from torch_sink.image.source import EncodedSource
 from torch_sink.triton_kernels.jpeg import layout
 from torch_sink.triton_kernels.jpeg.entropy import (
-    EntropyBuffers,
     LaneShape,
     choose_lane_shape,
     decode_coefficients,
@@ -81,7 +80,7 @@ def clean_files() -> dict[str, bytes]:
         for name, image in {"white": Image.new("RGB", (96, 64), "white"), "text": text(96, 64)}.items():
             files[f"{sampling}, {name}"] = encode(image, subsampling=sampling)
     # Where blocks are full to the last coefficient, lanes agree late: these files are short.
-    for name, image in {"noise": noise(16, 16), "bilevel": bilevel(16, 16)}.items():
+    for name, image in {"noise": noise(16, 8), "bilevel": bilevel(8, 16)}.items():
         files[name] = encode(image, quality=70)
         files[f"{name}, optimised"] = encode(image, quality=95, subsampling="4:4:4", optimize=True)
     files["4:4:0"] = encode_440(48, 64, quality=85)
@@ -89,7 +88,7 @@ def clean_files() -> dict[str, bytes]:
     files["gray"] = encode(photo(50, 60).convert("L"))
     files["gray, restart every row"] = encode(photo(30, 50).convert("L"), restart_marker_rows=1)
     for quality in (1, 10, 30, 50, 90, 95, 98, 100):
-        size = (40, 32) if quality < 95 else (24, 16)
+        size = (40, 32) if quality < 95 else (16, 9)
         files[f"quality {quality}"] = encode(photo(*size, seed=quality), quality=quality)
     return files
 
@@ -162,49 +161,69 @@ class Decoded(NamedTuple):
     coefficients: np.ndarray
 
 
-def buffers_for(batch: JpegBatch, shape: LaneShape, times: int = 1) -> EntropyBuffers:
-    """Buffers for a batch, or for one that is some times as large; they hold rubbish."""
-    buffers = new_buffers(
-        stream_bytes=times * len(batch.stream),
-        images=times * len(batch.images),
-        segments=times * len(batch.segments),
-        tables=times * len(batch.huffman),
-        lanes=times * int(batch.segments[:, COLUMN["LANES"]].sum()),
-        blocks=times * int(batch.images[:, COLUMN["BLOCKS"]].sum()),
-        rounds=shape.rounds,
-        device=device_in_use(),
-        interpreted=INTERPRETED,
-    )
-    for buffer in buffers:
-        buffer.view(torch.uint8).fill_(0x5A)
-    return buffers
+class Decoder:
+    """Buffers and tables on the device, with room for a batch, and rubbish in them."""
+
+    def __init__(self, largest: JpegBatch, shape: LaneShape, times: int = 1) -> None:
+        """Makes room for some times as much as a batch needs."""
+        self.shape = shape
+        self.tables = [
+            torch.full((times * len(table), *table.shape[1:]), 0x5A, dtype=table.dtype, device=device_in_use())
+            for table in host_tables(largest)
+        ]
+        stream, images, segments, huffman = self.tables
+        self.buffers = new_buffers(
+            stream_bytes=len(stream),
+            images=len(images),
+            segments=len(segments),
+            tables=len(huffman),
+            lanes=times * int(largest.segments[:, COLUMN["LANES"]].sum()),
+            blocks=times * int(largest.images[:, COLUMN["BLOCKS"]].sum()),
+            rounds=shape.rounds,
+            device=device_in_use(),
+            interpreted=INTERPRETED,
+        )
+        for buffer in self.buffers:
+            buffer.view(torch.uint8).fill_(0x5A)
+
+    def load(self, batch: JpegBatch) -> None:
+        """Copies a batch to the device; the other rows are padding."""
+        for room, table in zip(self.tables, host_tables(batch), strict=True):
+            room.zero_()
+            room[: len(table)].copy_(table)
+        self.tables[2][len(batch.segments) :, COLUMN["FIRST_LANE"]] = int(batch.segments[:, COLUMN["LANES"]].sum())
+
+    def launch(self) -> None:
+        """Decodes what was loaded."""
+        decode_coefficients(*self.tables, self.buffers, shape=self.shape, interpreted=INTERPRETED)
+
+    def results(self, batch: JpegBatch) -> list[Decoded]:
+        """What came of a batch."""
+        status, coefficients = self.buffers.status.cpu(), self.buffers.coefficients.cpu().numpy()
+        assert not status[len(batch.images) :].any()
+        columns = batch.images[:, COLUMN["FIRST_BLOCK"]], batch.images[:, COLUMN["BLOCKS"]]
+        return [
+            Decoded(int(status[number]), coefficients[first : first + count])
+            for number, (first, count) in enumerate(zip(*columns, strict=True))
+        ]
 
 
-def decode_files(files: Sequence[JpegFile], shape: LaneShape | None = None, spare: bool = False) -> list[Decoded]:
+def host_tables(batch: JpegBatch) -> list[torch.Tensor]:
+    """The stream, the images, the segments and the Huffman tables."""
+    return [batch.stream, *map(torch.from_numpy, (batch.images, batch.segments, batch.huffman))]
+
+
+def decode_files(files: Sequence[JpegFile], shape: LaneShape | None = None, times: int = 1) -> list[Decoded]:
     """All files in one batch.
 
     Args:
         files: what `open_file` opens.
         shape: of the lanes, by default the one that the decoder would choose.
-        spare: buffers and tables have room for a larger batch.
+        times: there is room for a batch that is so many times as large.
     """
     shape = shape or choose_lane_shape(0, interpreted=INTERPRETED)
     batch = pack_jpegs(files, shape.bits)
-    times = 3 if spare else 1
-    images, segments, huffman = (
-        torch.from_numpy(np.pad(table, ((0, (times - 1) * len(table)), (0, 0))))
-        for table in (batch.images, batch.segments, batch.huffman)
-    )
-    segments[len(batch.segments) :, COLUMN["FIRST_LANE"]] = int(batch.segments[:, COLUMN["LANES"]].sum())
-    coefficients, status = decode_coefficients(
-        *(table.to(device_in_use()) for table in (batch.stream, images, segments, huffman)),
-        buffers_for(batch, shape, times),
-        shape=shape,
-        interpreted=INTERPRETED,
-    )
-    firsts, counts = batch.images[:, COLUMN["FIRST_BLOCK"]], batch.images[:, COLUMN["BLOCKS"]]
-    assert not status[len(files) :].any()
-    return [
-        Decoded(int(status[number]), coefficients[first : first + count].cpu().numpy())
-        for number, (first, count) in enumerate(zip(firsts, counts, strict=True))
-    ]
+    decoder = Decoder(batch, shape, times)
+    decoder.load(batch)
+    decoder.launch()
+    return decoder.results(batch)
