@@ -58,7 +58,7 @@ SHARES = {
     "worker_cost": Share(35, ("--rounds", "2", "--images", "40")),
     "decode": Share(30, ("--batches", "64", "256", "--rounds", "3")),
     "loader": Share(30, ("--rounds", "3", "--epochs", "2")),
-    "loop": Share(70, ("--rounds", "5")),
+    "loop": Share(70, ("--rounds", "5", "--seconds", "18")),
     "train": Share(90, ("--models", "resnet50", "--workers", "2", "8", "--steps", "10", "--rounds", "2")),
     "scale": Share(20, ("--rounds", "2")),
 }

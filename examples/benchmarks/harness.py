@@ -17,22 +17,24 @@ import torch
 from torch_sink.cli.bench import percentiles
 from torch_sink.cli.bench_report import describe_run
 from torch_sink.cli.explain import find_images
+from torch_sink.cli.machine import describe_machine
 from torch_sink.cli.photos import write_photos
 
 LOCAL = Path(__file__).resolve().parents[2] / "local"
 
 
-def make_parser(description: str, name: str, *, images: int) -> argparse.ArgumentParser:
-    """Return a parser with the options of every benchmark on photographs.
+def make_parser(description: str, name: str, *, images: int | None = None) -> argparse.ArgumentParser:
+    """Return a parser with the options that the benchmarks share.
 
     Args:
         description: the script's docstring.
         name: of the benchmark; its JSON file is called after it.
-        images: photographs to generate where none are given.
+        images: photographs to generate where none are given; None for a benchmark that needs none.
     """
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
-    parser.add_argument("--data", type=Path, help="ImageFolder tree of photographs (default: generated ones)")
-    parser.add_argument("--images", type=positive, default=images, help="photographs to generate without --data")
+    if images is not None:
+        parser.add_argument("--data", type=Path, help="ImageFolder tree of photographs (default: generated ones)")
+        parser.add_argument("--images", type=positive, default=images, help="photographs to generate without --data")
     parser.add_argument("--output", type=Path, default=LOCAL / f"{name}.json", help="JSON file (default: %(default)s)")
     return parser
 
@@ -121,11 +123,14 @@ def process_cpu_seconds() -> float:
     return total
 
 
-def describe(arguments: argparse.Namespace, script: str, folder: Path) -> dict[str, Any]:
-    """The head of a report: command, machine, photographs and options."""
-    command = f"python examples/benchmarks/{script}" + (" --data DIR" if arguments.data else "")
-    report = describe_run(command, folder)
-    report["photographs"]["given"] = arguments.data is not None
+def describe(arguments: argparse.Namespace, script: str, folder: Path | None = None) -> dict[str, Any]:
+    """The head of a report: command, machine, photographs if there are any, and options."""
+    command = f"python examples/benchmarks/{script}"
+    if folder is None:
+        report: dict[str, Any] = {"command": command, "machine": describe_machine()}
+    else:
+        report = describe_run(command + (" --data DIR" if arguments.data else ""), folder)
+        report["photographs"]["given"] = arguments.data is not None
     options = {name: value for name, value in vars(arguments).items() if name not in ("data", "output")}
     report["options"] = {**options, "device": str(device_here())}
     return report

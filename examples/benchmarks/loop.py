@@ -1,18 +1,17 @@
 """Cost of a training loop on the host: plain loops, compiled loops and StepLoop in every mode.
 
-    python examples/benchmarks/loop.py [--rounds 15] [--models mlp shufflenet resnet50] [--output loop.json]
+    python examples/benchmarks/loop.py [--rounds 15] [--seconds 110] [--models mlp shufflenet resnet50]
 
 For each model and loop: steps a second, host time a step (what the training thread spends on the CPU), what a step
 costs over the plain loop, or over the plain compiled loop where the loop compiles (wall time, and host time, which a
 busy machine disturbs less; medians of the differences within a round), host syncs a step, and on a GPU the share of
 time in which it has nothing to do. Compile and capture seconds stand apart, with the number of steps after which they
-are paid back. Writes a table, JSON, and a PNG where matplotlib is installed.
+are paid back. A slow model gets fewer rounds, so that no model takes much longer than --seconds, but three at least.
+Writes a table, JSON after each model, and a PNG where matplotlib is installed.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,9 +26,10 @@ from torch.nn.functional import cross_entropy
 
 import harness
 import torch_sink
-from torch_sink.cli.machine import describe_machine
+from torch_sink.cli.bench import percentiles
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
+LEAST_ROUNDS = 3
 
 
 def make_mlp() -> nn.Module:
@@ -65,7 +65,7 @@ def cases(cuda: bool) -> dict[str, Case]:
         return {
             "mlp": Case(make_mlp, (64, 64), 200),
             "cnn": Case(make_cnn, (16, 3, 32, 32)),
-            "shufflenet": Case(shufflenet, (8, 3, 32, 32)),
+            "shufflenet": Case(shufflenet, (4, 3, 32, 32)),
         }
     resnet = partial(torchvision.models.resnet50, num_classes=10)
     return {
@@ -158,13 +158,12 @@ class Measurement:
         harness.synchronize()
         self.walls.append((time.perf_counter() - wall) / steps)
 
-    def result(self) -> dict[str, float]:
-        """Medians over the rounds."""
-        step_seconds = statistics.median(self.walls)
-        result = {
-            "steps_per_second": 1 / step_seconds,
-            "step_milliseconds": step_seconds * 1e3,
-            "host_microseconds": statistics.median(self.hosts) * 1e6,
+    def result(self) -> dict[str, Any]:
+        """Percentiles over the rounds."""
+        result: dict[str, Any] = {
+            "steps_per_second": harness.rates(1, self.walls),
+            "step_milliseconds": percentiles([wall * 1e3 for wall in self.walls]),
+            "host_microseconds": percentiles([host * 1e6 for host in self.hosts]),
             "syncs_per_step": self._syncs / self._setup.steps,
             "first_8_steps_seconds": self._first_seconds,
         }
@@ -173,27 +172,47 @@ class Measurement:
         return result
 
 
+def measure(case: Case, device: torch.device, names: list[str] | None, rounds: int, seconds: float) -> dict[str, Any]:
+    """The loops on one model in turns, until the rounds are done or the time is spent."""
+    began = time.perf_counter()
+    measurements = {
+        name: Measurement(prepare, Setup(case, device))
+        for name, prepare in loops(device.type == "cuda").items()
+        if not names or name in ("plain", "torch.compile") or any(part in name for part in names)
+    }
+    done = 0
+    while done < rounds and (done < LEAST_ROUNDS or time.perf_counter() - began < seconds):
+        for measurement in measurements.values():
+            measurement.round()
+        done += 1
+    results = {name: measurement.result() for name, measurement in measurements.items()}
+    add_differences(results, measurements)
+    add_break_even(results)
+    return {"rounds": done, "steps": case.steps, "seconds": time.perf_counter() - began, "loops": results}
+
+
 def add_differences(results: dict[str, dict[str, Any]], measurements: dict[str, Measurement]) -> None:
-    """What a step costs over the plain loop that does the same: within each round, then the median."""
+    """What a step costs over the plain loop that does the same, within each round."""
     for name, entry in results.items():
         base = measurements.get("torch.compile" if "compile" in name else "plain", measurements["plain"])
         pairs = list(zip(measurements[name].walls, base.walls, strict=True))
         hosts = zip(measurements[name].hosts, base.hosts, strict=True)
-        entry["extra_host_microseconds"] = statistics.median((host - plain) * 1e6 for host, plain in hosts)
-        entry["extra_microseconds"] = statistics.median((wall - plain) * 1e6 for wall, plain in pairs)
-        entry["extra_share"] = statistics.median(wall / plain - 1 for wall, plain in pairs)
+        entry["extra_host_microseconds"] = percentiles([(host - plain) * 1e6 for host, plain in hosts])
+        entry["extra_microseconds"] = percentiles([(wall - plain) * 1e6 for wall, plain in pairs])
+        entry["extra_share"] = percentiles([wall / plain - 1 for wall, plain in pairs])
 
 
 def add_break_even(results: dict[str, dict[str, Any]]) -> None:
     """Steps after which a loop has won back what its first steps cost more than the plain loop's."""
     base = results["plain"]
     for entry in results.values():
-        gain = (base["step_milliseconds"] - entry["step_milliseconds"]) / 1e3
+        gain = (base["step_milliseconds"]["p50"] - entry["step_milliseconds"]["p50"]) / 1e3
         cost = entry["first_8_steps_seconds"] - base["first_8_steps_seconds"]
         entry["break_even_steps"] = 0 if cost <= 0 else round(cost / gain) if gain > 0 else None
 
 
-def print_table(model: str, results: dict[str, dict[str, Any]]) -> None:
+def print_table(model: str, measured: dict[str, Any]) -> None:
+    results = measured["loops"]
     heads = [
         ("steps/s", 9),
         ("ms/step", 9),
@@ -205,14 +224,17 @@ def print_table(model: str, results: dict[str, dict[str, Any]]) -> None:
         ("idle", 6),
     ]
     heads += [("first 8", 8), ("even", 8)]
-    print(f"\n{model}\n{'loop':28} " + " ".join(f"{head:>{width}}" for head, width in heads))
+    print(
+        f"\n{model}, medians of {measured['rounds']} rounds\n{'loop':28} "
+        + " ".join(f"{head:>{width}}" for head, width in heads)
+    )
     for name, entry in results.items():
         idle = f"{entry['gpu_idle_share']:6.1%}" if "gpu_idle_share" in entry else f"{'-':>6}"
         even = "never" if entry["break_even_steps"] is None else entry["break_even_steps"]
         print(
-            f"{name:28} {entry['steps_per_second']:9.1f} {entry['step_milliseconds']:9.3f} "
-            f"{entry['host_microseconds']:9.0f} {entry['extra_host_microseconds']:10.0f} "
-            f"{entry['extra_microseconds']:9.0f} {entry['extra_share']:7.1%} "
+            f"{name:28} {entry['steps_per_second']['p50']:9.1f} {entry['step_milliseconds']['p50']:9.3f} "
+            f"{entry['host_microseconds']['p50']:9.0f} {entry['extra_host_microseconds']['p50']:10.0f} "
+            f"{entry['extra_microseconds']['p50']:9.0f} {entry['extra_share']['p50']:7.1%} "
             f"{entry['syncs_per_step']:6.2f} {idle} "
             f"{entry['first_8_steps_seconds']:7.2f}s {even:>8}"
         )
@@ -229,8 +251,9 @@ def draw(report: dict[str, Any], path: Path) -> None:
         return
     tables = report["models"]
     figure, axes = pyplot.subplots(1, len(tables), figsize=(6 * len(tables), 4), squeeze=False, layout="constrained")
-    for axis, (model, results) in zip(axes[0], tables.items(), strict=True):
-        axis.barh(list(results), [entry["step_milliseconds"] for entry in results.values()])
+    for axis, (model, measured) in zip(axes[0], tables.items(), strict=True):
+        results = measured["loops"]
+        axis.barh(list(results), [entry["step_milliseconds"]["p50"] for entry in results.values()])
         axis.invert_yaxis()
         axis.set_title(model)
         axis.set_xlabel("milliseconds a step")
@@ -238,38 +261,25 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.make_parser(__doc__, "loop")
     parser.add_argument("--rounds", type=harness.positive, default=15, help="turns of the loops (default: 15)")
+    parser.add_argument("--seconds", type=float, default=110.0, help="for a model, at three rounds (default: 110)")
     parser.add_argument("--models", nargs="+", help="default: all of this device")
     parser.add_argument("--loops", nargs="+", help="the plain loops, and those whose name contains one of these")
-    parser.add_argument("--output", type=Path, default=harness.LOCAL / "loop.json", help="default: %(default)s")
     arguments = parser.parse_args()
     device = harness.device_here()
     known = cases(device.type == "cuda")
     chosen = arguments.models or list(known)
     if not set(chosen) <= known.keys():
         parser.error(f"--models: on this device there are {', '.join(known)}")
-    report: dict[str, Any] = {
-        "command": "python examples/benchmarks/loop.py",
-        "machine": describe_machine(),
-        "options": {"rounds": arguments.rounds, "threads": torch.get_num_threads(), "device": str(device)},
-        "models": {},
-    }
+    report = harness.describe(arguments, "loop.py")
+    report["options"]["threads"] = torch.get_num_threads()
+    report["models"] = {}
     for model in chosen:
-        measurements = {
-            name: Measurement(prepare, Setup(known[model], device))
-            for name, prepare in loops(device.type == "cuda").items()
-            if not arguments.loops or name in ("plain", "torch.compile") or any(p in name for p in arguments.loops)
-        }
-        for _ in range(arguments.rounds):
-            for measurement in measurements.values():
-                measurement.round()
-        results = {name: measurement.result() for name, measurement in measurements.items()}
-        add_differences(results, measurements)
-        add_break_even(results)
-        print_table(model, results)
-        report["models"][model] = results
-    harness.write(report, arguments.output)
+        measured = measure(known[model], device, arguments.loops, arguments.rounds, arguments.seconds)
+        print_table(model, measured)
+        report["models"][model] = measured
+        harness.write(report, arguments.output)
     draw(report, arguments.output.with_suffix(".png"))
 
 

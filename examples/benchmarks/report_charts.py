@@ -22,9 +22,9 @@ CHARTS: dict[str, Callable[[Report], tuple[str, list[tuple[str, float]]]]] = {
     "loop": lambda report: (
         "ms a step",
         [
-            (f"{model}: {name}", 1e3 / result["steps_per_second"])
-            for model, results in report["models"].items()
-            for name, result in results.items()
+            (f"{model}: {name}", result["step_milliseconds"]["p50"])
+            for model, measured in report["models"].items()
+            for name, result in measured["loops"].items()
         ],
     ),
     "decode": lambda report: (

@@ -59,13 +59,16 @@ def loader(report: Report) -> str:
 
 def loop(report: Report) -> str:
     parts = []
-    for model, results in report["models"].items():
+    for model, measured in report["models"].items():
         rows = []
-        for name, result in results.items():
+        for name, result in measured["loops"].items():
             idle = f"{result['gpu_idle_share']:.1%}" if "gpu_idle_share" in result else "-"
-            figures = [f"{result['steps_per_second']:.1f}", f"{result['host_microseconds']:.0f}"]
-            rows.append([name, *figures, f"{result['syncs_per_step']:.2f}", idle])
-        parts.append(table([model, "steps/s", "host us a step", "syncs a step", "GPU idle"], rows))
+            medians = [result[key]["p50"] for key in ("steps_per_second", "host_microseconds", "extra_microseconds")]
+            figures = [f"{medians[0]:.1f}", f"{medians[1]:.0f}", f"{medians[2]:+.0f}"]
+            share = f"{result['extra_share']['p50']:+.1%}"
+            rows.append([name, *figures, share, f"{result['syncs_per_step']:.2f}", idle])
+        heads = ["steps/s", "host us a step", "us over plain", "share", "syncs a step", "GPU idle"]
+        parts.append(table([f"{model}, {measured['rounds']} rounds", *heads], rows))
     return "\n\n".join(parts)
 
 
@@ -127,7 +130,12 @@ SECTIONS: dict[str, tuple[str, str, bool, Callable[[Report], str]]] = {
         worker_cost,
     ),
     "loader": ("Loaders", "One pipeline of stock torchvision code behind three loaders, in turns.", False, loader),
-    "loop": ("Training loops", "Batches that already lie on the device; the loops take turns.", False, loop),
+    "loop": (
+        "Training loops",
+        "Batches that already lie on the device; the loops take turns. Plain is the compiled loop where a loop compiles.",
+        False,
+        loop,
+    ),
     "transforms": ("Transforms", "From decoded uint8 images to the batch, on the device.", True, transforms),
     "decode": ("Decoders", "The same files from memory, in turns.", True, decode),
     "train": ("Training from JPEG files", "End to end, bfloat16 autocast, channels_last.", True, train),
