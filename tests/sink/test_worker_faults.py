@@ -13,8 +13,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from torch_sink.errors import SinkTimeout
-from torch_sink.sink import SinkLoader, workers
+from torch_sink.errors import SinkError, SinkTimeout
+from torch_sink.sink import SinkLoader, thread_producer, workers
+from torch_sink.sink.host_slots import HostSlots
+from torch_sink.sink.source import Pass, PassStart
+from torch_sink.sink.stage import ImageFormat
+from torch_sink.sink.stats import StatsRecorder
+from torch_sink.sink.thread_producer import ThreadProducer
 
 from .test_faults import read_until_error
 
@@ -220,6 +225,22 @@ def test_a_death_that_shows_late_is_still_named(monkeypatch: pytest.MonkeyPatch)
         watch.poll(30)
     assert len(calls) == 2
     watch.stop()
+
+
+class DeadPass(Pass):
+    def has_dead_worker(self) -> bool:
+        return True
+
+
+def test_a_death_that_never_shows_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the producer's thread waits for: here, a slot that nobody gives back."""
+    monkeypatch.setattr(thread_producer, "DEAD_WORKER_SECONDS", 0.2)
+    producer = ThreadProducer(HostSlots(1, ImageFormat(torch.device("cpu"))), StatsRecorder())
+    producer.free_slots.clear()
+    producer.submit(DeadPass(PassStart(0), iter([])))
+    with pytest.raises(SinkError, match="a data worker died"):
+        producer.take(timeout_seconds=60)
+    producer.close()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

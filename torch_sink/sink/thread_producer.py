@@ -104,6 +104,7 @@ class ThreadProducer:
 
     def _wait(self, asked: float, timeout_seconds: float) -> None:
         dead_since: float | None = None
+        was_freed = False
         while True:
             with self.changed:
                 if self.ready or self.changed.wait_for(lambda: self.ready, WATCH_SECONDS):
@@ -123,8 +124,10 @@ class ThreadProducer:
             elif dead_since is None:
                 dead_since = now
             elif now - dead_since > DEAD_WORKER_SECONDS:
+                if was_freed:
+                    raise SinkError("a data worker died, and the wait for its batch could not be ended otherwise")
                 self._free_stuck_reader(current)
-                dead_since = None
+                dead_since, was_freed = None, True
 
     def _free_stuck_reader(self, current: Pass) -> None:
         current.free_reader(self.outside_source, FREE_READER_SECONDS)
