@@ -132,7 +132,7 @@ SECTIONS: dict[str, tuple[str, str, bool, Callable[[Report], str]]] = {
     "loader": ("Loaders", "One pipeline of stock torchvision code behind three loaders, in turns.", False, loader),
     "loop": (
         "Training loops",
-        "Batches that already lie on the device; the loops take turns. Plain is the compiled loop where a loop compiles.",
+        "Batches that already lie on the device, in turns. Plain means compiled where the loop compiles.",
         False,
         loop,
     ),
