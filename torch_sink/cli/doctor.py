@@ -129,15 +129,21 @@ def _check_kernels() -> Finding:
 
 
 def _check_decoder() -> Finding:
+    import torch
     from PIL import features
 
     import torch_sink
+    from torch_sink.image.decode import candidates
+    from torch_sink.image.state import default_device
 
-    providers = torch_sink.decode_providers()
+    providers = [provider.name for provider in candidates(torch.device(default_device()))]
     if not providers or not features.check("jpg"):
         return Finding("decoder", "broken", "Pillow was built without JPEG", "pip install --force-reinstall pillow")
-    others = f"; also usable: {', '.join(providers[1:])}" if len(providers) > 1 else ""
-    return Finding("decoder", "ok", f"{providers[0]}, the best that works here{others}")
+    detail = f"{providers[0]} decodes"
+    detail += f"; what it cannot take goes to {', '.join(providers[1:])}" if len(providers) > 1 else ""
+    asked = [name for name in torch_sink.decode_providers() if name not in providers]
+    detail += f"; where it is named: {', '.join(asked)}" if asked else ""
+    return Finding("decoder", "ok", detail)
 
 
 def _check_mode() -> Finding:

@@ -1,0 +1,138 @@
+"""Which JPEG files the kernels are given, and the arrays that describe them."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from image.cases import encoded
+from image.jpeg_files import SAMPLINGS, jpeg
+from torch_sink.image.decoded import Box
+from torch_sink.image.jpeg_batch import colour_tiles, idct_tiles, jpeg_file, pack_jpegs
+from torch_sink.image.jpeg_header import read_jpeg_header
+from torch_sink.image.source import EncodedSource
+from torch_sink.triton_kernels.jpeg import layout, window
+
+FACTORS = {"4:4:4": (1, 1), "4:2:2": (2, 1), "4:2:0": (2, 2), "4:4:0": (1, 2), "gray": (1, 1)}
+COLUMN = {name: value.value for name, value in vars(layout).items() if hasattr(value, "value")}
+WINDOW = {name: value.value for name, value in vars(window).items() if hasattr(value, "value")}
+
+
+def source(data: bytes, mode: str = "RGB") -> EncodedSource:
+    header = read_jpeg_header(data)
+    assert header is not None
+    return EncodedSource(data, "a file", header, mode)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_what_the_kernels_cover(sampling: str) -> None:
+    data = jpeg(33, 17, sampling, restart_blocks=2)
+    scan = source(data).header.scan
+    assert scan is not None
+    assert scan.sampling == FACTORS[sampling]
+    assert scan.restart_interval == 2
+    assert data[scan.begin - 3 : scan.begin] == b"\x00\x3f\x00"
+    assert len(scan.quantisation) == len(scan.dc) == len(scan.ac) == (1 if sampling == "gray" else 3)
+
+
+def changed(data: bytes, marker: bytes, at: int, value: int) -> bytes:
+    """One byte, counted from a marker, set to something else."""
+    place = data.index(marker) + at
+    return data[:place] + bytes((value,)) + data[place + 1 :]
+
+
+ADOBE_RGB, ADOBE_YCC = (b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00" + bytes((kind,)) for kind in (0, 1))
+COLOUR, GRAY = jpeg(33, 17, "4:2:0"), jpeg(33, 17, "gray")
+OUTSIDE = {
+    "progressive": encoded(33, 17, progressive=True),
+    "CMYK": encoded(33, 17, 0, "CMYK"),
+    "chroma larger than 1x1": changed(jpeg(33, 17, "4:4:4"), b"\xff\xc0", 14, 0x21),
+    "luma 4x1": changed(COLOUR, b"\xff\xc0", 11, 0x41),
+    "RGB by its identifiers": changed(
+        changed(changed(changed(changed(changed(
+            COLOUR, b"\xff\xc0", 10, 82), b"\xff\xc0", 13, 71), b"\xff\xc0", 16, 66),
+            b"\xff\xda", 5, 82), b"\xff\xda", 7, 71), b"\xff\xda", 9, 66,
+    ),
+    "RGB by its Adobe marker": COLOUR[:2] + ADOBE_RGB + COLOUR[2:],
+    "components of the scan in another order": changed(
+        changed(COLOUR, b"\xff\xda", 7, 3), b"\xff\xda", 9, 2
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_what_they_do_not_cover(name: str) -> None:
+    assert source(OUTSIDE[name]).header.scan is None
+
+
+def test_colour_spaces_that_are_ycc_all_the_same() -> None:
+    assert source(COLOUR[:2] + ADOBE_YCC + COLOUR[2:]).header.scan is not None
+    assert source(changed(GRAY, b"\xff\xc0", 11, 0x22)).header.scan is not None
+
+
+def test_restart_markers_cut_the_scan() -> None:
+    data = jpeg(33, 17, "4:2:0", restart_blocks=1)
+    file = jpeg_file(source(data), None)
+    assert file is not None
+    assert len(file.segments) == 6
+    pieces = [data[begin : begin + length] for begin, length in file.segments]
+    assert (
+        b"".join(piece + bytes((0xFF, 0xD0 + number)) for number, piece in enumerate(pieces))[:-2]
+        == (data[file.scan.begin : -2])
+    )
+    assert jpeg_file(source(data.replace(b"\xff\xd1", b"\xff\xd2", 1)), None) is None
+    assert jpeg_file(source(data.replace(b"\xff\xd4", b"\xff\x00", 1)), None) is None
+
+
+def test_the_arrays_of_a_batch() -> None:
+    sources = [source(jpeg(33, 17, "4:2:0", restart_blocks=2)), source(GRAY, "L"), source(jpeg(20, 40, "4:4:0"))]
+    files = [file for file in (jpeg_file(item, None) for item in sources) if file is not None]
+    batch = pack_jpegs(files, 256)
+    blocks = [3 * 2 * 6, 5 * 3, 3 * 3 * 4]
+    assert batch.images[:, COLUMN["BLOCKS"]].tolist() == blocks
+    assert batch.images[:, COLUMN["FIRST_BLOCK"]].tolist() == [0, blocks[0], blocks[0] + blocks[1]]
+    assert batch.blocks == sum(blocks)
+    assert batch.images[:, COLUMN["SEGMENTS"]].tolist() == [3, 1, 1]
+    assert batch.segments[:, COLUMN["SEGMENT_IMAGE"]].tolist() == [0, 0, 0, 1, 2]
+    assert batch.segments[:, COLUMN["SEGMENT_BLOCKS"]].tolist() == [12, 12, 12, 15, 36]
+    stream = bytes(batch.stream.numpy())
+    places = [(file.source.data, *place) for file in files for place in file.segments]
+    for row, (data, begin, length) in zip(batch.segments, places, strict=True):
+        first = row[COLUMN["FIRST_BYTE"]]
+        assert first % 16 == 0
+        assert stream[first : first + length] == data[begin : begin + length]
+        assert not any(stream[first + length : first + length + 16])
+        assert row[COLUMN["LANES"]] == layout.lane_count(length, 256)
+    for file, row in zip(files, batch.images, strict=True):
+        quantised = Image.open(io.BytesIO(file.source.data)).quantization  # type: ignore[attr-defined]
+        table = batch.quantisation[row[COLUMN["QUANTISATION"]]]
+        assert sorted(table.tolist()) == sorted(quantised[0])
+    assert len(np.unique(batch.huffman, axis=0)) == len(batch.huffman)
+
+
+@pytest.mark.parametrize("box", [Box(0, 0, 61, 47), Box(16, 16, 16, 16), Box(60, 46, 1, 1), Box(15, 31, 3, 2)])
+def test_windows_hold_the_box_and_the_chroma_beside_it(box: Box) -> None:
+    file = jpeg_file(source(jpeg(61, 47, "4:2:0")), box)
+    assert file is not None
+    batch = pack_jpegs([file], 256)
+    row = {name: int(batch.windows[0, at]) for name, at in WINDOW.items() if at < WINDOW["WINDOW_COLUMNS"]}
+    left, right = 16 * row["MCU_LEFT"], 16 * (row["MCU_LEFT"] + row["MCUS_ACROSS"])
+    top, bottom = 16 * row["MCU_TOP"], 16 * (row["MCU_TOP"] + row["MCUS_DOWN"])
+    # A pixel needs the chroma samples at distance 1, which stand for two pixels.
+    assert left <= max(box.left - 2, 0)
+    assert right >= min(box.left + box.width + 2, 61)
+    assert top <= max(box.top - 2, 0)
+    assert bottom >= min(box.top + box.height + 2, 47)
+    assert right - left <= box.width + 2 * 18
+    covered = torch.zeros(bottom - top, right - left, dtype=torch.int32)
+    for _, first, column in colour_tiles(batch, 8, 16).tolist():
+        covered[first : first + 8, column : column + 16] += 1
+    assert covered.max() == 1
+    inside = covered[box.top - top : box.top - top + box.height, box.left - left : box.left - left + box.width]
+    assert inside.shape == (box.height, box.width)
+    assert inside.all()
+    assert len(idct_tiles(batch, 4)) == -(-row["MCUS_ACROSS"] * row["MCUS_DOWN"] * 6 // 4)
