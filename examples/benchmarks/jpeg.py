@@ -1,0 +1,149 @@
+"""The JPEG kernels, each stage alone: microseconds of a batch, and images per second of all of them.
+
+    python examples/benchmarks/jpeg.py [--data DIR] [--batches 64 256 512 1024]
+
+The times of kernels are the GPU's own, from the profiler; where there is no GPU, only what the host does is timed:
+reading headers and packing a batch. Also says how many images Pillow had to decode again. Prints a table and writes
+JSON.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections import Counter
+from typing import Any
+
+import torch
+
+from harness import (
+    describe,
+    device_here,
+    device_spans,
+    in_turns,
+    make_parser,
+    photographs,
+    positive,
+    rates,
+    read_files,
+    write,
+)
+from torch_sink.image.jpeg_batch import colour_tiles, idct_tiles, jpeg_file, pack_jpegs
+from torch_sink.image.jpeg_decode import decode_jpegs
+from torch_sink.image.jpeg_header import read_jpeg_header
+from torch_sink.image.source import EncodedSource
+from torch_sink.triton_kernels.jpeg import colour, entropy, idct
+
+# Part of a kernel's name -> the stage that it belongs to; everything else is copies, fills and small sums.
+STAGES = {
+    "unstuff": "unstuff",
+    "lookup": "look-up tables",
+    "warm_up": "warm-up",
+    "compare": "rounds",
+    "round": "rounds",
+    "write": "write",
+    "dc_kernel": "DC",
+    "idct": "inverse transform",
+    "colour": "colour",
+}
+OTHERS = "copies and sums"
+
+
+def stage_of(kernel: str) -> str:
+    """The stage that a kernel belongs to, by its name."""
+    return next((stage for part, stage in STAGES.items() if part in kernel), OTHERS)
+
+
+def covered_files(files: list[bytes]) -> list[EncodedSource]:
+    """Those that the kernels decode."""
+    found = []
+    for number, data in enumerate(files):
+        header = read_jpeg_header(data)
+        if header is not None and header.scan is not None:
+            found.append(EncodedSource(data, f"file {number}", header, "RGB"))
+    return found
+
+
+def on_the_host(sources: list[EncodedSource], rounds: int) -> dict[str, Any]:
+    """Microseconds an image of what the host does."""
+    shape = entropy.choose_lane_shape(sum(len(source.data) for source in sources))
+
+    def read_headers() -> None:
+        for source in sources:
+            read_jpeg_header(source.data)
+
+    def pack() -> None:
+        files = [file for file in (jpeg_file(source, None) for source in sources) if file is not None]
+        batch = pack_jpegs(files, shape.bits, pinned=torch.cuda.is_available())
+        idct_tiles(batch, idct.blocks_of_tile(interpreted=False))
+        colour_tiles(batch, *colour.tile_shape(interpreted=False))
+
+    seconds = in_turns({"header": read_headers, "pack": pack}, rounds)
+    return {name: 1e6 * statistics.median(values) / len(sources) for name, values in seconds.items()}
+
+
+def on_the_device(sources: list[EncodedSource], device: torch.device, rounds: int) -> dict[str, Any]:
+    """Microseconds a batch of each stage, images a second of the kernels alone and of the whole call."""
+    boxes = [None] * len(sources)
+
+    def decode() -> Any:
+        return decode_jpegs(sources, boxes, device)
+
+    again = sum(image is None for image in decode())
+    stages: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        spent: Counter[str] = Counter()
+        for name, begin, end in device_spans(decode):
+            spent[stage_of(name)] += (end - begin) / 1000
+        for stage, value in spent.items():
+            stages.setdefault(stage, []).append(value)
+    medians = {stage: statistics.median(values) for stage, values in stages.items()}
+    seconds = in_turns({"decode": decode}, rounds)["decode"]
+    return {
+        "stages": medians,
+        "images_per_second_kernels": 1e6 * len(sources) / sum(medians.values()),
+        "images_per_second": rates(len(sources), seconds),
+        "decoded_again": again,
+    }
+
+
+def format_table(report: dict[str, Any]) -> str:
+    lines = []
+    for batch, result in report["batches"].items():
+        host = ", ".join(f"{name} {value:.0f}" for name, value in result["host_us_an_image"].items())
+        lines.append(f"batch {batch}: us an image on the host: {host}")
+        device = result["device"]
+        if device is None:
+            lines.append("  kernels: not measured, there is no GPU")
+            continue
+        lines += [f"  {stage:20}{value:>10.0f} us" for stage, value in device["stages"].items()]
+        whole = device["images_per_second"]["p50"]
+        lines.append(f"  images/s: {device['images_per_second_kernels']:.0f} in kernels, {whole:.0f} in all")
+        lines.append(f"  decoded again by Pillow: {device['decoded_again']}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = make_parser(__doc__, "jpeg", images=120)
+    parser.add_argument("--batches", type=positive, nargs="+", default=[64, 128, 256, 512, 1024], help="images a call")
+    parser.add_argument("--rounds", type=positive, default=5, help="how often each is measured")
+    arguments = parser.parse_args()
+    device = device_here()
+    with photographs(arguments) as folder:
+        report = describe(arguments, "jpeg.py", folder)
+        files = read_files(folder, max(arguments.batches))
+    report["batches"] = {}
+    for batch in arguments.batches:
+        sources = covered_files(files[:batch])
+        report["batches"][str(batch)] = {
+            "images": len(sources),
+            "host_us_an_image": on_the_host(sources, arguments.rounds),
+            "device": on_the_device(sources, device, arguments.rounds) if device.type == "cuda" else None,
+        }
+    print(format_table(report))
+    write(report, arguments.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
