@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,24 @@ def test_allowed_regions() -> None:
             X.tolist()
         with pytest.raises(HostSyncError):
             X.tolist()
+
+
+def test_torch_is_asked_to_raise_on_cuda_and_the_mode_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's warning about its mode is not passed on: in this suite a warning is an error."""
+    modes: list[Any] = [0]
+
+    def change(mode: Any) -> None:
+        warnings.warn("Synchronization debug mode is a prototype feature and does not yet detect all", stacklevel=2)
+        modes.append({"error": 2}.get(mode, mode))
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", change)
+    with no_host_sync(), host_sync_allowed():
+        X.tolist()
+    assert modes == [0, 2, 0, 2, 0]
+    with pytest.raises(HostSyncError, match=rf"{Path(__file__).name}:\d+: called a synchronizing"), no_host_sync():
+        raise RuntimeError("called a synchronizing CUDA operation")
 
 
 class Syncing(nn.Module):

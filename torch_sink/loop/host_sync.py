@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
@@ -66,16 +67,23 @@ class host_sync_allowed:
         _allowed.depth += 1
         self._cuda_mode = _cuda_debug_mode()
         if self._cuda_mode:
-            torch.cuda.set_sync_debug_mode(0)
+            _set_cuda_debug_mode(0)
 
     def __exit__(self, *exc_info: object) -> None:
         if self._cuda_mode:
-            torch.cuda.set_sync_debug_mode(self._cuda_mode)
+            _set_cuda_debug_mode(self._cuda_mode)
         _allowed.depth -= 1
 
 
 def _cuda_debug_mode() -> int:
     return torch.cuda.get_sync_debug_mode() if torch.cuda.is_initialized() else 0
+
+
+def _set_cuda_debug_mode(mode: int | str) -> None:
+    """torch warns that its mode does not see every wait, which is why it is one of three ways of looking here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def _caller() -> tuple[str, bool]:
@@ -188,7 +196,7 @@ def _raise_sync(place: str, what: str) -> None:
 @contextmanager
 def _cuda_sync_errors() -> Iterator[None]:
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    _set_cuda_debug_mode("error")
     try:
         yield
     except RuntimeError as error:
@@ -196,7 +204,7 @@ def _cuda_sync_errors() -> Iterator[None]:
             raise
         raise HostSyncError(f"the host waits for the device at {user_place(error)}: {error}") from error
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        _set_cuda_debug_mode(before)
 
 
 @contextmanager
