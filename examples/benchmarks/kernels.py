@@ -1,11 +1,11 @@
 """The compile gate: every variant of the kernels, compiled for every target, without a GPU.
 
-    python examples/benchmarks/kernels.py [--some] [--targets cuda:90 hip:gfx942]
+    python examples/benchmarks/kernels.py [--some] [--only NAME ...] [--targets cuda:90 hip:gfx942]
 
 Reads registers, spills, shared memory, instructions and the width of accesses to global memory from the machine code,
 counts instructions that would break equal bits, and estimates what the stages of usual pipelines move and compute for
 a pixel. Writes JSON, from which `report.py` makes docs/kernels.md. `--some` leaves out what lies between the smallest
-and the largest variants.
+and the largest stages, and the JPEG kernels for small batches.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")
 ALIGNED = [["tt.divisibility", 16]]
 
 
-def chosen_variants(some: bool, name: str) -> list[Variant | JpegVariant]:
-    """All variants for a target, or the smallest and the largest, and the costliest of JPEG files."""
+def chosen_variants(arguments: argparse.Namespace, name: str) -> list[Variant | JpegVariant]:
+    """The variants for a target that the command line asks for."""
     threads = target(name).warp_size
-    if some:
-        return [*some_variants(), *some_jpeg_variants(threads)]
-    return [*variants(), *jpeg_variants(threads)]
+    if arguments.some:
+        chosen = [*some_variants(), *some_jpeg_variants(threads)]
+    else:
+        chosen = [*variants(), *jpeg_variants(threads)]
+    return [variant for variant in chosen if not arguments.only or variant.name in arguments.only]
 
 
 def compile_variant(variant: Variant | JpegVariant, where: GPUTarget) -> Any:
@@ -64,15 +66,18 @@ def measure(variant: Variant | JpegVariant, name: str) -> dict[str, Any]:
     found = usage(compile_variant(variant, where), where)
     if variant.fuses:
         found["inexact"] = [text for text in found["inexact"] if text not in ("fma.rn.f32", "fma.rn.f32x2")]
+    if isinstance(variant, JpegVariant) and variant.symbols:
+        found["instructions_a_symbol"] = found["loop"] / variant.symbols
     return {"variant": variant.name, "target": name, **found}
 
 
-def measure_in_processes(targets: list[str], some: bool) -> list[dict[str, Any]]:
+def measure_in_processes(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """All rows; a process for each core, because a compilation uses one."""
+    targets = arguments.targets
     count = min(len(os.sched_getaffinity(0)), len(targets))
     # AMD's compiler takes longest: dealt out in this order, each process gets about as much.
     shares = [targets[::-1][start::count] for start in range(count)]
-    command = [sys.executable, __file__, "--print", *(["--some"] if some else []), "--targets"]
+    command = [sys.executable, __file__, *sys.argv[1:], "--print", "--targets"]
     processes = [subprocess.Popen([*command, *share], stdout=subprocess.PIPE, text=True) for share in shares]
     rows = []
     for process in processes:
@@ -87,19 +92,19 @@ def measure_in_processes(targets: list[str], some: bool) -> list[dict[str, Any]]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--some", action="store_true", help="only the smallest and the largest variants")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only variants with these names")
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=TARGETS, metavar="TARGET")
     parser.add_argument("--print", action="store_true", help="print the rows as JSON, in this process")
     parser.add_argument("--output", type=Path, default=RESULT, help="JSON file (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.print:
-        some = arguments.some
-        rows = [measure(variant, name) for name in arguments.targets for variant in chosen_variants(some, name)]
-        json.dump(rows, sys.stdout)
+        chosen = [(variant, name) for name in arguments.targets for variant in chosen_variants(arguments, name)]
+        json.dump([measure(*pair) for pair in chosen], sys.stdout)
         return 0
     from kernel_work import estimate_work
     from torch_sink.cli.machine import describe_machine
 
-    rows = measure_in_processes(arguments.targets, arguments.some)
+    rows = measure_in_processes(arguments)
     report = {
         "command": "python examples/benchmarks/kernels.py" + (" --some" if arguments.some else ""),
         "machine": describe_machine(),

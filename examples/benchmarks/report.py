@@ -54,20 +54,30 @@ def page(results: dict[str, Report]) -> str:
     return "\n".join(lines)
 
 
+def instructions(row: Report) -> str:
+    """ "456 (78)": of a kernel, and for a symbol of its loop where it has one."""
+    a_symbol = row.get("instructions_a_symbol")
+    return f"{row['instructions']}" + ("" if a_symbol is None else f" ({a_symbol:.0f})")
+
+
 def kernels_page(report: Report) -> str:
     """The text of docs/kernels.md."""
     lines = ["# Kernels", "", "Written by `python examples/benchmarks/report.py`; `make kernels` measures again.", ""]
-    which = "The smallest and the largest variants" if "--some" in report["command"] else "Every variant"
+    which = "Every variant"
+    if "--some" in report["command"]:
+        which = "The smallest and the largest stages, and the JPEG kernels of large batches,"
     lines += [
-        f"{which} that the launchers can choose, compiled ahead of time. Widths are bits of one thread's access to",
-        "global memory, times the number of such instructions; each instruction of the machine code counts once.",
+        f"{which} that the launchers can choose, compiled",
+        "ahead of time. Widths are bits of one thread's access to global memory, times the number of such instructions;",
+        "each instruction of the machine code counts once. In brackets: what a warp executes for one symbol of each lane.",
         "",
     ]
     rows = [
         [
             row["variant"],
             row["target"].partition(":")[2],
-            *[str(row[key]) for key in ("registers", "spills", "shared", "instructions")],
+            *[str(row[key]) for key in ("registers", "spills", "shared")],
+            instructions(row),
             *[" ".join(f"{bits}x{count}" for bits, count in row[key].items()) for key in ("loads", "stores")],
         ]
         for row in report["kernels"]

@@ -14,6 +14,7 @@ from .idct import WARPS as IDCT_WARPS
 from .lanes import assign_lanes_kernel
 from .lookup import FIRST_ENTRIES, lookup_kernel
 from .prefix import sum_before_kernel
+from .symbols import SYMBOLS_A_TURN
 from .synchronise import compare_kernel, round_kernel, warm_up_kernel
 from .unstuff import count_unstuffed_kernel, unstuff_kernel
 from .write import write_kernel
@@ -42,6 +43,7 @@ class JpegVariant(NamedTuple):
         name: for instance "jpeg write, 4096 bits".
         constants: every compile-time constant.
         warps: `num_warps`.
+        symbols: how many a turn of its longest loop decodes; 0 where it decodes none.
         registers: the compiler may choose.
         fuses: integers only.
     """
@@ -50,6 +52,7 @@ class JpegVariant(NamedTuple):
     name: str
     constants: dict[str, int]
     warps: int
+    symbols: int = 0
     registers: None = None
     fuses: bool = False
 
@@ -79,20 +82,22 @@ def jpeg_variants(threads_of_warp: int) -> Iterator[JpegVariant]:
         yield JpegVariant(unstuff_kernel, f"jpeg unstuff, {shape.bits} bits", constants, _DEFAULT_WARPS)
     yield JpegVariant(sum_before_kernel, "jpeg sums", {"BLOCK": BLOCK}, _DEFAULT_WARPS)
     yield JpegVariant(lookup_kernel, "jpeg tables", {"BLOCK": FIRST_ENTRIES.value}, _DEFAULT_WARPS)
+    symbols = SYMBOLS_A_TURN.value
     for shape in LANE_SHAPES:
         constants = {"LANE_BITS": shape.bits, "BLOCK": threads_of_warp}
         warm_up = {"WARM_UP_BITS": shape.warm_up_bits, **constants}
-        yield JpegVariant(warm_up_kernel, f"jpeg warm-up, {shape.bits} bits", warm_up, 1)
+        yield JpegVariant(warm_up_kernel, f"jpeg warm-up, {shape.bits} bits", warm_up, 1, symbols)
         yield JpegVariant(compare_kernel, f"jpeg compare, {shape.bits} bits", constants, 1)
-        yield JpegVariant(round_kernel, f"jpeg round, {shape.bits} bits", constants, 1)
-        yield JpegVariant(write_kernel, f"jpeg write, {shape.bits} bits", constants, 1)
+        yield JpegVariant(round_kernel, f"jpeg round, {shape.bits} bits", constants, 1, symbols)
+        yield JpegVariant(write_kernel, f"jpeg write, {shape.bits} bits", constants, 1, symbols)
     yield JpegVariant(dc_kernel, "jpeg DC", {"BLOCK": BLOCK}, _DEFAULT_WARPS)
     yield JpegVariant(idct_kernel, "jpeg inverse transform", {"BLOCKS": BLOCKS}, IDCT_WARPS)
     yield JpegVariant(colour_kernel, "jpeg colour", {"BLOCK_Y": TILE_HEIGHT, "BLOCK_X": TILE_WIDTH}, COLOUR_WARPS)
 
 
 def some_jpeg_variants(threads_of_warp: int) -> Iterator[JpegVariant]:
-    """Those in which a batch spends most of its time."""
+    """Those for large batches."""
+    shorter = tuple(f"{shape.bits} bits" for shape in LANE_SHAPES[:-1])
     for variant in jpeg_variants(threads_of_warp):
-        if variant.kernel in (idct_kernel, colour_kernel) or variant.name == f"jpeg write, {LANE_SHAPES[-1].bits} bits":
+        if not variant.name.endswith(shorter):
             yield variant
