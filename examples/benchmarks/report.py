@@ -68,8 +68,9 @@ def kernels_page(report: Report) -> str:
         which = "The smallest and the largest stages, and the JPEG kernels of large batches,"
     lines += [
         f"{which} that the launchers can choose, compiled",
-        "ahead of time. Widths are bits of one thread's access to global memory, times the number of such instructions;",
-        "each instruction of the machine code counts once. In brackets: what a warp executes for one symbol of each lane.",
+        "ahead of time. Widths are bits of one thread's access to global memory, times the number of such",
+        "instructions; each instruction of the machine code counts once. In brackets: what a warp executes for one",
+        "symbol of each of its lanes.",
         "",
     ]
     rows = [
