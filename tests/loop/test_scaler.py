@@ -225,6 +225,32 @@ def test_parameters_that_join_late_are_checked_on_the_host() -> None:
         assert torch.equal(ours, plain)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
+def test_sparse_gradients_are_unscaled_and_skipped() -> None:
+    def train(ours: bool) -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.EmbeddingBag(9, 4, sparse=True), nn.Linear(4, 3))
+        optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+        forward = loss_with_infinities(torch.zeros(()))
+        poison = torch.tensor([0.0, 0.0, 0.0, math.inf, 0.0, 0.0])
+        batches = [
+            (torch.tensor([[step, 1, 1], [2, step, 8]]), torch.tensor([0, 2]), poison[step]) for step in range(6)
+        ]
+        if ours:
+            history = StepLoop(model, None, optimizer, forward=forward, loss_scaler=StaticLossScaler(8.0)).run(batches)
+            assert history.overflows.nonzero().flatten().tolist() == [3]
+            return model
+        for batch in batches:
+            optimizer.zero_grad()
+            forward(model, batch).backward()
+            if batch[2].isfinite():
+                optimizer.step()
+        return model
+
+    for ours, plain in zip(train(True).parameters(), train(False).parameters(), strict=True):
+        assert torch.equal(ours, plain)
+
+
 @pytest.mark.parametrize("scaler", [None, StaticLossScaler(2.0)])
 def test_parameters_may_join_late_under_fused_sgd(scaler: StaticLossScaler | None) -> None:
     """torch's fused kernel takes momentum buffers for all parameters or for none, and raises otherwise."""

@@ -36,6 +36,7 @@ def unscale_gradients(gradients: list[Tensor], found_inf: Tensor, inverse_scale:
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
         local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+        local = local._values() if local.is_sparse else local
         groups.setdefault((local.device, local.dtype), []).append(local)
     for group in groups.values():
         torch._amp_foreach_non_finite_check_and_unscale_(group, found_inf, inverse_scale)
