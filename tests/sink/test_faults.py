@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import multiprocessing
 import os
 import re
 import signal
@@ -23,6 +24,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch_sink.errors import SinkError, SinkTimeout
 from torch_sink.sink import SinkLoader
 
+received = multiprocessing.RawValue("b")  # without a lock, in which a worker could die
+
+
+def wait_until_received() -> None:
+    """A worker that is about to die has to wait: the files of earlier batches are shared by a live process."""
+    deadline = time.monotonic() + 30
+    while not received.value and time.monotonic() < deadline:
+        time.sleep(0.01)
+
 
 class Numbers(Dataset):
     """Sample i is the number i; some samples misbehave."""
@@ -37,7 +47,7 @@ class Numbers(Dataset):
         if index == self.broken:
             raise LookupError(f"sample {index} is broken")
         if index == self.killed:
-            time.sleep(0.2)  # earlier batches have left the worker: their files are shared by a live process
+            wait_until_received()
             os.kill(os.getpid(), signal.SIGKILL)
         if index == self.slow:
             time.sleep(60)
@@ -63,11 +73,15 @@ def unchanged(sample: object) -> object:
     return sample
 
 
-def read_until_error(loader: SinkLoader) -> tuple[list[list[int]], BaseException | None]:
+def read_until_error(loader: SinkLoader, count: int = 2) -> tuple[list[list[int]], BaseException | None]:
+    """The batches and what ended them; `received` is set after `count` batches."""
     batches = []
+    received.value = 0
     try:
         for batch in loader:
             batches.append(batch.tolist())
+            if len(batches) == count:
+                received.value = 1
     except BaseException as error:
         return batches, error
     return batches, None
@@ -105,7 +119,7 @@ def test_killed_worker_is_an_error_in_order_and_the_loader_can_go_on(persistent:
     source = DataLoader(Numbers(killed=21), batch_size=2, num_workers=2, persistent_workers=persistent)
     with SinkLoader(source) as loader:
         started = time.monotonic()
-        batches, error = read_until_error(loader)
+        batches, error = read_until_error(loader, 8)
         assert time.monotonic() - started < 10
         assert batches == [[i, i + 1] for i in range(0, 2 * len(batches), 2)]
         assert 8 <= len(batches) <= 10

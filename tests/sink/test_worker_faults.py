@@ -21,7 +21,7 @@ from torch_sink.sink.stage import ImageFormat
 from torch_sink.sink.stats import StatsRecorder
 from torch_sink.sink.thread_producer import ThreadProducer
 
-from .test_faults import read_until_error
+from .test_faults import read_until_error, wait_until_received
 
 
 class Faulty(Dataset):
@@ -61,17 +61,17 @@ def raise_stop() -> None:
 
 
 def raise_interrupt() -> None:
-    time.sleep(0.2)  # earlier batches have left the worker: their files are shared by a live process
+    wait_until_received()
     raise KeyboardInterrupt
 
 
 def leave() -> None:
-    time.sleep(0.2)
+    wait_until_received()
     os._exit(3)
 
 
 def freeze() -> None:
-    time.sleep(0.2)
+    wait_until_received()
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
