@@ -72,6 +72,11 @@ def start(*arguments: Any) -> BaseProcess:
     return process
 
 
+def steps_made(folder: Path) -> int:
+    """Records of steps, repeated ones included."""
+    return sum(path.read_text().count("\n") for path in folder.glob("step-*"))
+
+
 def records(folder: Path) -> list[str]:
     """One line per step; a step that was made twice, before and after a kill, must have been the same."""
     lines = [path.read_text().splitlines() for path in sorted(folder.glob("step-*"))]
@@ -122,12 +127,13 @@ def test_killed_at_random_moments(tmp_path: Path, context: str, num_workers: int
     """At any moment, the start of the workers included; none of them outlives the process."""
     moments = random.Random(f"{context} {num_workers} {persistent}")
     options = {"num_workers": num_workers, "persistent_workers": persistent, "multiprocessing_context": context}
-    started = time.monotonic()
     expected = uninterrupted(tmp_path / "whole", options)
-    seconds = time.monotonic() - started
-    for _ in range(4):
+    for awaited in (0, 1, 1, 1):  # steps, before the moment: the start of the workers takes most of the time
+        before = steps_made(tmp_path)
         process = start(tmp_path, options)
-        process.join(moments.uniform(0.1, 0.9) * seconds)
+        while process.is_alive() and steps_made(tmp_path) < before + awaited:
+            time.sleep(0.005)
+        process.join(moments.uniform(0, 0.1))
         workers = psutil.Process(process.pid).children(recursive=True) if process.is_alive() else []
         process.kill()
         process.join()
