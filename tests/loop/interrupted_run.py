@@ -1,17 +1,26 @@
-"""A training script that the tests kill and start again: `python interrupted_run.py DIRECTORY [steps per second]`.
+"""A training script that the tests kill and start again.
 
 It trains with dropout, BatchNorm, a schedule, accumulation, an average and shuffled, randomly augmented data, saves
 every 5 steps, resumes if it can, and writes a digest of everything to DIRECTORY/result.txt at the end.
+
+Each life is a process of its own. Since importing torch takes longer than the training, the script imports once, then
+forks a life for every line `[directory, seconds per sink, file to print to]` of its input; it answers with the life's
+process id, and with its exit code when it has ended.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import sys
 import time
+import traceback
 from pathlib import Path
+from typing import NoReturn
 
 import torch
+import torch._dynamo  # the first step of an optimizer imports it, which takes longer than all steps
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
@@ -69,5 +78,27 @@ def main(directory: Path, seconds_per_sink: float) -> None:
     (directory / "result.txt").write_text(f"{digest.hexdigest()} {last_losses} {loop.step_count}")
 
 
+def live(directory: str, seconds_per_sink: float, printed: str) -> NoReturn:
+    """One life, in a process that was forked for it."""
+    code = 1
+    try:
+        output = os.open(printed, os.O_WRONLY)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        main(Path(directory), seconds_per_sink)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.0)
+    for line in sys.stdin:
+        life = os.fork()
+        if life == 0:
+            live(*json.loads(line))
+        print(life, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(life, 0)[1]), flush=True)
