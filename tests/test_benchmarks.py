@@ -28,6 +28,28 @@ SASS = """
         /*0040*/              @UP1 STG.E.128 desc[UR4][R2.64], R8 ;   /* 0x0000000502007986 */
 """
 
+SASS_LOOP = """
+        /*0000*/                   LDC R1, c[0x0][0x28] ;             /* 0x00000a0000017b82 */
+        /*0010*/                   LDG.E R4, desc[UR4][R2.64] ;       /* 0x0000000402047981 */
+        /*0020*/               @P1 BRA 0x40 ;                         /* 0x0000000402047981 */
+        /*0030*/                   IMAD.MOV.U32 R5, RZ, RZ, RZ ;      /* 0x0000000502007986 */
+        /*0040*/              @!P0 BRA 0x10 ;                         /* 0x0000000502007986 */
+        /*0050*/                   EXIT ;                             /* 0x0000000502007986 */
+        /*0060*/                   BRA 0x60;                          /* 0x0000000502007986 */
+"""
+AMDGCN_LOOP = """
+.LBB0_1:                                ;   in Loop: Header=BB0_2 Depth=1
+\tv_add_u32_e32 v1, v1, v2
+.LBB0_2:                                ; =>This Inner Loop Header: Depth=1
+\tv_mov_b32_e32 v2, v1
+.Ltmp4:
+\ts_cbranch_execz .LBB0_1
+; %bb.3:                                ;   in Loop: Header=BB0_2 Depth=1
+\ts_branch .LBB0_2
+; %bb.4:
+\ts_endpgm
+"""
+
 
 def test_overlapping_intervals_are_counted_once() -> None:
     assert harness.covered([(0, 10), (2, 5), (8, 12), (20, 21)]) == 13
@@ -50,6 +72,9 @@ def test_machine_code_is_read() -> None:
     assert instructions == ["LDC", "LDG.E.U8", "LDG.E.64", "STG.E", "STG.E.128"]
     assert [kernel_usage._cuda_bits(name) for name in instructions[1:]] == [8, 64, 32, 128]
     assert [kernel_usage._amd_bits(name) for name in ("global_load_ubyte_d16", "global_store_dwordx4")] == [8, 128]
+    assert kernel_usage._cuda_loop(SASS_LOOP) == 4
+    assert kernel_usage._cuda_loop(SASS) == 0
+    assert kernel_usage._amd_loop(AMDGCN_LOOP) == 4
 
 
 def test_a_command_ends_within_its_share_and_takes_its_children_along(tmp_path: Path) -> None:

@@ -190,37 +190,40 @@ def decode_coefficients(
         The quantised coefficients, int16 [blocks, 64], and the status, int32 [images]: both are of the buffers. The
         coefficients of an image whose status is not 0 may be anything.
     """
-    unstuffed, kept, kept_before, segment_bytes, lookups, lane_segments = buffers[:6]
-    entries, exits, blocks, blocks_before, segment_blocks, items, counts, coefficients, status = buffers[6:]
-    for buffer, value in ((lane_segments, NO_SEGMENT.value), (counts, 0), (coefficients, 0), (status, 0)):
-        buffer.fill_(value)
-
+    unstuffed, lookups, entries, exits = buffers.unstuffed, buffers.lookups, buffers.entries, buffers.exits
+    segment_bytes, lane_segments = buffers.segment_bytes, buffers.lane_segments
+    lane_segments.fill_(NO_SEGMENT.value)
+    for buffer in (buffers.counts, buffers.coefficients, buffers.status):
+        buffer.zero_()
     of_segments = (len(segments),)
     assign_lanes_kernel[of_segments](segments, lane_segments, BLOCK=BLOCK, num_warps=1)
+
+    # There is room for whole programs of `most` lanes.
+    most = lanes_of_program(buffers.lanes, interpreted=interpreted)
     lane_bytes = shape.bits // 8
-    block = buffers.lanes if interpreted else max(1, BLOCK_BYTES // lane_bytes)
-    of_bytes = (triton.cdiv(buffers.lanes, block),)
+    block = most if interpreted else min(most, BLOCK_BYTES // lane_bytes)
+    of_lanes = (buffers.lanes // block,)
     constants = {"LANE_BYTES": lane_bytes, "BLOCK": block}
-    count_unstuffed_kernel[of_bytes](stream, segments, lane_segments, kept, status, **constants)
-    sum_before_kernel[of_segments](kept, kept_before, segment_bytes, segments, BLOCK=BLOCK)
-    unstuff_kernel[of_bytes](stream, segments, lane_segments, kept_before, segment_bytes, unstuffed, **constants)
+    stuffed = (stream, segments, lane_segments)
+    count_unstuffed_kernel[of_lanes](*stuffed, buffers.kept, buffers.status, **constants)
+    sum_before_kernel[of_segments](buffers.kept, buffers.kept_before, segment_bytes, segments, BLOCK=BLOCK)
+    unstuff_kernel[of_lanes](*stuffed, buffers.kept_before, segment_bytes, unstuffed, **constants)
+
     block = triton.next_power_of_2(LOOKUP_ENTRIES.value) if interpreted else FIRST_ENTRIES.value
     lookup_kernel[(len(huffman),)](huffman, lookups, BLOCK=block)
 
-    block = lanes_of_program(buffers.lanes, interpreted=interpreted)
-    of_lanes = (buffers.lanes // block,)
-    constants = {"LANE_BITS": shape.bits, "BLOCK": block, "num_warps": 1}
-    where = (segments, segment_bytes, lane_segments)
-    how = (unstuffed, *where, images, lookups, entries, exits)
-    warm_up_kernel[of_lanes](*how, blocks, WARM_UP_BITS=shape.warm_up_bits, **constants)
-    compare_kernel[of_lanes](*where, entries, exits, items[0], counts[0], **constants)
+    of_lanes = (buffers.lanes // most,)
+    constants = {"LANE_BITS": shape.bits, "BLOCK": most, "num_warps": 1}
+    lanes = (segments, segment_bytes, lane_segments)
+    coded = (unstuffed, *lanes, images, lookups, entries, exits)
+    warm_up_kernel[of_lanes](*coded, buffers.blocks, WARM_UP_BITS=shape.warm_up_bits, **constants)
+    lists = [(buffers.items[number % 2], count) for number, count in enumerate(buffers.counts)]
+    compare_kernel[of_lanes](*lanes, entries, exits, *lists[0], **constants)
     for number in range(shape.rounds):
-        if interpreted and not counts[number, 0]:
-            break  # the rest would do nothing; a device is not waited for
-        this, following = number % 2, (number + 1) % 2
-        lists = (items[this], counts[number], items[following], counts[number + 1])
-        round_kernel[of_lanes](*how, blocks, *lists, **constants)
-    sum_before_kernel[of_segments](blocks, blocks_before, segment_blocks, segments, BLOCK=BLOCK)
-    write_kernel[of_lanes](*how, blocks_before, coefficients, status, **constants)
-    dc_kernel[(len(segments), 3)](segments, images, coefficients, BLOCK=BLOCK)
-    return coefficients, status
+        round_kernel[of_lanes](*coded, buffers.blocks, *lists[number], *lists[number + 1], **constants)
+    sums = (buffers.blocks_before, buffers.segment_blocks)
+    sum_before_kernel[of_segments](buffers.blocks, *sums, segments, BLOCK=BLOCK)
+    write_kernel[of_lanes](*coded, buffers.blocks_before, buffers.coefficients, buffers.status, **constants)
+
+    dc_kernel[(len(segments), 3)](segments, images, buffers.coefficients, BLOCK=BLOCK)
+    return buffers.coefficients, buffers.status

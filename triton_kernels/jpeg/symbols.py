@@ -11,15 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .layout import (
-    AC_TABLE,
-    COMPONENTS,
-    DC_TABLE,
-    FIRST_BYTE,
-    IMAGE_COLUMNS,
-    SEGMENT_IMAGE,
-    UNITS,
-)
+from .layout import AC_TABLE, COMPONENTS, DC_TABLE, FIRST_BYTE, IMAGE_COLUMNS, SEGMENT_IMAGE, UNITS
 from .lookup import FIRST_BITS, FIRST_ENTRIES, GROUP_ENTRIES, LOOKUP_ENTRIES, advance_of
 
 # Symbols between two looks at whether any lane of the program goes on.
@@ -40,13 +32,14 @@ def unpack_state(state):
 
 @triton.jit
 def load_tables(row, images, is_wanted):
-    """What to decode a lane with: units of an MCU, how many of them are luma, and the tables of each component.
+    """What to decode lanes with: units of an MCU, how many of them are luma, and the tables of each component.
 
     The rows of a component's two tables are one uint32: the one for DC in the low half, the one for AC in the high.
+    Lanes that are not wanted get those of the first image.
     """
     image = images + tl.load(row + SEGMENT_IMAGE, mask=is_wanted, other=0) * IMAGE_COLUMNS
-    units = tl.load(image + UNITS, mask=is_wanted, other=1)
-    luma = units - tl.load(image + COMPONENTS, mask=is_wanted, other=1) + 1
+    units = tl.load(image + UNITS)
+    luma = units - tl.load(image + COMPONENTS) + 1
     y = tl.load(image + DC_TABLE) | (tl.load(image + AC_TABLE) << 16)
     cb = tl.load(image + DC_TABLE + 1) | (tl.load(image + AC_TABLE + 1) << 16)
     cr = tl.load(image + DC_TABLE + 2) | (tl.load(image + AC_TABLE + 2) << 16)
@@ -75,11 +68,14 @@ def move(words, first, second, third, position, bits):
 
 @triton.jit
 def look_up(lookups, tables, first, second, position, unit, place, is_active):
-    """The entry of the symbol at each lane's position, int32, 0 where the lane is not active, and the bits there.
+    """The entry of the symbol at each lane's position, int32, and the 32 bits from there on.
 
     Args:
         lookups: uint16 [tables, LOOKUP_ENTRIES].
         tables: as `load_tables` returns them.
+        first, second: the words from `position` on.
+        position, unit, place: of each lane.
+        is_active: which lanes go on; the entries of the others are 0, so that nothing moves them.
     """
     _, luma, y, cb, cr = tables
     both = (first.to(tl.uint64) << 32) | second.to(tl.uint64)
