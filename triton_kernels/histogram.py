@@ -97,8 +97,8 @@ def tensor_contrast_table(histogram_pointer, factor, rest, formula):
 
 
 @triton.jit
-def write_tables(operation, record):
-    """Turns the histograms of a record into the tables of one operation, one for each channel.
+def write_tables(operation, record, written):
+    """Turns the histograms of a record into the tables of one operation, one for each channel, in the record `written`.
 
     Every program of an image writes the same values, so it does not matter whose are read.
     """
@@ -120,6 +120,6 @@ def write_tables(operation, record):
             table = autocontrast_table(counts) if formula == PILLOW else tensor_autocontrast_table(counts, formula)
         else:
             table = equalize_table(counts)
-        tl.store(record + TABLES + channel * 256 + bins, table)
+        tl.store(written + TABLES + channel * 256 + bins, table)
     # Written by all threads of this program, and read by all of them.
     tl.debug_barrier()

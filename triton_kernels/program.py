@@ -38,7 +38,8 @@ VALUE_TABLE = tl.constexpr(25)  # index of the table that turns uint8 into float
 FROM_BYTES = tl.constexpr(26)  # float stages: 1 where the input is uint8 and read through the table, else 0
 STATISTIC = tl.constexpr(27)  # float stages: row of the operation whose statistic this job gathers, or -1
 HISTOGRAM_FORMULA = tl.constexpr(28)  # uint8 stages: whose gray values the histogram that it writes counts
-JOB_COLUMNS = tl.constexpr(29)
+TABLES_WRITTEN = tl.constexpr(29)  # uint8 stages: the record for the tables made of the histogram that it reads
+JOB_COLUMNS = tl.constexpr(30)
 
 # Columns of an operation, int32: its code, then up to OPERATION_COLUMNS - 1 parameters.
 OPERATION_COLUMNS = tl.constexpr(12)
@@ -76,6 +77,7 @@ BLUR_X = tl.constexpr(41)
 BLUR_Y = tl.constexpr(42)
 RESIZE_X = tl.constexpr(44)
 RESIZE_Y = tl.constexpr(45)
+MIX = tl.constexpr(46)
 GRID = tl.constexpr(43)
 
 # Whose formulas an operation uses: Pillow's, or those of torchvision's kernels for tensors, v1 or v2.

@@ -19,6 +19,7 @@ from .erase import paste, position_in_box
 from .fetch import fetch, load_view
 from .grid import sample_grid
 from .histogram import count_values, write_tables
+from .mix import mix
 from .pixel_math import colour, gray_value, rounded
 from .program import (
     AFFINE,
@@ -37,6 +38,7 @@ from .program import (
     HISTOGRAM_READ,
     HISTOGRAM_WRITTEN,
     JOB_COLUMNS,
+    MIX,
     OPERATION_COLUMNS,
     PASTE,
     RECORD_ENTRIES,
@@ -47,6 +49,7 @@ from .program import (
     RESIZE_Y,
     SHARPNESS,
     SHIFT,
+    TABLES_WRITTEN,
     TAIL_BEGIN,
     TAIL_END,
     TARGET,
@@ -98,7 +101,8 @@ def stage_kernel(
         read = tl.load(job + HISTOGRAM_READ)
         if read >= 0:
             statistic = operations + tail_begin * OPERATION_COLUMNS
-            write_tables(statistic, histograms + read * RECORD_ENTRIES)
+            written = histograms + tl.load(job + TABLES_WRITTEN) * RECORD_ENTRIES
+            write_tables(statistic, histograms + read * RECORD_ENTRIES, written)
 
     y = tl.minimum(rows, height - 1)
     x = tl.minimum(columns, width - 1)
@@ -137,6 +141,8 @@ def stage_kernel(
         red, green, blue = warp_fixed(view, head, x[None, :], y[:, None])
     elif head_code == SHARPNESS:
         red, green, blue = sharpen(view, head, x[None, :], y[:, None], red, green, blue, HAS_FLOAT64)
+    elif head_code == MIX:
+        red, green, blue = mix(view, workspace, jobs, head, x[None, :], y[:, None])
     elif (head_code != WARP) & (head_code < BLUR):
         red, green, blue = fetch(view, x[None, :], y[:, None])
     if HAS_FLOAT64:
@@ -174,7 +180,7 @@ def stage_kernel(
                 red, green, blue = paste(operation, tables, pasted_from, here, red, green, blue)
         if HAS_STATISTIC:
             if (code >= CONTRAST) & (code <= EQUALIZE):
-                record = histograms + tl.load(job + HISTOGRAM_READ) * RECORD_ENTRIES
+                record = histograms + tl.load(job + TABLES_WRITTEN) * RECORD_ENTRIES
                 red, green, blue = apply_tables(record, red, green, blue)
 
     inside = (rows < height)[:, None] & (columns < width)[None, :]

@@ -52,6 +52,7 @@ class Kind(enum.IntEnum):
     BLUR_Y = 42
     RESIZE_X = 44
     RESIZE_Y = 45
+    MIX = 46
     GRID = 43
 
     @property
@@ -107,6 +108,7 @@ class Atom(NamedTuple):
         factor: a float32 parameter.
         tables: int32 arrays that the kernel looks things up in.
         formula: whose arithmetic it follows.
+        branches: what it mixes with its input.
     """
 
     kind: Kind | FloatKind
@@ -115,6 +117,19 @@ class Atom(NamedTuple):
     factor: float = 0.0
     tables: tuple[np.ndarray, ...] = ()
     formula: Formula = Formula.PILLOW
+    branches: tuple[Branch, ...] = ()
+
+
+class Branch(NamedTuple):
+    """What becomes of an image on one of several ways, before they are mixed; it keeps its size.
+
+    Attributes:
+        weight: of its result in the mix, float32.
+        atoms: kernel work, in order.
+    """
+
+    weight: float
+    atoms: tuple[Atom, ...]
 
 
 class Program(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +45,10 @@ class RowBuilder:
         self.workspace = 0
         self.floats = 0
         self.chains: dict[tuple[tuple[Op, ...], int], int] = {}
+
+    def add_histogram(self) -> int:
+        self.histograms += 1
+        return self.histograms - 1
 
     def reserve(self, number_of_bytes: int) -> int:
         offset = self.workspace
@@ -92,6 +97,18 @@ class ImageJobs:
         self.source: tuple[int, int, int, int] = image.offset, image.row, image.column, image.channel
         self.from_bytes = 1
         self.histogram = -1
+        # Operations that tell the next mix where its branches end.
+        self.branch_ends: list[Atom] = []
+        self.shared_histogram = -1
+
+    def add_branch(self, stages: Sequence[Stage], weight: float) -> list[int]:
+        """The numbers of the jobs of one branch of the next stage; what that reads itself stays as it is."""
+        before = self.source, self.histogram
+        self.shared_histogram = self.histogram
+        numbers = [self.add_byte_stage(stage, is_last=False) for stage in stages]
+        self.branch_ends.append(Atom(Kind.MIX, stages[-1].size, (numbers[-1],), weight))
+        self.source, self.histogram = before
+        return numbers
 
     def add_byte_stage(self, stage: Stage, is_last: bool) -> int:
         """The number of the new job; `is_last`: it writes the result."""
@@ -124,20 +141,25 @@ class ImageJobs:
         self, stage: Stage, target: tuple[int, int, int, int], is_last: bool, fill: int, statistic: int = -1
     ) -> int:
         builder, (height, width) = self.builder, stage.size
-        histogram_written = -1
-        if stage.writes_histogram:
-            histogram_written = builder.histograms
-            builder.histograms += 1
+        histogram_read = self.histogram if stage.reads_histogram else -1
+        # The tables made of a histogram lie beside it, but each of several branches makes its own.
+        shares = stage.reads_histogram and histogram_read == self.shared_histogram
+        tables = builder.add_histogram() if shares else histogram_read
+        histogram_written = builder.add_histogram() if stage.writes_histogram else -1
         head = builder.add_operation(stage.head) if stage.head is not None else -1
+        if stage.branches:
+            for end in self.branch_ends:
+                builder.add_operation(end)
+            self.branch_ends.clear()
         tail_begin = len(builder.operations)
         for atom in stage.tail:
             builder.add_operation(atom)
         chain = self.program.value_ops, self.program.value_channels
         job = [*self.source, *target, height, width, self.program.out_channels if is_last else 3]
         job += [*stage.view.x, *stage.view.y, fill, head, tail_begin, len(builder.operations)]
-        job += [self.histogram if stage.reads_histogram else -1, histogram_written]
+        job += [histogram_read, histogram_written]
         job += [builder.chains.setdefault(chain, len(builder.chains)), self.from_bytes, statistic]
-        job.append(stage.histogram_formula)
+        job += [stage.histogram_formula, tables]
         self.source, self.histogram = target, histogram_written
         builder.jobs.append(job)
         return len(builder.jobs) - 1

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from torch_sink.image import (  # noqa: F401  they fill the registries
+    lower_augmix,
     lower_blur,
     lower_colour,
     lower_float_blur,

@@ -111,6 +111,21 @@ def _cut_mix(batch: torch.Tensor, box: tuple[int, int, int, int]) -> torch.Tenso
 _stock("batch.mix_up", _mix_up)
 _stock("batch.cut_mix", _cut_mix)
 
+# AugMix
+
+
+def _augmix(image: torch.Tensor, terms: tuple[tuple[float, tuple[Op, ...]], ...], dtype: torch.dtype) -> torch.Tensor:
+    """The sum of weights times results of chains, in float32 and in this order; the first chain is empty."""
+    batch = image.unsqueeze(0)
+    weights = torch.tensor([weight for weight, _ in terms], dtype=torch.float32).view(-1, 1, 1, 1, 1)
+    mix = weights[0] * batch
+    for weight, (_, chain) in zip(weights[1:], terms[1:], strict=True):
+        mix.add_(weight * replay(batch, chain))
+    return mix[0].to(dtype)
+
+
+_stock("augmix", _augmix)
+
 # Tensors, kernels of transforms; `pixels` and `field` are tensors wrapped in a `TensorArgument`
 _stock("v1.normalize", F_tensor.normalize)
 _stock("v1.convert_image_dtype", F_tensor.convert_image_dtype)

@@ -1,6 +1,7 @@
 """The programs of a batch -> a Plan: which launch does what to which image, ready for the kernels.
 
 Every image's last stage runs in the last launch, so a batch costs as many launches as its longest image has stages.
+Branches end in the launch before the one that mixes them.
 Where some images go on in float32 after the conversion to tensors, all do: the uint8 stages of all images come first,
 then the float stages, and a batch costs as many launches as the longest image of each kind has stages.
 """
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torch_sink.image.atoms import FloatKind, Kind, Program
+from torch_sink.image.branches import branched_stages, depth, longest_branch
 from torch_sink.image.jobs import COLUMN, ImageInput, ImageJobs, RowBuilder
 from torch_sink.image.ops import Op
 from torch_sink.image.stages import Stage, only_crops_and_flips, stages_of
@@ -114,12 +116,19 @@ def build_plan(
     builder.reserve(decoded_bytes)
     in_floats = any(program.float_atoms is not None for program in programs)
     chains = chains_of(inputs, programs)
-    byte_depth, float_depth = (max(len(chain[on_floats]) for chain in chains) for on_floats in (0, 1))
+    byte_depth, float_depth = (max(depth(chain[on_floats]) for chain in chains) for on_floats in (0, 1))
     slots: list[list[tuple[int, Stage]]] = [[] for _ in range(byte_depth + float_depth)]
     for index, (image, program, (byte_stages, float_stages)) in enumerate(zip(inputs, programs, chains, strict=True)):
         job = ImageJobs(builder, index, image, program, output_strides)
-        for number, stage in enumerate(byte_stages, byte_depth - len(byte_stages)):
-            slots[number].append((job.add_byte_stage(stage, number == len(slots) - 1), stage))
+        at = byte_depth - depth(byte_stages)
+        for stage in byte_stages:
+            at += longest_branch(stage)
+            for branch, end in zip(stage.branches, stage.head.branches if stage.head else (), strict=True):
+                numbers = job.add_branch(branch, end.weight)
+                for slot, number, part in zip(slots[at - len(branch) : at], numbers, branch, strict=True):
+                    slot.append((number, part))
+            slots[at].append((job.add_byte_stage(stage, at == len(slots) - 1), stage))
+            at += 1
         following = [*float_stages[1:], None]
         for number, stage in enumerate(float_stages):
             slot = slots[len(slots) - len(float_stages) + number]
@@ -150,13 +159,13 @@ def _stages(image: ImageInput, program: Program, in_floats: bool) -> tuple[list[
     """The uint8 stages and the float stages of one image."""
     height, width = image.height, image.width
     if not in_floats:
-        return stages_of(height, width, program.atoms), []
+        return branched_stages(height, width, program.atoms), []
     atoms, float_atoms = program.atoms, program.float_atoms or ()
     if only_crops_and_flips(height, width, atoms):
         # They cost nothing as the view of the first float stage.
         return [], stages_of(height, width, (*atoms, *float_atoms))
     height, width = atoms[-1].size
-    return stages_of(image.height, image.width, atoms), stages_of(height, width, float_atoms)
+    return branched_stages(image.height, image.width, atoms), stages_of(height, width, float_atoms)
 
 
 def _launch(slot: list[tuple[int, Stage]], shape: tuple[int, int], on_floats: bool, is_last: bool) -> Launch:

@@ -27,14 +27,15 @@ def boxes_read(
     boxes: list[Box | None] = [None] * count
     chains = chains_of([ImageInput(0, 0, 0, 0, height, width) for width, height in sizes], programs)
     for (width, height), (byte_stages, float_stages), entry in zip(sizes, chains, entries, strict=True):
-        stage = (byte_stages or float_stages)[0]
-        left, right = _positions(stage.view.x, stage.input_size[1], width)
-        top, bottom = _positions(stage.view.y, stage.input_size[0], height)
-        known = boxes[entry]
-        if known is not None:
-            left, right = min(left, known.left), max(right, known.left + known.width)
-            top, bottom = min(top, known.top), max(bottom, known.top + known.height)
-        boxes[entry] = Box(left, top, right - left, bottom - top)
+        first = (byte_stages or float_stages)[0]
+        for stage in (first, *(branch[0] for branch in first.branches)):
+            left, right = _positions(stage.view.x, stage.input_size[1], width)
+            top, bottom = _positions(stage.view.y, stage.input_size[0], height)
+            known = boxes[entry]
+            if known is not None:
+                left, right = min(left, known.left), max(right, known.left + known.width)
+                top, bottom = min(top, known.top), max(bottom, known.top + known.height)
+            boxes[entry] = Box(left, top, right - left, bottom - top)
     whole = {entry: Box(0, 0, *size) for entry, size in zip(entries, sizes, strict=True)}
     return [None if box == whole.get(entry) else box for entry, box in enumerate(boxes)]
 

@@ -27,7 +27,7 @@ from torchvision.transforms.v2 import _utils as v2_utils
 from torchvision.transforms.v2.functional import _misc, _type_conversion
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
-from torch_sink.image import record_conversion, record_pil, record_tensor, samplers, state, stock_types
+from torch_sink.image import record_augmix, record_conversion, record_pil, record_tensor, samplers, state, stock_types
 from torch_sink.image.batch import LazyBatch
 from torch_sink.image.collate import collate_handles
 from torch_sink.image.fallback import ledger
@@ -94,6 +94,8 @@ def _rows() -> Iterator[Row]:
     yield Row(v2.RandomResizedCrop, "make_params", samplers.resized_crop_v2)
     for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
         yield Row(kind, "_augmentation_space", samplers.augmentation_space)
+    for kind in (autoaugment.AugMix, v2.AugMix):
+        yield Row(kind, "forward", record_augmix.forward)
     yield Row(v2.MixUp, "transform", _mix("batch.mix_up", "lam"))
     yield Row(v2.CutMix, "transform", _mix("batch.cut_mix", "box"))
     for module in (v2_auto_augment, v2_geometry, v2_utils):

@@ -71,7 +71,7 @@ class View(NamedTuple):
 
 def compose_view(height: int, width: int, maps: Sequence[Atom]) -> View | None:
     """The view that a chain of maps amounts to, or None where no view can say it."""
-    x, y, fill = (1, 0, 0, width), (1, 0, 0, height), None
+    x, y, fill = whole_view(height, width)
     for atom in maps:
         if atom.kind == Kind.FLIP:
             flip_x, flip_y, old_width, old_height = atom.values
@@ -90,6 +90,11 @@ def compose_view(height: int, width: int, maps: Sequence[Atom]) -> View | None:
     return View(x, y, fill)
 
 
+def whole_view(height: int, width: int) -> View:
+    """Every pixel at its own place."""
+    return View((1, 0, 0, width), (1, 0, 0, height), None)
+
+
 def _shifted(axis: tuple[int, int, int, int], by: int, size: int) -> tuple[int, int, int, int]:
     step, offset, begin, end = axis
     return step, offset + step * by, max(begin, 0) - by, min(end, size) - by
@@ -104,7 +109,7 @@ class Stage(NamedTuple):
     """One stage of one image, with its parameters.
 
     Sizes are (height, width), that of the input as the view shows it. `histogram_formula` says whose gray values its
-    histogram counts.
+    histogram counts, `branches` are the stages of what its head mixes.
     """
 
     view: View
@@ -115,6 +120,7 @@ class Stage(NamedTuple):
     reads_histogram: bool
     writes_histogram: bool
     histogram_formula: Formula = Formula.PILLOW
+    branches: tuple[tuple[Stage, ...], ...] = ()
 
     @property
     def uses_tensor_formulas(self) -> bool:
@@ -140,8 +146,7 @@ def stages_of(height: int, width: int, atoms: Sequence[Atom]) -> list[Stage]:
     splits = split_stages(kinds, True)
     first_view = compose_view(height, width, [atoms[at] for at in splits[0].view])
     if first_view is None:
-        splits, first_view = split_stages(kinds, False), compose_view(height, width, ())
-    assert first_view is not None  # the empty chain always composes
+        splits, first_view = split_stages(kinds, False), whole_view(height, width)
     stages: list[Stage] = []
     size, view = (height, width), first_view
     for at in splits[0].view:
@@ -149,7 +154,7 @@ def stages_of(height: int, width: int, atoms: Sequence[Atom]) -> list[Stage]:
     for number, split in enumerate(splits):
         head = atoms[split.head] if split.head >= 0 else None
         if number:
-            view = compose_view(*size, ())  # type: ignore[assignment]
+            view = whole_view(*size)
         if head is not None and head.kind in _ACROSS and not split.tail and number + 1 < len(splits):
             following = splits[number + 1].head
             if following >= 0 and atoms[following].kind in _DOWN:

@@ -13,8 +13,14 @@ from torchvision import tv_tensors
 
 from torch_sink.image.lazy_image import LazyImage
 from torch_sink.image.lazy_tensor import LazyTensor, LazyTVImage
+from torch_sink.image.record_augmix import BatchOfOne
 
-STOCK_TYPES: dict[type, type] = {LazyImage: Image.Image, LazyTensor: torch.Tensor, LazyTVImage: tv_tensors.Image}
+STOCK_TYPES: dict[type, type] = {
+    LazyImage: Image.Image,
+    LazyTensor: torch.Tensor,
+    BatchOfOne: torch.Tensor,
+    LazyTVImage: tv_tensors.Image,
+}
 
 
 def get_fill(stock: Callable[..., Any]) -> Callable[..., Any]:
