@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import default_collate
@@ -12,9 +13,11 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import torch_sink
+from image.augmix_cases import NoStatistics, OnlyStatistics
 from image.cases import encoded, opener
 from torch_sink.image.atoms import Kind
 from torch_sink.image.stages import split_stages
+from torch_sink.triton_kernels import program as layout
 
 BATCH_SIZES = (64, 256)
 
@@ -30,7 +33,9 @@ def v2_train(*augmentations: Any) -> Callable[[Any], Any]:
 
 def planned(transform: Callable[[Any], Any], size: int, distinct: int | None = None) -> Any:
     """The plan of a batch of `size` images; of `distinct` drawn programs where given, each as often as it takes."""
-    openers = [opener(encoded(width, height, seed)) for seed, (width, height) in enumerate([(60, 40), (40, 61), (33, 33)])]
+    openers = [
+        opener(encoded(width, height, seed)) for seed, (width, height) in enumerate([(60, 40), (40, 61), (33, 33)])
+    ]
     with torch_sink.image_backend("device", device="meta", strict=True):
         torch.manual_seed(9)
         items = [transform(openers[at % 3]()) for at in range(distinct or size)]
@@ -78,6 +83,35 @@ def test_the_same_programs_take_the_same_launches_at_any_size(augmentation: Any)
             other.has_statistic,
         )
         assert {text: 4 * count for text, count in launch.description.items()} == dict(other.description)
+
+
+@pytest.mark.parametrize("size", BATCH_SIZES)
+def test_launches_of_augmix_are_bounded(size: int) -> None:
+    """Two for the crop, at most one for each call of the longest chain, one that mixes."""
+    assert len(planned(train(v1.AugMix()), size).launches) <= 2 + 3 + 1
+    assert len(planned(v2_train(v2.AugMix(10, chain_depth=2)), size).launches) <= 2 + 2 + 1
+    alone = v2.Compose([v2.ToImage(), v2.RandomCrop(20), v2.AugMix(mixture_width=5)])
+    assert len(planned(alone, size, distinct=32).launches) <= 1 + 3 + 1
+
+
+@pytest.mark.parametrize("size", BATCH_SIZES)
+def test_branches_share_what_comes_before_them(size: int) -> None:
+    """Statistics at the beginning of every chain need one histogram, made by the stage before."""
+    plan = planned(v2_train(OnlyStatistics(mixture_width=4, chain_depth=3)), size, distinct=8)
+    images = [sum(launch.description.values()) for launch in plan.launches]
+    assert images == [size, size, 4 * size, 4 * size, 4 * size, size]
+    assert plan.histograms == size * (1 + 4 + 4 + 4)
+    for launch in plan.launches[2:5]:
+        tables = plan.jobs[np.unique(launch.tiles[:, 0]), layout.TABLES_WRITTEN.value]
+        assert len(np.unique(tables)) == 4 * size, "programs of one launch would write to each other's tables"
+
+
+def test_a_mix_reads_a_decoded_image_where_only_crops_come_before() -> None:
+    """Chains of one call: they run in the first launch, the mix and a flip after it in the second."""
+    pipeline = v2.Compose([v2.CenterCrop(20), NoStatistics(chain_depth=1), v2.RandomHorizontalFlip(1.0), v2.ToImage()])
+    plan = planned(pipeline, 8)
+    assert [sum(launch.description.values()) for launch in plan.launches] == [3 * 8, 8]
+    assert dict(plan.launches[1].description) == {"mix + flip": 8}
 
 
 def test_images_that_need_no_floats_end_with_those_that_do() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torchvision.transforms import InterpolationMode
+from torchvision import transforms as v1
+from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as F1
 from torchvision.transforms.v2 import functional as F2
 
@@ -48,7 +49,8 @@ class _Arguments:
         self.chance, self.height, self.width, self.channels = chance, height, width, channels
         self.is_pillow = reference == "Pillow"
         self.scale = 1 / 255 if reference.endswith("float32") else 1
-        self.functional: Any = F2 if reference.startswith("v2") else F1
+        self.transforms: Any = v2 if reference.startswith("v2") else v1
+        self.functional: Any = self.transforms.functional
         self.smaller = [max(height * 2 // 3, 1), max(width * 3 // 5, 1)]
         self.other = [height * 2 // 3 + 3, width * 3 // 4 + 5]
         self.padding = [min(2, width - 1), min(3, height - 1), min(1, width - 1), min(4, height - 1)]
@@ -95,7 +97,7 @@ class _Arguments:
 def random_calls(chance: random.Random, reference: str, height: int, width: int, channels: int) -> Iterator[Call]:
     """Every operation once, for images [channels, height, width] of a reference; some raise in stock code."""
     a = _Arguments(chance, reference, height, width, channels)
-    for group in (_moves, _resizes, _warps, _colours, _erasures, _conversions):
+    for group in (_moves, _resizes, _warps, _colours, _erasures, _conversions, _mixes):
         for operation, function, args, kwargs in group(a):
             yield Call(operation, _bound(function, args, kwargs))
     flip = a.functional.hflip
@@ -177,6 +179,19 @@ def _erasures(a: _Arguments) -> Iterator[_Row]:
     colour = torch.tensor(a.fill()).to(torch.uint8 if a.scale == 1 else torch.float32).reshape(-1, 1, 1)
     yield "erase", F.erase, (top, left, height, width, colour), {}
     yield "erase, random values", F.erase, (top, left, height, width, a.noise(height, width)), {}
+
+
+def _mixes(a: _Arguments) -> Iterator[_Row]:
+    for severity in (3, 10):
+        augmix, seed = a.transforms.AugMix(severity, fill=a.fill()), a.chance.randrange(1 << 30)
+        yield f"augmix, severity={severity}", _seeded, (augmix, seed), {}
+
+
+def _seeded(image: Any, transform: Run, seed: int) -> Any:
+    """What a transform gives that draws from a generator with that seed; the generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return transform(image)
 
 
 def _conversions(a: _Arguments) -> Iterator[_Row]:

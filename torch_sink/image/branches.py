@@ -1,7 +1,7 @@
 """The stages of an image whose program branches: each branch is an image of its own until they are mixed.
 
-The branches read what the stage before the mix wrote, or the decoded image where only crops and flips come before. Where
-one of them begins with a statistic, the stage before them makes the histogram for all.
+The branches read what the stage before the mix wrote, or the decoded image where only crops and flips come before.
+Where one of them begins with a statistic, the stage before them makes the histogram for all.
 """
 
 from __future__ import annotations

@@ -36,10 +36,16 @@ def _posterize(state: Lowering, bits: int) -> None:
     state.add(Kind.POSTERIZE, 255 & ~(2 ** (8 - bits) - 1))
 
 
-@lowers("pil.solarize", "v1.solarize", "v2.solarize")
+@lowers("pil.solarize")
 def _solarize(state: Lowering, threshold: float) -> None:
     """SOLARIZE: (first value that is inverted,)."""
     state.add(Kind.SOLARIZE, min(max(math.ceil(threshold), 0), 256))
+
+
+@lowers("v1.solarize", "v2.solarize")
+def _solarize_tensor(state: Lowering, threshold: float) -> None:
+    # torch compares bytes with a float in float32.
+    _solarize(state, float(np.float32(threshold)))
 
 
 @lowers("pil.adjust_gamma")

@@ -116,12 +116,12 @@ _stock("batch.cut_mix", _cut_mix)
 
 def _augmix(image: torch.Tensor, terms: tuple[tuple[float, tuple[Op, ...]], ...], dtype: torch.dtype) -> torch.Tensor:
     """The sum of weights times results of chains, in float32 and in this order; the first chain is empty."""
-    batch = image.unsqueeze(0)
+    batch = image.reshape(1, *image.shape)
     weights = torch.tensor([weight for weight, _ in terms], dtype=torch.float32).view(-1, 1, 1, 1, 1)
     mix = weights[0] * batch
     for weight, (_, chain) in zip(weights[1:], terms[1:], strict=True):
         mix.add_(weight * replay(batch, chain))
-    return mix[0].to(dtype)
+    return mix.reshape(image.shape).to(dtype)
 
 
 _stock("augmix", _augmix)

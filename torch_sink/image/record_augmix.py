@@ -49,7 +49,7 @@ class BatchOfOne(LazyTensor):
         return handle
 
     @property
-    def shape(self) -> torch.Size:
+    def shape(self) -> torch.Size:  # type: ignore[override]
         return torch.Size((1, *self.sink_shape)) if self.is_recording else super().shape
 
     @staticmethod
