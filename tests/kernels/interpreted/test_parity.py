@@ -69,7 +69,7 @@ def _broken(reference: str) -> set[str]:
     [
         ("hflip", "Pillow", 0, 1), ("resize, BICUBIC", "Pillow", 0, 1), ("rotate, NEAREST", "Pillow", 0, 1),
         ("gaussian_blur, 3 x 5", "Pillow", 1, 0.99), ("adjust_hue", "v1 uint8", 1, 0.999),
-        ("adjust_brightness", "v2 uint8", 0, 1), ("adjust_brightness", "v2 float32", 1e-6, 0),
+        ("augmix", "Pillow", 1, 0.999), ("adjust_brightness", "v2 uint8", 0, 1), ("adjust_brightness", "v2 float32", 1e-6, 0),
     ],
 )  # fmt: skip
 def test_what_is_promised(operation: str, reference: str, largest: float, equal_share: float) -> None:
