@@ -16,6 +16,9 @@ import torch_sink
 from image.augmix_cases import NoStatistics, OnlyStatistics
 from image.cases import encoded, opener
 from torch_sink.image.atoms import Kind
+from torch_sink.image.decoded import Box
+from torch_sink.image.lowering import lower
+from torch_sink.image.regions import boxes_read
 from torch_sink.image.stages import split_stages
 from torch_sink.triton_kernels import program as layout
 
@@ -112,6 +115,12 @@ def test_a_mix_reads_a_decoded_image_where_only_crops_come_before() -> None:
     plan = planned(pipeline, 8)
     assert [sum(launch.description.values()) for launch in plan.launches] == [3 * 8, 8]
     assert dict(plan.launches[1].description) == {"mix + flip": 8}
+
+
+def test_a_mix_needs_no_more_of_a_file_than_the_crop_before_it() -> None:
+    with torch_sink.image_backend("device", device="meta", strict=True):
+        ops = v2.Compose([v2.CenterCrop(20), v2.ToImage(), NoStatistics()])(opener(encoded(60, 40))()).sink_ops
+    assert boxes_read([(60, 40)], [lower(40, 60, 3, ops)], [0], 1) == [Box(20, 10, 20, 20)]
 
 
 def test_images_that_need_no_floats_end_with_those_that_do() -> None:
