@@ -142,10 +142,9 @@ class _Handle:
         return run_on_real(func, args, kwargs or {})
 
     def as_subclass(self, cls: type) -> Any:
-        """The same values as another tensor type; to one that a handle can stand for this records nothing."""
-        kind = {torch.Tensor: LazyTensor, tv_tensors.Image: LazyTVImage}.get(cls)
-        if kind is not None and self.is_recording:
-            return kind(self.sink_source, self.sink_ops, self.sink_shape, self.sink_dtype)  # type: ignore[abstract]
+        """The same values as another tensor type; to a pure tensor this records nothing and costs nothing."""
+        if cls is torch.Tensor and self.is_recording:
+            return LazyTensor(self.sink_source, self.sink_ops, self.sink_shape, self.sink_dtype)
         return self.materialise().as_subclass(cls)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -175,6 +175,8 @@ def _mix(name: str, parameter: str) -> Make:
 def _wrap(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def wrap(wrappee: Any, *, like: Any, **kwargs: Any) -> Any:
+        if isinstance(like, LazyTVImage) and type(wrappee) is LazyTensor and wrappee.is_recording:
+            return LazyTVImage(wrappee.sink_source, wrappee.sink_ops, wrappee.sink_shape, wrappee.sink_dtype)
         if isinstance(like, LazyTVImage):
             return wrappee.as_subclass(tv_tensors.Image)
         return stock(wrappee, like=like, **kwargs)
