@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from torch_sink.loop import LambdaCallback, StepLoop, SummaryCollector, no_host_sync
+from torch_sink.loop import LambdaCallback, StepLoop, SummaryCollector, no_host_sync, step_log
 from torch_sink.loop.amp import StaticLossScaler
 from torch_sink.sink import SinkLoader
 
@@ -174,6 +174,25 @@ def test_metrics_of_forward_are_logged_for_every_step() -> None:
     assert history.metrics["largest"].shape == (5,)
     assert history.samples == 5 * 8
     assert history.samples_per_second == pytest.approx(40 / history.seconds)
+
+
+def test_the_log_of_a_sink_longer_than_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_log, "_BLOCK", 3)
+    loop = make_loop(sink_size=-1)
+    history = loop.run(make_batches(8))
+    model = make_model()
+    torch.manual_seed(5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses, _ = plain_loop(model, functional.cross_entropy, optimizer, make_batches(8))
+    assert torch.equal(history.losses, losses)
+
+
+@pytest.mark.parametrize("loss_of", [lambda weight: weight, lambda weight: weight.view(1), lambda weight: weight * 1])
+def test_a_loss_that_the_update_writes_to_is_logged_as_it_was(loss_of: Callable[[Tensor], Tensor]) -> None:
+    model = nn.ParameterList([torch.tensor(1.0)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    loop = StepLoop(model, None, optimizer, forward=lambda model, batch: loss_of(model[0]))
+    assert loop.run([0, 0, 0]).losses.tolist() == [1.0, 0.75, 0.5]
 
 
 def test_an_error_of_the_data_comes_after_the_steps_before_it() -> None:

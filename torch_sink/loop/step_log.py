@@ -41,7 +41,8 @@ class StepLog:
     """Losses, overflows and metrics of steps that are launched from Python.
 
     A step's loss is kept, not copied, which a step on the CPU would feel. What may change in place is copied: overflow
-    flags, metrics, views, and on an accelerator the loss too, since compiled code can reuse the memory of its results.
+    flags, metrics, parameters and views, and on an accelerator every loss, since compiled code can reuse the memory of
+    its results.
 
     Args:
         device: where the steps run.
@@ -68,7 +69,7 @@ class StepLog:
     def write_step(self, loss: Tensor, metrics: dict[str, Tensor]) -> None:
         """Write loss and metrics of the current step; one element each, any floating point dtype."""
         value = loss.detach()
-        if value.dim() or loss._is_view() or not self._keeps_losses:
+        if value.dim() or loss.is_leaf or loss._is_view() or not self._keeps_losses:
             value = self._copy(value)
         self._losses.append(value)
         if metrics or self.metric_names:
