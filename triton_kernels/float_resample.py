@@ -1,7 +1,7 @@
 """Resizing float32 images as torch's CPU kernels do.
 
 With antialiasing: one axis, as `aten/native/cpu/UpSampleKernel.cpp` (`_compute_indices_min_size_weights_aa` and
-`interpolate_aa_single_dim`). Without: both axes at once, bilinear.
+`interpolate_aa_single_dim`). Without: both axes at once, bilinear or bicubic.
 """
 
 from __future__ import annotations
@@ -100,4 +100,30 @@ def bilinear_float(view, head, x, y, red, green, blue):
         weight = tl.where(is_lower, w_lower, w_upper)[:, None] * tl.where(is_right, w_right, w_left)[None, :]
         r, g, b = fetch_float(view, column, row)
         red, green, blue = fused(r, weight, red), fused(g, weight, green), fused(b, weight, blue)
+    return red, green, blue
+
+
+@triton.jit
+def cubic_float(view, head, tables, x, y, red, green, blue):
+    """Both axes of a bicubic resize without antialiasing; a table holds four positions and weights a position.
+
+    `x` int32 [X], `y` int32 [Y]; `red`, `green`, `blue` float32 [Y, X]: zero.
+    """
+    across = tables + tl.load(head + 8) + x * 8
+    down = tables + tl.load(head + 9) + y * 8
+    for step_down in range(4):
+        # torch adds the first product to the second one.
+        lower = tl.where(step_down < 2, 1 - step_down, step_down)
+        row = tl.load(down + lower)[:, None]
+        w_row = tl.load(down + 4 + lower).to(tl.float32, bitcast=True)[:, None]
+        r_row = tl.zeros_like(red)
+        g_row = tl.zeros_like(red)
+        b_row = tl.zeros_like(red)
+        for step_across in range(4):
+            right = tl.where(step_across < 2, 1 - step_across, step_across)
+            column = tl.load(across + right)[None, :]
+            weight = tl.load(across + 4 + right).to(tl.float32, bitcast=True)[None, :]
+            r, g, b = fetch_float(view, column, row)
+            r_row, g_row, b_row = fused(r, weight, r_row), fused(g, weight, g_row), fused(b, weight, b_row)
+        red, green, blue = fused(r_row, w_row, red), fused(g_row, w_row, green), fused(b_row, w_row, blue)
     return red, green, blue

@@ -19,6 +19,7 @@ from .float_program import (
     BILINEAR,
     BLUR,
     CONTRAST,
+    CUBIC,
     EQUALIZE,
     FILL,
     LARGEST,
@@ -30,7 +31,7 @@ from .float_program import (
     TURN,
     WARP,
 )
-from .float_resample import bilinear_float, resample_float
+from .float_resample import bilinear_float, cubic_float, resample_float
 from .float_statistics import apply_statistic, gather_statistic, write_equalize_tables
 from .float_tail import apply_float_point
 from .float_warp import turn, warp_grid
@@ -132,6 +133,8 @@ def float_stage_kernel(
     if IS_HEAVY:
         if head_code == BILINEAR:
             red, green, blue = bilinear_float(view, head, x, y, red, green, blue)
+        elif head_code == CUBIC:
+            red, green, blue = cubic_float(view, head, tables, x, y, red, green, blue)
         elif head_code == WARP:
             red, green, blue = warp_grid(view, head, tables, x[None, :], y[:, None], red, green, blue)
         elif head_code == BLUR:

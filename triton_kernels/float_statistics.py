@@ -28,8 +28,8 @@ def from_ordered(number):
 
 @triton.jit
 def as_byte(value):
-    """float32 in [0, 1] -> int32 in [0, 255], as `to_dtype(torch.uint8, scale=True)`."""
-    return (value * 255.999).to(tl.int32)
+    """float32 -> int32 in [0, 255], as `to_dtype(torch.uint8, scale=True)`, modulo 256 outside of [0, 1]."""
+    return (value * 255.999).to(tl.int32) & 255
 
 
 @triton.jit

@@ -18,6 +18,7 @@ from .float_program import (
     SATURATION,
     SCALE,
     SOLARIZE,
+    TO_BYTE,
 )
 
 
@@ -35,6 +36,15 @@ def solarize(value, threshold):
 @triton.jit
 def posterize(value, levels, last, step):
     return clamp(tl.floor(value * levels), 0.0, last) * step
+
+
+@triton.jit
+def to_byte(value, scale, rounds):
+    """The whole number that a uint8 holds: cut off modulo 256 as torch does it, or rounded and kept in [0, 255]."""
+    scaled = value * scale
+    # Beyond 2 ** 23 float32 has no digits after the point: the addition rounds, halves to even.
+    nearest = (clamp(scaled, 0.0, 255.0) + 8388608.0) - 8388608.0
+    return tl.where(rounds, nearest, (scaled.to(tl.int32) & 255).to(tl.float32))
 
 
 @triton.jit
@@ -73,6 +83,9 @@ def apply_float_point(code, operation, red, green, blue, IS_HEAVY: tl.constexpr)
         red = blend(red, gray, first, rest, kind == GRAY_V2)
         green = blend(green, gray, first, rest, kind == GRAY_V2)
         blue = blend(blue, gray, first, rest, kind == GRAY_V2)
+    elif code == TO_BYTE:
+        rounds = tl.load(operation + 2) != 0
+        red, green, blue = to_byte(red, first, rounds), to_byte(green, first, rounds), to_byte(blue, first, rounds)
     elif code == PERMUTE:
         new_red = chosen(red, green, blue, tl.load(operation + 1))
         new_green = chosen(red, green, blue, tl.load(operation + 2))

@@ -93,7 +93,7 @@ def work_of(pipeline: Any) -> list[dict[str, Any]]:
     with torch_sink.image_backend("device", device="meta"):
         torch.manual_seed(3)
         handle = pipeline(make_photo(*PHOTO, seed=0))
-        (program,) = programs_of([handle.sink_source], [handle.sink_ops])
+        ((program,),) = programs_of([handle.sink_source], [handle.sink_ops])
     stages = stages_of(PHOTO[1], PHOTO[0], program.atoms)
     # Where the first stage looks through a view, it reads what the view shows.
     size = stages[0].view.y[3] - stages[0].view.y[2], stages[0].view.x[3] - stages[0].view.x[2]

@@ -66,9 +66,9 @@ class Images:
         self.out = torch.empty(tuple(recorded.shape), device=device)
 
     def torch_sink(self) -> torch.Tensor:
-        from torch_sink.image.execute import programs_of, run_on_device
+        from torch_sink.image.execute import programs_of, run_programs
 
-        run_on_device(self.decoded, programs_of(self.sources, self.programs), range(self.batch), self.out)
+        run_programs(self.decoded, programs_of(self.sources, self.programs), range(self.batch), self.out)
         return self.out
 
     def torchvision_cpu(self) -> torch.Tensor:

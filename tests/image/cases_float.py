@@ -62,6 +62,46 @@ FLOAT: dict[str, FloatCase] = {
     "v2 jitter without contrast": (
         lambda: _v2(v2.ColorJitter(0.9, 0.0, 0.9, 0.5), v2.Resize((9, 8)), before=(v2.Resize(SIZE),)), EXACT
     ),
+    "bicubic without antialiasing": (
+        lambda: _v2(v2.Resize((9, 30), InterpolationMode.BICUBIC, antialias=False), v2.RandomHorizontalFlip(),
+                    v2.Normalize(MEAN, STD), v2.Resize((40, 12), InterpolationMode.BICUBIC, antialias=False)), EXACT
+    ),
+    "v1 bytes resized without antialiasing": (
+        lambda: v1.Compose([v1.PILToTensor(), v1.Resize((31, 20), antialias=False), v1.RandomPosterize(5, 1.0),
+                            v1.Resize(SIZE, InterpolationMode.BICUBIC, antialias=False)]), EXACT
+    ),
+    "v1 bytes again": (
+        lambda: _v1(v1.Resize(SIZE), v1.ConvertImageDtype(torch.uint8), v1.RandomEqualize(1.0), v1.RandomErasing(1.0, value=7)),
+        EXACT,
+    ),
+    "v1 bytes and floats again": (
+        lambda: _v1(v1.Normalize(MEAN, STD), v1.ConvertImageDtype(torch.uint8), v1.Resize(SIZE),
+                    v1.ConvertImageDtype(torch.float32), v1.Resize((30, 10)), v1.RandomAutocontrast(1.0), v1.ToPILImage(),
+                    v1.RandomAdjustSharpness(2.0, 1.0), v1.ToTensor(), v1.ColorJitter(saturation=2.0)), EXACT
+    ),
+    "v2 bytes again": (
+        lambda: _v2(v2.ColorJitter(saturation=2.0, hue=0.3), v2.ToDtype(torch.uint8, scale=True), before=(v2.Resize(SIZE),)),
+        EXACT,
+    ),
+    "v2 bytes, some and again": (
+        lambda: _v2(v2.RandomApply([v2.Normalize(MEAN, STD), v2.Resize((20, 21)), v2.ToDtype(torch.uint8),
+                                    v2.RandomRotation(30), v2.ToDtype(torch.float32)]),
+                    v2.RandomApply([v2.ColorJitter(hue=0.1), v2.ToDtype(torch.uint8, scale=True), v2.RandomEqualize(1.0)]),
+                    v2.ToDtype(torch.uint8), v2.Resize(SIZE)), EXACT
+    ),
+    "half precision": (
+        lambda: _v2(v2.RandomApply([v2.ColorJitter(saturation=2.0)]), v2.ToDtype(torch.float16), v2.RandomHorizontalFlip(),
+                    v2.CenterCrop(SIZE), before=(v2.Resize((40, 31)),)), EXACT
+    ),
+    "double precision": (
+        lambda: _v1(v1.Normalize(MEAN, STD), v1.ConvertImageDtype(torch.float64), v1.RandomVerticalFlip(0.7),
+                    before=(v1.Resize(SIZE),)), EXACT
+    ),
+    "statistics of what contrast on bytes made": (
+        lambda: v2.Compose([v2.ToImage(), v2.Resize(SIZE), v2.ColorJitter(contrast=(0.5, 0.6)),
+                            v2.ToDtype(torch.float32, scale=True), v2.RandomAutocontrast(1.0), v2.RandomSolarize(0.4, 1.0),
+                            v2.Pad(1, fill=0.3), v2.Normalize(MEAN, STD), v2.RandomEqualize(1.0)]), EXACT
+    ),
     "v1 nearest": (
         lambda: _v1(v1.Resize(SIZE, InterpolationMode.NEAREST), v1.Resize((9, 23), InterpolationMode.NEAREST_EXACT)),
         EXACT,

@@ -81,6 +81,7 @@ class FloatKind(enum.IntEnum):
     SATURATION = 56
     HUE = 57
     PERMUTE = 58
+    TO_BYTE = 59
     CONTRAST = 70
     AUTOCONTRAST = 71
     EQUALIZE = 72
@@ -91,6 +92,7 @@ class FloatKind(enum.IntEnum):
     BLUR = 84
     SHARPNESS = 85
     TURN = 86
+    CUBIC = 87
 
     @property
     def role(self) -> str:

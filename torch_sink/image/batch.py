@@ -13,7 +13,7 @@ from torch_sink.errors import DecodeError, SinkError
 from torch_sink.image.atoms import Program
 from torch_sink.image.decode import decodes_boxes
 from torch_sink.image.decoded import Box
-from torch_sink.image.execute import decoded_images, describe, programs_of, run_image_on_cpu, run_on_device
+from torch_sink.image.execute import decoded_images, describe, programs_of, run_image_on_cpu, run_programs
 from torch_sink.image.fallback import report_fallback
 from torch_sink.image.lazy_tensor import METADATA
 from torch_sink.image.ops import Op, replay
@@ -183,17 +183,22 @@ class LazyBatch(torch.Tensor):
             self._fill(images, programs, intact, intact, whole, in_kernels)
             out.copy_(replay(whole, self.mixes)[rows] if errors else replay(whole, self.mixes))
         else:
-            self._fill(images, programs, rows, list(range(len(rows))), out, in_kernels)
+            # Half precision is made as such, for what is asked for may be wider.
+            as_recorded = self.dtype.itemsize != 2 or out.dtype == self.dtype or not in_kernels
+            made = out if as_recorded else torch.empty_like(out, dtype=self.dtype)
+            self._fill(images, programs, rows, list(range(len(rows))), made, in_kernels)
+            if made is not out:
+                out.copy_(made)
         return out, (rows if errors else None)
 
-    def _programs(self, sources: Sequence[Source]) -> dict[int, Program]:
-        """The program of each image that is no finished tensor."""
+    def _programs(self, sources: Sequence[Source]) -> dict[int, tuple[Program, ...]]:
+        """The programs of each image that is no finished tensor."""
         images = [sources[at] for at in self.packed.entry_of_image]
         rows = [row for row, image in enumerate(images) if not isinstance(image, FinishedSource)]
-        lowered = programs_of([images[row] for row in rows], [self._calls(row) for row in rows])
+        lowered = programs_of([images[row] for row in rows], [self._calls(row) for row in rows], self.dtype)
         return dict(zip(rows, lowered, strict=True))
 
-    def _decoded(self, sources: list[Source], programs: dict[int, Program], device: torch.device) -> list[Any]:
+    def _decoded(self, sources: list[Source], programs: dict[int, tuple[Program, ...]], device: torch.device) -> list[Any]:
         """Pixels of every source; of one that only crops are made of, those that they read."""
         boxes: list[Box | None] = [None] * len(sources)
         if programs and decodes_boxes(device):
@@ -201,13 +206,13 @@ class LazyBatch(torch.Tensor):
 
             entries = [self.packed.entry_of_image[row] for row in programs]
             sizes = [sources[entry].size for entry in entries]  # type: ignore[union-attr]
-            boxes = boxes_read(sizes, list(programs.values()), entries, len(sources))
+            boxes = boxes_read(sizes, [passes[0] for passes in programs.values()], entries, len(sources))
         return decoded_images(sources, device, boxes)
 
     def _fill(
         self,
         images: list[Any],
-        programs: dict[int, Program],
+        programs: dict[int, tuple[Program, ...]],
         rows: list[int],
         places: list[int],
         out: torch.Tensor,
@@ -225,7 +230,7 @@ class LazyBatch(torch.Tensor):
                 decoded.append(images[row])
                 chosen.append(programs[row])
         if targets:
-            run_on_device(decoded, chosen, targets, out)
+            run_programs(decoded, chosen, targets, out)
 
     def _calls(self, row: int) -> tuple[Op, ...]:
         """The calls recorded on an image, with the tensors among their arguments."""

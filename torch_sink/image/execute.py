@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch_sink.image.decoded import Box, Decoded
 from torch_sink.image.fallback import executing
 from torch_sink.image.lowering import lower, value_table
 from torch_sink.image.ops import Op, replay
+from torch_sink.image.passes import passes_of
 from torch_sink.image.source import FinishedSource, Source
 from torch_sink.image.state import default_device
 
@@ -70,20 +71,93 @@ def decoded_images(
     return [source if isinstance(source, FinishedSource) else next(pixels) for source in sources]
 
 
-def programs_of(sources: Sequence[Source], programs: Sequence[tuple[Op, ...]]) -> list[Program]:
-    """Lowers the calls of every image; `sources` are those of the images, none a finished tensor."""
-    lowered = [_lowered(source, ops, in_floats=False) for source, ops in zip(sources, programs, strict=True)]
-    if any(program.float_atoms is not None for program in lowered):
+class ImageShape(NamedTuple):
+    """What a pass of an image begins with: height and width in pixels, 1 or 3 channels."""
+
+    height: int
+    width: int
+    channels: int
+
+
+def shape_of(source: Source) -> ImageShape:
+    """The shape of a source that is no finished tensor."""
+    width, height = source.size  # type: ignore[union-attr]
+    return ImageShape(height, width, 3 if source.mode == "RGB" else 1)  # type: ignore[union-attr]
+
+
+def programs_of(
+    sources: Sequence[Source], calls: Sequence[tuple[Op, ...]], dtype: torch.dtype = torch.float32
+) -> list[tuple[Program, ...]]:
+    """Lowers the calls of every image.
+
+    Args:
+        sources: of the images, none a finished tensor.
+        calls: recorded on each.
+        dtype: of the batch.
+
+    Returns:
+        The programs of each image, one for each of its passes.
+    """
+    shapes, passes = [shape_of(source) for source in sources], [passes_of(ops) for ops in calls]
+    lowered = [_lowered(shape, ops, in_floats=False) for shape, ops in zip(shapes, passes, strict=True)]
+    # Tables hold half precision, but the kernel on floats does not compute in it.
+    if dtype.itemsize != 2 and any(programs[-1].float_atoms is not None for programs in lowered):
         # Then the float kernel writes the result, of every image.
-        for at, (source, ops) in enumerate(zip(sources, programs, strict=True)):
-            if lowered[at].float_atoms is None:
-                lowered[at] = _lowered(source, ops, in_floats=True)
+        for at, (shape, ops) in enumerate(zip(shapes, passes, strict=True)):
+            if lowered[at][-1].float_atoms is None:
+                lowered[at] = _lowered(shape, ops, in_floats=True)
     return lowered
 
 
-def _lowered(source: Source, ops: tuple[Op, ...], *, in_floats: bool) -> Program:
-    width, height = source.size  # type: ignore[union-attr]
-    return lower(height, width, 3 if source.mode == "RGB" else 1, ops, in_floats)  # type: ignore[union-attr]
+def _lowered(shape: ImageShape, passes: Sequence[tuple[Op, ...]], *, in_floats: bool) -> tuple[Program, ...]:
+    programs = []
+    for number, ops in enumerate(passes, 1):
+        program = lower(*shape, ops, in_floats and number == len(passes))
+        programs.append(program)
+        shape = ImageShape(*program.size, program.out_channels)
+    return tuple(programs)
+
+
+def run_programs(
+    decoded: Sequence[Decoded], programs: Sequence[tuple[Program, ...]], rows: Sequence[int], out: torch.Tensor
+) -> None:
+    """Runs the programs of a batch, pass by pass.
+
+    Args:
+        decoded: pixels of each image; the same object may stand for several.
+        programs: what each image goes through, as `programs_of` gives them.
+        rows: position of each image in the batch.
+        out: [N, C, H, W], written to; its device is where everything runs.
+    """
+    images = list(decoded)
+    for group in earlier_passes(programs):
+        first = group[0][1]
+        made = torch.empty((len(group), first.out_channels, *first.size), dtype=torch.uint8, device=out.device)
+        run_on_device([images[at] for at, _ in group], [program for _, program in group], range(len(group)), made)
+        for row, (at, _) in enumerate(group):
+            images[at] = Decoded(made[row], channels_last=False)
+    for together in last_passes(programs):
+        last = [programs[at][-1] for at in together]
+        run_on_device([images[at] for at in together], last, [rows[at] for at in together], out)
+
+
+def earlier_passes(programs: Sequence[tuple[Program, ...]]) -> Iterator[list[tuple[int, Program]]]:
+    """What runs before the last passes, in order: (position of an image, its program), of those written alike."""
+    for number in range(max(map(len, programs)) - 1):
+        groups: dict[tuple[Any, ...], list[tuple[int, Program]]] = {}
+        for at, passes in enumerate(programs):
+            if number < len(passes) - 1:
+                program = passes[number]
+                key = program.out_channels, program.size, program.float_atoms is None
+                groups.setdefault(key, []).append((at, program))
+        yield from groups.values()
+
+
+def last_passes(programs: Sequence[tuple[Program, ...]]) -> list[list[int]]:
+    """Positions of the images that one kernel makes the results of; one group but with half precision."""
+    in_floats = [passes[-1].float_atoms is not None for passes in programs]
+    groups = [[at for at, on_floats in enumerate(in_floats) if on_floats == wanted] for wanted in (False, True)]
+    return [group for group in groups if group]
 
 
 def run_on_device(
@@ -207,15 +281,17 @@ class BatchPlan(NamedTuple):
 
     Attributes:
         decode: {provider: images}.
-        plan: the launches; None for a batch of finished tensors.
+        plan: the launches of the last pass; None for a batch of finished tensors.
+        earlier: the launches of what runs before it, and whose floats become bytes again, in order.
     """
 
     decode: Counter[str]
     plan: Plan | None
+    earlier: tuple[Plan, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"decode: {', '.join(f'{count} by {name}' for name, count in self.decode.items())}"]
-        return "\n".join(lines + ([str(self.plan)] if self.plan is not None else []))
+        return "\n".join(lines + [str(plan) for plan in (*self.earlier, self.plan) if plan is not None])
 
     def __repr__(self) -> str:
         return str(self)
@@ -229,9 +305,6 @@ def describe(images: Sequence[Source], programs: Sequence[tuple[Op, ...]], devic
         programs: calls recorded on each.
         device: where the batch would run; "meta" is planned as the default device.
     """
-    from torch_sink.image.jobs import ImageInput
-    from torch_sink.image.plan import build_plan
-
     device = torch.device(default_device()) if device.type == "meta" else device
     decode: Counter[str] = Counter()
     chosen = []
@@ -243,8 +316,21 @@ def describe(images: Sequence[Source], programs: Sequence[tuple[Op, ...]], devic
         chosen.append((source, ops))
     if not chosen:
         return BatchPlan(decode, None)
-    lowered = programs_of(*zip(*chosen, strict=True))
-    inputs = [ImageInput(0, 0, 0, 0, source.size[1], source.size[0]) for source, _ in chosen]
-    height, width = lowered[0].size
-    strides = (lowered[0].out_channels * height * width, height * width, width, 1)
-    return BatchPlan(decode, build_plan(inputs, lowered, 0, strides, interpreted=False))
+    sources, calls = zip(*chosen, strict=True)
+    lowered = programs_of(sources, calls)
+    shapes, earlier = [shape_of(source) for source in sources], []
+    for group in earlier_passes(lowered):
+        earlier.append(_planned([shapes[at] for at, _ in group], [program for _, program in group]))
+        for at, program in group:
+            shapes[at] = ImageShape(*program.size, program.out_channels)
+    return BatchPlan(decode, _planned(shapes, [passes[-1] for passes in lowered]), tuple(earlier))
+
+
+def _planned(shapes: Sequence[ImageShape], programs: Sequence[Program]) -> Plan:
+    from torch_sink.image.jobs import ImageInput
+    from torch_sink.image.plan import build_plan
+
+    inputs = [ImageInput(0, 0, 0, 0, shape.height, shape.width) for shape in shapes]
+    height, width = programs[0].size
+    strides = (programs[0].out_channels * height * width, height * width, width, 1)
+    return build_plan(inputs, programs, 0, strides, interpreted=False)

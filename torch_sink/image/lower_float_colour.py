@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+import torch
+
 from torch_sink.image.atoms import FloatKind
 from torch_sink.image.lower_float import FloatLowering, bits, lowers_float, three
 
@@ -84,6 +86,26 @@ for _family, _is_v2 in (("v1", 0), ("v2", 1)):
     lowers_float(f"{_family}.adjust_hue")(functools.partial(_hue, is_v2=_is_v2))
     lowers_float(f"{_family}.rgb_to_grayscale")(functools.partial(_gray, is_v2=_is_v2))
     lowers_float(f"{_family}.autocontrast")(functools.partial(_autocontrast, is_v2=_is_v2))
+
+
+def _to_byte(state: FloatLowering, scale: float, rounds: int = 0) -> None:
+    """TO_BYTE: (scale, to the nearest instead of cut off)."""
+    state.add(FloatKind.TO_BYTE, *bits(scale), rounds)
+
+
+# What `to_dtype` and `convert_image_dtype` multiply by: 255 + 1 - 1e-3.
+_BYTE_SCALE = 255.999
+
+
+@lowers_float("v1.convert_image_dtype", "v2.to_dtype")
+def _convert(state: FloatLowering, dtype: torch.dtype, scale: bool = True) -> None:
+    """To another kind of floats nothing is to do: the result is rounded to its type when it is written."""
+    if dtype == torch.uint8:
+        _to_byte(state, _BYTE_SCALE if scale else 1.0)
+
+
+lowers_float("to_pil_bytes")(functools.partial(_to_byte, scale=255.0))
+lowers_float("round_to_bytes")(functools.partial(_to_byte, scale=1.0, rounds=1))
 
 
 @lowers_float("v2.grayscale_to_rgb")

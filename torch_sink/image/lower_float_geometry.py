@@ -12,7 +12,7 @@ from torch_sink.image import lower_warp  # noqa: F401  it fills `LOWER`
 from torch_sink.image.atoms import LOWER, Atom, FloatKind, Kind
 from torch_sink.image.lower_float import FloatLowering, bits, lowers_float, three
 from torch_sink.image.lower_geometry import PAD_KINDS, narrow_resize, three_planes
-from torch_sink.image.resample_weights import tap_count, tap_range, tensor_nearest_table
+from torch_sink.image.resample_weights import cubic_table, tap_count, tap_range, tensor_nearest_table
 from torch_sink.image.tensor_argument import TensorArgument
 
 Resampling = Image.Resampling
@@ -91,7 +91,7 @@ _FILTERS = {InterpolationMode.BILINEAR: Resampling.BILINEAR, InterpolationMode.B
 @lowers_float("v1.float_resize", "v2.float_resize")
 def _resize(state: FloatLowering, size: tuple[int, int], mode: InterpolationMode, antialias: bool) -> None:
     """RESAMPLE_X, RESAMPLE_Y: (input size, full output size, taps, first output position, first input position that
-    exists, filter). BILINEAR: (input width, output width, input height, output height)."""
+    exists, filter). BILINEAR: (input width, output width, input height, output height). CUBIC: two tables of taps."""
     height, width = size
     old_height, old_width = state.height, state.width
     if mode not in _FILTERS:
@@ -101,6 +101,10 @@ def _resize(state: FloatLowering, size: tuple[int, int], mode: InterpolationMode
         )
         state.resize_to(height, width)
         state.add(Kind.REMAP, tables=tables)
+        return
+    if not antialias and mode == InterpolationMode.BICUBIC:
+        state.resize_to(height, width)
+        state.add(FloatKind.CUBIC, tables=(cubic_table(old_width, width), cubic_table(old_height, height)))
         return
     if not antialias:
         state.resize_to(height, width)

@@ -41,6 +41,7 @@ VALUE_OPS = frozenset(
         "v1.convert_image_dtype",
         "v2.normalize",
         "v2.to_dtype",
+        "to_pil_bytes",
     )
 )
 
@@ -84,7 +85,9 @@ def _needs_floats(op: Op) -> bool:
 def _first_float_op(ops: Sequence[Op], in_floats: bool) -> int | None:
     """Position of the first call that runs on float32 values; None where a table stands for all of them."""
     converted = next((at for at, op in enumerate(ops, 1) if op.name in _CONVERSIONS), None)
-    if converted is None or not (in_floats or any(map(_needs_floats, ops[converted:]))):
+    if converted is None:
+        return len(ops) if in_floats else None
+    if not (in_floats or any(map(_needs_floats, ops[converted:]))):
         return None
     begin = max((at for at, op in enumerate(ops, 1) if op.name in _TABLE_OPS and at > converted), default=converted)
     while begin < len(ops) and ops[begin].name in VALUE_OPS:
@@ -93,16 +96,15 @@ def _first_float_op(ops: Sequence[Op], in_floats: bool) -> int | None:
 
 
 def lower(height: int, width: int, channels: int, ops: Sequence[Op], in_floats: bool = False) -> Program:
-    """The program of one image.
+    """The program of one pass of an image.
 
     Args:
         height: of the decoded source, pixels.
         width: of the decoded source, pixels.
         channels: 1 or 3.
-        ops: calls recorded on it.
+        ops: the calls of a pass, as `passes_of` gives them.
         in_floats: end in float32 values also where a table could stand for them.
     """
-    ops = [op for op in ops if op.name != "contiguous"]
     state = Lowering(height, width, channels)
     begin = _first_float_op(ops, in_floats)
     for op in ops[:begin]:

@@ -90,6 +90,7 @@ _stock("to_tensor", F.to_tensor)
 _stock("pil_to_tensor", F.pil_to_tensor)
 _stock("to_image", F_v2.to_image)
 _stock("to_pil_image", F.to_pil_image)
+_stock("to_pil_bytes", lambda image: F.pil_to_tensor(F.to_pil_image(image)))
 _stock("contiguous", torch.Tensor.contiguous)
 
 # Whole batches

@@ -17,6 +17,7 @@ from torch_sink.image.lazy_image import LazyImage, lazy_image
 from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.ops import Op
 from torch_sink.image.source import EncodedSource, PixelSource
+from torch_sink.image.value_range import is_exact, value_range
 
 Recorder = Callable[..., Any]
 
@@ -73,10 +74,20 @@ def to_pil_image(stock: Recorder) -> Recorder:
 def _as_image(handle: Any) -> LazyImage | None:
     """The Pillow image with the values of a recording handle, or None where they are no bytes."""
     channels, height, width = handle.sink_shape
-    if handle.sink_dtype != torch.uint8 or not isinstance(handle.sink_source, (EncodedSource, PixelSource)):
+    if not isinstance(handle.sink_source, (EncodedSource, PixelSource)):
+        return None
+    if handle.sink_dtype != torch.uint8 and not _becomes_bytes(handle):
         return None
     mode = "RGB" if channels == 3 else "L"
     return LazyImage(handle.sink_source, (*handle.sink_ops, Op("to_pil_image")), (width, height), mode)
+
+
+def _becomes_bytes(handle: Any) -> bool:
+    """True for floats in [0, 1]; of others numpy makes bytes as the machine does."""
+    if handle.sink_dtype != torch.float32 or not is_exact(handle):
+        return False
+    low, high = value_range(handle)
+    return 0.0 <= low <= high <= 1.0
 
 
 def through_tensor(recorder: Recorder) -> Callable[[Recorder], Recorder]:

@@ -12,45 +12,17 @@ from typing import Any
 
 from torch_sink.image.ops import Op
 from torch_sink.image.record_arguments import is_number, permutation_of
+from torch_sink.image.value_range import fits_int32, is_exact, since_conversion, value_range
 
 Recorder = Callable[..., Any]
 
-# The mean of a contrast is summed in another order; torch raises to a power in two ways, by the place in memory.
-_INEXACT = frozenset(f"{family}.{name}" for family in ("v1", "v2") for name in ("adjust_contrast", "adjust_gamma"))
 # What a table of 256 values can stand for: the kernels cannot raise to a power with equal bits.
 _BEFORE_A_TABLE = frozenset(
     f"{family}.{name}"
     for family in ("v1", "v2")
     for name in ("adjust_brightness", "invert", "solarize", "posterize", "adjust_gamma", "normalize", "hflip", "vflip",
                  "horizontal_flip", "vertical_flip", "crop", "erase", "convert_image_dtype", "to_dtype")
-) | {"to_tensor", "pil_to_tensor", "to_image"}  # fmt: skip
-
-
-_WARPS = frozenset(("affine", "rotate", "rotate_expanded", "perspective", "elastic", "elastic_transform"))
-
-
-def is_exact(handle: Any) -> bool:
-    """True while the kernels make stock code's very bits."""
-    return not any(op.name in _INEXACT for op in handle.sink_ops)
-
-
-def in_unit_range(handle: Any) -> bool:
-    """True where every value is known to lie in [0, 1]."""
-    return all(_keeps_unit_range(op) for op in _since_conversion(handle))
-
-
-def _keeps_unit_range(op: Op) -> bool:
-    name = op.name.split(".", 1)[-1]
-    if name == "to_dtype":
-        return bool(op.args[1])
-    if name in ("erase", "pad"):
-        written = op.args[4] if name == "erase" else op.args[1]
-        return all(0 <= value <= 1 for value in (written if isinstance(written, (tuple, list)) else (written,)))
-    if name == "float_resize":
-        return op.args[1].value != "bicubic"
-    if name in _WARPS:
-        return all(0 <= value <= 1 for value in op.args[-1] or ())
-    return name not in ("normalize", "erase_pixels")
+) | {"contiguous", "to_tensor", "pil_to_tensor", "to_image"}  # fmt: skip
 
 
 def _brightness(family: str, handle: Any, brightness_factor: Any) -> Any:
@@ -87,23 +59,16 @@ def _hue(family: str, handle: Any, hue_factor: Any) -> Any:
         return NotImplemented
     if handle.sink_shape[0] == 1:
         return handle
-    if not in_unit_range(handle):
+    if value_range(handle)[0] < 0:  # stock code divides by the largest channel
         return NotImplemented
     return handle.record(Op(f"{family}.adjust_hue", (hue_factor,)))
 
 
 def _gamma(family: str, handle: Any, gamma: Any, gain: Any = 1) -> Any:
     fits = is_number(gamma) and gamma >= 0 and is_number(gain)
-    if not fits or not all(op.name in _BEFORE_A_TABLE for op in _since_conversion(handle)):
+    if not fits or not all(op.name in _BEFORE_A_TABLE for op in since_conversion(handle)):
         return NotImplemented
     return handle.record(Op(f"{family}.adjust_gamma", (gamma, gain)))
-
-
-def _since_conversion(handle: Any) -> tuple[Op, ...]:
-    """The call that made floats, and those after it."""
-    ops = handle.sink_ops
-    begin = next(at for at, op in enumerate(ops) if op.name in ("to_tensor", "v1.convert_image_dtype", "v2.to_dtype"))
-    return ops[begin:]
 
 
 def _invert(family: str, handle: Any) -> Any:
@@ -151,7 +116,7 @@ def posterize(handle: Any, bits: Any) -> Any:
 
 
 def equalize(handle: Any) -> Any:
-    if not is_exact(handle) or not in_unit_range(handle):
+    if not is_exact(handle) or not fits_int32(handle):
         return NotImplemented
     return handle.record(Op("v2.equalize"))
 

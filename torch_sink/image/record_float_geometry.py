@@ -73,7 +73,7 @@ def _resize(family: str, handle: Any, height: Any, width: Any, mode: Interpolati
     if (height, width) == (old_height, old_width):
         return handle
     if mode not in NEAREST_MODES:
-        known = mode == InterpolationMode.BILINEAR or (mode == InterpolationMode.BICUBIC and antialias)
+        known = mode in (InterpolationMode.BILINEAR, InterpolationMode.BICUBIC)
         # torch's antialiased resize of one pixel's width depends on the strides of the tensor, and can be wrong.
         if not known or (antialias and min(width, old_width) == 1):
             return NotImplemented

@@ -80,9 +80,9 @@ def resize_v1(handle: Any, size: Any, interpolation: Any = "bilinear", antialias
     except ValueError:
         return NotImplemented
     if mode not in NEAREST_MODES:
+        known = mode in (F.InterpolationMode.BILINEAR, F.InterpolationMode.BICUBIC)
         # torch's antialiased resize of floats, one pixel wide, depends on the strides of the tensor, and can be wrong.
-        antialiased = mode in (F.InterpolationMode.BILINEAR, F.InterpolationMode.BICUBIC) and antialias
-        if not antialiased or min(size[1], handle.sink_shape[2]) == 1:
+        if not known or (antialias and min(size[1], handle.sink_shape[2]) == 1):
             return NotImplemented
     op = Op("v1.resize", (tuple(size), mode, bool(antialias)))
     return handle.record(op, shape=(handle.sink_shape[0], *size))

@@ -8,6 +8,7 @@ import torch
 
 from torch_sink.image.ops import Op
 from torch_sink.image.record_arguments import is_number
+from torch_sink.image.value_range import fits_int32, is_exact, is_from_bytes
 
 
 def _statistics(values: Any, channels: int) -> tuple[float, ...] | None:
@@ -28,6 +29,8 @@ def normalize(family: str, handle: Any, mean: Any, std: Any, inplace: bool = Fal
     mean, std = _statistics(mean, channels), _statistics(std, channels)
     if mean is None or std is None or not handle.sink_dtype.is_floating_point:
         return NotImplemented
+    if handle.sink_dtype != torch.float32 and not is_from_bytes(handle):
+        return NotImplemented
     if min(map(abs, std)) < _SMALLEST_STD or (inplace and handle.shares_memory):
         return NotImplemented
     result = handle.record(Op(f"{family}.normalize", (mean, std)))
@@ -45,6 +48,15 @@ def to_dtype_v2(handle: Any, dtype: torch.dtype = torch.float32, scale: bool = F
 def _to_dtype(handle: Any, dtype: torch.dtype, op: Op) -> Any:
     if handle.sink_dtype == dtype:
         return handle
-    if handle.sink_dtype != torch.uint8 or dtype not in (torch.float32, torch.float16, torch.bfloat16):
+    if dtype not in _CONVERSIONS.get(handle.sink_dtype, ()):
+        return NotImplemented
+    if handle.sink_dtype == torch.float32 and dtype == torch.uint8 and not (is_exact(handle) and fits_int32(handle)):
         return NotImplemented
     return handle.record(op, dtype=dtype)
+
+
+# dtype -> those that the kernels can make of it; narrower floats than float32 are computed with in tables alone.
+_CONVERSIONS = {
+    torch.uint8: (torch.float32, torch.float16, torch.bfloat16),
+    torch.float32: (torch.uint8, torch.float16, torch.bfloat16, torch.float64),
+}

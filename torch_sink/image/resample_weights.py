@@ -182,6 +182,35 @@ def _in_16_bits(first: np.ndarray, weights: np.ndarray) -> ResampleTable:
 
 
 @functools.lru_cache(maxsize=1024)
+def cubic_table(in_size: int, out_size: int) -> np.ndarray:
+    """Taps of `interpolate(mode="bicubic", antialias=False)` for float32 tensors.
+
+    Returns:
+        int32 [out, 8]: four source positions, then four float32 weights by their bits.
+    """
+    one = np.float32(1)
+    middle = np.arange(out_size, dtype=np.float32) + np.float32(0.5)
+    position = _rounded_once(middle, np.float32(in_size) / np.float32(out_size), -0.5)
+    before = np.floor(position)
+    beyond = np.clip(position - before, np.float32(0), one)
+    weights = (
+        _outer_cubic(beyond + one), _inner_cubic(beyond), _inner_cubic(one - beyond), _outer_cubic(one - beyond + one)
+    )  # fmt: skip
+    taps = np.clip(before.astype(np.int64)[:, None] + np.arange(-1, 3), 0, in_size - 1)
+    return np.concatenate([taps.astype(np.int32), np.stack(weights, axis=1).view(np.int32)], axis=1)
+
+
+def _inner_cubic(x: np.ndarray) -> np.ndarray:
+    """((a + 2) x - (a + 3)) x x + 1 with a = -0.75; torch's code rounds once in the first step."""
+    return _rounded_once(1.25, x, -2.25) * x * x + np.float32(1)
+
+
+def _outer_cubic(x: np.ndarray) -> np.ndarray:
+    """((a x - 5 a) x + 8 a) x - 4 a with a = -0.75; torch's code rounds once in the first two steps."""
+    return _rounded_once(_rounded_once(-0.75, x, 3.75), x, -6.0) * x + np.float32(3)
+
+
+@functools.lru_cache(maxsize=1024)
 def float_table(in_size: int, out_size: int, resample: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Weights of `interpolate(antialias=True)` for float32 tensors, whose own arithmetic is float32.
 
