@@ -105,8 +105,9 @@ def apply_point(code, operation, tables, red, green, blue, HAS_FLOAT64: tl.const
         green = red
         blue = red
     elif code == LOOKUP:
-        table = tables + tl.load(operation + 2)
-        red, green, blue = tl.load(table + red), tl.load(table + green), tl.load(table + blue)
+        red = tl.load(tables + tl.load(operation + 2) + red)
+        green = tl.load(tables + tl.load(operation + 3) + green)
+        blue = tl.load(tables + tl.load(operation + 4) + blue)
     elif code == PERMUTE:
         old_red, old_green, old_blue = red, green, blue
         red = chosen(value, old_red, old_green, old_blue)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as F1
@@ -203,6 +203,10 @@ COLOUR: dict[str, Callable[[], Pipeline]] = {
         v1.RandomPerspective(0.4, 1.0, InterpolationMode.NEAREST),
         v1.RandomPerspective(0.8, 1.0, InterpolationMode.BICUBIC),
         normalize=False,
+    ),
+    "a table for each channel": lambda: _v1(
+        v1.Resize(SIZE), lambda image: image.point([value * 3 % 256 for value in range(768)]), v1.RandomInvert(1.0),
+        lambda image: ImageOps.solarize(image, 100), normalize=False,
     ),
     "gamma": lambda: _v1(
         functools.partial(F1.adjust_gamma, gamma=0.4, gain=1.3), v1.Resize(SIZE), normalize=False

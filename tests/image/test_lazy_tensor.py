@@ -85,6 +85,13 @@ def assigned(tensor: Any) -> None:
     tensor[0, :2] = 1
 
 
+def box_assigned(tensor: Any, value: Any) -> Any:
+    tensor[:, 2:6, 3:8] = value
+    tensor[..., -2:, -3:] = torch.full((1, 1, 1), 0.25)
+    tensor[:, 30:, :] = torch.zeros(3, 1, 1)
+    return tensor + 0
+
+
 def contiguous_and_written(tensor: Any) -> Any:
     """One tensor where its memory is contiguous already, else two."""
     dense = tensor.contiguous()
@@ -120,6 +127,8 @@ USES: dict[str, Callable[[Any], Any]] = {
     "like": lambda t: [torch.zeros_like(t), torch.full_like(t, 3), t.new_zeros(2), t.new_tensor([1])],
     "in place": lambda t: changed(t, lambda u: u.mul_(2)),
     "assignment": lambda t: changed(t, assigned),
+    "a box assigned": lambda t: [box_assigned(t, torch.full((3, 4, 5), 7.25)), box_assigned(t, torch.full((3, 1, 1), 0.5))],
+    "a box assigned, one value": lambda t: box_assigned(t, 3),
     "copied into": lambda t: changed(t, lambda u: u.copy_(torch.ones(()))),
     "zeroed": lambda t: changed(t, lambda u: u.zero_()),
     "reshaped in place": unsqueezed,

@@ -69,6 +69,21 @@ def test_the_defaults_record_everything() -> None:
                 assert transform(open_image()).is_recording
 
 
+@pytest.mark.parametrize("policy", ["rand-m5-mstd0.5-inc1", "original", "rand-m5-n3-mstd1.0", "v0r"])
+def test_augmentation_and_erasing_record_everything(policy: str) -> None:
+    options: dict[str, Any] = {"auto_augment": policy, "re_prob": 0.7, "re_mode": "pixel", "color_jitter": 0.4}
+    transform = data.create_transform(32, is_training=True, **options)
+    with torch_sink.image_backend("device", device="cpu", strict=True):
+        for seed in range(6):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            for open_image in photographs():
+                try:
+                    assert transform(open_image()).is_recording
+                except ValueError as error:
+                    assert str(error) == NO_BITS  # noqa: PT017  drawn now and then
+
+
 def batches(folder: Path, is_training: bool, **loader: Any) -> list[list[torch.Tensor]]:
     """Two epochs of timm's own dataset and loader."""
     torch.manual_seed(5)

@@ -18,16 +18,16 @@ _RECORDED_MODES = ("L", "RGB")
 _FILTERS = frozenset(range(6))  # Pillow 13 knows more; those are not recorded
 _FLIPS = frozenset(Image.Transpose)
 _LOADS_FOR_THE_HEADER = ("exif_transpose",)  # of Pillow's own functions
-_KEEPS_INFO = frozenset(("pil.convert", "pil.crop", "pil.resize", "pil.transpose", "pil.transform"))
+_KEEPS_INFO = frozenset(("pil.convert", "pil.crop", "pil.resize", "pil.transpose", "pil.transform", "pil.point"))
 
 
 class LazyImage(Image.Image):
     """A `PIL.Image.Image` that holds a source and the calls recorded on it.
 
-    `size`, `mode` and `getbands()` answer at once. `resize`, `crop`, `transpose`, `convert`, `copy` and an affine or
-    perspective `transform` return a new handle with one more call recorded. Everything else that Pillow offers goes
-    through `im` or `load()`, which decode the source, replay the calls and leave an ordinary image behind; later
-    writes to it never reach handles that were recorded earlier.
+    `size`, `mode` and `getbands()` answer at once. `resize`, `crop`, `transpose`, `convert`, `copy`, `point` by a table
+    and an affine or perspective `transform` return a new handle with one more call recorded. Everything else that Pillow
+    offers goes through `im` or `load()`, which decode the source, replay the calls and leave an ordinary image behind;
+    later writes to it never reach handles that were recorded earlier.
     """
 
     sink_source: EncodedSource | PixelSource
@@ -194,6 +194,13 @@ class LazyImage(Image.Image):
                 return self.record(Op("pil.transform", args), size=(width, height))
         return super().transform(size, method, data, resample, fill, fillcolor)
 
+    def point(self, lut: Any, mode: str | None = None) -> Image.Image:
+        if self.is_recording and mode in (None, self._mode):
+            table = _byte_table(lut, 3 if self._mode == "RGB" else 1)
+            if table is not None:
+                return self.record(Op("pil.point", (table,)))
+        return super().point(lut, mode)
+
 
 class PixelAccess:
     """What `load()` returns to code outside Pillow, which mostly wants the file read and its error raised.
@@ -233,6 +240,15 @@ def _fill_fits(mode: str, fill: Any) -> bool:
         return True
     values = fill if isinstance(fill, tuple) else (fill,)
     return len(values) == (3 if mode == "RGB" else 1) and all(isinstance(value, int) for value in values)
+
+
+def _byte_table(lut: Any, channels: int) -> bytes | None:
+    """What `point` makes of each value of each channel, or None where stock code should look at it."""
+    if not isinstance(lut, (list, tuple)) or len(lut) != 256 * channels:
+        return None
+    if not all(type(value) in (int, float) and abs(value) < 2**31 for value in lut):
+        return None
+    return bytes(min(max(round(value), 0), 255) for value in lut)
 
 
 def _sides(size: Any) -> tuple[int, int] | None:

@@ -50,8 +50,23 @@ def _solarize_tensor(state: Lowering, threshold: float) -> None:
 
 @lowers("pil.adjust_gamma")
 def _gamma(state: Lowering, gamma: float, gain: float) -> None:
-    """LOOKUP: a table of 256 values for every channel."""
-    state.add(Kind.LOOKUP, tables=(_gamma_table(gamma, gain),))
+    lookup(state, _gamma_table(gamma, gain))
+
+
+def lookup(state: Lowering, table: np.ndarray) -> None:
+    """LOOKUP: a table of 256 values for each of three channels."""
+    state.add(Kind.LOOKUP, tables=(table, table, table))
+
+
+@lowers("pil.point")
+def _point(state: Lowering, table: bytes) -> None:
+    channels = _point_tables(table)
+    state.add(Kind.LOOKUP, tables=channels if len(channels) == 3 else channels * 3)
+
+
+@functools.lru_cache(maxsize=1024)
+def _point_tables(table: bytes) -> tuple[np.ndarray, ...]:
+    return tuple(np.frombuffer(table, np.uint8).astype(np.int32).reshape(-1, 256))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from torch_sink.image.atoms import Formula, Kind, Lowering, lowers
+from torch_sink.image.lower_colour import lookup
 from torch_sink.image.ops import STOCK
 
 _FORMULAS = {"v1": Formula.TENSOR_V1, "v2": Formula.TENSOR_V2}
@@ -85,7 +86,7 @@ def _permute(state: Lowering, permutation: tuple[int, ...]) -> None:
 @_lowers_both("adjust_gamma")
 def _gamma(state: Lowering, formula: Formula, gamma: float, gain: float) -> None:
     family = "v1" if formula == Formula.TENSOR_V1 else "v2"
-    state.add(Kind.LOOKUP, tables=(_gamma_table(f"{family}.adjust_gamma", gamma, gain),))
+    lookup(state, _gamma_table(f"{family}.adjust_gamma", gamma, gain))
 
 
 @functools.lru_cache(maxsize=1024)

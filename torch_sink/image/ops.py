@@ -68,6 +68,7 @@ _stock(
         size, Image.Transform(method), data, resample, fillcolor=fill
     ),
 )
+_stock("pil.point", lambda image, table: image.point(list(table)))
 _stock("pil.pad", F_pil.pad)
 for _name in (
     "adjust_brightness",

@@ -13,7 +13,7 @@ from torchvision.transforms.v2.functional._geometry import (
     _compute_resized_output_size,
 )
 
-from torch_sink.image.lazy_tensor import share_memory
+from torch_sink.image.lazy_tensor import HANDLES, recorded, share_memory
 from torch_sink.image.lower_geometry import NEAREST_MODES, integer_resize_fits
 from torch_sink.image.ops import Op
 from torch_sink.image.record_arguments import colour_of, crop_fits, padding_fits, sides_of, size_of
@@ -153,3 +153,21 @@ def erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inpl
         return NotImplemented
     result = handle.record(Op(f"{family}.erase", (i, j, h, w, values)))
     return handle.become(result) if inplace else result
+
+
+@recorded(torch.Tensor.__setitem__)
+def _assign_box(handle: Any, index: Any, value: Any) -> Any:
+    """`image[:, top:bottom, left:right] = values`, as other libraries erase a box."""
+    if not isinstance(handle, HANDLES) or not handle.is_recording or type(value) is not torch.Tensor:
+        return NotImplemented
+    if type(index) is not tuple or index[0] not in (slice(None), Ellipsis) or len(index) != 3:
+        return NotImplemented
+    if not all(type(part) is slice and part.step in (None, 1) for part in index[1:]):
+        return NotImplemented
+    (top, bottom, _), (left, right, _) = (
+        part.indices(side) for part, side in zip(index[1:], handle.sink_shape[1:], strict=True)
+    )
+    if bottom <= top or right <= left:
+        return NotImplemented
+    erased = erase("v1", handle, top, left, bottom - top, right - left, value, inplace=True)
+    return NotImplemented if erased is NotImplemented else None

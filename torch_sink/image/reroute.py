@@ -27,7 +27,16 @@ from torchvision.transforms.v2 import _utils as v2_utils
 from torchvision.transforms.v2.functional import _misc, _type_conversion
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
-from torch_sink.image import record_augmix, record_conversion, record_pil, record_tensor, samplers, state, stock_types
+from torch_sink.image import (
+    record_augmix,
+    record_conversion,
+    record_enhance,
+    record_pil,
+    record_tensor,
+    samplers,
+    state,
+    stock_types,
+)
 from torch_sink.image.batch import LazyBatch
 from torch_sink.image.collate import collate_handles
 from torch_sink.image.fallback import ledger
@@ -104,6 +113,7 @@ def _rows() -> Iterator[Row]:
     yield Row(v2_transform.Transform, "forward", samplers.transform_forward)
     yield Row(v2_transform._RandomApplyTransform, "forward", samplers.random_apply_forward)
 
+    yield from _rows_of_timm()
     yield Row(torch.nn.Parameter, "__new__", _parameter)
     for kind in HANDLES:
         yield Row(collate.default_collate_fn_map, kind, lambda stock: _collate)
@@ -193,6 +203,14 @@ def _parameter(stock: Callable[..., Any]) -> Callable[..., Any]:
         return run_on_real(stock, args, {}) if isinstance(data, HANDLES) else stock(*args)
 
     return new
+
+
+def _rows_of_timm() -> Iterator[Row]:
+    """Pillow's modules as timm's augmentations see them, when timm is imported."""
+    timm = sys.modules.get("timm.data.auto_augment")
+    if timm is not None:
+        yield Row(timm, "ImageEnhance", record_enhance.image_enhance)
+        yield Row(timm, "ImageOps", record_enhance.image_ops)
 
 
 def _collate(batch: Any, *, collate_fn_map: Any = None) -> Any:
