@@ -25,9 +25,9 @@ class LazyImage(Image.Image):
     """A `PIL.Image.Image` that holds a source and the calls recorded on it.
 
     `size`, `mode` and `getbands()` answer at once. `resize`, `crop`, `transpose`, `convert`, `copy`, `point` by a table
-    and an affine or perspective `transform` return a new handle with one more call recorded. Everything else that Pillow
-    offers goes through `im` or `load()`, which decode the source, replay the calls and leave an ordinary image behind;
-    later writes to it never reach handles that were recorded earlier.
+    and an affine or perspective `transform` return a new handle with one more call recorded. Everything else that
+    Pillow offers goes through `im` or `load()`, which decode the source, replay the calls and leave an ordinary image
+    behind; later writes to it never reach handles that were recorded earlier.
     """
 
     sink_source: EncodedSource | PixelSource

@@ -72,6 +72,8 @@ def _gray(state: FloatLowering, channels: int = 1, is_v2: int = 0) -> None:
     """GRAY: (kind of gray,)."""
     if state.channels == 3:
         state.add(FloatKind.GRAY, _gray_kind(state, is_v2))
+    elif not is_v2:
+        return
     state.channels = channels
 
 

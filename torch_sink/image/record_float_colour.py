@@ -87,10 +87,11 @@ def _autocontrast(family: str, handle: Any) -> Any:
 
 def _gray(family: str, handle: Any, num_output_channels: Any = 1) -> Any:
     channels, height, width = handle.sink_shape
-    if type(num_output_channels) is not int or num_output_channels not in (1, 3) or (family, channels) == ("v1", 1):
+    if type(num_output_channels) is not int or num_output_channels not in (1, 3):
         return NotImplemented
-    op = Op(f"{family}.rgb_to_grayscale", (num_output_channels,))
-    return handle.record(op, shape=(num_output_channels, height, width))
+    # The kernel of v1 leaves an image of one channel as it is.
+    made = channels if (family, channels) == ("v1", 1) else num_output_channels
+    return handle.record(Op(f"{family}.rgb_to_grayscale", (num_output_channels,)), shape=(made, height, width))
 
 
 def recorders(family: str) -> dict[str, Recorder]:

@@ -98,11 +98,26 @@ def pad_pil(stock: Recorder) -> Recorder:
         sides = sides_of(padding)
         if handle is not None and sides is not None and isinstance(padding_mode, str):
             width, height = handle.size
-            colour = colour_of(fill, 3 if handle.mode == "RGB" else 1)
+            unused = padding_mode != "constant" and (fill is None or isinstance(fill, (int, float, tuple, list)))
+            colour = colour_of(0 if unused else fill, 3 if handle.mode == "RGB" else 1)
             if colour is not None and padding_fits(sides, padding_mode, height, width):
                 size = width + sides[0] + sides[2], height + sides[1] + sides[3]
                 return handle.record(Op("pil.pad", (sides, colour, padding_mode)), size=size)
         return stock(img, padding, fill, padding_mode)
+
+    return stand_in
+
+
+def _saturation(stock: Recorder) -> Recorder:
+    """Stand-in for `_functional_pil.adjust_saturation`, which gives a copy of a gray image."""
+    record = _pil_recorder("pil.adjust_saturation", _colour_factor)(stock)
+
+    @functools.wraps(stock)
+    def stand_in(img: Any, saturation_factor: Any) -> Any:
+        handle = lazy_image(img) if isinstance(img, Image.Image) else None
+        if handle is not None and handle.mode == "L" and is_number(saturation_factor):
+            return handle.copy()
+        return record(img, saturation_factor)
 
     return stand_in
 
@@ -148,7 +163,7 @@ PIL_RECORDERS: dict[str, Callable[[Recorder], Recorder]] = {
     "pad": pad_pil,
     "adjust_brightness": _pil_recorder("pil.adjust_brightness", _factor),
     "adjust_contrast": _pil_recorder("pil.adjust_contrast", _factor),
-    "adjust_saturation": _pil_recorder("pil.adjust_saturation", _colour_factor),
+    "adjust_saturation": _saturation,
     "adjust_hue": _pil_recorder("pil.adjust_hue", _hue),
     "adjust_gamma": _gamma,
     "adjust_sharpness": _pil_recorder("pil.adjust_sharpness", _factor),

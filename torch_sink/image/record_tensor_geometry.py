@@ -134,9 +134,15 @@ def resized_crop(
     return resize_v2(cropped, size, interpolation, None, antialias)
 
 
+_NO_BOX = 0, 0, 0, 0, (0.0,)
+
+
 def erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inplace: bool = False) -> Any:
     channels, height, width = handle.sink_shape
-    inside = min(i, j) >= 0 and min(h, w) > 0 and i + h <= height and j + w <= width
+    if v is handle:
+        # What `RandomErasing` asks for where it finds no box: nothing is erased.
+        return handle if inplace else handle.record(Op(f"{family}.erase", _NO_BOX))
+    inside = min(i, j, h, w) >= 0 and i + h <= height and j + w <= width
     if not inside or not isinstance(v, torch.Tensor) or v.ndim != 3 or v.device.type != "cpu":
         return NotImplemented
     if inplace and handle.shares_memory:
@@ -146,6 +152,8 @@ def erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inpl
         pixels = TensorArgument(v.detach().to(handle.sink_dtype, copy=True))
         result = handle.record(Op(f"{family}.erase_pixels", (i, j, h, w, pixels)))
         return handle.become(result) if inplace else result
+    if not h * w and v.shape == (channels, h, w):
+        return handle if inplace else handle.record(Op(f"{family}.erase", _NO_BOX))
     values = tuple(v.flatten().tolist())
     if v.shape[1:] != (1, 1) or len(values) not in (1, channels):
         return NotImplemented
