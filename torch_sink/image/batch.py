@@ -21,6 +21,8 @@ from torch_sink.image.packed import Packed
 from torch_sink.image.source import EncodedSource, FinishedSource, PixelSource, Source
 from torch_sink.image.tensor_argument import with_unpacked
 
+# row of the batch -> the programs of its image, one for each pass
+ProgramsByRow = dict[int, tuple[Program, ...]]
 _ON_DECODE_ERROR = ("raise", "skip", "replace")
 
 
@@ -191,14 +193,14 @@ class LazyBatch(torch.Tensor):
                 out.copy_(made)
         return out, (rows if errors else None)
 
-    def _programs(self, sources: Sequence[Source]) -> dict[int, tuple[Program, ...]]:
+    def _programs(self, sources: Sequence[Source]) -> ProgramsByRow:
         """The programs of each image that is no finished tensor."""
         images = [sources[at] for at in self.packed.entry_of_image]
         rows = [row for row, image in enumerate(images) if not isinstance(image, FinishedSource)]
         lowered = programs_of([images[row] for row in rows], [self._calls(row) for row in rows], self.dtype)
         return dict(zip(rows, lowered, strict=True))
 
-    def _decoded(self, sources: list[Source], programs: dict[int, tuple[Program, ...]], device: torch.device) -> list[Any]:
+    def _decoded(self, sources: list[Source], programs: ProgramsByRow, device: torch.device) -> list[Any]:
         """Pixels of every source; of one that only crops are made of, those that they read."""
         boxes: list[Box | None] = [None] * len(sources)
         if programs and decodes_boxes(device):
@@ -212,7 +214,7 @@ class LazyBatch(torch.Tensor):
     def _fill(
         self,
         images: list[Any],
-        programs: dict[int, tuple[Program, ...]],
+        programs: ProgramsByRow,
         rows: list[int],
         places: list[int],
         out: torch.Tensor,
