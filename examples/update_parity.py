@@ -70,11 +70,10 @@ def parity_page(device: str) -> tuple[str, list[object]]:
         "to the promises.",
         "",
         markdown(parity),
-        "",
-        "In stock code, as the fallback report says: "
-        + "; ".join(f"{operation} ({reference})" for operation, reference in parity.fallbacks)
-        + ".",
     ]
+    if parity.fallbacks:
+        calls = "; ".join(f"{operation} ({reference})" for operation, reference in parity.fallbacks)
+        lines += ["", f"In stock code, as the fallback report says: {calls}."]
     return "\n".join(lines) + "\n", list(parity.broken_promises())
 
 

@@ -19,8 +19,8 @@ from torch_sink.cli.photos import make_photo
 from torch_sink.image.ops import STOCK
 
 ROOT = Path(__file__).resolve().parents[2]
-# torch's own arithmetic on a finished batch.
-NOT_IN_KERNELS = {"batch.mix_up", "batch.cut_mix"}
+# torch's own arithmetic on a finished batch, and a part of what is recorded as "to_pil_image".
+NOT_IN_KERNELS = {"batch.mix_up", "batch.cut_mix", "to_pil_bytes"}
 
 
 @functools.cache

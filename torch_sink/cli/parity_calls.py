@@ -103,6 +103,13 @@ def random_calls(chance: random.Random, reference: str, height: int, width: int,
     flip = a.functional.hflip
     yield Call("five_crop", lambda image: a.functional.five_crop(image, a.smaller)[3])
     yield Call("ten_crop", lambda image: a.functional.ten_crop(flip(image), a.smaller)[6])
+    if a.is_pillow:
+        table = [chance.randrange(256) for _ in range(256 * channels)]
+        yield Call("point, a table", lambda image: flip(image).point(table))
+        return
+    yield Call("to_pil_image", a.functional.to_pil_image)
+    if a.functional is F1:
+        yield Call("contiguous", lambda image: image.contiguous())
 
 
 _Row = tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
