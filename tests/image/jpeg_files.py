@@ -125,22 +125,22 @@ def stock(data: bytes, mode: str = "RGB") -> torch.Tensor | None:
 
 
 @contextmanager
-def counted_pillow() -> Iterator[list[int]]:
-    """How many images each call of the Pillow provider decodes."""
+def watched_pillow() -> Iterator[list[object]]:
+    """The sources that the Pillow provider decodes meanwhile."""
     provider = decode.PROVIDERS["pillow"]
-    counts: list[int] = []
+    seen: list[object] = []
 
-    def counting(sources: Sequence[object], *rest: object) -> object:
-        counts.append(len(sources))
+    def watching(sources: Sequence[object], *rest: object) -> object:
+        seen.extend(sources)
         return type(provider).decode(provider, sources, *rest)  # type: ignore[arg-type]
 
-    with mock.patch.object(provider, "decode", counting, create=True):
-        yield counts
+    with mock.patch.object(provider, "decode", watching, create=True):
+        yield seen
 
 
-def check_files(files: Sequence[bytes], device: str, mode: str = "RGB") -> int:
-    """Every file gives Pillow's pixels or error; returns how many of them Pillow itself had to decode."""
-    with counted_pillow() as counts, warnings.catch_warnings():
+def check_files(files: Sequence[bytes], device: str, mode: str = "RGB") -> list[int]:
+    """Every file gives Pillow's pixels or error; returns which of them Pillow itself had to decode."""
+    with watched_pillow() as seen, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         images = decode_images(files, provider="triton", device=device, mode=mode, on_error="none")
     for number, (image, data) in enumerate(zip(images, files, strict=True)):
@@ -149,4 +149,5 @@ def check_files(files: Sequence[bytes], device: str, mode: str = "RGB") -> int:
         if expected is not None:
             different = int((image.cpu() != expected).sum())
             assert not different, f"file {number}, {tuple(expected.shape)}: {different} values differ"
-    return sum(counts)
+    paths = {getattr(source, "path", "") for source in seen}
+    return [number for number in range(len(files)) if f"bytes at position {number}" in paths]

@@ -21,10 +21,10 @@ from image.jpeg_files import (
     DAMAGES,
     SAMPLINGS,
     check_files,
-    counted_pillow,
     damaged,
     jpeg,
     stock,
+    watched_pillow,
     with_quantisation,
 )
 from PIL import Image
@@ -36,6 +36,7 @@ from torch_sink.image import jpeg_decode
 from torch_sink.image.decode import decode_sources
 from torch_sink.image.decoded import Box
 from torch_sink.image.source import EncodedSource, encoded_source
+from torch_sink.triton_kernels.jpeg import entropy
 
 SIZES = [(1, 1), (3, 17), (8, 8), (5, 33), (33, 31)]
 
@@ -49,16 +50,20 @@ def source(data: bytes, mode: str = "RGB") -> EncodedSource:
 def test_every_sampling_in_sizes_around_a_unit() -> None:
     chosen = zip(SIZES * len(SAMPLINGS), sorted(SAMPLINGS * len(SIZES)), range(100), strict=False)
     files = [jpeg(*size, sampling, seed=seed, quality=(30, 75, 95)[seed % 3]) for size, sampling, seed in chosen]
-    assert check_files(files[: len(SIZES) * len(SAMPLINGS)], device_in_use()) == 0
+    assert check_files(files, device_in_use()) == []
 
 
 def test_contents_tables_and_restart_markers() -> None:
     files = []
     for seed, content in enumerate(CONTENTS):
+        restart = 0 if seed % 2 else 5
         files.append(jpeg(40, 24, SAMPLINGS[seed % 4], content=content, seed=seed, quality=1, optimize=True))
-        files.append(jpeg(24, 33, SAMPLINGS[(seed + 2) % 5], content=content, seed=seed, quality=99, restart_blocks=2))
-    # Where codes never fall into step, Pillow decodes: noise of full quality, and plain white.
-    assert check_files(files, device_in_use()) <= 2
+        files.append(
+            jpeg(24, 33, SAMPLINGS[(seed + 2) % 5], content=content, seed=seed, quality=75, restart_blocks=restart)
+        )
+    # Where codes hardly ever fall into step, Pillow decodes.
+    by_pillow = {CONTENTS[number // 2] for number in check_files(files, device_in_use())}
+    assert by_pillow <= {"noise", "bilevel"}
 
 
 def test_modes_and_files_that_the_kernels_do_not_cover() -> None:
@@ -70,7 +75,7 @@ def test_modes_and_files_that_the_kernels_do_not_cover() -> None:
         # A restart marker out of order.
         jpeg(20, 20, restart_blocks=1).replace(b"\xff\xd1", b"\xff\xd3", 1),
     ]
-    assert check_files([*covered, *others], device_in_use(), "L") == len(others)
+    assert check_files([*covered, *others], device_in_use(), "L") == [3, 4, 5, 6]
 
 
 def test_coefficients_beyond_sixteen_bits() -> None:
@@ -80,7 +85,7 @@ def test_coefficients_beyond_sixteen_bits() -> None:
         values = [chance.choice([1, 255, 1000, 5000, 32767, 65535, 0]) for _ in range(64)]
         data = jpeg(24, 16, SAMPLINGS[seed % 4], content="noise", seed=seed, quality=50)
         files.append(with_quantisation(data, values))
-    assert check_files(files, device_in_use()) < len(files)
+    assert len(check_files(files, device_in_use())) < len(files)
 
 
 def damaged_files(count: int, seed: int) -> list[bytes]:
@@ -112,7 +117,7 @@ def test_five_hundred_damaged_files(part: int) -> None:
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_every_quality(sampling: str) -> None:
     files = [jpeg(29, 27, sampling, seed=quality % 9, quality=quality) for quality in range(1, 101)]
-    assert check_files(files, device_in_use()) <= 5
+    assert len(check_files(files, device_in_use())) <= 5
 
 
 @pytest.mark.slow
@@ -124,7 +129,7 @@ def test_larger_sizes(sampling: str) -> None:
         jpeg(*size, sampling, seed=seed, optimize=bool(seed % 2), restart_blocks=seed % 4, quality=80)
         for seed, size in enumerate(sizes)
     ]
-    assert check_files(files, device_in_use()) == 0
+    assert check_files(files, device_in_use()) == []
 
 
 def photographs() -> list[Path]:
@@ -135,12 +140,14 @@ def photographs() -> list[Path]:
 @pytest.mark.slow
 @pytest.mark.skipif(not photographs(), reason="TORCH_SINK_PHOTOS names no folder of photographs")
 def test_whole_photographs() -> None:
-    by_sampling = {}
+    by_sampling: dict[tuple[str, tuple[int, int]], bytes] = {}
     for path in photographs():
         header = source(path.read_bytes()).header
         if header.scan is not None:
             by_sampling.setdefault((header.mode, header.scan.sampling), path.read_bytes())
-    assert check_files(list(by_sampling.values()), device_in_use()) <= 1
+    # The lanes of large batches: the interpreter's own are short, and may agree too late in a large file.
+    with mock.patch.object(entropy, "choose_lane_shape", return_value=entropy.LANE_SHAPES[-1]):
+        assert check_files(list(by_sampling.values()), device_in_use()) == []
 
 
 def test_boxes() -> None:
@@ -151,9 +158,9 @@ def test_boxes() -> None:
         chance = random.Random(seed)
         left, top = chance.randrange(width), chance.randrange(height)
         boxes.append(Box(left, top, chance.randrange(1, width - left + 1), chance.randrange(1, height - top + 1)))
-    with counted_pillow() as counts:
+    with watched_pillow() as seen:
         found = decode_sources(sources, torch.device(device_in_use()), "triton", boxes)
-    assert not counts
+    assert not seen
     for image, part, item in zip(found, boxes, sources, strict=True):
         expected = stock(item.data)
         assert expected is not None
