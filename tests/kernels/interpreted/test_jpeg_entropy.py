@@ -83,7 +83,7 @@ def test_lanes_that_do_not_agree_are_noticed() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", LANE_SHAPES, ids=str)
 def test_shapes_of_a_device(shape: LaneShape) -> None:
-    files = [*CLEAN.values(), *(open_file(encode(noise(100, 90), quality=quality)) for quality in (60, 90, 100))]
+    files = [*CLEAN.values(), *(open_file(encode(noise(40, 32), quality=quality)) for quality in (60, 90, 100))]
     for file, found in zip(files, decode_files(files, shape), strict=True):
         assert not check(file, found)
 
