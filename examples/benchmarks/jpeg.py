@@ -28,9 +28,9 @@ from harness import (
     read_files,
     write,
 )
-from torch_sink.image.jpeg_batch import colour_tiles, idct_tiles, jpeg_file, pack_jpegs
-from torch_sink.image.jpeg_decode import decode_jpegs
-from torch_sink.image.jpeg_header import read_jpeg_header
+from torch_sink.image.decode.jpeg import decode_jpegs
+from torch_sink.image.decode.jpeg_batch import colour_tiles, idct_tiles, jpeg_file, pack_jpegs
+from torch_sink.image.decode.jpeg_header import read_jpeg_header
 from torch_sink.image.source import EncodedSource
 from torch_sink.triton_kernels.jpeg import colour, entropy, idct
 

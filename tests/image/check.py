@@ -14,8 +14,8 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 import torch_sink
-from torch_sink.image import decode
 from torch_sink.image.batch import LazyBatch
+from torch_sink.image.decode import providers as decode
 from torch_sink.image.lazy_tensor import HANDLES
 from torch_sink.image.packed import pack_batch
 

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 
 from torch_sink import decode_images
 from torch_sink.cli.photos import make_photo
-from torch_sink.image import decode
+from torch_sink.image.decode import providers as decode
 
 SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0", "4:4:0", "gray")
 CONTENTS = ("photo", "noise", "bilevel", "white", "text")

@@ -34,7 +34,9 @@ UNRECORDED: dict[str, Callable[[torch.Tensor], Any]] = {
     "a histogram after a contrast": lambda image: F2.equalize(F2.adjust_contrast(image, 0.5)),
     "bytes after a contrast": lambda image: F2.to_dtype(F2.adjust_contrast(image, 0.5), torch.uint8, scale=True),
     "bytes of half precision": lambda image: F2.to_dtype(F2.to_dtype(image, torch.float16), torch.uint8, scale=True),
-    "half precision, normalized": lambda image: F1.normalize(F1.convert_image_dtype(image, torch.float16), [0.5], [0.3]),
+    "half precision, normalized": lambda image: F1.normalize(
+        F1.convert_image_dtype(image, torch.float16), [0.5], [0.3]
+    ),
     "a hue of normalized values": lambda image: F1.adjust_hue(F1.normalize(image, [0.5], [0.5]), 0.2),
     "a gamma after a resize": lambda image: F1.adjust_gamma(F1.resize(image, [9, 8]), 2.0),
     "one pixel wide": v1.Resize((9, 1)),

@@ -11,9 +11,9 @@ from PIL import Image
 
 from image.cases import encoded
 from image.jpeg_files import SAMPLINGS, jpeg
-from torch_sink.image.decoded import Box
-from torch_sink.image.jpeg_batch import colour_tiles, idct_tiles, jpeg_file, pack_jpegs
-from torch_sink.image.jpeg_header import read_jpeg_header
+from torch_sink.image.decode.decoded import Box
+from torch_sink.image.decode.jpeg_batch import colour_tiles, idct_tiles, jpeg_file, pack_jpegs
+from torch_sink.image.decode.jpeg_header import read_jpeg_header
 from torch_sink.image.source import EncodedSource
 from torch_sink.triton_kernels.jpeg import layout, window
 

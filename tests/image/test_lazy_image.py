@@ -126,7 +126,7 @@ ACCESS: dict[str, Callable[[Image.Image], Any]] = {
     "composite": lambda image: Image.composite(image, image.transpose(1), image.convert("L")).tobytes(),
     "alpha": lambda image: (image.putalpha(100), image.mode, image.tobytes())[1:],
     "entropy": lambda image: image.entropy(),
-    "repr": lambda image: (len(image._repr_png_()) > 0),
+    "repr": lambda image: len(image._repr_png_()) > 0,
     "tensor": lambda image: F.pil_to_tensor(image).tolist(),
 }
 

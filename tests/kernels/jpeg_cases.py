@@ -13,8 +13,8 @@ from PIL import Image, ImageDraw
 
 from kernels.jpeg_golden import decode_segment
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.jpeg_batch import JpegBatch, JpegFile, jpeg_file, pack_jpegs
-from torch_sink.image.jpeg_header import read_jpeg_header
+from torch_sink.image.decode.jpeg_batch import JpegBatch, JpegFile, jpeg_file, pack_jpegs
+from torch_sink.image.decode.jpeg_header import read_jpeg_header
 from torch_sink.image.source import EncodedSource
 from torch_sink.triton_kernels.jpeg import layout
 from torch_sink.triton_kernels.jpeg.entropy import (

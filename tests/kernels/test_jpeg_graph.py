@@ -8,7 +8,7 @@ import torch
 from image.check import kernels_on
 
 from kernels.jpeg_cases import Decoder, golden_coefficients, open_clean_files
-from torch_sink.image.jpeg_batch import pack_jpegs
+from torch_sink.image.decode.jpeg_batch import pack_jpegs
 from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES, LaneShape
 
 

@@ -133,7 +133,7 @@ def _check_decoder() -> Finding:
     from PIL import features
 
     import torch_sink
-    from torch_sink.image.decode import candidates
+    from torch_sink.image.decode.providers import candidates
     from torch_sink.image.state import default_device
 
     providers = [provider.name for provider in candidates(torch.device(default_device()))]

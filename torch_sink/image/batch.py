@@ -10,16 +10,16 @@ import torch
 from torch.utils._pytree import tree_map
 
 from torch_sink.errors import DecodeError, SinkError
-from torch_sink.image.atoms import Program
-from torch_sink.image.decode import decodes_boxes
-from torch_sink.image.decoded import Box
+from torch_sink.image.decode.decoded import Box
+from torch_sink.image.decode.providers import decodes_boxes
 from torch_sink.image.execute import decoded_images, describe, programs_of, run_image_on_cpu, run_programs
 from torch_sink.image.fallback import report_fallback
 from torch_sink.image.lazy_tensor import METADATA
 from torch_sink.image.ops import Op, replay
 from torch_sink.image.packed import Packed
+from torch_sink.image.plan.atoms import Program
+from torch_sink.image.record.tensor_argument import with_unpacked
 from torch_sink.image.source import EncodedSource, FinishedSource, PixelSource, Source
-from torch_sink.image.tensor_argument import with_unpacked
 
 # row of the batch -> the programs of its image, one for each pass
 ProgramsByRow = dict[int, tuple[Program, ...]]
@@ -204,7 +204,7 @@ class LazyBatch(torch.Tensor):
         """Pixels of every source; of one that only crops are made of, those that they read."""
         boxes: list[Box | None] = [None] * len(sources)
         if programs and decodes_boxes(device):
-            from torch_sink.image.regions import boxes_read
+            from torch_sink.image.plan.regions import boxes_read
 
             entries = [self.packed.entry_of_image[row] for row in programs]
             sizes = [sources[entry].size for entry in entries]  # type: ignore[union-attr]

@@ -12,19 +12,19 @@ import numpy as np
 import torch
 
 from torch_sink.errors import DecodeError
-from torch_sink.image.atoms import Program
-from torch_sink.image.decode import candidates, decode_sources
-from torch_sink.image.decoded import Box, Decoded
+from torch_sink.image.decode.decoded import Box, Decoded
+from torch_sink.image.decode.providers import candidates, decode_sources
 from torch_sink.image.fallback import executing
-from torch_sink.image.lowering import lower, value_table
+from torch_sink.image.lower.lowering import lower, value_table
 from torch_sink.image.ops import Op, replay
-from torch_sink.image.passes import passes_of
+from torch_sink.image.plan.atoms import Program
+from torch_sink.image.plan.passes import passes_of
 from torch_sink.image.source import FinishedSource, Source
 from torch_sink.image.state import default_device
 
 if TYPE_CHECKING:
-    from torch_sink.image.jobs import ImageInput
-    from torch_sink.image.plan import Plan
+    from torch_sink.image.plan.build import Plan
+    from torch_sink.image.plan.jobs import ImageInput
 
 
 # --- on the CPU, in stock code
@@ -171,7 +171,7 @@ def run_on_device(
         rows: position of each image in the batch.
         out: [N, C, H, W], written to; its device is where everything runs.
     """
-    from torch_sink.image.plan import build_plan
+    from torch_sink.image.plan.build import build_plan
 
     device = out.device
     inputs, workspace_start = _place(decoded)
@@ -230,7 +230,7 @@ def _to(table: np.ndarray, device: torch.device) -> torch.Tensor:
 
 def _place(decoded: Sequence[Decoded]) -> tuple[list[ImageInput], int]:
     """Where each image will lie in the workspace, and where the rest of the workspace begins."""
-    from torch_sink.image.jobs import ImageInput
+    from torch_sink.image.plan.jobs import ImageInput
 
     inputs, offsets, end = [], {}, 0
     for image in decoded:
@@ -327,8 +327,8 @@ def describe(images: Sequence[Source], programs: Sequence[tuple[Op, ...]], devic
 
 
 def _planned(shapes: Sequence[ImageShape], programs: Sequence[Program]) -> Plan:
-    from torch_sink.image.jobs import ImageInput
-    from torch_sink.image.plan import build_plan
+    from torch_sink.image.plan.build import build_plan
+    from torch_sink.image.plan.jobs import ImageInput
 
     inputs = [ImageInput(0, 0, 0, 0, shape.height, shape.width) for shape in shapes]
     height, width = programs[0].size

@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 
 from torch_sink.image.fallback import executing, is_executing, report_fallback
-from torch_sink.image.lower_geometry import transform_fits
+from torch_sink.image.lower.geometry import transform_fits
 from torch_sink.image.ops import Op, replay
 from torch_sink.image.source import EncodedSource, PixelSource, Source
 

@@ -10,8 +10,8 @@ from PIL import Image
 from torch.utils.data import get_worker_info
 
 from torch_sink.image.ops import Op
+from torch_sink.image.record.tensor_argument import PackedArgument, tensor_arguments, with_packed
 from torch_sink.image.source import EncodedSource, FinishedSource, PixelSource, Source
-from torch_sink.image.tensor_argument import PackedArgument, tensor_arguments, with_packed
 
 _ALIGNMENT_BYTES = 16
 

@@ -27,22 +27,18 @@ from torchvision.transforms.v2 import _utils as v2_utils
 from torchvision.transforms.v2.functional import _misc, _type_conversion
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
-from torch_sink.image import (
-    record_augmix,
-    record_conversion,
-    record_enhance,
-    record_pil,
-    record_tensor,
-    samplers,
-    state,
-    stock_types,
-)
+from torch_sink.image import samplers, state, stock_types
 from torch_sink.image.batch import LazyBatch
 from torch_sink.image.collate import collate_handles
 from torch_sink.image.fallback import ledger
 from torch_sink.image.lazy_file import jpeg_factory, pil_loader
 from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage, run_on_real
 from torch_sink.image.ops import Op
+from torch_sink.image.record import augmix as record_augmix
+from torch_sink.image.record import conversion as record_conversion
+from torch_sink.image.record import enhance as record_enhance
+from torch_sink.image.record import pil as record_pil
+from torch_sink.image.record import tensor as record_tensor
 from torch_sink.image.state import State
 
 _MISSING = object()

@@ -11,7 +11,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from torch_sink.errors import DecodeError
-from torch_sink.image.jpeg_header import JpegHeader, read_jpeg_header
+from torch_sink.image.decode.jpeg_header import JpegHeader, read_jpeg_header
 
 
 class EncodedSource(NamedTuple):

@@ -13,7 +13,7 @@ from torchvision import tv_tensors
 
 from torch_sink.image.lazy_image import LazyImage
 from torch_sink.image.lazy_tensor import LazyTensor, LazyTVImage
-from torch_sink.image.record_augmix import BatchOfOne
+from torch_sink.image.record.augmix import BatchOfOne
 
 STOCK_TYPES: dict[type, type] = {
     LazyImage: Image.Image,

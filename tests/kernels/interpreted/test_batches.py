@@ -24,9 +24,7 @@ from torch_sink.image.batch import LazyBatch
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
 
-@pytest.mark.parametrize(
-    ("start_method", "workers"), [("fork", 2), pytest.param("spawn", 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("start_method", "workers"), [("fork", 2), pytest.param("spawn", 1, marks=pytest.mark.slow)])
 def test_workers_decode_nothing_and_batches_equal_stock(
     photos: Path, tmp_path: Path, start_method: str, workers: int
 ) -> None:
@@ -57,7 +55,9 @@ with torch_sink.image_backend("device", device=sys.argv[1]):
     batch.to(sys.argv[1])
     assert "torch_sink.triton_kernels.stage" in sys.modules
 """
-    finished = subprocess.run([sys.executable, "-c", code, device_in_use()], capture_output=True, text=True, timeout=120)
+    finished = subprocess.run(
+        [sys.executable, "-c", code, device_in_use()], capture_output=True, text=True, timeout=120
+    )
     assert finished.returncode == 0, finished.stderr
 
 

@@ -11,7 +11,7 @@ from image.cases_float import CLOSE, FLOAT
 from image.check import check_pipeline
 from torchvision.transforms import functional as F
 
-from torch_sink.image import lower_float_geometry
+from torch_sink.image.lower import float_geometry as lower_float_geometry
 from torch_sink.triton_kernels import float_stage
 
 

@@ -32,9 +32,9 @@ from torchvision import transforms as v1
 
 import torch_sink
 from torch_sink import decode_images, decode_providers
-from torch_sink.image import jpeg_decode
-from torch_sink.image.decode import decode_sources
-from torch_sink.image.decoded import Box
+from torch_sink.image.decode import jpeg as jpeg_decode
+from torch_sink.image.decode.decoded import Box
+from torch_sink.image.decode.providers import decode_sources
 from torch_sink.image.source import EncodedSource, encoded_source
 from torch_sink.triton_kernels.jpeg import entropy
 

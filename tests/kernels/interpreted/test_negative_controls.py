@@ -9,7 +9,9 @@ import torch
 from image.cases import CORE, rgb_images
 from image.check import check_pipeline
 
-from torch_sink.image import execute, lower_geometry, plan
+from torch_sink.image import execute
+from torch_sink.image.lower import geometry as lower_geometry
+from torch_sink.image.plan import build as plan
 from torch_sink.triton_kernels import stage
 
 TRAIN = CORE["v1 imagenet train"]

@@ -1,0 +1,1 @@
+"""Encoded bytes -> pixels: providers, and the host's half of the JPEG decoder in Triton."""

@@ -1,0 +1,165 @@
+"""Baseline JPEG files -> pixels, by the JPEG kernels, a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from torch_sink.image.decode.decoded import Box, Decoded
+from torch_sink.image.decode.jpeg_batch import (
+    JpegBatch,
+    JpegFile,
+    colour_tiles,
+    idct_tiles,
+    jpeg_file,
+    mcu_counts,
+    pack_jpegs,
+)
+from torch_sink.image.source import EncodedSource
+from torch_sink.triton_kernels.jpeg import colour, entropy, idct
+
+# Blocks of a launch: 1 GiB of coefficients, which 1,000 photographs of 500 x 375 have.
+_MOST_BLOCKS = 1 << 23
+_MOST_STREAM_BYTES = 1 << 29
+
+
+class _Launched(NamedTuple):
+    """A batch whose kernels run.
+
+    Attributes:
+        files: its images.
+        pixels: uint8, those of all boxes.
+        offsets: where those of each box begin.
+        status: int32 [images] on the host once `copied`; 0 where the pixels of an image are libjpeg's.
+        copied: when `status` has arrived; None where it is there already.
+    """
+
+    files: Sequence[JpegFile]
+    pixels: torch.Tensor
+    offsets: list[int]
+    status: torch.Tensor
+    copied: torch.Event | None
+
+
+def decode_jpegs(
+    sources: Sequence[EncodedSource], boxes: Sequence[Box | None], device: torch.device
+) -> list[Decoded | None]:
+    """Decodes files whose headers name a scan.
+
+    Args:
+        sources: the files.
+        boxes: the part of each image that is wanted; None for all of it.
+        device: where; the CPU in a process with Triton's interpreter.
+
+    Returns:
+        The pixels of each image, planes of channels; None where a check failed, and libjpeg has to look at the file.
+    """
+    found = [jpeg_file(source, box) for source, box in zip(sources, boxes, strict=True)]
+    places = [at for at, file in enumerate(found) if file is not None]
+    results: list[Decoded | None] = [None] * len(sources)
+    # Triton launches on the current device, wherever the tensors are.
+    with nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index):
+        launched = [_launch(files, device) for files in _chunks([file for file in found if file is not None])]
+    decoded = iter([image for batch in launched for image in _finish(batch)])
+    for at in places:
+        image = next(decoded)
+        if image is not None and boxes[at] is not None:
+            width, height = sources[at].size
+            image = image._replace(box=boxes[at], image_size=(height, width))
+        results[at] = image
+    return results
+
+
+def _chunks(files: Sequence[JpegFile]) -> Iterator[list[JpegFile]]:
+    """The files in groups that fit into a launch; a larger file is a group of its own."""
+    group: list[JpegFile] = []
+    blocks = stream_bytes = 0
+    for file in files:
+        across, down = mcu_counts(file.source, file.scan)
+        file_blocks = across * down * (file.scan.sampling[0] * file.scan.sampling[1] + len(file.scan.dc) - 1)
+        file_bytes = len(file.source.data)
+        if group and (blocks + file_blocks > _MOST_BLOCKS or stream_bytes + file_bytes > _MOST_STREAM_BYTES):
+            yield group
+            group, blocks, stream_bytes = [], 0, 0
+        group.append(file)
+        blocks, stream_bytes = blocks + file_blocks, stream_bytes + file_bytes
+    if group:
+        yield group
+
+
+def _launch(files: Sequence[JpegFile], device: torch.device) -> _Launched:
+    interpreted = device.type == "cpu"
+    scan_bytes = sum(length for file in files for _, length in file.segments)
+    shape = entropy.choose_lane_shape(scan_bytes, interpreted=interpreted)
+    batch = pack_jpegs(files, shape.bits, pinned=not interpreted)
+    stream = batch.stream.to(device, non_blocking=True)
+    images, segments, huffman = (_to(table, device) for table in (batch.images, batch.segments, batch.huffman))
+    buffers = entropy.new_buffers(
+        stream_bytes=len(stream),
+        images=len(images),
+        segments=len(segments),
+        tables=len(huffman),
+        lanes=batch.lanes,
+        blocks=batch.blocks,
+        rounds=shape.rounds,
+        device=device,
+        interpreted=interpreted,
+    )
+    coefficients, status = entropy.decode_coefficients(
+        stream, images, segments, huffman, buffers, shape=shape, interpreted=interpreted
+    )
+    pixels = run_pixels(batch, coefficients, images, interpreted=interpreted)
+    copied = None
+    if not interpreted:
+        # It travels while the host prepares the next chunk.
+        on_host = torch.empty(status.shape, dtype=status.dtype, pin_memory=True)
+        on_host.copy_(status, non_blocking=True)
+        copied = torch.Event(device)
+        copied.record()
+        status = on_host
+    return _Launched(files, pixels, batch.pixel_offsets, status, copied)
+
+
+def run_pixels(
+    batch: JpegBatch, coefficients: torch.Tensor, images: torch.Tensor, *, interpreted: bool
+) -> torch.Tensor:
+    """From coefficients to the pixels of all boxes, uint8 [bytes].
+
+    Args:
+        batch: as `pack_jpegs` makes it.
+        coefficients: int16 [blocks, 64], quantised, zigzag order.
+        images: the batch's table of images, on the device.
+        interpreted: the kernels run in Triton's interpreter.
+    """
+    device = coefficients.device
+    quantisation, windows = _to(batch.quantisation, device), _to(batch.windows, device)
+    blocks = idct.blocks_of_tile(interpreted=interpreted)
+    rows, columns = colour.tile_shape(interpreted=interpreted)
+    planes = torch.empty(batch.planes_bytes, dtype=torch.uint8, device=device)
+    tiles = _to(idct_tiles(batch, blocks), device)
+    idct.run_idct(coefficients, quantisation, planes, images, windows, tiles, blocks=blocks)
+    pixels = torch.empty(batch.pixels_bytes, dtype=torch.uint8, device=device)
+    tiles = _to(colour_tiles(batch, rows, columns), device)
+    colour.run_colour(planes, pixels, images, windows, tiles, rows_and_columns=(rows, columns))
+    return pixels
+
+
+def _finish(batch: _Launched) -> Iterator[Decoded | None]:
+    if batch.copied is not None:
+        batch.copied.synchronize()  # host sync
+    for file, offset, status in zip(batch.files, batch.offsets, batch.status.tolist(), strict=True):
+        if status:
+            yield None
+            continue
+        shape = file.channels, file.box.height, file.box.width
+        size = file.channels * file.box.height * file.box.width
+        yield Decoded(batch.pixels[offset : offset + size].view(shape), channels_last=False)
+
+
+def _to(table: np.ndarray, device: torch.device) -> torch.Tensor:
+    on_host = torch.from_numpy(table)
+    return on_host if device.type == "cpu" else on_host.pin_memory().to(device, non_blocking=True)

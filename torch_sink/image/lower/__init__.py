@@ -1,0 +1,1 @@
+"""Recorded operations -> atoms, which stages are made of."""

@@ -1,0 +1,153 @@
+"""Affine and perspective transforms and elastic deformation of tensors -> atoms.
+
+torch makes a grid of source positions in [-1, 1] and samples it with `grid_sample`. The matrices are scaled here, in
+float32 as torch does it; the kernel makes the grid from them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from torch_sink.image.lower.floats import FloatLowering
+from torch_sink.image.lower.geometry import transpose
+from torch_sink.image.plan.atoms import Lowering, lowers
+from torch_sink.image.record.tensor_argument import TensorArgument
+from torch_sink.image.record.tensor_warp import affine_matrix, rotation_matrix
+
+# What the kernel reads of the kind of a grid, and of how the fill is worked in.
+AFFINE, PERSPECTIVE, DISPLACED = range(3)
+NO_FILL, FILL_V1, FILL_V2 = range(3)
+_FILL_RULES = {"v1": FILL_V1, "v2": FILL_V2}
+
+
+class Grid(NamedTuple):
+    """Source positions of an image, as tables for the kernel.
+
+    Attributes:
+        kind: AFFINE, PERSPECTIVE or DISPLACED.
+        tables: float32 bits as int32. AFFINE and PERSPECTIVE: one table, the position of the first column and row, and
+            three rows of three coefficients (across, down, and what both are divided by). DISPLACED: the undisplaced
+            positions of all columns, then of all rows; and the displacement [H, W, 2].
+    """
+
+    kind: int
+    tables: tuple[np.ndarray, ...]
+
+
+def _bits(values: torch.Tensor) -> np.ndarray:
+    return values.contiguous().view(torch.int32).flatten().numpy()
+
+
+def affine_grid(matrix: Sequence[float], height: int, width: int, new_height: int, new_width: int) -> Grid:
+    """The grid of an affine transform; the origin is the middle of the image, before and after it."""
+    theta = torch.tensor(matrix, dtype=torch.float32).view(2, 3)
+    theta = theta / torch.tensor([[0.5 * width], [0.5 * height]])
+    origin = torch.tensor([(1 - new_width) * 0.5, (1 - new_height) * 0.5])
+    return Grid(AFFINE, (_bits(torch.cat([origin, theta.flatten(), torch.zeros(3)])),))
+
+
+def perspective_grid(coefficients: Sequence[float], height: int, width: int) -> Grid:
+    """The grid of a perspective transform, in pixels whose centres are at halves."""
+    *numerators, g, h = coefficients
+    theta = torch.tensor(numerators, dtype=torch.float32).view(2, 3) / torch.tensor([[0.5 * width], [0.5 * height]])
+    origin, divisor = torch.tensor([0.5, 0.5]), torch.tensor([g, h, 1.0])
+    return Grid(PERSPECTIVE, (_bits(torch.cat([origin, theta.flatten(), divisor])),))
+
+
+def displaced_grid(displacement: torch.Tensor, height: int, width: int) -> Grid:
+    """The grid of an elastic deformation; `displacement` float32 [1, H, W, 2]."""
+    return Grid(DISPLACED, (_identity_positions(height, width), _bits(displacement)))
+
+
+@functools.lru_cache(maxsize=64)
+def _identity_positions(height: int, width: int) -> np.ndarray:
+    return _bits(torch.cat([torch.linspace((1 - side) / side, (side - 1) / side, side) for side in (width, height)]))
+
+
+def grid_values(
+    family: str, height: int, width: int, grid: Grid, mode: str, fill: tuple[float, ...] | None
+) -> tuple[int, ...]:
+    """(input width, input height, bilinear, fill rule, kind of grid, -, three float32 fills)."""
+    rule = NO_FILL if fill is None else _FILL_RULES[family]
+    fills = (0.0,) if fill is None else fill
+    fills = fills * 3 if len(fills) == 1 else fills
+    return width, height, int(mode == "bilinear"), rule, grid.kind, 0, *_bits(torch.tensor(fills)).tolist()
+
+
+def _warp(
+    family: str,
+    state: Lowering | FloatLowering,
+    grid: Grid,
+    mode: str,
+    fill: tuple[float, ...] | None,
+    size: tuple[int, int],
+) -> None:
+    """GRID, and WARP on floats: `grid_values`, and the tables of the grid."""
+    height, width = state.resize_to(*size)
+    state.add(state.grid_kind, *grid_values(family, height, width, grid, mode, fill), tables=grid.tables)
+
+
+def _same_size(family: str, make: Callable[..., Grid]) -> Callable[..., None]:
+    """Lowers a call of (parameters of `make`, mode, fill), whose result has the size of its input."""
+
+    def lower(state: Lowering, *args: object) -> None:
+        *parameters, mode, fill = args
+        size = state.height, state.width
+        _warp(family, state, make(*parameters, *size), mode, fill, size)  # type: ignore[arg-type]
+
+    return lower
+
+
+def _affine_v1(matrix: Sequence[float], height: int, width: int) -> Grid:
+    return affine_grid(matrix, height, width, height, width)
+
+
+def _affine_v2(
+    angle: float, translate: tuple[int, int], scale: float, shear: tuple[float, float],
+    center: tuple[float, float] | None, height: int, width: int,
+) -> Grid:  # fmt: skip
+    return _affine_v1(affine_matrix(height, width, angle, translate, scale, shear, center), height, width)
+
+
+def _elastic(displacement: TensorArgument, height: int, width: int) -> Grid:
+    return displaced_grid(displacement.tensor, height, width)
+
+
+lowers("v1.affine")(_same_size("v1", _affine_v1))
+lowers("v2.affine")(_same_size("v2", _affine_v2))
+lowers("v1.perspective")(_same_size("v1", perspective_grid))
+lowers("v2.perspective")(_same_size("v2", perspective_grid))
+lowers("v1.elastic_transform")(_same_size("v1", _elastic))
+lowers("v2.elastic")(_same_size("v2", _elastic))
+
+
+@lowers("v1.rotate_expanded")
+def _rotate_v1(
+    state: Lowering, matrix: Sequence[float], size: tuple[int, int], mode: str, fill: tuple[float, ...] | None
+) -> None:
+    _warp("v1", state, affine_grid(matrix, state.height, state.width, *size), mode, fill, size)
+
+
+@lowers("v2.rotate")
+def _rotate_v2(
+    state: Lowering, angle: float, expand: bool, center: tuple[float, float] | None, size: tuple[int, int] | None,
+    mode: str, fill: tuple[float, ...] | None,
+) -> None:  # fmt: skip
+    matrix = rotation_matrix(state.height, state.width, angle, center)
+    size = size or (state.height, state.width)
+    _warp("v2", state, affine_grid(matrix, state.height, state.width, *size), mode, fill, size)
+
+
+_TURNS = {1: Image.Transpose.ROTATE_90, 2: Image.Transpose.ROTATE_180, 3: Image.Transpose.ROTATE_270}
+
+
+@lowers("v2.quarter_turns")
+def _quarter_turns(state: Lowering, turns: int) -> None:
+    if turns:
+        transpose(state, _TURNS[turns])

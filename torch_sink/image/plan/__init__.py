@@ -1,0 +1,1 @@
+"""Atoms -> stages -> the tables of a batch's launches."""

@@ -1,0 +1,126 @@
+"""Recording AugMix: torchvision's own code runs, draws included, on handles that can be weighted and added up.
+
+`AugMix.forward` views an image [C, H, W] as a batch of one, sends it through chains of functionals, adds the results up
+in float32 as weights times values, and converts the sum back to bytes. The handles here follow it through these steps;
+what comes out is the handle of the image with one call recorded. A step that cannot be followed, such as a functional
+without a kernel, makes the real tensor as everywhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torchvision.tv_tensors import _torch_function_helpers as return_types
+
+from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage, recorded
+from torch_sink.image.ops import Op
+from torch_sink.image.record.tensor_argument import tensor_arguments
+
+# True inside `AugMix.forward`; elsewhere a view shares memory with its image, which these handles do not.
+_inside: ContextVar[bool] = ContextVar("inside AugMix", default=False)
+
+
+def forward(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand-in for `AugMix.forward` of `transforms` and of `transforms.v2`."""
+
+    @functools.wraps(stock)
+    def augmix(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        token = _inside.set(True)
+        try:
+            return stock(self, *inputs, **kwargs)
+        finally:
+            _inside.reset(token)
+
+    return augmix
+
+
+class BatchOfOne(LazyTensor):
+    """A uint8 handle viewed as [1, C, H, W]; it records as the image [C, H, W] that `sink_shape` speaks of."""
+
+    @staticmethod
+    def __new__(cls: Any, source: Any, ops: tuple[Op, ...], shape: Sequence[int], dtype: torch.dtype) -> Any:
+        handle = torch.Tensor._make_wrapper_subclass(cls, (1, *shape), dtype=dtype)  # type: ignore[attr-defined]
+        handle.__dict__.update(sink_source=source, sink_ops=ops, sink_shape=torch.Size(shape), sink_dtype=dtype)
+        return handle
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        return torch.Size((1, *self.sink_shape)) if self.is_recording else super().shape
+
+    @staticmethod
+    def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.as_subclass(torch.Tensor).unsqueeze(0)
+
+
+class _Sum(LazyTensor):
+    """float32 [1, C, H, W] or [C, H, W]: results of chains times their weights; "augmix" is its last call."""
+
+    def _stock_type(self, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return tensor.as_subclass(torch.Tensor).view(self.sink_shape)
+
+
+@recorded(torch.Tensor.view)
+@recorded(torch.Tensor.reshape)
+def _view(handle: Any, *sizes: Any, **kwargs: Any) -> Any:
+    """The first step, an image as a batch of one; and the last but one, the sum as an image."""
+    sizes = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
+    if not _inside.get() or not handle.is_recording or kwargs:
+        return NotImplemented
+    if type(handle) is _Sum and sizes == tuple(handle.sink_shape)[1:]:
+        return _Sum(handle.sink_source, handle.sink_ops, sizes, torch.float32)
+    keeps_type = type(handle) is LazyTVImage and return_types._must_return_subclass()
+    is_image = type(handle) in HANDLES and handle.sink_dtype == torch.uint8 and not keeps_type
+    if not is_image or sizes != (1, *handle.sink_shape):
+        return NotImplemented
+    return BatchOfOne(handle.sink_source, handle.sink_ops, handle.sink_shape, torch.uint8)
+
+
+@recorded(torch.Tensor.mul)
+def _weigh(weight: Any, batch: Any = None, **kwargs: Any) -> Any:
+    """A weight, float32 [1, 1, 1, 1], times the image or the result of a chain."""
+    if type(batch) is not BatchOfOne or not batch.is_recording or type(weight) is not torch.Tensor:
+        return NotImplemented
+    if weight.shape != (1, 1, 1, 1) or weight.dtype != torch.float32 or weight.requires_grad:
+        return NotImplemented
+    value = weight.item()
+    if not 0 <= value < math.inf:
+        return NotImplemented
+    ops = (*batch.sink_ops, _augmix(((value, ()),), torch.float32))
+    return _Sum(batch.sink_source, ops, (1, *batch.sink_shape), torch.float32)
+
+
+@recorded(torch.Tensor.add_)
+def _add(total: Any, other: Any = None, **kwargs: Any) -> Any:
+    """Adds the weighted result of a chain to what began as the weighted image, in place."""
+    if type(total) is not _Sum or type(other) is not _Sum or kwargs or total.sink_source is not other.sink_source:
+        return NotImplemented
+    *image, (_, (terms, _)) = total.sink_ops
+    *result, (_, (added, _)) = other.sink_ops
+    if not (total.is_recording and other.is_recording) or result[: len(image)] != image or len(added) > 1:
+        return NotImplemented
+    chain = tuple(result[len(image) :])
+    if next(tensor_arguments([chain]), None) is not None:
+        return NotImplemented  # only among a call's own arguments are they packed with the batch
+    ops = (*image, _augmix((*terms, (added[0][0], chain)), torch.float32))
+    return total.become(_Sum(total.sink_source, ops, total.sink_shape, torch.float32))
+
+
+@recorded(torch.Tensor.to)
+def _to(total: Any, *args: Any, **kwargs: Any) -> Any:
+    """The sum as bytes: the image that AugMix returns."""
+    if type(total) is not _Sum or not total.is_recording or args or kwargs != {"dtype": torch.uint8}:
+        return NotImplemented
+    *image, (_, (terms, _)) = total.sink_ops
+    # What is no byte when it is cut off becomes another one on another machine.
+    if total.ndim != 3 or 255 * sum(weight for weight, _ in terms) >= 255.9:
+        return NotImplemented
+    return LazyTensor(total.sink_source, (*image, _augmix(terms, torch.uint8)), total.sink_shape, torch.uint8)
+
+
+def _augmix(terms: tuple[tuple[float, tuple[Op, ...]], ...], dtype: torch.dtype) -> Op:
+    return Op("augmix", (terms, dtype))

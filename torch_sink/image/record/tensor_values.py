@@ -1,0 +1,62 @@
+"""Recording on tensors: normalisation and dtypes. How a recorder works is said in `tensor.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_sink.image.ops import Op
+from torch_sink.image.record.arguments import is_number
+from torch_sink.image.record.value_range import fits_int32, is_exact, is_from_bytes
+
+
+def _statistics(values: Any, channels: int) -> tuple[float, ...] | None:
+    """mean or std as a tuple of floats, or None where stock code should look at it."""
+    if isinstance(values, torch.Tensor) and values.ndim == 1:
+        values = values.tolist()
+    if isinstance(values, (list, tuple)) and len(values) in (1, channels) and all(map(is_number, values)):
+        return tuple(values)
+    return None
+
+
+# Less may be zero in the image's dtype, which stock code refuses.
+_SMALLEST_STD = 1e-6
+
+
+def normalize(family: str, handle: Any, mean: Any, std: Any, inplace: bool = False) -> Any:
+    channels = handle.sink_shape[0]
+    mean, std = _statistics(mean, channels), _statistics(std, channels)
+    if mean is None or std is None or not handle.sink_dtype.is_floating_point:
+        return NotImplemented
+    if handle.sink_dtype != torch.float32 and not is_from_bytes(handle):
+        return NotImplemented
+    if min(map(abs, std)) < _SMALLEST_STD or (inplace and handle.shares_memory):
+        return NotImplemented
+    result = handle.record(Op(f"{family}.normalize", (mean, std)))
+    return handle.become(result) if inplace else result
+
+
+def convert_dtype(handle: Any, dtype: torch.dtype = torch.float32) -> Any:
+    return _to_dtype(handle, dtype, Op("v1.convert_image_dtype", (dtype,)))
+
+
+def to_dtype_v2(handle: Any, dtype: torch.dtype = torch.float32, scale: bool = False) -> Any:
+    return _to_dtype(handle, dtype, Op("v2.to_dtype", (dtype, scale)))
+
+
+def _to_dtype(handle: Any, dtype: torch.dtype, op: Op) -> Any:
+    if handle.sink_dtype == dtype:
+        return handle
+    if dtype not in _CONVERSIONS.get(handle.sink_dtype, ()):
+        return NotImplemented
+    if handle.sink_dtype == torch.float32 and dtype == torch.uint8 and not (is_exact(handle) and fits_int32(handle)):
+        return NotImplemented
+    return handle.record(op, dtype=dtype)
+
+
+# dtype -> those that the kernels can make of it; narrower floats than float32 are computed with in tables alone.
+_CONVERSIONS = {
+    torch.uint8: (torch.float32, torch.float16, torch.bfloat16),
+    torch.float32: (torch.uint8, torch.float16, torch.bfloat16, torch.float64),
+}

@@ -1,0 +1,118 @@
+"""What is known of the floats that a handle stands for: their range, and whether the kernels make their very bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_sink.image.ops import Op
+from torch_sink.image.record.tensor_argument import TensorArgument
+
+_DTYPE_CONVERSIONS = ("v1.convert_image_dtype", "v2.to_dtype")
+# The mean of a contrast is summed in another order; torch raises to a power in two ways, by the place in memory.
+_INEXACT = frozenset(f"{family}.{name}" for family in ("v1", "v2") for name in ("adjust_contrast", "adjust_gamma"))
+# What ends with a cut at 0 and 1.
+_CLAMPED = frozenset(
+    ("adjust_brightness", "adjust_contrast", "adjust_saturation", "adjust_sharpness", "adjust_gamma", "autocontrast",
+     "equalize", "posterize")
+)  # fmt: skip
+_WARPS = frozenset(("affine", "rotate", "rotate_expanded", "perspective", "elastic", "elastic_transform"))
+# Negative weights of a bicubic filter, as a share of the range of values: more than there can be.
+_OVERSHOOT = 0.5
+_LARGEST_BYTE_SCALE = 256
+
+Range = tuple[float, float]
+
+
+def since_conversion(handle: Any) -> tuple[Op, ...]:
+    """The call that turned bytes into floats, and those after it."""
+    ops = handle.sink_ops
+    begin = max(at for at, op in enumerate(ops) if _makes_floats(op))
+    # Of two conversions to floats in a row the first one met bytes.
+    while begin and any(map(_makes_floats, ops[:begin])):
+        earlier = max(at for at, op in enumerate(ops[:begin]) if _makes_floats(op))
+        if any(_makes_bytes(op) for op in ops[earlier:begin]):
+            break
+        begin = earlier
+    return ops[begin:]
+
+
+def _makes_floats(op: Op) -> bool:
+    return op.name == "to_tensor" or (op.name in _DTYPE_CONVERSIONS and op.args[0] != torch.uint8)
+
+
+def _makes_bytes(op: Op) -> bool:
+    return op.name == "to_pil_image" or (op.name in _DTYPE_CONVERSIONS and op.args[0] == torch.uint8)
+
+
+def is_from_bytes(handle: Any) -> bool:
+    """True where the type of the handle's floats is the one that bytes were turned into."""
+    conversion = since_conversion(handle)[0]
+    return (torch.float32 if conversion.name == "to_tensor" else conversion.args[0]) == handle.sink_dtype
+
+
+def is_exact(handle: Any) -> bool:
+    """True while the kernels make stock code's very bits of floats."""
+    return not any(op.name in _INEXACT for op in since_conversion(handle))
+
+
+def fits_int32(handle: Any) -> bool:
+    """True where every value, times what floats are multiplied by to become bytes, has a whole part of 32 bits."""
+    low, high = value_range(handle)
+    return max(-low, high) * _LARGEST_BYTE_SCALE < 2**31
+
+
+def value_range(handle: Any) -> Range:
+    """Bounds of every value."""
+    conversion, *following = since_conversion(handle)
+    unscaled = conversion.name == "v2.to_dtype" and not conversion.args[1]
+    bounds = (0.0, 255.0) if unscaled else (0.0, 1.0)
+    for op in following:
+        bounds = _after(op, bounds)
+    return bounds
+
+
+def _after(op: Op, bounds: Range) -> Range:
+    """Bounds of what a call makes of values in `bounds`."""
+    name, (low, high) = op.name.split(".", 1)[-1], bounds
+    if name in _CLAMPED:
+        return 0.0, 1.0
+    if name == "normalize":
+        means, stds = op.args
+        ends = [(end - mean) / std for end in bounds for mean, std in _pairs(means, stds)]
+        return min(ends), max(ends)
+    if name == "invert":
+        return 1.0 - high, 1.0 - low
+    if name == "solarize":
+        return _with((1.0 - high, 1.0 - low), bounds)
+    if name == "adjust_hue":
+        return _with((0.0, 1.0), bounds)
+    if name in ("crop_beyond", "rgb_to_grayscale"):
+        return _with((0.0,), bounds)
+    if name == "pad":
+        return _with(_values(op.args[1]), bounds) if op.args[2] == "constant" else bounds
+    if name in ("erase", "erase_pixels"):
+        return _with(_values(op.args[4]), bounds)
+    if name in _WARPS:
+        return _with((0.0, *(op.args[-1] or ())), bounds)
+    if name == "float_resize" and op.args[1].value == "bicubic":
+        beyond = _OVERSHOOT * (high - low)
+        return low - beyond, high + beyond
+    return bounds
+
+
+def _pairs(first: Sequence[float], second: Sequence[float]) -> list[tuple[float, float]]:
+    longer = max(len(first), len(second))
+    return [(first[at % len(first)], second[at % len(second)]) for at in range(longer)]
+
+
+def _values(written: Any) -> Sequence[float]:
+    if isinstance(written, TensorArgument):
+        return written.tensor.min().item(), written.tensor.max().item()
+    return written if isinstance(written, (tuple, list)) else (written,)
+
+
+def _with(more: Sequence[float], bounds: Range) -> Range:
+    return min(*more, *bounds), max(*more, *bounds)
