@@ -8,7 +8,7 @@ from image.cases import gray_images
 from image.check import check_pipeline
 
 # The others run on a device, and with `-m slow`.
-QUICK = ("v2, cropped alone", "v2, histograms shared by branches", "v2, floats after it")
+QUICK = ("v1, resized", "v2, cropped alone", "v2, histograms shared by branches", "v2, floats after it")
 
 
 @pytest.mark.parametrize(
