@@ -32,7 +32,7 @@ BENCHMARKS = ROOT / "examples" / "benchmarks"
 PARTS = {
     "tests": (),
     "kernels": ("transforms.py", "worker_cost.py"),
-    "decode": ("decode.py",),
+    "decode": ("decode.py", "jpeg.py"),
     "loader": ("loader.py",),
     "loop": ("loop.py",),
     "train": ("train.py", "scale.py"),
@@ -52,17 +52,18 @@ class Share(NamedTuple):
 
 
 SHARES = {
-    "tests": Share(150),
+    "tests": Share(140),
     "sanitizer": Share(40),
     "transforms": Share(70, ("--batches", "64", "512", "--rounds", "3")),
     "worker_cost": Share(35, ("--rounds", "2", "--images", "40")),
     "decode": Share(30, ("--batches", "64", "256", "--rounds", "3")),
+    "jpeg": Share(25, ("--batches", "128", "512", "--rounds", "3")),
     "loader": Share(30, ("--rounds", "3", "--epochs", "2")),
-    "loop": Share(70, ("--rounds", "5", "--seconds", "18")),
-    "train": Share(90, ("--models", "resnet50", "--workers", "2", "8", "--steps", "10", "--rounds", "2")),
+    "loop": Share(65, ("--rounds", "5", "--seconds", "18")),
+    "train": Share(80, ("--models", "resnet50", "--workers", "2", "8", "--steps", "10", "--rounds", "2")),
     "scale": Share(20, ("--rounds", "2")),
 }
-USE_PHOTOGRAPHS = ("transforms.py", "worker_cost.py", "decode.py", "loader.py", "train.py")
+USE_PHOTOGRAPHS = ("transforms.py", "worker_cost.py", "decode.py", "jpeg.py", "loader.py", "train.py")
 
 
 def main() -> int:
