@@ -10,6 +10,11 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from torch_sink.sink import loader as loader_module
+from torch_sink.sink.ring import DeviceRing
+
+from .simulated_device import ImmediateOps
+
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
@@ -22,6 +27,24 @@ def nothing_left_behind() -> Iterator[None]:
         time.sleep(0.02)
     assert not [child for child in worker_processes() if child.pid not in before]
     assert not set(threading.enumerate()) - threads
+
+
+@pytest.fixture
+def on_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device ring whose device is the host."""
+    monkeypatch.setattr(
+        loader_module,
+        "make_slots",
+        lambda options, _: DeviceRing(options.slot_count, options.image_format, ImmediateOps(), options.max_bytes),
+    )
+
+
+@pytest.fixture(params=["host", "ring"])
+def place(request: pytest.FixtureRequest) -> str:
+    """Slots on the host, and a device ring whose device is the host."""
+    if request.param == "ring":
+        request.getfixturevalue("on_a_ring")
+    return request.param
 
 
 def is_clean(before: set[int], threads: set[threading.Thread]) -> bool:

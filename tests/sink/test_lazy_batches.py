@@ -10,23 +10,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from torch_sink.errors import DecodeError
 from torch_sink.sink import SinkLoader
-from torch_sink.sink import loader as loader_module
-from torch_sink.sink.ring import DeviceRing
 
 from .lazy_leaf import LazyNumbers
-from .simulated_device import ImmediateOps
-
-
-@pytest.fixture(params=["host", "ring"])
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Slots on the host, and a device ring whose device is the host."""
-    if request.param == "ring":
-        monkeypatch.setattr(
-            loader_module,
-            "make_slots",
-            lambda options, _: DeviceRing(options.slot_count, options.image_format, ImmediateOps(), options.max_bytes),
-        )
-    return request.param
 
 
 def shown(images: torch.Tensor) -> list[int]:

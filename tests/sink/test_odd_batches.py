@@ -13,22 +13,10 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torchvision import tv_tensors
 
 from torch_sink.sink import SinkLoader
-from torch_sink.sink import loader as loader_module
-from torch_sink.sink.ring import DeviceRing
 
-from .simulated_device import ImmediateOps
 from .test_ring_protocol import FORMS, Simulation
 
-
-@pytest.fixture(autouse=True, params=["host", "ring"])
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "ring":
-        monkeypatch.setattr(
-            loader_module,
-            "make_slots",
-            lambda options, _: DeviceRing(options.slot_count, options.image_format, ImmediateOps(), options.max_bytes),
-        )
-    return request.param
+pytestmark = pytest.mark.usefixtures("place")
 
 
 class Moved:

@@ -12,20 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torch_sink.errors import SinkError
 from torch_sink.sink import SinkLoader
-from torch_sink.sink import loader as loader_module
-from torch_sink.sink.ring import DeviceRing
 
 from .lazy_leaf import LazyNumbers
-from .simulated_device import ImmediateOps
 
-
-@pytest.fixture(autouse=True)
-def on_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        loader_module,
-        "make_slots",
-        lambda options, _: DeviceRing(options.slot_count, options.image_format, ImmediateOps(), options.max_bytes),
-    )
+pytestmark = pytest.mark.usefixtures("on_a_ring")
 
 
 def batches_of(count: int, rows: int = 2) -> list[tuple[torch.Tensor, torch.Tensor, str]]:

@@ -16,11 +16,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from torch_sink.sink import SinkLoader
-from torch_sink.sink import loader as loader_module
-from torch_sink.sink.ring import DeviceRing
 
 from . import test_faults, test_own_iterators, test_worker_faults
-from .simulated_device import ImmediateOps
 from .test_faults import Numbers, Payload, check_payloads, unchanged
 from .test_lazy_batches import Images, collate, shown
 
@@ -171,17 +168,6 @@ class Growth:
 SLOTS = 3
 
 
-@pytest.fixture(params=["host", "ring"])
-def slots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slots on the host, and a device ring whose device is the host."""
-    if request.param == "ring":
-        monkeypatch.setattr(
-            loader_module,
-            "make_slots",
-            lambda options, _: DeviceRing(options.slot_count, options.image_format, ImmediateOps(), options.max_bytes),
-        )
-
-
 def soak(loader: SinkLoader, pass_length: int, count: int) -> None:
     """Takes `count` batches, numbered by pass, with a `break` now and then."""
     growth, delivered = Growth(), 0
@@ -195,14 +181,14 @@ def soak(loader: SinkLoader, pass_length: int, count: int) -> None:
     growth.check()
 
 
-@pytest.mark.usefixtures("slots")
+@pytest.mark.usefixtures("place")
 def test_200_000_small_batches_with_flat_memory_threads_and_files() -> None:
     batches = [torch.full((2, 8), i) for i in range(2000)]
     with SinkLoader(batches, slots=SLOTS) as loader:
         soak(loader, len(batches), 200_000)
 
 
-@pytest.mark.usefixtures("slots")
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 def test_many_small_batches_of_workers_with_flat_memory_threads_and_files(persistent: bool) -> None:
     """40,000 batches in passes of 2,000 from persistent workers; 10,000 in passes of 500 from fresh ones."""

@@ -36,6 +36,19 @@ class Op(NamedTuple):
         return f"{self.name}({', '.join(map(repr, self.args))})"
 
 
+_DTYPE_CONVERSIONS = ("v1.convert_image_dtype", "v2.to_dtype")
+
+
+def makes_floats(op: Op) -> bool:
+    """True for a call whose result is a tensor of floats, whatever it is called on."""
+    return op.name == "to_tensor" or (op.name in _DTYPE_CONVERSIONS and op.args[0] != torch.uint8)
+
+
+def makes_bytes(op: Op) -> bool:
+    """True for a call whose result is a uint8 tensor or a Pillow image, whatever it is called on."""
+    return op.name == "to_pil_image" or (op.name in _DTYPE_CONVERSIONS and op.args[0] == torch.uint8)
+
+
 STOCK: dict[str, Callable[..., Any]] = {}
 
 

@@ -6,7 +6,6 @@ An interpreted batch costs about the same with few images and with many, so ther
 from __future__ import annotations
 
 import io
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,19 +131,14 @@ def test_larger_sizes(sampling: str) -> None:
     assert check_files(files, device_in_use()) == []
 
 
-def photographs() -> list[Path]:
-    folder = os.environ.get("TORCH_SINK_PHOTOS")
-    return sorted(Path(folder).rglob("*.[jJ][pP]*[gG]")) if folder else []
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(not photographs(), reason="TORCH_SINK_PHOTOS names no folder of photographs")
-def test_whole_photographs() -> None:
+def test_whole_photographs(photos: Path) -> None:
     by_sampling: dict[tuple[str, tuple[int, int]], bytes] = {}
-    for path in photographs():
+    for path in sorted(photos.rglob("*.[jJ][pP]*[gG]")):
         header = source(path.read_bytes()).header
         if header.scan is not None:
             by_sampling.setdefault((header.mode, header.scan.sampling), path.read_bytes())
+    assert by_sampling
     # The lanes of large batches: the interpreter's own are short, and may agree too late in a large file.
     with mock.patch.object(entropy, "choose_lane_shape", return_value=entropy.LANE_SHAPES[-1]):
         assert check_files(list(by_sampling.values()), device_in_use()) == []

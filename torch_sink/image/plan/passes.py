@@ -10,9 +10,8 @@ from collections.abc import Sequence
 import torch
 from torchvision.transforms import InterpolationMode
 
-from torch_sink.image.ops import Op
+from torch_sink.image.ops import Op, makes_bytes, makes_floats
 
-_DTYPE_CONVERSIONS = ("v1.convert_image_dtype", "v2.to_dtype")
 _SMOOTH = (InterpolationMode.BILINEAR, InterpolationMode.BICUBIC)
 
 
@@ -24,9 +23,9 @@ def passes_of(ops: Sequence[Op]) -> list[tuple[Op, ...]]:
         ends = becomes_image = False
         if op.name == "contiguous":
             continue  # which says nothing about values
-        if op.name == "to_tensor" or (op.name in _DTYPE_CONVERSIONS and op.args[0] != torch.uint8):
+        if makes_floats(op):
             in_floats = True
-        elif in_floats and op.name in (*_DTYPE_CONVERSIONS, "to_pil_image"):
+        elif in_floats and makes_bytes(op):
             in_floats, ends = False, True
             becomes_image = op.name == "to_pil_image"
             op = Op("to_pil_bytes") if becomes_image else op

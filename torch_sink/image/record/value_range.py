@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from torch_sink.image.ops import Op
+from torch_sink.image.ops import Op, makes_bytes, makes_floats
 from torch_sink.image.record.tensor_argument import TensorArgument
 
-_DTYPE_CONVERSIONS = ("v1.convert_image_dtype", "v2.to_dtype")
 # The mean of a contrast is summed in another order; torch raises to a power in two ways, by the place in memory.
 _INEXACT = frozenset(f"{family}.{name}" for family in ("v1", "v2") for name in ("adjust_contrast", "adjust_gamma"))
 # What ends with a cut at 0 and 1.
@@ -29,22 +28,14 @@ Range = tuple[float, float]
 def since_conversion(handle: Any) -> tuple[Op, ...]:
     """The call that turned bytes into floats, and those after it."""
     ops = handle.sink_ops
-    begin = max(at for at, op in enumerate(ops) if _makes_floats(op))
+    begin = max(at for at, op in enumerate(ops) if makes_floats(op))
     # Of two conversions to floats in a row the first one met bytes.
-    while begin and any(map(_makes_floats, ops[:begin])):
-        earlier = max(at for at, op in enumerate(ops[:begin]) if _makes_floats(op))
-        if any(_makes_bytes(op) for op in ops[earlier:begin]):
+    while begin and any(map(makes_floats, ops[:begin])):
+        earlier = max(at for at, op in enumerate(ops[:begin]) if makes_floats(op))
+        if any(makes_bytes(op) for op in ops[earlier:begin]):
             break
         begin = earlier
     return ops[begin:]
-
-
-def _makes_floats(op: Op) -> bool:
-    return op.name == "to_tensor" or (op.name in _DTYPE_CONVERSIONS and op.args[0] != torch.uint8)
-
-
-def _makes_bytes(op: Op) -> bool:
-    return op.name == "to_pil_image" or (op.name in _DTYPE_CONVERSIONS and op.args[0] == torch.uint8)
 
 
 def is_from_bytes(handle: Any) -> bool:
