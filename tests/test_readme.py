@@ -1,4 +1,4 @@
-"""The README: its code runs, its figures come from the committed results, and it stays short."""
+"""The README: its code runs, its figures come from the committed results, and it stays short; docs name real files."""
 
 from __future__ import annotations
 
@@ -46,3 +46,15 @@ def test_every_command_that_it_names_exists() -> None:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), f"make {target}"
     for file in re.findall(r"(?:examples|tests)/[\w/]+\.py", README):
         assert (ROOT / file).is_file(), file
+
+
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"])
+FILES = [
+    path for folder in ("torch_sink", "triton_kernels", "examples", "tests") for path in ROOT.glob(f"{folder}/**/*.py")
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    for named in re.findall(r"`([\w/]+\.py)`", page.read_text()):
+        assert any(file.as_posix().endswith(f"/{named}") for file in FILES), named
