@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from torchvision.ops import stochastic_depth
 
-from torch_sink.loop import JitConfig, StepLoop, build, data_sink, jit
+from torch_sink.loop import JitConfig, StepLoop, build, data_sink, eager_random, jit
 from torch_sink.loop.jit import jit_with
 
 from .reference import make_batches, make_model, plain_loop
@@ -29,14 +32,14 @@ OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], float]] = {
 }
 
 
-def distance(first: torch.nn.Module, second: torch.nn.Module) -> float:
+def distance(first: nn.Module, second: nn.Module) -> float:
     pairs = zip(first.parameters(), second.parameters(), strict=True)
     return max((a.double() - b.double()).abs().max().item() for a, b in pairs)
 
 
 def train(
     name: str, dtype: torch.dtype, *, compiled: bool, **options: Any
-) -> tuple[torch.nn.Module, torch.Tensor, StepLoop | None]:
+) -> tuple[nn.Module, torch.Tensor, StepLoop | None]:
     model = make_model(dtype=dtype)
     optimizer = OPTIMIZERS[name][0](model.parameters())
     batches = make_batches(20, dtype=torch.float64)
@@ -104,8 +107,13 @@ def test_data_sink_compiles_its_function() -> None:
 
 
 def test_what_a_config_asks_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options["options"]) or function)
+    asked: list[tuple[Any, dict[str, Any]]] = []
+
+    def note(function: Any, *, backend: Any, options: dict[str, Any], fullgraph: bool, dynamic: bool) -> Any:
+        asked.append((backend, options))
+        return function
+
+    monkeypatch.setattr(torch, "compile", note)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for config in (
         JitConfig(),
@@ -115,12 +123,66 @@ def test_what_a_config_asks_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> 
         JitConfig(exc_mode="sink"),
     ):
         jit_with(make_loop, config)
-    as_eager = {"fallback_random": True, "layout_optimization": False}
+    backend, as_eager = eager_random.backend(), {"fallback_random": True, "layout_optimization": False}
     graphs = {**as_eager, "triton.cudagraphs": True}
-    assert asked == [as_eager, {}, graphs, as_eager, graphs]
+    options = [as_eager, {}, graphs, as_eager, graphs]
+    assert asked == [("inductor" if not asked_for else backend, asked_for) for asked_for in options]
 
 
-def make_loop(model: torch.nn.Module | None = None, **options: Any) -> StepLoop:
+class Checkpointed(nn.Module):
+    """Draws inside a graph of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 1), nn.Linear(4, 5)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = checkpoint(lambda x: functional.dropout(x, 0.5), self.first(inputs), use_reentrant=False)
+        return self.last(hidden.mean((2, 3)))
+
+
+class Attending(nn.Module):
+    """Attention without dropout, whose operator is one that could draw; noise for each sample; then dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 1), nn.Linear(4, 5)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        tokens = stochastic_depth(self.first(inputs), 0.5, "row").flatten(2).transpose(1, 2)[:, None]
+        attended = functional.scaled_dot_product_attention(tokens, tokens, tokens)
+        return self.last(functional.dropout(attended.mean((1, 2)), 0.5))
+
+
+@pytest.mark.parametrize(
+    ("make", "usual"),
+    [
+        (lambda: make_model(dropout=0.0), True),
+        (make_model, False),
+        (Checkpointed, False),
+        (Attending, True),
+    ],
+)
+def test_the_layout_is_the_compilers_unless_a_mask_depends_on_it(
+    make: Callable[[], nn.Module], usual: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[bool, bool]] = []
+
+    def stop(*arguments: Any, **options: Any) -> Any:
+        asked.append((inductor.layout_optimization, inductor.fallback_random))
+        raise RuntimeError("enough seen")
+
+    inductor, functorch = (importlib.import_module(f"torch.{name}.config") for name in ("_inductor", "_functorch"))
+    monkeypatch.setattr(importlib.import_module("torch._inductor.compile_fx"), "compile_fx_inner", stop)
+    for layout in (True, False):  # what is usual is the user's decision
+        loop = make_loop(make(), mode="compile")
+        with inductor.patch(layout_optimization=layout), functorch.patch(enable_autograd_cache=False):
+            loop.run(make_batches(1))
+        assert "compiling failed" in loop.explain()
+    assert asked == [(usual, True), (False, True)]
+
+
+def make_loop(model: nn.Module | None = None, **options: Any) -> StepLoop:
     model = model if model is not None else make_model()
     return StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.05), **options)
 

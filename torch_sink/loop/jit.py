@@ -9,9 +9,9 @@ from typing import Any, TypeVar, overload
 
 import torch
 
+from torch_sink.loop import eager_random
+
 _LEVELS, _EXC_MODES = ("O0", "O1", "O2"), ("auto", "sink", "no_sink")
-# A dropout mask is drawn in the order of its memory: a layout of the compiler's choice would draw another mask.
-_EAGER_RANDOM: dict[str, Any] = {"fallback_random": True, "layout_optimization": False}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -24,9 +24,9 @@ class JitConfig:
         fullgraph: raise where the compiler would have to leave the graph, instead of falling back.
         dynamic: one compiled function for all batch shapes; else the first shape is compiled and odd ones run eagerly.
         exc_mode: "sink" captures CUDA graphs, "no_sink" never does, "auto" leaves it to `jit_level`.
-        fast_random: let the compiler draw random numbers and lay out convolutions its own way; dropout then differs
-            from eager code. Without it, give a convolutional model the fast layout yourself:
-            `model.to(memory_format=torch.channels_last)`.
+        fast_random: let the compiler draw random numbers its own way; dropout then differs from eager code. Without
+            it, a graph with dropout between its convolutions also keeps the layout of eager code; give such a model
+            the fast one yourself: `model.to(memory_format=torch.channels_last)`.
 
     Raises:
         ValueError: a value that is not listed.
@@ -57,10 +57,11 @@ def compile_function(
     function: Callable[..., Any], config: JitConfig, *, cuda_graphs: bool = False
 ) -> Callable[..., Any]:
     """torch.compile with the settings of `config`; nothing happens before the first call."""
-    options: dict[str, Any] = {} if config.fast_random else dict(_EAGER_RANDOM)
+    backend: Any = "inductor" if config.fast_random else eager_random.backend()
+    options: dict[str, Any] = {} if config.fast_random else dict(eager_random.OPTIONS)
     if cuda_graphs:
         options["triton.cudagraphs"] = True
-    return torch.compile(function, fullgraph=config.fullgraph, dynamic=config.dynamic, options=options)
+    return torch.compile(function, backend=backend, fullgraph=config.fullgraph, dynamic=config.dynamic, options=options)
 
 
 def compiler_problem() -> str | None:
