@@ -25,7 +25,7 @@ from torchvision import tv_tensors
 from torchvision.datasets.folder import default_loader
 
 import torch_sink
-from image.check import EXACT, INTERPRETED, Promise, assert_keeps
+from image.check import EXACT, Promise, assert_keeps, device_in_use, runs_kernels
 from image.random_transforms import random_pipeline
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.lazy_tensor import HANDLES
@@ -177,7 +177,7 @@ def compare_scenario(scenario: Scenario, seed: int) -> list[Outcome]:
     """
     with torch_sink.image_backend("PIL"):
         stock = run(scenario, seed)
-    with torch_sink.image_backend("device", device="cpu"):
+    with torch_sink.image_backend("device", device=device_in_use()):
         ours = run(scenario, seed)
         _compare_batches(stock, ours)
         for expected, actual in zip(stock, ours, strict=True):
@@ -255,10 +255,10 @@ def _compare_batches(stock: list[Outcome], ours: list[Outcome]) -> None:
     for pairs in groups.values():
         batch = default_collate([leaf for leaf, _ in pairs])
         stock_batch = default_collate([stock_leaf for _, stock_leaf in pairs])
-        made = batch.to("cpu")
+        made = batch.to(device_in_use()).cpu()
         assert type(made) is type(stock_batch)
         promise = _promise([leaf.sink_ops for leaf, _ in pairs], stock_batch)
-        assert_keeps(promise if INTERPRETED else EXACT, made, stock_batch)
+        assert_keeps(promise if runs_kernels() else EXACT, made, stock_batch)
 
 
 # Calls on float32 tensors whose last bits the kernels do not promise.
