@@ -9,7 +9,7 @@ from torch_sink.loop.distributed import Ranks
 from torch_sink.loop.history import SinkRecord
 from torch_sink.loop.schedule import Schedule
 from torch_sink.loop.step import TrainingStep
-from torch_sink.loop.step_log import LOSS_ROW, METRIC_ROW, OVERFLOW_ROW, StepLog
+from torch_sink.loop.step_log import StepLog
 
 
 class Engine:
@@ -65,12 +65,12 @@ class Engine:
 
     def end(self, steps: int, iteration: int) -> SinkRecord:
         """Close the sink after `steps` executed steps: the one wait for the device."""
-        table = self.log.read(steps, self.ranks)
+        losses, overflows, *metrics = self.log.read(steps, self.ranks)
         return SinkRecord(
-            losses=table[LOSS_ROW],
-            overflows=table[OVERFLOW_ROW].bool(),
+            losses=losses,
+            overflows=overflows.bool(),
             learning_rates=self.schedule.rates(steps),
-            metrics=dict(zip(self.log.metric_names, table[METRIC_ROW:], strict=True)),
+            metrics=dict(zip(self.log.metric_names, metrics, strict=True)),
         )
 
     def close(self) -> None:

@@ -67,9 +67,10 @@ class Schedule:
 
     def rates(self, steps: int) -> Tensor:
         """Learning rates of the sink's first `steps` iterations: float64 [steps, groups]."""
-        groups = len(self.optimizer.param_groups)
-        rates = [row[:groups] for row in _as_numbers(self._rates[:steps])]
-        return torch.tensor(rates, dtype=torch.float64).reshape(steps, groups)
+        rates = _as_numbers(self._rates[:steps])
+        if self.cycles_betas:
+            rates = [row[: len(self.optimizer.param_groups)] for row in rates]
+        return torch.tensor(rates, dtype=torch.float64)
 
     def plan(self, steps: int, iteration: int) -> list[list[float]]:
         """Run the scheduler ahead for a sink of `steps` iterations after `iteration`; returns a row for each."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_sink.loop.distributed import Ranks
 
-LOSS_ROW, OVERFLOW_ROW, METRIC_ROW = 0, 1, 2
+_LOSS_ROW, _OVERFLOW_ROW, _METRIC_ROW = 0, 1, 2
 _BLOCK = 1000
 
 
@@ -85,29 +85,38 @@ class StepLog:
     def advance(self) -> None:
         """Move on to the next step."""
 
-    def read(self, steps: int, ranks: Ranks | None) -> Tensor:
-        """Bring the rows of the first `steps` steps to the host: float32 [rows, steps], averaged over the ranks.
+    def read(self, steps: int, ranks: Ranks | None) -> list[Tensor]:
+        """Bring the rows of the first `steps` steps to the host, averaged over the ranks.
 
         Overflows are equal on all ranks already.
+
+        Returns:
+            Losses, overflows (0 or 1), then each metric: [steps] each, float32; overflows bool where none can be.
         """
-        table = self._table(steps)
-        if ranks is not None and ranks.many:
+        rows = self._sink_rows(steps)
+        many = ranks is not None and ranks.many
+        if self.device.type == "cpu" and not many:
+            return rows
+        table = torch.stack(rows)
+        if ranks is not None and many:
             table.div_(ranks.size)
             ranks.sum(table)
         if table.device.type != "cuda":
-            return table.to("cpu")
+            return list(table.to("cpu"))
         host = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)
         host.copy_(table, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
         copied.synchronize()  # host sync
-        return host.clone()
+        return list(host.clone())
 
-    def _table(self, steps: int) -> Tensor:
-        """The sink's rows on the device, in memory of their own: float32 [rows, steps]."""
-        losses = self._losses.tensor()
-        overflows = self._overflows.tensor() if self._may_skip else torch.zeros_like(losses)
-        return torch.stack([losses, overflows, *(series.tensor() for series in self._metrics)])
+    def _sink_rows(self, steps: int) -> list[Tensor]:
+        """The sink's rows on the device, in memory of their own."""
+        if self._may_skip:
+            overflows = self._overflows.tensor()
+        else:
+            overflows = torch.zeros(steps, dtype=torch.bool, device=self.device)
+        return [self._losses.tensor(), overflows, *(series.tensor() for series in self._metrics)]
 
     def _copy(self, value: Tensor) -> Tensor:
         return value.reshape(()).to(self.device, torch.float32, copy=True)
@@ -144,7 +153,7 @@ class ReplayedLog(StepLog):
         self.capacity = capacity
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self._frozen = False
-        self._cells = torch.zeros(METRIC_ROW, capacity, dtype=torch.float32, device=device)
+        self._cells = torch.zeros(_METRIC_ROW, capacity, dtype=torch.float32, device=device)
         self._rows = list(self._cells.unbind(0))
         super().__init__(device)
 
@@ -155,24 +164,24 @@ class ReplayedLog(StepLog):
     def start(self) -> None:
         """Begin a sink: back to the first column, no overflow seen."""
         self.cursor.zero_()
-        self._rows[OVERFLOW_ROW].zero_()
+        self._rows[_OVERFLOW_ROW].zero_()
 
     def write_step(self, loss: Tensor, metrics: dict[str, Tensor]) -> None:
-        self._write(LOSS_ROW, loss)
+        self._write(_LOSS_ROW, loss)
         if metrics or self.metric_names:
             self._check_metrics(metrics)
-            for row, metric in enumerate(metrics.values(), METRIC_ROW):
+            for row, metric in enumerate(metrics.values(), _METRIC_ROW):
                 self._write(row, metric)
 
     def write_overflow(self, found_inf: Tensor | None) -> None:
         if found_inf is not None:
-            self._write(OVERFLOW_ROW, found_inf)
+            self._write(_OVERFLOW_ROW, found_inf)
 
     def advance(self) -> None:
         self.cursor.add_(1)
 
-    def _table(self, steps: int) -> Tensor:
-        return self._cells[:, :steps].clone()
+    def _sink_rows(self, steps: int) -> list[Tensor]:
+        return list(self._cells[:, :steps].clone())
 
     def _write(self, row: int, value: Tensor) -> None:
         self._rows[row].index_copy_(0, self.cursor, value.detach().reshape(1).to(torch.float32))
@@ -184,5 +193,5 @@ class ReplayedLog(StepLog):
             )
         super()._rename(names)
         new = torch.zeros(len(names), self.capacity, dtype=torch.float32, device=self.device)
-        self._cells = torch.cat([self._cells[:METRIC_ROW], new])
+        self._cells = torch.cat([self._cells[:_METRIC_ROW], new])
         self._rows = list(self._cells.unbind(0))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch_sink.sink.source import NO_MARK, Mark, Pass, PassStart
-from torch_sink.sink.stage import Loss
+from torch_sink.sink.stage import NO_LOSS, Loss
 from torch_sink.sink.workers import PassCancelled
 
 
@@ -37,7 +37,7 @@ class Slots(Protocol):
         """Waits until nothing is in flight and gives the memory back."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Item:
     """One thing that the producer hands over: a batch, the end of a pass, or an exception, in the source's order."""
 
@@ -45,7 +45,7 @@ class Item:
     batch: Any = None
     slot: int = -1
     mark: Mark = NO_MARK
-    loss: Loss = field(default_factory=Loss)
+    loss: Loss = NO_LOSS
     error: BaseException | None = None
     is_end: bool = False
     is_lost: bool = False

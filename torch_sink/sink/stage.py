@@ -41,12 +41,15 @@ class ImageFormat:
         return self.memory_format if wanted else torch.contiguous_format
 
 
-@dataclass
+@dataclass(frozen=True)
 class Loss:
     """Samples of one batch that could not be decoded."""
 
     skipped: int = 0
     replaced: int = 0
+
+
+NO_LOSS = Loss()
 
 
 def execute_lazy(
@@ -66,7 +69,7 @@ def execute_lazy(
     flat = type(batch) in (tuple, list) and all(type(leaf) is torch.Tensor for leaf in batch)
     lazy = [] if flat else [leaf for leaf in leaves(batch) if is_lazy(leaf)]
     if not lazy:
-        return batch, Loss()
+        return batch, NO_LOSS
     results = {}
     for leaf in lazy:
         if id(leaf) not in results:
@@ -85,7 +88,7 @@ def execute_lazy(
     done = {id(tensor) for tensor, _ in results.values()}
     batch = map_leaves(batch, lambda leaf: results[id(leaf)][0] if is_lazy(leaf) else leaf)
     if wanted is None:
-        return batch, Loss()
+        return batch, NO_LOSS
     batch = select_samples(batch, wanted, batch_size, lambda leaf: id(leaf) in done)
     return batch, Loss(batch_size - len(wanted), len(wanted) - len(set(wanted)))
 
