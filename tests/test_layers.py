@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -40,17 +41,24 @@ PUBLIC_NAMES = """
     image_backend jit no_host_sync set_image_backend support_table
 """
 
+# The first layer is imported where not even torch is loaded, the others in forks of a process that has loaded it.
 IMPORT_ALONE = """
-import importlib, sys, types
+import importlib, os, sys, types
 stub = types.ModuleType("torch_sink")     # the package without its __init__, which imports every layer
-stub.__path__ = [sys.argv[2]]
+stub.__path__ = [sys.argv[1]]
 sys.modules["torch_sink"] = stub
-importlib.import_module(sys.argv[1])
-print("\\n".join(sys.modules))
+for layer in sys.argv[2:]:
+    if os.fork() == 0:
+        importlib.import_module(layer)
+        print(*(f"{layer} {name}" for name in sys.modules), sep="\\n", flush=True)
+        os._exit(0)
+    if os.wait()[1] != 0:
+        sys.exit(f"{layer} cannot be imported")
+    import torch
 """
 
 SIDE_EFFECTS = """
-import os, signal, sys, threading
+import json, os, signal, sys, threading
 import PIL.Image, torch, torchvision, torch.utils.data
 import torchvision.datasets, torchvision.transforms.functional, torchvision.transforms.v2.functional
 from torch.utils.data._utils import collate, worker
@@ -85,34 +93,41 @@ after = snapshot()
 fresh = set(sys.modules) - modules
 changed = sorted(key for key in before | after if before.get(key) != after.get(key)
                  and not any(key == name or key.startswith(name + ".") for name in fresh))
-{extra}
-print("\\n".join(changed))
-"""
-
-RESTORED = """
 torch_sink.set_image_backend("device")
 active = snapshot()
 assert any(before[key] != active.get(key) for key in before), "the device backend changed nothing: the test is blind"
 torch_sink.set_image_backend("PIL")
 restored = snapshot()
-changed += [key for key in before if before[key] != restored.get(key) and not key.startswith("environment")]
+kept = [key for key in before if before[key] != restored.get(key) and not key.startswith("environment")]
+print(json.dumps([changed, kept]))
 """
 
 
-def run_python(code: str, *arguments: str) -> list[str]:
+def run_python(code: str, *arguments: str) -> str:
     command = [sys.executable, "-c", code, *arguments]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr
-    return finished.stdout.splitlines()
+    return finished.stdout
 
 
 def is_part_of(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
 
 
+@pytest.fixture(scope="module")
+def modules_of() -> dict[str, list[str]]:
+    """layer -> the modules that are loaded once it is imported by itself"""
+    layers = sorted(NOT_LOADED_BY, key=lambda layer: "torch" not in NOT_LOADED_BY[layer])
+    loaded: dict[str, list[str]] = {layer: [] for layer in layers}
+    for line in run_python(IMPORT_ALONE, str(ROOT), *layers).splitlines():
+        layer, name = line.split()
+        loaded[layer].append(name)
+    return loaded
+
+
 @pytest.mark.parametrize("layer", NOT_LOADED_BY)
-def test_a_layer_imports_alone(layer: str) -> None:
-    loaded = run_python(IMPORT_ALONE, layer, str(ROOT))
+def test_a_layer_imports_alone(layer: str, modules_of: dict[str, list[str]]) -> None:
+    loaded = modules_of[layer]
     assert layer in loaded
     intruders = [name for name in loaded for package in NOT_LOADED_BY[layer] if is_part_of(name, package)]
     assert not intruders
@@ -144,12 +159,18 @@ def imported_names(file: Path, layer: str) -> list[str]:
     return names
 
 
-def test_importing_changes_nothing() -> None:
-    assert run_python(SIDE_EFFECTS.replace("{extra}", "")) in ([], [""])
+@pytest.fixture(scope="module")
+def side_effects() -> list[list[str]]:
+    """What importing torch_sink changes, and what is not as before once the backend is set and set back."""
+    return json.loads(run_python(SIDE_EFFECTS))
 
 
-def test_setting_the_backend_back_restores_every_attribute() -> None:
-    assert run_python(SIDE_EFFECTS.replace("{extra}", RESTORED)) in ([], [""])
+def test_importing_changes_nothing(side_effects: list[list[str]]) -> None:
+    assert side_effects[0] == []
+
+
+def test_setting_the_backend_back_restores_every_attribute(side_effects: list[list[str]]) -> None:
+    assert side_effects[1] == []
 
 
 def test_the_public_names_are_there_and_sorted() -> None:

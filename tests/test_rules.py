@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +11,8 @@ import torch
 from PIL import Image
 
 from torch_sink.cli.photos import make_photo, write_photos
+
+pytest_plugins = ["pytester"]
 
 CUDA_TEST = """
 import pytest
@@ -25,22 +23,18 @@ def test_on_the_device():
 """
 
 
-def run_cuda_test(folder: Path, **environment: str) -> str:
-    shutil.copy(Path(__file__).with_name("conftest.py"), folder)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = cuda: needs a device\n")
-    (folder / "test_device.py").write_text(CUDA_TEST)
-    command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", folder]
-    without_device = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=without_device, cwd=folder).stdout
-
-
-def test_cuda_tests_skip_with_a_reason_and_fail_where_a_device_is_expected(tmp_path: Path) -> None:
-    printed = run_cuda_test(tmp_path, FAIL_WITHOUT_CUDA="0")
-    assert "1 skipped" in printed
-    assert "needs a CUDA device" in printed
-    printed = run_cuda_test(tmp_path, FAIL_WITHOUT_CUDA="1")
-    assert "1 error" in printed or "1 failed" in printed
-    assert "skipped" not in printed
+@pytest.mark.parametrize(("fails_without", "outcome"), [("0", "skipped"), ("1", "errors")])
+def test_cuda_tests_skip_with_a_reason_and_fail_where_a_device_is_expected(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, fails_without: str, outcome: str
+) -> None:
+    monkeypatch.setenv("FAIL_WITHOUT_CUDA", fails_without)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text())
+    pytester.makeini("[pytest]\nmarkers = cuda: needs a device\n")
+    pytester.makepyfile(CUDA_TEST)
+    found = pytester.runpytest_inprocess("-rs", "-p", "no:cacheprovider")
+    found.assert_outcomes(**{outcome: 1})
+    assert ("needs a CUDA device" in found.stdout.str()) == (outcome == "skipped")
 
 
 DRAWS: list[tuple[float, float, float]] = []
