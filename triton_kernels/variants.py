@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from .float_stage import FLOAT_REGISTERS, FLOAT_WARPS, float_stage_kernel
-from .stage import FLOAT64_WARPS, WARPS, stage_kernel, tile_shape
+from .stage import FLOAT64_WARPS, WARPS, most_registers, stage_kernel, tile_shape
 
 # dtype of the batch -> Triton's name of a pointer to it
-OUTPUTS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "uint8": "*u8"}
+OUTPUTS = {"float32": "*fp32", "float64": "*fp64", "float16": "*fp16", "bfloat16": "*bf16", "uint8": "*u8"}
 
 _STAGE_POINTERS = {
     "workspace": "*u8",
@@ -82,8 +82,8 @@ def variants() -> Iterator[Variant]:
     for last, float64, statistic, erase in itertools.product((False, True), repeat=4):
         flags = {"IS_LAST": last, "HAS_FLOAT64": float64, "HAS_STATISTIC": statistic, "HAS_ERASE": erase}
         for output in OUTPUTS if last else ("float32",):
-            warps = FLOAT64_WARPS if float64 else WARPS
-            yield Variant(stage_kernel, output, flags, _STAGE_POINTERS, warps, None, fuses=False)
+            warps, registers = FLOAT64_WARPS if float64 else WARPS, most_registers(has_float64=float64, has_erase=erase)
+            yield Variant(stage_kernel, output, flags, _STAGE_POINTERS, warps, registers, fuses=False)
     for last, statistic, heavy in itertools.product((False, True), repeat=3):
         flags = {"IS_LAST": last, "HAS_STATISTIC": statistic, "IS_HEAVY": heavy}
         for output in OUTPUTS if last else ("float32",):
@@ -93,10 +93,11 @@ def variants() -> Iterator[Variant]:
 
 
 def some_variants() -> Iterator[Variant]:
-    """The smallest and the largest of the kernel on bytes, and the largest of the one on floats, for float32."""
+    """Those for float32 that differ most: the largest, with float64 and without, and the smallest of each kernel."""
     for variant in variants():
-        last, *options = variant.flags.values()
-        is_largest = all(options) and last != variant.fuses
-        is_smallest = last and not any(options) and not variant.fuses
-        if variant.output == "float32" and (is_largest or is_smallest):
+        if variant.output != "float32":
+            continue
+        flags = dict(variant.flags)
+        last, float64 = flags.pop("IS_LAST"), flags.pop("HAS_FLOAT64", False)
+        if all(flags.values()) or (last and not float64 and not any(flags.values())):
             yield variant

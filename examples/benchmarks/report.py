@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from report_charts import CHARTS, chart_of, draw
+from report_kernels import kernels_page
 from report_tables import SECTIONS, Report, provenance, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,58 +55,6 @@ def page(results: dict[str, Report]) -> str:
     return "\n".join(lines)
 
 
-def instructions(row: Report) -> str:
-    """ "456 (78)": of a kernel, and for a symbol of its loop where it has one."""
-    a_symbol = row.get("instructions_a_symbol")
-    return f"{row['instructions']}" + ("" if a_symbol is None else f" ({a_symbol:.0f})")
-
-
-def kernels_page(report: Report) -> str:
-    """The text of docs/kernels.md."""
-    lines = ["# Kernels", "", "Written by `python examples/benchmarks/report.py`; `make kernels` measures again.", ""]
-    which = "Every variant"
-    if "--some" in report["command"]:
-        which = "The smallest and the largest stages, and the JPEG kernels of large batches,"
-    lines += [
-        f"{which} that the launchers can choose, compiled",
-        "ahead of time. Widths are bits of one thread's access to global memory, times the number of such",
-        "instructions; each instruction of the machine code counts once. In brackets: what a warp executes for one",
-        "symbol of each of its lanes.",
-        "",
-    ]
-    rows = [
-        [
-            row["variant"],
-            row["target"].partition(":")[2],
-            *[str(row[key]) for key in ("registers", "spills", "shared")],
-            instructions(row),
-            *[" ".join(f"{bits}x{count}" for bits, count in row[key].items()) for key in ("loads", "stores")],
-        ]
-        for row in report["kernels"]
-    ]
-    heads = ["variant", "target", "registers", "spilled bytes", "shared bytes", "instructions", "loads", "stores"]
-    lines += [table(heads, rows), "", "## Work", ""]
-    lines += [
-        "Per output pixel of a stage, estimated from the plan of a 500 x 375 photograph; each byte of the input is",
-        "counted once, and arithmetic by the formulas. The draws are those of one seed.",
-        "",
-    ]
-    rows = [
-        [
-            f"{name}: {stage['stage']}",
-            str(stage["taps"]),
-            *[f"{stage[key]:.1f}" for key in ("bytes_read", "bytes_written")],
-            str(stage["arithmetic"]),
-        ]
-        for name, stages in report["work"].items()
-        for stage in stages
-    ]
-    lines += [table(["pipeline: stage", "taps", "bytes read", "bytes written", "arithmetic"], rows), ""]
-    releases, commit = report["machine"]["releases"], report["machine"]["commit"]
-    lines += [f"Triton {releases['triton']}, commit {commit}, {report['machine']['date']}: `{report['command']}`.", ""]
-    return "\n".join(lines)
-
-
 def readme_figures(results: dict[str, Report]) -> str:
     """The README's figures: what a worker spends on three pipelines, and training speed once there is one."""
     report = results["worker_cost"]
@@ -125,7 +74,8 @@ def readme_figures(results: dict[str, Report]) -> str:
 
 def best_training(report: Report) -> str:
     """Images per second from files with the fewest workers, against stock with the same."""
-    model, contenders = next(iter(report["models"].items()))
+    model, measured = next(iter(report["models"].items()))
+    contenders = measured["contenders"]
     workers = next(iter(contenders["torch_sink"]))
     ours, stock = (contenders[name][workers]["images_per_second"]["p50"] for name in ("torch_sink", "stock"))
     hardware = report["machine"]["gpu"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from report_tables import Report
+from report_tables import Report, median_of
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
@@ -17,7 +17,7 @@ CHARTS: dict[str, Callable[[Report], tuple[str, list[tuple[str, float]]]]] = {
     ),
     "loader": lambda report: (
         "images/s",
-        [(name, result["images_per_second"]) for name, result in report["loaders"].items()],
+        [(name, median_of(result["images_per_second"])) for name, result in report["loaders"].items()],
     ),
     "loop": lambda report: (
         "ms a step",
@@ -35,8 +35,8 @@ CHARTS: dict[str, Callable[[Report], tuple[str, list[tuple[str, float]]]]] = {
         "images/s from JPEG files",
         [
             (f"{model}: {name}, {workers} workers", result["images_per_second"]["p50"])
-            for model, contenders in report["models"].items()
-            for name, counts in contenders.items()
+            for model, measured in report["models"].items()
+            for name, counts in measured["contenders"].items()
             for workers, result in counts.items()
         ],
     ),

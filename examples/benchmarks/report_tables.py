@@ -41,20 +41,26 @@ def worker_cost(report: Report) -> str:
     return table(heads, rows)
 
 
+def median_of(figure: Any) -> float:
+    """A figure is given by its percentiles, or by its median alone."""
+    return figure["p50"] if isinstance(figure, dict) else figure
+
+
 def loader(report: Report) -> str:
     rows = [
         [
             name,
-            f"{result['images_per_second']:.0f}",
-            f"{result['ratio']:.3f}",
+            f"{median_of(result['images_per_second']):.0f}",
+            f"{median_of(result['ratio']):.3f}",
             f"{result['wait_p50_ms']:.2f}",
             f"{result['wait_p99_ms']:.2f}",
-            f"{result['resident_mib']:.0f}",
+            f"{median_of(result['cpu_ms_per_image']):.2f}",
+            f"{median_of(result['resident_mib']):.0f}",
         ]
         for name, result in report["loaders"].items()
     ]
-    heads = ["loader", "images/s", "ratio in one round, median", "p50 wait, ms", "p99 wait, ms", "resident, MiB"]
-    return table(heads, rows)
+    heads = ["loader", "images/s", "ratio in one round, median", "p50 wait, ms", "p99 wait, ms"]
+    return table([*heads, "CPU ms an image", "resident, MiB"], rows)
 
 
 def loop(report: Report) -> str:
@@ -76,12 +82,29 @@ def transforms(report: Report) -> str:
     parts = []
     for pipeline, contenders in report["pipelines"].items():
         batches = list(next(iter(contenders.values()))["images_per_second"])
-        rows = [
-            [name, *[f"{result['images_per_second'][batch]['p50']:.0f}" for batch in batches], str(result["launches"])]
-            for name, result in contenders.items()
-        ]
-        parts.append(table([pipeline, *[f"images/s at {batch}" for batch in batches], "launches"], rows))
-    return "\n\n".join(parts)
+        rows = []
+        for name, result in contenders.items():
+            # What does not depend on the batch was measured at the smallest.
+            measured = [result["images_per_second"].get(batch) for batch in batches]
+            speeds = [f"{speed['p50']:.0f}" if speed else "-" for speed in measured]
+            share = list(result.get("bandwidth_share", {}).values())
+            rows.append([name, *speeds, str(result["launches"] or "-"), f"{share[-1]['p50']:.1%}" if share else "-"])
+        heads = [pipeline, *[f"images/s at {batch}" for batch in batches], "launches", "share of a copy's bandwidth"]
+        parts.append(table(heads, rows))
+    bandwidth = f"A copy on the device reads and writes {report['copy_bytes_per_second']['p50'] / 1e9:.0f} GB/s."
+    return "\n\n".join([*parts, bandwidth])
+
+
+def jpeg(report: Report) -> str:
+    rows = []
+    for batch, result in report["batches"].items():
+        device, host = result["device"], result["host_us_an_image"]
+        speeds = [f"{device[key]['p50']:.0f}" for key in ("images_per_second_kernels", "images_per_second")]
+        stages = ", ".join(f"{stage} {value['p50']:.0f}" for stage, value in device["stages"].items())
+        costs = [f"{host[key]['p50']:.0f}" for key in ("header", "pack")]
+        rows.append([batch, *speeds, *costs, stages, str(device["decoded_again"])])
+    heads = ["batch", "images/s in kernels", "images/s in all", "header, us an image", "packing, us an image"]
+    return table([*heads, "stages, us a batch", "decoded again by Pillow"], rows)
 
 
 def decode(report: Report) -> str:
@@ -96,14 +119,18 @@ def decode(report: Report) -> str:
 
 def train(report: Report) -> str:
     parts = []
-    for model, contenders in report["models"].items():
+    for model, measured in report["models"].items():
         rows = []
+        contenders = measured["contenders"]
+        ceiling = next(iter(contenders["synthetic"].values()))["images_per_second"]["p50"]
         for name, counts in contenders.items():
             for workers, result in counts.items():
-                idle = f"{result['gpu_idle_share']:.0%}" if "gpu_idle_share" in result else "-"
-                speed, cpu = result["images_per_second"]["p50"], result["cpu_seconds_per_1000_images"]
-                rows.append([name, "-" if name == "synthetic" else workers, f"{speed:.0f}", f"{cpu:.2f}", idle])
-        parts.append(table([model, "workers", "images/s", "CPU s per 1,000 images", "GPU idle"], rows))
+                idle = f"{result['gpu_idle_share']['p50']:.0%}" if "gpu_idle_share" in result else "-"
+                speed, cpu = (result[key]["p50"] for key in ("images_per_second", "cpu_seconds_per_1000_images"))
+                figures = [f"{speed:.0f}", f"{speed / ceiling:.1%}", f"{cpu:.2f}", idle]
+                rows.append([name, "-" if name == "synthetic" else workers, *figures])
+        heads = ["workers", "images/s", "of synthetic data", "CPU s per 1,000 images", "GPU idle"]
+        parts.append(table([model, *heads], rows))
     return "\n\n".join(parts)
 
 
@@ -138,6 +165,7 @@ SECTIONS: dict[str, tuple[str, str, bool, Callable[[Report], str]]] = {
     ),
     "transforms": ("Transforms", "From decoded uint8 images to the batch, on the device.", True, transforms),
     "decode": ("Decoders", "The same files from memory, in turns.", True, decode),
+    "jpeg": ("JPEG kernels", "Baseline JPEG files, every stage on the device.", True, jpeg),
     "train": ("Training from JPEG files", "End to end, bfloat16 autocast, channels_last.", True, train),
     "scale": ("Scale", "How cost grows when one size grows alone.", True, scale),
 }

@@ -24,6 +24,8 @@ from torch_sink.image.source import EncodedSource, FinishedSource, PixelSource, 
 # row of the batch -> the programs of its image, one for each pass
 ProgramsByRow = dict[int, tuple[Program, ...]]
 _ON_DECODE_ERROR = ("raise", "skip", "replace")
+# What the kernels convert values to, other than the dtype of the batch.
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class LazyBatch(torch.Tensor):
@@ -185,9 +187,10 @@ class LazyBatch(torch.Tensor):
             self._fill(images, programs, intact, intact, whole, in_kernels)
             out.copy_(replay(whole, self.mixes)[rows] if errors else replay(whole, self.mixes))
         else:
-            # Half precision is made as such, for what is asked for may be wider.
-            as_recorded = self.dtype.itemsize != 2 or out.dtype == self.dtype or not in_kernels
-            made = out if as_recorded else torch.empty_like(out, dtype=self.dtype)
+            # Half precision is made as such, for what is asked for may be wider; the kernels write no other integers.
+            converts = self.dtype.itemsize != 2 and out.dtype in _FLOATS
+            is_written = converts or out.dtype == self.dtype or not in_kernels
+            made = out if is_written else torch.empty_like(out, dtype=self.dtype)
             self._fill(images, programs, rows, list(range(len(rows))), made, in_kernels)
             if made is not out:
                 out.copy_(made)

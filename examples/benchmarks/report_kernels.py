@@ -1,0 +1,101 @@
+"""The text of docs/kernels.md: what the worst of the variants use, what stages do for a pixel, then every variant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+
+from kernel_gate import mean_bits
+from report_tables import Report, table
+
+_HEADS = ["target", "registers", "spilled bytes", "shared bytes", "instructions", "loads", "stores"]
+
+
+def kernels_page(report: Report) -> str:
+    """The text of docs/kernels.md."""
+    rows = sorted(report["kernels"], key=lambda row: (kernel_of(row), row["target"]))
+    kernels = {name: list(found) for name, found in groupby(rows, kernel_of)}
+    lines = ["# Kernels", "", "Written by `python examples/benchmarks/report.py`; `make kernels` measures again.", ""]
+    lines += [
+        f"Every variant that the launchers can choose, compiled ahead of time for each target: {len(rows)} of",
+        f"{report['variants']} compilations{outdated(report)}.",
+        "",
+        "Here the worst of the variants of each kernel stand: the most registers, bytes and instructions, the",
+        "narrowest accesses to global memory in bits of one thread on average. Each instruction of the machine code",
+        "counts once. In brackets: what a warp executes for one symbol of each of its lanes.",
+        "",
+        table(["kernel", "variants", *_HEADS], list(worst_rows(kernels))),
+        "",
+        "## Work",
+        "",
+        "Per output pixel of a stage, estimated from the plan of a 500 x 375 photograph; each byte of the input is",
+        "counted once, and arithmetic by the formulas. The draws are those of one seed.",
+        "",
+        table(["pipeline: stage", "taps", "bytes read", "bytes written", "arithmetic"], work_rows(report)),
+        "",
+        "## Every variant",
+        "",
+        "Loads and stores are the bits of one thread's access, times the number of such instructions.",
+        "",
+    ]
+    for name, found in kernels.items():
+        variants = sorted(found, key=lambda row: row["variant"])
+        lines += [f"<details><summary>{name}</summary>", ""]
+        lines += [table(["variant", *_HEADS], [variant_row(row) for row in variants]), "", "</details>", ""]
+    releases, commit = report["machine"]["releases"], report["machine"]["commit"]
+    lines += [f"Triton {releases['triton']}, commit {commit}, {report['machine']['date']}: `{report['command']}`.", ""]
+    return "\n".join(lines)
+
+
+def kernel_of(row: Report) -> str:
+    """ "jpeg write, 4096 bits" -> "jpeg write"."""
+    return row["variant"].partition(",")[0]
+
+
+def outdated(report: Report) -> str:
+    """What is to be said of variants that are not compiled, or have changed since."""
+    return f"; {report['outdated']} are missing or of an earlier state" if report["outdated"] else ""
+
+
+def worst_rows(kernels: dict[str, list[Report]]) -> Iterable[list[str]]:
+    """One row for each kernel and target."""
+    for name, rows in kernels.items():
+        for target, found in groupby(rows, lambda row: row["target"]):
+            variants = list(found)
+            most = [str(max(row[key] for row in variants)) for key in ("registers", "spills", "shared")]
+            longest = max(variants, key=lambda row: row["instructions"])
+            narrowest = [f"{min(mean_bits(row[key]) for row in variants):.0f}" for key in ("loads", "stores")]
+            yield [name, str(len(variants)), architecture(target), *most, instructions(longest), *narrowest]
+
+
+def variant_row(row: Report) -> list[str]:
+    """All figures of one variant on one target."""
+    used = [str(row[key]) for key in ("registers", "spills", "shared")]
+    accesses = [" ".join(f"{bits}x{count}" for bits, count in row[key].items()) for key in ("loads", "stores")]
+    return [row["variant"], architecture(row["target"]), *used, instructions(row), *accesses]
+
+
+def architecture(target: str) -> str:
+    """ "cuda:90" -> "sm_90"."""
+    backend, _, name = target.partition(":")
+    return f"sm_{name}" if backend == "cuda" else name
+
+
+def instructions(row: Report) -> str:
+    """ "456 (78)": of a kernel, and for a symbol of its loop where it has one."""
+    a_symbol = row.get("instructions_a_symbol")
+    return f"{row['instructions']}" + ("" if a_symbol is None else f" ({a_symbol:.0f})")
+
+
+def work_rows(report: Report) -> list[list[str]]:
+    """One row for each stage of each pipeline."""
+    return [
+        [
+            f"{name}: {stage['stage']}",
+            str(stage["taps"]),
+            *[f"{stage[key]:.1f}" for key in ("bytes_read", "bytes_written")],
+            str(stage["arithmetic"]),
+        ]
+        for name, stages in report["work"].items()
+        for stage in stages
+    ]

@@ -1,0 +1,162 @@
+"""The list of kernel variants, which the compile gate goes through, holds whatever the launchers choose."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from image.random_pipelines import make_scenario, run
+from torch.utils._pytree import tree_leaves
+from torchvision.transforms import v2
+
+import torch_sink
+from kernels.jpeg_cases import encode, host_tables, open_file, photo
+from torch_sink.cli.photos import make_photo
+from torch_sink.image.decode.decoded import Decoded
+from torch_sink.image.decode.jpeg import run_pixels
+from torch_sink.image.decode.jpeg_batch import pack_jpegs
+from torch_sink.image.execute import programs_of, run_programs, shape_of
+from torch_sink.image.lazy_tensor import HANDLES
+from torch_sink.image.plan import build
+from torch_sink.image.source import FinishedSource
+from torch_sink.triton_kernels import float_stage, stage
+from torch_sink.triton_kernels.jpeg import colour, entropy, idct
+from torch_sink.triton_kernels.jpeg.variants import JpegVariant, jpeg_variants
+from torch_sink.triton_kernels.variants import Variant, variants
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+POINTERS = {
+    torch.uint8: "*u8",
+    torch.uint16: "*u16",
+    torch.int16: "*i16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+}
+DEFAULT_WARPS = 4
+
+Launched = set[tuple[Any, ...]]
+
+
+def launch_key(name: str, types: dict[str, str], constants: dict[str, Any], warps: int, registers: int | None) -> Any:
+    """What makes Triton compile a kernel anew. A launch that is not the last does not touch `output`."""
+    if constants.get("IS_LAST") is False:
+        types = {argument: kind for argument, kind in types.items() if argument != "output"}
+    return name, frozenset(types.items()), frozenset(constants.items()), warps, registers
+
+
+def key_of(variant: Variant | JpegVariant) -> Any:
+    pointers = {name: variant.signature[name] for name in variant.pointers}
+    return launch_key(variant.kernel.__name__, pointers, variant.constants, variant.warps, variant.registers)
+
+
+class RecordedKernel:
+    """Stands for a kernel: notes its launches and does nothing."""
+
+    def __init__(self, kernel: Any, launched: Launched) -> None:
+        self.kernel, self.launched = kernel, launched
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        assert all(size > 0 for size in grid)
+        return self.launch
+
+    def launch(self, *tensors: torch.Tensor, **options: Any) -> None:
+        warps, registers = options.pop("num_warps", DEFAULT_WARPS), options.pop("maxnreg", None)
+        computes_floats = "IS_LAST" in options
+        assert options.pop("enable_fp_fusion", True) != computes_floats
+        names = [name for name in self.kernel.arg_names if name not in options]
+        types = {name: POINTERS[tensor.dtype] for name, tensor in zip(names, tensors, strict=True)}
+        self.launched.add(launch_key(self.kernel.__name__, types, options, warps, registers))
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
+    """What is launched, of kernels that are chosen as for a device."""
+    found: Launched = set()
+    for module in (stage, float_stage, entropy, idct, colour):
+        for name, kernel in list(vars(module).items()):
+            if name.endswith("_kernel"):
+                monkeypatch.setattr(module, name, RecordedKernel(kernel, found))
+    plan = build.build_plan
+    monkeypatch.setattr(build, "build_plan", lambda *arguments: plan(*arguments[:4], interpreted=False))
+    return found
+
+
+def launch(handle: Any) -> None:
+    """Launches what makes a batch of one image, in every dtype that can be asked for."""
+    if isinstance(handle.sink_source, FinishedSource):
+        return
+    programs = programs_of([handle.sink_source], [handle.sink_ops], handle.sink_dtype)
+    height, width, channels = shape_of(handle.sink_source)
+    decoded = Decoded(torch.zeros(channels, height, width, dtype=torch.uint8), channels_last=False)
+    narrow = handle.sink_dtype.itemsize == 2
+    for dtype in {handle.sink_dtype} if narrow else {handle.sink_dtype, *FLOATS}:
+        run_programs([decoded], programs, [0], torch.empty((1, *handle.shape), dtype=dtype))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_random_pipelines_launch_listed_variants(launched: Launched, tmp_path: Path) -> None:
+    for seed in range(400, 430):
+        with torch_sink.image_backend("device", device="meta"):
+            results = [outcome.result for outcome in run(make_scenario(seed, tmp_path), seed)]
+        for leaf in tree_leaves(results):
+            if isinstance(leaf, HANDLES) and len(leaf.shape) == 3:
+                launch(leaf)
+    assert launched <= {key_of(variant) for variant in variants()}
+    assert len(launched) > 30
+
+
+def of_bytes(float64: bool, statistic: bool, erase: bool, goes_on: bool) -> v2.Compose:
+    """Calls whose last stage, or the one before it, has just these properties."""
+    on_image = [v2.RandomAutocontrast(p=1)] * statistic + [v2.ColorJitter(hue=(0.1, 0.1))] * float64
+    on_tensor = [v2.RandomErasing(p=1)] * erase + [v2.RandomRotation((90, 90))] * goes_on
+    return v2.Compose([*on_image, v2.PILToTensor(), *on_tensor])
+
+
+def of_floats(heavy: bool, statistic: bool, goes_on: bool) -> v2.Compose:
+    calls = [v2.RandomAutocontrast(p=1)] * statistic + [v2.ColorJitter(hue=(0.1, 0.1))] * heavy
+    after = [v2.Resize(8)] * goes_on
+    return v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Resize(12), *calls, *after])
+
+
+def test_every_listed_variant_of_the_stages_is_launched(launched: Launched) -> None:
+    pipelines = [of_bytes(*flags) for flags in itertools.product((False, True), repeat=4)]
+    pipelines += [of_floats(*flags) for flags in itertools.product((False, True), repeat=3)]
+    pipelines.append(v2.Compose([v2.Resize(12), v2.PILToTensor()]))
+    with torch_sink.image_backend("device", device="meta"):
+        for pipeline in pipelines:
+            launch(pipeline(make_photo(16, 16, 0)))
+            launch(v2.Compose([pipeline, v2.ToDtype(torch.uint8, scale=True)])(make_photo(16, 16, 0)))
+    assert launched == {key_of(variant) for variant in variants()}
+
+
+@pytest.mark.parametrize("threads_of_warp", [32, 64])
+def test_exactly_the_listed_variants_of_the_jpeg_kernels_are_launched(
+    threads_of_warp: int, launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entropy, "LANES_A_WARP", threads_of_warp)
+    file = open_file(encode(photo(16, 16)))
+    assert file is not None
+    for shape in {entropy.choose_lane_shape(2**exponent) for exponent in range(40)}:
+        batch = pack_jpegs([file], shape.bits)
+        stream, images, segments, huffman = host_tables(batch)
+        buffers = entropy.new_buffers(
+            stream_bytes=len(stream),
+            images=len(images),
+            segments=len(segments),
+            tables=len(huffman),
+            lanes=batch.lanes,
+            blocks=batch.blocks,
+            rounds=shape.rounds,
+            device="cpu",
+        )
+        coefficients, _ = entropy.decode_coefficients(stream, images, segments, huffman, buffers, shape=shape)
+        run_pixels(batch, coefficients, images, interpreted=False)
+    assert launched == {key_of(variant) for variant in jpeg_variants(threads_of_warp)}
