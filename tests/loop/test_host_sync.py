@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import pickle
 import threading
 import warnings
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchvision  # noqa: F401, its operators
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -73,6 +76,13 @@ WAITS: dict[str, Callable[[], Any]] = {
     "cpu": lambda: X.cpu(),
     "print": lambda: repr(X),
     "format": lambda: f"{X[0]:.2f}",
+    "format of many": lambda: f"{X}",
+    "to": lambda: X.to("cpu"),
+    "to, by name": lambda: X.to(dtype=torch.float64, device="cpu"),
+    "tensor of tensors": lambda: torch.tensor([[X[0]], [X[1]]]),
+    "new_tensor of tensors": lambda: X.new_tensor([X[0], 1.0]),
+    "inverse": lambda: torch.linalg.inv(torch.eye(2)),
+    "nms": lambda: torch.ops.torchvision.nms(torch.rand(4, 4), X, 0.5),
     "batch norm without momentum": lambda: nn.BatchNorm1d(1, momentum=None)(X[:, None]),
     "clip that checks": clip_that_checks,
     "custom backward": backward_with_item,
@@ -100,6 +110,9 @@ FREE: dict[str, Callable[[], Any]] = {
     "cross entropy": lambda: functional.cross_entropy(X[None], torch.tensor([2])),
     "repeat with size": lambda: X.repeat_interleave(torch.tensor([1, 2, 1, 1]), output_size=5),
     "clip": lambda: nn.utils.clip_grad_norm_([nn.Parameter(X.clone())], 1.0),
+    "to the device of another": lambda: X.to(INDEX.device, non_blocking=True).to(INDEX),
+    "tensor of numbers": lambda: X.new_tensor([1.0, 2.0]) + torch.tensor(1.0),
+    "inverse without check": lambda: torch.linalg.inv_ex(torch.eye(2)),
     "shape": lambda: (X.shape, X.numel(), X.device, len(X)),
 }
 
@@ -120,13 +133,54 @@ def test_counters_of_optimizers_on_the_cpu_are_exempt(optimizer: Any) -> None:
         instance.step()
 
 
-def test_what_the_detector_does_not_see() -> None:
-    """Other threads: the docstring says so."""
+def in_another_thread() -> None:
+    thread = threading.Thread(target=lambda: X[0].item())
+    thread.start()
+    thread.join()
+
+
+def in_a_librarys_kernel() -> None:
+    with torch.library._scoped_library("torch_sink_tests", "FRAGMENT") as library:
+        library.define("waits(Tensor x) -> Tensor")
+        library.impl("waits", lambda x: x * x[0].item(), "CPU")
+        torch.ops.torch_sink_tests.waits(X)
+
+
+UNSEEN: dict[str, tuple[str, Callable[[], Any]]] = {
+    "thread": ("other threads", in_another_thread),
+    "synchronize": ("torch.cuda.synchronize", torch.cpu.synchronize),
+    "pickle": ("pickling", lambda: pickle.dumps(X)),
+    "address": ("by its address", lambda: ctypes.c_float.from_address(X.data_ptr()).value),
+    "kernel": ("waits inside a library's own kernels", in_a_librarys_kernel),
+    "device": ('not spelled "cpu"', lambda: X.to(torch.device("cpu"))),
+    "numbers": ("tensors made from numbers", lambda: torch.tensor([1.0, 2.0], device=X.device)),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_the_detector_does_not_see(name: str) -> None:
+    """As the docstring says."""
+    words, waits = UNSEEN[name]
     with no_host_sync():
-        thread = threading.Thread(target=lambda: X[0].item())
-        thread.start()
-        thread.join()
-    assert "other threads" in no_host_sync.__doc__
+        waits()
+    assert words in " ".join(no_host_sync.__doc__.split())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_a_compiled_function_runs_its_eager_code_inside() -> None:
+    """As the docstring says: nothing that the compiler made runs where it could not be seen."""
+    runs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        return lambda *arguments: runs.append(1) or graph.forward(*arguments)
+
+    compiled = torch.compile(lambda value: value.sum().item() * 2, backend=backend)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        assert compiled(X) == 14
+        assert runs == [1]
+        with pytest.raises(HostSyncError, match=rf"{Path(__file__).name}:\d+: .*reads one element"), no_host_sync():
+            compiled(X)
+    assert runs == [1]
 
 
 def test_allowed_regions() -> None:

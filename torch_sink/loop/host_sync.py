@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from torch_sink.errors import HostSyncError
 
@@ -35,6 +36,8 @@ _WAITING_OPERATORS = {
     "aten::bincount": "has a shape that depends on the data",
     "aten::equal": "compares on the host",
     "aten::is_nonzero": "reads one element",
+    "aten::_linalg_check_errors": "checks for errors on the host (there is a form that does not, such as inv_ex)",
+    "torchvision::nms": "has a shape that depends on the data",
 }
 # What never reaches the dispatcher for tensors that already lie on the CPU, but copies from any other device.
 _WAITING_FUNCTIONS: dict[Any, str] = {
@@ -43,11 +46,13 @@ _WAITING_FUNCTIONS: dict[Any, str] = {
     Tensor.__array__: "numpy.asarray",
     Tensor.cpu: "cpu",
     Tensor.__repr__: "print or repr",
+    Tensor.__format__: "format",
     Tensor.allclose: "allclose",
     torch.allclose: "allclose",
     Tensor.equal: "equal",
     torch.equal: "equal",
 }
+_MAKING_FUNCTIONS = (torch.tensor, torch.as_tensor, Tensor.new_tensor)
 
 
 class _Allowed(threading.local):
@@ -135,6 +140,19 @@ def _copy_reason(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> st
     return None
 
 
+def _function_reason(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    if func is Tensor.to:
+        target = args[1] if len(args) > 1 else kwargs.get("device")
+        # Only the name: a torch.device may be the model's own, which a run on the CPU cannot tell apart.
+        goes_to_host = isinstance(target, str) and target.startswith("cpu") and not kwargs.get("non_blocking")
+        return "to('cpu')" if goes_to_host else None
+    if func in _MAKING_FUNCTIONS:
+        data = args[-1] if args else kwargs.get("data")
+        holds_tensors = isinstance(data, (list, tuple)) and any(isinstance(d, Tensor) for d in tree_leaves(data))
+        return f"{func.__name__} of tensors reads each of them and" if holds_tensors else None
+    return _WAITING_FUNCTIONS.get(func)
+
+
 class _OperatorWatch(TorchDispatchMode):
     """Reports each operator that makes the host wait."""
 
@@ -161,12 +179,13 @@ class _FunctionWatch(TorchFunctionMode):
         self._report = report
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        name = None if _allowed.depth else _WAITING_FUNCTIONS.get(func)
+        kwargs = kwargs or {}
+        name = None if _allowed.depth else _function_reason(func, args, kwargs)
         if name is None:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         self._report(_caller()[0], f"{name} brings a tensor to the host")
         with host_sync_allowed():
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
 
 
 @contextmanager
@@ -213,12 +232,15 @@ def no_host_sync() -> Iterator[None]:
 
     Flags reads of single elements (`item`, `float`, `if tensor`, a tensor as index), results whose shape depends on
     the data (`nonzero`, mask indexing, `unique`), copies between host and device that wait, and `tolist`, `numpy`,
-    `cpu`, `print`. Counters that torch.optim keeps on the CPU, and what `StepLoop.run` does between sinks (reading
-    the log, callbacks, making batches), are exempt.
+    `cpu`, `to("cpu")`, `print`. Counters that torch.optim keeps on the CPU, and what `StepLoop.run` does between sinks
+    (reading the log, callbacks, making batches), are exempt.
 
-    It sees the eager code of its own thread. It does not see: other threads, code inside a compiled or captured
-    graph, `torch.cuda.synchronize`, `Event.synchronize`, and waits inside a library's own kernels. On CUDA, torch's
-    own sync debug mode is set to "error" as well, which sees waits below the dispatcher.
+    It sees the eager code of its own thread. It does not see: other threads, `torch.cuda.synchronize`,
+    `Event.synchronize`, pickling, reads of a tensor's memory by its address, waits inside a library's own kernels and
+    the replay of a captured graph; and on the CPU, where nothing has to be copied, `to` with a device that is not
+    spelled "cpu" and tensors made from numbers. On CUDA, torch's own sync debug mode is set to "error" as well, which
+    sees waits below the dispatcher. Compiled functions run their eager code inside, which is seen; with torch 2.11
+    they then go on so afterwards.
     It costs about 10 microseconds an operator: a tool for tests, not for training.
 
     Raises:
