@@ -28,7 +28,7 @@ def load_example(name: str) -> ModuleType:
 demo_report = load_example("demo_report")
 
 
-def run_example(*arguments: object, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+def run_example(*arguments: object, timeout: float = 900) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=EXAMPLES.parent)
 
@@ -36,9 +36,7 @@ def run_example(*arguments: object, timeout: float = 300) -> subprocess.Complete
 @pytest.fixture(scope="module")
 def short_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict, Path]:
     output = tmp_path_factory.mktemp("demo")
-    finished = run_example(
-        EXAMPLES / "demo.py", "--epochs", 2, "--minimum-accuracy", 0.3, "--output", output, timeout=300
-    )
+    finished = run_example(EXAMPLES / "demo.py", "--epochs", 2, "--minimum-accuracy", 0.3, "--output", output)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return finished.stdout, json.loads((output / "demo_report.json").read_text()), output
 
