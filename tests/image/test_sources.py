@@ -1,97 +1,25 @@
-"""Files of every kind, opened in every way, and the datasets that hand them out."""
+"""Files of every kind, opened in every way, and the pipelines that open them themselves."""
 
 from __future__ import annotations
 
-import gzip
 import io
 import mmap
-import pickle
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import ExifTags, Image, ImageOps
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from torchvision import datasets, transforms
-from torchvision.datasets import cifar
 from torchvision.datasets.folder import default_loader
 from torchvision.io import decode_image, read_image
 from torchvision.transforms import v2
 
 import torch_sink
 from image.check import assert_same_bits, check_pipeline
-from torch_sink.cli.photos import make_photo
-
-PHOTO = make_photo(64, 64, 5)
-GRAY, ALPHA = PHOTO.convert("L"), PHOTO.copy()
-ALPHA.putalpha(GRAY)
-PIPELINE = transforms.Compose(
-    [transforms.RandomResizedCrop(16), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-)
-
-
-def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def ycck() -> bytes:
-    """A CMYK file that says that its colours are YCCK."""
-    data = saved(PHOTO.convert("CMYK"), "JPEG")
-    transform = data.index(b"Adobe") + 11
-    return data[:transform] + b"\x02" + data[transform + 1 :]
-
-
-def chroma_halved_vertically() -> bytes:
-    """4:4:0: the units of a 4:2:2 file, read as columns; a square image has as many of either."""
-    data = saved(PHOTO, "JPEG", subsampling="4:2:2")
-    factors = data.index(b"\xff\xc0") + 11
-    assert data[factors] == 0x21
-    return data[:factors] + b"\x12" + data[factors + 1 :]
-
-
-def turned() -> bytes:
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6
-    return saved(PHOTO.crop((0, 0, 64, 40)), "JPEG", exif=exif)
-
-
-FILES: dict[str, Callable[[], bytes]] = {
-    "JPEG, baseline": lambda: saved(PHOTO, "JPEG", quality=90),
-    "JPEG, progressive": lambda: saved(PHOTO, "JPEG", progressive=True),
-    "JPEG, optimised": lambda: saved(PHOTO, "JPEG", optimize=True),
-    "JPEG, gray": lambda: saved(GRAY, "JPEG"),
-    "JPEG, CMYK": lambda: saved(PHOTO.convert("CMYK"), "JPEG"),
-    "JPEG, YCCK": ycck,
-    "JPEG, stored as RGB": lambda: saved(PHOTO, "JPEG", keep_rgb=True),
-    "JPEG, 4:4:4": lambda: saved(PHOTO, "JPEG", subsampling="4:4:4"),
-    "JPEG, 4:2:2": lambda: saved(PHOTO, "JPEG", subsampling="4:2:2"),
-    "JPEG, 4:2:0": lambda: saved(PHOTO, "JPEG", subsampling="4:2:0"),
-    "JPEG, 4:4:0": chroma_halved_vertically,
-    "JPEG, restart markers": lambda: saved(PHOTO, "JPEG", restart_marker_blocks=2),
-    "JPEG, EXIF orientation": turned,
-    "PNG": lambda: saved(PHOTO, "PNG"),
-    "PNG, alpha": lambda: saved(ALPHA, "PNG"),
-    "PNG, gray and alpha": lambda: saved(ALPHA.convert("LA"), "PNG"),
-    "PNG, palette": lambda: saved(PHOTO.quantize(32), "PNG"),
-    "PNG, transparent palette": lambda: saved(PHOTO.quantize(32), "PNG", transparency=3),
-    "PNG, 1 bit": lambda: saved(PHOTO.convert("1"), "PNG"),
-    "PNG, 16 bits": lambda: saved(Image.fromarray(np.asarray(GRAY).astype(np.uint16) * 257), "PNG"),
-    "WebP": lambda: saved(PHOTO, "WEBP"),
-    "WebP, lossless, alpha": lambda: saved(ALPHA, "WEBP", lossless=True),
-    "GIF": lambda: saved(PHOTO, "GIF"),
-    "GIF, animated": lambda: saved(PHOTO, "GIF", save_all=True, append_images=[ImageOps.mirror(PHOTO)]),
-    "TIFF": lambda: saved(PHOTO, "TIFF"),
-    "TIFF, LZW, CMYK": lambda: saved(PHOTO.convert("CMYK"), "TIFF", compression="tiff_lzw"),
-    "TIFF, float": lambda: saved(GRAY.convert("F"), "TIFF"),
-    "BMP": lambda: saved(PHOTO, "BMP"),
-    "BMP, palette": lambda: saved(PHOTO.quantize(16), "BMP"),
-}
+from image.source_files import FILES, PIPELINE, assert_same_batches, turned
 
 
 def opened(source: Any) -> Image.Image:
@@ -128,82 +56,6 @@ def test_every_kind_of_file_in_every_way(tmp_path: Path, name: str) -> None:
     refused = ("memory-mapped",) if name.startswith(("WebP", "GIF")) else ()
     ways = [way for kind, way in WAYS.items() if kind not in refused]
     check_pipeline(PIPELINE, [lambda way=way: way(path) for way in ways], seed=3)
-
-
-# --- datasets of torchvision
-
-
-def assert_same_batches(make: Callable[[], Any], *, batch_size: int | None = 4, collate_fn: Any = None) -> None:
-    """The batches of a loader in stock code and with the backend, where fallbacks are forbidden."""
-
-    def batches() -> list[list[torch.Tensor]]:
-        torch.manual_seed(9)
-        return list(DataLoader(make(), batch_size=batch_size, collate_fn=collate_fn))
-
-    expected = batches()
-    with torch_sink.image_backend("device", device="cpu", strict=True):
-        made = batches()
-    assert len(made) == len(expected) > 0
-    for (images, target), (stock_images, stock_target) in zip(made, expected, strict=True):
-        assert_same_bits(images, stock_images)
-        assert torch.equal(target, stock_target)
-
-
-@pytest.fixture(scope="module")
-def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every kind of file, in two folders."""
-    root = tmp_path_factory.mktemp("classes")
-    for number, (name, make) in enumerate(FILES.items()):
-        folder = root / str(number % 2)
-        folder.mkdir(exist_ok=True)
-        (folder / f"{number:02}.{name.split(',')[0].lower()}").write_bytes(make())
-    return root
-
-
-@pytest.mark.filterwarnings("ignore:Palette images with Transparency")
-def test_image_folder(classes: Path) -> None:
-    assert_same_batches(lambda: datasets.ImageFolder(str(classes), PIPELINE))
-
-
-@pytest.mark.filterwarnings("ignore:Palette images with Transparency")
-def test_dataset_folder_with_a_loader_of_its_own(classes: Path) -> None:
-    assert_same_batches(lambda: datasets.DatasetFolder(str(classes), opened, ("jpeg", "png", "webp"), PIPELINE))
-
-
-@pytest.mark.parametrize("kind", [datasets.CIFAR10, datasets.CIFAR100])
-def test_cifar(tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar, "check_integrity", lambda *args: True)  # the files are our own
-    label = "labels" if kind is datasets.CIFAR10 else "fine_labels"
-    folder = tmp_path / kind.base_folder
-    folder.mkdir()
-    pixels = np.stack([np.asarray(make_photo(32, 32, seed)).transpose(2, 0, 1).ravel() for seed in range(3)])
-    for name, _ in kind.train_list:
-        (folder / name).write_bytes(pickle.dumps({"data": pixels, label: [3, 1, 2]}))
-    (folder / kind.meta["filename"]).write_bytes(pickle.dumps({kind.meta["key"]: list("abcdef")}))
-    transform = transforms.Compose(
-        [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-    )
-    assert_same_batches(lambda: kind(str(tmp_path), transform=transform))
-
-
-@pytest.mark.parametrize("kind", [datasets.MNIST, datasets.FashionMNIST])
-def test_mnist(tmp_path: Path, kind: Any) -> None:
-    raw = tmp_path / kind.__name__ / "raw"
-    raw.mkdir(parents=True)
-    pixels = np.stack([np.asarray(make_photo(28, 28, seed).convert("L")) for seed in range(5)])
-    for part in ("train", "t10k"):
-        files = {
-            f"{part}-images-idx3-ubyte": bytes([0, 0, 8, 3, *np.array([5, 28, 28], ">u4").tobytes()])
-            + pixels.tobytes(),
-            f"{part}-labels-idx1-ubyte": bytes([0, 0, 8, 1, *np.array([5], ">u4").tobytes(), 1, 2, 3, 4, 5]),
-        }
-        for name, data in files.items():
-            (raw / name).write_bytes(data)
-            (raw / f"{name}.gz").write_bytes(gzip.compress(data))
-    transform = transforms.Compose(
-        [transforms.RandomRotation(10), transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))]
-    )
-    assert_same_batches(lambda: kind(str(tmp_path), transform=transform))
 
 
 # --- tensors decoded by torchvision

@@ -1,0 +1,242 @@
+"""What may be wrapped, what comes out, and what a loader says about itself."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import doctest
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from torch_sink.errors import SinkTimeout
+from torch_sink.sink import SinkLoader
+
+from .numbered import numbered, values
+
+
+class Shards(IterableDataset):
+    """Each worker yields its share of 0 … 11."""
+
+    def __iter__(self) -> Iterator[int]:
+        worker = torch.utils.data.get_worker_info()
+        step = 1 if worker is None else worker.num_workers
+        return iter(range(0 if worker is None else worker.id, 12, step))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_iterable_dataset_with_sharding(num_workers: int) -> None:
+    plain = DataLoader(Shards(), batch_size=2, num_workers=num_workers)
+    expected = [batch.tolist() for batch in plain]
+    with SinkLoader(DataLoader(Shards(), batch_size=2, num_workers=num_workers)) as loader:
+        assert [batch.tolist() for batch in loader] == expected
+        assert [batch.tolist() for batch in loader] == expected
+        with pytest.raises(TypeError, match="sink_size"):
+            len(loader)
+
+
+def test_generator_function_is_called_once_a_pass() -> None:
+    calls = []
+
+    def source() -> Iterator[torch.Tensor]:
+        calls.append(threading.current_thread().name)
+        yield from numbered(3)
+
+    with SinkLoader(source) as loader:
+        assert [values(loader), values(loader)] == [[0, 1, 2], [0, 1, 2]]
+        assert len(calls) == 2
+        with pytest.raises(TypeError, match="not known"):
+            len(loader)
+
+
+def test_generator_function_draws_in_the_plain_loops_order() -> None:
+    def source() -> Iterator[torch.Tensor]:
+        for _ in range(5):
+            yield torch.rand(2)
+
+    def train(batches: object) -> list[torch.Tensor]:
+        return [torch.cat((batch, torch.rand(2))) for batch in batches]
+
+    torch.manual_seed(0)
+    expected = train(source()) + train(source())
+    torch.manual_seed(0)
+    with SinkLoader(source) as loader:
+        actual = train(loader) + train(loader)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def test_generator_function_that_blocks_is_a_timeout() -> None:
+    release = threading.Event()
+
+    def source() -> Iterator[torch.Tensor]:
+        yield torch.zeros(1)
+        release.wait(30)
+        yield torch.ones(1)
+
+    with SinkLoader(source, timeout_seconds=0.5) as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(SinkTimeout, match=r"timeout_seconds=0\.5"):
+            next(batches)
+        release.set()
+        assert int(next(batches)) == 1
+
+
+def test_generator_object_can_be_traversed_once() -> None:
+    loader = SinkLoader(batch for batch in numbered(2))
+    assert values(loader) == [0, 1]
+    with pytest.raises(ValueError, match="pass the generator function"):
+        values(loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_empty_source_is_an_error_at_first_use(num_workers: int) -> None:
+    data = TensorDataset(torch.arange(3))
+    source = DataLoader(data, batch_size=4, drop_last=True, num_workers=num_workers)
+    with SinkLoader(source) as loader, pytest.raises(ValueError, match=r"no batch in pass 0.*drop_last"):
+        list(loader)
+    with pytest.raises(ValueError, match="no batch"):
+        next(iter(SinkLoader([])))
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    image: torch.Tensor
+    name: str
+
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+def test_structures_and_plain_values_pass_unchanged() -> None:
+    image = torch.rand(2, 3)
+    batch = {"sample": Sample(image, "a"), "pair": Pair(image, [1, "two"]), "ordered": collections.OrderedDict(x=image)}
+    (out,) = list(SinkLoader([batch]))
+    assert out is batch
+
+
+def test_image_batches_get_dtype_and_layout_and_the_rest_does_not() -> None:
+    batch = {
+        "sample": Sample(torch.rand(2, 3, 8, 8), "a"),
+        "pair": Pair(torch.rand(2, 3, 8, 8), [torch.arange(2), torch.rand(2, 4)]),
+        "ordered": collections.OrderedDict(mask=torch.zeros(2, 1, 8, 8, dtype=torch.uint8)),
+    }
+    (out,) = list(SinkLoader([batch], dtype=torch.bfloat16, memory_format=torch.channels_last))
+    for image, original in ((out["sample"].image, batch["sample"].image), (out["pair"].left, batch["pair"].left)):
+        assert image.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(image, original.to(torch.bfloat16), rtol=0, atol=0)
+    assert out["pair"].right[0] is batch["pair"].right[0]
+    assert out["pair"].right[1] is batch["pair"].right[1]
+    assert out["ordered"]["mask"] is batch["ordered"]["mask"]
+    assert (type(out["sample"]), type(out["pair"])) == (Sample, Pair)
+    assert type(out["ordered"]) is collections.OrderedDict
+
+
+def test_cpu_batches_are_not_copied() -> None:
+    batches = numbered(3)
+    assert all(out is batch for out, batch in zip(SinkLoader(batches), batches, strict=True))
+
+
+def test_several_loaders_at_once() -> None:
+    def make(offset: int) -> DataLoader:
+        return DataLoader(TensorDataset(torch.arange(offset, offset + 20)), batch_size=2, num_workers=1)
+
+    with SinkLoader(make(0)) as first, SinkLoader(make(100)) as second:
+        pairs = [(int(a[0][0]), int(b[0][0]), int(c[0][0])) for a, b, c in zip(first, second, make(200), strict=True)]
+    assert pairs == [(i, i + 100, i + 200) for i in range(0, 20, 2)]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"sink_size": 0}, ValueError, "sink_size=0"),
+        ({"sink_size": -2}, ValueError, "-1 for one pass"),
+        ({"sink_size": 2.0}, TypeError, "sink_size must be an int"),
+        ({"sink_size": True}, TypeError, "sink_size must be an int"),
+        ({"slots": 0}, ValueError, "slots=0"),
+        ({"slots": "3"}, TypeError, "slots must be an int"),
+        ({"max_bytes": -1}, ValueError, "max_bytes=-1"),
+        ({"dtype": "float16"}, TypeError, "dtype must be a torch.dtype"),
+        ({"dtype": torch.int32}, ValueError, "floating-point"),
+        ({"memory_format": torch.preserve_format}, ValueError, "channels_last"),
+        ({"on_decode_error": "ignore"}, ValueError, "'skip'"),
+        ({"timeout_seconds": 0}, ValueError, "timeout_seconds=0"),
+        ({"timeout_seconds": "1"}, TypeError, "timeout_seconds must be a number"),
+        ({"device": "nonsense"}, ValueError, "is not a device"),
+        ({"device": "meta"}, ValueError, "'cpu' or 'cuda'"),
+        ({"device": "cuda:99"}, ValueError, "is not there"),
+    ],
+)
+def test_argument_errors(options: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        SinkLoader(numbered(1), **options)
+
+
+def test_a_loader_that_is_neither_iterable_nor_callable() -> None:
+    with pytest.raises(TypeError, match="iterable of batches or a function"):
+        SinkLoader(3)
+
+
+def test_the_example_of_the_docstring() -> None:
+    results = doctest.testmod(sys.modules["torch_sink.sink.loader"])
+    assert results.attempted == 2
+    assert results.failed == 0
+
+
+def test_attributes_of_the_wrapped_loader() -> None:
+    source = DataLoader(TensorDataset(torch.arange(10)), batch_size=4)
+    loader = SinkLoader(source)
+    assert (loader.loader, loader.dataset, loader.batch_size) == (source, source.dataset, 4)
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        loader.no_such_thing  # noqa: B018
+
+
+def test_repr_states_the_plan() -> None:
+    assert repr(SinkLoader(numbered(1), sink_size=7, device="cpu")) == (
+        "SinkLoader(list, sink_size=7, device='cpu', slots=3 of references to the loader's own tensors)"
+    )
+
+
+def test_slot_is_not_static_on_the_cpu() -> None:
+    loader = SinkLoader(numbered(2), device="cpu", slots=5)
+    batches = iter(loader)
+    next(batches)
+    assert (loader.slot_index, loader.ring_slots) == (None, 5)
+
+
+def test_at_most_slots_batches_exist() -> None:
+    made = []
+
+    class Counting(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 50
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.tensor(index)
+
+    with SinkLoader(DataLoader(Counting(), num_workers=1), slots=2) as loader:
+        fill = loader._slots.fill
+        loader._slots.fill = lambda slot, batch: made.append(slot) or fill(slot, batch)
+        for consumed, _ in enumerate(loader):
+            assert len(made) <= consumed + 2
+
+
+def test_paused_parks_the_producer() -> None:
+    with SinkLoader(DataLoader(TensorDataset(torch.arange(64)), num_workers=1)) as loader:
+        fill = loader._slots.fill
+        inside = []
+        loader._slots.fill = lambda slot, batch: inside.append(slot) or fill(slot, batch)
+        batches = iter(loader)
+        next(batches)
+        with loader.paused(), loader.paused():
+            before = len(inside)
+            ready = len(loader._producer.ready)
+            for _ in range(ready):
+                next(batches)
+            threading.Event().wait(0.3)
+            assert len(inside) == before
+        assert len(values(batches)) == 63 - ready
