@@ -77,9 +77,11 @@ def uninterrupted(num_workers: int, **options: object) -> tuple[list[dict], list
     return states, batches
 
 
-def check_resume(position: int, num_workers: int, count: int = BATCHES_PER_PASS + 2, **options: object) -> None:
-    """The next `count` batches, by default the rest of this pass and some of the next, are those that came."""
+def check_resume(position: int, num_workers: int, changed: dict[str, object] | None = None, **options: object) -> None:
+    """The next batches, the rest of this pass and some of the next, are those that came; also with changed options."""
+    count = BATCHES_PER_PASS + 2
     states, batches = uninterrupted(num_workers, **options)
+    options.update(changed or {})
     with make(num_workers, **options) as loader:
         loader.load_state_dict(states[position])
         torch.rand(3)  # what a script draws between loading and training must not matter
@@ -122,8 +124,9 @@ def test_other_start_methods(context: str, persistent: bool) -> None:
     check_resume(9, 2, multiprocessing_context=context, persistent_workers=persistent)
 
 
-def test_a_spawned_worker() -> None:
-    check_resume(9, 1, multiprocessing_context="spawn", persistent_workers=True)
+def test_a_spawned_worker_goes_on_where_a_forked_one_was() -> None:
+    changed = {"multiprocessing_context": "spawn"}
+    check_resume(9, 1, changed, multiprocessing_context="fork", persistent_workers=True)
 
 
 def test_epoch_goes_on_where_it_was() -> None:
