@@ -45,11 +45,9 @@ def assert_same_batches(actual: list[list[torch.Tensor]], expected: list[list[to
         assert torch.equal(targets, stock_targets)
 
 
-# A worker that is not forked imports torch anew, which takes seconds: the fast suite has a few of each kind.
-FAST = [
-    (None, 0, False), ("fork", 1, True), ("fork", 4, True), ("fork", 4, False), ("forkserver", 1, True),
-    ("spawn", 1, True),
-]  # fmt: skip
+# A worker that is not forked imports torch anew, which takes seconds: the fast suite has one. Forks of a server are in
+# `test_backend.py`.
+FAST = [(None, 0, False), ("fork", 1, True), ("fork", 4, True), ("fork", 4, False), ("spawn", 1, True)]
 ALL = [
     (method, count, keep) for method in ("fork", "forkserver", "spawn") for count in (1, 4) for keep in (True, False)
 ]

@@ -42,6 +42,8 @@ def test_workers_decode_nothing_and_batches_equal_stock(
     assert seen == [{"decodes": 0, "cuda": False, "kernels": False}] * workers
 
 
+# Loads torch anew, which takes seconds; every day, a spawned worker of `image/test_workers.py` shows the same.
+@pytest.mark.slow
 def test_recording_and_collating_import_no_kernels() -> None:
     code = """
 import sys, torch
