@@ -1,9 +1,8 @@
-"""Callbacks: the order of events, the context's fields, executed step counts, and what each callback does."""
+"""Callbacks: the order of events, the context's fields, executed step counts, and what those do that steer."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 from pathlib import Path
@@ -11,24 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 
-from torch_sink.errors import NonFiniteLoss
 from torch_sink.loop import (
     Callback,
-    CheckpointConfig,
     EarlyStopping,
-    History,
     LambdaCallback,
     LearningRateScheduler,
-    LossMonitor,
-    ModelCheckpoint,
     OnRequestExit,
-    ProgressBar,
     ReduceLROnPlateau,
     StepLoop,
-    TimeMonitor,
 )
 from torch_sink.loop.callbacks import EVENTS
 
@@ -138,148 +129,6 @@ def test_request_stop_ends_after_the_sink() -> None:
     assert [name for name, _ in recorder.events][-2:] == ["train_epoch_end", "train_end"]
 
 
-def test_loss_monitor_prints_executed_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    history = make_loop(sink_size=2).run(make_batches(5), epochs=2, callbacks=[LossMonitor(4)])
-    losses = history.losses.tolist()
-    assert capsys.readouterr().out.splitlines() == [
-        f"epoch: 1 step: 4, loss is {losses[3]}",
-        f"epoch: 2 step: 4, loss is {losses[8]}",
-    ]
-
-
-@pytest.mark.parametrize("policy", ["raise", "warn", "ignore"])
-def test_loss_monitor_names_the_first_step_that_is_not_finite(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
-    batches = make_batches(8)
-    batches[5][0].fill_(math.nan)
-    loop = make_loop(sink_size=4)
-    if policy == "raise":
-        with pytest.raises(NonFiniteLoss, match="loss of step 6 is nan"):
-            loop.run(batches, callbacks=[LossMonitor(0, on_nonfinite=policy)])
-        assert loop.step_count == 8
-        return
-    loop.run(batches, callbacks=[LossMonitor(0, on_nonfinite=policy)])
-    assert ("loss of step 6 is nan" in capsys.readouterr().err) == (policy == "warn")
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_skipped_steps_do_not_count_as_not_finite(accumulate: int) -> None:
-    """With accumulation the update that is skipped may belong to a later sink than the loss."""
-
-    def forward(model: nn.Module, batch: Any) -> Any:
-        return functional.cross_entropy(model(batch[0]), batch[1]) * batch[2]
-
-    batches = [(*batch, torch.tensor(math.inf if step == 2 else 1.0)) for step, batch in enumerate(make_batches(6))]
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    from torch_sink.loop.amp import StaticLossScaler
-
-    loop = StepLoop(
-        model, None, optimizer, forward=forward, sink_size=3, loss_scaler=StaticLossScaler(2.0), accumulate=accumulate
-    )
-    history = loop.run(batches, callbacks=[LossMonitor(0)])
-    assert history.losses[2] == math.inf
-    assert history.overflows.nonzero().flatten().tolist() == [2 if accumulate == 1 else 3]
-
-
-def test_time_monitor(capsys: pytest.CaptureFixture[str]) -> None:
-    make_loop().run(make_batches(4), epochs=2, callbacks=[TimeMonitor(data_time=True)])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2
-    total, per_step = (float(part.split(": ")[1].split(" ms")[0]) for part in lines[0].split(", ")[:2])
-    assert per_step == pytest.approx(total / 4, abs=0.01)
-    assert "data time:" in lines[0]
-
-
-def test_progress_bar_shows_executed_steps(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "tqdm.auto", None)
-    make_loop(sink_size=3).run(make_batches(5), epochs=2, callbacks=[ProgressBar()], max_steps=7)
-    lines = [line.split(":")[0] for line in capsys.readouterr().err.splitlines()]
-    assert lines == ["step 3/7", "step 5/7", "step 7/7"]
-
-
-def test_progress_bar_with_tqdm(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("tqdm")
-    make_loop(sink_size=3).run(make_batches(5), epochs=2, callbacks=[ProgressBar()])
-    last = capsys.readouterr().err.split("\r")[-1]
-    assert "10/10" in last
-    assert "loss=" in last
-
-
-def test_progress_bar_goes_on_after_a_resume(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    batches = make_batches(5)
-    loop = make_loop(sink_size=3)
-    loop.run(batches, max_steps=2)
-    loop.run(batches, epochs=2, max_steps=7)
-    loop.save(tmp_path, batches)
-    capsys.readouterr()
-    for tqdm in (True, False):
-        if not tqdm:
-            monkeypatch.setitem(__import__("sys").modules, "tqdm.auto", None)
-        else:
-            pytest.importorskip("tqdm")
-        resumed = make_loop(sink_size=3)
-        resumed.resume(tmp_path, batches)
-        resumed.run(batches, epochs=2, callbacks=[ProgressBar()])
-        shown = capsys.readouterr().err
-        assert ("7/10" in shown and "10/10" in shown) if tqdm else shown.startswith("step 10/10")
-
-
-def test_checkpoints_at_exact_steps(tmp_path: Path) -> None:
-    config = CheckpointConfig(save_checkpoint_steps=10, keep_checkpoint_max=0)
-    loop = make_loop(sink_size=7)
-    history = loop.run(make_batches(7), epochs=5, callbacks=[ModelCheckpoint("CKP", tmp_path, config)])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["CKP-00000010", "CKP-00000020", "CKP-00000030"]
-    assert history.steps == 35
-
-
-def test_checkpoints_at_each_sink_and_the_newest_are_kept(tmp_path: Path) -> None:
-    config = CheckpointConfig(keep_checkpoint_max=2)
-    make_loop(sink_size=2).run(make_batches(7), callbacks=[ModelCheckpoint("run", tmp_path / "new", config)])
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["run-00000006", "run-00000007"]
-
-
-@pytest.mark.parametrize("failing", ["loss", "data"])
-def test_an_error_between_sinks_leaves_a_checkpoint(failing: str, tmp_path: Path) -> None:
-    """The run goes on behind it as if nothing had happened."""
-    batches = make_batches(9)
-
-    def source() -> Any:
-        for step, batch in enumerate(batches):
-            if step == 5 and failing == "data" and not tmp_path.joinpath("mended").exists():
-                raise OSError("no such file")
-            yield batch
-
-    def fail(context: Any) -> None:
-        if context.original_args().cur_step_num == 7 and failing == "loss":
-            raise NonFiniteLoss("by a callback")
-
-    config = CheckpointConfig(save_checkpoint_steps=4, exception_save=True)
-    loop = make_loop(sink_size=3)
-    with pytest.raises(NonFiniteLoss if failing == "loss" else OSError):
-        loop.run(source, callbacks=[LambdaCallback(on_train_step_end=fail), ModelCheckpoint("CKP", tmp_path, config)])
-    saved = 7 if failing == "loss" else 5
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["CKP-00000004", f"CKP_breakpoint-{saved:08d}"]
-    (tmp_path / "mended").touch()
-    whole = make_loop(sink_size=3)
-    # The batch that failed to load was consumed: it does not come again.
-    whole.run(batches if failing == "loss" else [*batches[:5], *batches[6:]])
-    resumed = make_loop(sink_size=3)
-    assert resumed.resume(tmp_path, source) == saved
-    resumed.run(source)
-    assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True))
-
-
-def test_an_error_inside_a_step_leaves_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = CheckpointConfig(save_checkpoint_steps=2, exception_save=True)
-    batches = [*make_batches(3), (torch.zeros(2, 5), torch.zeros(2))]
-    with pytest.raises(RuntimeError):
-        make_loop(sink_size=3).run(batches, callbacks=[ModelCheckpoint("CKP", tmp_path, config)])
-    assert [path.name for path in tmp_path.iterdir()] == ["CKP-00000002"]
-    assert "in the middle of a sink" in caplog.text
-
-
 def test_learning_rate_scheduler_acts_once_per_host_return() -> None:
     seen = []
 
@@ -346,16 +195,6 @@ def test_reduce_on_plateau_equals_torch() -> None:
         torch_scheduler.step(value)
     assert history.learning_rates.flatten().tolist() == expected
     assert len(set(expected)) > 2
-
-
-def test_history_keeps_a_value_an_epoch() -> None:
-    history = History()
-    run = make_loop().run(make_batches(2), epochs=2, callbacks=[Results("eval_loss", [0.5, 0.25]), history])
-    assert history.epoch == {
-        "epoch": [1, 2],
-        "eval_loss": [0.5, 0.25],
-        "net_output": [run.losses[1].item(), run.losses[3].item()],
-    }
 
 
 def test_on_request_exit_by_signal(tmp_path: Path) -> None:

@@ -1,0 +1,145 @@
+"""A run that is killed or interrupted at any moment goes on, and ends with the bits of one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+import torch
+from torch.nn import functional
+
+from torch_sink.loop import LambdaCallback, StepLoop
+from torch_sink.loop.checkpoint import list_checkpoints
+
+from .reference import make_batches, make_model
+
+SCRIPT = Path(__file__).with_name("interrupted_run.py")
+LIMIT = 300  # seconds; a run takes a few on a machine at rest
+
+
+class Lives:
+    """Starts lives of the script, one after the other; see there."""
+
+    def __init__(self) -> None:
+        self._script = subprocess.Popen(
+            [sys.executable, str(SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def start(self, directory: Path, pause: float = 0.0) -> Life:
+        printed = directory / "printed"
+        if not printed.exists():
+            os.mkfifo(printed)
+        self.send(json.dumps([str(directory), pause, str(printed)]))
+        return Life(int(self.receive()), printed.open(), self)
+
+    def send(self, line: str) -> None:
+        assert self._script.stdin is not None
+        print(line, file=self._script.stdin, flush=True)
+
+    def receive(self) -> str:
+        assert self._script.stdout is not None
+        return self._script.stdout.readline()
+
+    def close(self) -> None:
+        self._script.communicate(timeout=LIMIT)
+
+
+@dataclass
+class Life:
+    """A running process of the script."""
+
+    process: int
+    output: TextIO
+    lives: Lives
+
+    def end(self, number: int) -> int:
+        """Send a signal and wait; returns the exit code."""
+        os.kill(self.process, number)
+        self.output.close()
+        return int(self.lives.receive())
+
+    def finish(self) -> str:
+        """Wait for an orderly end; returns what was printed from now on."""
+        with self.output:
+            printed = self.output.read()
+        assert int(self.lives.receive()) == 0, printed
+        return printed
+
+
+@pytest.fixture(scope="module")
+def lives() -> Iterator[Lives]:
+    started = Lives()
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, lives: Lives) -> str:
+    directory = tmp_path_factory.mktemp("uninterrupted")
+    lives.start(directory).finish()
+    return (directory / "result.txt").read_text()
+
+
+def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, lives: Lives, uninterrupted: str) -> None:
+    """SIGKILL as soon as a step count is printed, so that it lands anywhere in what follows; and again, twice."""
+    for kill_at in (6, 17, 26):
+        life = lives.start(tmp_path, pause=0.02)
+        for line in life.output:
+            if line.startswith("step ") and int(line.split()[1]) >= kill_at:
+                break
+        assert life.end(signal.SIGKILL) == -signal.SIGKILL
+    saved = int(list_checkpoints(tmp_path)[-1].name.removeprefix("CKP-"))
+    assert saved >= 25
+    assert f"resumed at {saved}\n" in lives.start(tmp_path).finish()
+    assert (tmp_path / "result.txt").read_text() == uninterrupted
+
+
+def test_a_signal_saves_and_leaves_cleanly(tmp_path: Path, lives: Lives, uninterrupted: str) -> None:
+    """SIGINT in the first life, SIGTERM in the second, each after the first sink."""
+    stopped_at = 0
+    for number in (signal.SIGINT, signal.SIGTERM):
+        life = lives.start(tmp_path, pause=1.0)
+        assert life.output.readline() == f"resumed at {stopped_at}\n"
+        assert life.output.readline().startswith("step ")
+        os.kill(life.process, number)
+        printed = life.finish()
+        assert f"stopped by {signal.Signals(number).name} at" in printed
+        before, stopped_at = stopped_at, int(printed.split()[-1])
+        assert before < stopped_at < 39
+        assert list_checkpoints(tmp_path)[-1].name == f"CKP-{stopped_at:08d}", "the step it reached is saved"
+    assert f"resumed at {stopped_at}\n" in lives.start(tmp_path).finish()
+    assert (tmp_path / "result.txt").read_text() == uninterrupted
+
+
+def test_handlers_are_restored_and_a_second_interrupt_raises() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    model = make_model()
+    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), sink_size=3)
+
+    def interrupt(context: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    history = loop.run(make_batches(8), callbacks=[LambdaCallback(on_train_step_begin=interrupt)])
+    assert history.stopped_by == "SIGINT"
+    assert history.steps == 1
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+    def twice(context: Any) -> None:
+        interrupt(context)
+        interrupt(context)
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(make_batches(8), callbacks=[LambdaCallback(on_train_step_begin=twice)])
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
