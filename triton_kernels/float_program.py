@@ -45,5 +45,10 @@ TABLES = tl.constexpr(3 * 256)
 LARGEST = tl.constexpr(6 * 256)
 LARGEST_NEGATED = tl.constexpr(6 * 256 + 3)
 RECORD_ENTRIES = tl.constexpr(6 * 256 + 8)
-# The sum of an image's gray values is kept in 64 bits with so many of them after the binary point.
+# Where the gray values are added up in torch's order, instead of a histogram: how many tiles of the image are written,
+# the float32 sum, and the sums of up to 256 parts of the image.
+TILES_DONE = tl.constexpr(0)
+SUM = tl.constexpr(1)
+PART_SUMS = tl.constexpr(256)
+# In any order, the sum of an image's gray values is kept in 64 bits with so many of them after the binary point.
 SUM_SCALE = tl.constexpr(2.0**28)

@@ -185,7 +185,12 @@ def float_stage_kernel(
             if written >= 0:
                 operation = operations + tl.load(job + STATISTIC) * OPERATION_COLUMNS
                 record = records + written * RECORD_ENTRIES
-                gather_statistic(operation, record, gray_sums + written, red, green, blue, inside, BLOCK_Y * BLOCK_X)
+                image = floats + tl.load(job + TARGET)
+                tiles_of_image = tl.cdiv(height, BLOCK_Y) * tl.cdiv(width, BLOCK_X)
+                gather_statistic(
+                    operation, record, gray_sums + written, image, step, tiles_of_image, red, green, blue, inside,
+                    BLOCK_Y * BLOCK_X,
+                )  # fmt: skip
 
 
 # Half as many pixels a thread as a light uint8 stage has, so that no registers are spilled.

@@ -1,6 +1,7 @@
 """Statistics of whole float32 images: the mean of the gray values, extremes, and histograms.
 
-Every sum is of integers, so a result does not depend on the order in which programs add to it.
+Sums are of integers, so that a result does not depend on the order in which programs add to it; but for a mean whose
+last bit matters, which `float_sum.py` adds up.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import triton
 import triton.language as tl
 
 from .float_math import blend, clamp, gray_of, load_float
-from .float_program import AUTOCONTRAST, CONTRAST, LARGEST, LARGEST_NEGATED, SUM_SCALE, TABLES
+from .float_program import AUTOCONTRAST, CONTRAST, LARGEST, LARGEST_NEGATED, SUM, SUM_SCALE, TABLES
+from .float_sum import write_sum_in_order
 from .histogram import count_values, equalize_table
 
 
@@ -41,13 +43,21 @@ def note_extremes(record, value, inside, CHANNEL: tl.constexpr):
 
 
 @triton.jit
-def gather_statistic(operation, record, gray_sum, red, green, blue, inside, PIXELS: tl.constexpr):
-    """Adds one tile to what the operation that follows needs to know of the whole image."""
+def gather_statistic(
+    operation, record, gray_sum, image, step, tiles, red, green, blue, inside, PIXELS: tl.constexpr
+):
+    """Adds one tile to what the operation that follows needs to know of the whole image.
+
+    The tile is written already, to the float32 planes of an image, `step` numbers apart, that has so many tiles.
+    """
     code = tl.load(operation)
     if code == CONTRAST:
-        gray = gray_of(red, green, blue, tl.load(operation + 4))
-        fixed = tl.where(inside, gray.to(tl.float64) * SUM_SCALE, 0.0).to(tl.int64)
-        tl.atomic_add(gray_sum, tl.sum(fixed), sem="relaxed")
+        if tl.load(operation + 6) == 0:
+            gray = gray_of(red, green, blue, tl.load(operation + 4))
+            fixed = tl.where(inside, gray.to(tl.float64) * SUM_SCALE, 0.0).to(tl.int64)
+            tl.atomic_add(gray_sum, tl.sum(fixed), sem="relaxed")
+        else:
+            write_sum_in_order(operation, record, image, step, tiles)
     elif code == AUTOCONTRAST:
         note_extremes(record, red, inside, 0)
         note_extremes(record, green, inside, 1)
@@ -83,11 +93,19 @@ def stretch(value, record, IS_V2, CHANNEL: tl.constexpr):
 
 
 @triton.jit
+def mean_gray(operation, record, gray_sum):
+    """The mean of the gray values; where it was added up in torch's order, divided as torch does it."""
+    pixels = tl.load(operation + 5)
+    in_any_order = (tl.load(gray_sum).to(tl.float64) / SUM_SCALE / pixels.to(tl.float64)).to(tl.float32)
+    in_order = tl.div_rn(tl.load(record + SUM).to(tl.float32, bitcast=True), pixels.to(tl.float32))
+    return tl.where(tl.load(operation + 6) == 0, in_any_order, in_order)
+
+
+@triton.jit
 def apply_statistic(code, operation, record, gray_sum, red, green, blue):
     """An operation that depends on a statistic of the stage's input."""
     if code == CONTRAST:
-        pixels = tl.load(operation + 5).to(tl.float64)
-        mean = (tl.load(gray_sum).to(tl.float64) / SUM_SCALE / pixels).to(tl.float32) + tl.zeros_like(red)
+        mean = mean_gray(operation, record, gray_sum) + tl.zeros_like(red)
         ratio = load_float(operation, 1)
         rest = load_float(operation, 2)
         is_v2 = tl.load(operation + 3) != 0

@@ -188,6 +188,9 @@ _stock("v2.grayscale_to_rgb", F_v2.grayscale_to_rgb_image)
 _stock("v2.permute_channels", lambda image, permutation: F_v2.permute_channels_image(image, list(permutation)))
 
 # Tensors of float32, where the calls on uint8 tensors have other names
+# (`threads` is how many of them torch added the gray values up with where the call was recorded)
+_stock("v1.float_contrast", lambda image, factor, threads: F_tensor.adjust_contrast(image, factor))
+_stock("v2.float_contrast", lambda image, factor, threads: F_v2.adjust_contrast_image(image, factor))
 _stock("v1.crop_beyond", F_tensor.crop)
 _stock("v2.crop_beyond", F_v2.crop_image)
 _stock(

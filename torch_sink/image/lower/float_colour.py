@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from torch_sink.image.lower.floats import FloatLowering, bits, lowers_float, three
-from torch_sink.image.plan.atoms import FloatKind
+from torch_sink.image.plan.atoms import Atom, FloatKind
+from torch_sink.image.sum_order import parts_of
 
 # How gray is made, as `float_program.py` numbers it.
 _CHANNEL_ITSELF, _GRAY_V1, _GRAY_V2 = range(3)
@@ -56,10 +57,30 @@ def _saturation(state: FloatLowering, factor: float, is_v2: int) -> None:
         state.add(FloatKind.SATURATION, *bits(factor, 1.0 - factor), _gray_kind(state, is_v2))
 
 
-def _contrast(state: FloatLowering, factor: float, is_v2: int) -> None:
-    """CONTRAST: (factor, 1 - factor, is v2, kind of gray, pixels)."""
+def _contrast(state: FloatLowering, factor: float, threads: int | None, is_v2: int) -> None:
+    """CONTRAST: (factor, 1 - factor, is v2, kind of gray, pixels), then in which order torch adds these up.
+
+    The order is (threads, those of them that add, pixels for each), or nothing.
+    """
     pixels = state.height * state.width
-    state.add(FloatKind.CONTRAST, *bits(factor, 1.0 - factor), is_v2, _gray_kind(state, is_v2), pixels)
+    order = (threads, *parts_of(pixels, threads)) if threads else ()
+    state.add(FloatKind.CONTRAST, *bits(factor, 1.0 - factor), is_v2, _gray_kind(state, is_v2), pixels, *order)
+
+
+# What makes large differences of small ones.
+_STEEP = frozenset(
+    (FloatKind.SOLARIZE, FloatKind.POSTERIZE, FloatKind.TO_BYTE, FloatKind.AUTOCONTRAST, FloatKind.EQUALIZE)
+)
+
+
+def with_order_where_needed(atoms: Sequence[Atom]) -> tuple[Atom, ...]:
+    """The atoms, with torch's order of adding only where its last bits matter: it takes the kernel longer."""
+    last = max((at for at, atom in enumerate(atoms) if atom.kind in _STEEP), default=0)
+    return (*atoms[:last], *(_in_any_order(atom) for atom in atoms[last:]))
+
+
+def _in_any_order(atom: Atom) -> Atom:
+    return atom._replace(values=atom.values[:5]) if atom.kind == FloatKind.CONTRAST else atom
 
 
 def _hue(state: FloatLowering, factor: float, is_v2: int) -> None:
@@ -84,7 +105,7 @@ def _autocontrast(state: FloatLowering, is_v2: int) -> None:
 
 for _family, _is_v2 in (("v1", 0), ("v2", 1)):
     lowers_float(f"{_family}.adjust_saturation")(functools.partial(_saturation, is_v2=_is_v2))
-    lowers_float(f"{_family}.adjust_contrast")(functools.partial(_contrast, is_v2=_is_v2))
+    lowers_float(f"{_family}.float_contrast")(functools.partial(_contrast, is_v2=_is_v2))
     lowers_float(f"{_family}.adjust_hue")(functools.partial(_hue, is_v2=_is_v2))
     lowers_float(f"{_family}.rgb_to_grayscale")(functools.partial(_gray, is_v2=_is_v2))
     lowers_float(f"{_family}.autocontrast")(functools.partial(_autocontrast, is_v2=_is_v2))

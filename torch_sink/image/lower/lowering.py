@@ -129,7 +129,7 @@ def lower(height: int, width: int, channels: int, ops: Sequence[Op], in_floats: 
         state.channels,
         floats.channels,
         (floats.height, floats.width),
-        None if begin is None else tuple(floats.atoms),
+        None if begin is None else float_colour.with_order_where_needed(floats.atoms),
     )
 
 

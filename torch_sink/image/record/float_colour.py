@@ -12,7 +12,9 @@ from typing import Any
 
 from torch_sink.image.ops import Op
 from torch_sink.image.record.arguments import is_number, permutation_of
+from torch_sink.image.record.memory_order import lies_row_by_row
 from torch_sink.image.record.value_range import fits_int32, is_exact, since_conversion, value_range
+from torch_sink.image.sum_order import summing_threads
 
 Recorder = Callable[..., Any]
 
@@ -34,7 +36,9 @@ def _brightness(family: str, handle: Any, brightness_factor: Any) -> Any:
 def _contrast(family: str, handle: Any, contrast_factor: Any) -> Any:
     if not is_number(contrast_factor) or contrast_factor < 0:
         return NotImplemented
-    return handle.record(Op(f"{family}.adjust_contrast", (contrast_factor,)))
+    channels, height, width = handle.sink_shape
+    threads = summing_threads(height * width) if lies_row_by_row(handle.sink_ops, channels) else None
+    return handle.record(Op(f"{family}.float_contrast", (contrast_factor, threads)))
 
 
 def _sharpness(family: str, handle: Any, sharpness_factor: Any) -> Any:

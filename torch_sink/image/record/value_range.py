@@ -10,11 +10,11 @@ import torch
 from torch_sink.image.ops import Op, makes_bytes, makes_floats
 from torch_sink.image.record.tensor_argument import TensorArgument
 
-# The mean of a contrast is summed in another order; torch raises to a power in two ways, by the place in memory.
-_INEXACT = frozenset(f"{family}.{name}" for family in ("v1", "v2") for name in ("adjust_contrast", "adjust_gamma"))
+_GAMMA = frozenset(("v1.adjust_gamma", "v2.adjust_gamma"))
+_CONTRAST = frozenset(("v1.float_contrast", "v2.float_contrast"))
 # What ends with a cut at 0 and 1.
 _CLAMPED = frozenset(
-    ("adjust_brightness", "adjust_contrast", "adjust_saturation", "adjust_sharpness", "adjust_gamma", "autocontrast",
+    ("adjust_brightness", "float_contrast", "adjust_saturation", "adjust_sharpness", "adjust_gamma", "autocontrast",
      "equalize", "posterize")
 )  # fmt: skip
 _WARPS = frozenset(("affine", "rotate", "rotate_expanded", "perspective", "elastic", "elastic_transform"))
@@ -46,7 +46,12 @@ def is_from_bytes(handle: Any) -> bool:
 
 def is_exact(handle: Any) -> bool:
     """True while the kernels make stock code's very bits of floats."""
-    return not any(op.name in _INEXACT for op in since_conversion(handle))
+    return not any(map(_is_inexact, since_conversion(handle)))
+
+
+def _is_inexact(op: Op) -> bool:
+    """True for a power, which torch makes in two ways, by the place in memory, and for a sum of unknown order."""
+    return op.name in _GAMMA or (op.name in _CONTRAST and op.args[1] is None)
 
 
 def fits_int32(handle: Any) -> bool:

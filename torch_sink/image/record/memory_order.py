@@ -1,0 +1,29 @@
+"""Whether the pixels of a tensor that stock code would have made lie in memory row by row, with nothing in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch_sink.image.ops import Op
+
+# What makes a new tensor, row by row, of one that lies in any other order.
+_RENEWING = frozenset(
+    ("to_pil_image", "contiguous", *(
+        f"{family}.{name}"
+        for family in ("v1", "v2")
+        for name in ("resize", "float_resize", "affine", "rotate", "rotate_expanded", "perspective", "elastic",
+                     "elastic_transform")
+    ))
+)  # fmt: skip
+
+
+def lies_row_by_row(ops: Sequence[Op], channels: int) -> bool:
+    """True where the gray values of the result of some calls surely lie in order; of several channels they are new."""
+    if channels == 1 and ops[-1].name in ("v1.crop", "v2.crop"):
+        return False  # a view
+    for op in reversed(ops):
+        if op.name in _RENEWING:
+            return True
+        if op.name == "v2.quarter_turns" and op.args[0] % 2:
+            return False
+    return True
