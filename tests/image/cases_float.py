@@ -30,6 +30,10 @@ def _v2(*transforms: Any, before: tuple[Any, ...] = ()) -> Pipeline:
     return v2.Compose([*before, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), *transforms])
 
 
+def _augmented_bytes(transform: Callable[[], Any]) -> Pipeline:
+    return _v2(transform(), v2.ToDtype(torch.uint8, scale=True), before=(v2.Resize(SIZE),))
+
+
 FLOAT: dict[str, FloatCase] = {
     "v1 resize": (lambda: _v1(v1.Resize(SIZE), normalize=True), EXACT),
     "v1 larger": (lambda: _v1(v1.Resize((70, 66))), EXACT),
@@ -102,6 +106,19 @@ FLOAT: dict[str, FloatCase] = {
                             v2.ToDtype(torch.float32, scale=True), v2.RandomAutocontrast(1.0), v2.RandomSolarize(0.4, 1.0),
                             v2.Pad(1, fill=0.3), v2.Normalize(MEAN, STD), v2.RandomEqualize(1.0)]), EXACT
     ),
+    "v1 bytes after contrast": (
+        lambda: _v1(v1.ColorJitter(0.4, (0.3, 1.7), 0.4, 0.1), v1.ConvertImageDtype(torch.uint8), before=(v1.Resize(SIZE),)),
+        EXACT,
+    ),
+    "v1 statistics after contrast": (
+        lambda: _v1(v1.Grayscale(), v1.ColorJitter(contrast=(0.3, 1.7)), v1.ColorJitter(contrast=(0.3, 1.7)),
+                    v1.RandomAutocontrast(1.0), v1.RandomSolarize(0.4, 1.0), before=(v1.Resize(SIZE),)), EXACT
+    ),
+    "v2 thresholds after contrast": (
+        lambda: _v2(v2.RandomRotation((90, 90)), v2.Resize((14, 21)), v2.ColorJitter(contrast=(0.3, 1.7)),
+                    v2.RandomChoice([v2.RandomPosterize(3, 1.0), v2.RandomEqualize(1.0)]),
+                    v2.ColorJitter(contrast=(1.2, 1.9)), v2.RandomSolarize(0.5, 1.0), before=(v2.Resize(SIZE),)), EXACT
+    ),
     "v1 nearest": (
         lambda: _v1(v1.Resize(SIZE, InterpolationMode.NEAREST), v1.Resize((9, 23), InterpolationMode.NEAREST_EXACT)),
         EXACT,
@@ -173,4 +190,13 @@ FLOAT: dict[str, FloatCase] = {
     "v2 photometric distortion": (
         lambda: _v2(v2.RandomPhotometricDistort(p=1.0), before=(v2.Resize(SIZE),)), CLOSE
     ),
+    **{
+        f"v2 bytes after {name}": (functools.partial(_augmented_bytes, transform), EXACT)
+        for name, transform in {
+            "rand augment": functools.partial(v2.RandAugment, 4),
+            "trivial augment": v2.TrivialAugmentWide,
+            **{f"auto augment {policy.value}": functools.partial(v2.AutoAugment, policy) for policy in v2.AutoAugmentPolicy},
+            "photometric distortion": functools.partial(v2.RandomPhotometricDistort, p=1.0),
+        }.items()
+    },
 }  # fmt: skip

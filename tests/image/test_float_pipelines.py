@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torchvision import transforms as v1
@@ -15,6 +16,11 @@ import torch_sink
 from image.cases import rgb_images
 from image.cases_float import FLOAT
 from image.check import Opener, check_pipeline
+from torch_sink.image import sum_order
+from torch_sink.image.lower.lowering import lower
+from torch_sink.image.ops import Op
+from torch_sink.image.plan.atoms import FloatKind
+from torch_sink.image.sum_order import sum_in_order, summing_threads
 
 
 def wide_images() -> list[Opener]:
@@ -29,10 +35,13 @@ def test_rgb(name: str) -> None:
 
 
 UNRECORDED: dict[str, Callable[[torch.Tensor], Any]] = {
-    "a threshold after a contrast": lambda image: F1.solarize(F1.adjust_contrast(image, 0.5), 0.3),
+    "a threshold after a contrast in columns": lambda image: F1.solarize(
+        F2.adjust_contrast(F2.rotate(image, 90, expand=True), 0.5), 0.3
+    ),
+    "bytes after a contrast of a part in gray": lambda image: F2.to_dtype(
+        F2.adjust_contrast(F2.crop(F2.rgb_to_grayscale(image), 2, 3, 9, 8), 0.5), torch.uint8, scale=True
+    ),
     "levels after a gamma": lambda image: F2.posterize(F2.adjust_gamma(image, 0.5), 3),
-    "a histogram after a contrast": lambda image: F2.equalize(F2.adjust_contrast(image, 0.5)),
-    "bytes after a contrast": lambda image: F2.to_dtype(F2.adjust_contrast(image, 0.5), torch.uint8, scale=True),
     "bytes of half precision": lambda image: F2.to_dtype(F2.to_dtype(image, torch.float16), torch.uint8, scale=True),
     "half precision, normalized": lambda image: F1.normalize(
         F1.convert_image_dtype(image, torch.float16), [0.5], [0.3]
@@ -51,3 +60,35 @@ def test_what_the_kernels_cannot_promise_runs_in_stock_code(name: str) -> None:
         made = UNRECORDED[name](F1.to_tensor(image()))
         assert torch_sink.fallback_report()
         assert torch.equal(made, expected)
+
+
+def test_a_contrast_on_an_unknown_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch does not add as it does on x86-64, a threshold after a contrast runs in stock code."""
+    monkeypatch.setattr(sum_order, "_is_order_known", lambda: False)
+    with torch_sink.image_backend("device", device="cpu"):
+        F1.solarize(F1.adjust_contrast(F1.to_tensor(rgb_images()[0]()), 0.5), 0.3)
+        assert torch_sink.fallback_report()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7, 13, 40])
+def test_the_order_in_which_torch_adds(threads: int) -> None:
+    counts = [*range(1, 80), 511, 512, 8191, 8200, 32767, 32768, 32769, 70_001, 300_007]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for count in counts:
+            numbers = np.random.default_rng(count).normal(size=count).astype(np.float32)
+            assert torch.from_numpy(numbers).sum().item() == sum_in_order(numbers, threads), count
+            assert summing_threads(count) == (threads if count > 32768 else 1)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_contrast_keeps_the_order_only_before_a_threshold() -> None:
+    def order_of(*ops: Op) -> tuple[int, ...]:
+        begin = Op("to_tensor"), Op("v1.float_contrast", (0.5, 2))
+        atoms = lower(300, 200, 3, [*begin, *ops]).float_atoms
+        return next(atom.values[5:] for atom in atoms or () if atom.kind == FloatKind.CONTRAST)
+
+    assert order_of() == order_of(Op("v1.adjust_saturation", (0.5,))) == ()
+    assert order_of(Op("v1.solarize", (0.5,))) == order_of(Op("v1.convert_image_dtype", (torch.uint8,))) == (2, 2, 30_000)
