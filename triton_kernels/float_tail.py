@@ -7,6 +7,7 @@ import triton.language as tl
 
 from .float_hue import shift_hue_float
 from .float_math import blend, clamp, gray_of, load_float
+from .float_power import power
 from .float_program import (
     GRAY,
     GRAY_V2,
@@ -15,6 +16,7 @@ from .float_program import (
     NORMALIZE,
     PERMUTE,
     POSTERIZE,
+    POWER,
     SATURATION,
     SCALE,
     SOLARIZE,
@@ -95,4 +97,12 @@ def apply_float_point(code, operation, red, green, blue, IS_HEAVY: tl.constexpr)
     if IS_HEAVY:
         if code == HUE:
             red, green, blue = shift_hue_float(red, green, blue, first, tl.load(operation + 2) != 0)
+        elif code == POWER:
+            gain = load_float(operation, 2)
+            # A loop, because three powers in a row are much code.
+            for channel in range(3):
+                made = clamp(power(chosen(red, green, blue, channel), first) * gain, 0.0, 1.0)
+                red = tl.where(channel == 0, made, red)
+                green = tl.where(channel == 1, made, green)
+                blue = tl.where(channel == 2, made, blue)
     return red, green, blue

@@ -163,6 +163,14 @@ FLOAT: dict[str, FloatCase] = {
         lambda: _v2(v2.RandomInvert(1.0), functools.partial(F2.adjust_gamma, gamma=2.2), before=(v2.Resize(SIZE),)),
         CLOSE,
     ),
+    "v1 gamma of resized values": (
+        lambda: _v1(v1.Resize(SIZE), functools.partial(F1.adjust_gamma, gamma=0.4, gain=1.3),
+                    functools.partial(F1.adjust_gamma, gamma=2.0)), CLOSE
+    ),
+    "v2 gamma of blended values": (
+        lambda: _v2(functools.partial(F2.adjust_gamma, gamma=1.7), v2.RandomAdjustSharpness(2.0, 1.0),
+                    functools.partial(F2.adjust_gamma, gamma=0.6), before=(v2.Resize(SIZE),)), CLOSE
+    ),
     "v1 rotate": (
         lambda: _v1(v1.RandomRotation(80, fill=(0.1, 0.2, 0.3)), v1.Resize(SIZE),
                     v1.RandomRotation(20, InterpolationMode.BILINEAR, fill=0.4)), EXACT

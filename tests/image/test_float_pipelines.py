@@ -47,7 +47,12 @@ UNRECORDED: dict[str, Callable[[torch.Tensor], Any]] = {
         F1.convert_image_dtype(image, torch.float16), [0.5], [0.3]
     ),
     "a hue of normalized values": lambda image: F1.adjust_hue(F1.normalize(image, [0.5], [0.5]), 0.2),
-    "a gamma after a resize": lambda image: F1.adjust_gamma(F1.resize(image, [9, 8]), 2.0),
+    "a gamma of resized values below 0": lambda image: F1.adjust_gamma(
+        F1.resize(F1.normalize(image, [0.5], [0.5]), [9, 8]), 2.0
+    ),
+    "a threshold after a gamma of resized values": lambda image: F1.solarize(
+        F1.adjust_gamma(F1.resize(image, [9, 8]), 0.7), 0.5
+    ),
     "one pixel wide": v1.Resize((9, 1)),
 }
 

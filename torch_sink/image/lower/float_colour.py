@@ -38,6 +38,12 @@ def _invert(state: FloatLowering) -> None:
     state.add(FloatKind.INVERT)
 
 
+@lowers_float("v1.adjust_gamma", "v2.adjust_gamma")
+def _gamma(state: FloatLowering, gamma: float, gain: float = 1.0) -> None:
+    """POWER: (exponent, gain)."""
+    state.add(FloatKind.POWER, *bits(gamma, gain))
+
+
 @lowers_float("v1.solarize", "v2.solarize")
 def _solarize(state: FloatLowering, threshold: float) -> None:
     """SOLARIZE: (smallest value that is inverted,)."""

@@ -55,7 +55,7 @@ _POINT_OPS = frozenset(
     for family in ("v1", "v2")
     for name in ("adjust_brightness", "invert", "solarize", "posterize", "adjust_gamma")
 )
-# Of those, the ones that the kernels cannot compute with equal bits.
+# Of those, the ones that a table is closer to than the kernels.
 _TABLE_OPS = frozenset(("v1.adjust_gamma", "v2.adjust_gamma"))
 
 # Calls on floats that only move values, or write given ones.
@@ -89,7 +89,8 @@ def _first_float_op(ops: Sequence[Op], in_floats: bool) -> int | None:
         return len(ops) if in_floats else None
     if not (in_floats or any(map(_needs_floats, ops[converted:]))):
         return None
-    begin = max((at for at, op in enumerate(ops, 1) if op.name in _TABLE_OPS and at > converted), default=converted)
+    end = next((at for at in range(converted, len(ops)) if _needs_floats(ops[at])), len(ops))
+    begin = max((at + 1 for at in range(converted, end) if ops[at].name in _TABLE_OPS), default=converted)
     while begin < len(ops) and ops[begin].name in VALUE_OPS:
         begin += 1
     return begin

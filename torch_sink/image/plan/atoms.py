@@ -82,6 +82,7 @@ class FloatKind(enum.IntEnum):
     HUE = 57
     PERMUTE = 58
     TO_BYTE = 59
+    POWER = 60
     CONTRAST = 70
     AUTOCONTRAST = 71
     EQUALIZE = 72

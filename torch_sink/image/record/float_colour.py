@@ -18,7 +18,7 @@ from torch_sink.image.sum_order import summing_threads
 
 Recorder = Callable[..., Any]
 
-# What a table of 256 values can stand for: the kernels cannot raise to a power with equal bits.
+# What a table of 256 values can stand for.
 _BEFORE_A_TABLE = frozenset(
     f"{family}.{name}"
     for family in ("v1", "v2")
@@ -63,14 +63,17 @@ def _hue(family: str, handle: Any, hue_factor: Any) -> Any:
         return NotImplemented
     if handle.sink_shape[0] == 1:
         return handle
-    if value_range(handle)[0] < 0:  # stock code divides by the largest channel
+    # Stock code divides by the largest channel, which makes NaN where that is 0 and another one below.
+    if value_range(handle)[0] < 0:
         return NotImplemented
     return handle.record(Op(f"{family}.adjust_hue", (hue_factor,)))
 
 
 def _gamma(family: str, handle: Any, gamma: Any, gain: Any = 1) -> Any:
-    fits = is_number(gamma) and gamma >= 0 and is_number(gain)
-    if not fits or not all(op.name in _BEFORE_A_TABLE for op in since_conversion(handle)):
+    if not is_number(gamma) or gamma < 0 or not is_number(gain):
+        return NotImplemented
+    # The kernel does not make the power of what is negative, a table does.
+    if value_range(handle)[0] < 0 and not all(op.name in _BEFORE_A_TABLE for op in since_conversion(handle)):
         return NotImplemented
     return handle.record(Op(f"{family}.adjust_gamma", (gamma, gain)))
 
