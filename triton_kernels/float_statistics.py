@@ -43,9 +43,7 @@ def note_extremes(record, value, inside, CHANNEL: tl.constexpr):
 
 
 @triton.jit
-def gather_statistic(
-    operation, record, gray_sum, image, step, tiles, red, green, blue, inside, PIXELS: tl.constexpr
-):
+def gather_statistic(operation, record, gray_sum, image, step, tiles, red, green, blue, inside, PIXELS: tl.constexpr):
     """Adds one tile to what the operation that follows needs to know of the whole image.
 
     The tile is written already, to the float32 planes of an image, `step` numbers apart, that has so many tiles.

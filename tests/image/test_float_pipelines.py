@@ -96,4 +96,6 @@ def test_a_contrast_keeps_the_order_only_before_a_threshold() -> None:
         return next(atom.values[5:] for atom in atoms or () if atom.kind == FloatKind.CONTRAST)
 
     assert order_of() == order_of(Op("v1.adjust_saturation", (0.5,))) == ()
-    assert order_of(Op("v1.solarize", (0.5,))) == order_of(Op("v1.convert_image_dtype", (torch.uint8,))) == (2, 2, 30_000)
+    assert (
+        order_of(Op("v1.solarize", (0.5,))) == order_of(Op("v1.convert_image_dtype", (torch.uint8,))) == (2, 2, 30_000)
+    )

@@ -83,6 +83,6 @@ def _one_by_one(numbers: Floats) -> Floats:
 @functools.lru_cache(maxsize=1)
 def _is_order_known() -> bool:
     """Whether torch's sums are those of this file: other processors than x86-64's have other vectors."""
-    numbers = 1 / np.arange(1, 12_000, dtype=np.float32)
+    numbers = np.reciprocal(np.arange(1, 12_000, dtype=np.float32))
     samples = (numbers[:length] for length in (7, 31, 700, len(numbers)))
     return all(torch.from_numpy(some).sum().item() == sum_in_order(some, 1) for some in samples)

@@ -87,9 +87,7 @@ def with_order_where_needed(atoms: Sequence[Atom]) -> tuple[Atom, ...]:
 
 def in_any_order(atoms: Sequence[Atom]) -> tuple[Atom, ...]:
     """The atoms, without the order of adding."""
-    return tuple(
-        atom._replace(values=atom.values[:5]) if atom.kind == FloatKind.CONTRAST else atom for atom in atoms
-    )
+    return tuple(atom._replace(values=atom.values[:5]) if atom.kind == FloatKind.CONTRAST else atom for atom in atoms)
 
 
 def _hue(state: FloatLowering, factor: float, is_v2: int) -> None:

@@ -26,7 +26,10 @@ _FLOAT64_KINDS = frozenset(
     (Kind.HUE, Kind.WARP, Kind.BLUR, Kind.BLUR_X, Kind.BLUR_Y, Kind.RESIZE_X, Kind.RESIZE_Y, Kind.GRID)
 )
 _HEAVY_FLOAT_KINDS = frozenset(
-    (Kind.ERASE, Kind.PASTE, FloatKind.HUE, FloatKind.POWER, *(kind for kind in FloatKind if kind >= FloatKind.BILINEAR))
+    (
+        *(Kind.ERASE, Kind.PASTE, FloatKind.HUE, FloatKind.POWER),
+        *(kind for kind in FloatKind if kind >= FloatKind.BILINEAR),
+    )
 )
 
 
