@@ -59,8 +59,8 @@ def sum_of_columns(image, step, kind, record, pixels, begin, rows, columns, offs
         unfinished += tl.sum(tl.where(is_whole, 0.0, sums), axis=0)  # of one step at most
         by_group = tl.reshape(tl.where(is_whole, sums, 0.0), (_GROUPS, _STEP, _COLUMNS))
         groups = tl.zeros((_GROUPS, _COLUMNS), tl.float32)
-        for at_step in range(_STEP):
-            groups += picked(by_group, in_group, at_step, 1)
+        for place in range(_STEP):
+            groups += picked(by_group, in_group, place, 1)
         for at_group in range(_GROUPS):
             group = picked(groups, number, at_group, 0)
             end = block * _GROUPS + at_group + 1
