@@ -82,12 +82,11 @@ _STEEP = frozenset(
 def with_order_where_needed(atoms: Sequence[Atom]) -> tuple[Atom, ...]:
     """The atoms, with torch's order of adding only where its last bits matter: it takes the kernel longer."""
     last = max((at for at, atom in enumerate(atoms) if atom.kind in _STEEP), default=0)
-    return *atoms[:last], *in_any_order(atoms[last:])
+    return *atoms[:last], *map(_in_any_order, atoms[last:])
 
 
-def in_any_order(atoms: Sequence[Atom]) -> tuple[Atom, ...]:
-    """The atoms, without the order of adding."""
-    return tuple(atom._replace(values=atom.values[:5]) if atom.kind == FloatKind.CONTRAST else atom for atom in atoms)
+def _in_any_order(atom: Atom) -> Atom:
+    return atom._replace(values=atom.values[:5]) if atom.kind == FloatKind.CONTRAST else atom
 
 
 def _hue(state: FloatLowering, factor: float, is_v2: int) -> None:
