@@ -10,6 +10,7 @@ import pytest
 import torch
 from torchvision import transforms as v1
 from torchvision.transforms import functional as F1
+from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F2
 
 import torch_sink
@@ -32,6 +33,25 @@ def wide_images() -> list[Opener]:
 def test_rgb(name: str) -> None:
     pipeline, promise = FLOAT[name]
     check_pipeline(pipeline(), wide_images(), seed=1, promise=promise)
+
+
+@pytest.mark.parametrize("policy", [None, *v2.AutoAugmentPolicy])
+def test_whatever_augmentations_draw_is_recorded(policy: v2.AutoAugmentPolicy | None) -> None:
+    """In any order, and also where bytes follow."""
+    shuffled = v2.RandomOrder(
+        [
+            v2.RandAugment(3) if policy is None else v2.AutoAugment(policy),
+            v2.TrivialAugmentWide(),
+            v2.ColorJitter(0.5, 0.5, 0.5, 0.3),
+            v2.RandomPhotometricDistort(p=1.0),
+        ]
+    )
+    pipeline = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), shuffled])
+    image = rgb_images()[0]()
+    with torch_sink.image_backend("device", device="cpu", strict=True):
+        for seed in range(25):
+            torch.manual_seed(seed)
+            assert v2.functional.to_dtype(pipeline(image), torch.uint8, scale=True).is_recording
 
 
 UNRECORDED: dict[str, Callable[[torch.Tensor], Any]] = {
