@@ -2,8 +2,8 @@
 # make test          the test-suite on the newest releases; make test-oldest: on the oldest supported ones
 # make test-slow     the soak tests
 # make check         ruff and mypy
-# make gpu           GPU tests and benchmarks; PART=tests|kernels|decode|loader|loop|train, RESULTS=folder
-# make kernels       compile every kernel for every target, without a GPU; rewrites results/kernels.json and docs/kernels.md
+# make gpu           GPU tests and benchmarks; PART=tests|kernels|decode|loader|loop|train, RESULTS=folder, DATA=photographs
+# make kernels       compile what changed of the kernels for every target, without a GPU; rewrites docs/kernels.md
 # make report        write docs/performance.md and the figures of the README from the committed results
 #
 # Each target sets up what it needs. PYTHON=python3.12 make test chooses the interpreter of a new environment.
@@ -15,6 +15,7 @@ VENV_OLDEST ?= .venv-oldest
 PYTEST_FLAGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 PART ?= all
 RESULTS ?= local/gpu
+DATA ?=
 DEMO_FLAGS ?=
 GPU_PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON))
 
@@ -55,7 +56,7 @@ check: setup
 
 # Sets nothing up: a GPU machine often has its own PyTorch and no registry.
 gpu:
-	$(GPU_PYTHON) examples/benchmarks/gpu.py --part "$(PART)" --results "$(RESULTS)"
+	$(GPU_PYTHON) examples/benchmarks/gpu.py --part "$(PART)" --results "$(RESULTS)" $(if $(DATA),--data "$(DATA)")
 
 kernels: setup
 	$(VENV)/bin/python examples/benchmarks/kernels.py

@@ -1,13 +1,14 @@
 """Everything that needs a GPU, in one command: the tests marked `cuda`, then the benchmarks.
 
-    make gpu [PART=tests|kernels|decode|loader|loop|train] [RESULTS=folder]
+    make gpu [PART=tests|kernels|decode|loader|loop|train] [RESULTS=folder] [DATA=photographs]
 
 All parts together take less than nine minutes: each command has a limit, and the benchmarks measure less than they do
 alone. A part named by PART has no limit and measures everything.
 
-Works with the interpreter that has PyTorch on the machine; nothing is installed or downloaded. Benchmarks use the
-photographs in the folder that TORCH_SINK_PHOTOS names, else generated ones. Writes `gpu.json` into
-the results folder: machine, commit, and for each part its command, exit status, seconds and figures.
+Works with the interpreter that has PyTorch on the machine; nothing is installed or downloaded, and beside PyTorch,
+torchvision and Triton the tests need pytest and psutil alone. Benchmarks use the photographs of DATA, by default those
+in the folder that TORCH_SINK_PHOTOS names, else generated ones. Writes `gpu.json` into the results folder: machine,
+commit, and for each part its command, exit status, seconds and figures; beside it, what each benchmark wrote.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ class Share(NamedTuple):
     """What a command gets when all parts run.
 
     Attributes:
-        seconds: after which it is stopped; all of them together are less than nine minutes.
+        seconds: after which it is stopped, None: never; all of them together are less than nine minutes.
         options: of the benchmark, so that it ends before.
     """
 
-    seconds: int
+    seconds: int | None
     options: tuple[str, ...] = ()
 
 
@@ -63,13 +64,27 @@ SHARES = {
     "train": Share(80, ("--models", "resnet50", "--workers", "2", "8", "--steps", "10", "--rounds", "2")),
     "scale": Share(20, ("--rounds", "2")),
 }
-USE_PHOTOGRAPHS = ("transforms.py", "worker_cost.py", "decode.py", "jpeg.py", "loader.py", "train.py")
+WITHOUT_PHOTOGRAPHS = ("loop.py",)
+# What the benchmarks are tried with where there is no GPU.
+TRIAL_OPTIONS = {
+    "transforms": ("--batches", "2", "--rounds", "1"),
+    "worker_cost": ("--images", "8", "--rounds", "1"),
+    "decode": ("--batches", "4", "--rounds", "1"),
+    "jpeg": ("--batches", "4", "--rounds", "1"),
+    "loader": ("--workers", "1", "--rounds", "1", "--epochs", "1"),
+    "loop": ("--models", "mlp", "--rounds", "1", "--seconds", "5"),
+    "train": ("--workers", "1", "--steps", "2", "--batch-size", "2"),
+    "scale": ("--rounds", "1"),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--part", default="all", choices=("all", *PARTS))
     parser.add_argument("--results", type=Path, default=ROOT / "local" / "gpu", help="folder for gpu.json")
+    parser.add_argument(
+        "--data", type=Path, default=os.environ.get("TORCH_SINK_PHOTOS") or None, help="ImageFolder tree"
+    )
     parser.add_argument("--without-cuda", action="store_true", help="only try the commands; their figures mean nothing")
     arguments = parser.parse_args()
     make_importable()
@@ -86,10 +101,17 @@ def main() -> int:
         return 1
     results = arguments.results.resolve()
     results.mkdir(parents=True, exist_ok=True)
+    if arguments.data is not None:
+        # The tests read it there.
+        os.environ["TORCH_SINK_PHOTOS"] = str(arguments.data.resolve())
     report: dict[str, Any] = {"command": f"make gpu PART={arguments.part}", "machine": describe_machine(), "runs": []}
     whole = arguments.part == "all"
+    if arguments.without_cuda:
+        shares = {name: Share(None, options) for name, options in TRIAL_OPTIONS.items()}
+    else:
+        shares = SHARES if whole else {}
     for part in PARTS if whole else (arguments.part,):
-        report["runs"] += run_part(part, results, SHARES if whole else {}, fail_without_cuda=not arguments.without_cuda)
+        report["runs"] += run_part(part, results, shares, fail_without_cuda=not arguments.without_cuda)
         (results / "gpu.json").write_text(json.dumps(report, indent=1) + "\n")
     print(format_table(report), f"\nWritten: {results / 'gpu.json'}")
     return int(any(run["status"] in ("failed", "out of time") for run in report["runs"]))
@@ -119,7 +141,7 @@ def run_part(part: str, results: Path, shares: Mapping[str, Share], *, fail_with
         output = results / f"{name}.json"
         output.unlink(missing_ok=True)
         photographs = os.environ.get("TORCH_SINK_PHOTOS")
-        data = ["--data", photographs] if photographs and script in USE_PHOTOGRAPHS else []
+        data = ["--data", photographs] if photographs and script not in WITHOUT_PHOTOGRAPHS else []
         command = [str(BENCHMARKS / script), "--output", str(output), *data, *(share.options if share else ())]
         run = run_command(name, command, {}, share)
         if output.is_file():
@@ -130,7 +152,7 @@ def run_part(part: str, results: Path, shares: Mapping[str, Share], *, fail_with
 
 def run_tests(shares: Mapping[str, Share], environment: dict[str, str]) -> list[dict[str, Any]]:
     """The tests marked `cuda`, then some of the kernels' under compute-sanitizer where it is installed."""
-    tests = ["-m", "pytest", "-m", "cuda and not slow", "tests"]
+    tests = ["-m", "pytest", "-m", "cuda and not slow", *files_with_cuda_tests()]
     runs = [run_command("tests", tests, environment, shares.get("tests"))]
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
@@ -140,6 +162,14 @@ def run_tests(shares: Mapping[str, Share], environment: dict[str, str]) -> list[
     exact = {**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     under = (sanitizer, "--error-exitcode", "9")
     return [*runs, run_command("sanitizer", kernels, exact, shares.get("sanitizer"), under)]
+
+
+def files_with_cuda_tests() -> list[str]:
+    """They alone are imported, for others need libraries that a GPU machine may lack."""
+    folder = ROOT / "tests"
+    files = [path for path in sorted(folder.rglob("test_*.py")) if "mark.cuda" in path.read_text()]
+    files = [path for path in files if path.parent.name != "interpreted"]
+    return [str(path.relative_to(ROOT)) for path in (*files, folder / "kernels" / "interpreted")]
 
 
 def run_command(

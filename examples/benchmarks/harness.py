@@ -158,6 +158,8 @@ def device_spans(work: Callable[[], Any]) -> list[tuple[str, int, int]]:
 def gpu_idle_share(work: Callable[[], Any]) -> float:
     """Share of the time between its first and its last kernel in which the GPU had nothing to do, in [0, 1]."""
     spans = [(begin, end) for _, begin, end in device_spans(work)]
+    if not spans:
+        raise RuntimeError("the profiler saw no kernel: it has to be allowed to read the GPU's counters")
     return 1 - covered(spans) / (max(end for _, end in spans) - spans[0][0])
 
 

@@ -9,7 +9,6 @@ JSON.
 
 from __future__ import annotations
 
-import statistics
 import sys
 from collections import Counter
 from typing import Any
@@ -28,6 +27,7 @@ from harness import (
     read_files,
     write,
 )
+from torch_sink.cli.bench import percentiles
 from torch_sink.image.decode.jpeg import decode_jpegs
 from torch_sink.image.decode.jpeg_batch import colour_tiles, idct_tiles, jpeg_file, pack_jpegs
 from torch_sink.image.decode.jpeg_header import read_jpeg_header
@@ -79,7 +79,7 @@ def on_the_host(sources: list[EncodedSource], rounds: int) -> dict[str, Any]:
         colour_tiles(batch, *colour.tile_shape(interpreted=False))
 
     seconds = in_turns({"header": read_headers, "pack": pack}, rounds)
-    return {name: 1e6 * statistics.median(values) / len(sources) for name, values in seconds.items()}
+    return {name: percentiles([1e6 * value / len(sources) for value in values]) for name, values in seconds.items()}
 
 
 def on_the_device(sources: list[EncodedSource], device: torch.device, rounds: int) -> dict[str, Any]:
@@ -90,18 +90,16 @@ def on_the_device(sources: list[EncodedSource], device: torch.device, rounds: in
         return decode_jpegs(sources, boxes, device)
 
     again = sum(image is None for image in decode())
-    stages: dict[str, list[float]] = {}
+    turns: list[Counter[str]] = []
     for _ in range(rounds):
         spent: Counter[str] = Counter()
         for name, begin, end in device_spans(decode):
             spent[stage_of(name)] += (end - begin) / 1000
-        for stage, value in spent.items():
-            stages.setdefault(stage, []).append(value)
-    medians = {stage: statistics.median(values) for stage, values in stages.items()}
+        turns.append(spent)
     seconds = in_turns({"decode": decode}, rounds)["decode"]
     return {
-        "stages": medians,
-        "images_per_second_kernels": 1e6 * len(sources) / sum(medians.values()),
+        "stages": {stage: percentiles([spent[stage] for spent in turns]) for stage in turns[0]},
+        "images_per_second_kernels": rates(len(sources), [spent.total() / 1e6 for spent in turns]),
         "images_per_second": rates(len(sources), seconds),
         "decoded_again": again,
     }
@@ -110,15 +108,15 @@ def on_the_device(sources: list[EncodedSource], device: torch.device, rounds: in
 def format_table(report: dict[str, Any]) -> str:
     lines = []
     for batch, result in report["batches"].items():
-        host = ", ".join(f"{name} {value:.0f}" for name, value in result["host_us_an_image"].items())
+        host = ", ".join(f"{name} {value['p50']:.0f}" for name, value in result["host_us_an_image"].items())
         lines.append(f"batch {batch}: us an image on the host: {host}")
         device = result["device"]
         if device is None:
             lines.append("  kernels: not measured, there is no GPU")
             continue
-        lines += [f"  {stage:20}{value:>10.0f} us" for stage, value in device["stages"].items()]
-        whole = device["images_per_second"]["p50"]
-        lines.append(f"  images/s: {device['images_per_second_kernels']:.0f} in kernels, {whole:.0f} in all")
+        lines += [f"  {stage:20}{value['p50']:>10.0f} us" for stage, value in device["stages"].items()]
+        kernels, whole = (device[key]["p50"] for key in ("images_per_second_kernels", "images_per_second"))
+        lines.append(f"  images/s: {kernels:.0f} in kernels, {whole:.0f} in all")
         lines.append(f"  decoded again by Pillow: {device['decoded_again']}")
     return "\n".join(lines)
 

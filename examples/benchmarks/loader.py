@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +25,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from harness import describe, device_here, make_parser, photographs, positive, process_cpu_seconds, synchronize, write
+from torch_sink.cli.bench import percentiles
 from torch_sink.sink import SinkLoader
 
 Batch = list[torch.Tensor]
@@ -64,13 +64,17 @@ class SideStream(Plain):
         if ready is not None:
             yield ready
 
+    def arrived(self, batch: Batch) -> Batch:
+        """What is done with a batch on the side stream, once it is on the device."""
+        return batch
+
     def _send(self, batch: Batch) -> Batch:
         if self.side is None:
-            return [tensor.to(self.device) for tensor in batch]
+            return self.arrived([tensor.to(self.device) for tensor in batch])
         main = torch.cuda.current_stream()
         self.side.wait_stream(main)
         with torch.cuda.stream(self.side):
-            sent = [tensor.to(self.device, non_blocking=True) for tensor in batch]
+            sent = self.arrived([tensor.to(self.device, non_blocking=True) for tensor in batch])
         for tensor in sent:
             tensor.record_stream(main)
         return sent
@@ -158,12 +162,17 @@ class Turn:
 
 
 def resident_mib() -> float:
-    """Memory of this process and its workers in MiB; what they share is counted once (proportional set size)."""
-    kib = 0
-    for pid in (os.getpid(), *(worker.pid for worker in multiprocessing.active_children())):
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        kib += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
-    return kib / 2**10
+    """Memory of this process and its workers in MiB; what they share is counted once where the system tells."""
+    pids = [os.getpid(), *(worker.pid for worker in multiprocessing.active_children())]
+    return sum(memory_kib(Path(f"/proc/{pid}")) for pid in pids) / 2**10
+
+
+def memory_kib(process: Path) -> int:
+    """The proportional set size of a process; some sandboxes know the resident set size only."""
+    rollup, field = process / "smaps_rollup", "Pss:"
+    if not rollup.is_file():
+        rollup, field = process / "status", "VmRSS:"
+    return next(int(line.split()[1]) for line in rollup.read_text().splitlines() if line.startswith(field))
 
 
 def measure(make: Callable[[str], Any], arguments: argparse.Namespace) -> dict[str, Any]:
@@ -182,26 +191,21 @@ def measure(make: Callable[[str], Any], arguments: argparse.Namespace) -> dict[s
 
 
 def summarise(turns: list[Turn], plain: list[Turn]) -> dict[str, Any]:
-    """Medians over the turns, and ratios to the plain DataLoader's turn of the same round."""
+    """p20, p50 and p80 over the turns, and of the ratios to the plain DataLoader's turn of the same round."""
     waits = sorted(wait for turn in turns for wait in turn.waits)
-    ratios = [ours.rate / theirs.rate for ours, theirs in zip(turns, plain, strict=True)]
-    cpu = [ours.cpu_seconds / theirs.cpu_seconds for ours, theirs in zip(turns, plain, strict=True)]
-    rates = [turn.rate for turn in turns]
+    pairs = list(zip(turns, plain, strict=True))
     return {
-        "images_per_second": statistics.median(rates),
-        "images_per_second_min": min(rates),
-        "images_per_second_max": max(rates),
-        "ratio": statistics.median(ratios),
-        "ratios": ratios,
-        "cpu_ms_per_image": 1e3 * statistics.median(turn.cpu_seconds / turn.images for turn in turns),
-        "cpu_ratio": statistics.median(cpu),
-        "wait_p50_ms": 1e3 * statistics.median(waits),
+        "images_per_second": percentiles([turn.rate for turn in turns]),
+        "ratio": percentiles([ours.rate / theirs.rate for ours, theirs in pairs]),
+        "cpu_ms_per_image": percentiles([1e3 * turn.cpu_seconds / turn.images for turn in turns]),
+        "cpu_ratio": percentiles([ours.cpu_seconds / theirs.cpu_seconds for ours, theirs in pairs]),
+        "wait_p50_ms": 1e3 * waits[len(waits) // 2],
         "wait_p99_ms": 1e3 * waits[int(0.99 * (len(waits) - 1))],
-        "resident_mib": statistics.median(turn.resident_mib for turn in turns),
+        "resident_mib": percentiles([turn.resident_mib for turn in turns]),
     }
 
 
-def measure_host_cost(device: torch.device, rounds: int = 15, count: int = 1000) -> dict[str, float]:
+def measure_host_cost(device: torch.device, rounds: int = 15, count: int = 1000) -> dict[str, Any]:
     """CPU time in µs that the calling thread spends on a batch of ready tensors, beyond the bare loop over them."""
     batches = [[torch.zeros(8), torch.zeros(8)] for _ in range(count)]
 
@@ -218,24 +222,25 @@ def measure_host_cost(device: torch.device, rounds: int = 15, count: int = 1000)
             loader = wrap(batches, device)
             costs[name].append(cost(loader) - bare)
             loader.close()
-    return {name: statistics.median(values) for name, values in costs.items()}
+    return {name: percentiles(values) for name, values in costs.items()}
 
 
 def format_table(report: dict[str, Any]) -> str:
     """A line for each contender."""
-    heads = ("images/s", "(min - max)", "ratio", "p50 wait", "p99 wait", "CPU/image", "memory", "host cost")
+    heads = ("images/s", "(p20 - p80)", "ratio", "p50 wait", "p99 wait", "CPU/image", "memory", "host cost")
     widths = (10, 16, 8, 12, 12, 12, 12, 14)
     lines = [f"{'':26}" + "".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True))]
     for name, result in report["loaders"].items():
+        speed = result["images_per_second"]
         cells = (
-            f"{result['images_per_second']:.0f}",
-            f"({result['images_per_second_min']:.0f} - {result['images_per_second_max']:.0f})",
-            f"{result['ratio']:.3f}",
+            f"{speed['p50']:.0f}",
+            f"({speed['p20']:.0f} - {speed['p80']:.0f})",
+            f"{result['ratio']['p50']:.3f}",
             f"{result['wait_p50_ms']:.2f} ms",
             f"{result['wait_p99_ms']:.2f} ms",
-            f"{result['cpu_ms_per_image']:.2f} ms",
-            f"{result['resident_mib']:.0f} MiB",
-            f"{result['host_us_per_batch']:.1f} µs",
+            f"{result['cpu_ms_per_image']['p50']:.2f} ms",
+            f"{result['resident_mib']['p50']:.0f} MiB",
+            f"{result['host_us_per_batch']['p50']:.1f} µs",
         )
         lines.append(f"{name:26}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)))
     return "\n".join(lines)

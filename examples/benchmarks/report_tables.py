@@ -148,6 +148,19 @@ def scale(report: Report) -> str:
     return "\n\n".join(parts)
 
 
+# Result file -> the figures in it that only a GPU gives.
+GPU_FIGURES = {
+    "loader": "images/s, waits and host cost of the three loaders where batches are copied to a GPU",
+    "loop": "graph mode; steps/s, host us a step, syncs a step and GPU idle share of every loop",
+    "transforms": "images/s at batch 64 to 1,024 of torch_sink, torchvision v2 on CUDA tensors, Kornia and one CPU "
+    "thread on four ImageNet pipelines; launches a batch; share of the bandwidth of a copy",
+    "decode": "images/s at batch 64 to 1,024 of every decoder, and the difference of its pixels to Pillow's",
+    "jpeg": "us a batch of each stage of the JPEG kernels, images/s in kernels and in all",
+    "train": "images/s, GPU idle share and CPU seconds per 1,000 images of ResNet-50, ShuffleNetV2 and MobileNetV3 "
+    "from JPEG files with 1 to 16 workers: stock, prefetcher and compiled loop, torch_sink; the ceiling with "
+    "synthetic data",
+    "scale": "ms an image by batch and by size of the photographs, us a step by sink size, us a batch by dataset",
+}
 # Result file -> title, what it says, whether only a GPU's figures count, and the section's table.
 SECTIONS: dict[str, tuple[str, str, bool, Callable[[Report], str]]] = {
     "worker_cost": (

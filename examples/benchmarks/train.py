@@ -4,10 +4,13 @@
 
 Contenders, each with bfloat16 autocast, channels_last and the same optimizer:
     stock: DataLoader over stock torchvision, plain loop that reads the loss at every step
-    prefetcher + compile: the same DataLoader behind a side-stream prefetcher, compiled model, loss read every 50 steps
+    prefetcher + compile: a DataLoader whose workers stop at uint8, a prefetcher that sends on a side stream and
+        normalizes on the device, compiled model, loss read every 50 steps
     torch_sink: image backend, SinkLoader, StepLoop
     synthetic: StepLoop over one batch that stays on the device: the ceiling
-Prints a table and writes JSON. Without a GPU it runs small, to try the commands; such figures say nothing about one.
+First a gate: with equal seeds every contender must be fed stock's batch, bit for bit where Pillow decodes, and find its
+loss on it. Prints a table and writes JSON. Without a GPU it runs small, to try the commands; such figures say nothing
+about one.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, RandomSampler
 from torchvision import models
+from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 import torch_sink
@@ -40,10 +44,14 @@ from harness import (
     write,
 )
 from loader import SideStream
-from torch_sink.cli.pipelines import build_pipeline
+from torch_sink.cli.bench import percentiles
+from torch_sink.cli.pipelines import CROP, MEAN, STD, build_pipeline
 
 READ_LOSS_EVERY = 50
 SINK_SIZE = 50
+# What nvJPEG may differ from Pillow by: on average, in the units of the normalized values (a level of 255 is 0.017).
+LARGEST_MEAN_DIFFERENCE = 0.035
+LARGEST_LOSS_DIFFERENCE = 0.02  # relative: bfloat16, and kernels that add in another order
 
 
 class Contender:
@@ -65,12 +73,20 @@ class Contender:
     def backend(self) -> str:
         return "PIL"
 
+    def pipeline(self) -> Callable[[Any], Any]:
+        """What the data workers run."""
+        return build_pipeline("v1 train")
 
-class Stock(Contender):
-    read_loss_every = 1
+    def loss(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16):
+            return cross_entropy(self.forward()(images), labels)
 
     def forward(self) -> nn.Module:
         return self.model
+
+
+class Stock(Contender):
+    read_loss_every = 1
 
     def wrap(self, loader: DataLoader[Any]) -> Iterator[Any]:
         return iter(self.endless(loader))
@@ -84,16 +100,27 @@ class Stock(Contender):
                 )
 
     def train(self, batches: Iterator[Any], steps: int) -> None:
-        model = self.forward()
         for step in range(steps):
-            images, labels = next(batches)
-            with torch.autocast(self.device.type, torch.bfloat16):
-                loss = cross_entropy(model(images), labels)
+            loss = self.loss(*next(batches))
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
             if step % self.read_loss_every == 0:
                 loss.item()  # host sync
+
+
+class Normalizing(SideStream):
+    """Sends bytes, and normalizes them on the device and on the side stream, as timm's PrefetchLoader does."""
+
+    def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
+        super().__init__(loader, device)
+        self.mean, self.std = (
+            torch.tensor([255 * value for value in values], device=device).view(1, 3, 1, 1) for values in (MEAN, STD)
+        )
+
+    def arrived(self, batch: list[torch.Tensor]) -> list[torch.Tensor]:
+        images, labels = batch
+        return [images.float().sub_(self.mean).div_(self.std), labels]
 
 
 class PrefetcherAndCompile(Stock):
@@ -108,7 +135,10 @@ class PrefetcherAndCompile(Stock):
         return self.compiled
 
     def wrap(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        return iter(self.endless(SideStream(loader, self.device)))
+        return iter(self.endless(Normalizing(loader, self.device)))
+
+    def pipeline(self) -> Callable[[Any], Any]:
+        return v1.Compose([v1.RandomResizedCrop(CROP), v1.RandomHorizontalFlip(), v1.PILToTensor()])
 
 
 class TorchSink(Contender):
@@ -142,9 +172,11 @@ CONTENDERS: dict[str, type[Contender]] = {
 }
 
 
-def make_loader(folder: Path, batch_size: int, workers: int, steps: int) -> DataLoader[Any]:
+def make_loader(
+    folder: Path, pipeline: Callable[[Any], Any], batch_size: int, workers: int, steps: int
+) -> DataLoader[Any]:
     """`steps` batches an epoch, drawn with replacement: the folder may be small."""
-    dataset = ImageFolder(str(folder), build_pipeline("v1 train"))
+    dataset = ImageFolder(str(folder), pipeline)
     generator = torch.Generator().manual_seed(0)
     return DataLoader(
         dataset,
@@ -157,46 +189,86 @@ def make_loader(folder: Path, batch_size: int, workers: int, steps: int) -> Data
     )
 
 
+def first_batch(contender: Contender, folder: Path, batch_size: int) -> list[torch.Tensor]:
+    """The batch that a contender is fed first, on the device; the same draws for each of them."""
+    with torch_sink.image_backend(contender.backend()):
+        torch.manual_seed(0)
+        batches = contender.wrap(make_loader(folder, contender.pipeline(), batch_size, 0, 1))
+        images, labels = next(iter(batches))
+        if isinstance(batches, torch_sink.SinkLoader):
+            # A slot's tensors are valid until the next batch.
+            images, labels = images.clone(), labels.clone()
+            batches.close()
+    return [images, labels]
+
+
+def check_equal(contenders: Mapping[str, Contender], folder: Path, batch_size: int) -> dict[str, dict[str, float]]:
+    """Compare the first batch of every contender, and its loss on stock's batch, with those of stock.
+
+    Raises:
+        SystemExit: they differ by more than a decoder or bfloat16 explains.
+    """
+    expected = first_batch(contenders["stock"], folder, batch_size)
+    expected_loss = contenders["stock"].loss(*expected).item()
+    found = {}
+    for name, contender in contenders.items():
+        images, labels = first_batch(contender, folder, batch_size)
+        distance = (images.float() - expected[0].float()).abs().mean().item()
+        loss = abs(contender.loss(*expected).item() / expected_loss - 1)
+        same = torch.equal(labels.cpu(), expected[1].cpu()) and images.shape == expected[0].shape
+        if not (same and distance <= LARGEST_MEAN_DIFFERENCE and loss <= LARGEST_LOSS_DIFFERENCE):
+            sys.exit(f"{name}: mean difference {distance:.4f}, of the loss {loss:.2%}; nothing was measured")
+        found[name] = {"mean_difference": distance, "loss_difference": loss}
+    return found
+
+
 def measure(contender: Contender, folder: Path, workers: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Images per second of each round, CPU seconds and idle share with one number of workers."""
     batch_size, steps = arguments.batch_size, arguments.steps
     with torch_sink.image_backend(contender.backend()):
-        loader = make_loader(folder, batch_size, workers, steps)
+        loader = make_loader(folder, contender.pipeline(), batch_size, workers, steps)
         batches = contender.wrap(loader)
         contender.train(batches, arguments.warmup)
-        cpu = process_cpu_seconds()
-        seconds = [seconds_of(lambda: contender.train(batches, steps)) for _ in range(arguments.rounds)]
-        cpu = process_cpu_seconds() - cpu
-        idle = gpu_idle_share(lambda: contender.train(batches, steps)) if contender.device.type == "cuda" else None
+        seconds, cpu = [], []
+        for _ in range(arguments.rounds):
+            before = process_cpu_seconds()
+            seconds.append(seconds_of(lambda: contender.train(batches, steps)))
+            cpu.append(process_cpu_seconds() - before)
+        idle = []
+        if contender.device.type == "cuda":
+            idle = [gpu_idle_share(lambda: contender.train(batches, steps)) for _ in range(arguments.rounds)]
         if isinstance(batches, torch_sink.SinkLoader):
             batches.close()
     images = steps * batch_size
     result: dict[str, Any] = {
         "images_per_second": rates(images, seconds),
-        "cpu_seconds_per_1000_images": 1000 * cpu / (images * arguments.rounds),
+        "cpu_seconds_per_1000_images": percentiles([1000 * value / images for value in cpu]),
     }
-    return result if idle is None else {**result, "gpu_idle_share": idle}
+    return {**result, "gpu_idle_share": percentiles(idle)} if idle else result
 
 
 def measure_model(name: str, folder: Path, arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     classes = len(ImageFolder(str(folder)).classes)
+    contenders = {contender: make(name, classes, device) for contender, make in CONTENDERS.items()}
+    gate = check_equal(
+        {key: one for key, one in contenders.items() if key != "synthetic"}, folder, arguments.batch_size
+    )
     results: dict[str, Any] = {}
-    for contender_name, make in CONTENDERS.items():
-        contender = make(name, classes, device)
-        workers = arguments.workers if make is not Synthetic else [0]
+    for contender_name, contender in contenders.items():
+        workers = arguments.workers if contender_name != "synthetic" else [0]
         results[contender_name] = {str(count): measure(contender, folder, count, arguments) for count in workers}
-    return results
+    return {"gate": gate, "contenders": results}
 
 
 def format_table(report: dict[str, Any]) -> str:
     lines = []
-    for model, results in report["models"].items():
+    for model, measured in report["models"].items():
         lines.append(f"\n{model:24}{'workers':>8}{'images/s':>10}{'CPU s/1000':>12}{'GPU idle':>10}")
-        for name, counts in results.items():
+        for name, counts in measured["contenders"].items():
             for workers, result in counts.items():
-                idle = f"{result['gpu_idle_share']:.0%}" if "gpu_idle_share" in result else "-"
+                idle = f"{result['gpu_idle_share']['p50']:.0%}" if "gpu_idle_share" in result else "-"
                 shown = "-" if name == "synthetic" else workers
-                speed, cpu = result["images_per_second"]["p50"], result["cpu_seconds_per_1000_images"]
+                speed, cpu = (result[key]["p50"] for key in ("images_per_second", "cpu_seconds_per_1000_images"))
                 lines.append(f"{name:24}{shown:>8}{speed:>10.0f}{cpu:>12.2f}{idle:>10}")
     return "\n".join(lines)
 

@@ -122,12 +122,11 @@ def check_equal(folder: Path, batch: int, device: torch.device) -> None:
             sys.exit(f"{name}: the batch differs from stock torchvision's; nothing was measured")
 
 
-def copy_bandwidth(device: torch.device) -> float:
+def copy_bandwidth(device: torch.device) -> dict[str, float]:
     """Bytes per second that a copy on the device reads and writes."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    seconds = min(in_turns({"copy": lambda: target.copy_(source)}, 5)["copy"])
-    return 2 * COPY_BYTES / seconds
+    return rates(2 * COPY_BYTES, in_turns({"copy": lambda: target.copy_(source)}, 9)["copy"])
 
 
 def contenders(images: Images, *, with_cpu: bool) -> dict[str, Work]:
@@ -143,17 +142,28 @@ def contenders(images: Images, *, with_cpu: bool) -> dict[str, Work]:
     return found
 
 
-def on_device(images: Images, bandwidth: float) -> dict[str, float]:
-    """What the kernels of one batch take on the device: their number, seconds, and share of a copy's bandwidth."""
-    spans = [end - begin for name, begin, end in device_spans(images.torch_sink) if "stage_kernel" in name]
+def on_device(images: Images, bandwidth: float, rounds: int) -> dict[str, Any]:
+    """What the kernels of one batch take on the device: their number, images per second, share of a copy's bandwidth.
+
+    Every byte of the decoded images is counted once, and every byte of the result; what lies between is not.
+    """
+    turns = [
+        [end - begin for name, begin, end in device_spans(images.torch_sink) if "stage_kernel" in name]
+        for _ in range(rounds)
+    ]
     moved = sum(image.numel() for image in images.tensors) + images.out.numel() * images.out.element_size()
-    seconds = sum(spans) / 1e9
-    return {"launches": len(spans), "kernel_seconds": seconds, "bandwidth_share": moved / seconds / bandwidth}
+    seconds = [sum(spans) / 1e9 for spans in turns]
+    return {
+        "launches": len(turns[0]),
+        "images_per_second": rates(images.batch, seconds),
+        "bandwidth_share": rates(moved / bandwidth, seconds),
+    }
 
 
-def measure(name: str, folder: Path, batches: Sequence[int], rounds: int, device: torch.device) -> dict[str, Any]:
+def measure(
+    name: str, folder: Path, batches: Sequence[int], rounds: int, device: torch.device, bandwidth: float
+) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    bandwidth = copy_bandwidth(device)
     for batch in batches:
         images = Images(folder, name, batch, device)
         # An image on the CPU takes as long in any batch.
@@ -164,22 +174,25 @@ def measure(name: str, folder: Path, batches: Sequence[int], rounds: int, device
             if device.type == "cuda" and contender != "torchvision, CPU, one thread":
                 entry["launches"] = len(device_spans(work[contender]))
         if device.type == "cuda":
-            kernels = on_device(images, bandwidth)
-            results["torch_sink"].setdefault("on_device", {})[str(batch)] = kernels
-            alone = results.setdefault("torch_sink, kernels alone", {"images_per_second": {}, "launches": None})
+            kernels = on_device(images, bandwidth, rounds)
+            alone = results.setdefault("torch_sink, kernels alone", {"images_per_second": {}, "bandwidth_share": {}})
             alone["launches"] = kernels["launches"]
-            alone["images_per_second"][str(batch)] = rates(batch, [kernels["kernel_seconds"]])
+            alone["images_per_second"][str(batch)] = kernels["images_per_second"]
+            alone["bandwidth_share"][str(batch)] = kernels["bandwidth_share"]
     return results
 
 
 def format_table(report: dict[str, Any]) -> str:
-    lines = []
+    lines = [f"a copy on the device: {report['copy_bytes_per_second']['p50'] / 1e9:.0f} GB/s read and written"]
     for name, results in report["pipelines"].items():
         batches = list(results["torch_sink"]["images_per_second"])
         lines.append(f"\n{name + ', images/s at':32}" + "".join(f"{batch:>10}" for batch in batches) + "  launches")
         for contender, entry in results.items():
             speeds = "".join(f"{value['p50']:>10.0f}" for value in entry["images_per_second"].values())
             lines.append(f"{contender:32}{speeds}{entry['launches'] or '-':>10}")
+            if "bandwidth_share" in entry:
+                shares = "".join(f"{value['p50']:>10.1%}" for value in entry["bandwidth_share"].values())
+                lines.append(f"{'  of the bandwidth of a copy':32}{shares}")
     return "\n".join(lines)
 
 
@@ -196,8 +209,11 @@ def main() -> int:
     with photographs(arguments) as folder:
         check_equal(folder, 64 if GPU else 2, device)
         report = describe(arguments, "transforms.py", folder)
+        report["copy_bytes_per_second"] = copy_bandwidth(device)
+        bandwidth = report["copy_bytes_per_second"]["p50"]
         report["pipelines"] = {
-            name: measure(name, folder, arguments.batches, arguments.rounds, device) for name in arguments.pipelines
+            name: measure(name, folder, arguments.batches, arguments.rounds, device, bandwidth)
+            for name in arguments.pipelines
         }
     print(format_table(report))
     write(report, arguments.output)

@@ -3,17 +3,46 @@
     python examples/benchmarks/worker_cost.py [--data DIR]
 
 Process CPU time of dataset and `default_collate` in one single-threaded process, files in the page cache,
-device="meta"; stock and torch_sink take turns, on at most --images photographs. Prints a table and writes JSON.
+device="meta"; stock and torch_sink take turns, on at most --images photographs. First a gate: of every pipeline, the
+batch that torch_sink recorded must become stock's, bit for bit. Prints a table and writes JSON.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 
+import torch
+from torch.utils.data import default_collate
+from torchvision.datasets import ImageFolder
+
+import torch_sink
 from harness import describe, make_parser, photographs, positive, write
 from torch_sink.cli.bench import measure_worker_cost
 from torch_sink.cli.bench_report import format_worker_cost
-from torch_sink.cli.pipelines import PIPELINES
+from torch_sink.cli.pipelines import PIPELINES, build_pipeline
+
+GATE_BATCH = 8
+
+
+def check_equal(folder: Path, pipelines: Iterable[str]) -> None:
+    """Compare one batch of every pipeline, made on the CPU, with stock torchvision's.
+
+    Raises:
+        SystemExit: a bit differs.
+    """
+    for name in pipelines:
+        batches = []
+        for backend in (torch_sink.image_backend("PIL"), torch_sink.image_backend("device", device="cpu")):
+            torch.manual_seed(0)
+            with backend:
+                dataset = ImageFolder(str(folder), build_pipeline(name))
+                samples = [dataset[index] for index in range(min(GATE_BATCH, len(dataset)))]
+                images, labels = default_collate(samples)
+                batches.append((images.to("cpu"), labels))
+        if not all(torch.equal(ours, stock) for stock, ours in zip(*batches, strict=True)):
+            sys.exit(f"{name}: the batch differs from stock torchvision's; nothing was measured")
 
 
 def main() -> int:
@@ -22,6 +51,7 @@ def main() -> int:
     parser.add_argument("--pipelines", nargs="+", default=list(PIPELINES), choices=list(PIPELINES), metavar="NAME")
     arguments = parser.parse_args()
     with photographs(arguments) as folder:
+        check_equal(folder, arguments.pipelines)
         report = describe(arguments, "worker_cost.py", folder)
         report["worker_cost"] = measure_worker_cost(
             folder, arguments.pipelines, rounds=arguments.rounds, images=arguments.images
