@@ -180,7 +180,9 @@ def test_a_compiled_function_runs_its_eager_code_inside() -> None:
         assert runs == [1]
         with pytest.raises(HostSyncError, match=rf"{Path(__file__).name}:\d+: .*reads one element"), no_host_sync():
             compiled(X)
-    assert runs == [1]
+        assert runs == [1]
+        compiled(X)
+        assert runs == [1, 1], "compiled again outside"
 
 
 def test_allowed_regions() -> None:

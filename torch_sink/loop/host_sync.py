@@ -191,7 +191,8 @@ class _FunctionWatch(TorchFunctionMode):
 @contextmanager
 def watch_host_syncs(report: Callable[[str, str], None]) -> Iterator[None]:
     """Call `report(place, what)` for each wait of the host that eager code of this thread causes inside."""
-    with _OperatorWatch(report), _FunctionWatch(report):
+    # Under these modes the compiler gives a function up, with torch 2.11 for good, unless it is told not to look.
+    with torch.compiler.set_stance("force_eager"), _OperatorWatch(report), _FunctionWatch(report):
         yield
 
 
@@ -239,8 +240,7 @@ def no_host_sync() -> Iterator[None]:
     `Event.synchronize`, pickling, reads of a tensor's memory by its address, waits inside a library's own kernels and
     the replay of a captured graph; and on the CPU, where nothing has to be copied, `to` with a device that is not
     spelled "cpu" and tensors made from numbers. On CUDA, torch's own sync debug mode is set to "error" as well, which
-    sees waits below the dispatcher. Compiled functions run their eager code inside, which is seen; with torch 2.11
-    they then go on so afterwards.
+    sees waits below the dispatcher. Compiled functions run their eager code inside, which is seen.
     It costs about 10 microseconds an operator: a tool for tests, not for training.
 
     Raises:
