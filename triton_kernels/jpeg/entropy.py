@@ -56,7 +56,8 @@ class LaneShape(NamedTuple):
 # photographs; the others are decoded elsewhere.
 LANE_SHAPES = (LaneShape(1024, 512, 32), LaneShape(2048, 512, 16), LaneShape(4096, 1024, 8))
 ENOUGH_LANES = 50_000
-INTERPRETED_LANE_SHAPE = LaneShape(128, 1024, 32)
+# The interpreter pays for the symbols that are decoded one after the other, not for lanes.
+INTERPRETED_LANE_SHAPE = LaneShape(256, 512, 64)
 
 
 class EntropyBuffers(NamedTuple):
@@ -220,6 +221,8 @@ def decode_coefficients(
     lists = [(buffers.items[number % 2], count) for number, count in enumerate(buffers.counts)]
     compare_kernel[of_lanes](*lanes, entries, exits, *lists[0], **constants)
     for number in range(shape.rounds):
+        if interpreted and not lists[number][1][0]:
+            break  # on a device nobody looks: a round without work costs its launch
         round_kernel[of_lanes](*coded, buffers.blocks, *lists[number], *lists[number + 1], **constants)
     sums = (buffers.blocks_before, buffers.segment_blocks)
     sum_before_kernel[of_segments](buffers.blocks, *sums, segments, BLOCK=BLOCK)

@@ -13,10 +13,10 @@ from torch_sink.image.decode.decoded import Box, Decoded
 from torch_sink.image.decode.jpeg_batch import (
     JpegBatch,
     JpegFile,
+    block_count,
     colour_tiles,
     idct_tiles,
     jpeg_file,
-    mcu_counts,
     pack_jpegs,
 )
 from torch_sink.image.source import EncodedSource
@@ -79,8 +79,7 @@ def _chunks(files: Sequence[JpegFile]) -> Iterator[list[JpegFile]]:
     group: list[JpegFile] = []
     blocks = stream_bytes = 0
     for file in files:
-        across, down = mcu_counts(file.source, file.scan)
-        file_blocks = across * down * (file.scan.sampling[0] * file.scan.sampling[1] + len(file.scan.dc) - 1)
+        file_blocks = block_count(file.source, file.scan)
         file_bytes = len(file.source.data)
         if group and (blocks + file_blocks > _MOST_BLOCKS or stream_bytes + file_bytes > _MOST_STREAM_BYTES):
             yield group

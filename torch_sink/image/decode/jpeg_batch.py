@@ -27,6 +27,8 @@ _ZEROS = bytes(2 * _STREAM_ALIGNMENT_BYTES)
 _RESTART_MARKER = re.compile(rb"\xff[\xd0-\xd7]")
 _END_MARKER_BYTES = 2
 _WIDE_QUANTISATION = 0x10
+# A code for the DC coefficient and one for the end of the block.
+_LEAST_BITS_OF_A_BLOCK = 2
 
 
 class JpegFile(NamedTuple):
@@ -96,8 +98,17 @@ def mcu_counts(source: EncodedSource, scan: BaselineScan) -> tuple[int, int]:
     return -(-width // (8 * across)), -(-height // (8 * down))
 
 
+def block_count(source: EncodedSource, scan: BaselineScan) -> int:
+    """Blocks of a scan; all MCUs are whole."""
+    across, down = mcu_counts(source, scan)
+    return across * down * (scan.sampling[0] * scan.sampling[1] + len(scan.dc) - 1)
+
+
 def jpeg_file(source: EncodedSource, box: Box | None) -> JpegFile | None:
-    """One image of a batch, or None where the restart markers of the file are not those that its header announces.
+    """One image of a batch, or None where the data cannot be what the header announces.
+
+    Either the scan is too short for the image's blocks, so that nothing is allocated for sizes that are made up, or its
+    restart markers are others.
 
     Args:
         source: a file whose header names a scan.
@@ -106,6 +117,8 @@ def jpeg_file(source: EncodedSource, box: Box | None) -> JpegFile | None:
     scan = source.header.scan
     assert scan is not None  # the caller has asked
     end = len(source.data) - _END_MARKER_BYTES
+    if _LEAST_BITS_OF_A_BLOCK * block_count(source, scan) > 8 * (end - scan.begin):
+        return None
     box = box or Box(0, 0, *source.size)
     if not scan.restart_interval:
         return JpegFile(source, scan, [(scan.begin, end - scan.begin)], box)
