@@ -29,10 +29,11 @@ from harness import (
 )
 from torch_sink.cli.bench import percentiles
 from torch_sink.image.decode.jpeg import decode_jpegs
-from torch_sink.image.decode.jpeg_batch import colour_tiles, idct_tiles, jpeg_file, pack_jpegs
+from torch_sink.image.decode.jpeg_batch import pack_jpegs
+from torch_sink.image.decode.jpeg_file import jpeg_file
 from torch_sink.image.decode.jpeg_header import read_jpeg_header
 from torch_sink.image.source import EncodedSource
-from torch_sink.triton_kernels.jpeg import colour, entropy, idct
+from torch_sink.triton_kernels.jpeg.entropy import choose_lane_shape
 
 # Part of a kernel's name -> the stage that it belongs to; everything else is copies, fills and small sums.
 STAGES = {
@@ -66,7 +67,7 @@ def covered_files(files: list[bytes]) -> list[EncodedSource]:
 
 def on_the_host(sources: list[EncodedSource], rounds: int) -> dict[str, Any]:
     """Microseconds an image of what the host does."""
-    shape = entropy.choose_lane_shape(sum(len(source.data) for source in sources))
+    shape = choose_lane_shape(sum(len(source.data) for source in sources))
 
     def read_headers() -> None:
         for source in sources:
@@ -74,9 +75,7 @@ def on_the_host(sources: list[EncodedSource], rounds: int) -> dict[str, Any]:
 
     def pack() -> None:
         files = [file for file in (jpeg_file(source, None) for source in sources) if file is not None]
-        batch = pack_jpegs(files, shape.bits, pinned=torch.cuda.is_available())
-        idct_tiles(batch, idct.blocks_of_tile(interpreted=False))
-        colour_tiles(batch, *colour.tile_shape(interpreted=False))
+        pack_jpegs(files, shape.bits, pinned=torch.cuda.is_available())
 
     seconds = in_turns({"header": read_headers, "pack": pack}, rounds)
     return {name: percentiles([1e6 * value / len(sources) for value in values]) for name, values in seconds.items()}

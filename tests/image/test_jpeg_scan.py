@@ -6,20 +6,21 @@ import io
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from image.cases import encoded
 from image.jpeg_files import SAMPLINGS, jpeg
 from torch_sink.image.decode.decoded import Box
-from torch_sink.image.decode.jpeg_batch import colour_tiles, idct_tiles, jpeg_file, pack_jpegs
+from torch_sink.image.decode.jpeg_batch import pack_jpegs
+from torch_sink.image.decode.jpeg_file import jpeg_file
 from torch_sink.image.decode.jpeg_header import read_jpeg_header
+from torch_sink.image.decode.jpeg_tables import COLUMN
+from torch_sink.image.decode.jpeg_tables import WINDOW_COLUMN as WINDOW
 from torch_sink.image.source import EncodedSource
-from torch_sink.triton_kernels.jpeg import layout, window
+from torch_sink.triton_kernels.jpeg import layout
+from torch_sink.triton_kernels.jpeg.window import TileShape
 
 FACTORS = {"4:4:4": (1, 1), "4:2:2": (2, 1), "4:2:0": (2, 2), "4:4:0": (1, 2), "gray": (1, 1)}
-COLUMN = {name: value.value for name, value in vars(layout).items() if hasattr(value, "value")}
-WINDOW = {name: value.value for name, value in vars(window).items() if hasattr(value, "value")}
 
 
 def source(data: bytes, mode: str = "RGB") -> EncodedSource:
@@ -95,7 +96,7 @@ def test_the_arrays_of_a_batch() -> None:
     blocks = [3 * 2 * 6, 5 * 3, 3 * 3 * 4]
     assert batch.images[:, COLUMN["BLOCKS"]].tolist() == blocks
     assert batch.images[:, COLUMN["FIRST_BLOCK"]].tolist() == [0, blocks[0], blocks[0] + blocks[1]]
-    assert batch.blocks == sum(blocks)
+    assert batch.capacity.blocks == sum(blocks)
     assert batch.images[:, COLUMN["SEGMENTS"]].tolist() == [3, 1, 1]
     assert batch.segments[:, COLUMN["SEGMENT_IMAGE"]].tolist() == [0, 0, 0, 1, 2]
     assert batch.segments[:, COLUMN["SEGMENT_BLOCKS"]].tolist() == [12, 12, 12, 15, 36]
@@ -118,8 +119,8 @@ def test_the_arrays_of_a_batch() -> None:
 def test_windows_hold_the_box_and_the_chroma_beside_it(box: Box) -> None:
     file = jpeg_file(source(jpeg(61, 47, "4:2:0")), box)
     assert file is not None
-    batch = pack_jpegs([file], 256)
-    row = {name: int(batch.windows[0, at]) for name, at in WINDOW.items() if at < WINDOW["WINDOW_COLUMNS"]}
+    batch = pack_jpegs([file, file], 256, TileShape(4, 8, 16))
+    row = {name: int(batch.windows[1, at]) for name, at in WINDOW.items() if at < WINDOW["WINDOW_COLUMNS"]}
     left, right = 16 * row["MCU_LEFT"], 16 * (row["MCU_LEFT"] + row["MCUS_ACROSS"])
     top, bottom = 16 * row["MCU_TOP"], 16 * (row["MCU_TOP"] + row["MCUS_DOWN"])
     # A pixel needs the chroma samples at distance 1, which stand for two pixels.
@@ -128,11 +129,21 @@ def test_windows_hold_the_box_and_the_chroma_beside_it(box: Box) -> None:
     assert top <= max(box.top - 2, 0)
     assert bottom >= min(box.top + box.height + 2, 47)
     assert right - left <= box.width + 2 * 18
-    covered = torch.zeros(bottom - top, right - left, dtype=torch.int32)
-    for _, first, column in colour_tiles(batch, 8, 16).tolist():
-        covered[first : first + 8, column : column + 16] += 1
-    assert covered.max() == 1
-    inside = covered[box.top - top : box.top - top + box.height, box.left - left : box.left - left + box.width]
-    assert inside.shape == (box.height, box.width)
-    assert inside.all()
-    assert len(idct_tiles(batch, 4)) == -(-row["MCUS_ACROSS"] * row["MCUS_DOWN"] * 6 // 4)
+    tiles = {
+        ((top + y) // 8, (left + x) // 16)
+        for y in range(box.top - top, box.top - top + box.height)
+        for x in range(box.left - left, box.left - left + box.width)
+    }
+    assert row["PIXEL_TILES"] == row["FIRST_PIXEL_TILE"] == len(tiles)
+    assert row["BLOCK_TILES"] == row["FIRST_BLOCK_TILE"] == -(-row["MCUS_ACROSS"] * row["MCUS_DOWN"] * 6 // 4)
+    assert batch.capacity.pixel_tiles == 2 * len(tiles)
+
+
+def test_a_file_too_short_for_its_blocks_is_not_packed() -> None:
+    data = bytearray(jpeg(33, 17, "4:4:4"))
+    frame = data.index(b"\xff\xc0")
+    scan_bytes = len(data) - 2 - source(bytes(data)).header.scan.begin  # type: ignore[union-attr]
+    # In rows of 8 blocks, three components and two bits each.
+    for rows, fits in ((scan_bytes // 6, True), (scan_bytes // 6 + 1, False), (8000, False)):
+        data[frame + 5 : frame + 9] = (8 * rows).to_bytes(2, "big") + (64).to_bytes(2, "big")
+        assert (jpeg_file(source(bytes(data)), None) is not None) == fits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,18 +14,14 @@ from PIL import Image, ImageDraw
 
 from kernels.jpeg_golden import decode_segment
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.decode.jpeg_batch import JpegBatch, JpegFile, jpeg_file, pack_jpegs
+from torch_sink.image.decode.jpeg_batch import Capacity, JpegBatch, pack_jpegs
+from torch_sink.image.decode.jpeg_decoder import JpegDecoder
+from torch_sink.image.decode.jpeg_file import JpegFile, jpeg_file
 from torch_sink.image.decode.jpeg_header import read_jpeg_header
+from torch_sink.image.decode.jpeg_tables import COLUMN
 from torch_sink.image.source import EncodedSource
-from torch_sink.triton_kernels.jpeg import layout
-from torch_sink.triton_kernels.jpeg.entropy import (
-    LaneShape,
-    choose_lane_shape,
-    decode_coefficients,
-    new_buffers,
-)
-
-COLUMN = {name: value.value for name, value in vars(layout).items() if hasattr(value, "value")}
+from torch_sink.triton_kernels.jpeg.entropy import LaneShape, choose_lane_shape
+from torch_sink.triton_kernels.jpeg.window import tile_shape
 
 
 def photo(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -161,56 +158,34 @@ class Decoded(NamedTuple):
     coefficients: np.ndarray
 
 
-class Decoder:
-    """Buffers and tables on the device, with room for a batch, and rubbish in them."""
-
-    def __init__(self, largest: JpegBatch, shape: LaneShape, times: int = 1) -> None:
-        """Makes room for some times as much as a batch needs."""
-        self.shape = shape
-        self.tables = [
-            torch.full((times * len(table), *table.shape[1:]), 0x5A, dtype=table.dtype, device=device_in_use())
-            for table in host_tables(largest)
-        ]
-        stream, images, segments, huffman = self.tables
-        self.buffers = new_buffers(
-            stream_bytes=len(stream),
-            images=len(images),
-            segments=len(segments),
-            tables=len(huffman),
-            lanes=times * int(largest.segments[:, COLUMN["LANES"]].sum()),
-            blocks=times * int(largest.images[:, COLUMN["BLOCKS"]].sum()),
-            rounds=shape.rounds,
-            device=device_in_use(),
-            interpreted=INTERPRETED,
-        )
-        for buffer in self.buffers:
-            buffer.view(torch.uint8).fill_(0x5A)
-
-    def load(self, batch: JpegBatch) -> None:
-        """Copies a batch to the device; the other rows are padding."""
-        for room, table in zip(self.tables, host_tables(batch), strict=True):
-            room.zero_()
-            room[: len(table)].copy_(table)
-        self.tables[2][len(batch.segments) :, COLUMN["FIRST_LANE"]] = int(batch.segments[:, COLUMN["LANES"]].sum())
-
-    def launch(self) -> None:
-        """Decodes what was loaded."""
-        decode_coefficients(*self.tables, self.buffers, shape=self.shape, interpreted=INTERPRETED)
-
-    def results(self, batch: JpegBatch) -> list[Decoded]:
-        """What came of a batch."""
-        status, coefficients = self.buffers.status.cpu(), self.buffers.coefficients.cpu().numpy()
-        assert not status[len(batch.images) :].any()
-        columns = batch.images[:, COLUMN["FIRST_BLOCK"]], batch.images[:, COLUMN["BLOCKS"]]
-        return [
-            Decoded(int(status[number]), coefficients[first : first + count])
-            for number, (first, count) in enumerate(zip(*columns, strict=True))
-        ]
+def new_decoder(largest: Capacity, shape: LaneShape) -> JpegDecoder:
+    """A decoder with rubbish in its memory."""
+    decoder = JpegDecoder(largest, shape, torch.device(device_in_use()), interpreted=INTERPRETED)
+    for memory in (*vars(decoder).values(), *decoder._entropy):
+        if isinstance(memory, torch.Tensor):
+            memory.view(torch.uint8).fill_(0x5A)
+    return decoder
 
 
-def host_tables(batch: JpegBatch) -> list[torch.Tensor]:
-    """The stream, the images, the segments and the Huffman tables."""
-    return [batch.stream, *map(torch.from_numpy, (batch.images, batch.segments, batch.huffman))]
+def results(decoder: JpegDecoder, batch: JpegBatch) -> list[Decoded]:
+    """What came of a batch."""
+    status, coefficients = decoder.status.cpu(), decoder.coefficients.cpu().numpy()
+    assert not status[len(batch.images) :].any()
+    columns = batch.images[:, COLUMN["FIRST_BLOCK"]], batch.images[:, COLUMN["BLOCKS"]]
+    return [
+        Decoded(int(status[number]), coefficients[first : first + count])
+        for number, (first, count) in enumerate(zip(*columns, strict=True))
+    ]
+
+
+def pixels_of(decoder: JpegDecoder, files: Sequence[JpegFile], batch: JpegBatch) -> list[torch.Tensor]:
+    """The pixels of a batch, uint8 [C, H, W] each."""
+    pixels = decoder.pixels.cpu()
+    shapes = [(file.channels, file.box.height, file.box.width) for file in files]
+    return [
+        pixels[begin : begin + math.prod(shape)].view(shape)
+        for begin, shape in zip(batch.pixel_offsets, shapes, strict=True)
+    ]
 
 
 def decode_files(files: Sequence[JpegFile], shape: LaneShape | None = None, times: int = 1) -> list[Decoded]:
@@ -222,8 +197,8 @@ def decode_files(files: Sequence[JpegFile], shape: LaneShape | None = None, time
         times: there is room for a batch that is so many times as large.
     """
     shape = shape or choose_lane_shape(0, interpreted=INTERPRETED)
-    batch = pack_jpegs(files, shape.bits)
-    decoder = Decoder(batch, shape, times)
+    batch = pack_jpegs(files, shape.bits, tile_shape(interpreted=INTERPRETED))
+    decoder = new_decoder(Capacity(*(times * value for value in batch.capacity)), shape)
     decoder.load(batch)
-    decoder.launch()
-    return decoder.results(batch)
+    decoder.decode_coefficients()
+    return results(decoder, batch)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from image.check import kernels_on
+from image.jpeg_files import stock
 
-from kernels.jpeg_cases import Decoder, golden_coefficients, open_clean_files
+from kernels.jpeg_cases import golden_coefficients, new_decoder, open_clean_files, pixels_of, results
 from torch_sink.image.decode.jpeg_batch import pack_jpegs
 from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES, LaneShape
 
@@ -18,7 +19,7 @@ def test_a_captured_batch_decodes_others(shape: LaneShape) -> None:
     files = list(open_clean_files().values())
     largest, *others = [(some, pack_jpegs(some, shape.bits)) for some in (files, files[::-3], files[:1])]
     with kernels_on("cuda"):
-        decoder = Decoder(largest[1], shape)
+        decoder = new_decoder(largest[1].capacity, shape)
         decoder.load(largest[1])
         decoder.launch()
         graph = torch.cuda.CUDAGraph()
@@ -27,6 +28,8 @@ def test_a_captured_batch_decodes_others(shape: LaneShape) -> None:
         for chosen, batch in (*others, largest):
             decoder.load(batch)
             graph.replay()
-            for file, found in zip(chosen, decoder.results(batch), strict=True):
+            pixels = pixels_of(decoder, chosen, batch)
+            for file, found, image in zip(chosen, results(decoder, batch), pixels, strict=True):
                 assert found.status == 0
                 np.testing.assert_array_equal(found.coefficients, golden_coefficients(file))
+                assert torch.equal(image, stock(file.source.data, file.source.mode))

@@ -13,61 +13,60 @@ import triton
 import triton.language as tl
 
 from ..pixel_math import luminance
-from .layout import COMPONENTS, HEIGHT, IMAGE_COLUMNS, SAMPLING_H, SAMPLING_V, WIDTH
+from .layout import COMPONENTS, HEIGHT, WIDTH
+from .owners import assign_owners
 from .window import (
     BOX_HEIGHT,
     BOX_LEFT,
     BOX_TOP,
     BOX_WIDTH,
     CHANNELS,
+    FIRST_PIXEL_TILE,
     MCU_LEFT,
     MCU_TOP,
-    MCUS_ACROSS,
-    MCUS_DOWN,
+    PIXEL_TILES,
     PIXELS,
+    PIXELS_UNIT,
     PLANES,
-    TILE_COLUMN,
-    TILE_COLUMNS,
-    TILE_IMAGE,
-    TILE_ROW,
-    WINDOW_COLUMNS,
+    PLANES_UNIT,
+    TileShape,
+    window_of,
 )
 
 
 @triton.jit
-def colour_kernel(planes, pixels, images, windows, tiles, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr):
+def colour_kernel(planes, pixels, images, windows, tile_images, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr):
     """Makes the pixels of one box that lie in one tile [BLOCK_Y, BLOCK_X] of its window.
 
     Args:
         planes: uint8 [bytes], samples.
         pixels: uint8 [bytes], written to.
         images: int32 [images, IMAGE_COLUMNS].
-        windows: int64 [images, WINDOW_COLUMNS].
-        tiles: int32 [tiles, TILE_COLUMNS].
+        windows: int32 [images, WINDOW_COLUMNS].
+        tile_images: int32 [tiles], the image of each tile, or NO_OWNER.
     """
-    tile = tiles + tl.program_id(0) * TILE_COLUMNS
-    number = tl.load(tile + TILE_IMAGE)
+    number = tl.load(tile_images + tl.program_id(0))
     if number < 0:
         return
-    image = images + number * IMAGE_COLUMNS
-    window = windows + number.to(tl.int64) * WINDOW_COLUMNS
-    across = tl.load(window + MCUS_ACROSS).to(tl.int32)
-    down = tl.load(window + MCUS_DOWN).to(tl.int32)
-    luma_across = tl.load(image + SAMPLING_H)
-    luma_down = tl.load(image + SAMPLING_V)
+    image, window, (across, down), (luma_across, luma_down) = window_of(number, images, windows)
+    top = tl.load(window + MCU_TOP)
+    left = tl.load(window + MCU_LEFT)
+    box_width = tl.load(window + BOX_WIDTH)
+    box_height = tl.load(window + BOX_HEIGHT)
+    # The box in the window.
+    box_top = tl.load(window + BOX_TOP) - top * luma_down * 8
+    box_left = tl.load(window + BOX_LEFT) - left * luma_across * 8
+    tiles_across = tl.cdiv(box_left + box_width, BLOCK_X) - box_left // BLOCK_X
+    tile = tl.program_id(0) - tl.load(window + FIRST_PIXEL_TILE)
 
     # Rows and columns in the window, where the samples of a row begin at a multiple of 8 bytes; then in the box.
-    y = tl.load(tile + TILE_ROW) + tl.arange(0, BLOCK_Y)
-    x = tl.load(tile + TILE_COLUMN) + tl.arange(0, BLOCK_X)
-    top = tl.load(window + MCU_TOP).to(tl.int32)
-    left = tl.load(window + MCU_LEFT).to(tl.int32)
-    box_width = tl.load(window + BOX_WIDTH).to(tl.int32)
-    box_height = tl.load(window + BOX_HEIGHT).to(tl.int32)
-    row = y - (tl.load(window + BOX_TOP).to(tl.int32) - top * luma_down * 8)
-    column = x - (tl.load(window + BOX_LEFT).to(tl.int32) - left * luma_across * 8)
+    y = (box_top // BLOCK_Y + tile // tiles_across) * BLOCK_Y + tl.arange(0, BLOCK_Y)
+    x = (box_left // BLOCK_X + tile % tiles_across) * BLOCK_X + tl.arange(0, BLOCK_X)
+    row = y - box_top
+    column = x - box_left
     inside = ((row >= 0) & (row < box_height))[:, None] & ((column >= 0) & (column < box_width))[None, :]
 
-    luma_plane = planes + tl.load(window + PLANES) * 64
+    luma_plane = planes + tl.load(window + PLANES).to(tl.int64) * PLANES_UNIT
     stride = across * 8
     # All the samples of the window may be read, several at once.
     readable = (y < down * luma_down * 8)[:, None] & (x < stride * luma_across)[None, :]
@@ -95,7 +94,8 @@ def colour_kernel(planes, pixels, images, windows, tiles, BLOCK_Y: tl.constexpr,
             cr = _upsampled(cr_plane, stride, rows, columns, rounding, inside)
         red, green, blue = _rgb(luma, cb - 128, cr - 128)
 
-    target = pixels + tl.load(window + PIXELS) + row.to(tl.int64)[:, None] * box_width + column[None, :]
+    target = pixels + tl.load(window + PIXELS).to(tl.int64) * PIXELS_UNIT
+    target += row.to(tl.int64)[:, None] * box_width + column[None, :]
     if tl.load(window + CHANNELS) == 1:
         # A gray file is its own gray.
         tl.store(target, luminance(red, green, blue).to(tl.uint8), mask=inside)
@@ -150,18 +150,7 @@ def _rgb(luma, cb, cr):
     )
 
 
-# Rows and columns of a tile. Wide rather than square: neighbours in memory are neighbours in a row.
-TILE_HEIGHT = 8
-TILE_WIDTH = 64
-# The interpreter pays per operation, not per pixel.
-INTERPRETED_TILE_HEIGHT = 128
-INTERPRETED_TILE_WIDTH = 128
 WARPS = 4
-
-
-def tile_shape(*, interpreted: bool) -> tuple[int, int]:
-    """(rows, columns) of a tile on a device, or under the interpreter."""
-    return (INTERPRETED_TILE_HEIGHT, INTERPRETED_TILE_WIDTH) if interpreted else (TILE_HEIGHT, TILE_WIDTH)
 
 
 def run_colour(
@@ -169,13 +158,19 @@ def run_colour(
     pixels: torch.Tensor,
     images: torch.Tensor,
     windows: torch.Tensor,
-    tiles: torch.Tensor,
+    tile_images: torch.Tensor,
     *,
-    rows_and_columns: tuple[int, int],
+    shape: TileShape,
 ) -> None:
-    """Launches upsampling and colours of a batch; the arguments are those of `colour_kernel`, with a tile's size."""
-    block_y, block_x = rows_and_columns
-    if len(tiles):
-        colour_kernel[(len(tiles),)](
-            planes, pixels, images, windows, tiles, BLOCK_Y=block_y, BLOCK_X=block_x, num_warps=WARPS
+    """Launches upsampling and colours of a batch.
+
+    Args:
+        planes, pixels, images, windows: as in `colour_kernel`.
+        tile_images: int32 [tiles], written; it has room for the tiles of all windows.
+        shape: of a tile, as the windows were counted out with.
+    """
+    if len(tile_images):
+        assign_owners(windows, tile_images, first=FIRST_PIXEL_TILE, count=PIXEL_TILES)
+        colour_kernel[(len(tile_images),)](
+            planes, pixels, images, windows, tile_images, BLOCK_Y=shape.rows, BLOCK_X=shape.columns, num_warps=WARPS
         )

@@ -23,8 +23,9 @@ import torch
 import triton
 
 from .dc import dc_kernel
-from .lanes import NO_SEGMENT, assign_lanes_kernel
+from .layout import FIRST_LANE, LANES
 from .lookup import FIRST_ENTRIES, LOOKUP_ENTRIES, lookup_kernel
+from .owners import assign_owners
 from .prefix import sum_before_kernel
 from .synchronise import compare_kernel, round_kernel, warm_up_kernel
 from .unstuff import count_unstuffed_kernel, unstuff_kernel
@@ -193,11 +194,10 @@ def decode_coefficients(
     """
     unstuffed, lookups, entries, exits = buffers.unstuffed, buffers.lookups, buffers.entries, buffers.exits
     segment_bytes, lane_segments = buffers.segment_bytes, buffers.lane_segments
-    lane_segments.fill_(NO_SEGMENT.value)
     for buffer in (buffers.counts, buffers.coefficients, buffers.status):
         buffer.zero_()
     of_segments = (len(segments),)
-    assign_lanes_kernel[of_segments](segments, lane_segments, BLOCK=BLOCK, num_warps=1)
+    assign_owners(segments, lane_segments, first=FIRST_LANE, count=LANES)
 
     # There is room for whole programs of `most` lanes.
     most = lanes_of_program(buffers.lanes, interpreted=interpreted)

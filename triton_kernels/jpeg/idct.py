@@ -16,28 +16,25 @@ import triton.language as tl
 
 from .layout import (
     FIRST_BLOCK,
-    IMAGE_COLUMNS,
     MCUS_PER_ROW,
     QUANTISATION,
-    SAMPLING_H,
-    SAMPLING_V,
     UNITS,
 )
+from .owners import assign_owners
 from .window import (
+    BLOCK_TILES,
+    FIRST_BLOCK_TILE,
     MCU_LEFT,
     MCU_TOP,
-    MCUS_ACROSS,
-    MCUS_DOWN,
     PLANES,
-    TILE_COLUMNS,
-    TILE_IMAGE,
-    TILE_ROW,
-    WINDOW_COLUMNS,
+    PLANES_UNIT,
+    TileShape,
+    window_of,
 )
 
 
 @triton.jit
-def idct_kernel(coefficients, quantisation, planes, images, windows, tiles, BLOCKS: tl.constexpr):
+def idct_kernel(coefficients, quantisation, planes, images, windows, tile_images, BLOCKS: tl.constexpr):
     """Transforms a run of BLOCKS blocks of the window of one image.
 
     Args:
@@ -45,38 +42,34 @@ def idct_kernel(coefficients, quantisation, planes, images, windows, tiles, BLOC
         quantisation: int32 [tables, 64], zigzag order.
         planes: uint8 [bytes], written to.
         images: int32 [images, IMAGE_COLUMNS].
-        windows: int64 [images, WINDOW_COLUMNS].
-        tiles: int32 [tiles, TILE_COLUMNS].
+        windows: int32 [images, WINDOW_COLUMNS].
+        tile_images: int32 [tiles], the image of each tile, or NO_OWNER.
     """
-    tile = tiles + tl.program_id(0) * TILE_COLUMNS
-    number = tl.load(tile + TILE_IMAGE)
+    number = tl.load(tile_images + tl.program_id(0))
     if number < 0:
         return
-    image = images + number * IMAGE_COLUMNS
-    window = windows + number.to(tl.int64) * WINDOW_COLUMNS
-    across = tl.load(window + MCUS_ACROSS).to(tl.int32)
-    mcus = across * tl.load(window + MCUS_DOWN).to(tl.int32)
+    image, window, (across, down), (luma_across, luma_down) = window_of(number, images, windows)
+    mcus = across * down
     units = tl.load(image + UNITS)
-    luma_across = tl.load(image + SAMPLING_H)
-    luma_units = luma_across * tl.load(image + SAMPLING_V)
+    luma_units = luma_across * luma_down
 
-    index = tl.load(tile + TILE_ROW) + tl.arange(0, BLOCKS)
+    index = (tl.program_id(0) - tl.load(window + FIRST_BLOCK_TILE)) * BLOCKS + tl.arange(0, BLOCKS)
     exists = index < mcus * units
     mcu, unit = index // units, index % units
     column, row = mcu % across, mcu // across
-    mcu_of_image = tl.load(window + MCU_LEFT).to(tl.int32) + column
-    mcu_of_image += (tl.load(window + MCU_TOP).to(tl.int32) + row) * tl.load(image + MCUS_PER_ROW)
+    mcu_of_image = tl.load(window + MCU_LEFT) + column
+    mcu_of_image += (tl.load(window + MCU_TOP) + row) * tl.load(image + MCUS_PER_ROW)
     block = tl.load(image + FIRST_BLOCK) + mcu_of_image * units + unit
 
     is_luma = unit < luma_units
     component = tl.where(is_luma, 0, unit - luma_units + 1)
     table = tl.load(image + QUANTISATION + component, mask=exists, other=0)
     column = tl.where(is_luma, column * luma_across + unit % luma_across, column)
-    row = tl.where(is_luma, row * (luma_units // luma_across) + unit // luma_across, row)
+    row = tl.where(is_luma, row * luma_down + unit // luma_across, row)
     stride = 8 * tl.where(is_luma, across * luma_across, across)
     # Planes before this one, in blocks: those of the luma, and one for each chroma component.
     before = mcus * tl.where(is_luma, 0, unit)
-    target = planes + (tl.load(window + PLANES) + before) * 64 + row * (8 * stride) + column * 8
+    target = planes + (tl.load(window + PLANES) + before).to(tl.int64) * PLANES_UNIT + row * (8 * stride) + column * 8
 
     at = tl.arange(0, 8)[None, :]
     source = coefficients + block.to(tl.int64)[:, None] * 64
@@ -211,16 +204,7 @@ def _apart(values, BLOCKS: tl.constexpr):
     return c0, c1, c2, c3, c4, c5, c6, c7
 
 
-# Blocks of a program. More of them need more registers than they save instructions.
-BLOCKS = 32
-# The interpreter pays per operation, not per block.
-INTERPRETED_BLOCKS = 512
 WARPS = 4
-
-
-def blocks_of_tile(*, interpreted: bool) -> int:
-    """Blocks of a program on a device, or under the interpreter."""
-    return INTERPRETED_BLOCKS if interpreted else BLOCKS
 
 
 def run_idct(
@@ -229,12 +213,19 @@ def run_idct(
     planes: torch.Tensor,
     images: torch.Tensor,
     windows: torch.Tensor,
-    tiles: torch.Tensor,
+    tile_images: torch.Tensor,
     *,
-    blocks: int,
+    shape: TileShape,
 ) -> None:
-    """Launches the inverse transform of a batch; the arguments are those of `idct_kernel`, with `blocks` in a tile."""
-    if len(tiles):
-        idct_kernel[(len(tiles),)](
-            coefficients, quantisation, planes, images, windows, tiles, BLOCKS=blocks, num_warps=WARPS
+    """Launches the inverse transform of a batch.
+
+    Args:
+        coefficients, quantisation, planes, images, windows: as in `idct_kernel`.
+        tile_images: int32 [tiles], written; it has room for the tiles of all windows.
+        shape: of a tile, as the windows were counted out with.
+    """
+    if len(tile_images):
+        assign_owners(windows, tile_images, first=FIRST_BLOCK_TILE, count=BLOCK_TILES)
+        idct_kernel[(len(tile_images),)](
+            coefficients, quantisation, planes, images, windows, tile_images, BLOCKS=shape.blocks, num_warps=WARPS
         )

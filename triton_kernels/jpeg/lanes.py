@@ -9,25 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .layout import FIRST_LANE, LANES, SEGMENT_COLUMNS
-
-NO_SEGMENT = tl.constexpr(-1)
-
-
-@triton.jit
-def assign_lanes_kernel(segments, lane_segments, BLOCK: tl.constexpr):
-    """Each lane learns its segment, a program a segment.
-
-    Args:
-        segments: int32 [segments, SEGMENT_COLUMNS].
-        lane_segments: int32 [lanes], NO_SEGMENT before; it stays in lanes that the batch does not need.
-    """
-    segment = tl.program_id(0)
-    first = tl.load(segments + segment * SEGMENT_COLUMNS + FIRST_LANE)
-    lanes = tl.load(segments + segment * SEGMENT_COLUMNS + LANES)
-    for begin in range(0, lanes, BLOCK):
-        lane = begin + tl.arange(0, BLOCK)
-        tl.store(lane_segments + first + lane, segment + tl.zeros_like(lane), mask=lane < lanes)
+from .layout import FIRST_LANE, SEGMENT_COLUMNS
+from .owners import NO_OWNER
+from .symbols import load_tables, words_of
 
 
 @triton.jit
@@ -46,10 +30,18 @@ def bits_of_lanes(lane, is_wanted, lane_segments, segments, segment_bytes, LANE_
         segment; 0, -1 and -1 for a lane without a segment. A lane to which unstuffing left nothing begins where the
         segment ends, or after that.
     """
-    segment = tl.load(lane_segments + lane, mask=is_wanted, other=NO_SEGMENT)
-    is_used = segment != NO_SEGMENT
+    segment = tl.load(lane_segments + lane, mask=is_wanted, other=NO_OWNER)
+    is_used = segment != NO_OWNER
     row = segments + segment * SEGMENT_COLUMNS
     first = tl.load(row + FIRST_LANE, mask=is_used, other=0)
     bits = tl.where(is_used, 8 * tl.load(segment_bytes + segment, mask=is_used, other=0), -1)
     begin = tl.where(is_used, (lane - first) * LANE_BITS, 0)
     return row, begin, tl.minimum(begin + LANE_BITS, bits), bits
+
+
+@triton.jit
+def load_lanes(lane, is_wanted, unstuffed, segments, segment_bytes, lane_segments, images, LANE_BITS: tl.constexpr):
+    """What lanes decode, and with which tables: `bits_of_lanes`, then `load_tables` and `words_of`."""
+    row, begin, end, bits = bits_of_lanes(lane, is_wanted, lane_segments, segments, segment_bytes, LANE_BITS)
+    is_used = bits >= 0
+    return row, begin, end, bits, load_tables(row, images, is_used), words_of(row, unstuffed, is_used)

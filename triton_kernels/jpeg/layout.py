@@ -1,7 +1,7 @@
 """The tables that describe a batch of JPEG files to the kernels: columns, order of blocks, bits of the status.
 
 All tables may have more rows than the batch needs, so that a captured graph serves every batch that fits. Such padding
-rows are zero, except for FIRST_LANE, which stays at the number of lanes of the batch.
+rows are zero.
 
 Blocks stand in the order of the scan: block = FIRST_BLOCK of the image + UNITS * number of the MCU + unit in the MCU.
 The units of an MCU are its luma blocks row by row, then Cb, then Cr. The coefficients of a block are int16 [64] in

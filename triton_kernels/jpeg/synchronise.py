@@ -21,18 +21,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .lanes import bits_of_lanes
+from .lanes import bits_of_lanes, load_lanes
 from .lookup import advance_of, step_of
 from .symbols import (
     SYMBOLS_A_TURN,
-    load_tables,
     load_words,
     look_up,
     move,
     next_place,
     pack_state,
     unpack_state,
-    words_of,
 )
 
 
@@ -84,12 +82,11 @@ def warm_up_kernel(
         blocks: int32 [lanes], written: how many blocks ended in it.
     """
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row, begin, end, bits = bits_of_lanes(lane, lane >= 0, lane_segments, segments, segment_bytes, LANE_BITS)
-    is_used = begin < bits
-    tables = load_tables(row, images, is_used)
-    words = words_of(row, unstuffed, is_used)
+    _, begin, end, bits, tables, words = load_lanes(
+        lane, lane >= 0, unstuffed, segments, segment_bytes, lane_segments, images, LANE_BITS
+    )
     zero = tl.zeros_like(lane)
-    early = tl.where(is_used, tl.maximum(begin - WARM_UP_BITS, 0), begin)
+    early = tl.where(begin < bits, tl.maximum(begin - WARM_UP_BITS, 0), begin)
     position, unit, place, _ = skip(words, lookups, tables, early, begin, zero, zero)
     tl.store(entries + lane, pack_state(position - begin, unit, place))
     position, unit, place, ended = skip(words, lookups, tables, position, end, unit, place)
@@ -140,9 +137,9 @@ def round_kernel(
         item = tl.load(items + number, mask=is_listed, other=0)
         lane = (item >> 16).to(tl.int32)
         entry = (item & 0xFFFF).to(tl.int32)
-        row, begin, end, bits = bits_of_lanes(lane, is_listed, lane_segments, segments, segment_bytes, LANE_BITS)
-        tables = load_tables(row, images, is_listed)
-        words = words_of(row, unstuffed, is_listed)
+        _, begin, end, bits, tables, words = load_lanes(
+            lane, is_listed, unstuffed, segments, segment_bytes, lane_segments, images, LANE_BITS
+        )
         overflow, unit, place = unpack_state(entry)
         position = tl.where(is_listed, begin + overflow, end)
         position, unit, place, ended = skip(words, lookups, tables, position, end, unit, place)

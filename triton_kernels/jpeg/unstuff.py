@@ -10,8 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .lanes import NO_SEGMENT
 from .layout import BYTES, FIRST_BYTE, FIRST_LANE, FOREIGN_MARKER, SEGMENT_COLUMNS, SEGMENT_IMAGE
+from .owners import NO_OWNER
 
 # Zeros after the end of a segment: a lane that ends there holds the words up to 15 bytes further on.
 SPARE_BYTES = tl.constexpr(16)
@@ -26,7 +26,7 @@ def load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES: tl.constexpr
         bytes, those before them, and which of them stay. What lies outside the segment is 0 and does not stay.
     """
     segment = tl.load(lane_segments + lane)
-    is_used = segment != NO_SEGMENT
+    is_used = segment != NO_OWNER
     row = segments + segment * SEGMENT_COLUMNS
     first_byte = tl.multiple_of(tl.load(row + FIRST_BYTE, mask=is_used, other=0), [16])
     first_lane = tl.load(row + FIRST_LANE, mask=is_used, other=0)
@@ -55,7 +55,7 @@ def count_unstuffed_kernel(
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row, _, place, byte, before, stays = load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES)
     tl.store(kept + lane, tl.sum(stays.to(tl.int32), axis=1))
-    is_used = tl.load(lane_segments + lane) != NO_SEGMENT
+    is_used = tl.load(lane_segments + lane) != NO_OWNER
     size = tl.load(row + BYTES, mask=is_used, other=0)
     is_marker = stays & (before == 0xFF) | (byte == 0xFF) & (place == size[:, None] - 1)
     has_marker = tl.max(is_marker.to(tl.int32), axis=1) > 0
@@ -84,7 +84,7 @@ def unstuff_kernel(
     tl.store(unstuffed + ((first_byte[:, None] + rank) ^ 3), byte.to(tl.uint8), mask=stays)
 
     segment = tl.load(lane_segments + lane)
-    is_first = (segment != NO_SEGMENT) & (lane == tl.load(row + FIRST_LANE, mask=segment != NO_SEGMENT, other=-1))
+    is_first = (segment != NO_OWNER) & (lane == tl.load(row + FIRST_LANE, mask=segment != NO_OWNER, other=-1))
     end = first_byte + tl.load(segment_bytes + segment, mask=is_first, other=0)
     spare = end[:, None] + tl.arange(0, SPARE_BYTES)[None, :]
     tl.store(unstuffed + (spare ^ 3), tl.zeros_like(spare).to(tl.uint8), mask=is_first[:, None])

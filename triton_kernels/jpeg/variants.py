@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from .colour import TILE_HEIGHT, TILE_WIDTH, colour_kernel
 from .colour import WARPS as COLOUR_WARPS
+from .colour import colour_kernel
 from .dc import dc_kernel
 from .entropy import BLOCK, BLOCK_BYTES, LANE_SHAPES
-from .idct import BLOCKS, idct_kernel
 from .idct import WARPS as IDCT_WARPS
-from .lanes import assign_lanes_kernel
+from .idct import idct_kernel
+from .layout import FIRST_LANE, LANES, SEGMENT_COLUMNS
 from .lookup import FIRST_ENTRIES, lookup_kernel
+from .owners import BLOCK as OWNERS_BLOCK
+from .owners import assign_kernel
 from .prefix import sum_before_kernel
 from .symbols import SYMBOLS_A_TURN
 from .synchronise import compare_kernel, round_kernel, warm_up_kernel
 from .unstuff import count_unstuffed_kernel, unstuff_kernel
+from .window import (
+    BLOCK_TILES,
+    FIRST_BLOCK_TILE,
+    FIRST_PIXEL_TILE,
+    PIXEL_TILES,
+    TILE_SHAPE,
+    WINDOW_COLUMNS,
+)
 from .write import write_kernel
 
 # Triton's type of each tensor, wherever it is an argument; all others are int32.
@@ -30,7 +40,6 @@ _TYPES = {
     "coefficients": "*i16",
     "planes": "*u8",
     "pixels": "*u8",
-    "windows": "*i64",
 }
 _DEFAULT_WARPS = 4
 
@@ -74,7 +83,13 @@ def jpeg_variants(threads_of_warp: int) -> Iterator[JpegVariant]:
     Args:
         threads_of_warp: on the device; the kernels that decode have a lane for each.
     """
-    yield JpegVariant(assign_lanes_kernel, "jpeg lanes", {"BLOCK": BLOCK}, 1)
+    for name, columns, first, count in (
+        ("lanes", SEGMENT_COLUMNS, FIRST_LANE, LANES),
+        ("block tiles", WINDOW_COLUMNS, FIRST_BLOCK_TILE, BLOCK_TILES),
+        ("pixel tiles", WINDOW_COLUMNS, FIRST_PIXEL_TILE, PIXEL_TILES),
+    ):
+        constants = {"COLUMNS": columns.value, "FIRST": first.value, "COUNT": count.value, "BLOCK": OWNERS_BLOCK}
+        yield JpegVariant(assign_kernel, f"jpeg {name}", constants, 1)
     for shape in LANE_SHAPES:
         lane_bytes = shape.bits // 8
         constants = {"LANE_BYTES": lane_bytes, "BLOCK": max(1, BLOCK_BYTES // lane_bytes)}
@@ -91,8 +106,9 @@ def jpeg_variants(threads_of_warp: int) -> Iterator[JpegVariant]:
         yield JpegVariant(round_kernel, f"jpeg round, {shape.bits} bits", constants, 1, symbols)
         yield JpegVariant(write_kernel, f"jpeg write, {shape.bits} bits", constants, 1, symbols)
     yield JpegVariant(dc_kernel, "jpeg DC", {"BLOCK": BLOCK}, _DEFAULT_WARPS)
-    yield JpegVariant(idct_kernel, "jpeg inverse transform", {"BLOCKS": BLOCKS}, IDCT_WARPS)
-    yield JpegVariant(colour_kernel, "jpeg colour", {"BLOCK_Y": TILE_HEIGHT, "BLOCK_X": TILE_WIDTH}, COLOUR_WARPS)
+    yield JpegVariant(idct_kernel, "jpeg inverse transform", {"BLOCKS": TILE_SHAPE.blocks}, IDCT_WARPS)
+    constants = {"BLOCK_Y": TILE_SHAPE.rows, "BLOCK_X": TILE_SHAPE.columns}
+    yield JpegVariant(colour_kernel, "jpeg colour", constants, COLOUR_WARPS)
 
 
 def some_jpeg_variants(threads_of_warp: int) -> Iterator[JpegVariant]:

@@ -1,33 +1,81 @@
-"""The tables that say which part of each image the pixel kernels make: columns of a window, and of a tile.
+"""Which part of each image the pixel kernels make: the columns of a window, and the tiles that it is dealt out in.
 
 A window is the rectangle of whole MCUs that a box of pixels needs: the box, and the chroma samples next to it that
 upsampling reads. Inverse transforms run for its blocks only. What they give lies in planes of one byte a sample: the
 luma plane of the window row by row, then those of Cb and Cr, each as large as its blocks.
 
-All tables may have more rows than the batch needs; a padding row of tiles has TILE_IMAGE -1.
+A program makes a tile: of the inverse transform a run of blocks, counted MCU by MCU through the window; of the pixels a
+rectangle, aligned in the window. The rectangles that the box touches are counted row by row. Tiles are numbered through
+all windows.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import triton
 import triton.language as tl
 
-# Columns of a window, int64.
+from .layout import IMAGE_COLUMNS, SAMPLING_H, SAMPLING_V
+
+# Columns of a window, int32; a padding row is zero.
 MCU_LEFT = tl.constexpr(0)  # its first MCU in the image
 MCU_TOP = tl.constexpr(1)
 MCUS_ACROSS = tl.constexpr(2)
 MCUS_DOWN = tl.constexpr(3)
 PLANES = tl.constexpr(4)  # where its planes begin, in units of 64 bytes
-PIXELS = tl.constexpr(5)  # where the pixels of the box begin, in bytes: [channels, box height, box width]
+PIXELS = tl.constexpr(5)  # where the pixels of the box begin, in units of 16 bytes: [channels, box height, box width]
 BOX_LEFT = tl.constexpr(6)  # the box, in pixels of the image
 BOX_TOP = tl.constexpr(7)
 BOX_WIDTH = tl.constexpr(8)
 BOX_HEIGHT = tl.constexpr(9)
 CHANNELS = tl.constexpr(10)  # that are wanted: 3 for RGB, 1 for gray
-WINDOW_COLUMNS = tl.constexpr(11)
+FIRST_BLOCK_TILE = tl.constexpr(11)  # tiles of the inverse transform
+BLOCK_TILES = tl.constexpr(12)
+FIRST_PIXEL_TILE = tl.constexpr(13)
+PIXEL_TILES = tl.constexpr(14)
+WINDOW_COLUMNS = tl.constexpr(15)
 
-# Columns of a tile, int32. A tile of the inverse transform is a run of blocks: TILE_ROW is the first of them, counted
-# MCU by MCU through the window. A tile of the colour kernel is a rectangle: its first row and column in the window.
-TILE_IMAGE = tl.constexpr(0)
-TILE_ROW = tl.constexpr(1)
-TILE_COLUMN = tl.constexpr(2)
-TILE_COLUMNS = tl.constexpr(3)
+PLANES_UNIT = tl.constexpr(64)  # the samples of a block
+PIXELS_UNIT = tl.constexpr(16)
+
+
+class TileShape(NamedTuple):
+    """How much a program makes.
+
+    Attributes:
+        blocks: of the inverse transform.
+        rows: of pixels.
+        columns: of pixels.
+    """
+
+    blocks: int
+    rows: int
+    columns: int
+
+
+# More blocks need more registers than they save instructions. Pixels: wide rather than square, because neighbours in
+# memory are neighbours in a row.
+TILE_SHAPE = TileShape(32, 8, 64)
+# The interpreter pays per operation, not per block or pixel.
+INTERPRETED_TILE_SHAPE = TileShape(512, 128, 128)
+
+
+def tile_shape(*, interpreted: bool) -> TileShape:
+    """How much a program makes on a device, or under the interpreter."""
+    return INTERPRETED_TILE_SHAPE if interpreted else TILE_SHAPE
+
+
+@triton.jit
+def window_of(number, images, windows):
+    """Pointers to an image's row and to that of its window; the window's MCUs across and down; luma factors likewise.
+
+    Args:
+        number: of the image.
+        images: int32 [images, IMAGE_COLUMNS].
+        windows: int32 [images, WINDOW_COLUMNS].
+    """
+    image = images + number * IMAGE_COLUMNS
+    window = windows + number * WINDOW_COLUMNS
+    mcus = tl.load(window + MCUS_ACROSS), tl.load(window + MCUS_DOWN)
+    return image, window, mcus, (tl.load(image + SAMPLING_H), tl.load(image + SAMPLING_V))

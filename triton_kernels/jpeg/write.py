@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .lanes import bits_of_lanes
+from .lanes import load_lanes
 from .layout import (
     DATA_LEFT,
     DATA_MISSING,
@@ -28,13 +28,11 @@ from .layout import (
 from .lookup import END, UNUSED, advance_of, size_of, step_of
 from .symbols import (
     SYMBOLS_A_TURN,
-    load_tables,
     load_words,
     look_up,
     move,
     next_place,
     unpack_state,
-    words_of,
 )
 
 
@@ -74,7 +72,9 @@ def write_kernel(
         status: int32 [images].
     """
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row, begin, end, bits = bits_of_lanes(lane, lane >= 0, lane_segments, segments, segment_bytes, LANE_BITS)
+    row, begin, end, bits, tables, words = load_lanes(
+        lane, lane >= 0, unstuffed, segments, segment_bytes, lane_segments, images, LANE_BITS
+    )
     # The first lane of an empty segment, too: it notices that all blocks are missing.
     is_used = (begin < bits) | ((begin == 0) & (bits == 0))
     before = tl.load(blocks_before + lane)
@@ -84,8 +84,6 @@ def write_kernel(
     overflow, unit, place = unpack_state(entry_state)
     position = begin + overflow
 
-    tables = load_tables(row, images, is_used)
-    words = words_of(row, unstuffed, is_used)
     first_block = tl.load(row + SEGMENT_FIRST_BLOCK, mask=is_used, other=0) + before
     target = coefficients + first_block.to(tl.int64) * 64
     first, second, third = load_words(words, position, is_used & (left > 0))

@@ -30,12 +30,18 @@ from PIL import Image
 from torchvision import transforms as v1
 
 import torch_sink
+from kernels.jpeg_cases import new_decoder, open_file, pixels_of
 from torch_sink import decode_images, decode_providers
 from torch_sink.image.decode import jpeg as jpeg_decode
 from torch_sink.image.decode.decoded import Box
+from torch_sink.image.decode.jpeg_batch import Capacity, pack_jpegs
+from torch_sink.image.decode.jpeg_decoder import JpegDecoder
+from torch_sink.image.decode.jpeg_file import JpegFile
 from torch_sink.image.decode.providers import decode_sources
 from torch_sink.image.source import EncodedSource, encoded_source
-from torch_sink.triton_kernels.jpeg import entropy
+from torch_sink.triton_kernels.jpeg.colour import colour_kernel
+from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES, LaneShape
+from torch_sink.triton_kernels.jpeg.window import INTERPRETED_TILE_SHAPE
 
 SIZES = [(1, 1), (3, 17), (8, 8), (5, 33), (33, 31)]
 
@@ -140,7 +146,7 @@ def test_whole_photographs(photos: Path) -> None:
             by_sampling.setdefault((header.mode, header.scan.sampling), path.read_bytes())
     assert by_sampling
     # The lanes of large batches: the interpreter's own are short, and may agree too late in a large file.
-    with mock.patch.object(entropy, "choose_lane_shape", return_value=entropy.LANE_SHAPES[-1]):
+    with mock.patch.object(jpeg_decode, "choose_lane_shape", return_value=LANE_SHAPES[-1]):
         assert check_files(list(by_sampling.values()), device_in_use()) == []
 
 
@@ -162,6 +168,53 @@ def test_boxes() -> None:
         assert image.size == expected.shape[1:]
         rows, columns = slice(part.top, part.top + part.height), slice(part.left, part.left + part.width)
         assert torch.equal(image.pixels.cpu(), expected[:, rows, columns])
+
+
+def opened_batches() -> list[list[JpegFile]]:
+    """Batches of different files, sizes, tables and restart markers."""
+    batches = [
+        [jpeg(17, 9, "4:2:0", quality=60), jpeg(9, 17, "4:4:4", restart_blocks=2, quality=60)],
+        [jpeg(16, 9, "4:4:0", optimize=True, quality=50)],
+    ]
+    return [[file for file in map(open_file, batch) if file is not None] for batch in batches]
+
+
+def test_one_decoder_for_batch_after_batch() -> None:
+    shape = LaneShape(128, 128, 8)
+    opened = [(files, pack_jpegs(files, shape.bits, INTERPRETED_TILE_SHAPE)) for files in opened_batches()]
+    sizes = [batch.capacity for _, batch in opened]
+    decoder = new_decoder(Capacity(*map(max, *sizes)), shape)
+    for files, batch in opened:
+        decoder.load(batch)
+        decoder.launch()
+        assert not decoder.status.any()
+        for file, pixels in zip(files, pixels_of(decoder, files, batch), strict=True):
+            assert torch.equal(pixels, stock(file.source.data, file.source.mode))
+    small = JpegDecoder(sizes[1], shape, torch.device("cpu"), interpreted=True)
+    with pytest.raises(ValueError, match="there is room for"):
+        small.load(opened[0][1])
+
+
+@pytest.mark.parametrize("shape", LANE_SHAPES, ids=str)
+def test_the_launches_of_a_device_do_not_depend_on_the_batch(shape: LaneShape) -> None:
+    launches: list[object] = []
+
+    def record(kernel: object, *arguments: object, grid: object, warmup: bool, **options: object) -> None:
+        places = [item.data_ptr() if isinstance(item, torch.Tensor) else item for item in arguments]
+        launches.append((kernel, grid, places, options))
+
+    batches = [pack_jpegs(files, shape.bits) for files in opened_batches()]
+    largest = Capacity(*map(max, *[batch.capacity for batch in batches]))
+    decoder = JpegDecoder(largest, shape, torch.device("cpu"), interpreted=False)
+    seen = []
+    with mock.patch.object(type(colour_kernel), "run", record):
+        for batch in batches:
+            decoder.load(batch)
+            decoder.launch()
+            seen.append(list(launches))
+            launches.clear()
+    assert len(seen[0]) > shape.rounds + 10
+    assert seen[0] == seen[1]
 
 
 @pytest.fixture

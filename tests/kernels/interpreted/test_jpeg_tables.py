@@ -10,9 +10,9 @@ from image.check import device_in_use
 
 from kernels.jpeg_cases import COLUMN, encode, noise, open_file, photo
 from kernels.jpeg_golden import Damaged, codes_of
-from torch_sink.triton_kernels.jpeg import lookup
-from torch_sink.triton_kernels.jpeg.lanes import assign_lanes_kernel
+from torch_sink.triton_kernels.jpeg import layout, lookup
 from torch_sink.triton_kernels.jpeg.lookup import lookup_kernel
+from torch_sink.triton_kernels.jpeg.owners import assign_owners
 from torch_sink.triton_kernels.jpeg.prefix import sum_before_kernel
 from torch_sink.triton_kernels.jpeg.unstuff import count_unstuffed_kernel, unstuff_kernel
 
@@ -145,7 +145,7 @@ def unstuffed(segments: list[bytes], lane_bytes: int) -> tuple[list[bytes], list
     of_lanes, kept, before = torch.full((3, block), -1, dtype=torch.int32, device=device_in_use())
     totals, status = torch.zeros((2, len(segments)), dtype=torch.int32, device=device_in_use())
     grid, shape = (len(segments),), {"LANE_BYTES": lane_bytes, "BLOCK": block}
-    assign_lanes_kernel[grid](rows, of_lanes, BLOCK=64)
+    assign_owners(rows, of_lanes, first=layout.FIRST_LANE, count=layout.LANES)
     count_unstuffed_kernel[(1,)](stream, rows, of_lanes, kept, status, **shape)
     sum_before_kernel[grid](kept, before, totals, rows, BLOCK=64)
     unstuff_kernel[(1,)](stream, rows, of_lanes, before, totals, result, **shape)

@@ -6,21 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from torch_sink.image.decode.decoded import Box, Decoded
-from torch_sink.image.decode.jpeg_batch import (
-    JpegBatch,
-    JpegFile,
-    block_count,
-    colour_tiles,
-    idct_tiles,
-    jpeg_file,
-    pack_jpegs,
-)
+from torch_sink.image.decode.jpeg_batch import pack_jpegs
+from torch_sink.image.decode.jpeg_decoder import JpegDecoder
+from torch_sink.image.decode.jpeg_file import JpegFile, block_count, jpeg_file
 from torch_sink.image.source import EncodedSource
-from torch_sink.triton_kernels.jpeg import colour, entropy, idct
+from torch_sink.triton_kernels.jpeg.entropy import choose_lane_shape
+from torch_sink.triton_kernels.jpeg.window import tile_shape
 
 # Blocks of a launch: 1 GiB of coefficients, which 1,000 photographs of 500 x 375 have.
 _MOST_BLOCKS = 1 << 23
@@ -93,25 +87,12 @@ def _chunks(files: Sequence[JpegFile]) -> Iterator[list[JpegFile]]:
 def _launch(files: Sequence[JpegFile], device: torch.device) -> _Launched:
     interpreted = device.type == "cpu"
     scan_bytes = sum(length for file in files for _, length in file.segments)
-    shape = entropy.choose_lane_shape(scan_bytes, interpreted=interpreted)
-    batch = pack_jpegs(files, shape.bits, pinned=not interpreted)
-    stream = batch.stream.to(device, non_blocking=True)
-    images, segments, huffman = (_to(table, device) for table in (batch.images, batch.segments, batch.huffman))
-    buffers = entropy.new_buffers(
-        stream_bytes=len(stream),
-        images=len(images),
-        segments=len(segments),
-        tables=len(huffman),
-        lanes=batch.lanes,
-        blocks=batch.blocks,
-        rounds=shape.rounds,
-        device=device,
-        interpreted=interpreted,
-    )
-    coefficients, status = entropy.decode_coefficients(
-        stream, images, segments, huffman, buffers, shape=shape, interpreted=interpreted
-    )
-    pixels = run_pixels(batch, coefficients, images, interpreted=interpreted)
+    shape = choose_lane_shape(scan_bytes, interpreted=interpreted)
+    batch = pack_jpegs(files, shape.bits, tile_shape(interpreted=interpreted), pinned=not interpreted)
+    decoder = JpegDecoder(batch.capacity, shape, device, interpreted=interpreted)
+    decoder.load(batch)
+    decoder.launch()
+    status = decoder.status
     copied = None
     if not interpreted:
         # It travels while the host prepares the next chunk.
@@ -120,31 +101,7 @@ def _launch(files: Sequence[JpegFile], device: torch.device) -> _Launched:
         copied = torch.Event(device)
         copied.record()
         status = on_host
-    return _Launched(files, pixels, batch.pixel_offsets, status, copied)
-
-
-def run_pixels(
-    batch: JpegBatch, coefficients: torch.Tensor, images: torch.Tensor, *, interpreted: bool
-) -> torch.Tensor:
-    """From coefficients to the pixels of all boxes, uint8 [bytes].
-
-    Args:
-        batch: as `pack_jpegs` makes it.
-        coefficients: int16 [blocks, 64], quantised, zigzag order.
-        images: the batch's table of images, on the device.
-        interpreted: the kernels run in Triton's interpreter.
-    """
-    device = coefficients.device
-    quantisation, windows = _to(batch.quantisation, device), _to(batch.windows, device)
-    blocks = idct.blocks_of_tile(interpreted=interpreted)
-    rows, columns = colour.tile_shape(interpreted=interpreted)
-    planes = torch.empty(batch.planes_bytes, dtype=torch.uint8, device=device)
-    tiles = _to(idct_tiles(batch, blocks), device)
-    idct.run_idct(coefficients, quantisation, planes, images, windows, tiles, blocks=blocks)
-    pixels = torch.empty(batch.pixels_bytes, dtype=torch.uint8, device=device)
-    tiles = _to(colour_tiles(batch, rows, columns), device)
-    colour.run_colour(planes, pixels, images, windows, tiles, rows_and_columns=(rows, columns))
-    return pixels
+    return _Launched(files, decoder.pixels, batch.pixel_offsets, status, copied)
 
 
 def _finish(batch: _Launched) -> Iterator[Decoded | None]:
@@ -157,8 +114,3 @@ def _finish(batch: _Launched) -> Iterator[Decoded | None]:
         shape = file.channels, file.box.height, file.box.width
         size = file.channels * file.box.height * file.box.width
         yield Decoded(batch.pixels[offset : offset + size].view(shape), channels_last=False)
-
-
-def _to(table: np.ndarray, device: torch.device) -> torch.Tensor:
-    on_host = torch.from_numpy(table)
-    return on_host if device.type == "cpu" else on_host.pin_memory().to(device, non_blocking=True)
