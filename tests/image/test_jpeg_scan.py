@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from torch_sink.image.source import EncodedSource
 from torch_sink.triton_kernels.jpeg import layout
 from torch_sink.triton_kernels.jpeg.window import TileShape
 
+ROOT = Path(__file__).resolve().parents[2]
 FACTORS = {"4:4:4": (1, 1), "4:2:2": (2, 1), "4:2:0": (2, 2), "4:4:0": (1, 2), "gray": (1, 1)}
 
 
@@ -147,3 +149,11 @@ def test_a_file_too_short_for_its_blocks_is_not_packed() -> None:
     for rows, fits in ((scan_bytes // 6, True), (scan_bytes // 6 + 1, False), (8000, False)):
         data[frame + 5 : frame + 9] = (8 * rows).to_bytes(2, "big") + (64).to_bytes(2, "big")
         assert (jpeg_file(source(bytes(data)), None) is not None) == fits
+
+
+def test_the_page_holds_the_estimate_of_its_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    import jpeg_fusion
+
+    text = jpeg_fusion.PAGE.read_text()
+    assert jpeg_fusion.page_with_table(text) == text, "run python examples/jpeg_fusion.py"
