@@ -11,7 +11,8 @@ from torch_sink.errors import (
     UnsupportedOperation,
 )
 from torch_sink.image.backend import get_image_backend, image_backend, set_image_backend
-from torch_sink.image.decode.providers import decode_images, decode_providers, set_decode_provider
+from torch_sink.image.decode.images import decode_images
+from torch_sink.image.decode.providers import decode_providers, set_decode_provider
 from torch_sink.image.fallback import FallbackReport, fallback_report
 from torch_sink.image.support import SupportRow, support_table
 from torch_sink.loop import (

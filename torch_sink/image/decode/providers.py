@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import functools
-import io
 import os
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
-from PIL import Image
 
 from torch_sink.errors import DecodeError
 from torch_sink.image.decode.decoded import Box, Decoded
-from torch_sink.image.fallback import executing
-from torch_sink.image.source import EncodedSource, PixelSource, encoded_source, read_file
+from torch_sink.image.source import EncodedSource, PixelSource
 from torch_sink.image.state import default_device
 
 
@@ -275,71 +271,3 @@ def decode_providers() -> list[str]:
         True
     """
     return [provider.name for provider in providers_for(torch.device(default_device()))]
-
-
-def decode_images(
-    sources: Sequence[bytes | str | Path],
-    *,
-    device: torch.device | str | None = None,
-    provider: str | None = None,
-    mode: str = "RGB",
-    on_error: str = "raise",
-) -> list[torch.Tensor]:
-    """Decodes images of any sizes and formats in one call.
-
-    Args:
-        sources: files' contents, or paths; any format that Pillow reads.
-        device: where the pixels are wanted; default the current accelerator, else the CPU.
-        provider: one of `decode_providers()`; an image that it cannot take goes to the next one.
-        mode: "RGB" or "L".
-        on_error: "raise", or "none" to get None in the place of a broken image.
-
-    Returns:
-        uint8 tensors [C, H, W] in [0, 255] on `device`, in order.
-
-    Raises:
-        DecodeError: an image is broken and `on_error` is "raise".
-        FileNotFoundError: a path does not exist.
-        ValueError: an unknown provider, mode or on_error.
-    """
-    device = torch.device(device if device is not None else default_device())
-    if isinstance(sources, (bytes, bytearray, str, os.PathLike)):
-        raise TypeError(f"sources must be a list of bytes or paths, got one {type(sources).__name__}; put it in a list")
-    names = [candidate.name for candidate in providers_for(device)]
-    if provider is not None and provider not in names:
-        raise ValueError(f"decode provider {provider!r} cannot be used for device {str(device)!r}; usable: {names}")
-    if mode not in ("RGB", "L"):
-        raise ValueError(f"mode must be 'RGB' or 'L', got {mode!r}")
-    if on_error not in ("raise", "none"):
-        raise ValueError(f"on_error must be 'raise' or 'none', got {on_error!r}")
-    prepared = [_prepare(source, index, mode) for index, source in enumerate(sources)]
-    good = [source for source in prepared if not isinstance(source, DecodeError)]
-    decoded = iter(decode_sources(good, device, provider))
-    images: list[torch.Tensor] = []
-    for index, source in enumerate(prepared):
-        result = source if isinstance(source, DecodeError) else next(decoded)
-        if isinstance(result, DecodeError):
-            if on_error == "raise":
-                raise DecodeError(result.path, index, result.reason) from result
-            images.append(None)  # type: ignore[arg-type]
-            continue
-        pixels = result.pixels.permute(2, 0, 1) if result.channels_last else result.pixels
-        images.append(pixels.to(device, non_blocking=True).contiguous())
-    return images
-
-
-def _prepare(source: bytes | str | Path, index: int, mode: str) -> EncodedSource | PixelSource | DecodeError:
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        data, path = bytes(source), f"bytes at position {index}"
-    elif isinstance(source, (str, os.PathLike)):
-        data, path = read_file(source), os.fspath(source)
-    else:
-        raise TypeError(f"sources must be bytes or paths, got {type(source).__name__} at position {index}")
-    encoded = encoded_source(data, path, mode)
-    if encoded is not None:
-        return encoded
-    try:
-        with executing(), Image.open(io.BytesIO(data)) as image:
-            return PixelSource(Image.Image.convert(image, mode), path)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        return DecodeError(path, index, str(error))
