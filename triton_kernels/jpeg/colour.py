@@ -48,7 +48,7 @@ def colour_kernel(planes, pixels, images, windows, tile_images, BLOCK_Y: tl.cons
     number = tl.load(tile_images + tl.program_id(0))
     if number < 0:
         return
-    image, window, (across, down), (luma_across, luma_down) = window_of(number, images, windows)
+    image, window, across, down, luma_across, luma_down = window_of(number, images, windows)
     top = tl.load(window + MCU_TOP)
     left = tl.load(window + MCU_LEFT)
     box_width = tl.load(window + BOX_WIDTH)

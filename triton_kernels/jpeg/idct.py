@@ -48,7 +48,7 @@ def idct_kernel(coefficients, quantisation, planes, images, windows, tile_images
     number = tl.load(tile_images + tl.program_id(0))
     if number < 0:
         return
-    image, window, (across, down), (luma_across, luma_down) = window_of(number, images, windows)
+    image, window, across, down, luma_across, luma_down = window_of(number, images, windows)
     mcus = across * down
     units = tl.load(image + UNITS)
     luma_units = luma_across * luma_down

@@ -68,7 +68,7 @@ def tile_shape(*, interpreted: bool) -> TileShape:
 
 @triton.jit
 def window_of(number, images, windows):
-    """Pointers to an image's row and to that of its window; the window's MCUs across and down; luma factors likewise.
+    """Pointers to an image's row and its window's row, the window's MCUs across and down, the luma's factors likewise.
 
     Args:
         number: of the image.
@@ -77,5 +77,5 @@ def window_of(number, images, windows):
     """
     image = images + number * IMAGE_COLUMNS
     window = windows + number * WINDOW_COLUMNS
-    mcus = tl.load(window + MCUS_ACROSS), tl.load(window + MCUS_DOWN)
-    return image, window, mcus, (tl.load(image + SAMPLING_H), tl.load(image + SAMPLING_V))
+    across, down = tl.load(window + MCUS_ACROSS), tl.load(window + MCUS_DOWN)
+    return image, window, across, down, tl.load(image + SAMPLING_H), tl.load(image + SAMPLING_V)
