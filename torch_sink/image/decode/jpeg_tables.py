@@ -59,7 +59,7 @@ class Headers(NamedTuple):
     def of_files(cls, rows: list[tuple[int, ...]]) -> Headers:
         """From a tuple for each file: the attributes in order, the nine tables last."""
         columns = np.array(rows, dtype=np.int64).reshape(len(rows), -1).T
-        return cls(*columns[:12], columns[12:])
+        return cls._make([*columns[:12], columns[12:]])
 
 
 def image_rows(headers: Headers) -> np.ndarray:
