@@ -14,17 +14,17 @@ from torch.utils._pytree import tree_leaves
 from torchvision.transforms import v2
 
 import torch_sink
-from kernels.jpeg_cases import encode, host_tables, open_file, photo
+from kernels.jpeg_cases import encode, open_file, photo
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.decoded import Decoded
-from torch_sink.image.decode.jpeg import run_pixels
 from torch_sink.image.decode.jpeg_batch import pack_jpegs
+from torch_sink.image.decode.jpeg_decoder import JpegDecoder
 from torch_sink.image.execute import programs_of, run_programs, shape_of
 from torch_sink.image.lazy_tensor import HANDLES
 from torch_sink.image.plan import build
 from torch_sink.image.source import FinishedSource
 from torch_sink.triton_kernels import float_stage, stage
-from torch_sink.triton_kernels.jpeg import colour, entropy, idct
+from torch_sink.triton_kernels.jpeg import colour, entropy, idct, owners
 from torch_sink.triton_kernels.jpeg.variants import JpegVariant, jpeg_variants
 from torch_sink.triton_kernels.variants import Variant, variants
 
@@ -80,7 +80,7 @@ class RecordedKernel:
 def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     """What is launched, of kernels that are chosen as for a device."""
     found: Launched = set()
-    for module in (stage, float_stage, entropy, idct, colour):
+    for module in (stage, float_stage, owners, entropy, idct, colour):
         for name, kernel in list(vars(module).items()):
             if name.endswith("_kernel"):
                 monkeypatch.setattr(module, name, RecordedKernel(kernel, found))
@@ -145,18 +145,6 @@ def test_exactly_the_listed_variants_of_the_jpeg_kernels_are_launched(
     file = open_file(encode(photo(16, 16)))
     assert file is not None
     for shape in {entropy.choose_lane_shape(2**exponent) for exponent in range(40)}:
-        batch = pack_jpegs([file], shape.bits)
-        stream, images, segments, huffman = host_tables(batch)
-        buffers = entropy.new_buffers(
-            stream_bytes=len(stream),
-            images=len(images),
-            segments=len(segments),
-            tables=len(huffman),
-            lanes=batch.lanes,
-            blocks=batch.blocks,
-            rounds=shape.rounds,
-            device="cpu",
-        )
-        coefficients, _ = entropy.decode_coefficients(stream, images, segments, huffman, buffers, shape=shape)
-        run_pixels(batch, coefficients, images, interpreted=False)
+        decoder = JpegDecoder(pack_jpegs([file], shape.bits).capacity, shape, torch.device("cpu"), interpreted=False)
+        decoder.launch()
     assert launched == {key_of(variant) for variant in jpeg_variants(threads_of_warp)}
