@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -82,9 +83,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--part", default="all", choices=("all", *PARTS))
     parser.add_argument("--results", type=Path, default=ROOT / "local" / "gpu", help="folder for gpu.json")
-    parser.add_argument(
-        "--data", type=Path, default=os.environ.get("TORCH_SINK_PHOTOS") or None, help="ImageFolder tree"
-    )
+    named = os.environ.get("TORCH_SINK_PHOTOS") or None
+    parser.add_argument("--data", type=Path, default=named, help="ImageFolder tree (default: TORCH_SINK_PHOTOS)")
     parser.add_argument("--without-cuda", action="store_true", help="only try the commands; their figures mean nothing")
     arguments = parser.parse_args()
     make_importable()
@@ -152,7 +152,7 @@ def run_part(part: str, results: Path, shares: Mapping[str, Share], *, fail_with
 
 def run_tests(shares: Mapping[str, Share], environment: dict[str, str]) -> list[dict[str, Any]]:
     """The tests marked `cuda`, then some of the kernels' under compute-sanitizer where it is installed."""
-    tests = ["-m", "pytest", "-m", "cuda and not slow", *files_with_cuda_tests()]
+    tests = ["-m", "pytest", "-m", "cuda and not slow", *parallel_options(), *files_with_cuda_tests()]
     runs = [run_command("tests", tests, environment, shares.get("tests"))]
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
@@ -162,6 +162,14 @@ def run_tests(shares: Mapping[str, Share], environment: dict[str, str]) -> list[
     exact = {**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     under = (sanitizer, "--error-exitcode", "9")
     return [*runs, run_command("sanitizer", kernels, exact, shares.get("sanitizer"), under)]
+
+
+def parallel_options() -> list[str]:
+    """Several files at a time where pytest-xdist is there: compiling the kernels takes longer than running them."""
+    processes = min(len(os.sched_getaffinity(0)) // 2, 8)
+    if processes < 2 or importlib.util.find_spec("xdist") is None:
+        return []
+    return ["-n", str(processes), "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
 def files_with_cuda_tests() -> list[str]:
