@@ -13,8 +13,9 @@ _RESTART_MARKER = re.compile(rb"\xff[\xd0-\xd7]")
 _END_MARKER_BYTES = 2
 # A code for the DC coefficient and one for the end of the block.
 _LEAST_BITS_OF_A_BLOCK = 2
-# The kernels count the samples of an image with 32 bits.
+# The kernels count the samples of an image, and the bits of a scan, with 32 bits.
 _MOST_BLOCKS_OF_AN_IMAGE = 1 << 25
+_MOST_BYTES_OF_A_SCAN = 1 << 27
 
 
 class JpegFile(NamedTuple):
@@ -64,12 +65,14 @@ def jpeg_file(source: EncodedSource, box: Box | None) -> JpegFile | None:
     scan = source.header.scan
     assert scan is not None  # the caller has asked
     end = len(source.data) - _END_MARKER_BYTES
-    blocks = block_count(source, scan)
-    if _LEAST_BITS_OF_A_BLOCK * blocks > 8 * (end - scan.begin) or blocks > _MOST_BLOCKS_OF_AN_IMAGE:
+    blocks, scan_bytes = block_count(source, scan), end - scan.begin
+    if blocks > _MOST_BLOCKS_OF_AN_IMAGE or scan_bytes > _MOST_BYTES_OF_A_SCAN:
+        return None
+    if _LEAST_BITS_OF_A_BLOCK * blocks > 8 * scan_bytes:
         return None
     box = box or Box(0, 0, *source.size)
     if not scan.restart_interval:
-        return JpegFile(source, scan, [(scan.begin, end - scan.begin)], box)
+        return JpegFile(source, scan, [(scan.begin, scan_bytes)], box)
     marks = [match.start() for match in _RESTART_MARKER.finditer(source.data, scan.begin, end)]
     across, down = mcu_counts(source, scan)
     in_order = all(source.data[mark + 1] == 0xD0 + number % 8 for number, mark in enumerate(marks))

@@ -5,7 +5,7 @@ What each column means: `triton_kernels/jpeg/layout.py` and `window.py`.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ _BLOCK_SAMPLES = 64
 
 
 class Headers(NamedTuple):
-    """What the files of a batch say, int64 [images] each; in `of_files` a row of all of these for each file.
+    """What the files of a batch say: of each attribute a number for every file, int64 [images].
 
     Attributes:
         width: pixels.
@@ -41,19 +41,19 @@ class Headers(NamedTuple):
         tables: [9, images], rows of the quantisation, the DC and the AC tables, of three components each.
     """
 
-    width: Any
-    height: Any
-    components: Any
-    across: Any
-    down: Any
-    interval: Any
-    segments: Any
-    channels: Any
-    left: Any
-    top: Any
-    box_width: Any
-    box_height: Any
-    tables: Any
+    width: np.ndarray
+    height: np.ndarray
+    components: np.ndarray
+    across: np.ndarray
+    down: np.ndarray
+    interval: np.ndarray
+    segments: np.ndarray
+    channels: np.ndarray
+    left: np.ndarray
+    top: np.ndarray
+    box_width: np.ndarray
+    box_height: np.ndarray
+    tables: np.ndarray
 
     @classmethod
     def of_files(cls, rows: list[tuple[int, ...]]) -> Headers:
