@@ -1,6 +1,7 @@
 """Mode "compile": the rule of float64, odd shapes, and what happens without a compiler.
 
-Few models and small ones: each costs tens of seconds to compile on two cores. They share one cache.
+Six models, small ones, of which three share their code through the cache: each costs tens of seconds to compile on two
+cores.
 """
 
 from __future__ import annotations
