@@ -16,8 +16,8 @@ from torch_sink.image.decode.decoded import Box, Decoded
 from torch_sink.image.decode.providers import candidates, decode_sources
 from torch_sink.image.fallback import executing
 from torch_sink.image.lower.lowering import lower, value_table
-from torch_sink.image.ops import Op, replay
-from torch_sink.image.plan.atoms import Program
+from torch_sink.image.ops import WIDE_TYPES, Op, replay
+from torch_sink.image.plan.atoms import Atom, Kind, Program
 from torch_sink.image.plan.passes import passes_of
 from torch_sink.image.source import FinishedSource, Source
 from torch_sink.image.state import default_device
@@ -100,13 +100,22 @@ def programs_of(
     """
     shapes, passes = [shape_of(source) for source in sources], [passes_of(ops) for ops in calls]
     lowered = [_lowered(shape, ops, in_floats=False) for shape, ops in zip(shapes, passes, strict=True)]
-    # Tables hold half precision, but the kernel on floats does not compute in it.
-    if dtype.itemsize != 2 and any(programs[-1].float_atoms is not None for programs in lowered):
+    # Tables hold half precision and wide types, but the kernel on floats does not compute in them.
+    if dtype in (torch.float32, torch.uint8) and any(programs[-1].float_atoms is not None for programs in lowered):
         # Then the float kernel writes the result, of every image.
         for at, (shape, ops) in enumerate(zip(shapes, passes, strict=True)):
             if lowered[at][-1].float_atoms is None:
                 lowered[at] = _lowered(shape, ops, in_floats=True)
+    if dtype in WIDE_TYPES:
+        for at, (shape, ops) in enumerate(zip(shapes, passes, strict=True)):
+            if any(map(_writes_floats, lowered[at][-1].atoms)):
+                lowered[at] = _lowered(shape, ops, in_floats=True)
     return lowered
+
+
+def _writes_floats(atom: Atom) -> bool:
+    """True for a box of float32 values that the kernel on bytes writes beside those of its tables."""
+    return atom.kind in (Kind.ERASE, Kind.PASTE) and bool(atom.values[5])
 
 
 def _lowered(shape: ImageShape, passes: Sequence[tuple[Op, ...]], *, in_floats: bool) -> tuple[Program, ...]:
@@ -154,7 +163,7 @@ def earlier_passes(programs: Sequence[tuple[Program, ...]]) -> Iterator[list[tup
 
 
 def last_passes(programs: Sequence[tuple[Program, ...]]) -> list[list[int]]:
-    """Positions of the images that one kernel makes the results of; one group but with half precision."""
+    """Positions of the images that one kernel makes the results of; one group where they are float32 or bytes."""
     in_floats = [passes[-1].float_atoms is not None for passes in programs]
     groups = [[at for at, on_floats in enumerate(in_floats) if on_floats == wanted] for wanted in (False, True)]
     return [group for group in groups if group]
@@ -264,12 +273,14 @@ def _fill(workspace: torch.Tensor, decoded: Sequence[Decoded], inputs: Sequence[
 def _value_tables(
     chains: tuple[tuple[tuple[Op, ...], int], ...], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """float32 [chains, 3, 256]: the values of each uint8; stays on the device for the batches to come.
+    """[chains, 3, 256]: the values of each uint8; stays on the device for the batches to come.
 
-    They are rounded to `dtype`, that of the result, here: Triton's interpreter cuts off what bfloat16 cannot hold.
+    They are rounded to `dtype`, that of the result, here: Triton's interpreter cuts off what bfloat16 cannot hold. What
+    float32 holds is float32, anything else is of type `dtype`.
     """
+    kept = dtype if dtype in WIDE_TYPES else torch.float32
     with executing():
-        tables = [value_table(channels, chain).to(dtype).float().expand(3, -1) for chain, channels in chains]
+        tables = [value_table(channels, chain).to(dtype).to(kept).expand(3, -1) for chain, channels in chains]
     return torch.stack(tables).to(device)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 from torchvision import tv_tensors
+from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.image.fallback import executing, report_fallback
 from torch_sink.image.ops import Op, replay
@@ -247,10 +248,13 @@ def share_memory(whole: Any, views: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @recorded(torch.Tensor.contiguous)
 def _contiguous(handle: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
-    # Of a `tv_tensors.Image` torchvision returns the type that its user asked for.
-    if type(handle) is not LazyTensor or not handle.is_recording or memory_format != torch.contiguous_format:
+    if type(handle) not in HANDLES or not handle.is_recording or memory_format != torch.contiguous_format:
         return NotImplemented
-    return share_memory(handle, (handle.record(Op("contiguous")),))[0]
+    result = handle.record(Op("contiguous"))
+    # Of a `tv_tensors.Image` torchvision returns the type that its user asked for.
+    if type(handle) is LazyTVImage and not return_types._must_return_subclass():
+        result = result.as_subclass(torch.Tensor)
+    return share_memory(handle, (result,))[0]
 
 
 def finished_handle(tensor: torch.Tensor) -> LazyTensor:

@@ -39,8 +39,12 @@ class Op(NamedTuple):
 _DTYPE_CONVERSIONS = ("v1.convert_image_dtype", "v2.to_dtype")
 
 
+# Types of tensors that hold what float32 cannot.
+WIDE_TYPES = (torch.float64, torch.int16, torch.int32, torch.int64)
+
+
 def makes_floats(op: Op) -> bool:
-    """True for a call whose result is a tensor of floats, whatever it is called on."""
+    """True for a call whose result is a tensor of another type than uint8, whatever it is called on."""
     return op.name == "to_tensor" or (op.name in _DTYPE_CONVERSIONS and op.args[0] != torch.uint8)
 
 

@@ -11,6 +11,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import PIL.Image
@@ -32,7 +33,7 @@ from torch_sink.image.batch import LazyBatch
 from torch_sink.image.collate import collate_handles
 from torch_sink.image.fallback import ledger
 from torch_sink.image.lazy_file import jpeg_factory, pil_loader
-from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage, run_on_real
+from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage, run_on_real, share_memory
 from torch_sink.image.ops import Op
 from torch_sink.image.record import augmix as record_augmix
 from torch_sink.image.record import conversion as record_conversion
@@ -77,6 +78,7 @@ def _rows() -> Iterator[Row]:
     yield Row(folder, "pil_loader", pil_loader)
     yield Row(PIL.Image.OPEN, "JPEG", lambda entry: (jpeg_factory(entry[0]), *entry[1:]))
     yield Row(tv_tensors, "wrap", _wrap)
+    yield Row(tv_tensors.Image, "__new__", _new_image)
 
     for name, make in record_pil.PIL_RECORDERS.items():
         yield Row(_functional_pil, name, make)
@@ -111,6 +113,7 @@ def _rows() -> Iterator[Row]:
 
     yield from _rows_of_timm()
     yield Row(torch.nn.Parameter, "__new__", _parameter)
+    yield Row(torch.jit, "script", _script)
     for kind in HANDLES:
         yield Row(collate.default_collate_fn_map, kind, lambda stock: _collate)
     yield Row(collate.default_collate_fn_map, torch.Tensor, _collate_tensors)
@@ -190,6 +193,22 @@ def _wrap(stock: Callable[..., Any]) -> Callable[..., Any]:
     return wrap
 
 
+def _new_image(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand-in for `tv_tensors.Image.__new__`: of a Pillow image or a handle it makes a handle, in place of a view."""
+
+    @functools.wraps(stock)
+    def new(cls: Any, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool | None = None) -> Any:
+        if cls is tv_tensors.Image and dtype is None and device is None and not requires_grad:
+            if isinstance(data, PIL.Image.Image):
+                data = v2.functional.pil_to_tensor(data)
+            if isinstance(data, HANDLES) and data.is_recording:
+                image = LazyTVImage(data.sink_source, data.sink_ops, data.sink_shape, data.sink_dtype)
+                return share_memory(data, (image,))[0]
+        return stock(cls, data, dtype=dtype, device=device, requires_grad=requires_grad)
+
+    return new
+
+
 def _parameter(stock: Callable[..., Any]) -> Callable[..., Any]:
     """Stand-in for `Parameter.__new__`, which wants tensors whose `detach` returns their own type."""
 
@@ -199,6 +218,17 @@ def _parameter(stock: Callable[..., Any]) -> Callable[..., Any]:
         return run_on_real(stock, args, {}) if isinstance(data, HANDLES) else stock(*args)
 
     return new
+
+
+def _script(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand-in for `torch.jit.script`, which compiles the source of stock functions, and what they refer to."""
+
+    @functools.wraps(stock)
+    def script(obj: Any, optimize: Any = None, _frames_up: int = 0, **kwargs: Any) -> Any:
+        with _stock_in_place():
+            return stock(obj, optimize, _frames_up + 1, **kwargs)
+
+    return script
 
 
 def _rows_of_timm() -> Iterator[Row]:
@@ -267,6 +297,7 @@ def _stock_loop(module: str) -> Callable[..., Any]:
 # --- switching
 
 _installed: list[tuple[Row, Any]] = []
+_is_stock_in_place = False
 
 
 def install(settings: State) -> None:
@@ -285,6 +316,25 @@ def install(settings: State) -> None:
         stand_in = row.make(plain)
         _installed.append((row, stock))
         row.write(stand_in)
+
+
+@contextmanager
+def _stock_in_place() -> Iterator[None]:
+    """Inside, every place of the table holds the stock object; the settings stay. Does nothing inside itself."""
+    global _is_stock_in_place
+    if _is_stock_in_place:
+        yield
+        return
+    stand_ins = [row.read() for row, _ in _installed]
+    _is_stock_in_place = True
+    try:
+        for row, stock in reversed(_installed):
+            row.write(stock)
+        yield
+    finally:
+        for (row, _), stand_in in zip(_installed, stand_ins, strict=True):
+            row.write(stand_in)
+        _is_stock_in_place = False
 
 
 def uninstall() -> None:

@@ -84,7 +84,7 @@ def _without_arguments(kind: Kind) -> Callable[..., None]:
     return lambda state: state.add(kind)
 
 
-lowers("pil.adjust_brightness", "v1.adjust_brightness", "v2.adjust_brightness")(_with_factor(Kind.BRIGHTNESS))
+lowers("pil.adjust_brightness", "v1.adjust_brightness")(_with_factor(Kind.BRIGHTNESS))
 lowers("pil.adjust_saturation")(_with_factor(Kind.SATURATION))
 lowers("pil.adjust_contrast")(_with_factor(Kind.CONTRAST))
 lowers("pil.invert", "v1.invert", "v2.invert")(_without_arguments(Kind.INVERT))

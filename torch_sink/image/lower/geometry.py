@@ -27,6 +27,7 @@ from torch_sink.image.lower.resample_weights import (
     tensor_table_without_antialias,
 )
 from torch_sink.image.plan.atoms import Atom, Kind, Lowering, lowers, packed_colour
+from torch_sink.image.record.arguments import padding_fits
 from torch_sink.image.record.tensor_argument import TensorArgument
 
 Resampling, Transpose = Image.Resampling, Image.Transpose
@@ -80,13 +81,27 @@ PAD_KINDS = {"edge": Kind.EDGE, "reflect": Kind.REFLECT, "symmetric": Kind.SYMME
 def _pad(state: Lowering, sides: tuple[int, int, int, int], fill: Any, mode: str) -> None:
     """EDGE, REFLECT, SYMMETRIC: (left, top, input width, input height), added as for SHIFT, then brought inside."""
     left, top, right, bottom = sides
-    if not any(sides):
-        return
     if mode == "constant":
         _shift(state, -top, -left, state.height + top + bottom, state.width + left + right, fill)
         return
-    old_height, old_width = state.resize_to(state.height + top + bottom, state.width + left + right)
-    state.add(PAD_KINDS[mode], -left, -top, old_width, old_height)
+    if min(sides) < 0:  # which crops first
+        cut_left, cut_top, cut_right, cut_bottom = (-min(side, 0) for side in sides)
+        _shift(state, cut_top, cut_left, state.height - cut_top - cut_bottom, state.width - cut_left - cut_right)
+        left, top, right, bottom = (max(side, 0) for side in sides)
+    if not any((left, top, right, bottom)):
+        return
+    if padding_fits((left, top, right, bottom), mode, state.height, state.width):
+        old_height, old_width = state.resize_to(state.height + top + bottom, state.width + left + right)
+        state.add(PAD_KINDS[mode], -left, -top, old_width, old_height)
+        return
+    x_table = mirrored_positions(state.width, left, right, mode)
+    _remap(state, x_table, mirrored_positions(state.height, top, bottom, mode), 0)
+
+
+@functools.lru_cache(maxsize=256)
+def mirrored_positions(size: int, before: int, after: int, mode: str) -> np.ndarray:
+    """Source index of each output position, int32, where more is padded than there is to mirror, as `numpy.pad`."""
+    return np.pad(np.arange(size, dtype=np.int32), (before, after), mode)  # type: ignore[call-overload]
 
 
 def _flip(state: Lowering, x: bool, y: bool) -> None:

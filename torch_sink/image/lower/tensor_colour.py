@@ -86,11 +86,20 @@ def _permute(state: Lowering, permutation: tuple[int, ...]) -> None:
 @_lowers_both("adjust_gamma")
 def _gamma(state: Lowering, formula: Formula, gamma: float, gain: float) -> None:
     family = "v1" if formula == Formula.TENSOR_V1 else "v2"
-    lookup(state, _gamma_table(f"{family}.adjust_gamma", gamma, gain))
+    lookup(state, _stock_table(f"{family}.adjust_gamma", gamma, gain))
 
 
-@functools.lru_cache(maxsize=1024)
-def _gamma_table(name: str, gamma: float, gain: float) -> np.ndarray:
+@lowers("v2.adjust_brightness")
+def _brightness(state: Lowering, factor: float) -> None:
+    """A whole number stays one: stock code multiplies bytes by it, modulo 256."""
+    if isinstance(factor, int):
+        lookup(state, _stock_table("v2.adjust_brightness", factor))
+    else:
+        state.add(Kind.BRIGHTNESS, factor=factor)
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def _stock_table(name: str, *args: float) -> np.ndarray:
     """What stock code makes of each value, int32 [256]."""
     ramp = torch.arange(256, dtype=torch.uint8).view(1, 1, 256)
-    return STOCK[name](ramp, gamma, gain).flatten().to(torch.int32).numpy()
+    return STOCK[name](ramp, *args).flatten().to(torch.int32).numpy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -34,6 +35,14 @@ def permutation_of(permutation: Any, channels: int) -> tuple[int, ...] | None:
     return tuple(permutation) if all(type(index) is int and 0 <= index < channels for index in permutation) else None
 
 
+def factor_of(factor: Any) -> Any:
+    """A factor that stock code turns into a Python number itself, as that number; anything else as it is."""
+    is_scalar = isinstance(factor, torch.Tensor) and factor.ndim == 0 and not factor.requires_grad
+    if (is_scalar and type(factor) is torch.Tensor) or isinstance(factor, (np.floating, np.integer)):
+        return factor.item()
+    return factor
+
+
 def sides_of(padding: Any) -> tuple[int, int, int, int] | None:
     """(left, top, right, bottom) of a padding argument, or None where stock code should look at it."""
     if type(padding) is int:
@@ -56,12 +65,20 @@ def size_of(size: Any) -> tuple[int, int] | None:
 
 
 def padding_fits(sides: tuple[int, int, int, int], mode: str, height: int, width: int) -> bool:
-    """Modes that mirror need the image to be larger than the padding; beyond that stock code wraps or raises."""
+    """Modes that mirror need the image to be larger than the padding; beyond that stock code wraps or raises.
+
+    Negative sides crop the image before the others pad it, and have to leave something of it.
+    """
     if min(sides) < 0:
-        return False
-    return mode in ("constant", "edge") or (
-        mode in ("reflect", "symmetric") and max(sides[0], sides[2]) < width and max(sides[1], sides[3]) < height
-    )
+        left, top, right, bottom = (min(side, 0) for side in sides)
+        height, width = height + top + bottom, width + left + right
+        outside = tuple(max(side, 0) for side in sides)
+        return min(height, width) > 0 and padding_fits(outside, mode, height, width)  # type: ignore[arg-type]
+    # A mirror that stands on the border pixel does not repeat it.
+    beside = {"reflect": 1, "symmetric": 0}.get(mode)
+    if beside is None:
+        return mode in ("constant", "edge")
+    return max(sides[0], sides[2]) <= width - beside and max(sides[1], sides[3]) <= height - beside
 
 
 def crop_fits(top: int, left: int, height: int, width: int) -> bool:

@@ -16,7 +16,7 @@ from PIL import Image
 from torch_sink.image.lazy_image import LazyImage, lazy_image
 from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.ops import Op
-from torch_sink.image.record.value_range import is_exact, value_range
+from torch_sink.image.record.value_range import fits_int32, is_exact
 from torch_sink.image.source import EncodedSource, PixelSource
 
 Recorder = Callable[..., Any]
@@ -83,11 +83,8 @@ def _as_image(handle: Any) -> LazyImage | None:
 
 
 def _becomes_bytes(handle: Any) -> bool:
-    """True for floats in [0, 1]; of others numpy makes bytes as the machine does."""
-    if handle.sink_dtype != torch.float32 or not is_exact(handle):
-        return False
-    low, high = value_range(handle)
-    return 0.0 <= low <= high <= 1.0
+    """True for floats of which numpy on x86-64 takes the whole part as 32 bits, and the lowest eight of those."""
+    return handle.sink_dtype == torch.float32 and is_exact(handle) and fits_int32(handle)
 
 
 def through_tensor(recorder: Recorder) -> Callable[[Recorder], Recorder]:

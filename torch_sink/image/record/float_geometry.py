@@ -14,16 +14,15 @@ from torchvision.transforms.v2.functional._geometry import (
 
 from torch_sink.image.lower.geometry import NEAREST_MODES
 from torch_sink.image.ops import Op
-from torch_sink.image.record.arguments import is_number, padding_fits, sides_of, size_of
+from torch_sink.image.record.arguments import crop_fits, is_number, padding_fits, sides_of, size_of
 
 
 def crop(family: str, handle: Any, top: Any, left: Any, height: Any, width: Any) -> Any:
     channels, old_height, old_width = handle.sink_shape
-    if not all(type(value) is int for value in (top, left, height, width)) or height <= 0 or width <= 0:
+    if not all(type(value) is int for value in (top, left, height, width)):
         return NotImplemented
     inside = top >= 0 and left >= 0 and top + height <= old_height and left + width <= old_width
-    overlaps = top + height > 0 and left + width > 0 and top < old_height and left < old_width
-    if not overlaps:
+    if not crop_fits(top, left, height, width):
         return NotImplemented
     op = Op(f"{family}.crop" if inside else f"{family}.crop_beyond", (top, left, height, width))
     return handle.record(op, shape=(channels, height, width))

@@ -18,7 +18,7 @@ from torchvision.transforms.v2.functional._geometry import (
 
 from torch_sink.image.lazy_image import LazyImage, lazy_image
 from torch_sink.image.ops import Op
-from torch_sink.image.record.arguments import colour_of, is_number, padding_fits, sides_of, size_of
+from torch_sink.image.record.arguments import colour_of, factor_of, is_number, sides_of, size_of
 
 Recorder = Callable[..., Any]
 
@@ -69,6 +69,22 @@ def _factor(handle: LazyImage, *args: Any) -> bool:
     return len(args) == 1 and is_number(args[0])
 
 
+def _by_factor(name: str, accepts: Callable[..., bool] = _factor) -> Callable[[Recorder], Recorder]:
+    """`_pil_recorder` for functionals that blend by a factor."""
+
+    def make(stock: Recorder) -> Recorder:
+        record = _pil_recorder(name, accepts)(stock)
+
+        @functools.wraps(stock)
+        def stand_in(img: Any, *args: Any, **kwargs: Any) -> Any:
+            values = {key: factor_of(value) for key, value in kwargs.items()}
+            return record(img, *map(factor_of, args), **values)
+
+        return stand_in
+
+    return make
+
+
 def _colour_factor(handle: LazyImage, *args: Any) -> bool:
     return handle.mode == "RGB" and _factor(handle, *args)
 
@@ -89,6 +105,12 @@ def _gray_channels(handle: LazyImage, *args: Any) -> bool:
     return len(args) == 1 and args[0] in (1, 3)
 
 
+def _leaves_something(sides: tuple[int, int, int, int], width: int, height: int) -> bool:
+    """Negative sides crop, which has to leave an image."""
+    left, top, right, bottom = (min(side, 0) for side in sides)
+    return width + left + right > 0 and height + top + bottom > 0
+
+
 def pad_pil(stock: Recorder) -> Recorder:
     """Stand-in for `_functional_pil.pad`."""
 
@@ -100,8 +122,9 @@ def pad_pil(stock: Recorder) -> Recorder:
             width, height = handle.size
             unused = padding_mode != "constant" and (fill is None or isinstance(fill, (int, float, tuple, list)))
             colour = colour_of(0 if unused else fill, 3 if handle.mode == "RGB" else 1)
-            if colour is not None and padding_fits(sides, padding_mode, height, width):
-                size = width + sides[0] + sides[2], height + sides[1] + sides[3]
+            size = width + sides[0] + sides[2], height + sides[1] + sides[3]
+            known = padding_mode in ("constant", "edge", "reflect", "symmetric")
+            if colour is not None and known and min(size) > 0 and _leaves_something(sides, width, height):
                 return handle.record(Op("pil.pad", (sides, colour, padding_mode)), size=size)
         return stock(img, padding, fill, padding_mode)
 
@@ -110,7 +133,7 @@ def pad_pil(stock: Recorder) -> Recorder:
 
 def _saturation(stock: Recorder) -> Recorder:
     """Stand-in for `_functional_pil.adjust_saturation`, which gives a copy of a gray image."""
-    record = _pil_recorder("pil.adjust_saturation", _colour_factor)(stock)
+    record = _by_factor("pil.adjust_saturation", _colour_factor)(stock)
 
     @functools.wraps(stock)
     def stand_in(img: Any, saturation_factor: Any) -> Any:
@@ -161,12 +184,12 @@ def center_crop(stock: Recorder) -> Recorder:
 PIL_RECORDERS: dict[str, Callable[[Recorder], Recorder]] = {
     **dict.fromkeys(("hflip", "vflip", "crop", "resize", "affine", "rotate", "perspective"), through_methods),
     "pad": pad_pil,
-    "adjust_brightness": _pil_recorder("pil.adjust_brightness", _factor),
-    "adjust_contrast": _pil_recorder("pil.adjust_contrast", _factor),
+    "adjust_brightness": _by_factor("pil.adjust_brightness"),
+    "adjust_contrast": _by_factor("pil.adjust_contrast"),
     "adjust_saturation": _saturation,
     "adjust_hue": _pil_recorder("pil.adjust_hue", _hue),
     "adjust_gamma": _gamma,
-    "adjust_sharpness": _pil_recorder("pil.adjust_sharpness", _factor),
+    "adjust_sharpness": _by_factor("pil.adjust_sharpness"),
     "to_grayscale": _pil_recorder("pil.to_grayscale", _gray_channels, mode=lambda n: "L" if n == 1 else "RGB"),
     "invert": _pil_recorder("pil.invert", _no_arguments),
     "posterize": _pil_recorder("pil.posterize", _bits),

@@ -20,6 +20,7 @@ from torch_sink.image.record import tensor_colour as colour
 from torch_sink.image.record import tensor_geometry as geometry
 from torch_sink.image.record import tensor_values as values
 from torch_sink.image.record import tensor_warp as warp
+from torch_sink.image.record.arguments import factor_of
 from torch_sink.image.record.floats import V1_FLOAT_RECORDERS, V2_FLOAT_RECORDERS
 
 Recorder = Callable[..., Any]
@@ -82,8 +83,23 @@ def _by_dtype(recorders: dict[str, Recorder], on_floats: dict[str, Recorder]) ->
     return {name: either(name) for name in {**recorders, **on_floats}}
 
 
+_BY_FACTOR = ("adjust_brightness", "adjust_contrast", "adjust_saturation", "adjust_sharpness")
+
+
+def _with_numbers(recorders: dict[str, Recorder]) -> dict[str, Recorder]:
+    """Factors may be scalars of numpy or torch as well."""
+
+    def with_number(recorder: Recorder) -> Recorder:
+        return lambda handle, *args, **kwargs: recorder(
+            handle, *map(factor_of, args), **{name: factor_of(value) for name, value in kwargs.items()}
+        )
+
+    return {name: with_number(recorders[name]) if name in _BY_FACTOR else recorders[name] for name in recorders}
+
+
+_V1_BY_DTYPE = _by_dtype(_V1_COMPUTING, V1_FLOAT_RECORDERS)
 V1_TENSOR_RECORDERS: dict[str, Recorder] = {
-    **{name: _as_pure(recorder) for name, recorder in _by_dtype(_V1_COMPUTING, V1_FLOAT_RECORDERS).items()},
+    **{name: _as_pure(recorder) for name, recorder in _with_numbers(_V1_BY_DTYPE).items()},
     "erase": functools.partial(geometry.erase, "v1"),
 }
 
@@ -115,7 +131,7 @@ _V2_RECORDERS: dict[str, Recorder] = {
     "get_size": lambda handle: list(handle.sink_shape[1:]),
 }
 
-V2_TENSOR_RECORDERS = _by_dtype(_V2_RECORDERS, V2_FLOAT_RECORDERS)
+V2_TENSOR_RECORDERS = _with_numbers(_by_dtype(_V2_RECORDERS, V2_FLOAT_RECORDERS))
 
 
 def five_crop_v1(stock: Recorder) -> Recorder:

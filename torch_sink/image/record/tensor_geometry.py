@@ -15,7 +15,7 @@ from torchvision.transforms.v2.functional._geometry import (
 
 from torch_sink.image.lazy_tensor import HANDLES, recorded, share_memory
 from torch_sink.image.lower.geometry import NEAREST_MODES, integer_resize_fits
-from torch_sink.image.ops import Op
+from torch_sink.image.ops import WIDE_TYPES, Op
 from torch_sink.image.record.arguments import colour_of, crop_fits, padding_fits, sides_of, size_of
 from torch_sink.image.record.tensor_argument import TensorArgument
 
@@ -139,6 +139,8 @@ _NO_BOX = 0, 0, 0, 0, (0.0,)
 
 def erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inplace: bool = False) -> Any:
     channels, height, width = handle.sink_shape
+    if handle.sink_dtype in WIDE_TYPES:
+        return NotImplemented
     if v is handle:
         # What `RandomErasing` asks for where it finds no box: nothing is erased.
         return handle if inplace else handle.record(Op(f"{family}.erase", _NO_BOX))
@@ -147,6 +149,8 @@ def erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inpl
         return NotImplemented
     if inplace and handle.shares_memory:
         return NotImplemented
+    if v.shape != (channels, h, w) and v.shape[1:] != (1, 1) and _broadcasts(v.shape, (channels, h, w)):
+        v = v.expand(channels, h, w)
     if v.shape == (channels, h, w) and v.numel() > channels:
         # Converted as the assignment in stock code does it; a copy, for the caller may go on to write to its own.
         pixels = TensorArgument(v.detach().to(handle.sink_dtype, copy=True))
@@ -154,13 +158,17 @@ def erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inpl
         return handle.become(result) if inplace else result
     if not h * w and v.shape == (channels, h, w):
         return handle if inplace else handle.record(Op(f"{family}.erase", _NO_BOX))
+    if v.shape[1:] != (1, 1) or len(v) not in (1, channels):
+        return NotImplemented
     values = tuple(v.flatten().tolist())
-    if v.shape[1:] != (1, 1) or len(values) not in (1, channels):
-        return NotImplemented
     if handle.sink_dtype == torch.uint8 and not all(0 <= value < 256 for value in values):
-        return NotImplemented
+        values = tuple(v.flatten().to(torch.uint8).tolist())
     result = handle.record(Op(f"{family}.erase", (i, j, h, w, values)))
     return handle.become(result) if inplace else result
+
+
+def _broadcasts(shape: torch.Size, box: tuple[int, int, int]) -> bool:
+    return all(side in (1, of_box) for side, of_box in zip(shape, box, strict=True))
 
 
 @recorded(torch.Tensor.__setitem__)

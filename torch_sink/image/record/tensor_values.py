@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
-from torch_sink.image.ops import Op
+from torch_sink.image.ops import WIDE_TYPES, Op
 from torch_sink.image.record.arguments import is_number
 from torch_sink.image.record.value_range import fits_int32, is_exact, is_from_bytes
 
 
 def _statistics(values: Any, channels: int) -> tuple[float, ...] | None:
     """mean or std as a tuple of floats, or None where stock code should look at it."""
-    if isinstance(values, torch.Tensor) and values.ndim == 1:
+    if isinstance(values, (torch.Tensor, np.ndarray)) and values.ndim == 1:
         values = values.tolist()
-    if isinstance(values, (list, tuple)) and len(values) in (1, channels) and all(map(is_number, values)):
-        return tuple(values)
-    return None
+    if not isinstance(values, (list, tuple)) or len(values) not in (1, channels):
+        return None
+    values = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
+    return values if all(map(is_number, values)) else None
 
 
 # Less may be zero in the image's dtype, which stock code refuses.
@@ -25,6 +27,8 @@ _SMALLEST_STD = 1e-6
 
 
 def normalize(family: str, handle: Any, mean: Any, std: Any, inplace: bool = False) -> Any:
+    if family == "v2" and handle.sink_dtype == torch.float32 and not inplace:
+        handle = _spread(handle, mean, std)
     channels = handle.sink_shape[0]
     mean, std = _statistics(mean, channels), _statistics(std, channels)
     if mean is None or std is None or not handle.sink_dtype.is_floating_point:
@@ -35,6 +39,14 @@ def normalize(family: str, handle: Any, mean: Any, std: Any, inplace: bool = Fal
         return NotImplemented
     result = handle.record(Op(f"{family}.normalize", (mean, std)))
     return handle.become(result) if inplace else result
+
+
+def _spread(handle: Any, mean: Any, std: Any) -> Any:
+    """A gray image with as many channels as there are statistics: the kernel of `transforms.v2` makes so many."""
+    channels, height, width = handle.sink_shape
+    if channels != 1 or _statistics(mean, 3) is None or _statistics(std, 3) is None or len(mean) == len(std) == 1:
+        return handle
+    return handle.record(Op("v2.grayscale_to_rgb"), shape=(3, height, width))
 
 
 def convert_dtype(handle: Any, dtype: torch.dtype = torch.float32) -> Any:
@@ -55,8 +67,8 @@ def _to_dtype(handle: Any, dtype: torch.dtype, op: Op) -> Any:
     return handle.record(op, dtype=dtype)
 
 
-# dtype -> those that the kernels can make of it; narrower floats than float32 are computed with in tables alone.
+# dtype -> those that the kernels can make of it; other types than uint8 and float32 are computed with in tables alone.
 _CONVERSIONS = {
-    torch.uint8: (torch.float32, torch.float16, torch.bfloat16),
+    torch.uint8: (torch.float32, torch.float16, torch.bfloat16, *WIDE_TYPES),
     torch.float32: (torch.uint8, torch.float16, torch.bfloat16, torch.float64),
 }

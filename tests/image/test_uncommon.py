@@ -1,0 +1,82 @@
+"""What is seldom asked for is recorded, and made on the CPU path with stock torchvision's bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torchvision import transforms as v1
+from torchvision import tv_tensors
+
+import torch_sink
+from image.cases import gray_images, rgb_images
+from image.check import check_pipeline
+from image.uncommon_cases import UNCOMMON
+from torch_sink.image import reroute
+
+
+@pytest.mark.parametrize("name", UNCOMMON)
+def test_rgb(name: str) -> None:
+    check_pipeline(UNCOMMON[name](), rgb_images()[:4], seed=3)
+
+
+@pytest.mark.parametrize("name", ["v1 mirrored more than once", "v1 int16", "v2 three statistics of a gray image"])
+def test_gray(name: str) -> None:
+    check_pipeline(UNCOMMON[name](), gray_images(), seed=3)
+
+
+def test_what_tv_tensors_share() -> None:
+    """`tv_tensors.Image(tensor)` is a view of the tensor, also where both are handles."""
+    values = []
+    for backend, settings in (("PIL", {}), ("device", {"device": "cpu"})):
+        with torch_sink.image_backend(backend, **settings):
+            tensor = v1.PILToTensor()(rgb_images()[0]())
+            image = tv_tensors.Image(tensor)
+            tensor[0, 0, 0] = 77
+            values.append((image * 1, image.contiguous() * 1, type(image.contiguous() * 1)))
+    assert torch.equal(values[0][0], values[1][0])
+    assert torch.equal(values[0][1], values[1][1])
+    assert values[0][2] is values[1][2]
+
+
+SCRIPTED = {
+    "AugMix": v1.AugMix,
+    "RandAugment": v1.RandAugment,
+    "RandomResizedCrop": lambda: v1.RandomResizedCrop([8, 9]),
+    "a preprocessing chain": lambda: torch.nn.Sequential(
+        v1.Resize([9, 8]), v1.ConvertImageDtype(torch.float32), v1.Normalize([0.5], [0.25])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTED)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_scripting_while_the_backend_is_on(name: str) -> None:
+    transform = SCRIPTED[name]()
+    pixels = torch.randint(0, 256, (3, 14, 17), dtype=torch.uint8)
+    with torch_sink.image_backend("device", device="cpu"):
+        stand_ins = [row.read() for row, _ in reroute._installed]
+        scripted = torch.jit.script(transform)
+        assert [row.read() for row, _ in reroute._installed] == stand_ins
+        torch.manual_seed(5)
+        made = scripted(pixels)
+        torch.manual_seed(5)
+        of_a_handle = scripted(v1.PILToTensor()(rgb_images()[0]()))
+    torch.manual_seed(5)
+    assert torch.equal(made, transform(pixels))
+    torch.manual_seed(5)
+    assert torch.equal(of_a_handle, transform(v1.PILToTensor()(rgb_images()[0]())))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_scripting_a_function_beside_others() -> None:
+    """A scripted function finds what stands beside it, whatever stands between it and the compiler."""
+    with torch_sink.image_backend("device", device="cpu"):
+
+        def doubled(values: torch.Tensor) -> torch.Tensor:
+            return values * 2
+
+        @torch.jit.script
+        def twice(values: torch.Tensor) -> torch.Tensor:
+            return doubled(doubled(values))
+
+        assert twice(torch.ones(2)).tolist() == [4, 4]

@@ -1,0 +1,91 @@
+"""Pipelines of what is seldom asked for: odd paddings, wide types, values out of range, statistics of numpy."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torchvision import transforms as v1
+from torchvision import tv_tensors
+from torchvision.transforms import functional as F1
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F2
+
+from image.cases import MEAN, SIZE, STD
+from image.check import Pipeline
+
+
+def _v1(*transforms: Any) -> Pipeline:
+    return v1.Compose([v1.Resize(SIZE), *transforms])
+
+
+def _v2(*transforms: Any) -> Pipeline:
+    return v2.Compose([v2.Resize(SIZE), *transforms])
+
+
+def _erase(values: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+    return F1.erase(image, 2, 3, 5, 7, values)
+
+
+UNCOMMON: dict[str, Callable[[], Pipeline]] = {
+    "v1 mirrored more than once": lambda: _v1(
+        v1.Pad((70, 1, 30, 40), padding_mode="reflect"), v1.CenterCrop((50, 110)),
+        v1.Pad((111, 0, 0, 180), padding_mode="symmetric"), v1.PILToTensor(),
+    ),
+    "v1 mirrored as a whole": lambda: _v1(v1.PILToTensor(), v1.Pad((19, 13), padding_mode="symmetric")),
+    "v1 negative padding": lambda: _v1(
+        v1.Pad((-3, 2, 4, -1), fill=9), v1.Pad((-2, 3, 0, 0), padding_mode="reflect"), v1.PILToTensor(),
+        v1.Pad((-1, -2, 3, 4), padding_mode="symmetric"), v1.Pad((-2, 0, 3, 0), padding_mode="edge"),
+    ),
+    "v2 negative padding of floats": lambda: _v2(
+        v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Pad((-3, 2, 4, -1), fill=0.3), v2.Grayscale(),
+        v2.Pad((-1, 2, 3, 4), padding_mode="reflect"), v2.Pad((2, -2, -3, 0), padding_mode="edge"),
+    ),
+    "v1 float64": lambda: _v1(
+        v1.PILToTensor(), v1.RandomInvert(), v1.ConvertImageDtype(torch.float64), v1.Normalize(MEAN, STD),
+        v1.RandomHorizontalFlip(), v1.Pad(2, padding_mode="edge"),
+    ),
+    "v2 float64, some by way of float32": lambda: _v2(
+        v2.ToImage(),
+        v2.RandomApply([v2.ToDtype(torch.float32, scale=True), v2.RandomApply([v2.ColorJitter(saturation=2.0)]),
+                        v2.RandomErasing(1.0)]),
+        v2.ToDtype(torch.float64, scale=True),
+    ),
+    "v2 int64": lambda: _v2(v2.ToImage(), v2.ToDtype(torch.int64), v2.RandomVerticalFlip(1.0)),
+    "v2 int32, scaled": lambda: _v2(v2.PILToTensor(), v2.RandomErasing(1.0), v2.ToDtype(torch.int32, scale=True)),
+    "v1 int16": lambda: _v1(v1.PILToTensor(), v1.ConvertImageDtype(torch.int16)),
+    "v1 Pillow images of any floats": lambda: _v1(
+        v1.ToTensor(), v1.Normalize(MEAN, STD), v1.ToPILImage(), v1.RandomAdjustSharpness(2.0, 1.0), v1.ToTensor()
+    ),
+    "v1 erased by rows and columns": lambda: _v1(
+        v1.PILToTensor(), functools.partial(_erase, torch.arange(7.0).view(1, 1, 7) * 50 - 30),
+        v1.ConvertImageDtype(torch.float32), functools.partial(_erase, torch.tensor([-2.0, 0.5, 7.0]).view(3, 1, 1)),
+    ),
+    "v1 erased by no bytes": lambda: _v1(
+        v1.PILToTensor(), functools.partial(_erase, torch.tensor([-2.0, 300.7, 255.9]).view(3, 1, 1))
+    ),
+    "v1 factors of numpy and torch": lambda: _v1(
+        functools.partial(F1.adjust_brightness, brightness_factor=np.float32(0.7)), v1.PILToTensor(),
+        functools.partial(F1.adjust_saturation, saturation_factor=torch.tensor(1.6)),
+        functools.partial(F1.adjust_sharpness, sharpness_factor=np.int64(2)),
+    ),
+    "v2 a factor that is a whole number": lambda: _v2(
+        v2.ToImage(), functools.partial(F2.adjust_brightness, brightness_factor=2), v2.ToDtype(torch.float32, scale=True),
+        functools.partial(F2.adjust_brightness, brightness_factor=2),
+    ),
+    "v1 statistics of numpy": lambda: _v1(
+        v1.ToTensor(), v1.Normalize(np.array(MEAN), np.array(STD, dtype=np.float32)),
+        v1.Normalize([np.float32(0.3)], (np.float64(2.0),)),
+    ),
+    "v2 three statistics of a gray image": lambda: _v2(
+        v2.Grayscale(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD), v2.Resize((9, 8))
+    ),
+    "tv_tensors.Image of a Pillow image": lambda: _v2(
+        tv_tensors.Image, v2.RandomHorizontalFlip(), torch.Tensor.contiguous, v2.ToDtype(torch.float32)
+    ),
+    "tv_tensors.Image of a tensor": lambda: _v1(v1.PILToTensor(), tv_tensors.Image, v2.ColorJitter(0.3), F2.invert),
+    "v1 crop beside the image": lambda: _v1(v1.ToTensor(), functools.partial(F1.crop, top=15, left=2, height=4, width=5)),
+}  # fmt: skip
