@@ -42,11 +42,13 @@ def posterize(value, levels, last, step):
 
 @triton.jit
 def to_byte(value, scale, rounds):
-    """The whole number that a uint8 holds: cut off modulo 256 as torch does it, or rounded and kept in [0, 255]."""
+    """The whole number that a uint8 holds, as torch does it. `rounds` is 0: cut off, modulo 256; 1: rounded and kept in
+    [0, 255]; 2: rounded, modulo 256."""
     scaled = value * scale
-    # Beyond 2 ** 23 float32 has no digits after the point: the addition rounds, halves to even.
-    nearest = (clamp(scaled, 0.0, 255.0) + 8388608.0) - 8388608.0
-    return tl.where(rounds, nearest, (scaled.to(tl.int32) & 255).to(tl.float32))
+    # Beyond 1.5 * 2 ** 23 float32 has no digits after the point: the addition rounds, halves to even.
+    nearest = (clamp(scaled, -4194304.0, 4194303.0) + 12582912.0) - 12582912.0
+    whole = tl.where(rounds == 0, scaled, nearest).to(tl.int32)
+    return tl.where(rounds == 1, clamp(nearest, 0.0, 255.0), (whole & 255).to(tl.float32))
 
 
 @triton.jit
@@ -86,7 +88,7 @@ def apply_float_point(code, operation, red, green, blue, IS_HEAVY: tl.constexpr)
         green = blend(green, gray, first, rest, kind == GRAY_V2)
         blue = blend(blue, gray, first, rest, kind == GRAY_V2)
     elif code == TO_BYTE:
-        rounds = tl.load(operation + 2) != 0
+        rounds = tl.load(operation + 2)
         red, green, blue = to_byte(red, first, rounds), to_byte(green, first, rounds), to_byte(blue, first, rounds)
     elif code == PERMUTE:
         new_red = chosen(red, green, blue, tl.load(operation + 1))

@@ -10,12 +10,15 @@ import numpy as np
 import torch
 from torchvision import transforms as v1
 from torchvision import tv_tensors
+from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as F1
-from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F2
 
 from image.cases import MEAN, SIZE, STD
 from image.check import Pipeline
+
+
+BICUBIC = InterpolationMode.BICUBIC
 
 
 def _v1(*transforms: Any) -> Pipeline:
@@ -87,5 +90,16 @@ UNCOMMON: dict[str, Callable[[], Pipeline]] = {
         tv_tensors.Image, v2.RandomHorizontalFlip(), torch.Tensor.contiguous, v2.ToDtype(torch.float32)
     ),
     "tv_tensors.Image of a tensor": lambda: _v1(v1.PILToTensor(), tv_tensors.Image, v2.ColorJitter(0.3), F2.invert),
+    "v1 bicubic elastic": lambda: _v1(v1.PILToTensor(), v1.ElasticTransform(60.0, 1.0, BICUBIC), v1.RandomPosterize(7, 1.0)),
+    "v1 bicubic elastic, Pillow": lambda: _v1(
+        v1.ElasticTransform(60.0, 1.0, BICUBIC, fill=(10, 200, 30)), v1.ColorJitter(0.4), v1.PILToTensor()
+    ),
+    "v1 bicubic elastic of floats": lambda: _v1(
+        v1.ToTensor(), v1.Normalize(MEAN, STD), v1.ElasticTransform(80.0, 2.0, BICUBIC, fill=0.5), v1.ConvertImageDtype(torch.uint8)
+    ),
+    "v2 bicubic elastic": lambda: _v2(
+        v2.ElasticTransform(60.0, 1.0, BICUBIC), v2.ToImage(), v2.ElasticTransform(60.0, 1.0, BICUBIC, fill=7),
+        v2.ToDtype(torch.float32), v2.ElasticTransform(60.0, 1.0, BICUBIC, fill=(0.1, 0.2, 0.3)),
+    ),
     "v1 crop beside the image": lambda: _v1(v1.ToTensor(), functools.partial(F1.crop, top=15, left=2, height=4, width=5)),
 }  # fmt: skip

@@ -118,7 +118,7 @@ for _family, _is_v2 in (("v1", 0), ("v2", 1)):
 
 
 def _to_byte(state: FloatLowering, scale: float, rounds: int = 0) -> None:
-    """TO_BYTE: (scale, to the nearest instead of cut off)."""
+    """TO_BYTE: (scale, 0 to cut off, 1 to round and keep in [0, 255], 2 to round)."""
     state.add(FloatKind.TO_BYTE, *bits(scale), rounds)
 
 
@@ -135,6 +135,7 @@ def _convert(state: FloatLowering, dtype: torch.dtype, scale: bool = True) -> No
 
 lowers_float("to_pil_bytes")(functools.partial(_to_byte, scale=255.0))
 lowers_float("round_to_bytes")(functools.partial(_to_byte, scale=1.0, rounds=1))
+lowers_float("round_modulo_256")(functools.partial(_to_byte, scale=1.0, rounds=2))
 
 
 @lowers_float("v2.grayscale_to_rgb")

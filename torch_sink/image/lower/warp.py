@@ -23,6 +23,8 @@ from torch_sink.image.record.tensor_warp import affine_matrix, rotation_matrix
 # What the kernel reads of the kind of a grid, and of how the fill is worked in.
 AFFINE, PERSPECTIVE, DISPLACED = range(3)
 NO_FILL, FILL_V1, FILL_V2 = range(3)
+# The number of a mode is its place here.
+MODES = ("nearest", "bilinear", "bicubic")
 _FILL_RULES = {"v1": FILL_V1, "v2": FILL_V2}
 
 
@@ -73,11 +75,11 @@ def _identity_positions(height: int, width: int) -> np.ndarray:
 def grid_values(
     family: str, height: int, width: int, grid: Grid, mode: str, fill: tuple[float, ...] | None
 ) -> tuple[int, ...]:
-    """(input width, input height, bilinear, fill rule, kind of grid, -, three float32 fills)."""
+    """(input width, input height, mode, fill rule, kind of grid, -, three float32 fills)."""
     rule = NO_FILL if fill is None else _FILL_RULES[family]
     fills = (0.0,) if fill is None else fill
     fills = fills * 3 if len(fills) == 1 else fills
-    return width, height, int(mode == "bilinear"), rule, grid.kind, 0, *_bits(torch.tensor(fills)).tolist()
+    return width, height, MODES.index(mode), rule, grid.kind, 0, *_bits(torch.tensor(fills)).tolist()
 
 
 def _warp(

@@ -92,7 +92,10 @@ def _after(op: Op, bounds: Range) -> Range:
     if name in ("erase", "erase_pixels"):
         return _with(_values(op.args[4]), bounds)
     if name in _WARPS:
-        return _with((0.0, *(op.args[-1] or ())), bounds)
+        low, high = _with((0.0, *(op.args[-1] or ())), bounds)
+        # With negative weights a fill is worked in by a share that lies beyond [0, 1] as well.
+        beyond = 4 * _OVERSHOOT * (high - low) if op.args[-2] == "bicubic" else 0.0
+        return low - beyond, high + beyond
     if name == "float_resize" and op.args[1].value == "bicubic":
         beyond = _OVERSHOOT * (high - low)
         return low - beyond, high + beyond
