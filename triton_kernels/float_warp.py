@@ -58,7 +58,9 @@ def outer_cubic(x):
 @triton.jit
 def cubic_weight(tap, beyond):
     """The weight of one of four taps; `beyond` is how far the position lies behind the second one."""
-    to_tap = tl.where(tap == 0, beyond + 1.0, tl.where(tap == 1, beyond, tl.where(tap == 2, 1.0 - beyond, 2.0 - beyond)))
+    to_tap = tl.where(
+        tap == 0, beyond + 1.0, tl.where(tap == 1, beyond, tl.where(tap == 2, 1.0 - beyond, 2.0 - beyond))
+    )
     return tl.where((tap == 0) | (tap == 3), outer_cubic(to_tap), inner_cubic(to_tap))
 
 

@@ -78,6 +78,7 @@ BLUR_Y = tl.constexpr(42)
 RESIZE_X = tl.constexpr(44)
 RESIZE_Y = tl.constexpr(45)
 MIX = tl.constexpr(46)
+BOX_BLUR = tl.constexpr(47)
 GRID = tl.constexpr(43)
 
 # Whose formulas an operation uses: Pillow's, or those of torchvision's kernels for tensors, v1 or v2.

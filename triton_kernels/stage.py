@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from .blur import blur, blur_axis
+from .box import box_blur
 from .erase import paste, position_in_box
 from .fetch import fetch, load_view
 from .grid import sample_grid
@@ -26,6 +27,7 @@ from .program import (
     BLUR,
     BLUR_X,
     BLUR_Y,
+    BOX_BLUR,
     BRIGHTNESS,
     CHANNELS,
     CONTRAST,
@@ -163,6 +165,8 @@ def stage_kernel(
             red, green, blue = resize_axis(sums, head, tables, x, y, False, red, green, blue)
         elif head_code == GRID:
             red, green, blue = sample_grid(view, head, tables, x[None, :], y[:, None], red, green, blue)
+        elif head_code == BOX_BLUR:
+            red, green, blue = box_blur(view, head, x[None, :], y[:, None], red, green, blue)
 
     left_at = tl.maximum(tl.maximum(x_left_at[None, :], y_left_at[:, None]), erased_at)
     for index in range(tail_begin, tail_end):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image, ImageFilter
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
@@ -16,7 +17,6 @@ from torchvision.transforms.v2 import functional as F2
 
 from image.cases import MEAN, SIZE, STD
 from image.check import Pipeline
-
 
 BICUBIC = InterpolationMode.BICUBIC
 
@@ -31,6 +31,10 @@ def _v2(*transforms: Any) -> Pipeline:
 
 def _erase(values: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
     return F1.erase(image, 2, 3, 5, 7, values)
+
+
+def _filter(blur: Any, image: Image.Image) -> Image.Image:
+    return image.filter(blur)
 
 
 UNCOMMON: dict[str, Callable[[], Pipeline]] = {
@@ -100,6 +104,17 @@ UNCOMMON: dict[str, Callable[[], Pipeline]] = {
     "v2 bicubic elastic": lambda: _v2(
         v2.ElasticTransform(60.0, 1.0, BICUBIC), v2.ToImage(), v2.ElasticTransform(60.0, 1.0, BICUBIC, fill=7),
         v2.ToDtype(torch.float32), v2.ElasticTransform(60.0, 1.0, BICUBIC, fill=(0.1, 0.2, 0.3)),
+    ),
+    "Pillow's Gaussian blur": lambda: _v1(
+        functools.partial(_filter, ImageFilter.GaussianBlur(1.7)), v1.RandomHorizontalFlip(),
+        functools.partial(_filter, ImageFilter.GaussianBlur((0.1, 9))), v1.PILToTensor(),
+    ),
+    "Pillow's box blur": lambda: _v1(
+        functools.partial(_filter, ImageFilter.BoxBlur((30, 0.4))), v1.ToTensor()
+    ),
+    "v1 one pixel wide": lambda: _v1(
+        v1.PILToTensor(), v1.CenterCrop((13, 1)), v1.Resize((9, 6)), v1.ConvertImageDtype(torch.float32),
+        v1.Resize((9, 1)), v1.Resize((14, 7), BICUBIC),
     ),
     "v1 crop beside the image": lambda: _v1(v1.ToTensor(), functools.partial(F1.crop, top=15, left=2, height=4, width=5)),
 }  # fmt: skip

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from PIL import ImageFilter
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as F1
@@ -106,10 +108,17 @@ def random_calls(chance: random.Random, reference: str, height: int, width: int,
     if a.is_pillow:
         table = [chance.randrange(256) for _ in range(256 * channels)]
         yield Call("point, a table", lambda image: flip(image).point(table))
+        for kind in (ImageFilter.GaussianBlur, ImageFilter.BoxBlur):
+            blur = kind((chance.uniform(0.1, 3), chance.uniform(0.1, 3)))
+            yield Call(f"filter, {kind.__name__}", functools.partial(_filtered, blur))
         return
     yield Call("to_pil_image", a.functional.to_pil_image)
     if a.functional is F1:
         yield Call("contiguous", lambda image: image.contiguous())
+
+
+def _filtered(blur: Any, image: Any) -> Any:
+    return F1.hflip(image).filter(blur)
 
 
 _Row = tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -154,8 +163,9 @@ def _warps(a: _Arguments) -> Iterator[_Row]:
         yield f"rotate, {mode.name}", F.rotate, (angle,), how
         yield f"affine, {mode.name}", F.affine, (angle, shift, a.chance.uniform(0.6, 1.6), shear), how
         yield f"perspective, {mode.name}", F.perspective, a.corners(), how
-        if mode != _BICUBIC:
-            yield f"elastic, {mode.name}", F.elastic_transform, (a.displacement(),), how
+        yield f"elastic, {mode.name}", F.elastic_transform, (a.displacement(),), how
+    if not a.is_pillow:
+        yield "elastic, BICUBIC", F.elastic_transform, (a.displacement(), _BICUBIC, a.fill()), {}
     yield "rotate, NEAREST, expand=True", F.rotate, (a.chance.uniform(10, 80),), {"expand": True}
     yield "rotate, BILINEAR, a quarter turn", F.rotate, (90.0, _BILINEAR), {"expand": True}
 
@@ -210,7 +220,7 @@ def _conversions(a: _Arguments) -> Iterator[_Row]:
         yield "pil_to_tensor", lambda image: F1.pil_to_tensor(F1.hflip(image)), (), {}
         yield "to_image", lambda image: F2.to_image(F2.hflip(image)), (), {}
         return
-    for dtype in (torch.float32, torch.float16, torch.uint8):
+    for dtype in (torch.float32, torch.float16, torch.uint8, torch.float64, *([torch.int32] if a.scale == 1 else [])):
         name = str(dtype).removeprefix("torch.")
         if a.functional is F1:
             yield f"convert_image_dtype, {name}", F1.convert_image_dtype, (dtype,), {}

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from torch_sink.image.fallback import executing, is_executing, report_fallback
 from torch_sink.image.lower.geometry import transform_fits
@@ -16,9 +16,13 @@ from torch_sink.image.source import EncodedSource, PixelSource, Source
 
 _RECORDED_MODES = ("L", "RGB")
 _FILTERS = frozenset(range(6))  # Pillow 13 knows more; those are not recorded
+_LARGEST_BLUR = 1000.0  # pixels
 _FLIPS = frozenset(Image.Transpose)
 _LOADS_FOR_THE_HEADER = ("exif_transpose",)  # of Pillow's own functions
-_KEEPS_INFO = frozenset(("pil.convert", "pil.crop", "pil.resize", "pil.transpose", "pil.transform", "pil.point"))
+_BLURS = {ImageFilter.GaussianBlur: "pil.gaussian_blur", ImageFilter.BoxBlur: "pil.box_blur"}
+_KEEPS_INFO = frozenset(
+    ("pil.convert", "pil.crop", "pil.resize", "pil.transpose", "pil.transform", "pil.point", *_BLURS.values())
+)
 
 
 class LazyImage(Image.Image):
@@ -194,12 +198,27 @@ class LazyImage(Image.Image):
                 return self.record(Op("pil.transform", args), size=(width, height))
         return super().transform(size, method, data, resample, fill, fillcolor)
 
+    def filter(self, filter: Any) -> Image.Image:
+        kind = filter if isinstance(filter, type) else type(filter)
+        if self.is_recording and kind in _BLURS:
+            radii = _radii(filter() if isinstance(filter, type) else filter)
+            if radii is not None:
+                return self.record(Op(_BLURS[kind], (radii,))) if any(radii) else self.copy()
+        return super().filter(filter)
+
     def point(self, lut: Any, mode: str | None = None) -> Image.Image:
         if self.is_recording and mode in (None, self._mode):
             table = _byte_table(lut, 3 if self._mode == "RGB" else 1)
             if table is not None:
                 return self.record(Op("pil.point", (table,)))
         return super().point(lut, mode)
+
+
+def _radii(blur: Any) -> tuple[float, float] | None:
+    """The radii of a blur across and down, or None where stock code should look at them."""
+    radii = blur.radius if isinstance(blur.radius, (tuple, list)) else (blur.radius, blur.radius)
+    fits = len(radii) == 2 and all(isinstance(radius, (int, float)) and 0 <= radius < _LARGEST_BLUR for radius in radii)
+    return tuple(map(float, radii)) if fits else None  # type: ignore[return-value]
 
 
 class PixelAccess:

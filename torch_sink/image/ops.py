@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from PIL import Image
+from PIL import Image, ImageFilter
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import _functional_pil as F_pil
 from torchvision.transforms import _functional_tensor as F_tensor
@@ -86,6 +86,8 @@ _stock(
     ),
 )
 _stock("pil.point", lambda image, table: image.point(list(table)))
+_stock("pil.gaussian_blur", lambda image, radii: image.filter(ImageFilter.GaussianBlur(radii)))
+_stock("pil.box_blur", lambda image, radii: image.filter(ImageFilter.BoxBlur(radii)))
 _stock("pil.pad", F_pil.pad)
 for _name in (
     "adjust_brightness",

@@ -1,4 +1,4 @@
-"""Gaussian blur -> atoms.
+"""Gaussian blur and Pillow's box blur -> atoms.
 
 torch convolves in float32: one fused multiply-add a tap, row by row (oneDNN on x86-64). Small kernels are done in just
 that way. Large ones are done one axis after the other, which is many times cheaper and rounds differently in one value
@@ -47,6 +47,36 @@ def is_fused(channels: int, kernel_size: tuple[int, int], pixels: int) -> bool:
 
 lowers("v1.gaussian_blur")(functools.partial(_blur, "v1"))
 lowers("v2.gaussian_blur")(functools.partial(_blur, "v2"))
+
+_PASSES = 3  # of a box, in Pillow's Gaussian blur
+_ONE = 1 << 24
+
+
+@lowers("pil.box_blur")
+def _box_blur(state: Lowering, radii: tuple[float, float], passes: int = 1) -> None:
+    """BOX_BLUR: (width, height, whole radius, weight of whole pixels, of the two in part, step across, step down)."""
+    for (across, down), radius in zip(((1, 0), (0, 1)), map(np.float32, radii), strict=True):
+        whole_radius = int(radius)
+        weight = int(np.float32(_ONE) / (radius * np.float32(2) + np.float32(1)))
+        part = (_ONE - (2 * whole_radius + 1) * weight) // 2
+        for _ in range(passes if radius != 0 else 0):
+            state.add(Kind.BOX_BLUR, state.width, state.height, whole_radius, weight, part, across, down)
+
+
+@lowers("pil.gaussian_blur")
+def _pillow_blur(state: Lowering, radii: tuple[float, float]) -> None:
+    _box_blur(state, tuple(map(_box_radius, radii)), _PASSES)  # type: ignore[arg-type]
+
+
+def _box_radius(sigma: float) -> np.float32:
+    """The box whose passes come closest to a Gaussian: `_gaussian_blur_radius` of `BoxBlur.c`, in float32."""
+    one, three = np.float32(1), np.float32(3)
+    variance = np.float32(sigma) * np.float32(sigma) / np.float32(_PASSES)
+    length = np.float32(np.sqrt(12.0 * np.float64(variance) + 1.0))
+    whole = np.float32(np.floor((np.float64(length) - 1.0) / 2.0))
+    part = (np.float32(2) * whole + one) * (whole * (whole + one) - three * variance)
+    return whole + part / (np.float32(6) * (variance - (whole + one) * (whole + one)))
+
 
 _AXIS: dict[str, Callable[..., torch.Tensor]] = {
     "v1": _functional_tensor._get_gaussian_kernel1d,

@@ -53,6 +53,7 @@ class Kind(enum.IntEnum):
     RESIZE_X = 44
     RESIZE_Y = 45
     MIX = 46
+    BOX_BLUR = 47
     GRID = 43
 
     @property

@@ -21,9 +21,9 @@ from torch_sink.image.plan.jobs import COLUMN, ImageInput, ImageJobs, RowBuilder
 from torch_sink.image.plan.stages import Stage, only_crops_and_flips, stages_of
 from torch_sink.triton_kernels.stage import tile_shape
 
-# What works in float64, or needs as many registers.
+# What works in float64 or int64, or needs as many registers.
 _FLOAT64_KINDS = frozenset(
-    (Kind.HUE, Kind.WARP, Kind.BLUR, Kind.BLUR_X, Kind.BLUR_Y, Kind.RESIZE_X, Kind.RESIZE_Y, Kind.GRID)
+    (Kind.HUE, Kind.WARP, Kind.BLUR, Kind.BLUR_X, Kind.BLUR_Y, Kind.RESIZE_X, Kind.RESIZE_Y, Kind.GRID, Kind.BOX_BLUR)
 )
 _HEAVY_FLOAT_KINDS = frozenset(
     (

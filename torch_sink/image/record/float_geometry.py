@@ -73,8 +73,8 @@ def _resize(family: str, handle: Any, height: Any, width: Any, mode: Interpolati
         return handle
     if mode not in NEAREST_MODES:
         known = mode in (InterpolationMode.BILINEAR, InterpolationMode.BICUBIC)
-        # torch's antialiased resize of one pixel's width depends on the strides of the tensor, and can be wrong.
-        if not known or (antialias and min(width, old_width) == 1):
+        # torch's antialiased resize of rows one pixel wide depends on the strides of the tensor, and can be wrong.
+        if not known or (antialias and width == 1 and height != old_height):
             return NotImplemented
     op = Op(f"{family}.float_resize", ((height, width), mode, antialias))
     return handle.record(op, shape=(channels, height, width))

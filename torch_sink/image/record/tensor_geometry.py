@@ -81,8 +81,8 @@ def resize_v1(handle: Any, size: Any, interpolation: Any = "bilinear", antialias
         return NotImplemented
     if mode not in NEAREST_MODES:
         known = mode in (F.InterpolationMode.BILINEAR, F.InterpolationMode.BICUBIC)
-        # torch's antialiased resize of floats, one pixel wide, depends on the strides of the tensor, and can be wrong.
-        if not known or (antialias and min(size[1], handle.sink_shape[2]) == 1):
+        # torch's antialiased resize of rows one pixel wide depends on the strides of the tensor, and can be wrong.
+        if not known or (antialias and size[1] == 1 and size[0] != handle.sink_shape[1]):
             return NotImplemented
     op = Op("v1.resize", (tuple(size), mode, bool(antialias)))
     return handle.record(op, shape=(handle.sink_shape[0], *size))
