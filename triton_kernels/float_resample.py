@@ -11,7 +11,7 @@ import triton.language as tl
 
 from .float_fetch import fetch_float
 from .float_math import fused
-from .program import BICUBIC
+from .program import BICUBIC, LANCZOS
 
 
 @triton.jit
@@ -28,8 +28,8 @@ def tap_weight(tap, first, count, centre, inverse_scale, FILTER):
 
 
 @triton.jit
-def resample_float(view, head, x, y, is_x: tl.constexpr, red, green, blue):
-    """One axis of an antialiased resize.
+def resample_float(view, head, tables, x, y, is_x: tl.constexpr, red, green, blue):
+    """One axis of an antialiased resize; the ranges and weights of LANCZOS come from tables.
 
     `x` int32 [X], `y` int32 [Y]: positions of the head's output. `red`, `green`, `blue` float32 [Y, X]: zero.
     """
@@ -46,14 +46,21 @@ def resample_float(view, head, x, y, is_x: tl.constexpr, red, green, blue):
     centre = ((position.to(tl.float64) + 0.5) * scale.to(tl.float64)).to(tl.float32)
     first = tl.maximum(((centre - support).to(tl.float64) + 0.5).to(tl.int32), 0)
     count = tl.minimum(((centre + support).to(tl.float64) + 0.5).to(tl.int32), in_size) - first
-    total = tl.zeros_like(centre)
-    for tap in range(taps):
-        total += tap_weight(tap, first, count, centre, inverse_scale, FILTER)
-    total = tl.where(total == 0.0, 1.0, total)
     # torch multiplies and adds after the first tap in groups of four, with two roundings; those left over, with one.
     in_groups = 1 + (count - 1) // 4 * 4
+    from_table = FILTER == LANCZOS
+    weights = tables + tl.load(head + 10) + position * taps
+    if from_table:
+        first = tl.load(tables + tl.load(head + 8) + position)
+        in_groups = tl.load(tables + tl.load(head + 9) + position)
+    total = tl.zeros_like(centre)
+    for tap in range(tl.where(from_table, 0, taps)):
+        total += tap_weight(tap, first, count, centre, inverse_scale, FILTER)
+    total = tl.where(total == 0.0, 1.0, total)
     for tap in range(taps):
         weight = tl.div_rn(tap_weight(tap, first, count, centre, inverse_scale, FILTER), total)
+        if from_table:
+            weight = tl.load(weights + tap).to(tl.float32, bitcast=True)
         # Past the last tap the weight is zero; the position only has to exist.
         at = tl.minimum(first + tap, in_size - 1) - origin
         two_roundings = tap < in_groups

@@ -125,9 +125,9 @@ def float_stage_kernel(
     green = tl.zeros((BLOCK_Y, BLOCK_X), tl.float32)
     blue = tl.zeros((BLOCK_Y, BLOCK_X), tl.float32)
     if head_code == RESAMPLE_X:
-        red, green, blue = resample_float(view, head, x, y, True, red, green, blue)
+        red, green, blue = resample_float(view, head, tables, x, y, True, red, green, blue)
     elif head_code == RESAMPLE_Y:
-        red, green, blue = resample_float(view, head, x, y, False, red, green, blue)
+        red, green, blue = resample_float(view, head, tables, x, y, False, red, green, blue)
     elif head_code == 0:
         red, green, blue = fetch_float(view, x[None, :], y[:, None])
     if IS_HEAVY:

@@ -92,6 +92,7 @@ TABLES = tl.constexpr(4 * 256)
 RECORD_ENTRIES = tl.constexpr(7 * 256)
 
 # Filters that the kernel computes itself; Pillow's numbers.
+LANCZOS = tl.constexpr(1)
 BILINEAR = tl.constexpr(2)
 BICUBIC = tl.constexpr(3)
 BOX = tl.constexpr(4)

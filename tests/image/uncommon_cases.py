@@ -17,6 +17,7 @@ from torchvision.transforms.v2 import functional as F2
 
 from image.cases import MEAN, SIZE, STD
 from image.check import Pipeline
+from torch_sink.image.lower.geometry import integer_resize_fits
 
 BICUBIC = InterpolationMode.BICUBIC
 
@@ -36,6 +37,14 @@ def _erase(values: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
 def _filter(blur: Any, image: Image.Image) -> Image.Image:
     return image.filter(blur)
 
+
+# Older releases of torch do not have it.
+LANCZOS_OF_FLOATS: dict[str, Callable[[], Pipeline]] = {
+    "v2 Lanczos of floats": lambda: _v2(
+        v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Resize((9, 30), InterpolationMode.LANCZOS),
+        v2.RandomHorizontalFlip(), v2.Resize((23, 7), InterpolationMode.LANCZOS), v2.CenterCrop((11, 5)),
+    ),
+} if integer_resize_fits(InterpolationMode.LANCZOS) else {}  # fmt: skip
 
 UNCOMMON: dict[str, Callable[[], Pipeline]] = {
     "v1 mirrored more than once": lambda: _v1(
@@ -116,5 +125,6 @@ UNCOMMON: dict[str, Callable[[], Pipeline]] = {
         v1.PILToTensor(), v1.CenterCrop((13, 1)), v1.Resize((9, 6)), v1.ConvertImageDtype(torch.float32),
         v1.Resize((9, 1)), v1.Resize((14, 7), BICUBIC),
     ),
+    **LANCZOS_OF_FLOATS,
     "v1 crop beside the image": lambda: _v1(v1.ToTensor(), functools.partial(F1.crop, top=15, left=2, height=4, width=5)),
 }  # fmt: skip

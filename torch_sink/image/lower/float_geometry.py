@@ -11,7 +11,13 @@ from torchvision.transforms import InterpolationMode
 from torch_sink.image.lower import warp as lower_warp  # noqa: F401  it fills `LOWER`
 from torch_sink.image.lower.floats import FloatLowering, bits, lowers_float, three
 from torch_sink.image.lower.geometry import PAD_KINDS, narrow_resize, three_planes
-from torch_sink.image.lower.resample_weights import cubic_table, tap_count, tap_range, tensor_nearest_table
+from torch_sink.image.lower.resample_weights import (
+    cubic_table,
+    lanczos_float_table,
+    tap_count,
+    tap_range,
+    tensor_nearest_table,
+)
 from torch_sink.image.plan.atoms import LOWER, Atom, FloatKind, Kind
 from torch_sink.image.record.tensor_argument import TensorArgument
 
@@ -88,13 +94,17 @@ def _erase_pixels(state: FloatLowering, top: int, left: int, height: int, width:
     state.add(Kind.PASTE, left, top, left + width, top + height, height * width, tables=(table,))
 
 
-_FILTERS = {InterpolationMode.BILINEAR: Resampling.BILINEAR, InterpolationMode.BICUBIC: Resampling.BICUBIC}
+_FILTERS = {
+    InterpolationMode.BILINEAR: Resampling.BILINEAR,
+    InterpolationMode.BICUBIC: Resampling.BICUBIC,
+    InterpolationMode.LANCZOS: Resampling.LANCZOS,
+}
 
 
 @lowers_float("v1.float_resize", "v2.float_resize")
 def _resize(state: FloatLowering, size: tuple[int, int], mode: InterpolationMode, antialias: bool) -> None:
     """RESAMPLE_X, RESAMPLE_Y: (input size, full output size, taps, first output position, first input position that
-    exists, filter). BILINEAR: (input width, output width, input height, output height). CUBIC: two tables of taps."""
+    exists, filter), and with LANCZOS the tables of `lanczos_float_table`. BILINEAR: (input width, output width, input height, output height). CUBIC: two tables of taps."""
     height, width = size
     old_height, old_width = state.height, state.width
     if mode not in _FILTERS:
@@ -117,11 +127,13 @@ def _resize(state: FloatLowering, size: tuple[int, int], mode: InterpolationMode
     if width != old_width:
         state.width = width
         taps = tap_count(old_width, width, resample)
-        state.add(FloatKind.RESAMPLE_X, old_width, width, taps, 0, 0, int(resample))
+        tables = lanczos_float_table(old_width, width) if resample == Resampling.LANCZOS else ()
+        state.add(FloatKind.RESAMPLE_X, old_width, width, taps, 0, 0, int(resample), tables=tables)
     if height != old_height:
         state.height = height
         taps = tap_count(old_height, height, resample)
-        state.add(FloatKind.RESAMPLE_Y, old_height, height, taps, 0, 0, int(resample))
+        tables = lanczos_float_table(old_height, height) if resample == Resampling.LANCZOS else ()
+        state.add(FloatKind.RESAMPLE_Y, old_height, height, taps, 0, 0, int(resample), tables=tables)
 
 
 def needed_float_rows(down: Atom) -> tuple[int, int]:

@@ -242,6 +242,26 @@ def float_table(in_size: int, out_size: int, resample: int) -> tuple[np.ndarray,
     return first.astype(np.int32), grouped.astype(np.int32), weights.view(np.int32)
 
 
+@functools.lru_cache(maxsize=256)
+def lanczos_float_table(in_size: int, out_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As `float_table`, for mode "lanczos": its sines are those of torch's own library, so torch is asked for them."""
+    half = np.float32(0.5)
+    scale = np.float32(in_size) / np.float32(out_size)
+    support = np.float32(SUPPORT[Resampling.LANCZOS]) * max(scale, np.float32(1))
+    centre = ((np.arange(out_size) + 0.5) * np.float64(scale)).astype(np.float32)
+    first = np.maximum(((centre - support).astype(np.float64) + half).astype(np.int64), 0)
+    count = np.minimum(((centre + support).astype(np.float64) + half).astype(np.int64), in_size) - first
+    taps = tap_count(in_size, out_size, Resampling.LANCZOS)
+    # Ones that lie so far apart that no output sees two of them.
+    combs = (torch.arange(in_size) % taps == torch.arange(taps)[:, None]).float().view(1, taps, 1, in_size)
+    seen = torch.nn.functional.interpolate(combs, (1, out_size), mode="lanczos", antialias=True).view(taps, out_size)
+    at = first[:, None] + np.arange(taps)
+    weights = seen.numpy()[at % taps, np.arange(out_size)[:, None]]
+    weights[np.arange(taps) >= count[:, None]] = 0
+    grouped = 1 + (count - 1) // 4 * 4
+    return first.astype(np.int32), grouped.astype(np.int32), weights.astype(np.float32).view(np.int32)
+
+
 def _rounded_once(a: np.ndarray | float, b: np.ndarray, c: float) -> np.ndarray:
     """a * b + c in float32 with one rounding: the product of two float32 is exact in float64."""
     return (np.float64(a) * b.astype(np.float64) + c).astype(np.float32)

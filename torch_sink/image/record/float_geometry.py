@@ -12,7 +12,7 @@ from torchvision.transforms.v2.functional._geometry import (
     _compute_resized_output_size,
 )
 
-from torch_sink.image.lower.geometry import NEAREST_MODES
+from torch_sink.image.lower.geometry import NEAREST_MODES, integer_resize_fits
 from torch_sink.image.ops import Op
 from torch_sink.image.record.arguments import crop_fits, is_number, padding_fits, sides_of, size_of
 
@@ -73,6 +73,7 @@ def _resize(family: str, handle: Any, height: Any, width: Any, mode: Interpolati
         return handle
     if mode not in NEAREST_MODES:
         known = mode in (InterpolationMode.BILINEAR, InterpolationMode.BICUBIC)
+        known = known or (mode == InterpolationMode.LANCZOS and antialias and integer_resize_fits(mode))
         # torch's antialiased resize of rows one pixel wide depends on the strides of the tensor, and can be wrong.
         if not known or (antialias and width == 1 and height != old_height):
             return NotImplemented

@@ -96,7 +96,7 @@ def _after(op: Op, bounds: Range) -> Range:
         # With negative weights a fill is worked in by a share that lies beyond [0, 1] as well.
         beyond = 4 * _OVERSHOOT * (high - low) if op.args[-2] == "bicubic" else 0.0
         return low - beyond, high + beyond
-    if name == "float_resize" and op.args[1].value == "bicubic":
+    if name == "float_resize" and op.args[1].value in ("bicubic", "lanczos"):
         beyond = _OVERSHOOT * (high - low)
         return low - beyond, high + beyond
     return bounds
