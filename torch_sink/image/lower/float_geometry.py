@@ -104,7 +104,8 @@ _FILTERS = {
 @lowers_float("v1.float_resize", "v2.float_resize")
 def _resize(state: FloatLowering, size: tuple[int, int], mode: InterpolationMode, antialias: bool) -> None:
     """RESAMPLE_X, RESAMPLE_Y: (input size, full output size, taps, first output position, first input position that
-    exists, filter), and with LANCZOS the tables of `lanczos_float_table`. BILINEAR: (input width, output width, input height, output height). CUBIC: two tables of taps."""
+    exists, filter), and with LANCZOS the tables of `lanczos_float_table`. BILINEAR: (input width, output width, input
+    height, output height). CUBIC: two tables of taps."""
     height, width = size
     old_height, old_width = state.height, state.width
     if mode not in _FILTERS:
