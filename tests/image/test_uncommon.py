@@ -6,6 +6,7 @@ import pytest
 import torch
 from torchvision import transforms as v1
 from torchvision import tv_tensors
+from torchvision.transforms.v2 import functional as F2
 
 import torch_sink
 from image.cases import gray_images, rgb_images
@@ -36,6 +37,31 @@ def test_what_tv_tensors_share() -> None:
     assert torch.equal(values[0][0], values[1][0])
     assert torch.equal(values[0][1], values[1][1])
     assert values[0][2] is values[1][2]
+
+
+WRITES = {
+    "normalize": lambda image: F2.normalize(image, [0.5], [0.25], inplace=True),
+    "erase": lambda image: F2.erase(image, 0, 0, 2, 2, torch.tensor([[[7.0]]]), inplace=True),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_to_channels_that_share_memory(name: str) -> None:
+    """Stock code refuses to write to a gray image of three channels, also to a part of it, but not to what follows."""
+    refused = []
+    for backend, settings in (("PIL", {}), ("device", {"device": "cpu"})):
+        with torch_sink.image_backend(backend, **settings):
+            gray = F2.rgb_to_grayscale(v1.ToTensor()(rgb_images()[0]()), 3)
+            for image in (gray, F2.crop(gray, 1, 2, 9, 8), F2.invert(gray)):
+                try:
+                    WRITES[name](image)
+                    refused.append(None)
+                except RuntimeError as error:
+                    refused.append(str(error))
+    assert refused[:3] == refused[3:]
+    assert refused[0] is not None
+    assert refused[1] is not None
+    assert refused[2] is None
 
 
 SCRIPTED = {

@@ -18,6 +18,7 @@ from torch_sink.image.lower.geometry import NEAREST_MODES, integer_resize_fits
 from torch_sink.image.ops import WIDE_TYPES, Op
 from torch_sink.image.record.arguments import colour_of, crop_fits, padding_fits, sides_of, size_of
 from torch_sink.image.record.tensor_argument import TensorArgument
+from torch_sink.image.record.tensor_values import is_expanded
 
 
 def crop(family: str, handle: Any, top: int, left: int, height: int, width: int) -> Any:
@@ -147,7 +148,7 @@ def erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inpl
     inside = min(i, j, h, w) >= 0 and i + h <= height and j + w <= width
     if not inside or not isinstance(v, torch.Tensor) or v.ndim != 3 or v.device.type != "cpu":
         return NotImplemented
-    if inplace and handle.shares_memory:
+    if inplace and (handle.shares_memory or is_expanded(handle)):
         return NotImplemented
     if v.shape != (channels, h, w) and v.shape[1:] != (1, 1) and _broadcasts(v.shape, (channels, h, w)):
         v = v.expand(channels, h, w)

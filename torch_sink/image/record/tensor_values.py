@@ -35,10 +35,19 @@ def normalize(family: str, handle: Any, mean: Any, std: Any, inplace: bool = Fal
         return NotImplemented
     if handle.sink_dtype != torch.float32 and not is_from_bytes(handle):
         return NotImplemented
-    if min(map(abs, std)) < _SMALLEST_STD or (inplace and handle.shares_memory):
+    if min(map(abs, std)) < _SMALLEST_STD or (inplace and (handle.shares_memory or is_expanded(handle))):
         return NotImplemented
     result = handle.record(Op(f"{family}.normalize", (mean, std)))
     return handle.become(result) if inplace else result
+
+
+def is_expanded(handle: Any) -> bool:
+    """True where the channels of stock code's tensor may lie in the same memory, which it does not write to in place."""
+    for op in reversed(handle.sink_ops):
+        name = op.name.split(".")[-1]
+        if name != "crop":  # a view
+            return name == "grayscale_to_rgb" or (name == "rgb_to_grayscale" and op.args[0] == 3)
+    return False
 
 
 def _spread(handle: Any, mean: Any, std: Any) -> Any:
