@@ -34,6 +34,7 @@ BLUR = tl.constexpr(84)
 SHARPNESS = tl.constexpr(85)
 TURN = tl.constexpr(86)
 CUBIC = tl.constexpr(87)
+MIX = tl.constexpr(88)
 
 # How an operation makes gray of red, green and blue.
 CHANNEL_ITSELF = tl.constexpr(0)

@@ -23,6 +23,7 @@ from .float_program import (
     EQUALIZE,
     FILL,
     LARGEST,
+    MIX,
     NORMALIZE,
     RECORD_ENTRIES,
     RESAMPLE_X,
@@ -35,6 +36,7 @@ from .float_resample import bilinear_float, cubic_float, resample_float
 from .float_statistics import apply_statistic, gather_statistic, write_equalize_tables
 from .float_tail import apply_float_point
 from .float_warp import turn, warp_grid
+from .mix import mix_float
 from .pixel_math import rounded
 from .program import (
     CHANNELS,
@@ -141,6 +143,8 @@ def float_stage_kernel(
             red, green, blue = blur_float(view, head, tables, x[None, :], y[:, None], red, green, blue)
         elif head_code == TURN:
             red, green, blue = turn(view, head, x[None, :], y[:, None])
+        elif head_code == MIX:
+            red, green, blue = mix_float(view, floats, jobs, head, x[None, :], y[:, None])
         elif head_code == SHARPNESS:
             red, green, blue = sharpen_float(view, head, x[None, :], y[:, None], red, green, blue)
 

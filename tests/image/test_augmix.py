@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 import torch_sink
-from image.augmix_cases import FILL_BY_TYPE, INPUTS, SETTINGS, SIZE, WAYS, images
+from image.augmix_cases import FILL_BY_TYPE, FLOATS, INPUTS, SETTINGS, SIZE, WAYS, images
 from image.cases import gray_images
 from image.check import assert_same_bits, check_pipeline, run
 
@@ -28,6 +28,11 @@ def test_settings(setting: str, kind: str) -> None:
 @pytest.mark.parametrize("name", WAYS)
 def test_in_pipelines(name: str) -> None:
     check_pipeline(WAYS[name](), images(4), seed=1)
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_on_floats(name: str) -> None:
+    check_pipeline(FLOATS[name](), images(4), seed=1)
 
 
 @pytest.mark.parametrize("kind", INPUTS)
@@ -101,9 +106,9 @@ class Undefined(v1.AugMix):
         (v1.Compose([v1.PILToTensor(), v1.AugMix(9, fill=300)]), "affine"),
         (v2.Compose([v2.ToImage(), Brighter()]), "to"),
         (v1.Compose([v1.PILToTensor(), Undefined()]), "mul"),
-        (v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.AugMix()]), "reshape"),
+        (v2.Compose([v2.ToImage(), v2.ToDtype(torch.float64, scale=True), v2.AugMix()]), "reshape"),
     ],
-    ids=["fill v2", "fill v1", "brighter", "undefined", "floats"],
+    ids=["fill v2", "fill v1", "brighter", "undefined", "float64"],
 )
 def test_what_is_not_recorded_equals_stock(pipeline: Any, operation: str) -> None:
     expected, made, report = run_both(pipeline)

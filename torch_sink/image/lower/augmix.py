@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from torch_sink.image.lower.floats import LOWER_FLOAT, FloatLowering, lowers_float
 from torch_sink.image.ops import Op
-from torch_sink.image.plan.atoms import LOWER, Atom, Branch, Kind, Lowering, lowers
+from torch_sink.image.plan.atoms import LOWER, Atom, Branch, FloatKind, Kind, Lowering, lowers
+
+_Terms = tuple[tuple[float, tuple[Op, ...]], ...]
 
 
 @lowers("augmix")
-def _augmix(state: Lowering, terms: tuple[tuple[float, tuple[Op, ...]], ...], dtype: torch.dtype) -> None:
+def _augmix(state: Lowering, terms: _Terms, dtype: torch.dtype) -> None:
     """MIX: (number of branches,), the weight of the image itself as the factor, and the branches."""
     branches = []
     for weight, chain in terms[1:]:
@@ -19,3 +22,16 @@ def _augmix(state: Lowering, terms: tuple[tuple[float, tuple[Op, ...]], ...], dt
         branches.append(Branch(weight, tuple(branch.atoms)))
     size = state.height, state.width
     state.atoms.append(Atom(Kind.MIX, size, (len(branches),), terms[0][0], branches=tuple(branches)))
+
+
+@lowers_float("augmix")
+def _augmix_floats(state: FloatLowering, terms: _Terms, dtype: torch.dtype) -> None:
+    """MIX: (number of branches,), the weight of the image itself as the factor, and the branches."""
+    branches = []
+    for weight, chain in terms[1:]:
+        branch = FloatLowering(state.height, state.width, state.channels)
+        for op in chain:
+            LOWER_FLOAT[op.name](branch, *op.args)
+        branches.append(Branch(weight, tuple(branch.atoms)))
+    size = state.height, state.width
+    state.atoms.append(Atom(FloatKind.MIX, size, (len(branches),), terms[0][0], branches=tuple(branches)))

@@ -95,6 +95,7 @@ class FloatKind(enum.IntEnum):
     SHARPNESS = 85
     TURN = 86
     CUBIC = 87
+    MIX = 88
 
     @property
     def role(self) -> str:

@@ -8,20 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_sink.image.plan.atoms import Atom, Kind
+from torch_sink.image.plan.atoms import Atom, FloatKind, Kind
 from torch_sink.image.plan.stages import Stage, stages_of, whole_view
 
+_MIXES = (Kind.MIX, FloatKind.MIX)
 
-def branched_stages(height: int, width: int, atoms: Sequence[Atom]) -> list[Stage]:
-    """As `stages_of`, with the stages of its branches in each stage that mixes."""
+
+def branched_stages(height: int, width: int, atoms: Sequence[Atom], *, on_floats: bool = False) -> list[Stage]:
+    """As `stages_of`, with the stages of its branches in each stage that mixes.
+
+    Args:
+        height: of the image that the first stage reads.
+        width: of the same.
+        atoms: of uint8 stages or of float stages.
+        on_floats: they are of float stages, whose branches share no statistic: each kind has one of its own.
+    """
     stages = stages_of(height, width, atoms)
-    mixes = [stage for stage in stages if stage.head is not None and stage.head.kind == Kind.MIX]
+    mixes = [stage for stage in stages if stage.head is not None and stage.head.kind in _MIXES]
     for stage in mixes:
         at = next(number for number, other in enumerate(stages) if other is stage)
         assert stage.head is not None
-        if not at and not any(_begins_with_statistic(branch.atoms) for branch in stage.head.branches):
-            leading = atoms[: next(number for number, atom in enumerate(atoms) if atom.kind == Kind.MIX)]
+        if not at and (on_floats or not any(_begins_with_statistic(branch.atoms) for branch in stage.head.branches)):
+            leading = atoms[: next(number for number, atom in enumerate(atoms) if atom.kind in _MIXES)]
             branches = [stages_of(height, width, (*leading, *branch.atoms)) for branch in stage.head.branches]
+            stages[at] = stage._replace(branches=tuple(map(tuple, branches)))
+            continue
+        if on_floats:
+            branches = [stages_of(*stages[at - 1].size, branch.atoms) for branch in stage.head.branches]
             stages[at] = stage._replace(branches=tuple(map(tuple, branches)))
             continue
         if not at:

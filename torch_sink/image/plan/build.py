@@ -18,7 +18,7 @@ from torch_sink.image.ops import Op
 from torch_sink.image.plan.atoms import FloatKind, Kind, Program
 from torch_sink.image.plan.branches import branched_stages, depth, longest_branch
 from torch_sink.image.plan.jobs import COLUMN, ImageInput, ImageJobs, RowBuilder
-from torch_sink.image.plan.stages import Stage, only_crops_and_flips, stages_of
+from torch_sink.image.plan.stages import Stage, only_crops_and_flips
 from torch_sink.triton_kernels.stage import tile_shape
 
 # What works in float64 or int64, or needs as many registers.
@@ -132,10 +132,16 @@ def build_plan(
                     slot.append((number, part))
             slots[at].append((job.add_byte_stage(stage, at == len(slots) - 1), stage))
             at += 1
-        following = [*float_stages[1:], None]
-        for number, stage in enumerate(float_stages):
-            slot = slots[len(slots) - len(float_stages) + number]
-            slot.append((job.add_float_stage(stage, following[number]), stage))
+        at = len(slots) - depth(float_stages)
+        for number, stage in enumerate(float_stages, 1):
+            following = float_stages[number] if number < len(float_stages) else None
+            at += longest_branch(stage)
+            for branch, end in zip(stage.branches, stage.head.branches if stage.head else (), strict=True):
+                numbers = job.add_float_branch(branch, end.weight)
+                for slot, its_number, part in zip(slots[at - len(branch) : at], numbers, branch, strict=True):
+                    slot.append((its_number, part))
+            slots[at].append((job.add_float_stage(stage, following, is_last=following is None), stage))
+            at += 1
     return Plan(
         tuple(_launch(slot, shape, at >= byte_depth, at == len(slots) - 1) for at, slot in enumerate(slots)),
         shape,
@@ -166,9 +172,10 @@ def _stages(image: ImageInput, program: Program, in_floats: bool) -> tuple[list[
     atoms, float_atoms = program.atoms, program.float_atoms or ()
     if only_crops_and_flips(height, width, atoms):
         # They cost nothing as the view of the first float stage.
-        return [], stages_of(height, width, (*atoms, *float_atoms))
+        return [], branched_stages(height, width, (*atoms, *float_atoms), on_floats=True)
     height, width = atoms[-1].size
-    return branched_stages(image.height, image.width, atoms), stages_of(height, width, float_atoms)
+    float_stages = branched_stages(height, width, float_atoms, on_floats=True)
+    return branched_stages(image.height, image.width, atoms), float_stages
 
 
 def _launch(slot: list[tuple[int, Stage]], shape: tuple[int, int], on_floats: bool, is_last: bool) -> Launch:

@@ -122,18 +122,29 @@ class ImageJobs:
         fill = stage.view.fill[0] if stage.view.fill else 0
         return self._add(stage, target, is_last, fill)
 
-    def add_float_stage(self, stage: Stage, following: Stage | None) -> int:
-        """The number of the new job; `following`: the stage after it, None where it writes the result."""
+    def add_float_branch(self, stages: Sequence[Stage], weight: float) -> list[int]:
+        """As `add_branch`, for a branch of float stages."""
+        before = self.source, self.histogram, self.from_bytes
+        following = [*stages[1:], None]
+        numbers = [
+            self.add_float_stage(stage, after, is_last=False) for stage, after in zip(stages, following, strict=True)
+        ]
+        self.branch_ends.append(Atom(FloatKind.MIX, stages[-1].size, (numbers[-1],), factor=weight))
+        self.source, self.histogram, self.from_bytes = before
+        return numbers
+
+    def add_float_stage(self, stage: Stage, following: Stage | None, *, is_last: bool) -> int:
+        """The number of the new job; `following`: the stage after it, if any; `is_last`: it writes the result."""
         builder, (height, width) = self.builder, stage.size
         target = self.output
-        if following is not None:
+        if not is_last:
             target = (builder.reserve_floats(3 * height * width), width, 1, height * width)
         fill, statistic = -1, -1
         if stage.view.fill:
             fill = builder.add_operation(Atom(Kind.SHIFT, stage.size, (0, 0, 0, 0, *stage.view.fill)))
         if following is not None and stage.writes_histogram:
             statistic = builder.add_operation(following.tail[0])
-        number = self._add(stage, target, following is None, fill, statistic)
+        number = self._add(stage, target, is_last, fill, statistic)
         self.from_bytes = 0
         return number
 

@@ -42,7 +42,7 @@ def normalize(family: str, handle: Any, mean: Any, std: Any, inplace: bool = Fal
 
 
 def is_expanded(handle: Any) -> bool:
-    """True where the channels of stock code's tensor may lie in the same memory, which it does not write to in place."""
+    """True where the channels of stock code's tensor may share memory, which it does not write to in place."""
     for op in reversed(handle.sink_ops):
         name = op.name.split(".")[-1]
         if name != "crop":  # a view

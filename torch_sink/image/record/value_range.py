@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -46,12 +46,21 @@ def is_from_bytes(handle: Any) -> bool:
 
 def is_exact(handle: Any) -> bool:
     """True while the kernels make stock code's very bits of floats."""
-    return not any(map(_is_inexact, since_conversion(handle)))
+    return not any(map(_is_inexact, _with_branches(since_conversion(handle))))
 
 
 def _is_inexact(op: Op) -> bool:
     """True for a power, which torch makes in two ways, by the place in memory, and for a sum of unknown order."""
     return op.name in _GAMMA or (op.name in _CONTRAST and op.args[1] is None)
+
+
+def _with_branches(ops: Sequence[Op]) -> Iterator[Op]:
+    """The calls, and those of the chains that some of them mix."""
+    for op in ops:
+        yield op
+        if op.name == "augmix":
+            for _, chain in op.args[0]:
+                yield from chain
 
 
 def fits_int32(handle: Any) -> bool:
@@ -81,6 +90,9 @@ def _after(op: Op, bounds: Range) -> Range:
         return min(ends), max(ends)
     if name == "invert":
         return 1.0 - high, 1.0 - low
+    if name == "augmix":
+        mixed = [_after_all(chain, bounds, weight) for weight, chain in op.args[0]]
+        return sum(low for low, _ in mixed), sum(high for _, high in mixed)
     if name == "solarize":
         return _with((1.0 - high, 1.0 - low), bounds)
     if name == "adjust_hue":
@@ -100,6 +112,13 @@ def _after(op: Op, bounds: Range) -> Range:
         beyond = _OVERSHOOT * (high - low)
         return low - beyond, high + beyond
     return bounds
+
+
+def _after_all(ops: Sequence[Op], bounds: Range, weight: float) -> Range:
+    """Bounds of what calls make of values in `bounds`, times a weight that is not negative."""
+    for op in ops:
+        bounds = _after(op, bounds)
+    return bounds[0] * weight, bounds[1] * weight
 
 
 def _pairs(first: Sequence[float], second: Sequence[float]) -> list[tuple[float, float]]:
