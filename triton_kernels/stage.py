@@ -86,8 +86,7 @@ def stage_kernel(
         tables: int32 [entries], weights and index tables.
         tiles: int32 [tiles, 3], job, first row and first column of each tile.
         histograms: int32 [records, 7, 256], zero before the first stage.
-        value_tables: float32 [tables, 3, 256], the value of each uint8 in each channel of the output; in the output's
-            own type where float32 cannot hold it, and then no box of values is erased.
+        value_tables: float32 [tables, 3, 256], the value of each uint8 in each channel of the output.
     """
     # This program makes the tile that row `program_id` of `tiles` names.
     tile = tiles + tl.program_id(0) * 3
@@ -204,17 +203,16 @@ def stage_kernel(
         second = tl.load(values + 256 + green)
         third = tl.load(values + 512 + blue)
         if HAS_ERASE:
-            if value_tables.dtype.element_ty == tl.float32:
-                for index in range(tail_begin, tail_end):
-                    operation = operations + index * OPERATION_COLUMNS
-                    code = tl.load(operation)
-                    here = (left_at == index) & (tl.load(operation + 6) + tl.zeros_like(left_at) != 0)
-                    if code == PASTE:
-                        first, second, third = paste(operation, tables, pasted_from, here, first, second, third)
-                    elif code == ERASE:
-                        first = tl.where(here, tl.load(operation + 7).to(tl.float32, bitcast=True), first)
-                        second = tl.where(here, tl.load(operation + 8).to(tl.float32, bitcast=True), second)
-                        third = tl.where(here, tl.load(operation + 9).to(tl.float32, bitcast=True), third)
+            for index in range(tail_begin, tail_end):
+                operation = operations + index * OPERATION_COLUMNS
+                code = tl.load(operation)
+                here = (left_at == index) & (tl.load(operation + 6) + tl.zeros_like(left_at) != 0)
+                if code == PASTE:
+                    first, second, third = paste(operation, tables, pasted_from, here, first, second, third)
+                elif code == ERASE:
+                    first = tl.where(here, tl.load(operation + 7).to(tl.float32, bitcast=True), first)
+                    second = tl.where(here, tl.load(operation + 8).to(tl.float32, bitcast=True), second)
+                    third = tl.where(here, tl.load(operation + 9).to(tl.float32, bitcast=True), third)
         tl.store(output + target, rounded(first, element), mask=inside)
         tl.store(output + target + step, rounded(second, element), mask=colour_inside)
         tl.store(output + target + 2 * step, rounded(third, element), mask=colour_inside)

@@ -147,7 +147,8 @@ def run_programs(
             images[at] = Decoded(made[row], channels_last=False)
     for together in last_passes(programs):
         last = [programs[at][-1] for at in together]
-        run_on_device([images[at] for at in together], last, [rows[at] for at in together], out)
+        run = _run_in_wide_type if _is_wide(last[0]) else run_on_device
+        run([images[at] for at in together], last, [rows[at] for at in together], out)
 
 
 def earlier_passes(programs: Sequence[tuple[Program, ...]]) -> Iterator[list[tuple[int, Program]]]:
@@ -164,9 +165,35 @@ def earlier_passes(programs: Sequence[tuple[Program, ...]]) -> Iterator[list[tup
 
 def last_passes(programs: Sequence[tuple[Program, ...]]) -> list[list[int]]:
     """Positions of the images that one kernel makes the results of; one group where they are float32 or bytes."""
-    in_floats = [passes[-1].float_atoms is not None for passes in programs]
-    groups = [[at for at, on_floats in enumerate(in_floats) if on_floats == wanted] for wanted in (False, True)]
-    return [group for group in groups if group]
+    groups: dict[tuple[bool, bool], list[int]] = {}
+    for at, passes in enumerate(programs):
+        groups.setdefault((passes[-1].float_atoms is not None, _is_wide(passes[-1])), []).append(at)
+    return [groups[key] for key in sorted(groups)]
+
+
+def _is_wide(program: Program) -> bool:
+    """True where the values of bytes are of a type that the kernels do not write."""
+    return program.float_atoms is None and _values_of(program).dtype in WIDE_TYPES
+
+
+def _values_of(program: Program) -> torch.Tensor:
+    with executing():
+        return value_table(program.value_channels, program.value_ops)
+
+
+def _run_in_wide_type(
+    decoded: Sequence[Decoded], programs: Sequence[Program], rows: Sequence[int], out: torch.Tensor
+) -> None:
+    """As `run_on_device`: makes bytes, then looks up their values, one lookup for each chain of calls on values."""
+    made = torch.empty((len(rows), *out.shape[1:]), dtype=torch.uint8, device=out.device)
+    of_bytes = [program._replace(value_ops=(Op("pil_to_tensor"),)) for program in programs]
+    run_on_device(decoded, of_bytes, range(len(rows)), made)
+    channel = torch.arange(out.shape[1], device=out.device).view(1, -1, 1, 1)
+    for chain in {(program.value_channels, program.value_ops) for program in programs}:
+        same = [at for at, program in enumerate(programs) if (program.value_channels, program.value_ops) == chain]
+        values = _values_of(programs[same[0]]).to(out.device)
+        places = torch.tensor([rows[at] for at in same], device=out.device)
+        out[places] = values[channel, made[torch.tensor(same, device=out.device)].long()].to(out.dtype)
 
 
 def run_on_device(
@@ -273,14 +300,12 @@ def _fill(workspace: torch.Tensor, decoded: Sequence[Decoded], inputs: Sequence[
 def _value_tables(
     chains: tuple[tuple[tuple[Op, ...], int], ...], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """[chains, 3, 256]: the values of each uint8; stays on the device for the batches to come.
+    """float32 [chains, 3, 256]: the values of each uint8; stays on the device for the batches to come.
 
-    They are rounded to `dtype`, that of the result, here: Triton's interpreter cuts off what bfloat16 cannot hold. What
-    float32 holds is float32, anything else is of type `dtype`.
+    They are rounded to `dtype`, that of the result, here: Triton's interpreter cuts off what bfloat16 cannot hold.
     """
-    kept = dtype if dtype in WIDE_TYPES else torch.float32
     with executing():
-        tables = [value_table(channels, chain).to(dtype).to(kept).expand(3, -1) for chain, channels in chains]
+        tables = [value_table(channels, chain).to(dtype).float().expand(3, -1) for chain, channels in chains]
     return torch.stack(tables).to(device)
 
 
