@@ -99,13 +99,14 @@ def transform_samples(module: ModuleType) -> dict[str, list[Sample]]:
 
 def _value_transforms() -> dict[str, list[Sample]]:
     half = _call(torch.float16, label="float16")
+    whole = _call(torch.int32, label="int32")
     double = _call(torch.float64, label="float64")
     return {
         "ColorJitter": [
             _call(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
             _call(brightness=0.4, label="brightness alone"),
         ],
-        "ConvertImageDtype": [_call(torch.float32), half, double],
+        "ConvertImageDtype": [_call(torch.float32), half, double, whole],
         "CutMix": [_call(num_classes=4, form="batch")],
         "GaussianBlur": [_call(3)],
         "GaussianNoise": [_call()],
@@ -127,7 +128,7 @@ def _value_transforms() -> dict[str, list[Sample]]:
         "RandomPhotometricDistort": [_call(p=1.0), _call(p=0.0, label="p=0")],
         "RandomPosterize": [_call(2, p=1.0)],
         "RandomSolarize": [_call(128, p=1.0), _call(0.5, p=1.0, label="a threshold below 1")],
-        "ToDtype": [_call(torch.float32, scale=True), _call(torch.float32, label="scale=False"), half, double],
+        "ToDtype": [_call(torch.float32, scale=True), _call(torch.float32, label="scale=False"), half, double, whole],
         "ToImage": [_call()],
         "ToPILImage": [_call()],
         "ToPureTensor": [_call()],
@@ -139,7 +140,7 @@ def _value_transforms() -> dict[str, list[Sample]]:
 def _geometric_transforms() -> dict[str, list[Sample]]:
     return {
         "CenterCrop": [_call(8), _call(32, label="larger than the image")],
-        "ElasticTransform": [_call(sigma=1.0)],
+        "ElasticTransform": _interpolations(sigma=1.0, usual="BILINEAR"),
         "FiveCrop": [_call(8)],
         "Pad": _paddings(2),
         "RandomAffine": [
@@ -163,6 +164,7 @@ def _geometric_transforms() -> dict[str, list[Sample]]:
         "RandomZoomOut": [_call(p=1.0)],
         "Resize": [
             *_interpolations((8, 12), usual="BILINEAR"), _call((8, 12), antialias=False, label="antialias=False"),
+            _call((8, 1), label="to one column"),
         ],
         "ScaleJitter": _interpolations((12, 12), usual="BILINEAR"),
         "TenCrop": [_call(8)],
@@ -248,6 +250,7 @@ def _geometric_functionals() -> dict[str, list[Sample]]:
         "perspective": [_call(corners, moved)],
         "resize": [
             *_interpolations([8, 12], usual="BILINEAR"), _call([8, 12], antialias=False, label="antialias=False"),
+            _call([8, 1], label="to one column"),
         ],
         "resized_crop": _interpolations(2, 3, 8, 9, [6, 6], usual="BILINEAR"),
         "rotate": [*_interpolations(20.0, usual="NEAREST"), _call(20.0, expand=True, label="expand=True")],
