@@ -73,7 +73,9 @@ def _resize(family: str, handle: Any, height: Any, width: Any, mode: Interpolati
         return handle
     if mode not in NEAREST_MODES:
         known = mode in (InterpolationMode.BILINEAR, InterpolationMode.BICUBIC)
-        known = known or (mode == InterpolationMode.LANCZOS and antialias and integer_resize_fits(mode))
+        known = known or (
+            family == "v2" and mode == InterpolationMode.LANCZOS and antialias and integer_resize_fits(mode)
+        )
         # torch's antialiased resize of rows one pixel wide depends on the strides of the tensor, and can be wrong.
         if not known or (antialias and width == 1 and height != old_height):
             return NotImplemented
