@@ -128,13 +128,13 @@ def _resize(state: FloatLowering, size: tuple[int, int], mode: InterpolationMode
     if width != old_width:
         state.width = width
         taps = tap_count(old_width, width, resample)
-        tables = lanczos_float_table(old_width, width) if resample == Resampling.LANCZOS else ()
-        state.add(FloatKind.RESAMPLE_X, old_width, width, taps, 0, 0, int(resample), tables=tables)
+        weights = lanczos_float_table(old_width, width) if resample == Resampling.LANCZOS else ()
+        state.add(FloatKind.RESAMPLE_X, old_width, width, taps, 0, 0, int(resample), tables=weights)
     if height != old_height:
         state.height = height
         taps = tap_count(old_height, height, resample)
-        tables = lanczos_float_table(old_height, height) if resample == Resampling.LANCZOS else ()
-        state.add(FloatKind.RESAMPLE_Y, old_height, height, taps, 0, 0, int(resample), tables=tables)
+        weights = lanczos_float_table(old_height, height) if resample == Resampling.LANCZOS else ()
+        state.add(FloatKind.RESAMPLE_Y, old_height, height, taps, 0, 0, int(resample), tables=weights)
 
 
 def needed_float_rows(down: Atom) -> tuple[int, int]:
