@@ -2,7 +2,8 @@
 
 At every call of a function inside a kernel it replaces the functions of `triton.language` by its own, though they have
 been replaced since the launch began. And it computes every integer sum and product once more in 64 bits, to see whether
-it overflows; what overflows has wrong bits, which the tests see. `-m slow` runs with this check.
+it overflows; what overflows has wrong bits, which the tests see. `-m slow` runs with this check. The types of blocks and
+their equivalents in NumPy are made anew for every value; here equal ones are made once.
 """
 
 from __future__ import annotations
@@ -47,6 +48,37 @@ class _ReplaceOnce:
         return scope
 
 
+def _remember_numpy_types(interpreter: ModuleType) -> None:
+    """The interpreter builds a table of all types for each that it looks up."""
+    stock = interpreter._get_np_dtype
+    found: dict[str, Any] = {}
+
+    def numpy_type(of: Any) -> Any:
+        name = of.scalar.name
+        if name not in found:
+            found[name] = stock(of)
+        return found[name]
+
+    interpreter._get_np_dtype = numpy_type
+
+
+def _remember_block_types(language: ModuleType) -> None:
+    """Types of blocks are values: those of one element and shape have equal attributes. Pointers are left alone."""
+    stock = language.block_type.__init__
+    made: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def init(self: Any, element_ty: Any, shape: Any) -> None:
+        key = (element_ty.name, *shape)
+        if key in made:
+            vars(self).update(made[key])
+            return
+        stock(self, element_ty, shape)
+        if type(element_ty) is language.dtype:
+            made[key] = dict(vars(self))
+
+    language.block_type.__init__ = init
+
+
 def install(*, check_overflow: bool) -> None:
     """Makes the interpreter of this process quick."""
     import triton.language
@@ -54,4 +86,6 @@ def install(*, check_overflow: bool) -> None:
 
     if not isinstance(interpreter._patch_lang, _ReplaceOnce):
         interpreter._patch_lang = _ReplaceOnce(interpreter._patch_lang, triton.language)
+        _remember_numpy_types(interpreter)
+        _remember_block_types(triton.language)
     object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", check_overflow)
