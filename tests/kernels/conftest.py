@@ -1,7 +1,7 @@
 """What lies in `interpreted` needs Triton's interpreter, which a process has or has not from its start, or a device.
 
 A process that has it collects those tests directly. Any other one runs them through `test_interpreted.py`, in
-processes of their own; where there is a device, it runs them there as well.
+a process of its own; where there is a device, it runs them there as well.
 """
 
 from __future__ import annotations
