@@ -7,6 +7,7 @@ compiled; of those that differ most, the ones whose kernels are not as recorded.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -113,3 +114,42 @@ def test_the_gate_sees_inexact_division_and_spills(tmp_path: Path) -> None:
     assert "div.full.f32" in finished.stdout
     assert "fma.rn.f32" in finished.stdout
     assert "spills" in finished.stdout
+
+
+FINGERPRINTS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from kernel_record import fingerprint
+import importlib.util
+for file in sys.argv[2:]:
+    spec = importlib.util.spec_from_file_location("kernels_of_a_test", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    print(fingerprint(module.kernel, "cuda:90"))
+"""
+KERNEL = """
+import triton, triton.language as tl
+ADDED = tl.constexpr(1)
+
+@triton.jit
+def plus(value):
+    return value + ADDED
+
+@triton.jit
+def kernel(x, y):
+    tl.store(y, plus(tl.load(x)))
+"""
+
+
+def test_a_fingerprint_depends_on_code_and_constants_alone(tmp_path: Path) -> None:
+    same = [KERNEL, "\n\n" + KERNEL.replace("    return", '    """Adds."""\n    # More.\n    return')]
+    other = [KERNEL.replace("ADDED = tl.constexpr(1)", "ADDED = tl.constexpr(2)"), KERNEL.replace("value +", "value -")]
+    files = [tmp_path / f"{number}.py" for number in range(4)]
+    for file, text in zip(files, same + other, strict=True):
+        file.write_text(text)
+    command = [sys.executable, "-c", FINGERPRINTS, str(BENCHMARKS), *map(str, files)]
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=environment)
+    first, moved, constant, called = finished.stdout.split()
+    assert first == moved
+    assert len({first, constant, called}) == 3
