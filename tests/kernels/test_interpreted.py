@@ -16,20 +16,24 @@ FILES = sorted(file.name for file in FOLDER.glob("test_*.py"))
 OUTCOME = re.compile(r"/(test_\w+\.py)::.* (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)")
 
 
-@pytest.fixture(scope="module")
-def finished() -> subprocess.CompletedProcess[str]:
+def run_folder(marked: str, seconds: int) -> subprocess.CompletedProcess[str]:
     """One process for all files: each would load torch anew, which takes seconds."""
-    options = ["-v", "-m", "not slow", "-p", "no:cacheprovider", "--tb=short", "-o", "console_output_style=classic"]
+    options = ["-v", "-m", marked, "-p", "no:cacheprovider", "--tb=short", "-o", "console_output_style=classic"]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(FOLDER)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=1500,
+        timeout=seconds,
         env=environment,
         cwd=FOLDER.parents[2],
     )
+
+
+@pytest.fixture(scope="module")
+def finished() -> subprocess.CompletedProcess[str]:
+    return run_folder("not slow", 1500)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -43,3 +47,10 @@ def test_the_process_ends_well(finished: subprocess.CompletedProcess[str]) -> No
     assert finished.returncode == 0, finished.stdout[-20_000:]
     ran = sum(file in FILES for file, _ in OUTCOME.findall(finished.stdout))
     assert re.search(rf"\b{ran} passed", finished.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_interpreted_slow_tests() -> None:
+    finished = run_folder("slow", 6 * 3600)
+    assert finished.returncode == 0, finished.stdout[-20_000:]
+    assert re.search(r"\b\d+ passed", finished.stdout.splitlines()[-1])
