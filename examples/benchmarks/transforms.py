@@ -66,7 +66,8 @@ class Images:
         self.out = torch.empty(tuple(recorded.shape), device=device)
 
     def torch_sink(self) -> torch.Tensor:
-        from torch_sink.image.execute import programs_of, run_programs
+        from torch_sink.image.execute.programs import programs_of
+        from torch_sink.image.execute.run import run_programs
 
         run_programs(self.decoded, programs_of(self.sources, self.programs), range(self.batch), self.out)
         return self.out

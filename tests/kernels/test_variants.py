@@ -19,7 +19,8 @@ from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.decoded import Decoded
 from torch_sink.image.decode.jpeg_batch import pack_jpegs
 from torch_sink.image.decode.jpeg_decoder import JpegDecoder
-from torch_sink.image.execute import programs_of, run_programs, shape_of
+from torch_sink.image.execute.programs import programs_of, shape_of
+from torch_sink.image.execute.run import run_programs
 from torch_sink.image.lazy_tensor import HANDLES
 from torch_sink.image.plan import build
 from torch_sink.image.source import FinishedSource

@@ -12,7 +12,10 @@ from torch.utils._pytree import tree_map
 from torch_sink.errors import DecodeError, SinkError
 from torch_sink.image.decode.decoded import Box
 from torch_sink.image.decode.providers import decodes_boxes
-from torch_sink.image.execute import decoded_images, describe, programs_of, run_image_on_cpu, run_programs
+from torch_sink.image.execute.describe import describe
+from torch_sink.image.execute.programs import programs_of
+from torch_sink.image.execute.run import decoded_images, run_programs
+from torch_sink.image.execute.stock import run_image_on_cpu
 from torch_sink.image.fallback import report_fallback
 from torch_sink.image.lazy_tensor import METADATA
 from torch_sink.image.ops import Op, replay

@@ -10,7 +10,7 @@ import torch
 from torch_sink.errors import DecodeError
 from torch_sink.image import state as backend_state
 from torch_sink.image.batch import LazyBatch
-from torch_sink.image.execute import run_image_on_cpu
+from torch_sink.image.execute.stock import run_image_on_cpu
 from torch_sink.image.lazy_tensor import HANDLES, finished_handle, recorded
 from torch_sink.image.packed import collated_tensor, pack_batch
 

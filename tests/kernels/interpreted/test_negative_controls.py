@@ -9,7 +9,7 @@ import torch
 from image.cases import CORE, rgb_images
 from image.check import check_pipeline
 
-from torch_sink.image import execute
+from torch_sink.image.execute import launch
 from torch_sink.image.lower import geometry as lower_geometry
 from torch_sink.image.plan import build as plan
 from torch_sink.triton_kernels import stage
@@ -53,7 +53,7 @@ def test_a_tile_that_nobody_makes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_workspace_that_nobody_filled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execute, "_fill", lambda *args: None)
+    monkeypatch.setattr(launch, "_fill", lambda *args: None)
     with pytest.raises(AssertionError, match="values differ"):
         check()
 

@@ -9,7 +9,7 @@ import torch
 
 from torch_sink.cli.parity import ImageKind, measure, promise_of
 from torch_sink.cli.parity_calls import REFERENCES
-from torch_sink.image import execute
+from torch_sink.image.execute import launch
 from torch_sink.triton_kernels import stage
 
 
@@ -44,19 +44,19 @@ def test_a_wrong_bit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_entry_of_a_table_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = execute.value_table
+    stock = launch.value_table
 
     def wrong(*args: Any) -> torch.Tensor:
         table = stock(*args).clone()
         table[..., 100:140] += 1
         return table
 
-    monkeypatch.setattr(execute, "value_table", wrong)
-    execute._value_tables.cache_clear()
+    monkeypatch.setattr(launch, "value_table", wrong)
+    launch._value_tables.cache_clear()
     try:
         assert "normalize" in _broken("v1 float32")
     finally:
-        execute._value_tables.cache_clear()
+        launch._value_tables.cache_clear()
 
 
 def _broken(reference: str) -> set[str]:

@@ -1,0 +1,65 @@
+"""Runs the programs of a batch, pass by pass: decoded pixels -> the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_sink.errors import DecodeError
+from torch_sink.image.decode.decoded import Box, Decoded
+from torch_sink.image.decode.providers import decode_sources
+from torch_sink.image.execute.launch import run_on_device
+from torch_sink.image.execute.programs import earlier_passes, is_wide, last_passes, values_of
+from torch_sink.image.ops import Op
+from torch_sink.image.plan.atoms import Program
+from torch_sink.image.source import FinishedSource, Source
+
+
+def decoded_images(
+    sources: Sequence[Source], device: torch.device, boxes: Sequence[Box | None]
+) -> list[Decoded | DecodeError | FinishedSource]:
+    """Pixels of every source that is not a finished tensor: those of its box, where there is one, or all of them."""
+    encoded = [at for at, source in enumerate(sources) if not isinstance(source, FinishedSource)]
+    chosen = [sources[at] for at in encoded]
+    pixels = iter(decode_sources(chosen, device, boxes=[boxes[at] for at in encoded]))  # type: ignore[arg-type]
+    return [source if isinstance(source, FinishedSource) else next(pixels) for source in sources]
+
+
+def run_programs(
+    decoded: Sequence[Decoded], programs: Sequence[tuple[Program, ...]], rows: Sequence[int], out: torch.Tensor
+) -> None:
+    """Runs the programs of a batch, pass by pass.
+
+    Args:
+        decoded: pixels of each image; the same object may stand for several.
+        programs: what each image goes through, as `programs_of` gives them.
+        rows: position of each image in the batch.
+        out: [N, C, H, W], written to; its device is where everything runs.
+    """
+    images = list(decoded)
+    for group in earlier_passes(programs):
+        first = group[0][1]
+        made = torch.empty((len(group), first.out_channels, *first.size), dtype=torch.uint8, device=out.device)
+        run_on_device([images[at] for at, _ in group], [program for _, program in group], range(len(group)), made)
+        for row, (at, _) in enumerate(group):
+            images[at] = Decoded(made[row], channels_last=False)
+    for together in last_passes(programs):
+        last = [programs[at][-1] for at in together]
+        run = _run_in_wide_type if is_wide(last[0]) else run_on_device
+        run([images[at] for at in together], last, [rows[at] for at in together], out)
+
+
+def _run_in_wide_type(
+    decoded: Sequence[Decoded], programs: Sequence[Program], rows: Sequence[int], out: torch.Tensor
+) -> None:
+    """As `run_on_device`: makes bytes, then looks up their values, one lookup for each chain of calls on values."""
+    made = torch.empty((len(rows), *out.shape[1:]), dtype=torch.uint8, device=out.device)
+    of_bytes = [program._replace(value_ops=(Op("pil_to_tensor"),)) for program in programs]
+    run_on_device(decoded, of_bytes, range(len(rows)), made)
+    channel = torch.arange(out.shape[1], device=out.device).view(1, -1, 1, 1)
+    for chain in {(program.value_channels, program.value_ops) for program in programs}:
+        same = [at for at, program in enumerate(programs) if (program.value_channels, program.value_ops) == chain]
+        values = values_of(programs[same[0]]).to(out.device)
+        places = torch.tensor([rows[at] for at in same], device=out.device)
+        out[places] = values[channel, made[torch.tensor(same, device=out.device)].long()].to(out.dtype)
