@@ -44,7 +44,9 @@ def usage(kernel: Any, where: GPUTarget) -> dict[str, Any]:
 
     Returns:
         registers: of a thread.
-        spills: bytes of a thread that did not fit into registers.
+        spills: bytes of a thread that lie in memory because they did not fit into registers. A scalar that moves to
+            another kind of register (a lane of a vector register on AMD's GPUs, a register of a thread instead of a
+            uniform one on NVIDIA's) is in none.
         shared: bytes of shared memory of a program.
         instructions: in the machine code, each counted once.
         loop: how many of them stand in the longest loop.
@@ -60,7 +62,7 @@ def _hip_usage(kernel: Any) -> dict[str, Any]:
     instructions = _AMDGCN.findall(text)
     return {
         "registers": max(map(int, re.findall(r"\.vgpr_count:\s*(\d+)", text))),
-        "spills": 4 * sum(map(int, re.findall(r"\.[sv]gpr_spill_count:\s*(\d+)", text))),
+        "spills": sum(map(int, re.findall(r"\.private_segment_fixed_size:\s*(\d+)", text))),
         "instructions": len(instructions),
         "loop": _amd_loop(text),
         "loads": _counted(_amd_bits(name) for name in instructions if re.match(r"(global|buffer|flat)_load", name)),
