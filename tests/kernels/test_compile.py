@@ -64,6 +64,14 @@ def test_what_is_not_as_recorded() -> None:
         assert len(rows) == len(LARGEST) * len(EVERYDAY_TARGETS)
 
 
+def test_the_record_holds_every_variant() -> None:
+    listed = subprocess.run([sys.executable, SCRIPT, "--list"], capture_output=True, text=True, timeout=300)
+    assert listed.returncode == 0, listed.stderr
+    recorded = [f"{row['variant']} on {row['target']}" for row in RECORD["kernels"]]
+    assert sorted(recorded) == sorted(listed.stdout.splitlines())
+    assert RECORD["outdated"] == 0, "run `make kernels`"
+
+
 @pytest.mark.slow
 def test_every_variant() -> None:
     rows = compiled("--again")
