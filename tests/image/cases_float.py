@@ -114,6 +114,10 @@ FLOAT: dict[str, FloatCase] = {
         lambda: _v1(v1.Grayscale(), v1.ColorJitter(contrast=(0.3, 1.7)), v1.ColorJitter(contrast=(0.3, 1.7)),
                     v1.RandomAutocontrast(1.0), v1.RandomSolarize(0.4, 1.0), before=(v1.Resize(SIZE),)), EXACT
     ),
+    "a hue after contrast": (
+        lambda: _v2(v2.ColorJitter(contrast=(0.3, 1.7)), v2.ColorJitter(hue=0.3), v2.RandomHorizontalFlip(),
+                    before=(v2.Resize(SIZE),)), EXACT
+    ),
     "v2 thresholds after contrast": (
         lambda: _v2(v2.RandomRotation((90, 90)), v2.Resize((14, 21)), v2.ColorJitter(contrast=(0.3, 1.7)),
                     v2.RandomChoice([v2.RandomPosterize(3, 1.0), v2.RandomEqualize(1.0)]),

@@ -73,10 +73,13 @@ def _contrast(state: FloatLowering, factor: float, threads: int | None, is_v2: i
     state.add(FloatKind.CONTRAST, *bits(factor, 1.0 - factor), is_v2, _gray_kind(state, is_v2), pixels, *order)
 
 
-# What makes large differences of small ones.
+# What makes large differences of small ones: a hue, of colours that are almost gray.
 _STEEP = frozenset(
-    (FloatKind.SOLARIZE, FloatKind.POSTERIZE, FloatKind.TO_BYTE, FloatKind.AUTOCONTRAST, FloatKind.EQUALIZE)
-)
+    (
+        FloatKind.HUE, FloatKind.SOLARIZE, FloatKind.POSTERIZE, FloatKind.TO_BYTE, FloatKind.AUTOCONTRAST,
+        FloatKind.EQUALIZE,
+    )
+)  # fmt: skip
 
 
 def with_order_where_needed(atoms: Sequence[Atom]) -> tuple[Atom, ...]:

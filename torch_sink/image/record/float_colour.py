@@ -64,7 +64,7 @@ def _hue(family: str, handle: Any, hue_factor: Any) -> Any:
     if handle.sink_shape[0] == 1:
         return handle
     # Stock code divides by the largest channel, which makes NaN where that is 0 and another one below.
-    if value_range(handle)[0] < 0:
+    if value_range(handle)[0] < 0 or not is_exact(handle):
         return NotImplemented
     return handle.record(Op(f"{family}.adjust_hue", (hue_factor,)))
 
