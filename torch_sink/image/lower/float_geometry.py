@@ -10,7 +10,7 @@ from torchvision.transforms import InterpolationMode
 
 from torch_sink.image.lower import warp as lower_warp  # noqa: F401  it fills `LOWER`
 from torch_sink.image.lower.floats import FloatLowering, bits, lowers_float, three
-from torch_sink.image.lower.geometry import PAD_KINDS, narrow_resize, three_planes
+from torch_sink.image.lower.geometry import narrow_resize, repeat_border, three_planes
 from torch_sink.image.lower.resample_weights import (
     cubic_table,
     lanczos_float_table,
@@ -41,18 +41,12 @@ lowers_float("v1.crop", "v2.crop", "v1.crop_beyond", "v2.crop_beyond")(_shift)
 
 @lowers_float("v1.pad", "v2.pad")
 def _pad(state: FloatLowering, sides: tuple[int, int, int, int], fill: float | tuple[float, ...], mode: str) -> None:
-    left, top, right, bottom = sides
     if mode == "constant":
+        left, top, right, bottom = sides
         fills = fill if isinstance(fill, (tuple, list)) else (fill,)
         _shift(state, -top, -left, state.height + top + bottom, state.width + left + right, tuple(fills))
-        return
-    if min(sides) < 0:  # which crops first
-        cut_left, cut_top, cut_right, cut_bottom = (-min(side, 0) for side in sides)
-        _shift(state, cut_top, cut_left, state.height - cut_top - cut_bottom, state.width - cut_left - cut_right)
-        left, top, right, bottom = (max(side, 0) for side in sides)
-    if any((left, top, right, bottom)):
-        old_height, old_width = state.resize_to(state.height + top + bottom, state.width + left + right)
-        state.add(PAD_KINDS[mode], -left, -top, old_width, old_height)
+    else:
+        repeat_border(state, sides, mode, _shift)
 
 
 def _flip(state: FloatLowering, x: bool, y: bool) -> None:

@@ -27,7 +27,7 @@ from torch_sink.image.lower.resample_weights import (
     tensor_table_without_antialias,
 )
 from torch_sink.image.plan.atoms import Atom, Kind, Lowering, lowers, packed_colour
-from torch_sink.image.record.arguments import padding_fits
+from torch_sink.image.record.arguments import Sides, cropped_size, padding_fits
 from torch_sink.image.record.tensor_argument import TensorArgument
 
 Resampling, Transpose = Image.Resampling, Image.Transpose
@@ -74,25 +74,31 @@ def _crop(state: Lowering, top: int, left: int, height: int, width: int) -> None
     _shift(state, top, left, height, width)
 
 
-PAD_KINDS = {"edge": Kind.EDGE, "reflect": Kind.REFLECT, "symmetric": Kind.SYMMETRIC}
+_PAD_KINDS = {"edge": Kind.EDGE, "reflect": Kind.REFLECT, "symmetric": Kind.SYMMETRIC}
 
 
 @lowers("pil.pad", "v1.pad", "v2.pad")
 def _pad(state: Lowering, sides: tuple[int, int, int, int], fill: Any, mode: str) -> None:
-    """EDGE, REFLECT, SYMMETRIC: (left, top, input width, input height), added as for SHIFT, then brought inside."""
-    left, top, right, bottom = sides
     if mode == "constant":
+        left, top, right, bottom = sides
         _shift(state, -top, -left, state.height + top + bottom, state.width + left + right, fill)
-        return
-    if min(sides) < 0:  # which crops first
-        cut_left, cut_top, cut_right, cut_bottom = (-min(side, 0) for side in sides)
-        _shift(state, cut_top, cut_left, state.height - cut_top - cut_bottom, state.width - cut_left - cut_right)
-        left, top, right, bottom = (max(side, 0) for side in sides)
+    else:
+        repeat_border(state, sides, mode, _shift)
+
+
+def repeat_border(state: Any, sides: Sides, mode: str, crop: Callable[[Any, int, int, int, int], None]) -> None:
+    """EDGE, REFLECT, SYMMETRIC: (left, top, input width, input height), added as for SHIFT, then brought inside.
+
+    Negative sides crop first: `crop` of the state, top, left, height and width.
+    """
+    if min(sides) < 0:
+        crop(state, max(-sides[1], 0), max(-sides[0], 0), *cropped_size(sides, state.height, state.width))
+    left, top, right, bottom = (max(side, 0) for side in sides)
     if not any((left, top, right, bottom)):
         return
     if padding_fits((left, top, right, bottom), mode, state.height, state.width):
         old_height, old_width = state.resize_to(state.height + top + bottom, state.width + left + right)
-        state.add(PAD_KINDS[mode], -left, -top, old_width, old_height)
+        state.add(_PAD_KINDS[mode], -left, -top, old_width, old_height)
         return
     x_table = mirrored_positions(state.width, left, right, mode)
     _remap(state, x_table, mirrored_positions(state.height, top, bottom, mode), 0)

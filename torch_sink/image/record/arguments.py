@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+
+# Left, top, right and bottom of a padding, in pixels.
+Sides = tuple[int, int, int, int]
 
 
 def is_number(value: Any) -> bool:
@@ -43,7 +48,17 @@ def factor_of(factor: Any) -> Any:
     return factor
 
 
-def sides_of(padding: Any) -> tuple[int, int, int, int] | None:
+def with_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose factors may be scalars of numpy or torch as well."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*map(factor_of, args), **{name: factor_of(value) for name, value in kwargs.items()})
+
+    return call
+
+
+def sides_of(padding: Any) -> Sides | None:
     """(left, top, right, bottom) of a padding argument, or None where stock code should look at it."""
     if type(padding) is int:
         return (padding,) * 4
@@ -64,16 +79,20 @@ def size_of(size: Any) -> tuple[int, int] | None:
     return (sides[0], sides[-1]) if all(type(side) is int and side > 0 for side in sides) else None
 
 
-def padding_fits(sides: tuple[int, int, int, int], mode: str, height: int, width: int) -> bool:
+def cropped_size(sides: Sides, height: int, width: int) -> tuple[int, int]:
+    """Height and width of what negative sides leave of an image, before the others pad it."""
+    left, top, right, bottom = (min(side, 0) for side in sides)
+    return height + top + bottom, width + left + right
+
+
+def padding_fits(sides: Sides, mode: str, height: int, width: int) -> bool:
     """Modes that mirror need the image to be larger than the padding; beyond that stock code wraps or raises.
 
     Negative sides crop the image before the others pad it, and have to leave something of it.
     """
-    if min(sides) < 0:
-        left, top, right, bottom = (min(side, 0) for side in sides)
-        height, width = height + top + bottom, width + left + right
-        outside = tuple(max(side, 0) for side in sides)
-        return min(height, width) > 0 and padding_fits(outside, mode, height, width)  # type: ignore[arg-type]
+    height, width = cropped_size(sides, height, width)
+    if min(height, width) <= 0:
+        return False
     # A mirror that stands on the border pixel does not repeat it.
     beside = {"reflect": 1, "symmetric": 0}.get(mode)
     if beside is None:

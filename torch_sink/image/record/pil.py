@@ -18,7 +18,7 @@ from torchvision.transforms.v2.functional._geometry import (
 
 from torch_sink.image.lazy_image import LazyImage, lazy_image
 from torch_sink.image.ops import Op
-from torch_sink.image.record.arguments import colour_of, factor_of, is_number, sides_of, size_of
+from torch_sink.image.record.arguments import colour_of, cropped_size, is_number, sides_of, size_of, with_numbers
 
 Recorder = Callable[..., Any]
 
@@ -71,18 +71,8 @@ def _factor(handle: LazyImage, *args: Any) -> bool:
 
 def _by_factor(name: str, accepts: Callable[..., bool] = _factor) -> Callable[[Recorder], Recorder]:
     """`_pil_recorder` for functionals that blend by a factor."""
-
-    def make(stock: Recorder) -> Recorder:
-        record = _pil_recorder(name, accepts)(stock)
-
-        @functools.wraps(stock)
-        def stand_in(img: Any, *args: Any, **kwargs: Any) -> Any:
-            values = {key: factor_of(value) for key, value in kwargs.items()}
-            return record(img, *map(factor_of, args), **values)
-
-        return stand_in
-
-    return make
+    make = _pil_recorder(name, accepts)
+    return lambda stock: with_numbers(make(stock))
 
 
 def _colour_factor(handle: LazyImage, *args: Any) -> bool:
@@ -105,12 +95,6 @@ def _gray_channels(handle: LazyImage, *args: Any) -> bool:
     return len(args) == 1 and args[0] in (1, 3)
 
 
-def _leaves_something(sides: tuple[int, int, int, int], width: int, height: int) -> bool:
-    """Negative sides crop, which has to leave an image."""
-    left, top, right, bottom = (min(side, 0) for side in sides)
-    return width + left + right > 0 and height + top + bottom > 0
-
-
 def pad_pil(stock: Recorder) -> Recorder:
     """Stand-in for `_functional_pil.pad`."""
 
@@ -124,7 +108,7 @@ def pad_pil(stock: Recorder) -> Recorder:
             colour = colour_of(0 if unused else fill, 3 if handle.mode == "RGB" else 1)
             size = width + sides[0] + sides[2], height + sides[1] + sides[3]
             known = padding_mode in ("constant", "edge", "reflect", "symmetric")
-            if colour is not None and known and min(size) > 0 and _leaves_something(sides, width, height):
+            if colour is not None and known and min(size) > 0 and min(cropped_size(sides, height, width)) > 0:
                 return handle.record(Op("pil.pad", (sides, colour, padding_mode)), size=size)
         return stock(img, padding, fill, padding_mode)
 

@@ -20,7 +20,7 @@ from torch_sink.image.record import tensor_colour as colour
 from torch_sink.image.record import tensor_geometry as geometry
 from torch_sink.image.record import tensor_values as values
 from torch_sink.image.record import tensor_warp as warp
-from torch_sink.image.record.arguments import factor_of
+from torch_sink.image.record.arguments import with_numbers
 from torch_sink.image.record.floats import V1_FLOAT_RECORDERS, V2_FLOAT_RECORDERS
 
 Recorder = Callable[..., Any]
@@ -86,20 +86,13 @@ def _by_dtype(recorders: dict[str, Recorder], on_floats: dict[str, Recorder]) ->
 _BY_FACTOR = ("adjust_brightness", "adjust_contrast", "adjust_saturation", "adjust_sharpness")
 
 
-def _with_numbers(recorders: dict[str, Recorder]) -> dict[str, Recorder]:
-    """Factors may be scalars of numpy or torch as well."""
-
-    def with_number(recorder: Recorder) -> Recorder:
-        return lambda handle, *args, **kwargs: recorder(
-            handle, *map(factor_of, args), **{name: factor_of(value) for name, value in kwargs.items()}
-        )
-
-    return {name: with_number(recorders[name]) if name in _BY_FACTOR else recorders[name] for name in recorders}
+def _with_numbers_as_factors(recorders: dict[str, Recorder]) -> dict[str, Recorder]:
+    return {name: with_numbers(each) if name in _BY_FACTOR else each for name, each in recorders.items()}
 
 
 _V1_BY_DTYPE = _by_dtype(_V1_COMPUTING, V1_FLOAT_RECORDERS)
 V1_TENSOR_RECORDERS: dict[str, Recorder] = {
-    **{name: _as_pure(recorder) for name, recorder in _with_numbers(_V1_BY_DTYPE).items()},
+    **{name: _as_pure(recorder) for name, recorder in _with_numbers_as_factors(_V1_BY_DTYPE).items()},
     "erase": functools.partial(geometry.erase, "v1"),
 }
 
@@ -131,7 +124,7 @@ _V2_RECORDERS: dict[str, Recorder] = {
     "get_size": lambda handle: list(handle.sink_shape[1:]),
 }
 
-V2_TENSOR_RECORDERS = _with_numbers(_by_dtype(_V2_RECORDERS, V2_FLOAT_RECORDERS))
+V2_TENSOR_RECORDERS = _with_numbers_as_factors(_by_dtype(_V2_RECORDERS, V2_FLOAT_RECORDERS))
 
 
 def five_crop_v1(stock: Recorder) -> Recorder:

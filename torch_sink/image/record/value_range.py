@@ -73,10 +73,7 @@ def value_range(handle: Any) -> Range:
     """Bounds of every value."""
     conversion, *following = since_conversion(handle)
     unscaled = conversion.name == "v2.to_dtype" and not conversion.args[1]
-    bounds = (0.0, 255.0) if unscaled else (0.0, 1.0)
-    for op in following:
-        bounds = _after(op, bounds)
-    return bounds
+    return _after_all(following, (0.0, 255.0) if unscaled else (0.0, 1.0))
 
 
 def _after(op: Op, bounds: Range) -> Range:
@@ -91,8 +88,8 @@ def _after(op: Op, bounds: Range) -> Range:
     if name == "invert":
         return 1.0 - high, 1.0 - low
     if name == "augmix":
-        mixed = [_after_all(chain, bounds, weight) for weight, chain in op.args[0]]
-        return sum(low for low, _ in mixed), sum(high for _, high in mixed)
+        mixed = [(weight, *_after_all(chain, bounds)) for weight, chain in op.args[0]]  # weights are not negative
+        return sum(low * weight for weight, low, _ in mixed), sum(high * weight for weight, _, high in mixed)
     if name == "solarize":
         return _with((1.0 - high, 1.0 - low), bounds)
     if name == "adjust_hue":
@@ -114,11 +111,11 @@ def _after(op: Op, bounds: Range) -> Range:
     return bounds
 
 
-def _after_all(ops: Sequence[Op], bounds: Range, weight: float) -> Range:
-    """Bounds of what calls make of values in `bounds`, times a weight that is not negative."""
+def _after_all(ops: Sequence[Op], bounds: Range) -> Range:
+    """Bounds of what calls make of values in `bounds`."""
     for op in ops:
         bounds = _after(op, bounds)
-    return bounds[0] * weight, bounds[1] * weight
+    return bounds
 
 
 def _pairs(first: Sequence[float], second: Sequence[float]) -> list[tuple[float, float]]:
