@@ -11,12 +11,18 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 DECODE_POLICIES = ("raise", "skip", "replace")
+_ORDINARY = {torch.Tensor}
 LEAF_TYPES = (torch.Tensor, str, bytes, PackedSequence)  # the last is a tuple that moves to a device as a whole
 
 
 def is_lazy(leaf: Any) -> bool:
     """Whether `leaf` still has to be decoded and transformed (it is a Tensor subclass, so ask this first)."""
     return hasattr(type(leaf), "__torch_sink_execute__")
+
+
+def is_flat(batch: Any) -> bool:
+    """Whether `batch` is a list or tuple of nothing but ordinary tensors: the usual one, found without a walk."""
+    return type(batch) in (tuple, list) and {*map(type, batch)} == _ORDINARY
 
 
 def is_plain(leaf: Any) -> bool:

@@ -12,6 +12,38 @@ from typing import Any
 
 _open: set[weakref.finalize[..., Any]] = set()
 _lock = threading.Lock()
+_lives: weakref.WeakSet[Life] = weakref.WeakSet()
+
+
+class Life:
+    """Whether a SinkLoader can still be used.
+
+    Attributes:
+        ended: why it cannot, or None. Each fetch looks at it, so it is set from outside: a fork is noticed by a hook and
+            not by asking the system for the process every time.
+    """
+
+    def __init__(self) -> None:
+        self.ended: str | None = None
+        self._pid = os.getpid()
+        _lives.add(self)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a child of the process that the SinkLoader belongs to."""
+        return self._pid != os.getpid()
+
+
+def _end_lives_of_parent() -> None:
+    for life in list(_lives):
+        life.ended = (
+            "this SinkLoader was made before os.fork(); its thread and workers belong to the parent process. "
+            "Make a new SinkLoader in the child."
+        )
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_end_lives_of_parent)
 
 
 def register(close: weakref.finalize[..., Any]) -> None:
@@ -32,10 +64,11 @@ def run_first_at_exit() -> None:
     atexit.register(_close_all)
 
 
-def close_parts(producer: Any, source: Any, slots: Any, pid: int) -> None:
+def close_parts(producer: Any, source: Any, slots: Any, life: Life) -> None:
     """Closes producer, workers and memory, in this order; does nothing in a forked child, which owns none of them."""
-    if os.getpid() != pid:
+    if life.is_foreign:
         return
+    life.ended = "this SinkLoader is closed; make a new one"
     closing = [producer.close, source.close, slots.close]
     if producer.is_running_here():
         # Garbage was collected in the thread that is to be stopped, which waits for nobody.

@@ -40,7 +40,12 @@ class OnDemandProducer:
         return 0
 
     def take(self, timeout_seconds: float) -> Item:
-        """Makes the next item. `timeout_seconds` has no meaning here: nobody else could interrupt the source."""
+        """Makes the next item; the batch taken before is not used any more.
+
+        `timeout_seconds` has no meaning here: nobody else could interrupt the source.
+        """
+        if self.held is not None:
+            self.release()
         current = self.current
         if current is None:
             raise SinkError("no pass is active")
@@ -61,10 +66,11 @@ class OnDemandProducer:
         self._left_at = now
         return item
 
-    def release(self, item: Item) -> None:
-        """The consumer asks for the next batch: the slot of this one may be filled again."""
-        self.held = None
-        self.slots.free(item.slot)
+    def release(self) -> None:
+        """The batch taken last is not used any more: its slot may be filled again."""
+        held, self.held = self.held, None
+        if held is not None:
+            self.slots.free(held.slot)
 
     def drop(self) -> list[Pass]:
         """Forgets the active pass; returns it, for the caller to stop."""
@@ -78,7 +84,8 @@ class OnDemandProducer:
 
     def bytes_held(self) -> int:
         """Bytes of the batches that wait here or are in use."""
-        return tensor_bytes(self.held.batch) if self.held is not None else 0
+        held = self.held
+        return tensor_bytes(held.batch) if held is not None else 0
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_sink.sink.batch import agree_on_positions, is_lazy, leaves, map_leaves, select_rows, select_samples
+from torch_sink.sink.batch import agree_on_positions, is_flat, is_lazy, leaves, map_leaves, select_rows, select_samples
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,7 @@ def execute_lazy(
     Returns:
         The batch with ordinary tensors in the place of lazy leaves, and the samples lost.
     """
-    # The usual batch is told apart without a walk through it, which would cost half of what `next` takes.
-    flat = type(batch) in (tuple, list) and all(type(leaf) is torch.Tensor for leaf in batch)
-    lazy = [] if flat else [leaf for leaf in leaves(batch) if is_lazy(leaf)]
+    lazy = [] if is_flat(batch) else [leaf for leaf in leaves(batch) if is_lazy(leaf)]
     if not lazy:
         return batch, NO_LOSS
     results = {}
@@ -100,8 +98,11 @@ def _rows(tensor: torch.Tensor, shown: list[int] | None, wanted: list[int]) -> t
 
 def stage_on_host(batch: Any, form: ImageFormat) -> tuple[Any, Loss]:
     """A batch for the CPU: the source's own tensors, not copies, unless a dtype or layout was asked for."""
+    converts = form.dtype is not None or form.memory_format is not torch.contiguous_format
+    if not converts and is_flat(batch):
+        return batch, NO_LOSS
     batch, loss = execute_lazy(batch, form, lambda leaf: None)
-    if form.dtype is None and form.memory_format is torch.contiguous_format:
+    if not converts:
         return batch, loss
 
     def convert(leaf: Any) -> Any:

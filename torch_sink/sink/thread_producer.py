@@ -27,7 +27,8 @@ class ThreadProducer:
 
     Invariant: every slot is in exactly one place: `free_slots`, being filled by the thread, in an item of `ready`, or
     held by the consumer. The thread takes a slot before it asks the source, so at most `slots.count` batches exist.
-    All shared fields are guarded by `changed`; the source and the device are used outside of it.
+    All shared fields but `held`, which the consumer alone writes, are guarded by `changed`; the source and the device
+    are used outside of it.
 
     Args:
         slots: where ready batches wait.
@@ -79,21 +80,24 @@ class ThreadProducer:
             return sum(item.slot >= 0 for item in self.ready)
 
     def take(self, timeout_seconds: float) -> Item:
-        """The next item, in order.
+        """The next item, in order; the batch taken before is not used any more.
 
         Raises:
             SinkTimeout: nothing came within `timeout_seconds`.
         """
         asked = time.monotonic()
+        free_slot = self._free_held()
         with self.changed:
+            if free_slot is not None:
+                self.free_slots.append(free_slot)
             size = len(self.ready)
-            if not size:
+            if size:
+                item = self.ready.popleft()
+            else:
                 self.is_asked = True
-                self.changed.notify_all()
+            self.changed.notify_all()
         if not size:
-            self._wait(asked, timeout_seconds)
-        with self.changed:
-            item = self.ready.popleft()
+            item = self._wait(asked, timeout_seconds)
         if item.error is None and not item.is_end:
             waited = time.monotonic() - asked
             empty = size == 0 if self.runs_ahead else is_slow(waited, asked - self._left_at)
@@ -102,13 +106,13 @@ class ThreadProducer:
         self._left_at = time.monotonic()
         return item
 
-    def _wait(self, asked: float, timeout_seconds: float) -> None:
+    def _wait(self, asked: float, timeout_seconds: float) -> Item:
         dead_since: float | None = None
         was_freed = False
         while True:
             with self.changed:
                 if self.ready or self.changed.wait_for(lambda: self.ready, WATCH_SECONDS):
-                    return
+                    return self.ready.popleft()
                 current = self.current
                 is_idle = current is None or self.thread is None or not self.thread.is_alive()
             now = time.monotonic()
@@ -134,13 +138,20 @@ class ThreadProducer:
         if not self.outside_source.wait(0.5):
             raise SinkError("a data worker died in the middle of a message and its reader could not be freed")
 
-    def release(self, item: Item) -> None:
-        """The consumer asks for the next batch: the slot of this one may be filled again."""
-        self.slots.free(item.slot)
-        with self.changed:
-            self.held = None
-            self.free_slots.append(item.slot)
-            self.changed.notify_all()
+    def release(self) -> None:
+        """The batch taken last is not used any more: its slot may be filled again."""
+        free_slot = self._free_held()
+        if free_slot is not None:
+            with self.changed:
+                self.free_slots.append(free_slot)
+                self.changed.notify_all()
+
+    def _free_held(self) -> int | None:
+        held, self.held = self.held, None
+        if held is None:
+            return None
+        self.slots.free(held.slot)
+        return held.slot
 
     def drop(self) -> list[Pass]:
         """Leaves the source and forgets what is ready; returns the passes concerned, for the caller to stop."""
@@ -173,8 +184,8 @@ class ThreadProducer:
     def bytes_held(self) -> int:
         """Bytes of the batches that wait here or are in use."""
         with self.changed:
-            items = [*self.ready, *([self.held] if self.held is not None else [])]
-        return sum(tensor_bytes(item.batch) for item in items)
+            items = [*self.ready, self.held]
+        return sum(tensor_bytes(item.batch) for item in items if item is not None)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

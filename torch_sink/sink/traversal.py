@@ -10,7 +10,8 @@ from torch_sink.sink.items import Item
 from torch_sink.sink.on_demand import OnDemandProducer
 from torch_sink.sink.position import Position, check_sampling, read_state, write_state
 from torch_sink.sink.random_state import global_random_state
-from torch_sink.sink.source import Mark, Pass, ResumePoint, Source
+from torch_sink.sink.source import NO_MARK, Mark, Pass, ResumePoint, Source
+from torch_sink.sink.stage import NO_LOSS
 from torch_sink.sink.stats import StatsRecorder
 from torch_sink.sink.thread_producer import ThreadProducer
 
@@ -57,7 +58,6 @@ class Traversal:
         self.timeout_seconds = timeout_seconds
         self.position = Position()
         self.passes: list[Pass] = []
-        self.held: Item | None = None
         self.iterations = 0
         self.may_begin_ahead = True
         self.is_last_epoch = False
@@ -91,39 +91,37 @@ class Traversal:
             self._reenter()
         self.was_interrupted = True  # stays so when anything but the following leaves this method
         try:
-            item = self._next_item(epoch)
+            if 0 < self.sink_size <= self.position.batch_in_epoch:
+                self._end_epoch()
+            while True:
+                if self.source.crosses_passes or not self.passes:
+                    self._keep_ahead()
+                item = self.producer.take(self.timeout_seconds)
+                if item.slot >= 0:
+                    break
+                self._take_end_or_error(item, epoch)
         except (StopIteration, SinkError):
             self.was_interrupted = False
             raise
+        epoch.is_rest = False
+        self._consume(item)
         self.was_interrupted = False
         return item
 
-    def _next_item(self, epoch: Epoch) -> Item:
-        self.release()
-        if 0 < self.sink_size <= self.position.batch_in_epoch:
-            self.position.next_epoch()
-            raise StopIteration
-        while True:
-            self._keep_ahead()
-            item = self.producer.take(self.timeout_seconds)
-            if item.error is not None:
-                self._fail(item)
-            if not item.is_end:
-                epoch.is_rest = False
-                return self._consume(item)
-            self._end_pass(item)
-            if self.sink_size != -1:
-                continue
-            self.position.next_epoch()
-            if not epoch.is_rest:
-                raise StopIteration
-            # The rest was empty: this epoch is the next one.
+    def _end_epoch(self) -> NoReturn:
+        self.producer.release()
+        self.position.next_epoch()
+        raise StopIteration
 
-    def release(self) -> None:
-        """The batch delivered last is not used any more."""
-        held, self.held = self.held, None
-        if held is not None:
-            self.producer.release(held)
+    def _take_end_or_error(self, item: Item, epoch: Epoch) -> None:
+        if item.error is not None:
+            self._fail(item)
+        self._end_pass(item)
+        if self.sink_size != -1:
+            return
+        if not epoch.is_rest:
+            self._end_epoch()
+        self.position.next_epoch()  # the rest was empty: this epoch is the next one
 
     def restart(self) -> None:
         """Drops the rest of the epoch and of the pass."""
@@ -163,17 +161,17 @@ class Traversal:
         self.restart()
         self.position, self.resume, self.loaded_state = position, resume, dict(state)
 
-    def _consume(self, item: Item) -> Item:
+    def _consume(self, item: Item) -> None:
         position = self.position
         position.start = item.start
         position.batch_in_pass += 1
         position.batch_in_epoch += 1
         position.batches += 1
-        self._note(item.mark)
-        self.stats.skipped += item.loss.skipped
-        self.stats.replaced += item.loss.replaced
-        self.held = item
-        return item
+        if item.mark is not NO_MARK:
+            self._note(item.mark)
+        if item.loss is not NO_LOSS:
+            self.stats.skipped += item.loss.skipped
+            self.stats.replaced += item.loss.replaced
 
     def _note(self, mark: Mark) -> None:
         if mark.worker >= 0:
@@ -217,7 +215,7 @@ class Traversal:
         self.resume = None  # last, so that an interrupt on the way does not lose it
 
     def _keep_ahead(self) -> None:
-        """Begins the next pass: when there is none, or ahead of time where that changes no draw."""
+        """Begins the next pass: when there is none, or ahead of time where the source allows that."""
         if not self.passes:
             self._begin_pass()
         elif self.may_begin_ahead and self.producer.wants_pass() and self._needs_next_pass():
@@ -227,8 +225,6 @@ class Traversal:
                 self.may_begin_ahead = False  # tried again, and raised, when the pass is due
 
     def _needs_next_pass(self) -> bool:
-        if not self.source.crosses_passes:
-            return False
         left = self.sink_size - self.position.batch_in_epoch
         return not self.is_last_epoch or left > self.producer.batches_ready()
 
@@ -258,7 +254,7 @@ class Traversal:
             self.position.start = self.passes[0].start
 
     def _drop_passes(self) -> None:
-        self.release()
+        self.producer.release()
         self.producer.drop()
         for begun in self.passes:
             begun.stop()
