@@ -36,6 +36,8 @@ class CastAtUse(Precision):
         ValueError: the model is sharded by FSDP2, which casts by its own MixedPrecisionPolicy.
     """
 
+    casts = True
+
     def __init__(
         self,
         level: str,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from torch_sink.loop.distributed import Ranks
-from torch_sink.loop.history import SinkRecord
+from torch_sink.loop.history import SinkRecord, SinkValues
 from torch_sink.loop.schedule import Schedule
 from torch_sink.loop.step import TrainingStep
 from torch_sink.loop.step_log import StepLog
@@ -56,8 +60,8 @@ class Engine:
         self.log.start()
         self.schedule.start()
 
-    def step(self, batch: Any, *, first: bool, last: bool, slot: int | None = None) -> None:
-        """Launch one step; see `TrainingStep.run`. `slot` is the static ring slot that the batch lies in."""
+    def step(self, batch: Any, *, first: bool, last: bool) -> None:
+        """Launch one step; see `TrainingStep.run`."""
         self.schedule.before_step()
         self.training_step.run(batch, first=first, last=last)
         if last:
@@ -65,13 +69,13 @@ class Engine:
 
     def end(self, steps: int, iteration: int) -> SinkRecord:
         """Close the sink after `steps` executed steps: the one wait for the device."""
-        losses, overflows, *metrics = self.log.read(steps, self.ranks)
-        return SinkRecord(
-            losses=losses,
-            overflows=overflows.bool(),
-            learning_rates=self.schedule.rates(steps),
-            metrics=dict(zip(self.log.metric_names, metrics, strict=True)),
-        )
+        rows, rates = self.log.read(steps, self.ranks), self.schedule.rates(steps)
+        return SinkRecord(steps, partial(_sink_values, self.log.metric_names, rows, rates))
 
     def close(self) -> None:
         """Release what the device holds."""
+
+
+def _sink_values(names: list[str], rows: Callable[[], list[Tensor]], rates: Callable[[], Tensor]) -> SinkValues:
+    losses, overflows, *metrics = rows()
+    return SinkValues(losses, overflows.bool(), rates(), dict(zip(names, metrics, strict=True)))

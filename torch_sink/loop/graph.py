@@ -105,13 +105,13 @@ class GraphEngine(Engine):
             self._forget_graphs()
             self._reasons.count("graphs were captured again because something baked into them had changed")
 
-    def step(self, batch: Any, *, first: bool, last: bool, slot: int | None = None) -> None:
+    def step(self, batch: Any, *, first: bool, last: bool) -> None:
         if self._warmup_left > 0 or self.mode != "graph" or not self._ready_to_capture():
             self._warmup_left -= 1
             self._shape.accepts(_signature(batch))
             self._launch(batch, first=first, last=last)
             return
-        replay = self._graph_for(batch, last, slot)
+        replay = self._graph_for(batch, last)
         if replay is None:
             self._launch(batch, first=first, last=last)
         else:
@@ -134,7 +134,8 @@ class GraphEngine(Engine):
                 self._rates.load_row()
             self.training_step.run(batch, first=first, last=last)
 
-    def _graph_for(self, batch: Any, last: bool, slot: int | None) -> Callable[[], None] | None:
+    def _graph_for(self, batch: Any, last: bool) -> Callable[[], None] | None:
+        slot = getattr(self._loader() if self._loader is not None else None, "slot_index", None)
         tensors = batch_tensors(batch)
         places = [(tensor.data_ptr(), tensor.shape) for tensor in tensors]
         known = self._graphs.get((slot, last))

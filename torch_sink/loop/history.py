@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+_LONGEST_UNJOINED = 1000
 
-@dataclass(frozen=True)
-class SinkRecord:
-    """The steps between two host returns, on the host.
+
+class SinkValues(NamedTuple):
+    """What the steps of a sink left behind.
 
     Attributes:
         losses: float32 [steps].
@@ -23,6 +27,27 @@ class SinkRecord:
     overflows: Tensor
     learning_rates: Tensor
     metrics: dict[str, Tensor]
+
+
+class SinkRecord:
+    """The steps between two host returns.
+
+    On the CPU the values are joined when somebody looks at them, which in a loop of tiny steps would be felt.
+
+    Args:
+        steps: how many.
+        join: gives the values, without a wait for the device.
+    """
+
+    def __init__(self, steps: int, join: Callable[[], SinkValues]) -> None:
+        self.steps, self._join = steps, join
+
+    @cached_property
+    def values(self) -> SinkValues:
+        """The values on the host."""
+        values = self._join()
+        del self._join  # it holds a tensor for each step
+        return values
 
 
 @dataclass
@@ -43,6 +68,8 @@ class RunHistory:
     host_syncs: int = 0
     stopped_by: str | None = None
     _sinks: list[SinkRecord] = field(default_factory=list, repr=False)
+    _unjoined: list[SinkRecord] = field(default_factory=list, repr=False)
+    _unjoined_steps: int = field(default=0, repr=False)
     _groups: int = field(default=1, repr=False)
 
     @property
@@ -63,11 +90,11 @@ class RunHistory:
     @property
     def metrics(self) -> dict[str, Tensor]:
         """What `forward` returned beside the loss, per iteration: name -> float32 [iterations]."""
-        names = self._sinks[-1].metrics if self._sinks else {}
+        sinks = [record.values for record in self._sinks]
+        names = sinks[-1].metrics if sinks else {}
         missing = float("nan")
         return {
-            name: torch.cat([s.metrics.get(name, torch.full_like(s.losses, missing)) for s in self._sinks])
-            for name in names
+            name: torch.cat([s.metrics.get(name, torch.full_like(s.losses, missing)) for s in sinks]) for name in names
         }
 
     @property
@@ -78,8 +105,14 @@ class RunHistory:
     def add(self, record: SinkRecord) -> None:
         """Append a sink."""
         self._sinks.append(record)
-        self.steps += len(record.losses)
+        self.steps += record.steps
+        self._unjoined.append(record)
+        self._unjoined_steps += record.steps
+        if self._unjoined_steps >= _LONGEST_UNJOINED:  # so that a long run stays small
+            for one in self._unjoined:
+                one.values  # noqa: B018 - joins them
+            self._unjoined, self._unjoined_steps = [], 0
 
     def _joined(self, name: str, empty: Tensor) -> Tensor:
-        parts = [getattr(record, name) for record in self._sinks]
+        parts = [getattr(record.values, name) for record in self._sinks]
         return torch.cat(parts) if parts else empty

@@ -55,11 +55,18 @@ _WAITING_FUNCTIONS: dict[Any, str] = {
 _MAKING_FUNCTIONS = (torch.tensor, torch.as_tensor, Tensor.new_tensor)
 
 
-class _Allowed(threading.local):
-    depth = 0
+class _Here(threading.local):
+    """What holds for this thread: how many regions allow waits, and how many watches look for them."""
+
+    allowances = watches = 0
 
 
-_allowed = _Allowed()
+_here = _Here()
+
+
+def syncs_are_watched() -> bool:
+    """Whether anything looks for waits of the host in this thread."""
+    return _here.watches > 0 or _cuda_debug_mode() != 0
 
 
 class host_sync_allowed:
@@ -69,7 +76,7 @@ class host_sync_allowed:
     """
 
     def __enter__(self) -> None:
-        _allowed.depth += 1
+        _here.allowances += 1
         self._cuda_mode = _cuda_debug_mode()
         if self._cuda_mode:
             _set_cuda_debug_mode(0)
@@ -77,7 +84,7 @@ class host_sync_allowed:
     def __exit__(self, *exc_info: object) -> None:
         if self._cuda_mode:
             _set_cuda_debug_mode(self._cuda_mode)
-        _allowed.depth -= 1
+        _here.allowances -= 1
 
 
 def _cuda_debug_mode() -> int:
@@ -162,7 +169,7 @@ class _OperatorWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        reason = None if _allowed.depth else _reason(func, args, kwargs)
+        reason = None if _here.allowances else _reason(func, args, kwargs)
         if reason is not None:
             place, inside_optimizer = _caller()
             # torch.optim keeps its step counters on the CPU on purpose: reading them waits for nothing.
@@ -180,7 +187,7 @@ class _FunctionWatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = None if _allowed.depth else _function_reason(func, args, kwargs)
+        name = None if _here.allowances else _function_reason(func, args, kwargs)
         if name is None:
             return func(*args, **kwargs)
         self._report(_caller()[0], f"{name} brings a tensor to the host")
@@ -193,7 +200,11 @@ def watch_host_syncs(report: Callable[[str, str], None]) -> Iterator[None]:
     """Call `report(place, what)` for each wait of the host that eager code of this thread causes inside."""
     # Under these modes the compiler gives a function up, with torch 2.11 for good, unless it is told not to look.
     with torch.compiler.set_stance("force_eager"), _OperatorWatch(report), _FunctionWatch(report):
-        yield
+        _here.watches += 1
+        try:
+            yield
+        finally:
+            _here.watches -= 1
 
 
 def user_place(error: BaseException) -> str:

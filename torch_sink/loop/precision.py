@@ -17,7 +17,10 @@ class Precision:
     Attributes:
         level: the level after "auto" was resolved.
         dtype: low precision dtype of the level; unused by O0.
+        casts: whether anything is cast; if not, `context`, `outputs` and `loss` need not be called.
     """
+
+    casts = False
 
     def __init__(self, level: str, dtype: torch.dtype) -> None:
         self.level, self.dtype = level, dtype
@@ -40,6 +43,8 @@ class Precision:
 
 class Autocast(Precision):
     """O1: torch.autocast chooses the dtype by operator; outputs and loss are float32."""
+
+    casts = True
 
     def __init__(self, dtype: torch.dtype, device_type: str) -> None:
         super().__init__("O1", dtype)

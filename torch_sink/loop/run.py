@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext
 from torch_sink.loop.engine import Engine
 from torch_sink.loop.history import RunHistory, SinkRecord
-from torch_sink.loop.host_sync import host_sync_allowed, watch_host_syncs
+from torch_sink.loop.host_sync import host_sync_allowed, syncs_are_watched, watch_host_syncs
 from torch_sink.loop.signals import StopSignals
 from torch_sink.loop.step import batch_tensors, check_device
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("torch_sink")
 _END, _NEXT_EPOCH = object(), object()
-_NO_WATCH = nullcontext()
 UNKNOWN_EPOCH_SINK = 1000
 
 
@@ -54,6 +53,7 @@ class TrainingRun:
         self._signals = StopSignals()
         self._failure: Exception | None = None
         self._cut_off = False
+        self._watched = syncs_are_watched()
         self._opened: tuple[Iterator[Any], Any] | None = None
         self._host_syncs_before = 0
         self._began = self._waited = 0.0
@@ -158,11 +158,15 @@ class TrainingRun:
         tensors = batch_tensors(batch)
         check_device(tensors, loop.model_devices)
         if tensors and tensors[0].dim():
-            self.history.samples += len(tensors[0])
+            self.history.samples += tensors[0].shape[0]
         iteration = loop.step_count = loop.step_count + 1
         first, last = (iteration - 1) % loop.accumulate == 0, iteration % loop.accumulate == 0
-        with watch_host_syncs(loop.report_sync) if loop.take_first_watch() else _NO_WATCH:
-            engine.step(batch, first=first, last=last, slot=self._loader.slot_index)
+        if loop.watches_next_step:
+            loop.watches_next_step = False
+            with watch_host_syncs(loop.report_sync) if engine.watchable else nullcontext():
+                engine.step(batch, first=first, last=last)
+        else:
+            engine.step(batch, first=first, last=last)
 
     def _finish_sink(self, record: SinkRecord, engine: Engine) -> None:
         self.history.add(record)
@@ -170,42 +174,47 @@ class TrainingRun:
         checks = engine.host_syncs - self._host_syncs_before
         self._host_syncs_before = engine.host_syncs
         self.history.host_syncs += 1 + checks
-        self._arguments.update(
-            cur_step_num=self._loop.step_count,
-            net_outputs=record.losses[-1],
-            losses=record.losses,
-            overflows=record.overflows,
-            learning_rates=record.learning_rates,
-            step_metrics=record.metrics,
-        )
-        self._arguments.inside_sink = False
-        self._loop.overflows.add(record.overflows, self._loop.step_count)
+        self._arguments.update(cur_step_num=self._loop.step_count, inside_sink=False)
+        if self._callbacks:
+            values = record.values
+            self._arguments.update(
+                net_outputs=values.losses[-1],
+                losses=values.losses,
+                overflows=values.overflows,
+                learning_rates=values.learning_rates,
+                step_metrics=values.metrics,
+            )
+        self._loop.overflows.add(record, self._loop.step_count)
         self._event("on_train_step_end")
 
     def _fetch(self, iterator: Iterator[Any]) -> Any:
         """The next batch, `_END` at the epoch's end, and also at an error, which is kept for after the sink."""
         began = time.perf_counter()
-        with host_sync_allowed():
-            try:
+        try:
+            if not self._watched:
                 return next(iterator, _END)
-            except Exception as error:
-                # A terminal's Ctrl-C kills the workers too; their death is then no news.
-                self._cut_off = True
-                self._failure = error if self._signals.received is None else None
-                return _END
-            finally:
-                self._waited += time.perf_counter() - began
+            with host_sync_allowed():
+                return next(iterator, _END)
+        except Exception as error:
+            # A terminal's Ctrl-C kills the workers too; their death is then no news.
+            self._cut_off = True
+            self._failure = error if self._signals.received is None else None
+            return _END
+        finally:
+            self._waited += time.perf_counter() - began
 
     def _sink_length(self) -> int:
-        limits = [self._limit()]
+        length = self._limit()
         remaining = self._remaining()
         if remaining:
-            limits.append(remaining)
+            length = min(length, remaining)
         if self._max_steps is not None:
-            limits.append(self._max_steps - self._loop.progress.steps)
-        boundaries = (callback.steps_to_boundary(self._loop.step_count) for callback in self._callbacks)
-        limits += [steps for steps in boundaries if steps is not None]
-        return max(1, min(limits))
+            length = min(length, self._max_steps - self._loop.progress.steps)
+        for callback in self._callbacks:
+            boundary = callback.steps_to_boundary(self._loop.step_count)
+            if boundary is not None:
+                length = min(length, boundary)
+        return max(1, length)
 
     def _limit(self) -> int:
         if self._loop.sink_size > 0:
@@ -236,8 +245,10 @@ class TrainingRun:
 
     def _event(self, name: str) -> None:
         self._arguments.wait_seconds = self._waited
-        for callback in self._callbacks:
-            getattr(callback, name)(self._context)
+        if self._callbacks:
+            for callback in self._callbacks:
+                getattr(callback, name)(self._context)
+            self._watched = syncs_are_watched()
 
     def _fields(self) -> dict[str, Any]:
         loop, length = self._loop, self._epoch_length

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_sink.errors import SinkError
+from torch_sink.loop.history import SinkRecord
 
 LONGEST_OVERFLOW = 1000
 
@@ -152,15 +153,15 @@ class OverflowCount:
         self._counts, self._accumulate = isinstance(scaler, DynamicLossScaler), accumulate
         self._in_a_row = 0
 
-    def add(self, overflows: Tensor, last_step: int) -> None:
-        """Take in the flags of a sink (bool [steps] on the host) that ended with step `last_step`.
+    def add(self, sink: SinkRecord, last_step: int) -> None:
+        """Take in the flags of a sink that ended with step `last_step`.
 
         Raises:
             SinkError: 1,000 updates in a row overflowed.
         """
         if not self._counts:
             return
-        for step, overflow in enumerate(overflows.tolist(), last_step - len(overflows) + 1):
+        for step, overflow in enumerate(sink.values.overflows.tolist(), last_step - sink.steps + 1):
             if step % self._accumulate == 0:
                 self._in_a_row = self._in_a_row + 1 if overflow else 0
             if self._in_a_row >= LONGEST_OVERFLOW:

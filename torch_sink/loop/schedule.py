@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +54,13 @@ class Schedule:
 
     def before_step(self) -> None:
         """Record the learning rates of the coming iteration."""
-        self._rates.append(self._current())
+        row = []
+        for group in self.optimizer.param_groups:
+            rate = group["lr"]
+            row.append(rate if type(rate) is float else _as_it_is(rate))
+        if self.cycles_betas:
+            row += [_as_it_is(group["betas"][0]) for group in self.optimizer.param_groups]
+        self._rates.append(row)
 
     def after_update(self) -> None:
         """Step the scheduler after an optimizer update, also after one that was skipped by overflow."""
@@ -65,12 +72,9 @@ class Schedule:
         if self._per_epoch:
             self._advance()
 
-    def rates(self, steps: int) -> Tensor:
-        """Learning rates of the sink's first `steps` iterations: float64 [steps, groups]."""
-        rates = _as_numbers(self._rates[:steps])
-        if self.cycles_betas:
-            rates = [row[: len(self.optimizer.param_groups)] for row in rates]
-        return torch.tensor(rates, dtype=torch.float64)
+    def rates(self, steps: int) -> Callable[[], Tensor]:
+        """Gives the learning rates of the sink's first `steps` iterations: float64 [steps, groups]."""
+        return partial(_rate_table, _as_numbers(self._rates[:steps]), len(self.optimizer.param_groups))
 
     def plan(self, steps: int, iteration: int) -> list[list[float]]:
         """Run the scheduler ahead for a sink of `steps` iterations after `iteration`; returns a row for each."""
@@ -106,16 +110,15 @@ class Schedule:
             for _ in range(self._repeats):
                 self.scheduler.step()
 
-    def _current(self) -> list[Any]:
-        groups = self.optimizer.param_groups
-        row = [_as_they_are(group["lr"]) for group in groups]
-        return row + [_as_they_are(group["betas"][0]) for group in groups] if self.cycles_betas else row
-
     def _group_options(self) -> list[dict[str, Any]]:
         return [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
 
 
-def _as_they_are(value: Any) -> Any:
+def _rate_table(rows: list[list[float]], groups: int) -> Tensor:
+    return torch.tensor([row[:groups] for row in rows], dtype=torch.float64)
+
+
+def _as_it_is(value: Any) -> Any:
     """A number; or a copy of a tensor, which schedulers change in place and only a sink's end may read."""
     return value.detach().clone() if isinstance(value, Tensor) else value
 

@@ -28,7 +28,8 @@ def supervised_forward(loss_fn: Callable[..., Any], precision: Precision) -> For
                 "for anything else pass forward=lambda model, batch: loss"
             )
         inputs, targets = batch
-        return loss_fn(precision.outputs(model(inputs)), targets)
+        outputs = model(inputs)
+        return loss_fn(precision.outputs(outputs) if precision.casts else outputs, targets)
 
     return forward
 
@@ -38,19 +39,20 @@ class LossFunction:
 
     def __init__(self, model: nn.Module, forward: Forward, precision: Precision) -> None:
         self._model, self._forward, self._precision = model, forward, precision
-        self._plain = type(precision) is Precision
 
     def __call__(self, batch: Any) -> tuple[Any, dict[str, Tensor]]:
         """Returns the loss, still attached to its graph, and the metrics by name."""
-        if self._plain:
-            result = self._forward(self._model, batch)
-        else:
+        if self._precision.casts:
             with self._precision.context():
                 result = self._forward(self._model, batch)
+        else:
+            result = self._forward(self._model, batch)
         loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         if not isinstance(metrics, dict):
             raise TypeError(f"forward returned (loss, {type(metrics).__name__}); return loss, or (loss, dict)")
-        return (self._precision.loss(loss) if isinstance(loss, Tensor) else loss), metrics
+        if self._precision.casts and isinstance(loss, Tensor):
+            loss = self._precision.loss(loss)
+        return loss, metrics
 
 
 def check_loss(loss: Any) -> None:
@@ -140,8 +142,10 @@ class TrainingStep:
 
 def batch_tensors(batch: Any) -> list[Tensor]:
     """The tensors of a batch, in order, from nested lists, tuples, dicts and dataclasses."""
-    if type(batch) in (tuple, list) and all(type(member) is Tensor for member in batch):
-        return list(batch)
+    if type(batch) in (tuple, list):
+        tensors = [member for member in batch if type(member) is Tensor]
+        if len(tensors) == len(batch):
+            return tensors
     return [leaf for leaf in batch_leaves(batch) if isinstance(leaf, Tensor)]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ _BLOCK = 1000
 
 
 class Series:
-    """Scalars of the steps so far, where they were made; joined now and then, so that a long sink stays small."""
+    """Scalars of a sink's steps so far, where they were made; joined now and then, so that a long sink stays small."""
 
     def __init__(self) -> None:
         self._values: list[Tensor] = []
@@ -62,9 +64,9 @@ class StepLog:
 
     def start(self) -> None:
         """Begin a sink."""
-        self._losses, self._overflows = Series(), Series()
+        self._losses = Series()
+        self._overflows: Series | None = None
         self._metrics = [Series() for _ in self.metric_names]
-        self._may_skip = False
 
     def write_step(self, loss: Tensor, metrics: dict[str, Tensor]) -> None:
         """Write loss and metrics of the current step; one element each, any floating point dtype."""
@@ -79,26 +81,31 @@ class StepLog:
 
     def write_overflow(self, found_inf: Tensor | None) -> None:
         """Write whether the update of the current step was skipped (float32 [], 0 or 1; None: it had no update)."""
-        self._may_skip = True
+        if self._overflows is None:
+            self._overflows = Series()
         self._overflows.append(self._zero if found_inf is None else found_inf.clone())
 
     def advance(self) -> None:
         """Move on to the next step."""
 
-    def read(self, steps: int, ranks: Ranks | None) -> list[Tensor]:
+    def read(self, steps: int, ranks: Ranks | None) -> Callable[[], list[Tensor]]:
         """Bring the rows of the first `steps` steps to the host, averaged over the ranks.
 
         Overflows are equal on all ranks already.
 
         Returns:
-            Losses, overflows (0 or 1), then each metric: [steps] each, float32; overflows bool where none can be.
+            Gives the rows: losses, overflows (0 or 1), then each metric: [steps] each, float32; overflows bool where
+            none can be. What lies on the host already is not joined before.
         """
-        rows = self._sink_rows(steps)
+        join = self._sink_rows(steps)
         many = ranks is not None and ranks.many
         if self.device.type == "cpu" and not many:
-            return rows
-        table = torch.stack(rows)
-        if ranks is not None and many:
+            return join
+        rows = self._copy_to_host(torch.stack(join()), ranks)
+        return lambda: rows
+
+    def _copy_to_host(self, table: Tensor, ranks: Ranks | None) -> list[Tensor]:
+        if ranks is not None and ranks.many:
             table.div_(ranks.size)
             ranks.sum(table)
         if table.device.type != "cuda":
@@ -110,13 +117,9 @@ class StepLog:
         copied.synchronize()  # host sync
         return list(host.clone())
 
-    def _sink_rows(self, steps: int) -> list[Tensor]:
-        """The sink's rows on the device, in memory of their own."""
-        if self._may_skip:
-            overflows = self._overflows.tensor()
-        else:
-            overflows = torch.zeros(steps, dtype=torch.bool, device=self.device)
-        return [self._losses.tensor(), overflows, *(series.tensor() for series in self._metrics)]
+    def _sink_rows(self, steps: int) -> Callable[[], list[Tensor]]:
+        """Gives the sink's rows on the device, in memory of their own; also when the next sink has begun."""
+        return partial(_join_rows, steps, self.device, self._losses, self._overflows, self._metrics)
 
     def _copy(self, value: Tensor) -> Tensor:
         return value.reshape(()).to(self.device, torch.float32, copy=True)
@@ -136,6 +139,13 @@ class StepLog:
             )
         self.metric_names = names
         self._metrics = [Series() for _ in names]
+
+
+def _join_rows(
+    steps: int, device: torch.device, losses: Series, overflows: Series | None, metrics: list[Series]
+) -> list[Tensor]:
+    skipped = torch.zeros(steps, dtype=torch.bool, device=device) if overflows is None else overflows.tensor()
+    return [losses.tensor(), skipped, *(series.tensor() for series in metrics)]
 
 
 class ReplayedLog(StepLog):
@@ -180,8 +190,9 @@ class ReplayedLog(StepLog):
     def advance(self) -> None:
         self.cursor.add_(1)
 
-    def _sink_rows(self, steps: int) -> list[Tensor]:
-        return list(self._cells[:, :steps].clone())
+    def _sink_rows(self, steps: int) -> Callable[[], list[Tensor]]:
+        rows = list(self._cells[:, :steps].clone())
+        return lambda: rows
 
     def _write(self, row: int, value: Tensor) -> None:
         self._rows[row].index_copy_(0, self.cursor, value.detach().reshape(1).to(torch.float32))

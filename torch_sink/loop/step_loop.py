@@ -127,7 +127,7 @@ class StepLoop:
         self._requested_mode, self._jit_config = mode, jit_config or JitConfig()
         self._forward, self._clip_grad_norm = forward, clip_grad_norm
         self._engine: Engine | None = None
-        self._watch_first = True
+        self.watches_next_step = True
         self._resumed = False
         self.overflows = OverflowCount(self.scaler, accumulate)
         self._positions = LoaderPositions()
@@ -298,11 +298,6 @@ class StepLoop:
             )
         )
         return self._engine
-
-    def take_first_watch(self) -> bool:
-        """True once, for the first step: it runs under the sync detector, unless compiled code would be disturbed."""
-        watch, self._watch_first = self._watch_first, False
-        return watch and self._engine is not None and self._engine.watchable
 
     def report_sync(self, place: str, what: str) -> None:
         """Note a wait of the host inside the step, for `explain`."""

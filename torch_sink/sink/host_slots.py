@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_sink.sink.stage import ImageFormat, Loss, stage_on_host
+from torch_sink.sink.batch import is_flat
+from torch_sink.sink.stage import NO_LOSS, ImageFormat, Loss, stage_on_host
 
 
 class HostSlots:
@@ -18,9 +19,12 @@ class HostSlots:
     def __init__(self, count: int, form: ImageFormat) -> None:
         self.count = count
         self.form = form
+        self._keeps_tensors = form.keeps_tensors
 
     def fill(self, slot: int, batch: Any) -> tuple[Any, Loss]:
         """Executes lazy leaves and converts image batches where that was asked for."""
+        if self._keeps_tensors and is_flat(batch):
+            return batch, NO_LOSS
         return stage_on_host(batch, self.form)
 
     def open(self, slot: int, batch: Any) -> Any:

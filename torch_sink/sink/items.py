@@ -71,8 +71,3 @@ def fill(slots: Slots, slot: int, start: PassStart, batch: Any, mark: Mark) -> I
     except BaseException as error:
         return Item(start, error=error, mark=mark)
     return Item(start, batch, slot, mark, loss)
-
-
-def is_slow(made_seconds: float, step_seconds: float) -> bool:
-    """Whether a batch that was made on demand counts as an empty queue: it cost more than half a consumer's step."""
-    return made_seconds > 0.5 * step_seconds

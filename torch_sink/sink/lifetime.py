@@ -19,7 +19,7 @@ class Life:
     """Whether a SinkLoader can still be used.
 
     Attributes:
-        ended: why it cannot, or None. Each fetch looks at it, so it is set from outside: a fork is noticed by a hook and
+        ended: why it cannot, or None. Each fetch looks at it, so it is set from outside: by a hook after a fork, and
             not by asking the system for the process every time.
     """
 

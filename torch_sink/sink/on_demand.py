@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torch_sink.errors import SinkError
 from torch_sink.sink.batch import tensor_bytes
-from torch_sink.sink.items import Item, Slots, fill, is_slow, receive
+from torch_sink.sink.items import Item, Slots, fill, receive
 from torch_sink.sink.source import Pass
 from torch_sink.sink.stats import StatsRecorder
 
@@ -60,8 +60,7 @@ class OnDemandProducer:
             self.current = None
         elif item.error is None:
             self._next_slot = (slot + 1) % self.slots.count
-            waited = now - asked
-            self.stats.fetched(0, waited, empty=is_slow(waited, asked - self._left_at), full=False)
+            self.stats.made_on_demand(now - asked, asked - self._left_at)
             self.held = item
         self._left_at = now
         return item

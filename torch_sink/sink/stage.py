@@ -27,6 +27,11 @@ class ImageFormat:
     memory_format: torch.memory_format = torch.contiguous_format
     on_decode_error: str = "raise"
 
+    @property
+    def keeps_tensors(self) -> bool:
+        """Whether ordinary tensors are delivered as they are."""
+        return self.dtype is None and self.memory_format is torch.contiguous_format
+
     def is_image(self, leaf: torch.Tensor) -> bool:
         """Floating-point tensors `[N, C, H, W]` are taken for images; masks, labels and boxes are left alone."""
         return leaf.ndim == 4 and leaf.is_floating_point()
@@ -98,11 +103,8 @@ def _rows(tensor: torch.Tensor, shown: list[int] | None, wanted: list[int]) -> t
 
 def stage_on_host(batch: Any, form: ImageFormat) -> tuple[Any, Loss]:
     """A batch for the CPU: the source's own tensors, not copies, unless a dtype or layout was asked for."""
-    converts = form.dtype is not None or form.memory_format is not torch.contiguous_format
-    if not converts and is_flat(batch):
-        return batch, NO_LOSS
     batch, loss = execute_lazy(batch, form, lambda leaf: None)
-    if not converts:
+    if form.keeps_tensors:
         return batch, loss
 
     def convert(leaf: Any) -> Any:

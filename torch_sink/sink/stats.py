@@ -86,6 +86,13 @@ class StatsRecorder:
         self.queue_sizes.append(queue_size)
         self.consumer_waits.append(waited_seconds)
 
+    def made_on_demand(self, waited_seconds: float, step_seconds: float) -> None:
+        """A fetch without a queue; counts as one of an empty queue if it took over half of the consumer's step."""
+        self.batches += 1
+        self.empty += waited_seconds > 0.5 * step_seconds
+        self.queue_sizes.append(0)
+        self.consumer_waits.append(waited_seconds)
+
     def recent(self, queue_size: int, waited_seconds: float) -> str:
         """The latest queue sizes and waits, oldest first, this fetch last: what a timeout message shows."""
         waits = [*self.consumer_waits, waited_seconds][-LAST_SHOWN:]

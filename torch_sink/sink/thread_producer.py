@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from torch_sink.errors import SinkError, SinkTimeout
 from torch_sink.sink.batch import tensor_bytes
-from torch_sink.sink.items import Item, Slots, fill, is_slow, receive
+from torch_sink.sink.items import Item, Slots, fill, receive
 from torch_sink.sink.source import Pass
 from torch_sink.sink.stats import StatsRecorder
 from torch_sink.sink.workers import PassCancelled
@@ -100,8 +100,10 @@ class ThreadProducer:
             item = self._wait(asked, timeout_seconds)
         if item.error is None and not item.is_end:
             waited = time.monotonic() - asked
-            empty = size == 0 if self.runs_ahead else is_slow(waited, asked - self._left_at)
-            self.stats.fetched(size, waited, empty=empty, full=size >= self.slots.count - 1)
+            if self.runs_ahead:
+                self.stats.fetched(size, waited, empty=size == 0, full=size >= self.slots.count - 1)
+            else:
+                self.stats.made_on_demand(waited, asked - self._left_at)
             self.held = item
         self._left_at = time.monotonic()
         return item
