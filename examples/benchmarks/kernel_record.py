@@ -44,9 +44,13 @@ def fingerprint(kernel: JITFunction[Any], *compiled_with: Any) -> str:
             do not, nor where in a file they stand.
         compiled_with: signature, constants, options, target.
     """
-    reader = Path(__file__).with_name("kernel_usage.py").read_text()
-    parts = [triton.__version__, sorted(code_of(kernel).items()), repr(compiled_with), reader]
+    parts = [triton.__version__, sorted(code_of(kernel).items()), repr(compiled_with), _reader()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _reader() -> str:
+    return Path(__file__).with_name("kernel_usage.py").read_text()
 
 
 @functools.cache

@@ -14,6 +14,7 @@ and the largest stages, and the JPEG kernels for small batches; `--again` compil
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import queue
@@ -43,6 +44,7 @@ ALIGNED = [["tt.divisibility", 16]]
 Job = tuple[str, str]  # names of a variant and of a target
 
 
+@functools.cache
 def every_variant(name: str, *, some: bool = False) -> dict[str, Variant | JpegVariant]:
     """The variants for a target by their names: all, or those that differ most."""
     threads = target(name).warp_size

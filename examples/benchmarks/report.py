@@ -16,7 +16,7 @@ from pathlib import Path
 
 from report_charts import CHARTS, chart_of, draw
 from report_kernels import kernels_page
-from report_tables import GPU_FIGURES, SECTIONS, Report, provenance, table
+from report_tables import GPU_FIGURES, SECTIONS, Report, insert_between, provenance, table
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "examples" / "benchmarks" / "results"
@@ -101,15 +101,6 @@ def best_training(report: Report) -> str:
     return f"{model} from JPEG files, {workers} workers, {hardware}: {ours:.0f} images/s, stock {stock:.0f}."
 
 
-def insert_figures(text: str, figures: str) -> str:
-    """The README's text with new figures between its two markers."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"README.md lacks the lines {BEGIN.strip()!r} and {END!r} that surround the figures")
-    return f"{before}{BEGIN}{figures}{END}{after}"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a text is out of date")
@@ -119,7 +110,7 @@ def main() -> int:
     texts = {
         PAGE: page(results),
         KERNELS_PAGE: kernels_page(kernels),
-        README: insert_figures(README.read_text(), readme_figures(results)),
+        README: insert_between(README.read_text(), BEGIN, END, readme_figures(results)),
     }
     outdated = [path for path, text in texts.items() if not path.is_file() or path.read_text() != text]
     outdated += [chart_of(name) for name in results if name in CHARTS and not chart_of(name).is_file()]

@@ -30,6 +30,19 @@ def provenance(report: Report) -> str:
     )
 
 
+def insert_between(text: str, begin: str, end: str, written: str) -> str:
+    """A page's text with new lines between its two markers.
+
+    Raises:
+        ValueError: the page lacks a marker.
+    """
+    before, found_begin, rest = text.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise ValueError(f"the page lacks the lines {begin.strip()!r} and {end!r} that surround what is written")
+    return f"{before}{begin}{written}{end}{after}"
+
+
 def worker_cost(report: Report) -> str:
     rows = []
     for name, result in report["worker_cost"].items():

@@ -152,8 +152,8 @@ def test_a_file_too_short_for_its_blocks_is_not_packed() -> None:
 
 
 def test_the_page_holds_the_estimate_of_its_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "benchmarks"))
     import jpeg_fusion
 
     text = jpeg_fusion.PAGE.read_text()
-    assert jpeg_fusion.page_with_table(text) == text, "run python examples/jpeg_fusion.py"
+    assert jpeg_fusion.page_with_table(text) == text, "run python examples/benchmarks/jpeg_fusion.py"

@@ -1,6 +1,6 @@
 """Write into docs/jpeg.md what making the colours inside of the resize would save and cost; with --check only compare.
 
-    python examples/jpeg_fusion.py [--check]
+    python examples/benchmarks/jpeg_fusion.py [--check]
 
 An estimate, from sizes and formulas. The decoder writes the RGB pixels of a crop, and the horizontal pass of the resize
 reads them. A resize that made the colours itself would save both, and make them again for each of its taps.
@@ -15,8 +15,10 @@ from pathlib import Path
 import torch
 from torchvision.transforms import RandomResizedCrop
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "jpeg.md"
-BEGIN = "<!-- table: written by examples/jpeg_fusion.py -->\n"
+from report_tables import insert_between
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "jpeg.md"
+BEGIN = "<!-- table: written by examples/benchmarks/jpeg_fusion.py -->\n"
 END = "<!-- end of table -->"
 PHOTO = (500, 375)  # width and height in pixels, the usual size of ImageNet
 OUTPUT = 224
@@ -74,11 +76,7 @@ def table() -> str:
 
 def page_with_table(text: str) -> str:
     """The page's text with a new table between its two markers."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{PAGE} has no place for the table: {BEGIN.strip()} ... {END}")
-    return before + BEGIN + table() + END + after
+    return insert_between(text, BEGIN, END, table())
 
 
 def main() -> int:
