@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
+from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps, ImageTransform
 from PIL.JpegImagePlugin import JpegImageFile
 from torchvision.datasets.folder import default_loader
 from torchvision.transforms import functional as F
@@ -250,3 +250,19 @@ def test_no_file_stays_open(path: Path, active: None) -> None:
         kept.append(kept[-1].convert("RGB"))
         kept.append(default_loader(str(path)))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+TRANSFORMS: dict[str, tuple[Any, ...]] = {
+    "affine": (Image.Transform.AFFINE, (1, 0.1, 2, 0, 1, 3)),
+    "extent": (Image.Transform.EXTENT, (0, 0, 5, 5)),
+    "quad": (Image.Transform.QUAD, (0, 0, 0, 5, 5, 5, 5, 0)),
+    "perspective": (Image.Transform.PERSPECTIVE, (1, 0.1, 2, 0, 1, 3, 0.01, 0.01)),
+    "mesh": (Image.Transform.MESH, [((0, 0, 5, 5), (0, 0, 0, 5, 5, 5, 5, 0))]),
+    "object": (ImageTransform.AffineTransform((1, 0.1, 2, 0, 1, 3)),),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transform_by_every_method(path: Path, name: str) -> None:
+    stock, lazy = stock_and_lazy(path, lambda image: image.transform((9, 8), *TRANSFORMS[name]).tobytes())
+    assert lazy == stock

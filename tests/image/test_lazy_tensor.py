@@ -263,25 +263,3 @@ def test_boxes_and_masks_pass_through_stock_code() -> None:
     for lazy, stock in zip(results[1], results[0], strict=True):
         assert lazy["image"].is_recording
         assert_same([*lazy.values()], [*stock.values()])
-
-
-@pytest.mark.parametrize("kind", ["to_tensor", "to_dtype"])
-@pytest.mark.parametrize("written_first", [False, True])
-def test_crops_share_memory_as_views_do(kind: str, written_first: bool) -> None:
-    """What changes one crop in place changes the part of the others that overlaps, and the image itself."""
-    functional = F if kind == "to_tensor" else v2.functional
-
-    def crops() -> list[torch.Tensor]:
-        image = KINDS[kind](OPEN())
-        views = functional.ten_crop(image, [12, 14])
-        if written_first:
-            functional.normalize(image, [0.5] * 3, [0.25] * 3, inplace=True)
-        functional.normalize(views[4], [0.5] * 3, [0.25] * 3, inplace=True)
-        functional.erase(views[7], 2, 3, 4, 5, torch.zeros(3, 1, 1), inplace=True)
-        return [image * 1, *(view * 1 for view in views)]
-
-    expected = crops()
-    with torch_sink.image_backend("device", device="cpu"):
-        made = crops()
-    for one, other in zip(made, expected, strict=True):
-        assert_same_bits(one, other)

@@ -12,7 +12,8 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from torch_sink.image.fallback import executing, report_fallback
-from torch_sink.image.lazy_image import LazyImage, PixelAccess, asked_by_user, lazy_image
+from torch_sink.image.lazy_image import LazyImage, handle_of_file, lazy_image
+from torch_sink.image.pixel_access import PixelAccess, asked_by_user
 from torch_sink.image.source import EncodedSource, PixelSource, encoded_source, read_file
 
 _RECORDED_MODES = ("L", "RGB")
@@ -53,8 +54,7 @@ class LazyJpegImageFile(JpegImageFile):
     def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
         wanted = mode or self.mode
         if self._im is None and not self.decoderconfig and not args and not kwargs and wanted in _RECORDED_MODES:
-            source = self.sink_file_source._replace(mode=wanted)
-            return LazyImage(source, (), source.size, wanted)
+            return handle_of_file(self, self.sink_file_source._replace(mode=wanted))
         return super().convert(mode, *args, **kwargs)
 
 

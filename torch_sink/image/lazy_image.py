@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from PIL import Image, ImageFilter
@@ -12,17 +11,20 @@ from PIL import Image, ImageFilter
 from torch_sink.image.fallback import executing, is_executing, report_fallback
 from torch_sink.image.lower.geometry import transform_fits
 from torch_sink.image.ops import Op, replay
+from torch_sink.image.pixel_access import PixelAccess, asked_by_user
 from torch_sink.image.source import EncodedSource, PixelSource, Source
 
 _RECORDED_MODES = ("L", "RGB")
 _FILTERS = frozenset(range(6))  # Pillow 13 knows more; those are not recorded
 _LARGEST_BLUR = 1000.0  # pixels
 _FLIPS = frozenset(Image.Transpose)
-_LOADS_FOR_THE_HEADER = ("exif_transpose",)  # of Pillow's own functions
+_MATRIX_TRANSFORMS = (Image.Transform.AFFINE, Image.Transform.PERSPECTIVE)
 _BLURS = {ImageFilter.GaussianBlur: "pil.gaussian_blur", ImageFilter.BoxBlur: "pil.box_blur"}
 _KEEPS_INFO = frozenset(
-    ("pil.convert", "pil.crop", "pil.resize", "pil.transpose", "pil.transform", "pil.point", *_BLURS.values())
-)
+    ("pil.convert", "pil.crop", "pil.resize", "pil.transpose", "pil.transform", "pil.point", *_BLURS.values(),
+     "pil.adjust_saturation", "pil.adjust_sharpness", "pil.adjust_gamma", "pil.invert", "pil.posterize", "pil.solarize",
+     "pil.autocontrast", "pil.equalize")
+)  # fmt: skip
 
 
 class LazyImage(Image.Image):
@@ -61,7 +63,7 @@ class LazyImage(Image.Image):
         recorded = LazyImage(
             fields["sink_source"], (*fields["sink_ops"], op), size or fields["_size"], mode or fields["_mode"]
         )
-        if "info" in fields and op.name in _KEEPS_INFO:
+        if "info" in fields and _keeps_info(op):
             recorded.__dict__["info"] = dict(fields["info"])
         return recorded
 
@@ -98,7 +100,7 @@ class LazyImage(Image.Image):
     def info(self) -> dict[Any, Any]:
         fields = self.__dict__
         if "info" not in fields:
-            if all(op.name in _KEEPS_INFO for op in fields["sink_ops"]):
+            if all(map(_keeps_info, fields["sink_ops"])):
                 source = fields["sink_source"]
                 fields["info"] = dict((source.open() if isinstance(source, EncodedSource) else source.image).info)
             else:
@@ -112,8 +114,13 @@ class LazyImage(Image.Image):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.is_recording:
-            return LazyImage, (self.sink_source, self.sink_ops, self._size, self._mode)
+            fields = self.__dict__
+            info = {"info": fields["info"]} if "info" in fields else None
+            return LazyImage, (self.sink_source, self.sink_ops, self._size, self._mode), info
         return _restore_image, (self.__getstate__(),)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # type: ignore[override]
+        self.__dict__.update(state)
 
     def __eq__(self, other: object) -> bool:
         # Stock code would have two objects of the class `Image`; Pillow compares classes first.
@@ -190,7 +197,8 @@ class LazyImage(Image.Image):
         fill: int = 1,
         fillcolor: Any = None,
     ) -> Image.Image:
-        if self.is_recording and data is not None and _fill_fits(self._mode, fillcolor):
+        known = method in _MATRIX_TRANSFORMS and data is not None
+        if self.is_recording and known and _fill_fits(self._mode, fillcolor):
             width, height = size
             matrix = tuple(map(float, data))
             if transform_fits(method, matrix, resample, (width, height)):
@@ -214,43 +222,16 @@ class LazyImage(Image.Image):
         return super().point(lut, mode)
 
 
+def _keeps_info(op: Op) -> bool:
+    """True for calls whose result has the `info` of the image that they are called on."""
+    return op.name in _KEEPS_INFO or op == Op("pil.to_grayscale", (1,))
+
+
 def _radii(blur: Any) -> tuple[float, float] | None:
     """The radii of a blur across and down, or None where stock code should look at them."""
     radii = blur.radius if isinstance(blur.radius, (tuple, list)) else (blur.radius, blur.radius)
     fits = len(radii) == 2 and all(isinstance(radius, (int, float)) and 0 <= radius < _LARGEST_BLUR for radius in radii)
     return tuple(map(float, radii)) if fits else None  # type: ignore[return-value]
-
-
-class PixelAccess:
-    """What `load()` returns to code outside Pillow, which mostly wants the file read and its error raised.
-
-    The file is read, and errors of its header were raised, already; pixels are made when one of them is asked for.
-    """
-
-    def __init__(self, load: Callable[[], Any]) -> None:
-        self._load, self._pixels = load, None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real(), name)
-
-    def __getitem__(self, position: Any) -> Any:
-        return self._real()[position]
-
-    def __setitem__(self, position: Any, value: Any) -> None:
-        self._real()[position] = value
-
-    def _real(self) -> Any:
-        if self._pixels is None:
-            self._pixels = self._load()
-        return self._pixels
-
-
-def asked_by_user() -> bool:
-    """False where Pillow or this package called the function that asks: they go on to use what it made."""
-    caller = sys._getframe(2)
-    name = caller.f_globals.get("__name__", "")
-    inside = name.startswith(("PIL.", "torch_sink.image.")) and caller.f_code.co_name not in _LOADS_FOR_THE_HEADER
-    return not inside and not is_executing()
 
 
 def _fill_fits(mode: str, fill: Any) -> bool:
@@ -297,7 +278,7 @@ def lazy_image(image: Image.Image) -> LazyImage | None:
         return None
     source = getattr(image, "sink_file_source", None)
     if source is not None and image._im is None and not image.decoderconfig and source.mode == image.mode:  # type: ignore[attr-defined]
-        return LazyImage(source, (), source.size, source.mode)
+        return handle_of_file(image, source)
     if image.mode not in _RECORDED_MODES:
         report_fallback("Pillow image", f"no kernel for mode {image.mode!r}: convert it to 'RGB' or 'L' first")
         return None
@@ -306,3 +287,10 @@ def lazy_image(image: Image.Image) -> LazyImage | None:
     image.load()  # the file of another format, which nobody has read yet
     plain = image._new(image.im.copy())
     return LazyImage(PixelSource(plain), (), plain.size, plain.mode)
+
+
+def handle_of_file(image: Image.Image, source: EncodedSource) -> LazyImage:
+    """The handle for an open file that nobody has read, with what somebody may have written to its `info`."""
+    handle = LazyImage(source, (), source.size, source.mode)
+    handle.__dict__["info"] = dict(image.info)
+    return handle

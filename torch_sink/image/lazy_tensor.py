@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +12,7 @@ from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.image.fallback import executing, report_fallback
 from torch_sink.image.ops import Op, replay
+from torch_sink.image.shared_memory import share_memory
 from torch_sink.image.source import FinishedSource, Source
 
 _plain_call = torch._C.DisableTorchFunctionSubclass
@@ -71,7 +70,7 @@ class _Handle:
     def __init__(self, *args: Any) -> None:
         super().__init__()
 
-    # Once there is a real tensor it answers: a call in place may have changed its shape.
+    # Once there is a real tensor it answers: its shape may change in place, and its dtype with `data`.
 
     @property
     def shape(self) -> torch.Size:
@@ -80,7 +79,8 @@ class _Handle:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.sink_dtype
+        fields = self.__dict__
+        return fields["sink_real"].dtype if "sink_real" in fields else fields["sink_dtype"]
 
     @property
     def ndim(self) -> int:
@@ -99,14 +99,15 @@ class _Handle:
 
     def become(self, other: Any) -> Any:
         """Takes over what another handle stands for: a recorded call that works in place."""
+        self.__dict__.pop("sink_memory", None)
         self.__dict__.update(other.__dict__)
         return self
 
     def materialise(self) -> torch.Tensor:
         """The tensor of the exact stock type that this handle stands for, made once."""
         fields = self.__dict__
-        if "sink_real" not in fields and "sink_views" in fields:
-            fields.pop("sink_views")()
+        if "sink_real" not in fields and self.shares_memory:
+            fields["sink_memory"].make_real()
         if "sink_real" not in fields:
             with executing():
                 tensor = replay(self.sink_source.decode(), self.sink_ops)
@@ -116,7 +117,8 @@ class _Handle:
     @property
     def shares_memory(self) -> bool:
         """True for a handle that stands for a part of what other handles stand for as well."""
-        return "sink_views" in self.__dict__
+        memory = self.__dict__.get("sink_memory")
+        return memory is not None and len(memory.members()) > 1
 
     @staticmethod
     def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
@@ -145,8 +147,12 @@ class _Handle:
     def as_subclass(self, cls: type) -> Any:
         """The same values as another tensor type; to a pure tensor this records nothing and costs nothing."""
         if cls is torch.Tensor and self.is_recording:
-            return LazyTensor(self.sink_source, self.sink_ops, self.sink_shape, self.sink_dtype)
+            return self.record_as(LazyTensor)
         return self.materialise().as_subclass(cls)
+
+    def record_as(self, kind: type) -> Any:
+        """A handle of another kind for the same memory."""
+        return share_memory(self, kind(self.sink_source, self.sink_ops, self.sink_shape, self.sink_dtype))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Protocol 2 is that of torch.save: what it writes has to be readable without this package.
@@ -217,44 +223,15 @@ def run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return handles.get(id(result), result)
 
 
-def share_memory(whole: Any, views: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Makes handles stand for views of one tensor, as stock code returns them; all become real together.
-
-    What then changes one of them in place changes the others and `whole`, where they overlap.
-
-    Args:
-        whole: a handle.
-        views: handles that were recorded on it by calls that return views, or its own tensor.
-    """
-    references = [weakref.ref(view) for view in views]
-    calls_before = len(whole.sink_ops)
-    itself_a_view = whole.__dict__.get("sink_views")
-
-    def make_real(whole: Any) -> None:
-        if itself_a_view is not None:
-            itself_a_view()
-        tensor = whole.materialise()
-        with executing():
-            for view in (reference() for reference in references):
-                if view is not None and view.is_recording:
-                    view.__dict__["sink_real"] = view._stock_type(replay(tensor, view.sink_ops[calls_before:]))
-
-    for view in views:
-        view.__dict__["sink_views"] = functools.partial(make_real, whole)
-    reference_to_whole = weakref.ref(whole)  # or it would hold itself
-    whole.__dict__["sink_views"] = lambda: make_real(reference_to_whole())
-    return views
-
-
 @recorded(torch.Tensor.contiguous)
 def _contiguous(handle: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
     if type(handle) not in HANDLES or not handle.is_recording or memory_format != torch.contiguous_format:
         return NotImplemented
-    result = handle.record(Op("contiguous"))
+    result = share_memory(handle, handle.record(Op("contiguous")))
     # Of a `tv_tensors.Image` torchvision returns the type that its user asked for.
     if type(handle) is LazyTVImage and not return_types._must_return_subclass():
         result = result.as_subclass(torch.Tensor)
-    return share_memory(handle, (result,))[0]
+    return result
 
 
 def finished_handle(tensor: torch.Tensor) -> LazyTensor:

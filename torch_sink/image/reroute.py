@@ -33,7 +33,7 @@ from torch_sink.image.batch import LazyBatch
 from torch_sink.image.collate import collate_handles
 from torch_sink.image.fallback import ledger
 from torch_sink.image.lazy_file import jpeg_factory, pil_loader
-from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage, run_on_real, share_memory
+from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage, run_on_real
 from torch_sink.image.ops import Op
 from torch_sink.image.record import augmix as record_augmix
 from torch_sink.image.record import conversion as record_conversion
@@ -87,7 +87,6 @@ def _rows() -> Iterator[Row]:
             recorder = _TENSOR_QUERIES.get(name) or record_tensor.V1_TENSOR_RECORDERS.get(name)
             yield Row(_functional_tensor, name, record_tensor.on_tensor(name, recorder))
     yield Row(functional, "to_tensor", record_conversion.to_tensor)
-    yield Row(functional, "five_crop", record_tensor.five_crop_v1)
     for module in (functional, v2.functional, _type_conversion):
         yield Row(module, "pil_to_tensor", record_conversion.pil_to_tensor)
         yield Row(module, "to_pil_image", record_conversion.to_pil_image)
@@ -185,7 +184,7 @@ def _wrap(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def wrap(wrappee: Any, *, like: Any, **kwargs: Any) -> Any:
         if isinstance(like, LazyTVImage) and type(wrappee) is LazyTensor and wrappee.is_recording:
-            return LazyTVImage(wrappee.sink_source, wrappee.sink_ops, wrappee.sink_shape, wrappee.sink_dtype)
+            return wrappee.record_as(LazyTVImage)
         if isinstance(like, LazyTVImage):
             return wrappee.as_subclass(tv_tensors.Image)
         return stock(wrappee, like=like, **kwargs)
@@ -202,8 +201,7 @@ def _new_image(stock: Callable[..., Any]) -> Callable[..., Any]:
             if isinstance(data, PIL.Image.Image):
                 data = v2.functional.pil_to_tensor(data)
             if isinstance(data, HANDLES) and data.is_recording:
-                image = LazyTVImage(data.sink_source, data.sink_ops, data.sink_shape, data.sink_dtype)
-                return share_memory(data, (image,))[0]
+                return data.record_as(LazyTVImage)
         return stock(cls, data, dtype=dtype, device=device, requires_grad=requires_grad)
 
     return new

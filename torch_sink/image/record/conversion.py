@@ -51,7 +51,7 @@ def to_image(stock: Recorder) -> Recorder:
     @functools.wraps(stock)
     def stand_in(inpt: Any) -> Any:
         if isinstance(inpt, HANDLES) and inpt.is_recording:
-            return LazyTVImage(inpt.sink_source, inpt.sink_ops, inpt.sink_shape, inpt.sink_dtype)
+            return inpt.record_as(LazyTVImage)
         return from_pil(inpt)
 
     return stand_in

@@ -15,6 +15,7 @@ from torchvision.transforms.v2.functional._geometry import (
 from torch_sink.image.lower.geometry import NEAREST_MODES, integer_resize_fits
 from torch_sink.image.ops import Op
 from torch_sink.image.record.arguments import crop_fits, is_number, padding_fits, sides_of, size_of
+from torch_sink.image.shared_memory import share_memory
 
 
 def crop(family: str, handle: Any, top: Any, left: Any, height: Any, width: Any) -> Any:
@@ -25,7 +26,8 @@ def crop(family: str, handle: Any, top: Any, left: Any, height: Any, width: Any)
     if not crop_fits(top, left, height, width):
         return NotImplemented
     op = Op(f"{family}.crop" if inside else f"{family}.crop_beyond", (top, left, height, width))
-    return handle.record(op, shape=(channels, height, width))
+    cropped = handle.record(op, shape=(channels, height, width))
+    return share_memory(handle, cropped) if inside else cropped
 
 
 def _fill_of(family: str, fill: Any, channels: int) -> tuple[float, ...] | None:

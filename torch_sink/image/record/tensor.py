@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from torch_sink.image.fallback import executing, report_fallback
-from torch_sink.image.lazy_tensor import HANDLES, LazyTVImage, share_memory
+from torch_sink.image.lazy_tensor import HANDLES, LazyTVImage
 from torch_sink.image.record import tensor_blur as blur
 from torch_sink.image.record import tensor_colour as colour
 from torch_sink.image.record import tensor_geometry as geometry
@@ -125,18 +125,6 @@ _V2_RECORDERS: dict[str, Recorder] = {
 }
 
 V2_TENSOR_RECORDERS = _with_numbers_as_factors(_by_dtype(_V2_RECORDERS, V2_FLOAT_RECORDERS))
-
-
-def five_crop_v1(stock: Recorder) -> Recorder:
-    """Stand-in for `functional.five_crop`: the crops of a tensor share its memory."""
-
-    @functools.wraps(stock)
-    def five_crop(img: Any, size: Any) -> Any:
-        crops = stock(img, size)
-        lazy = isinstance(img, HANDLES) and all(isinstance(crop, HANDLES) and crop.is_recording for crop in crops)
-        return share_memory(img, crops) if lazy else crops
-
-    return five_crop
 
 
 def on_tensor(name: str, recorder: Recorder | None) -> Callable[[Recorder], Recorder]:

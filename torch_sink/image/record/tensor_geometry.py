@@ -13,12 +13,13 @@ from torchvision.transforms.v2.functional._geometry import (
     _compute_resized_output_size,
 )
 
-from torch_sink.image.lazy_tensor import HANDLES, recorded, share_memory
+from torch_sink.image.lazy_tensor import HANDLES, recorded
 from torch_sink.image.lower.geometry import NEAREST_MODES, integer_resize_fits
 from torch_sink.image.ops import WIDE_TYPES, Op
 from torch_sink.image.record.arguments import colour_of, crop_fits, padding_fits, sides_of, size_of
 from torch_sink.image.record.tensor_argument import TensorArgument
 from torch_sink.image.record.tensor_values import is_expanded
+from torch_sink.image.shared_memory import share_memory
 
 
 def crop(family: str, handle: Any, top: int, left: int, height: int, width: int) -> Any:
@@ -28,7 +29,8 @@ def crop(family: str, handle: Any, top: int, left: int, height: int, width: int)
     inside = top >= 0 and left >= 0 and top + height <= old_height and left + width <= old_width
     if not crop_fits(top, left, height, width) or not (inside or handle.sink_dtype == torch.uint8):
         return NotImplemented
-    return handle.record(Op(f"{family}.crop", (top, left, height, width)), shape=(channels, height, width))
+    cropped = handle.record(Op(f"{family}.crop", (top, left, height, width)), shape=(channels, height, width))
+    return share_memory(handle, cropped) if inside else cropped
 
 
 def pad(family: str, handle: Any, padding: Any, fill: Any = None, padding_mode: str = "constant") -> Any:
@@ -114,8 +116,7 @@ def five_crop(handle: Any, size: Any) -> Any:
         return NotImplemented
     below, right = handle.sink_shape[1] - sides[0], handle.sink_shape[2] - sides[1]
     corners = (0, 0), (0, right), (below, 0), (below, right)
-    crops = *(crop("v2", handle, top, left, *sides) for top, left in corners), center_crop(handle, size)
-    return share_memory(handle, crops)
+    return *(crop("v2", handle, top, left, *sides) for top, left in corners), center_crop(handle, size)
 
 
 def ten_crop(handle: Any, size: Any, vertical_flip: bool = False) -> Any:
@@ -145,8 +146,13 @@ def erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inpl
     if v is handle:
         # What `RandomErasing` asks for where it finds no box: nothing is erased.
         return handle if inplace else handle.record(Op(f"{family}.erase", _NO_BOX))
-    inside = min(i, j, h, w) >= 0 and i + h <= height and j + w <= width
-    if not inside or not isinstance(v, torch.Tensor) or v.ndim != 3 or v.device.type != "cpu":
+    if not isinstance(v, torch.Tensor) or v.ndim != 3 or v.device.type != "cpu":
+        return NotImplemented
+    if v.shape[1:] == (1, 1):
+        # What a slice leaves of a box that reaches beyond the image.
+        i, j = min(i, height), min(j, width)
+        h, w = min(h, height - i), min(w, width - j)
+    if min(i, j, h, w) < 0 or i + h > height or j + w > width:
         return NotImplemented
     if inplace and (handle.shares_memory or is_expanded(handle)):
         return NotImplemented
@@ -157,7 +163,7 @@ def erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inpl
         pixels = TensorArgument(v.detach().to(handle.sink_dtype, copy=True))
         result = handle.record(Op(f"{family}.erase_pixels", (i, j, h, w, pixels)))
         return handle.become(result) if inplace else result
-    if not h * w and v.shape == (channels, h, w):
+    if not h * w and v.shape in ((channels, h, w), (channels, 1, 1), (1, 1, 1)):
         return handle if inplace else handle.record(Op(f"{family}.erase", _NO_BOX))
     if v.shape[1:] != (1, 1) or len(v) not in (1, channels):
         return NotImplemented

@@ -1,0 +1,130 @@
+"""Views of a handle: what changes one of them in place changes the others, as in stock code."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torchvision import transforms as v1
+from torchvision import tv_tensors
+from torchvision.transforms import functional as F
+from torchvision.transforms import v2
+
+import torch_sink
+from image.check import assert_same_bits
+from image.test_lazy_tensor import KINDS, OPEN, stock_and_lazy
+
+
+def same_after(kind: str, function: Callable[[Any], list[torch.Tensor]]) -> None:
+    stock, lazy = stock_and_lazy(kind, lambda image: [tensor * 1 for tensor in function(image)])
+    for one, other in zip(lazy, stock, strict=True):
+        assert_same_bits(one, other)
+
+
+@pytest.mark.parametrize("kind", ["to_tensor", "to_dtype"])
+@pytest.mark.parametrize("written_first", [False, True])
+def test_crops_share_memory_as_views_do(kind: str, written_first: bool) -> None:
+    """What changes one crop in place changes the part of the others that overlaps, and the image itself."""
+    functional = F if kind == "to_tensor" else v2.functional
+
+    def crops() -> list[torch.Tensor]:
+        image = KINDS[kind](OPEN())
+        views = functional.ten_crop(image, [12, 14])
+        if written_first:
+            functional.normalize(image, [0.5] * 3, [0.25] * 3, inplace=True)
+        functional.normalize(views[4], [0.5] * 3, [0.25] * 3, inplace=True)
+        functional.erase(views[7], 2, 3, 4, 5, torch.zeros(3, 1, 1), inplace=True)
+        return [image * 1, *(view * 1 for view in views)]
+
+    expected = crops()
+    with torch_sink.image_backend("device", device="cpu"):
+        made = crops()
+    for one, other in zip(made, expected, strict=True):
+        assert_same_bits(one, other)
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "crop": lambda image: F.crop(image, 2, 3, 9, 8),
+    "v2 crop": lambda image: v2.functional.crop(image, 2, 3, 9, 8),
+    "center crop": lambda image: v1.CenterCrop(9)(image),
+    "v2 center crop": lambda image: v2.CenterCrop(9)(image),
+    "random crop": lambda image: v2.RandomCrop(9)(image),
+    "crop of a crop": lambda image: F.crop(F.crop(image, 2, 3, 9, 8), 1, 0, 4, 5),
+    "to image": lambda image: v2.functional.to_image(image),
+    "tv_tensors.Image": lambda image: tv_tensors.Image(image),
+    "wrap": lambda image: tv_tensors.wrap(image, like=tv_tensors.Image(torch.zeros(1, 1, 1))),
+    "pure": lambda image: v2.ToPureTensor()(image),
+    "as_subclass": lambda image: image.as_subclass(torch.Tensor),
+    "contiguous": lambda image: image.contiguous(),
+    "unchanged dtype": lambda image: v2.functional.to_dtype(image, image.dtype),
+}
+NO_VIEWS: dict[str, Callable[[Any], Any]] = {
+    "crop beyond": lambda image: F.crop(image, -2, 3, 9, 8),
+    "flip": lambda image: F.hflip(image),
+    "contiguous crop": lambda image: F.crop(image, 2, 3, 9, 8).contiguous(),
+    "turn": lambda image: v2.functional.rotate(image, 180),
+}
+
+
+@pytest.mark.parametrize("kind", ["to_tensor", "to_dtype"])
+@pytest.mark.parametrize("name", [*VIEWS, *NO_VIEWS])
+def test_what_changes_a_view_changes_the_image(kind: str, name: str) -> None:
+    view_of = {**VIEWS, **NO_VIEWS}[name]
+
+    def image_and_view(image: Any) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        view, after = view_of(image), F.vflip(image)
+        view.mul_(2)
+        return [image, view, after]
+
+    def changed_the_other_way(image: Any) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        view = view_of(image)
+        image.add_(1)
+        return [image, view]
+
+    same_after(kind, image_and_view)
+    same_after(kind, changed_the_other_way)
+
+
+@pytest.mark.parametrize("kind", ["to_tensor", "to_dtype"])
+def test_views_of_an_image_that_nobody_holds_share_its_memory(kind: str) -> None:
+    def overlapping(image: Any) -> list[torch.Tensor]:
+        whole = F.vflip(image)
+        first, second = F.crop(whole, 0, 0, 9, 9), F.crop(whole, 4, 4, 9, 9)
+        del whole
+        first.zero_()
+        return [first, second]
+
+    same_after(kind, overlapping)
+
+
+def test_what_nobody_else_sees_changes_in_place_without_pixels() -> None:
+    pipeline = v1.Compose(
+        [
+            v1.ToTensor(),
+            v1.CenterCrop(9),
+            v1.Normalize([0.5] * 3, [0.25] * 3, inplace=True),
+            v1.RandomErasing(1.0, inplace=True),
+        ]
+    )
+    torch.manual_seed(5)
+    expected = pipeline(OPEN())
+    torch.manual_seed(5)
+    with torch_sink.image_backend("device", device="cpu", strict=True):
+        made = pipeline(OPEN())
+        assert made.is_recording
+        assert torch.equal(made.materialise(), expected)
+
+
+def test_an_image_does_not_keep_what_was_cropped_from_it() -> None:
+    with torch_sink.image_backend("device", device="cpu", strict=True):
+        image = KINDS["to_tensor"](OPEN())
+        for _ in range(100):
+            F.crop(image, 1, 1, 5, 5)
+        gc.collect()
+        assert not image.shares_memory
+        assert len(image.__dict__["sink_memory"].members()) == 1
