@@ -110,7 +110,7 @@ class _Handle:
             fields["sink_memory"].make_real()
         if "sink_real" not in fields:
             with executing():
-                tensor = replay(self.sink_source.decode(), self.sink_ops)
+                tensor = replay(self.sink_source.decode(), self.sink_ops, in_place=True)
             fields["sink_real"] = self._stock_type(tensor)
         return fields["sink_real"]
 

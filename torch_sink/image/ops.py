@@ -36,6 +36,12 @@ class Op(NamedTuple):
         return f"{self.name}({', '.join(map(repr, self.args))})"
 
 
+class InPlaceOp(Op):
+    """One whose stock code writes its result to the tensor that it is called on, which so keeps its strides."""
+
+    __slots__ = ()
+
+
 _DTYPE_CONVERSIONS = ("v1.convert_image_dtype", "v2.to_dtype")
 
 
@@ -62,15 +68,17 @@ def _stock(name: str, function: Callable[..., Any]) -> None:
     STOCK[name] = function
 
 
-def replay(image: Any, ops: Sequence[Op]) -> Any:
+def replay(image: Any, ops: Sequence[Op], in_place: bool = False) -> Any:
     """Runs recorded calls in stock code.
 
     Args:
         image: a plain Pillow image or tensor; never written to.
         ops: calls, in order.
+        in_place: an `InPlaceOp` does so here too, on what an earlier call made; the values are the same.
     """
     for op in ops:
-        image = STOCK[op.name](image, *op.args)
+        made = STOCK[op.name](image, *op.args)
+        image = image.copy_(made) if in_place and type(op) is InPlaceOp else made
     return image
 
 

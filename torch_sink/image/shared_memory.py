@@ -35,7 +35,7 @@ class SharedMemory:
     def make_real(self) -> None:
         """Makes the tensors of all members."""
         with executing():
-            tensor = replay(self._source.decode(), self._ops)
+            tensor = replay(self._source.decode(), self._ops, in_place=True)
             for member in self.members():
                 member.__dict__["sink_real"] = member._stock_type(replay(tensor, member.sink_ops[len(self._ops) :]))
 

@@ -18,7 +18,7 @@ from torch_sink.image.lower.geometry import NEAREST_MODES, integer_resize_fits
 from torch_sink.image.ops import WIDE_TYPES, Op
 from torch_sink.image.record.arguments import colour_of, crop_fits, padding_fits, sides_of, size_of
 from torch_sink.image.record.tensor_argument import TensorArgument
-from torch_sink.image.record.tensor_values import is_expanded
+from torch_sink.image.record.tensor_values import is_expanded, record_maybe_in_place
 from torch_sink.image.shared_memory import share_memory
 
 
@@ -161,8 +161,7 @@ def erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inpl
     if v.shape == (channels, h, w) and v.numel() > channels:
         # Converted as the assignment in stock code does it; a copy, for the caller may go on to write to its own.
         pixels = TensorArgument(v.detach().to(handle.sink_dtype, copy=True))
-        result = handle.record(Op(f"{family}.erase_pixels", (i, j, h, w, pixels)))
-        return handle.become(result) if inplace else result
+        return record_maybe_in_place(handle, inplace, f"{family}.erase_pixels", (i, j, h, w, pixels))
     if not h * w and v.shape in ((channels, h, w), (channels, 1, 1), (1, 1, 1)):
         return handle if inplace else handle.record(Op(f"{family}.erase", _NO_BOX))
     if v.shape[1:] != (1, 1) or len(v) not in (1, channels):
@@ -170,8 +169,7 @@ def erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inpl
     values = tuple(v.flatten().tolist())
     if handle.sink_dtype == torch.uint8 and not all(0 <= value < 256 for value in values):
         values = tuple(v.flatten().to(torch.uint8).tolist())
-    result = handle.record(Op(f"{family}.erase", (i, j, h, w, values)))
-    return handle.become(result) if inplace else result
+    return record_maybe_in_place(handle, inplace, f"{family}.erase", (i, j, h, w, values))
 
 
 def _broadcasts(shape: torch.Size, box: tuple[int, int, int]) -> bool:

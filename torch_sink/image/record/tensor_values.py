@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_sink.image.ops import WIDE_TYPES, Op
+from torch_sink.image.ops import WIDE_TYPES, InPlaceOp, Op
 from torch_sink.image.record.arguments import is_number
 from torch_sink.image.record.value_range import fits_int32, is_exact, is_from_bytes
 
@@ -37,8 +37,12 @@ def normalize(family: str, handle: Any, mean: Any, std: Any, inplace: bool = Fal
         return NotImplemented
     if min(map(abs, std)) < _SMALLEST_STD or (inplace and (handle.shares_memory or is_expanded(handle))):
         return NotImplemented
-    result = handle.record(Op(f"{family}.normalize", (mean, std)))
-    return handle.become(result) if inplace else result
+    return record_maybe_in_place(handle, inplace, f"{family}.normalize", (mean, std))
+
+
+def record_maybe_in_place(handle: Any, inplace: bool, name: str, args: tuple[Any, ...]) -> Any:
+    """Records a call that gives a new handle, or changes what the handle stands for."""
+    return handle.become(handle.record(InPlaceOp(name, args))) if inplace else handle.record(Op(name, args))
 
 
 def is_expanded(handle: Any) -> bool:
