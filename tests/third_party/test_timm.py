@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +116,28 @@ def test_loader(generated_photos: Path, is_training: bool, loader: dict[str, Any
     for (images, target), (stock_images, stock_target) in zip(made, expected, strict=True):
         assert_same_bits(images, stock_images)
         assert torch.equal(target, stock_target)
+
+
+IMPORTED_LATE = """
+import sys
+import torch_sink
+torch_sink.set_image_backend("device", device="cpu")
+import timm.data
+import torch
+from torchvision.datasets import ImageFolder
+
+if __name__ == "__main__":
+    options = dict(is_training=True, auto_augment="rand-m5-mstd0.5-inc1", color_jitter=0.4)
+    photos = ImageFolder(sys.argv[1], timm.data.create_transform(32, **options))
+    for _ in torch.utils.data.DataLoader(photos, 4, num_workers=2, multiprocessing_context="fork"):
+        pass
+    print(torch_sink.fallback_report())
+"""
+
+
+def test_workers_find_what_was_imported_after_the_backend_was_set(generated_photos: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(IMPORTED_LATE)
+    command = [sys.executable, str(script), str(generated_photos)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.strip() == "nothing ran in stock code"

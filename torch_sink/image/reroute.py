@@ -230,7 +230,7 @@ def _script(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rows_of_timm() -> Iterator[Row]:
-    """Pillow's modules as timm's augmentations see them, when timm is imported."""
+    """Pillow's modules as timm's augmentations see them, when timm is imported: before the workers start, at least."""
     timm = sys.modules.get("timm.data.auto_augment")
     if timm is not None:
         yield Row(timm, "ImageEnhance", record_enhance.image_enhance)
@@ -299,21 +299,25 @@ _is_stock_in_place = False
 
 
 def install(settings: State) -> None:
-    """Fills every place of the table; when they are filled already, only the settings change."""
+    """Fills every place of the table; when they are filled already, the settings change, and timm's are added."""
     state.set_active(settings)
-    if _installed:
-        return
-    for row in _rows():
-        stock = row.read()
-        if stock is _MISSING and not isinstance(row.owner, dict):
-            raise RuntimeError(
-                f"{row.owner.__name__}.{row.name} does not exist in torchvision {torchvision.__version__} and torch "
-                f"{torch.__version__}; this version of torch_sink does not know these releases"
-            )
-        plain = stock.__func__ if isinstance(stock, staticmethod) else stock
-        stand_in = row.make(plain)
-        _installed.append((row, stock))
-        row.write(stand_in)
+    filled = {(id(row.owner), row.name) for row, _ in _installed}
+    for row in _rows_of_timm() if _installed else _rows():
+        if (id(row.owner), row.name) not in filled:
+            _fill(row)
+
+
+def _fill(row: Row) -> None:
+    stock = row.read()
+    if stock is _MISSING and not isinstance(row.owner, dict):
+        raise RuntimeError(
+            f"{row.owner.__name__}.{row.name} does not exist in torchvision {torchvision.__version__} and torch "
+            f"{torch.__version__}; this version of torch_sink does not know these releases"
+        )
+    plain = stock.__func__ if isinstance(stock, staticmethod) else stock
+    stand_in = row.make(plain)
+    _installed.append((row, stock))
+    row.write(stand_in)
 
 
 @contextmanager
