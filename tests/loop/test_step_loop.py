@@ -1,4 +1,4 @@
-"""Sinks, schedules, averages, metrics, errors in order: what `StepLoop.run` promises beside the numbers."""
+"""Sinks, schedules, metrics, errors in order: what `StepLoop.run` promises beside the numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import lr_scheduler
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from torch_sink.loop import LambdaCallback, StepLoop, SummaryCollector, no_host_sync, step_log
 from torch_sink.loop.amp import StaticLossScaler
@@ -130,36 +129,6 @@ def test_accumulation_is_counted_across_epochs_and_runs() -> None:
     losses, _ = plain_loop(model, functional.cross_entropy, optimizer, batches * 3, accumulate=3)
     assert torch.equal(torch.cat([history.losses for history in histories]), losses)
     assert torch.equal(loop.model[-1].weight, model[-1].weight)
-
-
-def test_average_equals_torch() -> None:
-    batches = make_batches(8)
-    loop = make_loop(ema=0.9, sink_size=3)
-    loop.run(batches)
-    model = make_model()
-    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    torch.manual_seed(5)
-    for inputs, targets in batches:
-        optimizer.zero_grad()
-        functional.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-        averaged.update_parameters(model)
-    ours = loop.ema_model()
-    assert ours is not loop.model
-    for name, value in averaged.module.state_dict().items():
-        assert torch.equal(ours.state_dict()[name], value), name
-
-
-def test_average_stays_where_an_update_is_skipped() -> None:
-    batches = make_batches(4)
-    batches[2][0].fill_(float("inf"))
-    weights = []
-    loop = make_loop(ema=0.5, sink_size=1, loss_scaler=StaticLossScaler(2.0))
-    note = LambdaCallback(on_train_step_end=lambda c: weights.append(loop.ema_model()[-1].weight.clone()))
-    loop.run(batches, callbacks=[note])
-    assert torch.equal(weights[1], weights[2])
-    assert not torch.equal(weights[2], weights[3])
 
 
 def test_metrics_of_forward_are_logged_for_every_step() -> None:

@@ -21,7 +21,7 @@ class OptimizerUpdate:
     With a loss scaler, an update whose gradients are not finite is skipped on the device: by the optimizer's own
     kernel where it takes `found_inf`, else by a mask that puts the old parameters and state back. The mask needs the
     state to exist, and several optimizers begin with values other than zero; so until every parameter at hand has
-    gone through one finite update, overflow is checked on the host.
+    gone through one finite update, and the average has begun, overflow is checked on the host.
 
     Args:
         model: its parameters are clipped.
@@ -56,12 +56,17 @@ class OptimizerUpdate:
     @property
     def warm(self) -> bool:
         """Whether the next update, with the gradients now present, can do without the host."""
-        return self.scaler is None or self._pattern() in self._warm_patterns
+        return self.scaler is None or (self._average_began and self._pattern() in self._warm_patterns)
 
     @property
     def has_warmed_up(self) -> bool:
         """Whether an update has succeeded, so that the optimizer's state exists."""
-        return bool(self._warm_patterns) if self.scaler is not None else self._updated
+        return self._average_began and (bool(self._warm_patterns) if self.scaler is not None else self._updated)
+
+    @property
+    def _average_began(self) -> bool:
+        """State may be there before the first update (Adagrad's, or what was loaded); an average is not."""
+        return self.average is None or self.average.started
 
     def zero_gradients(self, *, in_place: bool = False) -> None:
         """Forget the gradients of every parameter of the model and of the optimizer, or set them to zero in place."""
