@@ -14,9 +14,11 @@ from torch.nn import functional
 
 from torch_sink.loop import (
     Callback,
+    CheckpointConfig,
     EarlyStopping,
     LambdaCallback,
     LearningRateScheduler,
+    ModelCheckpoint,
     OnRequestExit,
     ReduceLROnPlateau,
     StepLoop,
@@ -177,6 +179,29 @@ def test_early_stopping_restores_the_best_weights() -> None:
     loop.run(make_batches(2), epochs=9, callbacks=[note, Results("eval_loss", [3.0, 1.0, 2.0, 2.0]), stop])
     assert len(weights) == 4
     assert torch.equal(loop.model[-1].weight, weights[1])
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_stopped_run_is_saved_as_it_is_and_not_with_its_best_weights(stop: int, tmp_path: Path) -> None:
+    """SIGTERM stops the loop itself, SIGUSR1 through OnRequestExit; both save after EarlyStopping has had its turn."""
+    loop = make_loop(sink_size=1)
+    loop.run(
+        make_batches(2),
+        epochs=9,
+        callbacks=[
+            LambdaCallback(on_train_step_end=lambda c: loop.step_count == 5 and os.kill(os.getpid(), stop)),
+            Results("eval_loss", [1.0, 2.0, 3.0, 4.0]),
+            EarlyStopping(patience=9, restore_best_weights=True),
+            ModelCheckpoint(directory=tmp_path, config=CheckpointConfig(save_checkpoint_steps=100)),
+            OnRequestExit(directory=tmp_path, sig=signal.SIGUSR1),
+        ],
+        max_steps=7,
+    )
+    whole = make_loop(sink_size=1)
+    whole.run(make_batches(2), epochs=9, max_steps=loop.step_count)
+    restored = make_loop()
+    assert restored.resume(tmp_path) == loop.step_count == 5
+    assert torch.equal(restored.model[-1].weight, whole.model[-1].weight)
 
 
 def test_reduce_on_plateau_equals_torch() -> None:

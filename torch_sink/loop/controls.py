@@ -69,7 +69,8 @@ class EarlyStopping(Callback):
         verbose: print when it stops.
         mode: "auto", "min" or "max".
         baseline: patience is only renewed by values that also improve on it.
-        restore_best_weights: put the weights of the best epoch back at the end.
+        restore_best_weights: put the weights of the best epoch back at the end, unless the run was stopped by something
+            else: what is saved then has to be what it reached.
     """
 
     def __init__(
@@ -87,11 +88,11 @@ class EarlyStopping(Callback):
         self._patience, self._verbose, self._baseline = patience, verbose, baseline
         self._restore = restore_best_weights
         self._weights: dict[str, torch.Tensor] | None = None
-        self._waited = 0
+        self._waited, self._stopped = 0, False
 
     def on_train_begin(self, run_context: RunContext) -> None:
         self._monitor.reset()
-        self._waited, self._weights = 0, None
+        self._waited, self._weights, self._stopped = 0, None, False
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
@@ -109,11 +110,13 @@ class EarlyStopping(Callback):
         if self._waited and self._waited >= max(self._patience, 1):
             if self._verbose:
                 print(f"early stopping after epoch {arguments.cur_epoch_num}: {self._monitor.name} is {value}")
+            self._stopped = True
             run_context.request_stop()
 
     def on_train_end(self, run_context: RunContext) -> None:
-        if self._weights is not None:
-            run_context.original_args().train_network.load_state_dict(self._weights)
+        arguments = run_context.original_args()
+        if self._weights is not None and (self._stopped or arguments.history.stopped_by is None):
+            arguments.train_network.load_state_dict(self._weights)
 
 
 class LearningRateScheduler(Callback):
