@@ -94,17 +94,22 @@ def test_epoch_numbers_start_after_initial_epoch() -> None:
     [
         ({"epoch": -1}, ValueError, "epoch=-1"),
         ({"epoch": 1.0}, TypeError, "epoch=1.0"),
+        ({"epoch": 0}, ValueError, "epoch=0"),
         ({"epoch": 2, "initial_epoch": 2}, ValueError, "initial_epoch=2 is not below epoch=2"),
         ({"epoch": 2, "sink_size": 0}, ValueError, "sink_size=0"),
         ({"epoch": 2, "sink_size": -2}, ValueError, "sink_size=-2"),
         ({"epoch": 2, "sink_size": "3"}, TypeError, "sink_size='3'"),
         ({"epoch": 2, "dataset_sink_mode": 1}, TypeError, "dataset_sink_mode=1"),
         ({"epoch": 2, "callbacks": [3]}, TypeError, "callbacks holds a int"),
+        ({"epoch": 2, "callbacks": 3}, TypeError, "callbacks is a int"),
+        ({"epoch": 2, "train_dataset": []}, ValueError, "no batch"),
+        ({"epoch": 2, "train_dataset": [torch.zeros(8)]}, ValueError, "yields a Tensor.*two columns"),
+        ({"epoch": 2, "train_dataset": [(*make_batches(1)[0], 3)]}, ValueError, "yields a tuple of 3.*two columns"),
     ],
 )
 def test_train_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        make().train(train_dataset=make_batches(2), **options)
+        make().train(**{"train_dataset": make_batches(2), **options})
 
 
 def test_model_arguments() -> None:
@@ -118,6 +123,8 @@ def test_model_arguments() -> None:
         make().eval(make_batches(1))
     with pytest.raises(ValueError, match="needs metrics"):
         make().fit(1, make_batches(1), make_batches(1))
+    with pytest.raises(TypeError, match="valid_dataset_sink_mode=None"):
+        make({"loss"}).fit(1, make_batches(1), make_batches(1), valid_dataset_sink_mode=None)
     with pytest.raises(ValueError, match="unknown metric 'speed'"):
         make({"speed"})
     with pytest.raises(TypeError, match=r"metric 'mine' \(object\) has no reset, update, compute"):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from torch_sink.errors import NonFiniteLoss
-from torch_sink.loop import History, LossMonitor, ProgressBar, StepLoop, TimeMonitor
+from torch_sink.loop import History, LossMonitor, Model, ProgressBar, StepLoop, TimeMonitor
 from torch_sink.loop.amp import StaticLossScaler
 
 from .reference import make_batches, make_model
@@ -72,6 +72,21 @@ def test_time_monitor(capsys: pytest.CaptureFixture[str]) -> None:
     total, per_step = (float(part.split(": ")[1].split(" ms")[0]) for part in lines[0].split(", ")[:2])
     assert per_step == pytest.approx(total / 4, abs=0.01)
     assert "data time:" in lines[0]
+
+
+def test_time_monitor_tells_training_and_evaluation_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    network = make_model()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    model = Model(network, functional.cross_entropy, optimizer, metrics={"accuracy"})
+    monitor = TimeMonitor(data_time=True)
+    model.fit(1, make_batches(4), make_batches(2), callbacks=[monitor])
+    model.eval(make_batches(3), callbacks=[monitor])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["Eval", "Train", "Eval"]
+    totals = [float(line.split(": ")[1].split(" ms")[0]) for line in lines]
+    steps = [float(line.split("per step time: ")[1].split(" ms")[0]) for line in lines]
+    assert [total / step for total, step in zip(totals, steps, strict=True)] == pytest.approx([2, 4, 3], rel=0.01)
+    assert totals[1] > totals[0], "the epoch's time includes its evaluation"
 
 
 def test_progress_bar_shows_executed_steps(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

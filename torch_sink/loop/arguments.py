@@ -17,6 +17,12 @@ def check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{name}={value!r}: allowed are {', '.join(repr(choice) for choice in allowed)}")
 
 
+def check_bool(name: str, value: Any) -> None:
+    """Raise TypeError unless `value` is a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: pass True or False")
+
+
 def check_count(name: str, value: Any, *, minimum: int, special: int | None = None, meaning: str = "") -> None:
     """Raise unless `value` is an int of at least `minimum`, or `special`.
 

@@ -160,6 +160,8 @@ def check_callbacks(callbacks: Callback | Iterable[Callback] | None) -> list[Cal
     """
     if callbacks is None:
         return []
+    if not isinstance(callbacks, (Callback, Iterable)):
+        raise TypeError(f"callbacks is a {type(callbacks).__name__}; pass torch_sink.Callback objects in a list")
     members = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
     for member in members:
         if not isinstance(member, Callback):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_sink.loop.arguments import check_count
+from torch_sink.loop.arguments import check_bool, check_count
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext
 from torch_sink.loop.host_sync import host_sync_allowed
 from torch_sink.loop.metrics import Loss, Metric, fetch_results
@@ -41,8 +41,7 @@ class Evaluation:
         precision: Precision | None,
         sink_mode: bool,
     ) -> None:
-        if not isinstance(sink_mode, bool):
-            raise TypeError(f"dataset_sink_mode={sink_mode!r}: pass True or False")
+        check_bool("dataset_sink_mode", sink_mode)
         self._network, self._eval_network, self._loss_fn = network, eval_network, loss_fn
         self._metrics, self._precision, self._sink_mode = metrics, precision, sink_mode
         self._loss = Loss()

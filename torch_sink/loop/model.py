@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_sink.loop.arguments import check_count
-from torch_sink.loop.callbacks import Callback, check_callbacks
+from torch_sink.loop.arguments import check_bool, check_count
+from torch_sink.loop.callbacks import Callback, RunContext, check_callbacks
 from torch_sink.loop.evaluation import Evaluation, FitEvaluation, check_fit_callbacks, evaluating, move_to
 from torch_sink.loop.history import RunHistory
 from torch_sink.loop.jit import JitConfig
@@ -118,7 +118,7 @@ class Model:
             initial_epoch: number of epochs done before.
 
         Raises:
-            TypeError, ValueError: an argument that cannot be used.
+            TypeError, ValueError: an argument that cannot be used, or batches that are not (x, y) for a loss function.
         """
         return self._train(
             epoch, train_dataset, check_callbacks(callbacks), dataset_sink_mode, sink_size, initial_epoch, None
@@ -150,6 +150,7 @@ class Model:
         """
         members = check_callbacks(callbacks)
         check_fit_callbacks(members)
+        check_bool("valid_dataset_sink_mode", valid_dataset_sink_mode)
         evaluation = None
         if valid_dataset is not None:
             if not self._metrics:
@@ -195,16 +196,18 @@ class Model:
         initial_epoch: int,
         evaluation: Callback | None,
     ) -> RunHistory:
-        check_count("epoch", epoch, minimum=0)
+        check_count("epoch", epoch, minimum=1)
         check_count("initial_epoch", initial_epoch, minimum=0)
         check_count("sink_size", sink_size, minimum=1, special=-1, meaning="one pass of the dataset")
-        if not isinstance(sink_mode, bool):
-            raise TypeError(f"dataset_sink_mode={sink_mode!r}: pass True or False")
-        if initial_epoch >= epoch > 0 or (epoch == 0 and initial_epoch > 0):
+        check_bool("dataset_sink_mode", sink_mode)
+        if initial_epoch >= epoch:
             raise ValueError(
                 f"initial_epoch={initial_epoch} is not below epoch={epoch}; epoch is the number of the last one"
             )
         loop = self.loop
+        internal: list[Callback] = [TwoColumns()] if self._loss_fn is not None else []
+        if evaluation is not None:
+            internal.append(evaluation)
         loop.sink_size = -1 if sink_mode else 1
         loader, own = self._sink_loader(dataset, sink_size if sink_mode else -1)
         self._network.train()
@@ -212,7 +215,7 @@ class Model:
             return loop.run_with(
                 loader,
                 epochs=epoch - initial_epoch,
-                callbacks=([evaluation] if evaluation is not None else []) + callbacks,
+                callbacks=[*internal, *callbacks],
                 max_steps=None,
                 dataset_sink_mode=sink_mode,
                 initial_epoch=initial_epoch,
@@ -244,6 +247,23 @@ class Model:
 
     def _precision(self) -> Any:
         return self._loop.precision.context() if self._loop is not None else nullcontext()
+
+
+class TwoColumns(Callback):
+    """Raises, before the first step of a sink, unless the dataset yields data and labels for a loss function.
+
+    Raises:
+        ValueError: the batch is no tuple or list of two.
+    """
+
+    def on_train_step_begin(self, run_context: RunContext) -> None:
+        batch = run_context.original_args().train_dataset_element
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            size = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
+            raise ValueError(
+                f"the dataset yields a {type(batch).__name__}{size}, and loss_fn takes two columns, data and labels; "
+                "for anything else make the Model of a network that returns the loss, without loss_fn"
+            )
 
 
 def _mode(config: JitConfig | None) -> str:

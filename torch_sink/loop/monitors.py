@@ -79,32 +79,35 @@ class LossMonitor(Callback):
 
 
 class TimeMonitor(Callback):
-    """Prints the time of each epoch and of a step.
+    """Prints the time of each epoch and of a step, in training and in evaluation.
 
     Args:
         data_size: steps to divide by; default the steps executed in the epoch.
-        data_time: also print how long the loop waited for batches.
+        data_time: also print how long the training loop waited for batches.
     """
 
     def __init__(self, data_size: int | None = None, data_time: bool = False) -> None:
         if data_size is not None:
             check_count("data_size", data_size, minimum=1)
         self._data_size, self._data_time = data_size, data_time
-        self._started = (0.0, 0, 0.0)
+        self._started: dict[str, tuple[float, int, float]] = {}
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        self._started = time.perf_counter(), arguments.cur_step_num, arguments.wait_seconds or 0.0
+        self._started[arguments.mode] = time.perf_counter(), arguments.cur_step_num, arguments.wait_seconds or 0.0
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        began, first, waited = self._started
+        began, first, waited = self._started[arguments.mode]
         milliseconds = (time.perf_counter() - began) * 1e3
         steps = max(self._data_size or arguments.cur_step_num - first, 1)
-        text = f"Train epoch time: {milliseconds:5.3f} ms, per step time: {milliseconds / steps:5.3f} ms"
-        if self._data_time:
+        phase = arguments.mode.title()
+        text = f"{phase} epoch time: {milliseconds:5.3f} ms, per step time: {milliseconds / steps:5.3f} ms"
+        if self._data_time and arguments.wait_seconds is not None:
             text += f", data time: {((arguments.wait_seconds or 0.0) - waited) * 1e3:5.3f} ms"
         print(text, flush=True)
+
+    on_eval_epoch_begin, on_eval_epoch_end = on_train_epoch_begin, on_train_epoch_end
 
 
 class ProgressBar(Callback):
