@@ -273,6 +273,22 @@ def test_data_sink_continues_the_traversal() -> None:
     assert named().item() == 7.0
 
 
+def test_data_sink_binds_a_sink_loader_to_one_function() -> None:
+    with SinkLoader([torch.tensor(float(number)) for number in range(4)]) as loader:
+        first = data_sink(lambda x: x, loader)
+        assert first().item() == 0.0
+        with pytest.raises(ValueError, match="bound to another function"):
+            data_sink(lambda x: -x, loader)
+        first.close()
+        second = data_sink(lambda x: -x, loader)
+        assert second().item() == -1.0, "the traversal goes on"
+        first.close()
+        with pytest.raises(ValueError, match="bound to another function"):
+            data_sink(lambda x: x, loader)
+        del second
+        assert data_sink(lambda x: x, loader)().item() == 2.0
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch_sink.loop.arguments import check_count
 from torch_sink.loop.jit import JitConfig, jit_with
+
+_bound: weakref.WeakKeyDictionary[Any, weakref.ref[DataSink]] = weakref.WeakKeyDictionary()
 
 
 def data_sink(
@@ -16,7 +19,8 @@ def data_sink(
 
     Args:
         fn: called as `fn(*batch)`; the whole step, optimizer included.
-        dataset: a loader or SinkLoader. It is traversed endlessly; calls continue where the last one ended.
+        dataset: a loader or SinkLoader. It is traversed endlessly; calls continue where the last one ended. A
+            SinkLoader serves one function at a time: until the result is closed or gone.
         sink_size: steps a call, at least 1.
         jit_config: compile `fn` with it; default not at all.
 
@@ -24,7 +28,7 @@ def data_sink(
         A function without arguments that runs `sink_size` steps and returns the last step's output.
 
     Raises:
-        TypeError, ValueError: an argument that cannot be used.
+        TypeError, ValueError: an argument that cannot be used, such as a SinkLoader that another function is bound to.
 
     Example:
         >>> import torch
@@ -50,7 +54,7 @@ class DataSink:
             fn = jit_with(fn, config)
         self._function, self._sink_size = fn, sink_size
         self._own = not isinstance(dataset, SinkLoader)
-        self._loader = SinkLoader(dataset) if self._own else dataset
+        self._loader = SinkLoader(dataset) if self._own else _bind(dataset, self)
         self._batches: Iterator[Any] | None = None
 
     def __call__(self) -> Any:
@@ -66,9 +70,11 @@ class DataSink:
         return output
 
     def close(self) -> None:
-        """Stop the queue, if `data_sink` made it. Idempotent."""
+        """Stop the queue, if `data_sink` made it; else leave it to others. Idempotent."""
         if self._own:
             self._loader.close()
+        elif _function_of(self._loader) is self:
+            del _bound[self._loader]
 
     def _next(self) -> Any:
         while True:
@@ -78,3 +84,16 @@ class DataSink:
                 return next(self._batches)
             except StopIteration:
                 self._batches = None
+
+
+def _bind(loader: Any, sink: DataSink) -> Any:
+    """Let a SinkLoader serve one function: each of two would see a part of its batches."""
+    if _function_of(loader) is not None:
+        raise ValueError("the SinkLoader is bound to another function; close() that data_sink first, or make another")
+    _bound[loader] = weakref.ref(sink)
+    return loader
+
+
+def _function_of(loader: Any) -> DataSink | None:
+    reference = _bound.get(loader)
+    return reference() if reference is not None else None
