@@ -95,6 +95,34 @@ def test_two_workers(position: int, persistent: bool) -> None:
     check_resume(position, 2, persistent_workers=persistent)
 
 
+@pytest.mark.parametrize(("position", "epoch_is_over"), [(3, False), (6, True), (9, False), (12, False), (12, True)])
+def test_persistent_workers_without_a_seeded_generator(position: int, epoch_is_over: bool) -> None:
+    """Orders come from the global generator, whose state a script keeps itself; only a first pass seeds the workers."""
+    batches: list[list[torch.Tensor]] = []
+    taken: list[tuple[dict, torch.Tensor]] = []
+
+    def train(loader: SinkLoader, total: int) -> None:
+        def take(now: bool) -> None:
+            if now and len(batches) == position and not taken:
+                taken.append((through_a_file(loader.state_dict()), torch.get_rng_state()))
+
+        while len(batches) < total:
+            for batch in loader:
+                batches.append(batch)
+                torch.rand(3)  # the model's dropout
+                take(not epoch_is_over)
+            take(epoch_is_over)
+
+    with make(2, seeded=False, persistent_workers=True) as loader:
+        train(loader, 3 * BATCHES_PER_PASS)
+    expected, batches = batches[position:], []
+    with make(2, seeded=False, persistent_workers=True) as loader:
+        loader.load_state_dict(taken[0][0])
+        torch.set_rng_state(taken[0][1])
+        train(loader, len(expected))
+    torch.testing.assert_close(batches, expected, rtol=0, atol=0)
+
+
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize("position", [1, 5, 8])
 @pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])

@@ -175,10 +175,11 @@ class DataLoaderSource(Source):
     def next_start(self, number: int) -> PassStart:
         """How pass `number` would begin if it began now."""
         generators = generator_states(self.generators)
-        return PassStart(number, generators, self.worker_generators if self._has_kept_workers() else generators)
+        kept = self._has_kept_workers()
+        return PassStart(number, generators, self.worker_generators if kept else generators, kept_workers=kept)
 
     def _has_kept_workers(self) -> bool:
-        return self.keeps_workers and self.watch is not None
+        return self.keeps_workers and self.watch is not None and not self.watch.broken
 
     def _begin_new(self, number: int) -> Pass:
         start = replace(self.next_start(number), random_state=global_random_state())
@@ -216,9 +217,16 @@ class DataLoaderSource(Source):
         return self._settle(opened, resume, before, drop)
 
     def _at_last_iter(self, start: PassStart) -> Callable[[], None] | None:
-        if start.generators == start.worker_generators:
+        """Takes back the seed that starting workers drew, where in that pass those of the one before went on."""
+        if not start.kept_workers and start.generators == start.worker_generators:
             return None
-        return lambda: set_generator_states(self.generators, start.generators)
+        before = global_random_state()
+
+        def take_back() -> None:
+            set_generator_states(self.generators, start.generators)
+            set_global_random_state(before)
+
+        return take_back
 
     def _after_skip(self, resume: ResumePoint) -> Callable[[], None] | None:
         if self.has_workers or not resume.random_state:

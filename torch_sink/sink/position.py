@@ -80,6 +80,7 @@ def write_state(
         "generators": _tensors(start.generators),
         "worker_generators": _tensors(start.worker_generators),
         "pass_random_state": as_tensor(start.random_state),
+        "kept_workers": start.kept_workers,
         "worker_states": {worker: as_tensor(state) for worker, state in position.worker_states.items()},
         "random_state": as_tensor(random_state),
         "loader_state": position.loader_state,
@@ -112,6 +113,7 @@ def read_state(state: dict[str, Any]) -> tuple[Position, ResumePoint]:
         [as_bytes(one) for one in state["generators"]],
         [as_bytes(one) for one in state["worker_generators"]],
         as_bytes(state["pass_random_state"]) if state["pass_has_begun"] else random_state,
+        bool(state.get("kept_workers", False)),
     )
     if state["pass_has_begun"]:
         position.start = start

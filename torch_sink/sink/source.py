@@ -39,12 +39,14 @@ class PassStart:
         generators: states of the loader's and samplers' own generators before the pass.
         worker_generators: the same when the workers of this pass were started (persistent workers: an earlier pass).
         random_state: states of the global generators before the pass; empty where they do not matter.
+        kept_workers: whether the workers of the pass before went on, so that no seed was drawn for new ones.
     """
 
     number: int
     generators: list[bytes] = field(default_factory=list)
     worker_generators: list[bytes] = field(default_factory=list)
     random_state: RandomState = b""
+    kept_workers: bool = False
 
 
 @dataclass(frozen=True)
