@@ -44,6 +44,7 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 1e-4, 1e-2, step_size_up=3, cycle_momentum=False),
     "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [3, 5, 9]),
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
+    "LambdaLR with NumPy": lambda o: lr_scheduler.LambdaLR(o, lambda step: np.cos(step / 20)),
     "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4, 2),
     "SequentialLR": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.LinearLR(o, 0.1, total_iters=4), lr_scheduler.ExponentialLR(o, 0.9)], [4]
@@ -153,6 +154,51 @@ def test_torn_checkpoints_are_ignored(tmp_path: Path) -> None:
     assert list_checkpoints(tmp_path) == [complete]
     assert make_loop().resume(tmp_path) == 3
     assert make_loop().resume(tmp_path / "missing") == 0
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "manifest"])
+def test_a_damaged_checkpoint_is_left_out(damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loop = make_loop()
+    loop.run(make_batches(2))
+    older = loop.save(tmp_path)
+    loop.run(make_batches(2))
+    newer = loop.save(tmp_path)
+    state = newer / "state.pt"
+    if damage == "truncated":
+        os.truncate(state, state.stat().st_size // 2)
+    elif damage == "missing":
+        state.unlink()
+    else:
+        (newer / "complete.json").write_text("")
+    assert list_checkpoints(tmp_path) == [older]
+    assert "CKP-00000004 is left out" in caplog.text
+    assert make_loop().resume(tmp_path) == 2
+
+
+def test_an_unreadable_checkpoint_is_named(tmp_path: Path) -> None:
+    loop = make_loop()
+    loop.run(make_batches(2))
+    state = loop.save(tmp_path) / "state.pt"
+    state.write_bytes(bytes(state.stat().st_size))
+    with pytest.raises(SinkError, match=r"state\.pt cannot be read; delete .*CKP-00000002"):
+        make_loop().resume(tmp_path)
+
+
+def test_what_would_not_load_is_not_saved(tmp_path: Path) -> None:
+    """Found out at the first save, and not when a run is to be resumed."""
+
+    class Warmup:
+        def __init__(self) -> None:
+            self.path = tmp_path
+
+        def __call__(self, step: int) -> float:
+            return 1.0
+
+    loop = make_loop(scheduler=lambda o: lr_scheduler.LambdaLR(o, Warmup()))
+    loop.run(make_batches(2))
+    with pytest.raises(SinkError, match=r"the state holds pathlib.*weights_only=True"):
+        loop.save(tmp_path)
+    assert list_checkpoints(tmp_path) == []
 
 
 def test_saving_the_same_step_again_replaces_it(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import json
+import logging
 import os
+import pickle
 import random
 import re
 import shutil
@@ -17,6 +20,7 @@ import torch
 from torch_sink.errors import SinkError
 from torch_sink.loop.distributed import Ranks
 
+_log = logging.getLogger("torch_sink")
 STATE_FILE, MANIFEST_FILE, FORMAT = "state.pt", "complete.json", 1
 RANK_FILE, SHARDS_FOLDER = "rank-{:05d}.pt", "shards"
 # What each process has for itself: its draws, its share of the data, its part of an unfinished accumulation.
@@ -36,7 +40,7 @@ def write_checkpoint(
     """Write a checkpoint so that a kill at any moment leaves the older ones usable and no half one in their place.
 
     1. Files go to a directory with a temporary name and are synced to the disk.
-    2. The manifest is written last: a directory without it is torn.
+    2. The manifest is written last, with names and sizes: a directory without it, or unlike it, is torn.
     3. The directory is renamed to its final name; an older one of the same step steps aside until that is done.
 
     With more than one process, rank 0 writes what all share and each rank what is its own; all must call.
@@ -45,12 +49,15 @@ def write_checkpoint(
         directory: parent, made if missing; a file system that all ranks see.
         prefix: first part of the name.
         step: second part.
-        state: tensors and plain containers only, so that it loads with weights_only=True.
+        state: tensors and plain containers.
         ranks: the processes.
         write_shards: writes a sharded model below the path that it is given.
 
     Returns:
         Path of the complete checkpoint.
+
+    Raises:
+        SinkError: the state holds an object that would not load with weights_only=True.
     """
     final = directory / f"{prefix}-{step:08d}"
     temporary = directory / f".{final.name}.tmp"
@@ -68,7 +75,8 @@ def write_checkpoint(
         _write_tensors(temporary / STATE_FILE, {name: value for name, value in state.items() if name not in own})
     ranks.wait()
     if ranks.rank == 0:
-        _complete(temporary, final, {"format": FORMAT, "step": step, "ranks": ranks.size, "torch": torch.__version__})
+        about = {"format": FORMAT, "step": step, "ranks": ranks.size, "torch": torch.__version__}
+        _complete(temporary, final, {**about, "files": _sizes(temporary, mine=(STATE_FILE, RANK_FILE.format(0)))})
     ranks.wait()
     return final
 
@@ -78,6 +86,18 @@ def _write_tensors(path: Path, state: dict[str, Any]) -> None:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
+    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    if unsafe:
+        raise SinkError(
+            f"the state holds {', '.join(unsafe)}, which would not load with weights_only=True; keep tensors and plain "
+            "numbers in state_dict(), or name the class to torch.serialization.add_safe_globals"
+        )
+
+
+def _sizes(directory: Path, mine: tuple[str, ...]) -> dict[str, int | None]:
+    """Names of a checkpoint's files, with sizes where this process wrote them: those of others may look old here."""
+    names = [str(path.relative_to(directory)) for path in sorted(directory.rglob("*")) if path.is_file()]
+    return {name: (directory / name).stat().st_size if name in mine else None for name in names}
 
 
 def _complete(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
@@ -103,16 +123,35 @@ def list_checkpoints(directory: Path, prefix: str | None = None) -> list[Path]:
         match = _NAME.match(path.name)
         if match is None or path.name.startswith(".") or not (path / MANIFEST_FILE).is_file():
             continue
+        problem = _damage(path)
+        if problem is not None:
+            _log.warning("%s is left out: %s", path, problem)
+            continue
         if prefix is None or match["prefix"] == prefix:
             found.append((int(match["step"]), match["replaced"] is None, path.stat().st_mtime, path))
     return [entry[-1] for entry in sorted(found)]
+
+
+def _damage(path: Path) -> str | None:
+    """What is missing of a checkpoint that has a manifest, or None."""
+    try:
+        files = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8")).get("files", {})
+    except ValueError:
+        return f"{MANIFEST_FILE} is no JSON"
+    for name, size in files.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if size is not None and file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes of {size}"
+    return None
 
 
 def read_checkpoint(path: Path, ranks: Ranks) -> dict[str, Any]:
     """Load the state of a complete checkpoint, without shards; tensors arrive on the CPU.
 
     Raises:
-        SinkError: written in another format, or by another number of processes.
+        SinkError: written in another format, by another number of processes, or unreadable.
     """
     manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
     if manifest.get("format") != FORMAT:
@@ -122,9 +161,17 @@ def read_checkpoint(path: Path, ranks: Ranks) -> dict[str, Any]:
             f"{path} was written by {manifest['ranks']} processes and this run has {ranks.size}; the positions in the "
             "data belong to processes, so resume with as many"
         )
-    state = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
+    state = _read_tensors(path / STATE_FILE)
     if ranks.many:
-        state.update(torch.load(path / RANK_FILE.format(ranks.rank), map_location="cpu", weights_only=True))
+        state.update(_read_tensors(path / RANK_FILE.format(ranks.rank)))
+    return state
+
+
+def _read_tensors(path: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise SinkError(f"{path} cannot be read; delete {path.parent} to resume from the one before it") from error
     return state
 
 
@@ -165,7 +212,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 def _clear_leftovers(directory: Path, prefix: str) -> None:
-    for path in directory.glob(f".{prefix}-*.tmp"):
+    for path in directory.glob(f".{glob.escape(prefix)}-*.tmp"):
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from torch_sink.errors import SinkError
@@ -25,12 +26,13 @@ def loop_state(loop: StepLoop) -> dict[str, Any]:
     }
     if not loop.ranks.sharded:
         state["model"] = loop.model.state_dict()
-        state["optimizer"] = loop.optimizer.state_dict()
+        state["optimizer"] = optimizer = loop.optimizer.state_dict()
+        optimizer["param_groups"] = plain_numbers(optimizer["param_groups"])
     # Buffers that state_dict() leaves out can still change from step to step.
     hidden = {name: buffer for name, buffer in loop.model.named_buffers() if name not in state.get("model", {})}
     state["other_buffers"] = {name: buffer.detach() for name, buffer in hidden.items()}
     if loop.scheduler is not None:
-        state["scheduler"] = loop.scheduler.state_dict()
+        state["scheduler"] = plain_numbers(loop.scheduler.state_dict())
     if loop.scaler is not None:
         state["scaler"] = loop.scaler.state_dict()
     if loop.average is not None:
@@ -44,6 +46,21 @@ def loop_state(loop: StepLoop) -> dict[str, Any]:
         named = loop.model.named_parameters()
         state["gradients"] = {name: p.grad.detach() for name, p in named if p.grad is not None}
     return state
+
+
+def plain_numbers(value: Any) -> Any:
+    """Python numbers for NumPy's, which weights_only refuses: a schedule with `np.cos` makes every rate one of those.
+
+    Args:
+        value: nested dicts, lists and tuples; anything else in them stays as it is.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) is dict:
+        return {key: plain_numbers(member) for key, member in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(plain_numbers(member) for member in value)
+    return value
 
 
 def load_loop_state(loop: StepLoop, state: dict[str, Any]) -> None:
