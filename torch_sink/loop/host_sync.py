@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -38,6 +39,13 @@ _WAITING_OPERATORS = {
     "aten::is_nonzero": "reads one element",
     "aten::_linalg_check_errors": "checks for errors on the host (there is a form that does not, such as inv_ex)",
     "torchvision::nms": "has a shape that depends on the data",
+    # These wait inside, below the dispatcher's modes.
+    "aten::_linalg_eigh": "checks for errors on the host",
+    "aten::_linalg_svd": "checks for errors on the host",
+    "aten::linalg_eig": "checks for errors on the host",
+    "aten::linalg_lstsq": "checks for errors on the host",
+    "aten::multinomial": "checks the probabilities on the host",
+    "aten::embedding_renorm_": "counts the distinct rows on the host (embedding without max_norm does not)",
 }
 # What never reaches the dispatcher for tensors that already lie on the CPU, but copies from any other device.
 _WAITING_FUNCTIONS: dict[Any, str] = {
@@ -118,6 +126,11 @@ def _reason(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str
         return _WAITING_OPERATORS[name]
     if name == "aten::repeat_interleave" and kwargs.get("output_size") is None and isinstance(args[0], Tensor):
         return "has a shape that depends on the data (pass output_size)"
+    if name == "aten::normal" and len(args) > 1 and isinstance(args[1], Tensor):
+        return "checks the deviations on the host (mean + std * torch.randn_like(mean) does not)"
+    if name == "aten::histc":
+        low, high = (*args[2:], 0, 0)[:2]
+        return "looks for the bounds on the host (pass min and max)" if low == high else None
     if name in ("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"):
         return _mask_reason(name, args)
     if name in ("aten::_to_copy", "aten::copy_"):
@@ -160,6 +173,13 @@ def _function_reason(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return _WAITING_FUNCTIONS.get(func)
 
 
+def _checks_on_the_cpu_only(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function reads a tensor on the CPU to check it, as it does on no other device."""
+    if func is not functional.one_hot or args[0].device.type != "cpu":
+        return False
+    return (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) >= 0
+
+
 class _OperatorWatch(TorchDispatchMode):
     """Reports each operator that makes the host wait."""
 
@@ -187,6 +207,9 @@ class _FunctionWatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if _checks_on_the_cpu_only(func, args, kwargs):
+            with host_sync_allowed():
+                return func(*args, **kwargs)
         name = None if _here.allowances else _function_reason(func, args, kwargs)
         if name is None:
             return func(*args, **kwargs)
