@@ -30,9 +30,12 @@ def make_model() -> nn.Sequential:
 
 
 def wrap(model: nn.Module, kind: str) -> nn.Module:
+    """Of the kinds "ddp", "fsdp", and "fsdp parts", where the layers are sharded and the whole is not."""
     if kind == "ddp":
-        return nn.parallel.DistributedDataParallel(model)
-    fully_shard(model, mesh=distributed.device_mesh.init_device_mesh("cpu", (2,)))
+        return nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (2,))
+    for part in [model[0], model[-1]] if kind == "fsdp parts" else [model]:
+        fully_shard(part, mesh=mesh)
     return model
 
 
@@ -63,9 +66,10 @@ def train_plain(kind: str, accumulate: int) -> tuple[nn.Module, list[float]]:
         last = (step + 1) % accumulate == 0
         if step % accumulate == 0:
             optimizer.zero_grad()
-        if kind == "fsdp":
-            model.set_requires_gradient_sync(last)
-        with nullcontext() if last or kind == "fsdp" else model.no_sync():
+        if kind != "ddp":
+            for part in [model[0], model[-1]] if kind == "fsdp parts" else [model]:
+                part.set_requires_gradient_sync(last)
+        with nullcontext() if last or kind != "ddp" else model.no_sync():
             loss = functional.cross_entropy(model(inputs), targets)
             (loss / accumulate).backward()
         mean = loss.detach().clone() / 2
@@ -134,15 +138,15 @@ def signal_on_one_rank() -> dict[str, Any]:
 
 
 def resume(kind: str, directory: Path) -> dict[str, Any]:
-    whole = wrap(make_model(), kind)
+    whole = wrap(with_norm(make_model()), kind)
     expected = StepLoop(whole, functional.cross_entropy, make_optimizer(whole), accumulate=2)
     expected_history = expected.run(own_part(global_batches()), epochs=2)
-    part = wrap(make_model(), kind)
+    part = wrap(with_norm(make_model()), kind)
     batches = own_part(global_batches())
     loop = StepLoop(part, functional.cross_entropy, make_optimizer(part), accumulate=2)
     loop.run(batches, epochs=2, max_steps=6)
     path = loop.save(directory / kind, batches)
-    again = wrap(make_model(), kind)
+    again = wrap(with_norm(make_model()), kind)
     restored = StepLoop(again, functional.cross_entropy, make_optimizer(again), accumulate=2)
     step = restored.resume(directory / kind, batches)
     history = restored.run(batches, epochs=2)
@@ -151,7 +155,26 @@ def resume(kind: str, directory: Path) -> dict[str, Any]:
         "name": path.name,
         "losses": torch.equal(history.losses, expected_history.losses[6:]),
         "parameters": torch.equal(flat(again), flat(whole)),
+        "buffers": all(torch.equal(mine, other) for mine, other in zip(again.buffers(), whole.buffers(), strict=True)),
     }
+
+
+def with_norm(model: nn.Sequential) -> nn.Sequential:
+    """The model with BatchNorm, whose statistics differ from rank to rank."""
+    return model.insert(1, nn.BatchNorm1d(16))
+
+
+def uneven() -> str:
+    """Rank 1 has a batch less."""
+    model = wrap(make_model(), "ddp")
+    batches = own_part(global_batches())[: 4 - distributed.get_rank()]
+    loop = StepLoop(model, functional.cross_entropy, make_optimizer(model), sink_size=2)
+    assert loop.run(batches, max_steps=3).steps == 3
+    try:
+        loop.run(batches)
+    except ValueError as error:
+        return str(error)
+    return "ran"
 
 
 def refusals() -> list[str]:
@@ -172,6 +195,8 @@ def cases(directory: Path) -> None:
             results[f"{kind} {accumulate}"] = compare(kind, accumulate)
         results[f"{kind} overflow"] = overflow_on_one_rank(kind)
         results[f"{kind} resume"] = resume(kind, directory)
+    results["fsdp parts 2"] = compare("fsdp parts", 2)
+    results["uneven"] = uneven()
     results["refusals"] = refusals()
     results["signal"] = signal_on_one_rank()
     (directory / f"rank-{distributed.get_rank()}.json").write_text(json.dumps(results))

@@ -36,7 +36,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return first
 
 
-@pytest.mark.parametrize("case", ["ddp 1", "ddp 2", "fsdp 1", "fsdp 2"])
+@pytest.mark.parametrize("case", ["ddp 1", "ddp 2", "fsdp 1", "fsdp 2", "fsdp parts 2"])
 def test_equals_a_plain_distributed_loop(results: dict[str, Any], case: str) -> None:
     assert results[case]["parameters"] == 0
     assert results[case]["losses"] < 1e-6
@@ -51,7 +51,12 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(results: dict[str, Any], kind
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_resume_is_bit_identical(results: dict[str, Any], kind: str) -> None:
-    assert results[f"{kind} resume"] == {"step": 6, "name": "CKP-00000006", "losses": True, "parameters": True}
+    expected = {"step": 6, "name": "CKP-00000006", "losses": True, "parameters": True, "buffers": True}
+    assert results[f"{kind} resume"] == expected
+
+
+def test_epochs_of_different_lengths_are_refused(results: dict[str, Any]) -> None:
+    assert "an epoch has 3 steps on one rank and 4 on another" in results["uneven"]
 
 
 def test_what_needs_whole_parameters_is_refused_for_a_sharded_model(results: dict[str, Any]) -> None:

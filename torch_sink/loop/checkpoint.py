@@ -23,8 +23,9 @@ from torch_sink.loop.distributed import Ranks
 _log = logging.getLogger("torch_sink")
 STATE_FILE, MANIFEST_FILE, FORMAT = "state.pt", "complete.json", 1
 RANK_FILE, SHARDS_FOLDER = "rank-{:05d}.pt", "shards"
-# What each process has for itself: its draws, its share of the data, its part of an unfinished accumulation.
-PER_RANK = ("random", "loader", "gradients")
+# What each process has for itself: its draws, its share of the data, its part of an unfinished accumulation, and its
+# buffers: the running statistics of BatchNorm are those of its own batches, unless DistributedDataParallel sends them.
+PER_RANK = ("random", "loader", "gradients", "other_buffers")
 _NAME = re.compile(r"^(?P<prefix>.+)-(?P<step>\d{8,})(?P<replaced>\.replaced)?$")
 
 

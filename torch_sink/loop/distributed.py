@@ -34,6 +34,8 @@ class Ranks:
     def __init__(self, model: nn.Module) -> None:
         self._model: Any = without_wrappers(model)
         self.sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
+        # The whole model need not be sharded itself: its parts are enough.
+        self._sharded_modules: list[Any] = [m for m in model.modules() if hasattr(m, "set_requires_gradient_sync")]
         self._replicated = isinstance(self._model, nn.parallel.DistributedDataParallel)
         together = (self.sharded or self._replicated) and dist.is_available() and dist.is_initialized()
         self.size = dist.get_world_size() if together else 1
@@ -67,6 +69,24 @@ class Ranks:
         with host_sync_allowed():
             return bool(value.item() > 0)  # host sync
 
+    def check_lengths(self, length: int | None, max_steps: int | None, device: torch.device) -> None:
+        """Raise on all ranks unless all have as many steps in an epoch; None for a length that nobody knows.
+
+        Raises:
+            ValueError: names the shortest and the longest epoch.
+        """
+        if not self.many:
+            return
+        lengths = torch.tensor([length or 0, -(length or 0)], device=device)
+        dist.all_reduce(lengths, dist.ReduceOp.MAX)
+        with host_sync_allowed():
+            longest, shortest = lengths.abs().tolist()  # host sync
+        if shortest != longest and (max_steps is None or max_steps > shortest):
+            raise ValueError(
+                f"an epoch has {shortest} steps on one rank and {longest} on another, which would wait for the first; "
+                "give all ranks as many batches: DistributedSampler(..., drop_last=True), or SinkLoader(sink_size=...)"
+            )
+
     def wait(self) -> None:
         """Wait until every rank is here."""
         if self.many:
@@ -76,7 +96,8 @@ class Ranks:
         dist.all_reduce(value, dist.ReduceOp.MAX)
 
     def _sharded_sync(self, reduce: bool) -> AbstractContextManager[Any]:
-        self._model.set_requires_gradient_sync(reduce)
+        for module in self._sharded_modules:
+            module.set_requires_gradient_sync(reduce, recurse=False)
         return nullcontext()
 
 

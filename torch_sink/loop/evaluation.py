@@ -15,6 +15,7 @@ from torch_sink.loop.host_sync import host_sync_allowed
 from torch_sink.loop.metrics import Loss, Metric, fetch_results
 from torch_sink.loop.monitors import TimeMonitor
 from torch_sink.loop.precision import Precision, map_container
+from torch_sink.loop.progress import epoch_length
 
 OLD_EVENTS = ("begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end")
 
@@ -70,7 +71,7 @@ class Evaluation:
             valid_dataset=loader,
             metrics=self._metrics,
             loss_fn=self._loss_fn,
-            batch_num=_length(loader),
+            batch_num=epoch_length(loader),
             cur_step_num=0,
             epoch_num=1,
             cur_epoch_num=1,
@@ -226,10 +227,3 @@ def _batches(loader: Any) -> Iterator[Any]:
             except StopIteration:
                 return
         yield batch
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None

@@ -28,8 +28,9 @@ def loop_state(loop: StepLoop) -> dict[str, Any]:
         state["model"] = loop.model.state_dict()
         state["optimizer"] = optimizer = loop.optimizer.state_dict()
         optimizer["param_groups"] = plain_numbers(optimizer["param_groups"])
-    # Buffers that state_dict() leaves out can still change from step to step.
-    hidden = {name: buffer for name, buffer in loop.model.named_buffers() if name not in state.get("model", {})}
+    # Buffers that state_dict() leaves out can still change from step to step, and all can differ from rank to rank.
+    saved = {} if loop.ranks.many else state.get("model", {})
+    hidden = {name: buffer for name, buffer in loop.model.named_buffers() if name not in saved}
     state["other_buffers"] = {name: buffer.detach() for name, buffer in hidden.items()}
     if loop.scheduler is not None:
         state["scheduler"] = plain_numbers(loop.scheduler.state_dict())

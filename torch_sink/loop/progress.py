@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass
@@ -32,3 +33,11 @@ class Progress:
     def state_dict(self) -> dict[str, int]:
         """The counts by name."""
         return asdict(self)
+
+
+def epoch_length(loader: Any) -> int | None:
+    """Steps in an epoch of a loader, or None if nobody knows."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None

@@ -26,7 +26,7 @@ from torch_sink.loop.loop_state import load_loop_state, loop_state
 from torch_sink.loop.positions import LoaderPositions
 from torch_sink.loop.precision import resolve_precision
 from torch_sink.loop.prepared import own_scaler, scheduler_repeats, unwrap_optimizer
-from torch_sink.loop.progress import Progress
+from torch_sink.loop.progress import Progress, epoch_length
 from torch_sink.loop.reasons import Reasons
 from torch_sink.loop.run import TrainingRun
 from torch_sink.loop.scaler import OverflowCount, StaticLossScaler, resolve_loss_scaler
@@ -153,7 +153,8 @@ class StepLoop:
 
         Raises:
             SinkError: 1,000 optimizer updates in a row overflowed.
-            ValueError, TypeError: the batch, loss or model does not fit; the message says what does.
+            ValueError, TypeError: the batch, loss or model does not fit, or the ranks' epochs differ in length; the
+                message says what does.
         """
         check.check_count("epochs", epochs, minimum=0)
         if max_steps is not None:
@@ -173,6 +174,7 @@ class StepLoop:
         sink = SinkLoader(loader, device=None if self.device.type == "meta" else self.device) if own else loader
         try:
             self._positions.opened(loader, sink)
+            self.ranks.check_lengths(epoch_length(sink), max_steps, self.device)
             run = TrainingRun(self, sink, epochs=epochs, callbacks=callbacks, max_steps=max_steps, fields=fields)
             return run.execute()
         finally:
