@@ -80,6 +80,7 @@ class GraphEngine(Engine):
         self._shape = UsualShape()
         self._fingerprint: Any = None
         self._planned = 0
+        self._replaced: set[str] = set()
         self._loader: weakref.ref[Any] | None = None
         self._pause: Callable[[], AbstractContextManager[Any]] = nullcontext
 
@@ -109,7 +110,10 @@ class GraphEngine(Engine):
         if self._warmup_left > 0 or self.mode != "graph" or not self._ready_to_capture():
             self._warmup_left -= 1
             self._shape.accepts(_signature(batch))
+            before = self._state_places() if self.mode == "graph" else {}
             self._launch(batch, first=first, last=last)
+            after = self._state_places() if before else {}
+            self._replaced.update(name for key, (name, place) in before.items() if after.get(key) != (name, place))
             return
         replay = self._graph_for(batch, last)
         if replay is None:
@@ -190,6 +194,11 @@ class GraphEngine(Engine):
         optimizer = self.schedule.optimizer
         if self._refuse_python_state or not python_state(optimizer):
             refuse_python_state(optimizer)
+        if self._replaced:
+            raise SinkError(
+                f"{type(optimizer).__name__} puts new tensors in the place of {', '.join(sorted(self._replaced))}, and "
+                "a graph would go on with the old ones; an optimizer that writes to its state in place can be captured"
+            )
         hidden = python_state(optimizer) + host_state(optimizer)
         if hidden:
             raise SinkError(f"{type(optimizer).__name__} keeps {', '.join(hidden)} on the host")
@@ -208,6 +217,15 @@ class GraphEngine(Engine):
         self._graphs.clear()
         self._staging = None
         self._capture.reset()
+
+    def _state_places(self) -> dict[tuple[int, str], tuple[str, int]]:
+        """Where the optimizer's state tensors lie, with their names."""
+        return {
+            (id(parameter), name): (name, value.data_ptr())
+            for parameter, entries in self.schedule.optimizer.state.items()
+            for name, value in entries.items()
+            if isinstance(value, Tensor)
+        }
 
     def _baked(self) -> tuple[Any, ...]:
         """All that a graph holds as a constant: numbers of the groups, and addresses."""

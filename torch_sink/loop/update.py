@@ -135,10 +135,9 @@ class OptimizerUpdate:
             finally:
                 del optimizer.grad_scale, optimizer.found_inf
         else:
-            tensors = self._written_tensors()
-            before = [tensor.detach().clone() for tensor in tensors]
+            before = [tensor.detach().clone() for tensor in self._written_tensors()]
             self._step()
-            self._put_back(tensors, before)
+            self._put_back(self._written_tensors(), before)  # asked again: a step may have replaced them
         if self.average is not None:
             self.average.update(self.found_inf)
 
