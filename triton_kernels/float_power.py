@@ -15,6 +15,7 @@ _LN_2 = tl.constexpr(0.6931471805599453)
 # Beyond these float32 has only 0 and infinity.
 _SMALLEST_EXPONENT = tl.constexpr(-200.0)
 _LARGEST_EXPONENT = tl.constexpr(200.0)
+_NAN = tl.constexpr(float("nan"))
 
 
 @triton.jit
@@ -44,9 +45,17 @@ def exp2_float64(value):
 
 @triton.jit
 def power(value, exponent):
-    """value ** exponent, float32; neither is negative."""
-    is_zero = value == 0.0
-    log2 = log2_float64(tl.where(is_zero, 1.0, value).to(tl.float64)) * exponent.to(tl.float64)
+    """value ** exponent, float32; the exponent is not negative. Of what is negative only whole powers are numbers."""
+    magnitude = tl.abs(value)
+    is_zero = magnitude == 0.0
+    is_nan = value != value
+    log2 = log2_float64(tl.where(is_zero | is_nan, 1.0, magnitude).to(tl.float64)) * exponent.to(tl.float64)
     bounded = tl.minimum(tl.maximum(log2, _SMALLEST_EXPONENT), _LARGEST_EXPONENT)
-    result = exp2_float64(bounded).to(tl.float32)
-    return tl.where(is_zero, tl.where(exponent == 0.0, 1.0, 0.0), result)
+    result = tl.where(is_zero, 0.0, exp2_float64(bounded).to(tl.float32))
+    half = exponent * 0.5
+    of_negative = tl.where(half == tl.floor(half), result, -result)
+    of_negative = tl.where(exponent == tl.floor(exponent), of_negative, _NAN)
+    result = tl.where(is_nan, value, tl.where(value < 0.0, of_negative, result))
+    # For these torch multiplies.
+    result = tl.where(exponent == 0.0, 1.0, tl.where(exponent == 1.0, value, result))
+    return tl.where(exponent == 2.0, value * value, tl.where(exponent == 3.0, value * value * value, result))

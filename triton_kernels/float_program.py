@@ -54,3 +54,4 @@ SUM = tl.constexpr(1)
 PART_SUMS = tl.constexpr(256)
 # In any order, the sum of an image's gray values is kept in 64 bits with so many of them after the binary point.
 SUM_SCALE = tl.constexpr(2.0**28)
+NAN_BITS = tl.constexpr(0x7FC00000)  # of a float32

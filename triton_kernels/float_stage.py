@@ -14,7 +14,7 @@ import triton.language as tl
 from .erase import paste, position_in_box
 from .float_blur import blur_float, sharpen_float
 from .float_fetch import fetch_float, load_float_view
-from .float_math import load_float
+from .float_math import load_float, rounded_float
 from .float_program import (
     BILINEAR,
     BLUR,
@@ -37,7 +37,6 @@ from .float_statistics import apply_statistic, gather_statistic, write_equalize_
 from .float_tail import apply_float_point
 from .float_warp import turn, warp_grid
 from .mix import mix_float
-from .pixel_math import rounded
 from .program import (
     CHANNELS,
     ERASE,
@@ -177,9 +176,9 @@ def float_stage_kernel(
     )
     if IS_LAST:
         element = output.dtype.element_ty
-        tl.store(output + target, rounded(red, element), mask=inside)
-        tl.store(output + target + step, rounded(green, element), mask=colour_inside)
-        tl.store(output + target + 2 * step, rounded(blue, element), mask=colour_inside)
+        tl.store(output + target, rounded_float(red, element), mask=inside)
+        tl.store(output + target + step, rounded_float(green, element), mask=colour_inside)
+        tl.store(output + target + 2 * step, rounded_float(blue, element), mask=colour_inside)
     else:
         tl.store(floats + target, red, mask=inside)
         tl.store(floats + target + step, green, mask=inside)

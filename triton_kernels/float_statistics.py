@@ -10,15 +10,15 @@ import triton
 import triton.language as tl
 
 from .float_math import blend, clamp, gray_of, load_float
-from .float_program import AUTOCONTRAST, CONTRAST, LARGEST, LARGEST_NEGATED, SUM, SUM_SCALE, TABLES
+from .float_program import AUTOCONTRAST, CONTRAST, LARGEST, LARGEST_NEGATED, NAN_BITS, SUM, SUM_SCALE, TABLES
 from .float_sum import write_sum_in_order
 from .histogram import count_values, equalize_table
 
 
 @triton.jit
 def ordered(value):
-    """float32 -> int32 that compares as the floats do; the other way round it is the same function on the bits."""
-    bits = value.to(tl.int32, bitcast=True)
+    """float32 -> int32 that compares as the floats do, NaN above all; back it is the same function on the bits."""
+    bits = tl.where(value == value, value.to(tl.int32, bitcast=True), NAN_BITS)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
@@ -52,8 +52,10 @@ def gather_statistic(operation, record, gray_sum, image, step, tiles, red, green
     if code == CONTRAST:
         if tl.load(operation + 6) == 0:
             gray = gray_of(red, green, blue, tl.load(operation + 4))
-            fixed = tl.where(inside, gray.to(tl.float64) * SUM_SCALE, 0.0).to(tl.int64)
+            fixed = tl.where(inside & (gray == gray), gray.to(tl.float64) * SUM_SCALE, 0.0).to(tl.int64)
             tl.atomic_add(gray_sum, tl.sum(fixed), sem="relaxed")
+            # Integers know no NaN; where the sum in order would be kept, there is 0 otherwise.
+            tl.store(record + SUM, NAN_BITS, mask=tl.max((inside & (gray != gray)).to(tl.int32)) > 0)
         else:
             write_sum_in_order(operation, record, image, step, tiles)
     elif code == AUTOCONTRAST:
@@ -84,7 +86,8 @@ def stretch(value, record, IS_V2, CHANNEL: tl.constexpr):
     low = -from_ordered(tl.load(record + LARGEST_NEGATED + CHANNEL))
     spread = high - low
     factor = tl.div_rn(spread * 0.0 + 1.0, tl.where(spread == 0.0, 1.0, spread))
-    flat = (spread == 0.0) | ((IS_V2 == 0) & (factor > 3.4028235e38))
+    # v1 looks whether the factor is finite, so that NaN in one place does not make NaN of the others.
+    flat = (spread == 0.0) | ((IS_V2 == 0) & ((factor > 3.4028235e38) | (factor != factor)))
     from_low = value - tl.where(flat, 0.0, low)
     divided = tl.div_rn(from_low, tl.where(flat, 1.0, spread) + tl.zeros_like(from_low))
     return clamp(tl.where(IS_V2 != 0, divided, from_low * tl.where(flat, 1.0, factor)), 0.0, 1.0)
@@ -95,8 +98,8 @@ def mean_gray(operation, record, gray_sum):
     """The mean of the gray values; where it was added up in torch's order, divided as torch does it."""
     pixels = tl.load(operation + 5)
     in_any_order = (tl.load(gray_sum).to(tl.float64) / SUM_SCALE / pixels.to(tl.float64)).to(tl.float32)
-    in_order = tl.div_rn(tl.load(record + SUM).to(tl.float32, bitcast=True), pixels.to(tl.float32))
-    return tl.where(tl.load(operation + 6) == 0, in_any_order, in_order)
+    total = tl.load(record + SUM).to(tl.float32, bitcast=True)  # in any order: 0 or NaN
+    return tl.where(tl.load(operation + 6) == 0, in_any_order + total, tl.div_rn(total, pixels.to(tl.float32)))
 
 
 @triton.jit

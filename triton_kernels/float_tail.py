@@ -101,9 +101,11 @@ def apply_float_point(code, operation, red, green, blue, IS_HEAVY: tl.constexpr)
             red, green, blue = shift_hue_float(red, green, blue, first, tl.load(operation + 2) != 0)
         elif code == POWER:
             gain = load_float(operation, 2)
+            is_clamped = tl.load(operation + 3) != 0
             # A loop, because three powers in a row are much code.
             for channel in range(3):
-                made = clamp(power(chosen(red, green, blue, channel), first) * gain, 0.0, 1.0)
+                made = power(chosen(red, green, blue, channel), first) * gain
+                made = tl.where(is_clamped, clamp(made, 0.0, 1.0), made)
                 red = tl.where(channel == 0, made, red)
                 green = tl.where(channel == 1, made, green)
                 blue = tl.where(channel == 2, made, blue)

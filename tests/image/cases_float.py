@@ -19,6 +19,8 @@ from image.check import EXACT, Pipeline, Promise
 CLOSE = Promise(largest=1e-6, equal_share=0.0)
 CLOSE_NORMALIZED = Promise(largest=1e-6 / min(STD), equal_share=0.0)
 
+BILINEAR, BICUBIC = InterpolationMode.BILINEAR, InterpolationMode.BICUBIC
+
 FloatCase = tuple[Callable[[], Pipeline], Promise]
 
 
@@ -32,6 +34,14 @@ def _v2(*transforms: Any, before: tuple[Any, ...] = ()) -> Pipeline:
 
 def _augmented_bytes(transform: Callable[[], Any]) -> Pipeline:
     return _v2(transform(), v2.ToDtype(torch.uint8, scale=True), before=(v2.Resize(SIZE),))
+
+
+def _after_nan(version: int, *transforms: Any) -> Pipeline:
+    """A hue of values below 0, some of which have nothing above it: NaN."""
+    v = v1 if version == 1 else v2
+    begin = _v1 if version == 1 else _v2
+    erased = v.RandomErasing(1.0, value=(0.0, -0.5, -0.25))
+    return begin(v.Normalize(MEAN, STD), erased, v.ColorJitter(hue=(0.1, 0.3)), *transforms, before=(v.Resize(SIZE),))
 
 
 FLOAT: dict[str, FloatCase] = {
@@ -173,7 +183,7 @@ FLOAT: dict[str, FloatCase] = {
     ),
     "v2 gamma of blended values": (
         lambda: _v2(functools.partial(F2.adjust_gamma, gamma=1.7), v2.RandomAdjustSharpness(2.0, 1.0),
-                    functools.partial(F2.adjust_gamma, gamma=0.6), before=(v2.Resize(SIZE),)), CLOSE
+                    functools.partial(F2.adjust_gamma, gamma=1.6), before=(v2.Resize(SIZE),)), CLOSE
     ),
     "v1 rotate": (
         lambda: _v1(v1.RandomRotation(80, fill=(0.1, 0.2, 0.3)), v1.Resize(SIZE),
@@ -195,6 +205,46 @@ FLOAT: dict[str, FloatCase] = {
     "v2 elastic": (
         lambda: _v2(v2.ElasticTransform(30.0, 2.0), v2.RandomRotation((270, 270), expand=True),
                     before=(v2.Resize(SIZE),)), EXACT
+    ),
+    **{
+        f"{name} of what a hue makes of values below 0": (functools.partial(_after_nan, version, *transforms), promise)
+        for name, version, transforms, promise in (
+            ("v1 colours", 1, (v1.ColorJitter(0.4, 0.0, 0.4, 0.3), v1.RandomInvert(1.0), v1.RandomSolarize(0.4, 1.0)), EXACT),
+            ("v1 contrast", 1, (v1.Pad(1), v1.ColorJitter(contrast=(0.3, 0.5))), CLOSE),
+            ("v1 range", 1, (v1.RandomAutocontrast(1.0), v1.RandomAdjustSharpness(2.0, 1.0), v1.Grayscale(3)), EXACT),
+            ("v1 neighbours", 1, (v1.Resize((9, 30)), v1.GaussianBlur(3), v1.RandomRotation(30, BILINEAR)), EXACT),
+            ("v1 powers", 1, (functools.partial(F1.adjust_gamma, gamma=0.4), v1.RandomHorizontalFlip()), CLOSE),
+            ("v2 colours", 2, (v2.RandomPhotometricDistort((0.5, 0.9), (1, 1), (0.5, 1.5), (-0.3, 0.3), 1.0),), EXACT),
+            ("v2 levels", 2, (v2.ColorJitter(hue=(0.2, 0.3)), v2.RandomPosterize(3, 1.0), v2.RandomEqualize(1.0)), EXACT),
+            ("v2 range", 2, (v2.Resize((20, 9), BICUBIC, antialias=False), v2.RandomAutocontrast(1.0)), EXACT),
+            ("v2 a sum in order", 2, (v2.ColorJitter(contrast=(0.3, 0.5)), v2.RandomSolarize(0.3, 1.0)), EXACT),
+            ("v2 bytes", 2, (v2.RandomAffine(20, interpolation=BILINEAR), v2.ToDtype(torch.uint8, scale=True)), EXACT),
+            ("v2 half precision", 2, (v2.Pad(1), v2.ToDtype(torch.bfloat16)), EXACT),
+        )
+    },
+    "v1 gamma of values below 0": (
+        lambda: _v1(v1.Normalize(MEAN, STD), v1.Resize(SIZE), functools.partial(F1.adjust_gamma, gamma=3.0),
+                    v1.RandomSolarize(0.4, 1.0), before=(v1.Resize((40, 30)),)), EXACT
+    ),
+    "v2 gamma beyond the range of values": (
+        lambda: _v2(v2.Normalize(MEAN, STD), v2.Pad(1), functools.partial(F2.adjust_gamma, gamma=2.0),
+                    v2.Resize(SIZE), functools.partial(F2.adjust_gamma, gamma=1.7, gain=0.3)), CLOSE
+    ),
+    "a gamma where a box was erased": (
+        lambda: _v1(v1.Normalize(MEAN, STD), v1.RandomErasing(1.0, value=-1.0), functools.partial(F1.adjust_gamma, gamma=2.0),
+                    v1.Pad(1), v1.ColorJitter(saturation=2.0), before=(v1.Resize(SIZE),)), EXACT
+    ),
+    "v1 to one column": (
+        lambda: _v1(v1.Resize((9, 1)), v1.Resize((12, 1), BICUBIC), v1.Pad(1), normalize=True), EXACT
+    ),
+    "v1 bytes to one column": (
+        lambda: v1.Compose([v1.PILToTensor(), v1.Resize((9, 1), BICUBIC), v1.Pad(1), v1.RandomEqualize(1.0)]), EXACT
+    ),
+    "v2 to one column, channels last": (
+        lambda: _v2(v2.RandomHorizontalFlip(1.0), v2.Resize((9, 1)), v2.Pad(1), v2.ColorJitter(saturation=2.0)), EXACT
+    ),
+    "v2 to one column, rows of channels": (
+        lambda: _v2(v2.RandomRotation(30), v2.Resize((9, 1)), v2.Pad(1), v2.ColorJitter(saturation=2.0)), EXACT
     ),
     "v2 rand augment": (
         lambda: _v2(v2.RandAugment(2), v2.TrivialAugmentWide(), before=(v2.Resize(SIZE),)), CLOSE

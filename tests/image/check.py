@@ -103,7 +103,10 @@ def device_in_use() -> str:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().as_subclass(torch.Tensor).contiguous().reshape(-1).view(torch.uint8)
+    tensor = tensor.detach().as_subclass(torch.Tensor).contiguous()
+    if tensor.is_floating_point():
+        tensor = tensor.where(~tensor.isnan(), torch.nan)  # processors write it with different bits
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 @contextmanager

@@ -163,6 +163,10 @@ _stock("v1.vflip", F_tensor.vflip)
 _stock("v1.crop", F_tensor.crop)
 _stock("v1.pad", F_tensor.pad)
 _stock("v1.resize", lambda image, size, mode, antialias: F_tensor.resize(image, list(size), mode.value, antialias))
+_stock(
+    "v1.resize_to_column",
+    lambda image, height, mode: F_tensor.resize(image, [height, 1], mode.value, antialias=True),
+)
 _stock("v1.erase_pixels", lambda image, i, j, h, w, pixels: F_tensor.erase(image, i, j, h, w, pixels.tensor))
 _stock("v1.erase", lambda image, i, j, h, w, value: F_tensor.erase(image, i, j, h, w, _erased(image, value)))
 
@@ -175,6 +179,10 @@ _stock("v2.crop", F_v2.crop_image)
 _stock("v2.pad", F_v2.pad_image)
 _stock(
     "v2.resize", lambda image, size, mode, antialias: F_v2.resize_image(image, list(size), mode, antialias=antialias)
+)
+_stock(
+    "v2.resize_to_column",
+    lambda image, height, mode: F_v2.resize_image(image, [height, 1], mode, antialias=True),
 )
 _stock("v2.erase_pixels", lambda image, i, j, h, w, pixels: F_v2.erase_image(image, i, j, h, w, pixels.tensor))
 _stock("v2.erase", lambda image, i, j, h, w, value: F_v2.erase_image(image, i, j, h, w, _erased(image, value)))

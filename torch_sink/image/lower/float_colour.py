@@ -38,10 +38,9 @@ def _invert(state: FloatLowering) -> None:
     state.add(FloatKind.INVERT)
 
 
-@lowers_float("v1.adjust_gamma", "v2.adjust_gamma")
-def _gamma(state: FloatLowering, gamma: float, gain: float = 1.0) -> None:
-    """POWER: (exponent, gain)."""
-    state.add(FloatKind.POWER, *bits(gamma, gain))
+def _gamma(state: FloatLowering, gamma: float, gain: float = 1.0, *, is_v2: int) -> None:
+    """POWER: (exponent, gain, is cut off at 0 and 1)."""
+    state.add(FloatKind.POWER, *bits(gamma, gain), int(not is_v2 or gain != 1.0))
 
 
 @lowers_float("v1.solarize", "v2.solarize")
@@ -73,11 +72,11 @@ def _contrast(state: FloatLowering, factor: float, threads: int | None, is_v2: i
     state.add(FloatKind.CONTRAST, *bits(factor, 1.0 - factor), is_v2, _gray_kind(state, is_v2), pixels, *order)
 
 
-# What makes large differences of small ones: a hue, of colours that are almost gray.
+# What makes large differences of small ones: a hue, of colours that are almost gray; a power, of values around 0.
 _STEEP = frozenset(
     (
         FloatKind.HUE, FloatKind.SOLARIZE, FloatKind.POSTERIZE, FloatKind.TO_BYTE, FloatKind.AUTOCONTRAST,
-        FloatKind.EQUALIZE,
+        FloatKind.EQUALIZE, FloatKind.POWER,
     )
 )  # fmt: skip
 
@@ -116,6 +115,7 @@ for _family, _is_v2 in (("v1", 0), ("v2", 1)):
     lowers_float(f"{_family}.adjust_saturation")(functools.partial(_saturation, is_v2=_is_v2))
     lowers_float(f"{_family}.float_contrast")(functools.partial(_contrast, is_v2=_is_v2))
     lowers_float(f"{_family}.adjust_hue")(functools.partial(_hue, is_v2=_is_v2))
+    lowers_float(f"{_family}.adjust_gamma")(functools.partial(_gamma, is_v2=_is_v2))
     lowers_float(f"{_family}.rgb_to_grayscale")(functools.partial(_gray, is_v2=_is_v2))
     lowers_float(f"{_family}.autocontrast")(functools.partial(_autocontrast, is_v2=_is_v2))
 

@@ -82,6 +82,11 @@ def _needs_floats(op: Op) -> bool:
     return op.name not in VALUE_OPS and op.name not in _POINT_OPS and op.name not in _MOVING_OPS
 
 
+def _writes(op: Op) -> bool:
+    """True for a call that writes given values."""
+    return op.name.split(".")[-1] in ("erase", "erase_pixels")
+
+
 def _first_float_op(ops: Sequence[Op], in_floats: bool) -> int | None:
     """Position of the first call that runs on float32 values; None where a table stands for all of them."""
     converted = next((at for at, op in enumerate(ops, 1) if op.name in _CONVERSIONS), None)
@@ -89,7 +94,8 @@ def _first_float_op(ops: Sequence[Op], in_floats: bool) -> int | None:
         return len(ops) if in_floats else None
     if not (in_floats or any(map(_needs_floats, ops[converted:]))):
         return None
-    end = next((at for at in range(converted, len(ops)) if _needs_floats(ops[at])), len(ops))
+    # Where floats go on, a box of them is written there.
+    end = next((at for at in range(converted, len(ops)) if _needs_floats(ops[at]) or _writes(ops[at])), len(ops))
     begin = max((at + 1 for at in range(converted, end) if ops[at].name in _TABLE_OPS), default=converted)
     while begin < len(ops) and ops[begin].name in VALUE_OPS:
         begin += 1

@@ -210,6 +210,19 @@ def _outer_cubic(x: np.ndarray) -> np.ndarray:
     return _rounded_once(_rounded_once(-0.75, x, 3.75), x, -6.0) * x + np.float32(3)
 
 
+def _float_spans(in_size: int, out_size: int, resample: int) -> tuple[np.ndarray, np.float32, np.ndarray, np.ndarray]:
+    """Of `interpolate(antialias=True)` for float32 tensors: centre of each output position, float32 [out]; how much
+    wider than its definition the filter is; first source index, int64 [out]; number of taps, int64 [out]."""
+    half = np.float32(0.5)
+    scale = np.float32(in_size) / np.float32(out_size)
+    stretch = max(scale, np.float32(1))
+    support = np.float32(SUPPORT[Resampling(resample)]) * stretch
+    centre = ((np.arange(out_size) + 0.5) * np.float64(scale)).astype(np.float32)
+    first = np.maximum(((centre - support).astype(np.float64) + half).astype(np.int64), 0)
+    count = np.minimum(((centre + support).astype(np.float64) + half).astype(np.int64), in_size) - first
+    return centre, stretch, first, count
+
+
 @functools.lru_cache(maxsize=1024)
 def float_table(in_size: int, out_size: int, resample: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Weights of `interpolate(antialias=True)` for float32 tensors, whose own arithmetic is float32.
@@ -218,13 +231,7 @@ def float_table(in_size: int, out_size: int, resample: int) -> tuple[np.ndarray,
         First source index of each output position, int32 [out]; how many of its products are rounded before they are
         added, int32 [out]; and the weights, float32 [out, taps] by their bits as int32.
     """
-    half = np.float32(0.5)
-    scale = np.float32(in_size) / np.float32(out_size)
-    stretch = max(scale, np.float32(1))
-    support = np.float32(SUPPORT[Resampling(resample)]) * stretch
-    centre = ((np.arange(out_size) + 0.5) * np.float64(scale)).astype(np.float32)
-    first = np.maximum(((centre - support).astype(np.float64) + half).astype(np.int64), 0)
-    count = np.minimum(((centre + support).astype(np.float64) + half).astype(np.int64), in_size) - first
+    centre, stretch, first, count = _float_spans(in_size, out_size, resample)
     taps = np.arange(int(count.max()))
     distance = (taps[None, :] + first[:, None]).astype(np.float32) - centre[:, None]
     inverse = np.float64(np.float32(1) / stretch)
@@ -243,14 +250,12 @@ def float_table(in_size: int, out_size: int, resample: int) -> tuple[np.ndarray,
 
 
 @functools.lru_cache(maxsize=256)
-def lanczos_float_table(in_size: int, out_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """As `float_table`, for mode "lanczos": its sines are those of torch's own library, so torch is asked for them."""
-    half = np.float32(0.5)
-    scale = np.float32(in_size) / np.float32(out_size)
-    support = np.float32(SUPPORT[Resampling.LANCZOS]) * max(scale, np.float32(1))
-    centre = ((np.arange(out_size) + 0.5) * np.float64(scale)).astype(np.float32)
-    first = np.maximum(((centre - support).astype(np.float64) + half).astype(np.int64), 0)
-    count = np.minimum(((centre + support).astype(np.float64) + half).astype(np.int64), in_size) - first
+def lanczos_float_weights(in_size: int, out_size: int) -> np.ndarray:
+    """Weights of `interpolate(mode="lanczos")` for float32 tensors, float32 [out, taps] by their bits as int32.
+
+    Their sines are those of torch's own library, so torch is asked for them.
+    """
+    _, _, first, count = _float_spans(in_size, out_size, Resampling.LANCZOS)
     taps = tap_count(in_size, out_size, Resampling.LANCZOS)
     # Ones that lie so far apart that no output sees two of them.
     combs = (torch.arange(in_size) % taps == torch.arange(taps)[:, None]).float().view(1, taps, 1, in_size)
@@ -258,8 +263,7 @@ def lanczos_float_table(in_size: int, out_size: int) -> tuple[np.ndarray, np.nda
     at = first[:, None] + np.arange(taps)
     weights = seen.numpy()[at % taps, np.arange(out_size)[:, None]]
     weights[np.arange(taps) >= count[:, None]] = 0
-    grouped = 1 + (count - 1) // 4 * 4
-    return first.astype(np.int32), grouped.astype(np.int32), weights.astype(np.float32).view(np.int32)
+    return weights.astype(np.float32).view(np.int32)
 
 
 def _rounded_once(a: np.ndarray | float, b: np.ndarray, c: float) -> np.ndarray:

@@ -27,6 +27,17 @@ _BEFORE_A_TABLE = frozenset(
 ) | {"contiguous", "to_tensor", "pil_to_tensor", "to_image"}  # fmt: skip
 
 
+# What the kernel can keep of a sum of gray values, in 64 bits.
+_LARGEST_SUM = 2.0**34
+# Of values so large the range may be infinite.
+_LARGEST_COLOUR = 2.0**100
+
+
+def _magnitude(handle: Any) -> float:
+    """No value is further from 0."""
+    return max(map(abs, value_range(handle)))
+
+
 def _brightness(family: str, handle: Any, brightness_factor: Any) -> Any:
     if not is_number(brightness_factor) or brightness_factor < 0:
         return NotImplemented
@@ -37,6 +48,8 @@ def _contrast(family: str, handle: Any, contrast_factor: Any) -> Any:
     if not is_number(contrast_factor) or contrast_factor < 0:
         return NotImplemented
     channels, height, width = handle.sink_shape
+    if _magnitude(handle) * height * width > _LARGEST_SUM:
+        return NotImplemented
     threads = summing_threads(height * width) if lies_row_by_row(handle.sink_ops, channels) else None
     return handle.record(Op(f"{family}.float_contrast", (contrast_factor, threads)))
 
@@ -63,8 +76,7 @@ def _hue(family: str, handle: Any, hue_factor: Any) -> Any:
         return NotImplemented
     if handle.sink_shape[0] == 1:
         return handle
-    # Stock code divides by the largest channel, which makes NaN where that is 0 and another one below.
-    if value_range(handle)[0] < 0 or not is_exact(handle):
+    if not is_exact(handle) or _magnitude(handle) > _LARGEST_COLOUR:
         return NotImplemented
     return handle.record(Op(f"{family}.adjust_hue", (hue_factor,)))
 
@@ -72,8 +84,10 @@ def _hue(family: str, handle: Any, hue_factor: Any) -> Any:
 def _gamma(family: str, handle: Any, gamma: Any, gain: Any = 1) -> Any:
     if not is_number(gamma) or gamma < 0 or not is_number(gain):
         return NotImplemented
-    # The kernel does not make the power of what is negative, a table does.
-    if value_range(handle)[0] < 0 and not all(op.name in _BEFORE_A_TABLE for op in since_conversion(handle)):
+    # Below 0 only whole powers are numbers, and those less than 1 rise steeply above it.
+    is_even = gamma >= 1 and (value_range(handle)[0] >= 0 or float(gamma).is_integer())
+    from_table = all(op.name in _BEFORE_A_TABLE for op in since_conversion(handle))
+    if not (is_even or from_table or is_exact(handle)):
         return NotImplemented
     return handle.record(Op(f"{family}.adjust_gamma", (gamma, gain)))
 

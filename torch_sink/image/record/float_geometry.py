@@ -15,6 +15,7 @@ from torchvision.transforms.v2.functional._geometry import (
 from torch_sink.image.lower.geometry import NEAREST_MODES, integer_resize_fits
 from torch_sink.image.ops import Op
 from torch_sink.image.record.arguments import crop_fits, is_number, padding_fits, sides_of, size_of
+from torch_sink.image.record.one_column import resize_op
 from torch_sink.image.shared_memory import share_memory
 
 
@@ -78,11 +79,10 @@ def _resize(family: str, handle: Any, height: Any, width: Any, mode: Interpolati
         known = known or (
             family == "v2" and mode == InterpolationMode.LANCZOS and antialias and integer_resize_fits(mode)
         )
-        # torch's antialiased resize of rows one pixel wide depends on the strides of the tensor, and can be wrong.
-        if not known or (antialias and width == 1 and height != old_height):
+        if not known:
             return NotImplemented
-    op = Op(f"{family}.float_resize", ((height, width), mode, antialias))
-    return handle.record(op, shape=(channels, height, width))
+    op = resize_op(f"{family}.float_resize", handle, (height, width), mode, antialias)
+    return NotImplemented if op is None else handle.record(op, shape=(channels, height, width))
 
 
 def resize_v1(handle: Any, size: Any, interpolation: Any = "bilinear", antialias: Any = True) -> Any:

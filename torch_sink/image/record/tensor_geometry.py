@@ -17,6 +17,7 @@ from torch_sink.image.lazy_tensor import HANDLES, recorded
 from torch_sink.image.lower.geometry import NEAREST_MODES, integer_resize_fits
 from torch_sink.image.ops import WIDE_TYPES, Op
 from torch_sink.image.record.arguments import colour_of, crop_fits, padding_fits, sides_of, size_of
+from torch_sink.image.record.one_column import resize_op
 from torch_sink.image.record.tensor_argument import TensorArgument
 from torch_sink.image.record.tensor_values import is_expanded, record_maybe_in_place
 from torch_sink.image.shared_memory import share_memory
@@ -69,8 +70,8 @@ def resize_v2(
         return NotImplemented
     if mode == F.InterpolationMode.LANCZOS and not antialias:
         return NotImplemented
-    op = Op("v2.resize", ((new_height, new_width), mode, bool(antialias)))
-    return handle.record(op, shape=(channels, new_height, new_width))
+    op = resize_op("v2.resize", handle, (new_height, new_width), mode, bool(antialias))
+    return NotImplemented if op is None else handle.record(op, shape=(channels, new_height, new_width))
 
 
 def resize_v1(handle: Any, size: Any, interpolation: Any = "bilinear", antialias: Any = True) -> Any:
@@ -82,13 +83,10 @@ def resize_v1(handle: Any, size: Any, interpolation: Any = "bilinear", antialias
         mode = F.InterpolationMode(interpolation)
     except ValueError:
         return NotImplemented
-    if mode not in NEAREST_MODES:
-        known = mode in (F.InterpolationMode.BILINEAR, F.InterpolationMode.BICUBIC)
-        # torch's antialiased resize of rows one pixel wide depends on the strides of the tensor, and can be wrong.
-        if not known or (antialias and size[1] == 1 and size[0] != handle.sink_shape[1]):
-            return NotImplemented
-    op = Op("v1.resize", (tuple(size), mode, bool(antialias)))
-    return handle.record(op, shape=(handle.sink_shape[0], *size))
+    if mode not in (*NEAREST_MODES, F.InterpolationMode.BILINEAR, F.InterpolationMode.BICUBIC):
+        return NotImplemented
+    op = resize_op("v1.resize", handle, tuple(size), mode, bool(antialias))
+    return NotImplemented if op is None else handle.record(op, shape=(handle.sink_shape[0], *size))
 
 
 def _resized(height: int, width: int, size: Any, max_size: Any) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,10 +13,12 @@ from torch_sink.image.record.tensor_argument import TensorArgument
 
 _GAMMA = frozenset(("v1.adjust_gamma", "v2.adjust_gamma"))
 _CONTRAST = frozenset(("v1.float_contrast", "v2.float_contrast"))
+# Powers that torch makes by multiplying, with the same bits everywhere.
+_EXACT_POWERS = (0, 1, 2, 3)
 # What ends with a cut at 0 and 1.
 _CLAMPED = frozenset(
-    ("adjust_brightness", "float_contrast", "adjust_saturation", "adjust_sharpness", "adjust_gamma", "autocontrast",
-     "equalize", "posterize")
+    ("adjust_brightness", "float_contrast", "adjust_saturation", "adjust_sharpness", "autocontrast", "equalize",
+     "posterize")
 )  # fmt: skip
 _WARPS = frozenset(("affine", "rotate", "rotate_expanded", "perspective", "elastic", "elastic_transform"))
 # Negative weights of a bicubic filter, as a share of the range of values: more than there can be.
@@ -50,8 +53,8 @@ def is_exact(handle: Any) -> bool:
 
 
 def _is_inexact(op: Op) -> bool:
-    """True for a power, which torch makes in two ways, by the place in memory, and for a sum of unknown order."""
-    return op.name in _GAMMA or (op.name in _CONTRAST and op.args[1] is None)
+    """True for most powers, which torch makes in two ways, by the place in memory, and for a sum of unknown order."""
+    return (op.name in _GAMMA and op.args[0] not in _EXACT_POWERS) or (op.name in _CONTRAST and op.args[1] is None)
 
 
 def _with_branches(ops: Sequence[Op]) -> Iterator[Op]:
@@ -81,6 +84,9 @@ def _after(op: Op, bounds: Range) -> Range:
     name, (low, high) = op.name.split(".", 1)[-1], bounds
     if name in _CLAMPED:
         return 0.0, 1.0
+    if name == "adjust_gamma":
+        gamma, gain = op.args
+        return _power_of(max(-low, high), gamma, low < 0) if op.name == "v2.adjust_gamma" and gain == 1 else (0.0, 1.0)
     if name == "normalize":
         means, stds = op.args
         ends = [(end - mean) / std for end in bounds for mean, std in _pairs(means, stds)]
@@ -105,10 +111,19 @@ def _after(op: Op, bounds: Range) -> Range:
         # With negative weights a fill is worked in by a share that lies beyond [0, 1] as well.
         beyond = 4 * _OVERSHOOT * (high - low) if op.args[-2] == "bicubic" else 0.0
         return low - beyond, high + beyond
-    if name == "float_resize" and op.args[1].value in ("bicubic", "lanczos"):
+    if name in ("float_resize", "resize_to_column") and op.args[1].value in ("bicubic", "lanczos"):
         beyond = _OVERSHOOT * (high - low)
         return low - beyond, high + beyond
     return bounds
+
+
+def _power_of(magnitude: float, exponent: float, is_signed: bool) -> Range:
+    """Bounds of powers of values of at most that magnitude."""
+    try:
+        largest = max(magnitude**exponent, 1.0)
+    except OverflowError:
+        largest = math.inf
+    return -largest if is_signed else 0.0, largest
 
 
 def _after_all(ops: Sequence[Op], bounds: Range) -> Range:
