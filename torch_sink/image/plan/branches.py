@@ -28,13 +28,10 @@ def branched_stages(height: int, width: int, atoms: Sequence[Atom], *, on_floats
     for stage in mixes:
         at = next(number for number, other in enumerate(stages) if other is stage)
         assert stage.head is not None
-        if not at and (on_floats or not any(_begins_with_statistic(branch.atoms) for branch in stage.head.branches)):
-            leading = atoms[: next(number for number, atom in enumerate(atoms) if atom.kind in _MIXES)]
-            branches = [stages_of(height, width, (*leading, *branch.atoms)) for branch in stage.head.branches]
-            stages[at] = stage._replace(branches=tuple(map(tuple, branches)))
-            continue
-        if on_floats:
-            branches = [stages_of(*stages[at - 1].size, branch.atoms) for branch in stage.head.branches]
+        if on_floats or not any(_begins_with_statistic(branch.atoms) for branch in stage.head.branches):
+            size = stages[at - 1].size if at else (height, width)
+            leading = [] if at else atoms[: next(number for number, atom in enumerate(atoms) if atom.kind in _MIXES)]
+            branches = [stages_of(*size, (*leading, *branch.atoms)) for branch in stage.head.branches]
             stages[at] = stage._replace(branches=tuple(map(tuple, branches)))
             continue
         if not at:

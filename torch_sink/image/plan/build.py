@@ -123,25 +123,18 @@ def build_plan(
     slots: list[list[tuple[int, Stage]]] = [[] for _ in range(byte_depth + float_depth)]
     for index, (image, program, (byte_stages, float_stages)) in enumerate(zip(inputs, programs, chains, strict=True)):
         job = ImageJobs(builder, index, image, program, output_strides)
-        at = byte_depth - depth(byte_stages)
-        for stage in byte_stages:
-            at += longest_branch(stage)
-            for branch, end in zip(stage.branches, stage.head.branches if stage.head else (), strict=True):
-                numbers = job.add_branch(branch, end.weight)
-                for slot, number, part in zip(slots[at - len(branch) : at], numbers, branch, strict=True):
-                    slot.append((number, part))
-            slots[at].append((job.add_byte_stage(stage, at == len(slots) - 1), stage))
-            at += 1
-        at = len(slots) - depth(float_stages)
-        for number, stage in enumerate(float_stages, 1):
-            following = float_stages[number] if number < len(float_stages) else None
-            at += longest_branch(stage)
-            for branch, end in zip(stage.branches, stage.head.branches if stage.head else (), strict=True):
-                numbers = job.add_float_branch(branch, end.weight)
-                for slot, its_number, part in zip(slots[at - len(branch) : at], numbers, branch, strict=True):
-                    slot.append((its_number, part))
-            slots[at].append((job.add_float_stage(stage, following, is_last=following is None), stage))
-            at += 1
+        for stages, end, on_floats in ((byte_stages, byte_depth, False), (float_stages, len(slots), True)):
+            at = end - depth(stages)
+            for following_at, stage in enumerate(stages, 1):
+                following = stages[following_at] if following_at < len(stages) else None
+                at += longest_branch(stage)
+                for branch, mixed in zip(stage.branches, stage.head.branches if stage.head else (), strict=True):
+                    numbers = job.add_branch(branch, mixed.weight, on_floats=on_floats)
+                    for slot, number, part in zip(slots[at - len(branch) : at], numbers, branch, strict=True):
+                        slot.append((number, part))
+                is_last = at == len(slots) - 1
+                slots[at].append((job.add_stage(stage, following, on_floats=on_floats, is_last=is_last), stage))
+                at += 1
     return Plan(
         tuple(_launch(slot, shape, at >= byte_depth, at == len(slots) - 1) for at, slot in enumerate(slots)),
         shape,

@@ -101,17 +101,24 @@ class ImageJobs:
         self.branch_ends: list[Atom] = []
         self.shared_histogram = -1
 
-    def add_branch(self, stages: Sequence[Stage], weight: float) -> list[int]:
+    def add_branch(self, stages: Sequence[Stage], weight: float, *, on_floats: bool) -> list[int]:
         """The numbers of the jobs of one branch of the next stage; what that reads itself stays as it is."""
-        before = self.source, self.histogram
+        before = self.source, self.histogram, self.from_bytes
         self.shared_histogram = self.histogram
-        numbers = [self.add_byte_stage(stage, is_last=False) for stage in stages]
-        self.branch_ends.append(Atom(Kind.MIX, stages[-1].size, (numbers[-1],), weight))
-        self.source, self.histogram = before
+        numbers = [
+            self.add_stage(stage, following, on_floats=on_floats, is_last=False)
+            for stage, following in zip(stages, [*stages[1:], None], strict=True)
+        ]
+        mix = FloatKind.MIX if on_floats else Kind.MIX
+        self.branch_ends.append(Atom(mix, stages[-1].size, (numbers[-1],), weight))
+        self.source, self.histogram, self.from_bytes = before
         return numbers
 
-    def add_byte_stage(self, stage: Stage, is_last: bool) -> int:
-        """The number of the new job; `is_last`: it writes the result."""
+    def add_stage(self, stage: Stage, following: Stage | None, *, on_floats: bool, is_last: bool) -> int:
+        """The number of the new job; `following`: the stage after it, if any; `is_last`: it writes the result."""
+        return self._add_float_stage(stage, following, is_last) if on_floats else self._add_byte_stage(stage, is_last)
+
+    def _add_byte_stage(self, stage: Stage, is_last: bool) -> int:
         height, width = stage.size
         target = self.output
         if not is_last:
@@ -122,19 +129,7 @@ class ImageJobs:
         fill = stage.view.fill[0] if stage.view.fill else 0
         return self._add(stage, target, is_last, fill)
 
-    def add_float_branch(self, stages: Sequence[Stage], weight: float) -> list[int]:
-        """As `add_branch`, for a branch of float stages."""
-        before = self.source, self.histogram, self.from_bytes
-        following = [*stages[1:], None]
-        numbers = [
-            self.add_float_stage(stage, after, is_last=False) for stage, after in zip(stages, following, strict=True)
-        ]
-        self.branch_ends.append(Atom(FloatKind.MIX, stages[-1].size, (numbers[-1],), factor=weight))
-        self.source, self.histogram, self.from_bytes = before
-        return numbers
-
-    def add_float_stage(self, stage: Stage, following: Stage | None, *, is_last: bool) -> int:
-        """The number of the new job; `following`: the stage after it, if any; `is_last`: it writes the result."""
+    def _add_float_stage(self, stage: Stage, following: Stage | None, is_last: bool) -> int:
         builder, (height, width) = self.builder, stage.size
         target = self.output
         if not is_last:

@@ -35,7 +35,7 @@ def lies_row_by_row(ops: Sequence[Op], channels: int) -> bool:
 
 
 def is_channels_last(handle: Any) -> bool:
-    """True where the channels of a pixel lie side by side, and the pixels row by row: its calls run on a blank image."""
+    """True where the channels of a pixel lie side by side, and pixels row by row: its calls run on a blank image."""
     with executing():
         tensor = replay(Image.new(handle.sink_source.mode, handle.sink_source.size), handle.sink_ops)
     batch = tensor.as_subclass(torch.Tensor).reshape(1, *handle.sink_shape)
