@@ -18,6 +18,7 @@ from torchvision.datasets.folder import default_loader
 import torch_sink
 from image.cases import encoded
 from torch_sink.image import reroute
+from torch_sink.image.fallback import report_fallback
 from torch_sink.image.lazy_image import LazyImage
 
 
@@ -64,6 +65,34 @@ def test_nested_switches() -> None:
         assert len(inside) == len(places())
     assert_same_objects(before)
     assert reroute.state.active is None
+
+
+def test_a_place_that_does_not_exist_leaves_nothing_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a release of torchvision would do that torch_sink does not know."""
+    before, rows = places(), list(reroute._rows())
+    unknown = reroute.Row(torchvision.transforms, "a_function_of_another_release", lambda stock: stock)
+    monkeypatch.setattr(reroute, "_rows", lambda: iter([*rows, unknown]))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="a_function_of_another_release does not exist in torchvision"):
+            torch_sink.set_image_backend("device", device="cpu")
+        monkeypatch.setattr(reroute, "_rows", lambda: iter(rows))
+        assert_same_objects(before)
+        assert torch_sink.get_image_backend() == "PIL"
+        assert reroute.state.active is None
+        monkeypatch.setattr(reroute, "_rows", lambda: iter([*rows, unknown]))
+
+
+def test_an_inner_switch_keeps_the_outer_report() -> None:
+    with torch_sink.image_backend("device", device="cpu"):
+        settings, report = reroute.state.active, torch_sink.fallback_report
+        report_fallback("an operation", "a reason")
+        for name in ("PIL", "device"):
+            with torch_sink.image_backend(name):
+                assert not report()
+                report_fallback("another operation", "a reason")
+                assert list(report().counts) == [("another operation", "a reason")]
+            assert list(report().counts) == [("an operation", "a reason")]
+            assert reroute.state.active == settings
 
 
 def test_an_error_inside_switches_back() -> None:

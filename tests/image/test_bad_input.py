@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ def test_loading_raises_what_stock_raises(name: str, tmp_path: Path) -> None:
         kind, message = outcome(default_loader, str(path))
         assert kind is stock_type
         assert str(path) in message
+        assert outcome(default_loader, os.fsencode(path))[0] is stock_type
         assert outcome(open_and_convert, path)[0] is stock_type
         assert outcome(open_and_convert, io.BytesIO(BROKEN[name]))[0] is stock_type
 
@@ -86,6 +88,29 @@ def test_a_missing_file(tmp_path: Path) -> None:
             ImageFolder(str(tmp_path / "nowhere"))
         with pytest.raises(FileNotFoundError):
             ImageFolder(str(tmp_path))
+
+
+def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
+    stock = outcome(default_loader, str(tmp_path))
+    assert stock[0] is IsADirectoryError
+    with torch_sink.image_backend("device", device="meta"):
+        assert outcome(default_loader, str(tmp_path)) == stock
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_names_that_are_bytes_and_open_files(kind: str, tmp_path: Path) -> None:
+    """What `open` takes for a file."""
+    path = tmp_path / f"image.{kind}"
+    image = Image.radial_gradient("L").resize((40, 30)).convert("RGB")
+    image.save(path)
+
+    def loaded() -> list[bytes]:
+        forms: list[Any] = [os.fsencode(path), path, os.open(path, os.O_RDONLY)]
+        return [default_loader(form).tobytes() for form in forms]
+
+    expected = loaded()
+    with torch_sink.image_backend("device", device="cpu"):
+        assert loaded() == expected
 
 
 def test_a_large_image_warns_as_stock_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from image.cases import array_opener, encoded, opener
 from image.check import assert_same_bits, device_in_use, runs_kernels
 from image.worker_data import Structured, stacking_collate, train_transform
 from torch_sink.image.batch import LazyBatch
+from torch_sink.image.packed import pack
+from torch_sink.image.source import EncodedSource, FinishedSource, Source
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -163,7 +166,10 @@ USES: dict[str, Callable[[torch.Tensor], Any]] = {
     "move and convert": lambda b: [b.to("cpu", torch.float16), b.to(torch.zeros(1, dtype=torch.float64))],
     "copies": lambda b: [b.to("cpu", copy=True), b.to("cpu", torch.half, False, True), b.to(torch.half, False, True)],
     "attributes": lambda b: [name in dir(b) for name in ("shape", "plan_b", "numpy")],
-    "in place": lambda b: [b.mul_(2), b + 0],
+    "in place": lambda b: [b.mul_(2), b + 0, b.mul_(2) is b, operator.iadd(b, 1) is b, b],
+    "in place, of another shape": lambda b: [b.unsqueeze_(0).shape, b.resize_(2, 2).shape, b.ndim, len(b), b],
+    "gradients": lambda b: [b.requires_grad_() is b, b.requires_grad, (b * 2).sum().backward(), b.grad],
+    "printing": lambda b: [repr(b), str(b), f"{b.mean():.5f}"],
     "chunks": lambda b: [*b.chunk(2), *b.split(1), torch.cat([b, b]), b.clone(), b.detach()],
     "module": lambda b: torch.nn.AvgPool2d(2)(b),
     "copied": lambda b: torch.zeros(b.shape).copy_(b),
@@ -177,9 +183,22 @@ def test_a_batch_is_a_tensor_to_whoever_asks(use: str) -> None:
     expected, made = stock_and_lazy(lambda: USES[use](default_collate(images())))
     for one, other in zip(leaves(made), leaves(expected), strict=True):
         if isinstance(other, torch.Tensor):
-            assert_same_bits(one, other)
+            assert use.startswith("in place") or not isinstance(one, LazyBatch)
+            assert_same_bits(one.materialise() if isinstance(one, LazyBatch) else one, other)
         else:
             assert one == other
+
+
+def test_a_look_changes_nothing() -> None:
+    """Debuggers and messages of assertions print what they find, also where stock code may not run."""
+    expected = [repr(images(1)[0]), repr(default_collate(images()))]
+    with torch_sink.image_backend("device", device=device_in_use(), strict=True):
+        handle, batch = images(1)[0], default_collate(images())
+        assert [repr(handle), repr(batch)] == expected
+        assert handle.is_recording
+        if runs_kernels():
+            assert batch._tensor is None
+        assert not torch_sink.fallback_report()
 
 
 def test_tensors_among_handles() -> None:
@@ -201,6 +220,70 @@ def test_handles_that_were_read_before() -> None:
 
     expected, made = stock_and_lazy(read)
     assert_same_structure(made, expected)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_batch_keeps_its_values_when_its_samples_change(when: str) -> None:
+    """Ordinary tensors among handles, and handles that were read, are copied as `torch.stack` copies them."""
+
+    def changed() -> torch.Tensor:
+        read, waiting = images(2)
+        values = read.mul_(1)
+        buffer = torch.full((3, 14, 15), 0.25)
+        if when == "before":
+            buffer.fill_(0.5)
+        batch = default_collate([read, buffer, waiting])
+        values.zero_()
+        buffer.fill_(7)
+        return batch
+
+    expected, made = stock_and_lazy(changed)
+    assert_same_structure(made, expected)
+
+
+def test_finished_tensors_of_any_kind_lie_in_one_block_of_memory() -> None:
+    """Whatever their strides and however their bytes fall, so that a worker sends one descriptor for all of them."""
+    kinds = [
+        torch.rand(2, 3, 5)[:, ::2],
+        torch.rand(3, 0, 2),
+        torch.rand(4).double(),
+        torch.rand(3).half(),
+        torch.ones(5) > 0,
+    ]
+    sources: list[Source] = [FinishedSource(tensor.contiguous() if tensor.ndim != 3 else tensor) for tensor in kinds]
+    packed = pack([*sources, FinishedSource(torch.tensor(3, dtype=torch.uint8)), *sources])
+    assert len(packed.entries) == len(kinds) + 1
+    assert not any(isinstance(part, torch.Tensor) for entry in packed.entries for part in entry)
+    for place, tensor in enumerate(kinds):
+        source = packed.sources()[place]
+        assert isinstance(source, FinishedSource)
+        assert_same_bits(source.tensor, tensor.contiguous())
+
+
+def test_a_sample_that_wants_a_gradient_keeps_it() -> None:
+    def with_gradient() -> torch.Tensor:
+        torch.manual_seed(0)
+        weight = torch.rand(3, 14, 15, requires_grad=True)
+        default_collate([images(1)[0], weight]).sum().backward()
+        assert weight.grad is not None
+        return weight.grad
+
+    expected, made = stock_and_lazy(with_gradient)
+    assert_same_bits(made, expected)
+
+
+def test_images_that_a_dataset_keeps_are_made_once_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = default_collate(images())
+    made: list[Any] = []
+    monkeypatch.setattr(
+        EncodedSource, "decode", lambda self, decode=EncodedSource.decode: made.append(1) or decode(self)
+    )
+    with torch_sink.image_backend("device", device=device_in_use()):
+        kept = images()
+        for _ in range(4):
+            assert_same_bits(default_collate(kept).to(device_in_use()).cpu(), expected)
+    if not runs_kernels():
+        assert len(made) == 2 * len(kept)  # for the first batch, and to keep
 
 
 def test_images_of_different_sizes_raise_what_stack_raises() -> None:

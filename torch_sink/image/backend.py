@@ -5,12 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import get_worker_info
 
+from torch_sink.image import state
 from torch_sink.image.fallback import ledger
 from torch_sink.image.state import State, default_device
 
@@ -35,7 +36,7 @@ def set_image_backend(name: str, *, device: torch.device | str | None = None, st
         name: "device" records what torchvision's code asks for and runs it in kernels on a device; "PIL" and
             "accimage" are torchvision's own backends.
         device: for "device": where pixels are made. Default: the current accelerator, else the CPU. "meta" records
-            only: shapes and types are right, executing raises.
+            only: shapes and types are right, using the values of a batch raises.
         strict: for "device": an operation that would run in stock code on the CPU raises `UnsupportedOperation`.
 
     Raises:
@@ -73,13 +74,18 @@ def get_image_backend() -> str:
 
 @contextmanager
 def image_backend(name: str, *, device: torch.device | str | None = None, strict: bool = False) -> Iterator[None]:
-    """`set_image_backend` for the time of a `with` block; afterwards what was active before is active again."""
-    before = _current if _current.name == "device" else _Choice(get_image_backend())
-    set_image_backend(name, device=device, strict=strict)
-    try:
-        yield
-    finally:
-        set_image_backend(before.name, device=before.device, strict=before.strict)
+    """`set_image_backend` for the time of a `with` block; afterwards what was active before is active again.
+
+    So is the `fallback_report()` of a backend "device" around the block.
+    """
+    before, settings = _current if _current.name == "device" else _Choice(get_image_backend()), state.active
+    with ledger.set_aside() if settings is not None else nullcontext():
+        set_image_backend(name, device=device, strict=strict)
+        try:
+            yield
+        finally:
+            set_image_backend(before.name, device=before.device, strict=before.strict)
+            state.set_active(settings)  # it names the folder of its report
 
 
 def _may_ask_for_devices() -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from torch_sink.errors import DecodeError, SinkError
 from torch_sink.image.decode.decoded import Box
@@ -17,7 +16,7 @@ from torch_sink.image.execute.programs import programs_of
 from torch_sink.image.execute.run import decoded_images, run_programs
 from torch_sink.image.execute.stock import run_image_on_cpu
 from torch_sink.image.fallback import report_fallback
-from torch_sink.image.lazy_tensor import METADATA
+from torch_sink.image.lazy_tensor import METADATA, run_on_real
 from torch_sink.image.ops import Op, replay
 from torch_sink.image.packed import Packed
 from torch_sink.image.plan.atoms import Program
@@ -95,9 +94,10 @@ class LazyBatch(torch.Tensor):
         return self.shape[0]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        if self.destination != "meta":
-            return repr(self.materialise())
-        return f"LazyBatch(shape={tuple(self.shape)}, dtype={self.dtype}, recorded only)"
+        """As of the ordinary tensor. The batch goes on waiting: a debugger's look at it changes nothing."""
+        if self._tensor is None and self.destination == "meta":
+            return f"LazyBatch(shape={tuple(self.shape)}, dtype={self.dtype}, recorded only)"
+        return repr(self._made_on_cpu() if self._tensor is None else self._tensor)
 
     # --- moving
 
@@ -157,7 +157,7 @@ class LazyBatch(torch.Tensor):
         self._refuse_meta()
         device = torch.device(device)
         if self._tensor is not None:
-            real = self._tensor.to(device, dtype or self.dtype)
+            real = self._tensor.to(device, dtype or self.dtype, memory_format=memory_format)
             return (real if out is None else out.copy_(real)), None
         in_kernels = device.type != "cpu" or self.interpreted
         return self._make(device, in_kernels, dtype, memory_format, out, on_decode_error)
@@ -249,8 +249,11 @@ class LazyBatch(torch.Tensor):
         if self._tensor is None:
             self._refuse_meta()
             report_fallback("batch", "used on the CPU before it was moved to the device", "torch")
-            self._tensor = self._make(torch.device("cpu"), in_kernels=False)[0]
+            self._tensor = self._made_on_cpu()
         return self._tensor
+
+    def _made_on_cpu(self) -> torch.Tensor:
+        return self._make(torch.device("cpu"), in_kernels=False)[0]
 
     def _refuse_meta(self) -> None:
         if self.destination == "meta":
@@ -272,7 +275,7 @@ class LazyBatch(torch.Tensor):
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _METADATA:
+        if func in _METADATA and args[0]._tensor is None:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         return _run_on_real(func, args, kwargs)
@@ -289,11 +292,12 @@ _METADATA = METADATA | {getattr(torch.Tensor, name).__get__ for name in ("shape"
 
 
 def _run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    def materialised(value: Any) -> Any:
-        return value.materialise() if isinstance(value, LazyBatch) else value
-
-    args, kwargs = tree_map(materialised, (args, kwargs))
-    return func(*args, **kwargs)
+    result = run_on_real(func, args, kwargs, LazyBatch)
+    if not isinstance(result, LazyBatch):
+        return result
+    # A call in place gives back the object that the caller holds; one that changed nothing, an ordinary tensor.
+    name = getattr(func, "__name__", "").partition(".")[0]
+    return result if name.startswith("__i") or name.rstrip("_") + "_" == name else result.materialise()
 
 
 def _parsed_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, torch.memory_format | None]:

@@ -13,6 +13,7 @@ from torch_sink.image.batch import LazyBatch
 from torch_sink.image.execute.stock import run_image_on_cpu
 from torch_sink.image.lazy_tensor import HANDLES, finished_handle, recorded
 from torch_sink.image.packed import collated_tensor, pack_batch
+from torch_sink.image.source import FinishedSource
 
 
 def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
@@ -25,7 +26,9 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
     Raises:
         RuntimeError: the images differ in shape, with the message of `torch.stack`.
     """
-    items = [item if isinstance(item, HANDLES) and item.is_recording else _finished(item) for item in handles]
+    active = backend_state.settled()
+    at_once = active is None or active.executes_at_once
+    items = [_packable(item, at_once) for item in handles]
     shape, dtype = items[0].sink_shape, items[0].sink_dtype
     for position, item in enumerate(items):
         if item.sink_shape != shape:
@@ -34,15 +37,15 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
                 f"{list(item.sink_shape)} at entry {position}"
             )
     dtypes = {item.sink_dtype for item in items}
-    if len(dtypes) > 1:
+    if len(dtypes) > 1 or any(_wants_gradient(item) for item in items):
         return torch.stack([item.materialise() for item in items])
-    active = backend_state.settled()
     full_shape = (len(items), *shape)
-    if active is None or active.executes_at_once:
+    if at_once:
         out = collated_tensor(full_shape, dtype)
         try:
             for row, item in enumerate(items):
                 run_image_on_cpu(item.sink_source, item.sink_ops, out[row])
+                item.was_collated = True
             return out
         except DecodeError:
             # Whoever uses the batch decides what becomes of a damaged image.
@@ -53,8 +56,20 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
     return LazyBatch(packed, programs, full_shape, dtype, active.device, active.interpreted)
 
 
-def _finished(item: Any) -> Any:
-    return finished_handle(item.materialise() if isinstance(item, HANDLES) else item)
+def _packable(item: Any, at_once: bool) -> Any:
+    """A handle whose values can be made, or those that exist.
+
+    What comes a second time is kept by its dataset: its values are kept, too, unless a device makes them anew.
+    """
+    if not isinstance(item, HANDLES):
+        return finished_handle(item)
+    if item.is_recording and not (at_once and item.was_collated):
+        return item
+    return finished_handle(item.materialise())
+
+
+def _wants_gradient(item: Any) -> bool:
+    return isinstance(item.sink_source, FinishedSource) and item.sink_source.tensor.requires_grad
 
 
 @recorded(torch.stack)

@@ -71,8 +71,7 @@ class _Ledger:
 
         The folder is made by the first worker that has something to say.
         """
-        if self.folder is not None and self.owner == os.getpid():
-            _remove(self.folder, self.owner)
+        self.close()
         self.strict, self.counts = strict, Counter()
         self.token = secrets.token_hex(8)
         if folder is not None:
@@ -80,8 +79,24 @@ class _Ledger:
         else:
             self.folder = str(Path(tempfile.gettempdir()) / f"torch_sink_fallback_{self.token}")
             self.owner = os.getpid()
-            atexit.register(_remove, self.folder, self.owner)
         return self.folder
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Puts back the counts of this process, and where its workers leave theirs."""
+        kept = {name: getattr(self, name) for name in ("counts", "strict", "folder", "owner", "token")}
+        # Without a folder of its own the ledger has none to clear.
+        self.folder, self.counts = None, Counter()
+        try:
+            yield
+        finally:
+            self.close()
+            vars(self).update(kept)
+
+    def close(self) -> None:
+        """Removes what workers left."""
+        if self.folder is not None and self.owner == os.getpid():
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def add(self, operation: str, reason: str) -> None:
         with self._lock:
@@ -115,12 +130,8 @@ class _Ledger:
 
 
 ledger = _Ledger()
+atexit.register(ledger.close)
 _muted = threading.local()
-
-
-def _remove(folder: str, owner: int) -> None:
-    if os.getpid() == owner:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def fallback_report() -> FallbackReport:

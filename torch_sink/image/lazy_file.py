@@ -104,8 +104,12 @@ def pil_loader(stock: Callable[..., Any]) -> Callable[..., Any]:
     """Stand-in for `torchvision.datasets.folder.pil_loader`."""
 
     @functools.wraps(stock)
-    def loader(path: str | os.PathLike[str]) -> Image.Image:
-        source = encoded_source(read_file(path), os.fspath(path), "RGB")
+    def loader(path: Any) -> Image.Image:
+        try:
+            data, name = read_file(path), os.fsdecode(path)
+        except (OSError, TypeError):
+            return stock(path)  # raises what stock code raises; an open file's descriptor is read through `Image.open`
+        source = encoded_source(data, name, "RGB")
         if source is not None:
             return LazyImage(source, (), source.size, "RGB")
         try:
@@ -113,9 +117,9 @@ def pil_loader(stock: Callable[..., Any]) -> Callable[..., Any]:
                 image = stock(path)
                 image.load()
         except (OSError, Image.DecompressionBombError) as error:
-            if os.fspath(path) in str(error):
+            if name in str(error):
                 raise
-            raise type(error)(f"{error} (in {os.fspath(path)})") from error
-        return LazyImage(PixelSource(image, os.fspath(path)), (), image.size, "RGB")
+            raise type(error)(f"{error} (in {name})") from error
+        return LazyImage(PixelSource(image, name), (), image.size, "RGB")
 
     return loader

@@ -60,6 +60,7 @@ class _Handle:
     sink_ops: tuple[Op, ...]
     sink_shape: torch.Size
     sink_dtype: torch.dtype
+    was_collated = False  # its values were made for a batch, in this process
 
     @staticmethod
     def __new__(cls: Any, source: Source, ops: tuple[Op, ...], shape: tuple[int, int, int], dtype: torch.dtype) -> Any:
@@ -109,10 +110,12 @@ class _Handle:
         if "sink_real" not in fields and self.shares_memory:
             fields["sink_memory"].make_real()
         if "sink_real" not in fields:
-            with executing():
-                tensor = replay(self.sink_source.decode(), self.sink_ops, in_place=True)
-            fields["sink_real"] = self._stock_type(tensor)
+            fields["sink_real"] = self._stock_type(self._replayed())
         return fields["sink_real"]
+
+    def _replayed(self) -> torch.Tensor:
+        with executing():
+            return replay(self.sink_source.decode(), self.sink_ops, in_place=True)
 
     @property
     def shares_memory(self) -> bool:
@@ -143,6 +146,10 @@ class _Handle:
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return run_on_real(func, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        """As of the stock tensor. The handle goes on recording: a debugger's look at it changes nothing."""
+        return repr(self._stock_type(self._replayed()) if self.is_recording else self.materialise())
 
     def as_subclass(self, cls: type) -> Any:
         """The same values as another tensor type; to a pure tensor this records nothing and costs nothing."""
@@ -204,14 +211,14 @@ def recorded(func: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callabl
     return register
 
 
-def run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call with the real tensors of the handles among its arguments."""
+def run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], kinds: Any = HANDLES) -> Any:
+    """A call with the real tensors of the handles among its arguments; `kinds` are their types."""
     handles: dict[int, Any] = {}
 
     def materialised(value: Any) -> Any:
-        if not isinstance(value, HANDLES):
+        if not isinstance(value, kinds):
             return value
-        if value.is_recording:
+        if kinds is HANDLES and value.is_recording:
             report_fallback(f"torch: {getattr(func, '__name__', func)}", "tensor read by other code", "torch")
         tensor = value.materialise()
         handles[id(tensor)] = value

@@ -20,8 +20,8 @@ class Packed(NamedTuple):
     """The sources of a batch, in a form that crosses to another process cheaply.
 
     Attributes:
-        blob: uint8 [bytes], every file, every pixel array and every tensor among the arguments of calls, one after the
-            other; shared memory in a worker.
+        blob: uint8 [bytes], every file, pixel array and finished tensor, and every tensor among the arguments of calls,
+            one after the other; shared memory in a worker. Nothing in it changes with what was packed.
         entries: how to cut a source out of the blob.
         entry_of_image: position in `entries` of each image's source; the same file twice is packed once.
     """
@@ -41,7 +41,8 @@ class Packed(NamedTuple):
                 mode, size, path = rest
                 found.append(PixelSource(Image.frombytes(mode, size, data[begin:end].tobytes()), path))
             else:
-                found.append(FinishedSource(*rest))
+                shape, dtype, path = rest
+                found.append(FinishedSource(self.blob[begin:end].view(dtype).reshape(shape), path))
         return found
 
 
@@ -61,39 +62,51 @@ def pack_batch(
     places: dict[Any, int] = {}
     entries: list[tuple[Any, ...]] = []
     entry_of_image = []
+    packed_sources: list[Source] = []
     chunks: list[bytes | memoryview] = []
     end = 0
     for source in sources:
         key = _identity(source)
         place = places.get(key)
         # A file may change between two reads of it, and images in memory share a name: compare the bytes as well.
-        if place is None or (isinstance(source, EncodedSource) and source.data != chunks[place]):
+        if place is None or (isinstance(source, EncodedSource) and source.data != packed_sources[place].data):  # type: ignore[union-attr]
             place = places[key] = len(entries)
-            begin = end
-            chunk, *described = _payload(source)
-            chunks.append(chunk)
-            end += len(chunk)
-            entries.append((described[0], begin, end, *described[1:]))
+            packed_sources.append(source)
+            kind, chunk, *described = _payload(source)
+            begin = end + _gap(end, kind)
+            chunks += [bytes(begin - end), chunk]
+            end = begin + len(chunk)
+            entries.append((kind, begin, end, *described))
         entry_of_image.append(place)
     arguments: dict[int, PackedArgument] = {}
     for argument in tensor_arguments(programs):
         if id(argument) not in arguments:
-            gap = -end % _ALIGNMENT_BYTES
-            arguments[id(argument)] = PackedArgument(end + gap, tuple(argument.tensor.shape), argument.tensor.dtype)
-            values = argument.tensor.reshape(-1).view(torch.uint8)
-            chunks += [bytes(gap), memoryview(values.numpy())]  # type: ignore[arg-type]
-            end += gap + len(values)
+            begin = end + _gap(end, "tensor")
+            arguments[id(argument)] = PackedArgument(begin, tuple(argument.tensor.shape), argument.tensor.dtype)
+            chunk = _bytes_of(argument.tensor)
+            chunks += [bytes(begin - end), chunk]
+            end = begin + len(chunk)
     packed = Packed(_blob(chunks, end), tuple(entries), tuple(entry_of_image))
     return packed, tuple(with_packed(ops, arguments) for ops in programs) if arguments else tuple(programs)
 
 
 def _payload(source: Source) -> tuple[Any, ...]:
-    """Bytes for the blob, kind of entry, and what else the entry has to say."""
+    """Kind of entry, bytes for the blob, and what else the entry has to say."""
     if isinstance(source, EncodedSource):
-        return source.data, "file", source.path, source.header, source.mode
+        return "file", source.data, source.path, source.header, source.mode
     if isinstance(source, PixelSource):
-        return source.image.tobytes(), "pixels", source.image.mode, source.image.size, source.path
-    return b"", "tensor", source.tensor, source.path
+        return "pixels", source.image.tobytes(), source.image.mode, source.image.size, source.path
+    return "tensor", _bytes_of(source.tensor), tuple(source.tensor.shape), source.tensor.dtype, source.path
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    values = tensor.detach().as_subclass(torch.Tensor).contiguous().reshape(-1)
+    return memoryview(values.view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def _gap(end: int, kind: str) -> int:
+    """Bytes to leave free after `end`, so that a tensor can be read where it lies."""
+    return -end % _ALIGNMENT_BYTES if kind == "tensor" else 0
 
 
 def _identity(source: Source) -> tuple[Any, ...]:

@@ -1,8 +1,9 @@
 """The table of what is replaced in other packages while the backend is on, and nothing else.
 
-This is the only file that touches the internals of torchvision, Pillow's plugin table, torch's collate table and the
-DataLoader's worker loop. Each row says where, under which name, and what makes the stand-in from the stock object.
-`install` fills the places, `uninstall` puts back the very same objects.
+Every place in the internals of torchvision, in Pillow's plugin table, torch's collate table and the DataLoader's worker
+loop that is replaced stands here; only torchvision's own `set_image_backend` is `backend.py`'s. Each row says where,
+under which name, and what makes the stand-in from the stock object. `install` fills the places, `uninstall` puts back
+the very same objects.
 """
 
 from __future__ import annotations
@@ -299,12 +300,21 @@ _is_stock_in_place = False
 
 
 def install(settings: State) -> None:
-    """Fills every place of the table; when they are filled already, the settings change, and timm's are added."""
-    state.set_active(settings)
+    """Fills every place of the table, or none; when they are filled already, the settings change, and timm's are added.
+
+    Raises:
+        RuntimeError: a place does not exist in the installed releases.
+    """
     filled = {(id(row.owner), row.name) for row, _ in _installed}
-    for row in _rows_of_timm() if _installed else _rows():
-        if (id(row.owner), row.name) not in filled:
-            _fill(row)
+    try:
+        for row in _rows_of_timm() if _installed else _rows():
+            if (id(row.owner), row.name) not in filled:
+                _fill(row)
+    except BaseException:
+        if not filled:
+            uninstall()
+        raise
+    state.set_active(settings)
 
 
 def _fill(row: Row) -> None:

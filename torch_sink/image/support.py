@@ -9,7 +9,6 @@ import functools
 import inspect
 import random
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -238,17 +237,14 @@ def _way(result: Any, before: tuple[Any, ...]) -> str:
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Puts back the generators of random numbers, the fallback counts, and where workers leave theirs."""
-    counts, settings = dict(vars(ledger)), state.active
+    settings = state.active
     generators = random.getstate(), np.random.get_state()
-    # Without a folder of its own the ledger has none to clear.
-    ledger.folder, ledger.counts = None, Counter()
     try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        with ledger.set_aside(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         random.setstate(generators[0])
         np.random.set_state(generators[1])
-        vars(ledger).update(counts)
         if settings is not None:
             state.set_active(settings)

@@ -139,7 +139,8 @@ def on_tensor(name: str, recorder: Recorder | None) -> Callable[[Recorder], Reco
                         result = recorder(image, *args, **kwargs)
                         if result is not NotImplemented:
                             return result
-                    report_fallback(name, f"no kernel for {image.sink_dtype} tensors with these arguments")
+                    arguments = " with these arguments" if recorder is not None else ""
+                    report_fallback(name, f"no kernel for {image.sink_dtype} tensors{arguments}")
                 with executing():
                     image = image.materialise()
             return stock(image, *args, **kwargs)
