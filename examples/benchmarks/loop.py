@@ -7,8 +7,9 @@ costs over the plain loop, or over the plain compiled loop where the loop compil
 busy machine disturbs less; medians of the differences within a round), host syncs a step, and on a GPU the share of
 time in which it has nothing to do. Compile and capture seconds stand apart, with the number of steps after which they
 are paid back; the compiler's cache is empty at first, and what differs in its sink size only shares it. The loops take
-turns, in the opposite order in every second round. A slow model gets fewer rounds, so that no model takes much longer
-than --seconds, but three at least.
+turns, in the opposite order in every second round. On the CPU a loop of eager code gets a new model for each round:
+where its tensors fall in memory can make it some percent faster or slower, which is nothing that the loop does. A slow
+model gets fewer rounds, so that no model takes much longer than --seconds, but three at least.
 
 Writes a table, JSON after each model, and a PNG where matplotlib is installed.
 """
@@ -70,7 +71,7 @@ def cases(cuda: bool) -> dict[str, Case]:
         return {
             "mlp": Case(make_mlp, (64, 64), 200),
             "cnn": Case(make_cnn, (16, 3, 32, 32)),
-            "shufflenet": Case(shufflenet, (4, 3, 32, 32)),
+            "shufflenet": Case(shufflenet, (4, 3, 32, 32), 30),
         }
     resnet = partial(torchvision.models.resnet50, num_classes=10)
     return {
@@ -141,20 +142,36 @@ def loops(cuda: bool) -> dict[str, Callable[[Setup], Callable[[int], int]]]:
 
 
 class Measurement:
-    """One loop over one model; rounds of all loops are interleaved, so that a busy machine slows all of them."""
+    """One loop over one model; rounds of all loops are interleaved, so that a busy machine slows all of them.
 
-    def __init__(self, prepare: Callable[[Setup], Callable[[int], int]], setup: Setup) -> None:
-        self._setup, self._syncs = setup, 0
+    Args:
+        prepare: makes the loop.
+        make_setup: makes what it trains.
+        renews: whether each round begins with a new setup.
+    """
+
+    def __init__(
+        self, prepare: Callable[[Setup], Callable[[int], int]], make_setup: Callable[[], Setup], *, renews: bool
+    ) -> None:
+        self._prepare, self._make_setup, self._renews = prepare, make_setup, renews
+        self._syncs = 0
         self.hosts: list[float] = []
         self.walls: list[float] = []
+        self._setup, self._run, self._first_seconds = self._begun()
+
+    def _begun(self) -> tuple[Setup, Callable[[int], int], float]:
+        """A setup, the loop over it, and the seconds of its first eight steps."""
+        setup = self._make_setup()
         began = time.perf_counter()
-        self._run = prepare(setup)
-        self._run(8)
+        run = self._prepare(setup)
+        run(8)
         harness.synchronize()
-        self._first_seconds = time.perf_counter() - began
+        return setup, run, time.perf_counter() - began
 
     def round(self) -> None:
         """Run the steps of a round and note times a step."""
+        if self._renews and self.walls:
+            self._setup, self._run, _ = self._begun()
         steps = self._setup.steps
         harness.synchronize()
         wall, host = time.perf_counter(), time.thread_time()
@@ -180,8 +197,9 @@ class Measurement:
 def measure(case: Case, device: torch.device, names: list[str] | None, rounds: int, seconds: float) -> dict[str, Any]:
     """The loops on one model in turns, until the rounds are done or the time is spent."""
     began = time.perf_counter()
+    make_setup = partial(Setup, case, device)
     measurements = {
-        name: Measurement(prepare, Setup(case, device))
+        name: Measurement(prepare, make_setup, renews=device.type == "cpu" and "compile" not in name)
         for name, prepare in loops(device.type == "cuda").items()
         if not names or name in ("plain", "torch.compile") or any(part in name for part in names)
     }
