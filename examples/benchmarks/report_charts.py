@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from report_tables import Report, median_of
+from report_tables import Report
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
@@ -17,7 +17,7 @@ CHARTS: dict[str, Callable[[Report], tuple[str, list[tuple[str, float]]]]] = {
     ),
     "loader": lambda report: (
         "images/s",
-        [(name, median_of(result["images_per_second"])) for name, result in report["loaders"].items()],
+        [(name, result["images_per_second"]["p50"]) for name, result in report["loaders"].items()],
     ),
     "loop": lambda report: (
         "ms a step",

@@ -54,21 +54,16 @@ def worker_cost(report: Report) -> str:
     return table(heads, rows)
 
 
-def median_of(figure: Any) -> float:
-    """A figure is given by its percentiles, or by its median alone."""
-    return figure["p50"] if isinstance(figure, dict) else figure
-
-
 def loader(report: Report) -> str:
     rows = [
         [
             name,
-            f"{median_of(result['images_per_second']):.0f}",
-            f"{median_of(result['ratio']):.3f}",
+            f"{result['images_per_second']['p50']:.0f}",
+            f"{result['ratio']['p50']:.3f}",
             f"{result['wait_p50_ms']:.2f}",
             f"{result['wait_p99_ms']:.2f}",
-            f"{median_of(result['cpu_ms_per_image']):.2f}",
-            f"{median_of(result['resident_mib']):.0f}",
+            f"{result['cpu_ms_per_image']['p50']:.2f}",
+            f"{result['resident_mib']['p50']:.0f}",
         ]
         for name, result in report["loaders"].items()
     ]

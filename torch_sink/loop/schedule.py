@@ -64,13 +64,13 @@ class Schedule:
 
     def after_update(self) -> None:
         """Step the scheduler after an optimizer update, also after one that was skipped by overflow."""
-        if not self._per_epoch:
-            self._advance()
+        if self.scheduler is not None and not self._per_epoch:
+            self._advance(self.scheduler)
 
     def after_epoch(self) -> None:
         """Step the scheduler at an epoch's end."""
-        if self._per_epoch:
-            self._advance()
+        if self.scheduler is not None and self._per_epoch:
+            self._advance(self.scheduler)
 
     def rates(self, steps: int) -> Callable[[], Tensor]:
         """Gives the learning rates of the sink's first `steps` iterations: float64 [steps, groups]."""
@@ -103,12 +103,11 @@ class Schedule:
             if step % self._accumulate == 0:
                 self.after_update()
 
-    def _advance(self) -> None:
-        if self.scheduler is not None:
-            # A planned scheduler runs ahead of the updates on purpose: its warning about the order is beside the point.
-            self.optimizer._opt_called = True  # type: ignore[attr-defined]
-            for _ in range(self._repeats):
-                self.scheduler.step()
+    def _advance(self, scheduler: Any) -> None:
+        # A planned scheduler runs ahead of the updates on purpose: its warning about the order is beside the point.
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        for _ in range(self._repeats):
+            scheduler.step()
 
     def _group_options(self) -> list[dict[str, Any]]:
         return [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]

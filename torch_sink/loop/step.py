@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from torch_sink.loop.step_log import StepLog
 from torch_sink.loop.update import OptimizerUpdate
 
 Forward = Callable[[nn.Module, Any], Any]
-_NO_CONTEXT = nullcontext()
 
 
 def supervised_forward(loss_fn: Callable[..., Any], precision: Precision) -> Forward:
@@ -129,15 +127,24 @@ class TrainingStep:
 
     def accumulate(self, batch: Any, *, last: bool) -> None:
         """Forward and backward; writes the loss to the log."""
-        with self._gradient_sync(last) if self._gradient_sync else _NO_CONTEXT:
-            loss, metrics = self.loss_function(batch)
-            check_loss(loss)
-            self.log.write_step(loss, metrics)
-            scaled = loss if self.accumulate_steps == 1 else loss / self.accumulate_steps
-            scaler = self.update.scaler
-            scaled = scaled if scaler is None else scaler.scale(scaled)
-            with self._backward_context() if self._backward_context else _NO_CONTEXT:
-                scaled.backward()
+        if self._gradient_sync is None:
+            self._accumulate(batch)
+            return
+        with self._gradient_sync(last):
+            self._accumulate(batch)
+
+    def _accumulate(self, batch: Any) -> None:
+        loss, metrics = self.loss_function(batch)
+        check_loss(loss)
+        self.log.write_step(loss, metrics)
+        scaled = loss if self.accumulate_steps == 1 else loss / self.accumulate_steps
+        scaler = self.update.scaler
+        scaled = scaled if scaler is None else scaler.scale(scaled)
+        if self._backward_context is None:
+            scaled.backward()
+            return
+        with self._backward_context():
+            scaled.backward()
 
 
 def batch_tensors(batch: Any) -> list[Tensor]:
