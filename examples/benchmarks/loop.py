@@ -195,14 +195,14 @@ class Measurement:
 
 
 def measure(case: Case, device: torch.device, names: list[str] | None, rounds: int, seconds: float) -> dict[str, Any]:
-    """The loops on one model in turns, until the rounds are done or the time is spent."""
-    began = time.perf_counter()
+    """The loops on one model in turns, until the rounds are done or the time is spent; compiling takes none of it."""
     make_setup = partial(Setup, case, device)
     measurements = {
         name: Measurement(prepare, make_setup, renews=device.type == "cpu" and "compile" not in name)
         for name, prepare in loops(device.type == "cuda").items()
         if not names or name in ("plain", "torch.compile") or any(part in name for part in names)
     }
+    began = time.perf_counter()
     done, names_in_turn = 0, list(measurements)
     while done < rounds and (done < LEAST_ROUNDS or time.perf_counter() - began < seconds):
         # There and back, so that no loop always runs after the same one.
