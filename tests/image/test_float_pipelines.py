@@ -125,3 +125,15 @@ def test_a_contrast_keeps_the_order_only_before_a_threshold() -> None:
     assert (
         order_of(Op("v1.solarize", (0.5,))) == order_of(Op("v1.convert_image_dtype", (torch.uint8,))) == (2, 2, 30_000)
     )
+
+
+@pytest.mark.parametrize("functional", [F1, F2])
+@pytest.mark.parametrize(("size", "records"), [((64, 64), True), ((64, 65), False)])
+def test_how_positions_round_beyond_128_rows_and_columns_is_up_to_torch(
+    functional: Any, size: tuple[int, int], records: bool
+) -> None:
+    """Of a bilinear resize without antialiasing it depends on threads, channels and release."""
+    with torch_sink.image_backend("device", device="meta"):
+        handle = functional.resize(F1.to_tensor(rgb_images()[0]()), list(size), antialias=False)
+        assert getattr(handle, "is_recording", False) == records
+        assert bool(torch_sink.fallback_report()) != records

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -24,7 +25,17 @@ def test_promises_are_kept(reference: str) -> None:
 @pytest.mark.parametrize("reference", REFERENCES)
 def test_promises_are_kept_at_other_sizes(reference: str) -> None:
     images = [ImageKind("RGB", 1, 23), ImageKind("L", 19, 2), ImageKind("RGB", 47, 61), ImageKind("L", 47, 61)]
+    draw = random.Random(reference)
+    images += [ImageKind(mode, draw.randint(1, 96), draw.randint(1, 96)) for mode in ("RGB", "RGB", "L")]
     parity = measure(images, references=[reference], seed=1)
+    assert not parity.broken_promises()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_promises_are_kept_at_the_size_of_photographs(reference: str) -> None:
+    parity = measure([ImageKind("RGB", 375, 500)], references=[reference], seed=3)
+    assert len(parity.rows) >= 30
     assert not parity.broken_promises()
 
 

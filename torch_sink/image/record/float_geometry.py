@@ -15,7 +15,7 @@ from torchvision.transforms.v2.functional._geometry import (
 from torch_sink.image.lower.geometry import NEAREST_MODES, integer_resize_fits
 from torch_sink.image.ops import Op
 from torch_sink.image.record.arguments import crop_fits, is_number, padding_fits, sides_of, size_of
-from torch_sink.image.record.one_column import resize_op
+from torch_sink.image.record.tensor_resize import resize_op
 from torch_sink.image.shared_memory import share_memory
 
 

@@ -17,8 +17,8 @@ from torch_sink.image.lazy_tensor import HANDLES, recorded
 from torch_sink.image.lower.geometry import NEAREST_MODES, integer_resize_fits
 from torch_sink.image.ops import WIDE_TYPES, Op
 from torch_sink.image.record.arguments import colour_of, crop_fits, padding_fits, sides_of, size_of
-from torch_sink.image.record.one_column import resize_op
 from torch_sink.image.record.tensor_argument import TensorArgument
+from torch_sink.image.record.tensor_resize import resize_op
 from torch_sink.image.record.tensor_values import is_expanded, record_maybe_in_place
 from torch_sink.image.shared_memory import share_memory
 
