@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torch_sink.errors import DecodeError, SinkError
+from torch_sink.image.damage import surviving_rows, try_decode
 from torch_sink.image.decode.decoded import Box
 from torch_sink.image.decode.providers import decodes_boxes
 from torch_sink.image.execute.describe import describe
@@ -21,7 +22,7 @@ from torch_sink.image.ops import Op, replay
 from torch_sink.image.packed import Packed
 from torch_sink.image.plan.atoms import Program
 from torch_sink.image.record.tensor_argument import with_unpacked
-from torch_sink.image.source import EncodedSource, FinishedSource, PixelSource, Source
+from torch_sink.image.source import FinishedSource, Source
 
 # row of the batch -> the programs of its image, one for each pass
 ProgramsByRow = dict[int, tuple[Program, ...]]
@@ -173,13 +174,13 @@ class LazyBatch(torch.Tensor):
     ) -> tuple[torch.Tensor, list[int] | None]:
         sources = self.packed.sources()
         programs = self._programs(sources) if in_kernels else {}
-        results = self._decoded(sources, programs, device) if in_kernels else [_try_decode(item) for item in sources]
+        results = self._decoded(sources, programs, device) if in_kernels else [try_decode(item) for item in sources]
         images = [results[at] for at in self.packed.entry_of_image]
         errors = {row: image for row, image in enumerate(images) if isinstance(image, DecodeError)}
         for _ in self.mixes:
             # Each image takes a part of the one before it, damage included.
             errors |= {(row + 1) % len(images): error for row, error in errors.items()}
-        rows = _surviving_rows(len(images), errors, on_decode_error)
+        rows = surviving_rows(len(images), errors, on_decode_error)
         if out is None:
             shape = (len(rows), *self.shape[1:])
             out = torch.empty(shape, dtype=dtype or self.dtype, device=device, memory_format=memory_format)
@@ -308,27 +309,3 @@ def _parsed_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dt
     kwargs.pop("copy", None)
     device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
     return device, dtype, memory_format
-
-
-def _try_decode(source: Source) -> Source | DecodeError:
-    """The source with its pixels made, or the error."""
-    if not isinstance(source, EncodedSource):
-        return source
-    try:
-        return PixelSource(source.decode(), source.path)
-    except DecodeError as error:
-        return error
-
-
-def _surviving_rows(count: int, errors: dict[int, DecodeError], policy: str) -> list[int]:
-    """Which images the rows of the result show, after skipping or replacing the damaged ones."""
-    if not errors:
-        return list(range(count))
-    first = min(errors)
-    if policy == "raise" or len(errors) == count:
-        error = errors[first]
-        raise DecodeError(error.path, first, error.reason) from error
-    good = [row for row in range(count) if row not in errors]
-    if policy == "skip":
-        return good
-    return [row if row not in errors else next((g for g in good if g > row), good[0]) for row in range(count)]

@@ -237,7 +237,6 @@ def _way(result: Any, before: tuple[Any, ...]) -> str:
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Puts back the generators of random numbers, the fallback counts, and where workers leave theirs."""
-    settings = state.active
     generators = random.getstate(), np.random.get_state()
     try:
         with ledger.set_aside(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -246,5 +245,3 @@ def _undisturbed() -> Iterator[None]:
     finally:
         random.setstate(generators[0])
         np.random.set_state(generators[1])
-        if settings is not None:
-            state.set_active(settings)
