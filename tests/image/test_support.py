@@ -16,7 +16,7 @@ from torchvision import transforms
 from torchvision.transforms import v2
 
 import torch_sink
-from torch_sink.image import state, support
+from torch_sink.image import fallback, state, support
 from torch_sink.image.support import FALLBACK, NOT_TRIED, PASSES, RECORDED, REFUSED, SupportRow
 from torch_sink.image.support_samples import Sample, functional_samples, transform_samples
 
@@ -192,9 +192,7 @@ def test_the_table_keeps_what_workers_counted() -> None:
     with torch_sink.image_backend("device", device="cpu"):
         settings = state.active
         assert settings is not None
-        folder = Path(settings.fallback_folder)
-        folder.mkdir(exist_ok=True)
-        (folder / "worker.json").write_text('[["blur", "no kernel", 2]]')
+        fallback._ChildFile(settings.fallback_folder).write(("blur", "no kernel"), 2)
         before = torch_sink.fallback_report().counts
         assert before["blur", "no kernel"] == 2
         torch_sink.support_table()

@@ -1,21 +1,20 @@
 """What ran in stock code on the CPU instead of on the device: how often, and why.
 
-Workers are separate processes, so each keeps its counts in a small file of its own in a folder that the training
-process named; the report adds them up. A worker that is killed loses what it counted in its last half second.
+Data workers and forked children are separate processes, so each keeps its counts in a small file of its own in a folder
+that the training process named; the report adds them up. Nothing that goes wrong with these files reaches user code.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
-import multiprocessing
 import os
 import secrets
 import shutil
 import sys
 import tempfile
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,9 @@ from pathlib import Path
 
 from torch_sink.errors import UnsupportedOperation
 
-_WRITE_EVERY_SECONDS = 0.5
+# An operation, and the reason why it was not recorded.
+Row = tuple[str, ...]
+_COUNT_DIGITS = 12
 
 
 class FallbackReport:
@@ -33,7 +34,7 @@ class FallbackReport:
         counts: {(operation, reason): how often}.
     """
 
-    def __init__(self, counts: Counter[tuple[str, str]]) -> None:
+    def __init__(self, counts: Counter[Row]) -> None:
         self.counts = counts
 
     def __bool__(self) -> bool:
@@ -54,39 +55,103 @@ class FallbackReport:
     __repr__ = __str__
 
 
+class _ChildFile:
+    """The counts of a child process, in a file of its own that the process which reports can read at any time.
+
+    One line a row: a count of fixed width, then what is counted. A new row is appended, a count is written over the
+    old one, so that whoever reads finds whole lines, and a child that is killed loses nothing.
+
+    Args:
+        folder: where the process that reports looks; made by the first child that has something to say.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.path = Path(folder) / f"{os.getpid()}_{secrets.token_hex(8)}"
+        self._places: dict[Row, int] = {}
+        self._end = 0
+
+    def write(self, row: Row, count: int) -> None:
+        """Writes one count. A disk that is full, or a folder that is gone, costs the report this count and no more."""
+        with contextlib.suppress(OSError):
+            file = self._open()
+            try:
+                if row in self._places:
+                    os.pwrite(file, b"%0*d" % (_COUNT_DIGITS, count), self._places[row])
+                else:
+                    line = b"%0*d %s\n" % (_COUNT_DIGITS, count, json.dumps(row).encode())
+                    os.pwrite(file, line, self._end)
+                    self._places[row], self._end = self._end, self._end + len(line)
+            finally:
+                os.close(file)
+
+    def _open(self) -> int:
+        try:
+            return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            if not _is_owner_alive(self.path.parent):
+                raise
+            self.path.parent.mkdir(mode=0o700, exist_ok=True)
+            return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _is_owner_alive(folder: Path) -> bool:
+    """Whether the process that named the folder can still remove it."""
+    return Path("/proc", folder.name.split("_")[-2]).exists()
+
+
+def _read_counts(folder: str) -> Iterator[tuple[Row, int]]:
+    for file in Path(folder).glob("*"):
+        with contextlib.suppress(OSError, ValueError):  # removed meanwhile, or no file of ours
+            *lines, _ = file.read_text().split("\n")  # behind the last whole line: one that is being written
+            for line in lines:
+                count, row = line.split(" ", 1)
+                yield tuple(json.loads(row)), int(count)
+
+
 class _Ledger:
-    """The counts of this process, and the folder that collects those of its workers."""
+    """The counts of this process, and where its children leave theirs.
+
+    A forked child begins with counts of its own: those of its parent stay the parent's.
+    """
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str]] = Counter()
+        self.counts: Counter[Row] = Counter()
         self.strict = False
-        self.folder: str | None = None
-        self.owner = 0
-        self.token = ""
+        self.folder = ""
+        self.file: _ChildFile | None = None
         self._lock = threading.Lock()
-        self._last_write = 0.0
+        self._named: list[str] = []
 
     def open(self, folder: str | None, strict: bool) -> str:
-        """Starts counting afresh. A worker passes the folder of its parent; without one, this process names its own.
+        """Starts counting afresh.
 
-        The folder is made by the first worker that has something to say.
+        Args:
+            folder: that of the parent, in a worker; None where this process reports, and names one.
+            strict: fallbacks raise.
+
+        Returns:
+            The folder. "" where there is no place for temporary files: the report then lacks the children's counts.
         """
         self.close()
         self.strict, self.counts = strict, Counter()
-        self.token = secrets.token_hex(8)
-        if folder is not None:
-            self.folder, self.owner = folder, 0
-        else:
-            self.folder = str(Path(tempfile.gettempdir()) / f"torch_sink_fallback_{self.token}")
-            self.owner = os.getpid()
+        self.folder = self._name_folder() if folder is None else folder
+        self.file = _ChildFile(folder) if folder else None
         return self.folder
+
+    def _name_folder(self) -> str:
+        try:
+            place = tempfile.gettempdir()
+        except OSError:
+            return ""
+        self._named.append(str(Path(place, f"torch_sink_fallback_{os.getpid()}_{secrets.token_hex(8)}")))
+        return self._named[-1]
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Puts back the counts of this process, and where its workers leave theirs."""
-        kept = {name: getattr(self, name) for name in ("counts", "strict", "folder", "owner", "token")}
+        """Puts back the counts of this process, and where its children leave theirs."""
+        kept = {name: getattr(self, name) for name in ("counts", "strict", "folder", "file")}
         # Without a folder of its own the ledger has none to clear.
-        self.folder, self.counts = None, Counter()
+        self.folder, self.counts, self.file = "", Counter(), None
         try:
             yield
         finally:
@@ -94,43 +159,38 @@ class _Ledger:
             vars(self).update(kept)
 
     def close(self) -> None:
-        """Removes what workers left."""
-        if self.folder is not None and self.owner == os.getpid():
+        """Removes what children left."""
+        if self.folder and self.file is None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
+    def close_all(self) -> None:
+        """At exit: also what children left after the backend was switched off."""
+        for folder in self._named:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def begin_in_child(self) -> None:
+        """After a fork: another thread of the parent may have held the lock."""
+        self._lock, self._named, self.counts = threading.Lock(), [], Counter()
+        self.file = _ChildFile(self.folder) if self.folder else None
+
     def add(self, operation: str, reason: str) -> None:
+        row = operation, reason
         with self._lock:
-            self.counts[operation, reason] += 1
-        if self.owner != os.getpid() and time.monotonic() - self._last_write > _WRITE_EVERY_SECONDS:
-            self.write()
+            self.counts[row] += 1
+            if self.file is not None:
+                self.file.write(row, self.counts[row])
 
-    def write(self) -> None:
-        """Leaves a worker's counts where its parent finds them."""
-        if self.folder is None or self.owner == os.getpid() or not self.counts:
-            return
-        self._last_write = time.monotonic()
-        with self._lock:
-            rows = [[operation, reason, count] for (operation, reason), count in self.counts.items()]
-        parent = multiprocessing.parent_process()
-        if parent is not None and not parent.is_alive():
-            return
-        target = Path(self.folder) / f"{self.token}.json"
-        target.parent.mkdir(mode=0o700, exist_ok=True)
-        partial = target.with_suffix(".partial")
-        partial.write_text(json.dumps(rows))
-        partial.replace(target)
-
-    def total(self) -> Counter[tuple[str, str]]:
+    def total(self) -> Counter[Row]:
         counts = Counter(self.counts)
-        if self.folder is not None and self.owner == os.getpid():
-            for file in Path(self.folder).glob("*.json"):
-                for operation, reason, count in json.loads(file.read_text()):
-                    counts[operation, reason] += count
+        if self.folder and self.file is None:
+            for row, count in _read_counts(self.folder):
+                counts[row] += count
         return counts
 
 
 ledger = _Ledger()
-atexit.register(ledger.close)
+atexit.register(ledger.close_all)
+os.register_at_fork(after_in_child=ledger.begin_in_child)
 _muted = threading.local()
 
 

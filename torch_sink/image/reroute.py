@@ -280,10 +280,7 @@ class WorkerLoop:
         # A worker never asks for a device; where its parent has not yet either, it makes the pixels itself.
         install(settings if settings.device else settings._replace(device="cpu"))
         ledger.open(settings.fallback_folder, settings.strict)
-        try:
-            return _stock_loop(self.module)(*args, **kwargs)
-        finally:
-            ledger.write()
+        return _stock_loop(self.module)(*args, **kwargs)
 
 
 def _stock_loop(module: str) -> Callable[..., Any]:

@@ -1,0 +1,244 @@
+"""What forked children report: each its own counts, all of them, in pools of every kind, and never an error."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import joblib
+import pytest
+from PIL import Image
+
+import torch_sink
+from image.cases import encoded, opener
+from torch_sink import fallback_report
+from torch_sink.image import fallback, state
+
+TASKS = 24
+
+# From Python 3.12 on, a fork warns when the process has threads.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+
+def darkness(index: int) -> int:
+    """What a user's own statistic does: it reads the pixels of a handle, which falls back once."""
+    image = opener(encoded(30, 31, index))().convert("RGB")
+    return image.histogram()[0]
+
+
+def reported() -> int:
+    return sum(fallback_report().counts.values())
+
+
+def map_in_pool(tasks: range) -> list[int]:
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        return pool.map(darkness, tasks, chunksize=1)
+
+
+def unordered_in_pool(tasks: range) -> list[int]:
+    """Ends in order, so that every child leaves by itself."""
+    pool = multiprocessing.get_context("fork").Pool(3)
+    results = list(pool.imap_unordered(darkness, tasks))
+    pool.close()
+    pool.join()
+    return results
+
+
+def one_child_a_task(tasks: range) -> list[int]:
+    with multiprocessing.get_context("fork").Pool(4, maxtasksperchild=1) as pool:
+        return pool.map(darkness, tasks, chunksize=1)
+
+
+def executor(tasks: range) -> list[int]:
+    with ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("fork")) as pool:
+        return list(pool.map(darkness, tasks))
+
+
+def joblib_processes(tasks: range) -> list[int]:
+    return joblib.Parallel(n_jobs=4, backend="multiprocessing")(joblib.delayed(darkness)(task) for task in tasks)
+
+
+def children_of_children(tasks: range) -> list[int]:
+    """`ProcessPoolExecutor` workers may have children of their own."""
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
+        return [result for half in pool.map(map_in_pool, (tasks[::2], tasks[1::2])) for result in half]
+
+
+def bare_forks(tasks: range) -> list[int]:
+    """Without multiprocessing, as web servers and `multiprocess`, which Hugging Face's datasets use, do it."""
+    for task in tasks:
+        in_child(lambda task=task: darkness(task))
+    return list(map(expected_of, tasks))
+
+
+def in_child(work: Callable[[], object]) -> None:
+    """Runs `work` in a forked child, which is killed right behind it: nothing is written at the end."""
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            work()
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL, "the child raised"
+
+
+def expected_of(index: int) -> int:
+    with torch_sink.image_backend("PIL"):
+        return darkness(index)
+
+
+KINDS = [map_in_pool, unordered_in_pool, one_child_a_task, executor, joblib_processes, children_of_children, bare_forks]
+
+
+@pytest.mark.parametrize("run", KINDS)
+def test_every_child_is_counted_once(run: Callable[[range], list[int]]) -> None:
+    expected = sorted(map(expected_of, range(TASKS)))
+    with torch_sink.image_backend("device", device="cpu"):
+        darkness(0)
+        assert sorted(run(range(TASKS))) == expected
+        assert reported() == 1 + TASKS
+        assert len(fallback_report()) == 1, str(fallback_report())
+
+
+def test_many_pools_one_after_the_other() -> None:
+    with torch_sink.image_backend("device", device="cpu"):
+        for pools in range(1, 26):
+            map_in_pool(range(8))
+            assert reported() == 8 * pools
+
+
+def test_a_child_counts_for_itself() -> None:
+    with torch_sink.image_backend("device", device="cpu"):
+        darkness(0)
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
+            assert pool.submit(reported).result() == 0
+            pool.submit(darkness, 1).result()
+            assert pool.submit(reported).result() == 1
+        assert reported() == 2
+
+
+def test_a_child_that_sets_the_backend_itself_reports_itself() -> None:
+    def in_its_own_backend() -> int:
+        with torch_sink.image_backend("device", device="cpu"):
+            darkness(1)
+            return reported()
+
+    with torch_sink.image_backend("device", device="cpu"):
+        in_child(lambda: in_its_own_backend() == 1 or os._exit(1))
+        darkness(0)
+        assert reported() == 1
+
+
+def test_a_fork_while_another_thread_counts() -> None:
+    with torch_sink.image_backend("device", device="cpu"), fallback.ledger._lock:
+        in_child(lambda: darkness(0))
+    with torch_sink.image_backend("device", device="cpu"):
+        counted = threading.Thread(target=darkness, args=(0,))
+        counted.start()
+        counted.join()
+        assert reported() == 1
+
+
+@contextlib.contextmanager
+def no_folder(folder: Path) -> Iterator[None]:
+    """A folder that cannot be made: a file is where it should be."""
+    folder.write_text("in the way")
+    yield
+    folder.unlink()
+
+
+@contextlib.contextmanager
+def full_disk(folder: Path) -> Iterator[None]:
+    stock = os.pwrite
+
+    def pwrite(*args: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    os.pwrite = pwrite
+    try:
+        yield
+    finally:
+        os.pwrite = stock
+
+
+@contextlib.contextmanager
+def foreign_files(folder: Path) -> Iterator[None]:
+    folder.mkdir()
+    (folder / "notes").write_text("not a count\n")
+    (folder / "bytes").write_bytes(b"\xff\xfe\n")
+    yield
+
+
+@pytest.mark.parametrize("damage", [no_folder, full_disk, foreign_files])
+def test_bookkeeping_raises_nothing_into_user_code(damage: Callable[[Path], Any]) -> None:
+    with torch_sink.image_backend("device", device="cpu"):
+        assert state.active is not None
+        with damage(Path(state.active.fallback_folder)):
+            assert map_in_pool(range(4)) == list(map(expected_of, range(4)))
+            darkness(0)
+            assert reported() >= 1
+
+
+def test_without_a_place_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_place() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(fallback.tempfile, "gettempdir", no_place)
+    with torch_sink.image_backend("device", device="cpu"):
+        darkness(0)
+        in_child(lambda: darkness(1))
+        assert reported() == 1
+
+
+def test_nothing_is_left_behind() -> None:
+    with torch_sink.image_backend("device", device="cpu"):
+        assert state.active is not None
+        folder = Path(state.active.fallback_folder)
+        assert not folder.exists()
+        in_child(lambda: darkness(0))
+        assert folder.exists()
+        with torch_sink.image_backend("device", device="cpu"):
+            assert folder.exists()
+    torch_sink.set_image_backend("device", device="cpu")
+    torch_sink.set_image_backend("PIL")
+    assert not folder.exists()
+    folder.mkdir()  # a child of before goes on
+    fallback.ledger.close_all()  # what runs at exit
+    assert not folder.exists()
+
+
+def test_a_child_without_a_parent_makes_no_folder() -> None:
+    folder = Path(tempfile.gettempdir(), "torch_sink_fallback_999999999_0")
+    fallback._ChildFile(str(folder)).write(("operation", "reason"), 1)
+    assert not folder.exists()
+
+
+def test_a_row_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    file = fallback._ChildFile(str(tmp_path))
+    for count in (1, 2, 3):
+        file.write(("blur", "no kernel\nfor it"), count)
+    file.write(("resize", "odd"), 7)
+    whole = file.path.read_bytes()
+    file.path.write_bytes(whole[:-3])
+    assert list(fallback._read_counts(str(tmp_path))) == [(("blur", "no kernel\nfor it"), 3)]
+
+
+def test_pixels_of_handles_from_a_pool() -> None:
+    """A pool may return handles: they cross as recipes and mean the same on the other side."""
+    with torch_sink.image_backend("device", device="cpu"):
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            images = pool.map(opened, range(3))
+        made = [image.tobytes() for image in images]
+    assert made == [opened(index).tobytes() for index in range(3)]
+
+
+def opened(index: int) -> Image.Image:
+    return opener(encoded(30, 31, index))().convert("RGB")
