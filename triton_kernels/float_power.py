@@ -15,7 +15,6 @@ _LN_2 = tl.constexpr(0.6931471805599453)
 # Beyond these float32 has only 0 and infinity.
 _SMALLEST_EXPONENT = tl.constexpr(-200.0)
 _LARGEST_EXPONENT = tl.constexpr(200.0)
-_NAN = tl.constexpr(float("nan"))
 
 
 @triton.jit
@@ -54,7 +53,7 @@ def power(value, exponent):
     result = tl.where(is_zero, 0.0, exp2_float64(bounded).to(tl.float32))
     half = exponent * 0.5
     of_negative = tl.where(half == tl.floor(half), result, -result)
-    of_negative = tl.where(exponent == tl.floor(exponent), of_negative, _NAN)
+    of_negative = tl.where(exponent == tl.floor(exponent), of_negative, float("nan"))
     result = tl.where(is_nan, value, tl.where(value < 0.0, of_negative, result))
     # For these torch multiplies.
     result = tl.where(exponent == 0.0, 1.0, tl.where(exponent == 1.0, value, result))

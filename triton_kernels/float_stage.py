@@ -37,6 +37,7 @@ from .float_statistics import apply_statistic, gather_statistic, write_equalize_
 from .float_tail import apply_float_point
 from .float_warp import turn, warp_grid
 from .mix import mix_float
+from .options import compiler_options
 from .program import (
     CHANNELS,
     ERASE,
@@ -198,7 +199,7 @@ def float_stage_kernel(
 
 # Half as many pixels a thread as a light uint8 stage has, so that no registers are spilled.
 FLOAT_WARPS = 8
-# Left to itself, NVIDIA's assembler spills a few bytes to keep to 64 registers. AMD's compiler has no such option.
+# Left to itself, NVIDIA's assembler spills a few bytes to keep to 64 registers.
 FLOAT_REGISTERS = 128
 
 
@@ -230,10 +231,8 @@ def run_float_stage(
     if not len(tiles):
         return
     block_y, block_x = rows_and_columns
-    # Where torch's own kernels fuse a multiply and an add, the kernel says so; nowhere else may it happen.
     float_stage_kernel[(len(tiles),)](
         workspace, floats, output, jobs, operations, tables, tiles, records, gray_sums, value_tables,
         IS_LAST=is_last, HAS_STATISTIC=has_statistic, IS_HEAVY=is_heavy,
-        BLOCK_Y=block_y, BLOCK_X=block_x, num_warps=FLOAT_WARPS, enable_fp_fusion=False,
-        **({} if torch.version.hip else {"maxnreg": FLOAT_REGISTERS}),
+        BLOCK_Y=block_y, BLOCK_X=block_x, **compiler_options(FLOAT_WARPS, FLOAT_REGISTERS),
     )  # fmt: skip

@@ -21,6 +21,7 @@ from .fetch import fetch, load_view
 from .grid import sample_grid
 from .histogram import count_values, write_tables
 from .mix import mix
+from .options import compiler_options
 from .pixel_math import colour, gray_value, rounded
 from .program import (
     AFFINE,
@@ -255,7 +256,7 @@ def tile_shape(*, interpreted: bool) -> tuple[int, int]:
 
 
 def most_registers(*, has_float64: bool, has_erase: bool) -> int | None:
-    """`maxnreg` on NVIDIA's GPUs, None where the compiler may choose. AMD's compiler has no such option."""
+    """`maxnreg` on NVIDIA's GPUs, None where the compiler may choose."""
     return None if has_float64 or has_erase else LIGHT_REGISTERS
 
 
@@ -279,11 +280,9 @@ def run_stage(
     if not len(tiles):
         return
     block_y, block_x = rows_and_columns
-    registers = None if torch.version.hip else most_registers(has_float64=has_float64, has_erase=has_erase)
-    # Equal bits: a multiply and an add may not become one rounding.
+    registers = most_registers(has_float64=has_float64, has_erase=has_erase)
     stage_kernel[(len(tiles),)](
         workspace, output, jobs, operations, tables, tiles, histograms, value_tables,
         IS_LAST=is_last, HAS_FLOAT64=has_float64, HAS_STATISTIC=has_statistic, HAS_ERASE=has_erase,
-        BLOCK_Y=block_y, BLOCK_X=block_x, num_warps=FLOAT64_WARPS if has_float64 else WARPS, enable_fp_fusion=False,
-        **({} if registers is None else {"maxnreg": registers}),
+        BLOCK_Y=block_y, BLOCK_X=block_x, **compiler_options(FLOAT64_WARPS if has_float64 else WARPS, registers),
     )  # fmt: skip

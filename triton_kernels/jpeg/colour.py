@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..options import compiler_options
 from ..pixel_math import luminance
 from .layout import COMPONENTS, HEIGHT, WIDTH
 from .owners import assign_owners
@@ -172,5 +173,6 @@ def run_colour(
     if len(tile_images):
         assign_owners(windows, tile_images, first=FIRST_PIXEL_TILE, count=PIXEL_TILES)
         colour_kernel[(len(tile_images),)](
-            planes, pixels, images, windows, tile_images, BLOCK_Y=shape.rows, BLOCK_X=shape.columns, num_warps=WARPS
-        )
+            planes, pixels, images, windows, tile_images, BLOCK_Y=shape.rows, BLOCK_X=shape.columns,
+            **compiler_options(WARPS),
+        )  # fmt: skip

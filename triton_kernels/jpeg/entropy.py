@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 import triton
 
+from ..options import compiler_options
 from .dc import dc_kernel
 from .layout import FIRST_LANE, LANES
 from .lookup import FIRST_ENTRIES, LOOKUP_ENTRIES, lookup_kernel
@@ -204,17 +205,18 @@ def decode_coefficients(
     lane_bytes = shape.bits // 8
     block = most if interpreted else min(most, BLOCK_BYTES // lane_bytes)
     of_lanes = (buffers.lanes // block,)
-    constants = {"LANE_BYTES": lane_bytes, "BLOCK": block}
+    constants = {"LANE_BYTES": lane_bytes, "BLOCK": block, **compiler_options()}
+    sums = {"BLOCK": BLOCK, **compiler_options()}
     stuffed = (stream, segments, lane_segments)
     count_unstuffed_kernel[of_lanes](*stuffed, buffers.kept, buffers.status, **constants)
-    sum_before_kernel[of_segments](buffers.kept, buffers.kept_before, segment_bytes, segments, BLOCK=BLOCK)
+    sum_before_kernel[of_segments](buffers.kept, buffers.kept_before, segment_bytes, segments, **sums)
     unstuff_kernel[of_lanes](*stuffed, buffers.kept_before, segment_bytes, unstuffed, **constants)
 
     block = triton.next_power_of_2(LOOKUP_ENTRIES.value) if interpreted else FIRST_ENTRIES.value
-    lookup_kernel[(len(huffman),)](huffman, lookups, BLOCK=block)
+    lookup_kernel[(len(huffman),)](huffman, lookups, BLOCK=block, **compiler_options())
 
     of_lanes = (buffers.lanes // most,)
-    constants = {"LANE_BITS": shape.bits, "BLOCK": most, "num_warps": 1}
+    constants = {"LANE_BITS": shape.bits, "BLOCK": most, **compiler_options(warps=1)}
     lanes = (segments, segment_bytes, lane_segments)
     coded = (unstuffed, *lanes, images, lookups, entries, exits)
     warm_up_kernel[of_lanes](*coded, buffers.blocks, WARM_UP_BITS=shape.warm_up_bits, **constants)
@@ -224,9 +226,8 @@ def decode_coefficients(
         if interpreted and not lists[number][1][0]:
             break  # on a device nobody looks: a round without work costs its launch
         round_kernel[of_lanes](*coded, buffers.blocks, *lists[number], *lists[number + 1], **constants)
-    sums = (buffers.blocks_before, buffers.segment_blocks)
-    sum_before_kernel[of_segments](buffers.blocks, *sums, segments, BLOCK=BLOCK)
+    sum_before_kernel[of_segments](buffers.blocks, buffers.blocks_before, buffers.segment_blocks, segments, **sums)
     write_kernel[of_lanes](*coded, buffers.blocks_before, buffers.coefficients, buffers.status, **constants)
 
-    dc_kernel[(len(segments), 3)](segments, images, buffers.coefficients, BLOCK=BLOCK)
+    dc_kernel[(len(segments), 3)](segments, images, buffers.coefficients, BLOCK=BLOCK, **compiler_options())
     return buffers.coefficients, buffers.status

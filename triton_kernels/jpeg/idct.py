@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..options import compiler_options
 from .layout import (
     FIRST_BLOCK,
     MCUS_PER_ROW,
@@ -227,5 +228,6 @@ def run_idct(
     if len(tile_images):
         assign_owners(windows, tile_images, first=FIRST_BLOCK_TILE, count=BLOCK_TILES)
         idct_kernel[(len(tile_images),)](
-            coefficients, quantisation, planes, images, windows, tile_images, BLOCKS=shape.blocks, num_warps=WARPS
-        )
+            coefficients, quantisation, planes, images, windows, tile_images, BLOCKS=shape.blocks,
+            **compiler_options(WARPS),
+        )  # fmt: skip

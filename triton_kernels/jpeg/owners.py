@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..options import compiler_options
+
 NO_OWNER = tl.constexpr(-1)
 BLOCK = 1024
 
@@ -37,5 +39,11 @@ def assign_owners(table: torch.Tensor, owners: torch.Tensor, *, first: tl.conste
     owners.fill_(NO_OWNER.value)
     columns = table.shape[1]
     assign_kernel[(len(table),)](
-        table, owners, COLUMNS=columns, FIRST=first.value, COUNT=count.value, BLOCK=BLOCK, num_warps=1
+        table,
+        owners,
+        COLUMNS=columns,
+        FIRST=first.value,
+        COUNT=count.value,
+        BLOCK=BLOCK,
+        **compiler_options(warps=1),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from ..options import WARPS
 from .colour import WARPS as COLOUR_WARPS
 from .colour import colour_kernel
 from .dc import dc_kernel
@@ -41,7 +42,6 @@ _TYPES = {
     "planes": "*u8",
     "pixels": "*u8",
 }
-_DEFAULT_WARPS = 4
 
 
 class JpegVariant(NamedTuple):
@@ -93,10 +93,10 @@ def jpeg_variants(threads_of_warp: int) -> Iterator[JpegVariant]:
     for shape in LANE_SHAPES:
         lane_bytes = shape.bits // 8
         constants = {"LANE_BYTES": lane_bytes, "BLOCK": max(1, BLOCK_BYTES // lane_bytes)}
-        yield JpegVariant(count_unstuffed_kernel, f"jpeg count, {shape.bits} bits", constants, _DEFAULT_WARPS)
-        yield JpegVariant(unstuff_kernel, f"jpeg unstuff, {shape.bits} bits", constants, _DEFAULT_WARPS)
-    yield JpegVariant(sum_before_kernel, "jpeg sums", {"BLOCK": BLOCK}, _DEFAULT_WARPS)
-    yield JpegVariant(lookup_kernel, "jpeg tables", {"BLOCK": FIRST_ENTRIES.value}, _DEFAULT_WARPS)
+        yield JpegVariant(count_unstuffed_kernel, f"jpeg count, {shape.bits} bits", constants, WARPS)
+        yield JpegVariant(unstuff_kernel, f"jpeg unstuff, {shape.bits} bits", constants, WARPS)
+    yield JpegVariant(sum_before_kernel, "jpeg sums", {"BLOCK": BLOCK}, WARPS)
+    yield JpegVariant(lookup_kernel, "jpeg tables", {"BLOCK": FIRST_ENTRIES.value}, WARPS)
     symbols = SYMBOLS_A_TURN.value
     for shape in LANE_SHAPES:
         constants = {"LANE_BITS": shape.bits, "BLOCK": threads_of_warp}
@@ -105,7 +105,7 @@ def jpeg_variants(threads_of_warp: int) -> Iterator[JpegVariant]:
         yield JpegVariant(compare_kernel, f"jpeg compare, {shape.bits} bits", constants, 1)
         yield JpegVariant(round_kernel, f"jpeg round, {shape.bits} bits", constants, 1, symbols)
         yield JpegVariant(write_kernel, f"jpeg write, {shape.bits} bits", constants, 1, symbols)
-    yield JpegVariant(dc_kernel, "jpeg DC", {"BLOCK": BLOCK}, _DEFAULT_WARPS)
+    yield JpegVariant(dc_kernel, "jpeg DC", {"BLOCK": BLOCK}, WARPS)
     yield JpegVariant(idct_kernel, "jpeg inverse transform", {"BLOCKS": TILE_SHAPE.blocks}, IDCT_WARPS)
     constants = {"BLOCK_Y": TILE_SHAPE.rows, "BLOCK_X": TILE_SHAPE.columns}
     yield JpegVariant(colour_kernel, "jpeg colour", constants, COLOUR_WARPS)

@@ -1,0 +1,87 @@
+"""Triton without a device: kernels are launched through its JIT as on an H100, and compiled as far as PTX."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton.backends import backends
+from triton.backends.compiler import GPUTarget
+
+TARGET = GPUTarget("cuda", 90, 32)
+SHARED_BYTES = 227 * 1024  # that one program may have
+STOCK = backends["nvidia"]
+
+Launch = Callable[[Any, Any, tuple[int, int, int], tuple[Any, ...]], None]
+
+
+class PtxBackend(STOCK.compiler):  # type: ignore[name-defined]
+    """Triton's compiler for NVIDIA's GPUs, which leaves out the assembler."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        super().__init__(target)
+        self.binary_ext = "ptx"
+
+    def add_stages(self, stages: dict[str, Any], options: Any, language: Any) -> None:
+        super().add_stages(stages, options, language)
+        del stages["cubin"]
+
+    def hash(self) -> str:
+        """Another than the stock compiler's: what it leaves in Triton's cache is of no use to a device."""
+        return f"{super().hash()}-ptx"
+
+
+class TargetDriver:
+    """What Triton asks of a driver: the name of a target, and somebody who takes launches."""
+
+    def __init__(self, launch: Launch) -> None:
+        properties = {"max_shared_mem": SHARED_BYTES}
+        self.utils = SimpleNamespace(
+            get_device_properties=lambda device: properties,
+            load_binary=lambda name, binary, shared, device: (object(), name, 0, 0, 1024),
+            unload_module=lambda module: None,
+        )
+        self._launch = launch
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        """The launcher of one compiled kernel, with the arguments that Triton gives it."""
+
+        def run(x: int, y: int, z: int, stream: int, function: str, packed: Any, about: Any, *rest: Any) -> None:
+            self._launch(source, metadata, (x, y, z), rest[2:])  # after the hooks of enter and exit
+
+        return run
+
+    def get_current_device(self) -> str:
+        # Triton keeps compiled kernels by device: no real one has this number.
+        return "target"
+
+    def get_current_stream(self, device: str) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return TARGET
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+@contextlib.contextmanager
+def target_only(launch: Launch) -> Iterator[None]:
+    """Every launch of a kernel is compiled for the target and handed to `launch`, with tensors of the CPU.
+
+    Args:
+        launch: takes Triton's source, which names the kernel and its constants, the metadata of what was compiled, the
+            grid and the arguments.
+    """
+    config = triton.runtime.driver
+    active = config._active
+    backends["nvidia"] = type(STOCK)(compiler=PtxBackend, driver=STOCK.driver)
+    config.set_active(TargetDriver(launch))
+    try:
+        yield
+    finally:
+        backends["nvidia"], config._active = STOCK, active

@@ -1,0 +1,62 @@
+"""Every kernel can be launched through Triton's JIT: nothing raises or warns between the project and a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torchvision.transforms import v2
+
+import torch_sink
+from kernels.compiled.target import target_only
+from kernels.jpeg_cases import encode, open_file, photo
+from kernels.test_variants import launch
+from torch_sink.cli.photos import make_photo
+from torch_sink.image.decode.jpeg_batch import pack_jpegs
+from torch_sink.image.decode.jpeg_decoder import JpegDecoder
+from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES
+from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
+from torch_sink.triton_kernels.options import compiler_options
+from torch_sink.triton_kernels.variants import variants
+
+
+def launch_pipelines() -> None:
+    of_floats = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Resize(12)])
+    with torch_sink.image_backend("device", device="meta"):
+        launch(v2.PILToTensor()(make_photo(16, 16, 0)))
+        launch(of_floats(make_photo(16, 16, 0)))
+
+
+def launch_decoder() -> None:
+    file = open_file(encode(photo(16, 16)))
+    assert file is not None
+    capacity = pack_jpegs([file], LANE_SHAPES[0].bits).capacity
+    JpegDecoder(capacity, LANE_SHAPES[0], torch.device("cpu"), interpreted=False).launch()
+
+
+@pytest.fixture(scope="module")
+def launched() -> list[tuple[str, Any]]:
+    """(name, metadata) of every launch."""
+    found: list[tuple[str, Any]] = []
+    with target_only(lambda source, metadata, grid, arguments: found.append((source.fn.__name__, metadata))):
+        launch_pipelines()
+        launch_decoder()
+    return found
+
+
+def test_every_kernel_can_be_launched(launched: list[tuple[str, Any]]) -> None:
+    listed = {variant.kernel.__name__ for variant in (*variants(), *jpeg_variants(32))}
+    assert {name for name, _ in launched} == listed
+
+
+def test_no_launch_lets_the_compiler_fuse(launched: list[tuple[str, Any]]) -> None:
+    assert not {name for name, metadata in launched if metadata.enable_fp_fusion}
+
+
+def test_only_nvidias_compiler_is_asked_for_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cuda, hip, given in (("13.0", None, True), (None, "7.1", False), (None, None, False)):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch.version, "hip", hip)
+        assert ("maxnreg" in compiler_options(4, 80)) == given
+        assert "maxnreg" not in compiler_options(4)
