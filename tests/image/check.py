@@ -15,7 +15,6 @@ from torch.utils.data import default_collate
 
 import torch_sink
 from torch_sink.image.batch import LazyBatch
-from torch_sink.image.decode import providers as decode
 from torch_sink.image.lazy_tensor import HANDLES
 from torch_sink.image.packed import pack_batch
 
@@ -78,17 +77,13 @@ def assert_keeps(promise: Promise, actual: torch.Tensor, expected: torch.Tensor)
 
 @contextmanager
 def kernels_on(device: str) -> Iterator[None]:
-    """Checks inside run the kernels on a device, on pixels that Pillow decoded: its bits are the reference."""
-    usable = decode.providers_for
-
-    def exact_providers(where: torch.device) -> list[decode.Provider]:
-        return [provider for provider in usable(where) if provider.exact]
-
+    """Checks inside run the kernels of the operations on a device, on pixels that Pillow decoded."""
     token = _device.set(device)
+    torch_sink.set_decode_provider("pillow")
     try:
-        with mock.patch.object(decode, "providers_for", exact_providers):
-            yield
+        yield
     finally:
+        torch_sink.set_decode_provider(None)
         _device.reset(token)
 
 

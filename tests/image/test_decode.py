@@ -103,5 +103,12 @@ def test_pixels_on_a_device() -> None:
     images = decode_images(FILES, device="cuda")
     for image, data in zip(images, FILES, strict=True):
         assert image.device.type == "cuda"
+        assert torch.equal(image.cpu(), stock(data, "RGB"))
+
+
+@pytest.mark.cuda
+def test_nvjpeg_where_it_is_named() -> None:
+    images = decode_images(FILES, device="cuda", provider="nvjpeg")
+    for image, data in zip(images, FILES, strict=True):
         difference = (image.cpu().int() - stock(data, "RGB").int()).abs().float().mean().item()
         assert difference < 2.0

@@ -133,12 +133,17 @@ def _check_decoder() -> Finding:
     from PIL import features
 
     import torch_sink
+    from torch_sink.image.decode.proof import prove
     from torch_sink.image.decode.providers import candidates
     from torch_sink.image.state import default_device
 
-    providers = [provider.name for provider in candidates(torch.device(default_device()))]
+    device = torch.device(default_device())
+    providers = [provider.name for provider in candidates(device)]
     if not providers or not features.check("jpg"):
         return Finding("decoder", "broken", "Pillow was built without JPEG", "pip install --force-reinstall pillow")
+    if providers[0] == "triton" and not (found := prove(device)).holds:
+        detail = f"Pillow's threads decode JPEG files, for the kernels cannot: {found.reason}"
+        return Finding("decoder", "broken", detail, "see the line about kernels; else report it with this line")
     detail = f"{providers[0]} decodes"
     detail += f"; what it cannot take goes to {', '.join(providers[1:])}" if len(providers) > 1 else ""
     asked = [name for name in torch_sink.decode_providers() if name not in providers]

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 import torch
 from image.cases import encoded, opener
-from image.check import check_pipeline, device_in_use
+from image.check import INTERPRETED, check_pipeline, device_in_use
 from image.jpeg_files import (
     CONTENTS,
     DAMAGES,
@@ -33,6 +33,7 @@ import torch_sink
 from kernels.jpeg_cases import new_decoder, open_file, pixels_of
 from torch_sink import decode_images, decode_providers
 from torch_sink.image.decode import jpeg as jpeg_decode
+from torch_sink.image.decode import proof
 from torch_sink.image.decode.decoded import Box
 from torch_sink.image.decode.jpeg_batch import Capacity, pack_jpegs
 from torch_sink.image.decode.jpeg_decoder import JpegDecoder
@@ -41,7 +42,7 @@ from torch_sink.image.decode.providers import decode_sources
 from torch_sink.image.source import EncodedSource, encoded_source
 from torch_sink.triton_kernels.jpeg.colour import colour_kernel
 from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES, LaneShape
-from torch_sink.triton_kernels.jpeg.window import INTERPRETED_TILE_SHAPE
+from torch_sink.triton_kernels.jpeg.window import tile_shape
 
 SIZES = [(1, 1), (3, 17), (8, 8), (5, 33), (33, 31)]
 
@@ -179,7 +180,8 @@ def opened_batches() -> list[list[JpegFile]]:
 
 def test_one_decoder_for_batch_after_batch() -> None:
     shape = LaneShape(128, 128, 8)
-    opened = [(files, pack_jpegs(files, shape.bits, INTERPRETED_TILE_SHAPE)) for files in opened_batches()]
+    tile = tile_shape(interpreted=INTERPRETED)
+    opened = [(files, pack_jpegs(files, shape.bits, tile)) for files in opened_batches()]
     sizes = [batch.capacity for _, batch in opened]
     decoder = new_decoder(Capacity(*map(max, *sizes)), shape)
     for files, batch in opened:
@@ -188,7 +190,7 @@ def test_one_decoder_for_batch_after_batch() -> None:
         assert not decoder.status.any()
         for file, pixels in zip(files, pixels_of(decoder, files, batch), strict=True):
             assert torch.equal(pixels, stock(file.source.data, file.source.mode))
-    small = JpegDecoder(sizes[1], shape, torch.device("cpu"), interpreted=True)
+    small = JpegDecoder(sizes[1], shape, torch.device(device_in_use()), interpreted=INTERPRETED)
     with pytest.raises(ValueError, match="there is room for"):
         small.load(opened[0][1])
 
@@ -240,7 +242,8 @@ def test_batches_decode_what_their_crops_read() -> None:
 
 @pytest.mark.usefixtures("_decoded_by_kernels")
 def test_the_plan_and_the_list_of_providers_name_the_kernels() -> None:
-    assert decode_providers()[-2:] == ["triton", "pillow"]
+    assert decode_providers()[0] == "triton"
+    assert decode_providers()[-1] == "pillow"
     with torch_sink.image_backend("device", device=device_in_use()):
         handles = [
             v1.Compose([v1.Resize((4, 4)), v1.ToTensor()])(Image.open(io.BytesIO(data)))
@@ -250,6 +253,24 @@ def test_the_plan_and_the_list_of_providers_name_the_kernels() -> None:
         assert str(batch.plan).startswith("decode: 1 by triton, 1 by pillow")
 
 
-def test_nobody_decodes_with_the_kernels_unasked() -> None:
+@pytest.mark.skipif(not INTERPRETED, reason="a device decodes with them unasked")
+def test_the_interpreter_does_not_decode_unasked() -> None:
     with mock.patch.object(jpeg_decode, "decode_jpegs", side_effect=AssertionError):
         decode_images([jpeg(8, 8)], device=device_in_use())
+
+
+def test_the_kernels_prove_themselves() -> None:
+    assert proof.prove(torch.device(device_in_use())) == proof.Verdict(True)
+
+
+def test_a_fault_of_one_sampling_is_found() -> None:
+    make_pixels = JpegDecoder.make_pixels
+
+    def without_one_bit(decoder: JpegDecoder) -> None:
+        make_pixels(decoder)
+        decoder.pixels[-20] ^= 1  # of the cropped file, the last
+
+    with mock.patch.object(JpegDecoder, "make_pixels", without_one_bit):
+        found = proof.prove(torch.device(device_in_use()))
+    assert not found.holds
+    assert "1 of 1980 values of a 4:2:0, cropped file differ" in found.reason

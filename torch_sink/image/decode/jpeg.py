@@ -13,7 +13,7 @@ from torch_sink.image.decode.jpeg_batch import pack_jpegs
 from torch_sink.image.decode.jpeg_decoder import JpegDecoder
 from torch_sink.image.decode.jpeg_file import JpegFile, block_count, jpeg_file
 from torch_sink.image.source import EncodedSource
-from torch_sink.triton_kernels.jpeg.entropy import choose_lane_shape
+from torch_sink.triton_kernels.jpeg.entropy import LaneShape, choose_lane_shape
 from torch_sink.triton_kernels.jpeg.window import tile_shape
 
 # Blocks of a launch: 1 GiB of coefficients, which 1,000 photographs of 500 x 375 have.
@@ -40,7 +40,10 @@ class _Launched(NamedTuple):
 
 
 def decode_jpegs(
-    sources: Sequence[EncodedSource], boxes: Sequence[Box | None], device: torch.device
+    sources: Sequence[EncodedSource],
+    boxes: Sequence[Box | None],
+    device: torch.device,
+    shape: LaneShape | None = None,
 ) -> list[Decoded | None]:
     """Decodes files whose headers name a scan.
 
@@ -48,6 +51,7 @@ def decode_jpegs(
         sources: the files.
         boxes: the part of each image that is wanted; None for all of it.
         device: where; the CPU in a process with Triton's interpreter.
+        shape: of the lanes; by default what suits the size of the batch.
 
     Returns:
         The pixels of each image, planes of channels; None where a check failed, and libjpeg has to look at the file.
@@ -57,7 +61,7 @@ def decode_jpegs(
     results: list[Decoded | None] = [None] * len(sources)
     # Triton launches on the current device, wherever the tensors are.
     with nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index):
-        launched = [_launch(files, device) for files in _chunks([file for file in found if file is not None])]
+        launched = [_launch(files, device, shape) for files in _chunks([file for file in found if file is not None])]
     decoded = iter([image for batch in launched for image in _finish(batch)])
     for at in places:
         image = next(decoded)
@@ -84,10 +88,11 @@ def _chunks(files: Sequence[JpegFile]) -> Iterator[list[JpegFile]]:
         yield group
 
 
-def _launch(files: Sequence[JpegFile], device: torch.device) -> _Launched:
+def _launch(files: Sequence[JpegFile], device: torch.device, shape: LaneShape | None) -> _Launched:
     interpreted = device.type == "cpu"
-    scan_bytes = sum(length for file in files for _, length in file.segments)
-    shape = choose_lane_shape(scan_bytes, interpreted=interpreted)
+    if shape is None:
+        scan_bytes = sum(length for file in files for _, length in file.segments)
+        shape = choose_lane_shape(scan_bytes, interpreted=interpreted)
     batch = pack_jpegs(files, shape.bits, tile_shape(interpreted=interpreted), pinned=not interpreted)
     decoder = JpegDecoder(batch.capacity, shape, device, interpreted=interpreted)
     decoder.load(batch)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from torch_sink.errors import DecodeError
+from torch_sink.image.decode import proof
 from torch_sink.image.decode.decoded import Box, Decoded
 from torch_sink.image.source import EncodedSource, PixelSource
 from torch_sink.image.state import default_device
@@ -23,18 +23,22 @@ class Provider(Protocol):
 
     Attributes:
         name: as `decode_images(provider=...)` takes it.
-        exact: its pixels are Pillow's, bit for bit.
-        by_default: it works for images unasked; else only where it is named.
+        exact: its pixels are Pillow's, bit for bit; another one decodes only where it is named.
         decodes_boxes: it saves work where only a part of an image is needed.
     """
 
     name: str
     exact: bool
-    by_default: bool
     decodes_boxes: bool
 
     def usable(self, device: torch.device) -> bool:
         """True where this provider works for images wanted on `device`."""
+
+    def by_default(self, device: torch.device) -> bool:
+        """True where it is worth asking unasked-for, which `is_right` then answers; costs nothing."""
+
+    def is_right(self, device: torch.device) -> bool:
+        """True where its pixels are Pillow's on `device`; asked before it decodes without having been named."""
 
     def takes(self, source: EncodedSource | PixelSource) -> bool:
         """True when this provider can decode this image."""
@@ -63,63 +67,6 @@ def _register(provider: type[Provider]) -> type[Provider]:
 
 
 @_register
-class NvjpegProvider:
-    """NVIDIA's decoder, through torchvision.
-
-    Takes files without subsampled chroma only: torchvision cannot ask nvJPEG for smooth chroma, and nearest chroma is
-    further from Pillow than this package promises.
-    """
-
-    name = "nvjpeg"
-    exact = False
-    by_default = True
-    decodes_boxes = False
-
-    def usable(self, device: torch.device) -> bool:
-        return device.type == "cuda" and torch.cuda.is_available() and torch.version.cuda is not None
-
-    def takes(self, source: EncodedSource | PixelSource) -> bool:
-        if not isinstance(source, EncodedSource):
-            return False
-        header = source.header
-        return (
-            header.full_chroma
-            and not header.progressive
-            and not header.adobe
-            and header.mode != "CMYK"
-            and (source.mode == "RGB" or header.mode == "L")
-        )
-
-    def decode(
-        self, sources: Sequence[EncodedSource | PixelSource], device: torch.device, boxes: Sequence[Box | None]
-    ) -> list[Decoded | DecodeError]:
-        from torchvision.io import ImageReadMode, decode_jpeg
-
-        results: list[Decoded | DecodeError] = [DecodeError("", -1, "")] * len(sources)
-        # The hardware decoder of Hopper writes when it is called, not in stream order: memory that an earlier kernel
-        # of this stream still reads must not be handed to it.
-        torch.cuda.current_stream(device).synchronize()  # host sync
-        for mode in ("RGB", "L"):
-            chosen = [at for at, source in enumerate(sources) if source.mode == mode]
-            if not chosen:
-                continue
-            data = [torch.frombuffer(bytearray(sources[at].data), dtype=torch.uint8) for at in chosen]  # type: ignore[union-attr]
-            read_mode = ImageReadMode.RGB if mode == "RGB" else ImageReadMode.GRAY
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    images = decode_jpeg(data, mode=read_mode, device=device)
-            except RuntimeError:
-                # One broken stream fails the whole list; Pillow says which, and decodes the rest.
-                for at, result in zip(chosen, _pillow([sources[at] for at in chosen], device), strict=True):
-                    results[at] = result
-                continue
-            for at, image in zip(chosen, images, strict=True):
-                results[at] = Decoded(image.contiguous(), channels_last=False)
-        return results
-
-
-@_register
 class TritonProvider:
     """The kernels of this package, on any GPU that Triton compiles for, or in its interpreter.
 
@@ -129,13 +76,18 @@ class TritonProvider:
 
     name = "triton"
     exact = True
-    by_default = False
     decodes_boxes = True
 
     def usable(self, device: torch.device) -> bool:
         if device.type == "cpu":
             return os.environ.get("TRITON_INTERPRET") == "1"
         return device.type == "cuda" and torch.cuda.is_available()
+
+    def by_default(self, device: torch.device) -> bool:
+        return device.type != "cpu" and not proof.is_refuted(device)
+
+    def is_right(self, device: torch.device) -> bool:
+        return proof.verdict(device).holds
 
     def takes(self, source: EncodedSource | PixelSource) -> bool:
         return isinstance(source, EncodedSource) and source.header.scan is not None
@@ -152,15 +104,97 @@ class TritonProvider:
 
 
 @_register
+class NvjpegProvider:
+    """NVIDIA's decoder, through torchvision: other roundings than libjpeg's, so only where it is named.
+
+    Takes files without subsampled chroma: torchvision cannot ask nvJPEG for smooth chroma, and nearest chroma is
+    further from Pillow than a few levels.
+    """
+
+    name = "nvjpeg"
+    exact = False
+    decodes_boxes = False
+
+    def usable(self, device: torch.device) -> bool:
+        return device.type == "cuda" and torch.cuda.is_available() and _nvjpeg() is not None
+
+    def by_default(self, device: torch.device) -> bool:
+        return False
+
+    def is_right(self, device: torch.device) -> bool:
+        return False
+
+    def takes(self, source: EncodedSource | PixelSource) -> bool:
+        if not isinstance(source, EncodedSource):
+            return False
+        header = source.header
+        return (
+            header.full_chroma
+            and not header.progressive
+            and not header.adobe
+            and header.mode != "CMYK"
+            and (source.mode == "RGB" or header.mode == "L")
+        )
+
+    def decode(
+        self, sources: Sequence[EncodedSource | PixelSource], device: torch.device, boxes: Sequence[Box | None]
+    ) -> list[Decoded | DecodeError]:
+        from torchvision.io import ImageReadMode
+
+        decode = _nvjpeg()
+        assert decode is not None  # it is usable
+        if device.index is None:
+            # torchvision keeps one decoder, and makes another for "cuda" than for the "cuda:0" that it means.
+            device = torch.device(device.type, torch.cuda.current_device())
+        results: list[Decoded | DecodeError] = [DecodeError("", -1, "")] * len(sources)
+        # The hardware decoder of Hopper writes when it is called, not in stream order: memory that an earlier kernel
+        # of this stream still reads must not be handed to it.
+        torch.cuda.current_stream(device).synchronize()  # host sync
+        for mode, read_mode in (("RGB", ImageReadMode.RGB), ("L", ImageReadMode.GRAY)):
+            chosen = [at for at, source in enumerate(sources) if source.mode == mode]
+            if not chosen:
+                continue
+            data = [torch.frombuffer(bytearray(sources[at].data), dtype=torch.uint8) for at in chosen]  # type: ignore[union-attr]
+            try:
+                images = decode(data, read_mode.value, device)
+            except RuntimeError:
+                # Streams of torchvision's own may still write to the images that it has given up.
+                torch.cuda.synchronize(device)  # host sync
+                # One broken file fails the whole list; Pillow says which, and decodes the rest.
+                for at, result in zip(chosen, _pillow([sources[at] for at in chosen], device), strict=True):
+                    results[at] = result
+                continue
+            for at, image in zip(chosen, images, strict=True):
+                results[at] = Decoded(image.contiguous(), channels_last=False)
+        return results
+
+
+@functools.cache
+def _nvjpeg() -> Callable[..., list[torch.Tensor]] | None:
+    """torchvision's operator (files, read mode, device) -> images; None where this build has none.
+
+    Its Python function warns with every call that it is deprecated, and warnings cannot be held back in a thread.
+    """
+    import torchvision.io  # noqa: F401 registers it
+
+    return getattr(torch.ops.image, "decode_jpegs_cuda", None) if torch.version.cuda else None
+
+
+@_register
 class PillowProvider:
     """Pillow in a few threads; it takes everything, and defines what is right."""
 
     name = "pillow"
     exact = True
-    by_default = True
     decodes_boxes = False
 
     def usable(self, device: torch.device) -> bool:
+        return True
+
+    def by_default(self, device: torch.device) -> bool:
+        return True
+
+    def is_right(self, device: torch.device) -> bool:
         return True
 
     def takes(self, source: EncodedSource | PixelSource) -> bool:
@@ -200,18 +234,22 @@ def providers_for(device: torch.device) -> list[Provider]:
 
 
 def candidates(device: torch.device, provider: str | None = None) -> list[Provider]:
-    """Providers that images go to in turn: the one that is named and those after it, or those that work by default.
+    """Providers that images go to in turn: the one that is named, then those that work by default.
 
     Args:
         device: where pixels are wanted.
         provider: name of the provider to begin with; by default what `set_decode_provider` says.
     """
-    usable = providers_for(device)
-    names = [found.name for found in usable]
-    provider = provider or (_preferred if _preferred in names else None)
-    if provider is None:
-        return [found for found in usable if found.by_default]
-    return usable[names.index(provider) :]
+    name = _named(device, provider)
+    first = [PROVIDERS[name]] if name else []
+    if first == [PROVIDERS["pillow"]]:
+        return first  # which takes everything
+    return first + [found for found in providers_for(device) if found.by_default(device) and found.name != name]
+
+
+def _named(device: torch.device, provider: str | None) -> str | None:
+    """The provider that a caller or `set_decode_provider` names; None where nobody does."""
+    return provider or (_preferred if _preferred in [found.name for found in providers_for(device)] else None)
 
 
 def decodes_boxes(device: torch.device) -> bool:
@@ -230,14 +268,16 @@ def decode_sources(
     Args:
         sources: what to decode.
         device: where the pixels are wanted; a provider may leave them on the host.
-        provider: name of the provider to begin with, as `candidates` takes it.
+        provider: name of the provider to begin with, as `candidates` takes it. Nobody asks a provider that is named
+            whether it is right.
         boxes: the part of each image that is needed, None for all of it; by default all of each.
     """
     boxes = boxes if boxes is not None else [None] * len(sources)
     results: list[Decoded | DecodeError | None] = [None] * len(sources)
+    name = _named(device, provider)
     for candidate in candidates(device, provider):
         chosen = [at for at, source in enumerate(sources) if results[at] is None and candidate.takes(source)]
-        if chosen:
+        if chosen and (candidate.name == name or candidate.is_right(device)):
             found = candidate.decode([sources[at] for at in chosen], device, [boxes[at] for at in chosen])
             for at, result in zip(chosen, found, strict=True):
                 results[at] = result
@@ -248,7 +288,7 @@ def set_decode_provider(name: str | None) -> None:
     """Chooses the provider that this process begins with wherever none is named, batches of the backend included.
 
     Args:
-        name: one of `decode_providers()`; None for what is best by default.
+        name: one of `decode_providers()`; None for what is best by default. "nvjpeg" rounds otherwise than Pillow.
 
     Raises:
         ValueError: the provider is unknown, or does not work here.
@@ -264,7 +304,10 @@ def set_decode_provider(name: str | None) -> None:
 
 
 def decode_providers() -> list[str]:
-    """Names of the decode providers that work here, best first; "triton" decodes only where it is named.
+    """Names of the decode providers that work here, best first.
+
+    "nvjpeg", whose pixels are not quite Pillow's, decodes only where it is named; "triton" on a GPU once it has decoded
+    a few small files there to Pillow's pixels, in Triton's interpreter where it is named.
 
     Example:
         >>> "pillow" in decode_providers()
