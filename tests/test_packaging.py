@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+from importlib import metadata
 from pathlib import Path
+
+import pytest
+
+import torch_sink
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -23,3 +28,15 @@ def folders_of_code() -> set[str]:
 
 def test_every_folder_of_code_is_installed() -> None:
     assert listed_packages() == sorted(folders_of_code())
+
+
+def test_the_version_is_that_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.search(
+        rf'^version = "{re.escape(torch_sink.__version__)}"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
+
+    def not_installed(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", not_installed)
+    assert torch_sink.__version__ == "0+unknown"

@@ -1,6 +1,6 @@
 """torch_sink: image decoding, augmentation, batch queue and training loop on the device."""
 
-from importlib import import_module
+from importlib import import_module, metadata
 
 from torch_sink.errors import (
     DecodeError,
@@ -50,7 +50,17 @@ _HANDLES = {
 }
 
 
+def _installed_version() -> str:
+    """As the package's metadata say; sources that nobody installed have none."""
+    try:
+        return metadata.version("torch-sink")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"
+
+
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return _installed_version()
     if name in _HANDLES:
         return getattr(import_module(_HANDLES[name]), name)
     raise AttributeError(f"module 'torch_sink' has no attribute {name!r}")

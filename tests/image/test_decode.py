@@ -98,6 +98,24 @@ def test_wrong_arguments() -> None:
         decode_images([FILES[0], 3])  # type: ignore[list-item]
 
 
+def test_a_device_that_is_not_there_is_refused_before_anything_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"^device 'cuda' is not available on this machine; available: cpu$"):
+        decode_images([FILES[0]], device="cuda")
+
+
+def test_a_provider_that_does_not_work_here_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    for use in (lambda: decode_images([FILES[0]], provider="triton"), lambda: torch_sink.set_decode_provider("triton")):
+        with pytest.raises(
+            ValueError, match=r"device 'cpu'; usable: \['pillow'\]; it decodes on a GPU.*TRITON_INTERPRET=1"
+        ):
+            use()
+    with pytest.raises(ValueError, match="NVIDIA GPUs: give device='cuda'"):
+        decode_images([FILES[0]], provider="nvjpeg", device="cpu")
+
+
 @pytest.mark.cuda
 def test_pixels_on_a_device() -> None:
     images = decode_images(FILES, device="cuda")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import get_worker_info
 
 from torch_sink.image import state
-from torch_sink.image.fallback import ledger
-from torch_sink.image.state import State, default_device
+from torch_sink.image.blocks import Blocks
+from torch_sink.image.fallback import Aside, ledger
+from torch_sink.image.state import State, available_device, default_device
 
 _NAMES = ("device", "PIL", "accimage")
 
@@ -26,7 +28,17 @@ class _Choice(NamedTuple):
     strict: bool = False
 
 
+class _Outside(NamedTuple):
+    """What leaving a `with` block puts back; no settings and no counts where "device" was not active."""
+
+    choice: _Choice
+    settings: State | None
+    counts: Aside | None
+
+
 _current = _Choice("PIL")
+_blocks: Blocks[_Outside] = Blocks()
+_switching = threading.RLock()
 
 
 def set_image_backend(name: str, *, device: torch.device | str | None = None, strict: bool = False) -> None:
@@ -42,6 +54,7 @@ def set_image_backend(name: str, *, device: torch.device | str | None = None, st
     Raises:
         ValueError: an unknown name, or `device` or `strict` given for another backend than "device".
         RuntimeError: the device is not there.
+        SinkError: another thread is inside of `with image_backend(...)`.
 
     Example:
         >>> set_image_backend("device", device="cpu")
@@ -49,18 +62,22 @@ def set_image_backend(name: str, *, device: torch.device | str | None = None, st
         'device'
         >>> set_image_backend("PIL")
     """
-    global _current
     if name not in _NAMES:
         raise ValueError(f"unknown image backend {name!r}; choose one of {', '.join(map(repr, _NAMES))}")
-    if name == "device":
-        chosen = _checked_device(device)
-        _switch_on(chosen, strict)
-        _current = _Choice(name, chosen, strict)
-        return
-    if device is not None or strict:
+    if name != "device" and (device is not None or strict):
         raise ValueError(f"device and strict belong to the 'device' backend, not to {name!r}")
-    _switch_off(name)
-    _current = _Choice(name)
+    with _switching:
+        _blocks.check_thread()
+        _set(_Choice(name, _checked_device(device), strict) if name == "device" else _Choice(name))
+
+
+def _set(choice: _Choice) -> None:
+    global _current
+    if choice.name == "device":
+        _switch_on(State(choice.device or "", choice.strict, _is_interpreted(choice), ledger.open(None, choice.strict)))
+    else:
+        _switch_off(choice.name)
+    _current = choice
 
 
 def get_image_backend() -> str:
@@ -76,16 +93,42 @@ def get_image_backend() -> str:
 def image_backend(name: str, *, device: torch.device | str | None = None, strict: bool = False) -> Iterator[None]:
     """`set_image_backend` for the time of a `with` block; afterwards what was active before is active again.
 
-    So is the `fallback_report()` of a backend "device" around the block.
+    So is the `fallback_report()` of a backend "device" around the block. The backend is one for the whole process:
+    while one thread is inside of a block, other threads may neither enter one nor call `set_image_backend`. Blocks may
+    be left in any order; when all are left, the backend is the one from before the first.
+
+    Raises:
+        SinkError: another thread is inside of a block.
     """
-    before, settings = _current if _current.name == "device" else _Choice(get_image_backend()), state.active
-    with ledger.set_aside() if settings is not None else nullcontext():
+    with _switching:
+        block = _blocks.enter(_outside())
+    try:
         set_image_backend(name, device=device, strict=strict)
-        try:
-            yield
-        finally:
-            set_image_backend(before.name, device=before.device, strict=before.strict)
-            state.set_active(settings)  # it names the folder of its report
+        yield
+    finally:
+        with _switching:
+            outside, is_due = _blocks.leave(block)
+            if is_due:
+                _put_back(outside)
+            elif outside.counts is not None:
+                ledger.discard(outside.counts)
+
+
+def _outside() -> _Outside:
+    _blocks.check_thread()
+    if state.active is None:
+        return _Outside(_Choice(get_image_backend()), None, None)
+    return _Outside(_current, state.active, ledger.put_aside())
+
+
+def _put_back(outside: _Outside) -> None:
+    global _current
+    if outside.settings is None or outside.counts is None:
+        _set(outside.choice)
+        return
+    _switch_on(outside.settings)
+    ledger.put_back(outside.counts)
+    _current = outside.choice
 
 
 def _may_ask_for_devices() -> bool:
@@ -100,30 +143,19 @@ def _may_ask_for_devices() -> bool:
 def _checked_device(device: torch.device | str | None) -> str:
     if not _may_ask_for_devices():
         return "" if device is None else str(device)
-    if device is None:
-        return default_device()
-    available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    chosen = torch.device(device)
-    if chosen.type in ("cpu", "meta"):
-        return chosen.type
-    if available is None or available.type != chosen.type:
-        raise RuntimeError(
-            f"device {str(chosen)!r} is not available on this machine; available: "
-            f"{'cpu' if available is None else f'{available.type}, cpu'} (and 'meta', which only records)"
-        )
-    count = torch.accelerator.device_count()
-    if chosen.index is not None and chosen.index >= count:
-        raise RuntimeError(f"device {str(chosen)!r} is not available: this machine has {count} of them")
-    return str(chosen)
+    return default_device() if device is None else available_device(device, " (and 'meta', which only records)")
 
 
-def _switch_on(device: str, strict: bool) -> None:
+def _is_interpreted(choice: _Choice) -> bool:
+    return choice.device in ("cpu", "") and os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def _switch_on(settings: State) -> None:
     import torchvision
 
     from torch_sink.image import reroute
 
-    interpreted = device in ("cpu", "") and os.environ.get("TRITON_INTERPRET", "0") == "1"
-    reroute.install(State(device, strict, interpreted, ledger.open(None, strict)))
+    reroute.install(settings)
     _take_over(torchvision)
 
 
@@ -152,3 +184,13 @@ def _take_over(torchvision: Any) -> None:
 def _give_back(torchvision: Any) -> None:
     torchvision.set_image_backend = _stock_setter.pop()
     torchvision._image_backend = "PIL"
+
+
+def _begin_in_child() -> None:
+    """After a fork: another thread of the parent may have held the lock."""
+    global _switching
+    _switching = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_in_child)

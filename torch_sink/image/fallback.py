@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch_sink.errors import UnsupportedOperation
 
@@ -53,6 +54,10 @@ class FallbackReport:
         return "\n".join("  ".join(row).rstrip() for row in padded)
 
     __repr__ = __str__
+
+
+# The counts of a ledger and where its children leave theirs, while another one is in use.
+Aside = dict[str, Any]
 
 
 class _ChildFile:
@@ -149,14 +154,28 @@ class _Ledger:
     @contextmanager
     def set_aside(self) -> Iterator[None]:
         """Puts back the counts of this process, and where its children leave theirs."""
-        kept = {name: getattr(self, name) for name in ("counts", "strict", "folder", "file")}
-        # Without a folder of its own the ledger has none to clear.
-        self.folder, self.counts, self.file = "", Counter(), None
+        kept = self.put_aside()
         try:
             yield
         finally:
-            self.close()
-            vars(self).update(kept)
+            self.put_back(kept)
+
+    def put_aside(self) -> Aside:
+        """Begins without counts; `put_back` goes on with those from before."""
+        kept = {name: getattr(self, name) for name in ("counts", "strict", "folder", "file")}
+        # Without a folder of its own the ledger has none to clear.
+        self.folder, self.counts, self.file = "", Counter(), None
+        return kept
+
+    def put_back(self, kept: Aside) -> None:
+        """Forgets what was counted since, and goes on with what was put aside."""
+        self.close()
+        vars(self).update(kept)
+
+    def discard(self, kept: Aside) -> None:
+        """Removes what was put aside and nobody asks for any more."""
+        if kept["folder"] and kept["file"] is None:
+            shutil.rmtree(kept["folder"], ignore_errors=True)
 
     def close(self) -> None:
         """Removes what children left."""

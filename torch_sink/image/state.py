@@ -44,6 +44,31 @@ def default_device() -> str:
     return str(found or "cpu")
 
 
+def available_device(device: torch.device | str, others: str = "") -> str:
+    """A device that is there, or "meta", as a string.
+
+    Args:
+        device: what was asked for.
+        others: what else may be asked for, for the message.
+
+    Raises:
+        RuntimeError: it is not there; the message says what is.
+    """
+    chosen = torch.device(device)
+    if chosen.type in ("cpu", "meta"):
+        return chosen.type
+    available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if available is None or available.type != chosen.type:
+        raise RuntimeError(
+            f"device {str(chosen)!r} is not available on this machine; available: "
+            f"{'cpu' if available is None else f'{available.type}, cpu'}{others}"
+        )
+    count = torch.accelerator.device_count()
+    if chosen.index is not None and chosen.index >= count:
+        raise RuntimeError(f"device {str(chosen)!r} is not available: this machine has {count} of them")
+    return str(chosen)
+
+
 def set_active(state: State | None) -> None:
     """Makes `state` the settings of this process; None while the backend is off."""
     global active

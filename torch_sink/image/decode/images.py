@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 
 from torch_sink.errors import DecodeError
-from torch_sink.image.decode.providers import decode_sources, providers_for
+from torch_sink.image.decode.providers import check_provider, decode_sources
 from torch_sink.image.fallback import executing
 from torch_sink.image.source import EncodedSource, PixelSource, encoded_source, read_file
-from torch_sink.image.state import default_device
+from torch_sink.image.state import available_device, default_device
 
 
 def decode_images(
@@ -40,14 +40,13 @@ def decode_images(
     Raises:
         DecodeError: an image is broken and `on_error` is "raise".
         FileNotFoundError: a path does not exist.
-        ValueError: an unknown provider, mode or on_error.
+        RuntimeError: the device is not there.
+        ValueError: an unknown provider, mode or on_error, or a provider that does not work for the device.
     """
-    device = torch.device(device if device is not None else default_device())
+    device = torch.device(default_device() if device is None else available_device(device))
     if isinstance(sources, (bytes, bytearray, str, os.PathLike)):
         raise TypeError(f"sources must be a list of bytes or paths, got one {type(sources).__name__}; put it in a list")
-    names = [candidate.name for candidate in providers_for(device)]
-    if provider is not None and provider not in names:
-        raise ValueError(f"decode provider {provider!r} cannot be used for device {str(device)!r}; usable: {names}")
+    check_provider(provider, device)
     if mode not in ("RGB", "L"):
         raise ValueError(f"mode must be 'RGB' or 'L', got {mode!r}")
     if on_error not in ("raise", "none"):

@@ -25,11 +25,13 @@ class Provider(Protocol):
         name: as `decode_images(provider=...)` takes it.
         exact: its pixels are Pillow's, bit for bit; another one decodes only where it is named.
         decodes_boxes: it saves work where only a part of an image is needed.
+        what_it_needs: what to do where it is not usable, as a part of a message.
     """
 
     name: str
     exact: bool
     decodes_boxes: bool
+    what_it_needs: str
 
     def usable(self, device: torch.device) -> bool:
         """True where this provider works for images wanted on `device`."""
@@ -77,6 +79,10 @@ class TritonProvider:
     name = "triton"
     exact = True
     decodes_boxes = True
+    what_it_needs = (
+        "it decodes on a GPU: give device='cuda' on a machine that has one; to try its kernels on the CPU, in Triton's "
+        "interpreter, set TRITON_INTERPRET=1 in the environment before Python starts"
+    )
 
     def usable(self, device: torch.device) -> bool:
         if device.type == "cpu":
@@ -114,6 +120,10 @@ class NvjpegProvider:
     name = "nvjpeg"
     exact = False
     decodes_boxes = False
+    what_it_needs = (
+        "it decodes on NVIDIA GPUs: give device='cuda' on a machine that has one, with a torchvision that was built "
+        "with nvJPEG"
+    )
 
     def usable(self, device: torch.device) -> bool:
         return device.type == "cuda" and torch.cuda.is_available() and _nvjpeg() is not None
@@ -187,6 +197,7 @@ class PillowProvider:
     name = "pillow"
     exact = True
     decodes_boxes = False
+    what_it_needs = "it works everywhere"
 
     def usable(self, device: torch.device) -> bool:
         return True
@@ -231,6 +242,21 @@ def _decode_with_pillow(source: EncodedSource | PixelSource) -> Decoded | Decode
 def providers_for(device: torch.device) -> list[Provider]:
     """Usable providers, best first."""
     return [provider for provider in PROVIDERS.values() if provider.usable(device)]
+
+
+def check_provider(name: str | None, device: torch.device) -> None:
+    """Refuses a provider that does not work for images wanted on `device`.
+
+    Raises:
+        ValueError: with what to do about it.
+    """
+    usable = [provider.name for provider in providers_for(device)]
+    if name is None or name in usable:
+        return
+    what_to_do = f"; {PROVIDERS[name].what_it_needs}, or leave the provider out" if name in PROVIDERS else ""
+    raise ValueError(
+        f"decode provider {name!r} cannot be used for device {str(device)!r}; usable: {usable}{what_to_do}"
+    )
 
 
 def candidates(device: torch.device, provider: str | None = None) -> list[Provider]:
@@ -298,8 +324,7 @@ def set_decode_provider(name: str | None) -> None:
         >>> set_decode_provider(None)
     """
     global _preferred
-    if name is not None and name not in decode_providers():
-        raise ValueError(f"decode provider {name!r} cannot be used here; usable: {decode_providers()}")
+    check_provider(name, torch.device(default_device()))
     _preferred = name
 
 

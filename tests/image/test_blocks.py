@@ -1,0 +1,156 @@
+"""`with image_backend(...)`: blocks that are left in any order, and those of several threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torchvision
+from torch.utils.data import DataLoader
+
+import torch_sink
+from image.test_backend import assert_same_objects, places
+from torch_sink.image import reroute
+from torch_sink.image.fallback import ledger, report_fallback
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """After each test here, every block is left: the process has to be as it was."""
+    before, setter = places(), torchvision.set_image_backend
+    yield
+    assert_same_objects(before)
+    assert torchvision.set_image_backend is setter
+    assert torch_sink.get_image_backend() == torchvision.get_image_backend() == "PIL"
+    assert reroute.state.active is None
+
+
+def device(**options: Any) -> Any:
+    return torch_sink.image_backend("device", device="cpu", **options)
+
+
+def test_blocks_left_in_the_order_in_which_they_were_entered() -> None:
+    first, second, third = device(), device(strict=True), torch_sink.image_backend("PIL")
+    for block in (first, second, third):
+        block.__enter__()
+    first.__exit__(None, None, None)
+    assert torch_sink.get_image_backend() == "PIL", "the innermost block still says what is active"
+    third.__exit__(None, None, None)
+    assert reroute.state.active is not None
+    assert reroute.state.active.strict, "the second block goes on"
+    second.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_any_order_keeps_the_backend_around_the_blocks(order: tuple[int, ...]) -> None:
+    torch_sink.set_image_backend("device", device="meta")
+    settings = reroute.state.active
+    report_fallback("around the blocks", "a reason")
+    blocks = [device(), torch_sink.image_backend("PIL"), device(strict=True)]
+    folders = []
+    for block in blocks:
+        block.__enter__()
+        folders.append(ledger.folder)
+        if ledger.folder:
+            Path(ledger.folder).mkdir(exist_ok=True)  # as a worker that counts does
+    for number in order:
+        blocks[number].__exit__(None, None, None)
+    assert reroute.state.active == settings
+    assert list(torch_sink.fallback_report().counts) == [("around the blocks", "a reason")]
+    assert not any(os.path.exists(folder) for folder in folders if folder)
+    torch_sink.set_image_backend("PIL")
+
+
+def test_generators_that_hold_a_block_each() -> None:
+    """What is interleaved in one thread, as the tasks of an event loop are."""
+
+    def batches(name: str) -> Iterator[str]:
+        with torch_sink.image_backend(name):
+            yield from (torch_sink.get_image_backend() for _ in range(2))
+
+    with device():
+        one, two = batches("PIL"), batches("device")
+        assert [next(one), next(two)] == ["PIL", "device"]
+        assert list(one) == ["device"]
+        assert list(two) == ["device"]
+
+
+def in_thread(function: Callable[[], None]) -> list[Exception]:
+    """What a function raises in a thread of its own."""
+    raised: list[Exception] = []
+
+    def run() -> None:
+        try:
+            function()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="another")
+    thread.start()
+    thread.join()
+    return raised
+
+
+def test_other_threads_are_refused() -> None:
+    with device():
+        inside = places()
+        for use in (lambda: device().__enter__(), lambda: torch_sink.set_image_backend("PIL")):
+            (error,) = in_thread(use)
+            assert isinstance(error, torch_sink.SinkError)
+            assert "thread 'MainThread' is inside of `with image_backend(...)`" in str(error)
+        assert_same_objects(inside)
+        report_fallback("an operation", "a reason")
+        assert in_thread(lambda: torch_sink.image_backend("PIL").__enter__())
+        assert list(torch_sink.fallback_report().counts) == [("an operation", "a reason")]
+
+
+def test_many_threads_at_a_time() -> None:
+    """Each of them is inside alone, or is refused."""
+    outcomes: list[str] = []
+    begin = threading.Barrier(8)
+
+    def enter() -> None:
+        begin.wait()
+        for _ in range(3):
+            try:
+                with device():
+                    assert reroute.state.active is not None
+                    outcomes.append("inside")
+            except torch_sink.SinkError:
+                outcomes.append("refused")
+
+    threads = [threading.Thread(target=enter) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 24
+    assert "inside" in outcomes
+
+
+def test_a_block_of_a_thread_that_has_ended_hinders_nobody() -> None:
+    block = device()
+    assert not in_thread(lambda: block.__enter__())
+    with device():
+        pass
+    assert torch_sink.get_image_backend() == "device"
+    block.__exit__(None, None, None)
+
+
+class SwitchesItself(list):  # type: ignore[type-arg]
+    """A dataset whose code switches the backend in the data worker."""
+
+    def __getitem__(self, index: Any) -> Any:
+        with torch_sink.image_backend("PIL"):
+            return torch_sink.get_image_backend()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_workers_that_are_started_inside_of_a_block_switch_as_they_like() -> None:
+    with device():
+        loader = DataLoader(SwitchesItself([0, 1]), num_workers=1, multiprocessing_context="fork")
+        assert list(loader) == [["PIL"], ["PIL"]]
