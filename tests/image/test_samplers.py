@@ -106,7 +106,7 @@ def test_v2_forward_without_flattening(name: str) -> None:
     with torch_sink.image_backend("device", device="cpu"):
         handles, state = run(lambda image: transform(lazy_image(image)), openers, 5)
         assert torch.equal(state, stock_state)
-        assert all(isinstance(handle, LazyImage) for handle in handles)
+        assert all(type(handle) is LazyImage for handle in handles)
         assert [handle.tobytes() for handle in handles] == [image.tobytes() for image in expected]
 
 

@@ -51,6 +51,12 @@ class LazyJpegImageFile(JpegImageFile):
             report_fallback("pixels of a Pillow image", "read by other code", inner_module="PIL")
         return super().load()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "__class__":  # a cast to a class that knows nothing of pixels that do not exist
+            self._load()
+            del self.sink_file_source
+        super().__setattr__(name, value)
+
     def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
         wanted = mode or self.mode
         if self._im is None and not self.decoderconfig and not args and not kwargs and wanted in _RECORDED_MODES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from PIL import Image, ImageFilter
 
@@ -27,7 +27,20 @@ _KEEPS_INFO = frozenset(
 )  # fmt: skip
 
 
-class LazyImage(Image.Image):
+class _StockType(type):
+    """Makes every Pillow image an instance of `LazyImage`, as it is one of the class that stock code would have.
+
+    Libraries look at that: they cast the result of a call to the class of its argument where that is a subclass.
+    """
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Image.Image)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, Image.Image)
+
+
+class LazyImage(Image.Image, metaclass=_StockType):
     """A `PIL.Image.Image` that holds a source and the calls recorded on it.
 
     `size`, `mode` and `getbands()` answer at once. `resize`, `crop`, `transpose`, `convert`, `copy`, `point` by a table
@@ -121,6 +134,12 @@ class LazyImage(Image.Image):
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # type: ignore[override]
         self.__dict__.update(state)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "__class__":  # a cast to a class that knows nothing of pixels that do not exist
+            self._load()
+            del self.sink_source, self.sink_ops
+        super().__setattr__(name, value)
 
     def __eq__(self, other: object) -> bool:
         # Stock code would have two objects of the class `Image`; Pillow compares classes first.
@@ -266,19 +285,29 @@ def _restore_image(state: list[Any]) -> Image.Image:
     return image
 
 
+def is_recording_image(image: Any) -> TypeGuard[LazyImage]:
+    """True for a handle whose pixels nobody has asked for."""
+    return type(image) is LazyImage and image.is_recording
+
+
 def lazy_image(image: Image.Image) -> LazyImage | None:
     """The handle to record on for `image`, or None where none can stand for it.
 
     A handle that still records is returned as it is. An ordinary image of mode "L" or "RGB" (and a handle whose
-    pixels were read) is copied into a new handle, so that later writes to it are not seen.
+    pixels were read) is copied into a new handle, so that later writes to it are not seen. An image of another
+    package's class keeps its type: no handle stands for it.
     """
-    if isinstance(image, LazyImage) and image.is_recording:
+    if is_recording_image(image):
         return image
     if is_executing():
         return None
     source = getattr(image, "sink_file_source", None)
     if source is not None and image._im is None and not image.decoderconfig and source.mode == image.mode:  # type: ignore[attr-defined]
         return handle_of_file(image, source)
+    if not _is_known(type(image)):
+        name = f"{type(image).__module__}.{type(image).__qualname__}"
+        report_fallback("Pillow image", f"{name} is a class of its own, which a recorded image would not be")
+        return None
     if image.mode not in _RECORDED_MODES:
         report_fallback("Pillow image", f"no kernel for mode {image.mode!r}: convert it to 'RGB' or 'L' first")
         return None
@@ -287,6 +316,11 @@ def lazy_image(image: Image.Image) -> LazyImage | None:
     image.load()  # the file of another format, which nobody has read yet
     plain = image._new(image.im.copy())
     return LazyImage(PixelSource(plain), (), plain.size, plain.mode)
+
+
+def _is_known(kind: type) -> bool:
+    """True for Pillow's own classes of images, those of its plugins included, and for those of this package."""
+    return kind.__module__.startswith(("PIL.", "torch_sink.image."))
 
 
 def handle_of_file(image: Image.Image, source: EncodedSource) -> LazyImage:

@@ -229,7 +229,7 @@ def _way(result: Any, before: tuple[Any, ...]) -> str:
     if isinstance(result, LazyBatch):
         return RECORDED
     handles = (LazyImage, *HANDLES)
-    if not all(isinstance(part, handles) and part.is_recording for part in parts):
+    if not all(type(part) in handles and part.is_recording for part in parts):
         return FALLBACK
     return PASSES if all(part.sink_ops == before for part in parts) else RECORDED
 

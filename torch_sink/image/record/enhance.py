@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_sink.image.lazy_image import LazyImage
+from torch_sink.image.lazy_image import LazyImage, is_recording_image
 from torch_sink.image.ops import Op
 from torch_sink.image.record.arguments import is_number
 
@@ -43,22 +43,18 @@ class _Enhancer:
 
 def _enhancer(stock: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
     def make(image: Any) -> Any:
-        return _Enhancer(stock, name, image) if _is_recording(image) else stock(image)
+        return _Enhancer(stock, name, image) if is_recording_image(image) else stock(image)
 
     return make
 
 
 def _operation(stock: Callable[..., Any], name: str) -> Callable[..., Any]:
     def operation(image: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_recording(image) and not args and not kwargs:
+        if is_recording_image(image) and not args and not kwargs:
             return image.record(Op(name))
         return stock(image, *args, **kwargs)
 
     return operation
-
-
-def _is_recording(image: Any) -> bool:
-    return isinstance(image, LazyImage) and image.is_recording
 
 
 _ENHANCERS = {
