@@ -37,6 +37,8 @@ def make_loop(**options: Any) -> StepLoop:
         ({"clip_grad_norm": 0}, ValueError, "clip_grad_norm=0"),
         ({"clip_grad_norm": "1"}, TypeError, "clip_grad_norm='1'"),
         ({"ema": 1.5}, ValueError, "ema=1.5"),
+        ({"ema": True}, TypeError, "ema=True"),
+        ({"ema": "0.9"}, TypeError, "ema='0.9'"),
         ({"device": "meta"}, ValueError, "'meta', but the model is on cpu.*model.to"),
         ({"jit_config": {}}, TypeError, "JitConfig"),
         ({"forward": 3}, TypeError, "forward is a int"),

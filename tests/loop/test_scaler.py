@@ -81,8 +81,23 @@ def test_all_finite() -> None:
     assert all_finite([good, bad]).item() is False
     with no_host_sync():
         all_finite([good, bad])
-    with pytest.raises(ValueError, match="at least one"):
-        all_finite([])
+    assert all_finite([None, good]).item() is True
+    assert all_finite(tensor for tensor in (None, good, None, bad)).item() is False
+    assert all_finite([torch.tensor([math.inf], dtype=torch.float16)]).item() is False
+    assert all_finite([torch.sparse_coo_tensor([[1]], [math.nan], (3,), check_invariants=True), good]).item() is False
+    for nothing in ([], [None]):
+        with pytest.raises(ValueError, match="at least one"):
+            all_finite(nothing)
+
+
+def test_scalers_say_what_they_hold() -> None:
+    scaler = DynamicLossScaler(2.0**16, 2, 3)
+    scaler.adjust(torch.tensor(False))
+    assert repr(scaler) == "DynamicLossScaler(scale_value=32768, scale_factor=2, scale_window=3)"
+    elsewhere = StaticLossScaler(8).to(torch.device("meta"))
+    with no_host_sync():
+        assert repr(StaticLossScaler(8)) == "StaticLossScaler(scale_value=8)"
+        assert repr(elsewhere) == "StaticLossScaler(scale_value=<on meta>)", "reading it would wait"
 
 
 def loss_with_infinities(inject: Tensor) -> Callable[[nn.Module, Any], Tensor]:

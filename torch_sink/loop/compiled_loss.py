@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torch_sink.loop.jit import JitConfig, compile_function
+from torch_sink.loop.jit import JitConfig, compile_function, with_code_of_its_own
 from torch_sink.loop.reasons import Reasons
 from torch_sink.loop.step import LossFunction, batch_tensors
 
@@ -61,7 +59,7 @@ class CompiledLoss:
 
     def __init__(self, eager: LossFunction, model: nn.Module, config: JitConfig, reasons: Reasons) -> None:
         self._eager, self._model, self._config, self._reasons = eager, model, config, reasons
-        self._compiled = compile_function(_with_code_of_its_own(lambda batch: eager(batch)), config)
+        self._compiled = compile_function(with_code_of_its_own(lambda batch: eager(batch)), config)
         self._shape = UsualShape()
         self._called = self._failed = False
 
@@ -89,11 +87,6 @@ class CompiledLoss:
             for buffer, value in zip(self._model.buffers(), buffers, strict=True):
                 buffer.copy_(value)
         return self._eager(batch)
-
-
-def _with_code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy with a code object of its own: Dynamo counts recompilations, up to its limit, by code object."""
-    return FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
 
 
 def _is_compiler_error(error: Exception) -> bool:

@@ -22,10 +22,13 @@ class WeightAverage:
         decay: between 0 and 1.
 
     Raises:
+        TypeError: `decay` is not a number.
         ValueError: `decay` is not between 0 and 1.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
+        if isinstance(decay, bool) or not isinstance(decay, (int, float)):
+            raise TypeError(f"ema={decay!r}: pass the decay, a number between 0 and 1 such as 0.999, or None")
         if not 0 <= decay <= 1:
             raise ValueError(f"ema={decay!r}: the decay is between 0 and 1, such as 0.999")
         if any(hasattr(parameter, "to_local") for parameter in model.parameters()):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, TypeVar, overload
 
 import torch
+from torch import nn
 
 from torch_sink.loop import eager_random
 
@@ -64,6 +66,11 @@ def compile_function(
     return torch.compile(function, backend=backend, fullgraph=config.fullgraph, dynamic=config.dynamic, options=options)
 
 
+def with_code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy with a code object of its own: Dynamo counts recompilations, up to its limit, by code object."""
+    return FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
+
+
 def compiler_problem() -> str | None:
     """Why torch.compile cannot work here, or None."""
     try:
@@ -82,30 +89,80 @@ def jit(
     fn: None = None, *, jit_level: str = ..., fullgraph: bool = ..., dynamic: bool = ...
 ) -> Callable[[Function], Function]: ...
 def jit(fn: Any = None, *, jit_level: str = "O1", fullgraph: bool = False, dynamic: bool = False) -> Any:
-    """Compile a function, as `fn = jit(fn)`, `@jit` or `@jit(fullgraph=True)`.
+    """Compile a function, a module or a class, as `fn = jit(fn)`, `@jit` or `@jit(fullgraph=True)`.
 
-    Without a working C++ compiler the function runs as it is, unless `fullgraph=True`.
+    A module is compiled in place and returned: it keeps its parameters, attributes, `state_dict` and mode, and hooks go
+    on working. A class is changed in place too: the `forward` of a module class, or else `__call__`, is compiled for
+    all its instances. Static and class methods may be decorated from above or below.
+
+    Without a working C++ compiler everything runs as it is, unless `fullgraph=True`.
 
     Args:
-        fn: the function.
+        fn: the function, module or class.
         jit_level: "O0" leaves the function as it is, "O1" compiles it, "O2" lets torch.compile use CUDA graphs too.
         fullgraph: raise where the compiler would have to leave the graph.
         dynamic: compile once for all shapes.
 
     Raises:
         ValueError: unknown `jit_level`.
-        TypeError: `fn` is not callable.
+        TypeError: `fn` is not callable, or a class whose instances are not.
+
+    Example:
+        >>> model = jit(torch.nn.Linear(3, 2))
+        >>> list(model.state_dict()), model.in_features, model.eval().training
+        (['weight', 'bias'], 3, False)
     """
     config = JitConfig(jit_level=jit_level, fullgraph=fullgraph, dynamic=dynamic)
     if fn is None:
         return functools.partial(jit, jit_level=jit_level, fullgraph=fullgraph, dynamic=dynamic)
-    if not callable(fn):
-        raise TypeError(f"jit got {type(fn).__name__}; pass a function")
+    if not callable(fn) and not isinstance(fn, (staticmethod, classmethod)):
+        raise TypeError(f"jit got {type(fn).__name__}; pass a function, a torch.nn.Module, or a class of either")
     return jit_with(fn, config)
 
 
-def jit_with(fn: Callable[..., Any], config: JitConfig) -> Callable[..., Any]:
+def jit_with(fn: Any, config: JitConfig) -> Any:
     """`jit` with every setting of `config`; where there is CUDA and it captures, torch.compile uses CUDA graphs."""
-    if config.jit_level == "O0" or (not config.fullgraph and compiler_problem()):
+    if isinstance(fn, type):
+        name = _called_method(fn)
+        setattr(fn, name, jit_with(getattr(fn, name), config))
         return fn
-    return functools.wraps(fn)(compile_function(fn, config, cuda_graphs=config.captures and torch.cuda.is_available()))
+    if config.jit_level == "O0" or hasattr(fn, "_torchdynamo_orig_callable"):  # nothing asked for, or done already
+        return fn
+    if not config.fullgraph and compiler_problem():
+        return fn
+    if isinstance(fn, (staticmethod, classmethod)):
+        return type(fn)(jit_with(fn.__func__, config))
+    cuda_graphs = config.captures and torch.cuda.is_available()
+    if isinstance(fn, nn.Module):
+        fn._compiled_call_impl = compile_function(_call_of(fn), config, cuda_graphs=cuda_graphs)
+        return fn
+    return functools.wraps(fn)(compile_function(fn, config, cuda_graphs=cuda_graphs))
+
+
+def _call_of(module: nn.Module) -> Callable[..., Any]:
+    """What to compile of a module: the compiler leaves hooks to Python and takes up its forward.
+
+    Forwards of torch.nn, such as Sequential's, it skips as code of torch, unless another function calls them.
+    """
+    if not type(module).forward.__module__.startswith("torch."):
+        return module._call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    return with_code_of_its_own(call)
+
+
+def _called_method(cls: type) -> str:
+    """Name of the method that runs when an instance of `cls` is called.
+
+    Raises:
+        TypeError: there is none.
+    """
+    if issubclass(cls, nn.Module):
+        found = cls.forward is not nn.Module.forward
+    else:
+        found = any("__call__" in vars(base) for base in cls.__mro__)
+    if not found:
+        raise TypeError(f"jit got the class {cls.__name__}, which has no forward or __call__; decorate its methods")
+    return "forward" if issubclass(cls, nn.Module) else "__call__"

@@ -10,26 +10,28 @@ from torch import Tensor
 
 from torch_sink.errors import SinkError
 from torch_sink.loop.history import SinkRecord
+from torch_sink.loop.host_sync import host_sync_allowed
 
 LONGEST_OVERFLOW = 1000
 
 
-def all_finite(inputs: Tensor | Iterable[Tensor]) -> Tensor:
+def all_finite(inputs: Tensor | Iterable[Tensor | None]) -> Tensor:
     """Tell whether every value of every tensor is finite, without waiting for the device.
 
     Args:
-        inputs: floating point tensors of any shape and dtype.
+        inputs: tensors of any shape and dtype; None among them, as for a parameter without gradient, counts as finite.
 
     Returns:
-        A bool tensor of shape [], on the device of the inputs.
+        A bool tensor of shape [], on the device of the first tensor.
 
     Raises:
         ValueError: `inputs` holds no tensor.
     """
-    tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    tensors = [inputs] if isinstance(inputs, Tensor) else [tensor for tensor in inputs if tensor is not None]
     if not tensors:
         raise ValueError("all_finite got no tensor; pass at least one")
-    return torch.stack([tensor.isfinite().all() for tensor in tensors]).all()
+    dense = [tensor._values() if tensor.is_sparse else tensor for tensor in tensors]
+    return torch.stack([tensor.isfinite().all().to(dense[0].device) for tensor in dense]).all()
 
 
 def unscale_gradients(gradients: list[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> None:
@@ -67,6 +69,15 @@ class StaticLossScaler:
         if not scale_value >= 1:
             raise ValueError(f"scale_value={scale_value!r}: a loss scale is at least 1")
         self.scale_value = torch.tensor(float(scale_value), dtype=torch.float32)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._scale_text()})"
+
+    def _scale_text(self) -> str:
+        if self.scale_value.device.type != "cpu":  # reading it would wait for the device
+            return f"scale_value=<on {self.scale_value.device}>"
+        with host_sync_allowed():
+            return f"scale_value={self.scale_value.item():g}"
 
     def to(self, device: torch.device) -> StaticLossScaler:
         """Move the state to `device`; returns the scaler itself."""
@@ -124,6 +135,10 @@ class DynamicLossScaler(StaticLossScaler):
             raise ValueError(f"scale_window={scale_window!r}: the window is an int of at least 1")
         self.scale_factor, self.scale_window = float(scale_factor), scale_window
         self.counter = torch.tensor(0, dtype=torch.int32)
+
+    def __repr__(self) -> str:
+        rule = f"scale_factor={self.scale_factor:g}, scale_window={self.scale_window}"
+        return f"{type(self).__name__}({self._scale_text()}, {rule})"
 
     def adjust(self, grads_finite: Tensor | bool) -> bool:
         """Update scale and counter in place, without waiting for the device. Returns True."""
