@@ -17,9 +17,11 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from torch_sink.errors import UnsupportedOperation
 
@@ -225,11 +227,14 @@ def is_executing() -> bool:
 
 @contextmanager
 def executing() -> Iterator[None]:
-    """Inside, stock code runs because a plan says so: nothing is recorded and nothing reported."""
+    """Inside, stock code runs because a plan says so, on the host: nothing is recorded and nothing reported."""
     before = getattr(_muted, "depth", 0)
     _muted.depth = before + 1
+    # Where a script has set a default device, `pil_to_tensor` would make its tensor there.
+    has_default = torch._C._len_torch_function_stack() > 0
     try:
-        yield
+        with torch.device("cpu") if has_default else nullcontext():
+            yield
     finally:
         _muted.depth = before
 

@@ -146,7 +146,7 @@ _stock("batch.cut_mix", _cut_mix)
 def _augmix(image: torch.Tensor, terms: tuple[tuple[float, tuple[Op, ...]], ...], dtype: torch.dtype) -> torch.Tensor:
     """The sum of weights times results of chains, in float32 and in this order; the first chain is empty."""
     batch = image.reshape(1, *image.shape)
-    weights = torch.tensor([weight for weight, _ in terms], dtype=torch.float32).view(-1, 1, 1, 1, 1)
+    weights = torch.tensor([weight for weight, _ in terms], dtype=torch.float32, device="cpu").view(-1, 1, 1, 1, 1)
     mix = weights[0] * batch
     for weight, (_, chain) in zip(weights[1:], terms[1:], strict=True):
         mix.add_(weight * replay(batch, chain))
@@ -262,4 +262,4 @@ _stock(
 
 def _erased(image: torch.Tensor, value: tuple[float, ...]) -> torch.Tensor:
     """The value of each channel as `erase` takes it, [C, 1, 1] or [1, 1, 1]."""
-    return torch.tensor(value, dtype=torch.float32).view(-1, 1, 1)
+    return torch.tensor(value, dtype=torch.float32, device="cpu").view(-1, 1, 1)

@@ -128,6 +128,6 @@ def _blob(chunks: Sequence[bytes | memoryview], size: int) -> torch.Tensor:
 def collated_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A new tensor, in shared memory when made in a data worker."""
     if get_worker_info() is None:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     storage = torch.UntypedStorage._new_shared(max(torch.Size(shape).numel() * dtype.itemsize, 1))
-    return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload]
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape)  # type: ignore[call-overload]

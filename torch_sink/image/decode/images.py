@@ -15,6 +15,7 @@ from torch_sink.image.decode.providers import check_provider, decode_sources
 from torch_sink.image.fallback import executing
 from torch_sink.image.source import EncodedSource, PixelSource, encoded_source, read_file
 from torch_sink.image.state import available_device, default_device
+from torch_sink.image.transfer import to_device
 
 
 def decode_images(
@@ -63,7 +64,7 @@ def decode_images(
             images.append(None)  # type: ignore[arg-type]
             continue
         pixels = result.pixels.permute(2, 0, 1) if result.channels_last else result.pixels
-        images.append(pixels.to(device, non_blocking=True).contiguous())
+        images.append(to_device(pixels, device).contiguous())
     return images
 
 

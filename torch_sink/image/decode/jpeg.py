@@ -13,6 +13,7 @@ from torch_sink.image.decode.jpeg_batch import pack_jpegs
 from torch_sink.image.decode.jpeg_decoder import JpegDecoder
 from torch_sink.image.decode.jpeg_file import JpegFile, block_count, jpeg_file
 from torch_sink.image.source import EncodedSource
+from torch_sink.image.transfer import host_buffer
 from torch_sink.triton_kernels.jpeg.entropy import LaneShape, choose_lane_shape
 from torch_sink.triton_kernels.jpeg.window import tile_shape
 
@@ -101,7 +102,7 @@ def _launch(files: Sequence[JpegFile], device: torch.device, shape: LaneShape | 
     copied = None
     if not interpreted:
         # It travels while the host prepares the next chunk.
-        on_host = torch.empty(status.shape, dtype=status.dtype, pin_memory=True)
+        on_host = host_buffer(status.shape, status.dtype, device)
         on_host.copy_(status, non_blocking=True)
         copied = torch.Event(device)
         copied.record()

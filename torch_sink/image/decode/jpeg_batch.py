@@ -167,7 +167,7 @@ def _huffman_row(data: bytes, at: int) -> bytes:
 
 def _stream(files: Sequence[JpegFile], segments: np.ndarray, size: int, pinned: bool) -> torch.Tensor:
     starts, lengths = segments[:, COLUMN["FIRST_BYTE"]], segments[:, COLUMN["BYTES"]]
-    stream = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+    stream = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
     view = memoryview(stream.numpy().data)
     ends = (starts + lengths).tolist()
     following = (starts + padded(lengths)).tolist()

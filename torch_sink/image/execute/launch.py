@@ -15,6 +15,7 @@ from torch_sink.image.fallback import executing
 from torch_sink.image.lower.lowering import value_table
 from torch_sink.image.ops import Op
 from torch_sink.image.plan.atoms import Program
+from torch_sink.image.transfer import host_buffer, to_device
 
 if TYPE_CHECKING:
     from torch_sink.image.plan.build import Plan
@@ -42,14 +43,15 @@ def run_on_device(
     plan = build_plan(inputs, programs, workspace_start, strides, device.type == "cpu")  # type: ignore[arg-type]
     workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device)
     _fill(workspace, decoded, inputs)
-    jobs, operations, tables = (_to(table, device) for table in (plan.jobs, plan.operations, plan.tables))
+    jobs, operations, tables = (to_device(table, device) for table in (plan.jobs, plan.operations, plan.tables))
     histograms = torch.zeros((max(plan.histograms, 1), 7, 256), dtype=torch.int32, device=device)
-    values = _value_tables(plan.value_chains, torch.float32 if plan.in_floats else target.dtype, device)
+    # Anew for each batch: what stays on the device would have to be kept from being freed under another stream.
+    values = to_device(_value_tables(plan.value_chains, torch.float32 if plan.in_floats else target.dtype), device)
     # Triton launches on the current device, wherever the tensors are.
     with nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index):
         _launch_all(plan, workspace, target, jobs, operations, tables, histograms, values)
     if target is not out:
-        out[torch.tensor(rows, device=device)] = target
+        out[to_device(np.array(rows), device)] = target
 
 
 def _launch_all(
@@ -69,7 +71,7 @@ def _launch_all(
     floats = torch.empty(plan.float_elements, dtype=torch.float32, device=device)
     records, gray_sums = new_records(plan.histograms if plan.in_floats else 0, device)
     for launch in plan.launches:
-        tiles = _to(launch.tiles, device)
+        tiles = to_device(launch.tiles, device)
         if launch.on_floats:
             run_float_stage(
                 workspace, floats, target, jobs, operations, tables, tiles, records, gray_sums, values,
@@ -82,11 +84,6 @@ def _launch_all(
                 is_last=launch.is_last, has_float64=launch.is_heavy, has_statistic=launch.has_statistic,
                 has_erase=launch.has_erase, rows_and_columns=plan.tile_shape,
             )  # fmt: skip
-
-
-def _to(table: np.ndarray, device: torch.device) -> torch.Tensor:
-    on_host = torch.from_numpy(table)
-    return on_host if device.type == "cpu" else on_host.pin_memory().to(device, non_blocking=True)
 
 
 def _place(decoded: Sequence[Decoded]) -> tuple[list[ImageInput], int]:
@@ -111,7 +108,7 @@ def _fill(workspace: torch.Tensor, decoded: Sequence[Decoded], inputs: Sequence[
         staging = workspace
     else:
         end = max((offset + item.pixels.numel() for offset, item in on_host.items()), default=0)
-        staging = torch.empty(end, dtype=torch.uint8, pin_memory=True) if end else workspace
+        staging = host_buffer(end, torch.uint8, workspace.device) if end else workspace
     for offset, item in on_host.items():
         staging[offset : offset + item.pixels.numel()].copy_(item.pixels.flatten())
     if staging is not workspace:
@@ -122,13 +119,11 @@ def _fill(workspace: torch.Tensor, decoded: Sequence[Decoded], inputs: Sequence[
 
 
 @functools.lru_cache(maxsize=64)
-def _value_tables(
-    chains: tuple[tuple[tuple[Op, ...], int], ...], dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """float32 [chains, 3, 256]: the values of each uint8; stays on the device for the batches to come.
+def _value_tables(chains: tuple[tuple[tuple[Op, ...], int], ...], dtype: torch.dtype) -> torch.Tensor:
+    """float32 [chains, 3, 256] on the host: the values of each uint8.
 
     They are rounded to `dtype`, that of the result, here: Triton's interpreter cuts off what bfloat16 cannot hold.
     """
     with executing():
         tables = [value_table(channels, chain).to(dtype).float().expand(3, -1) for chain, channels in chains]
-    return torch.stack(tables).to(device)
+    return torch.stack(tables)

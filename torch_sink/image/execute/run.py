@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from torch_sink.errors import DecodeError
@@ -14,6 +15,7 @@ from torch_sink.image.execute.programs import earlier_passes, is_wide, last_pass
 from torch_sink.image.ops import Op
 from torch_sink.image.plan.atoms import Program
 from torch_sink.image.source import FinishedSource, Source
+from torch_sink.image.transfer import to_device
 
 
 def decoded_images(
@@ -60,6 +62,6 @@ def _run_in_wide_type(
     channel = torch.arange(out.shape[1], device=out.device).view(1, -1, 1, 1)
     for chain in {(program.value_channels, program.value_ops) for program in programs}:
         same = [at for at, program in enumerate(programs) if (program.value_channels, program.value_ops) == chain]
-        values = values_of(programs[same[0]]).to(out.device)
-        places = torch.tensor([rows[at] for at in same], device=out.device)
-        out[places] = values[channel, made[torch.tensor(same, device=out.device)].long()].to(out.dtype)
+        values = to_device(values_of(programs[same[0]]), out.device)
+        places = to_device(np.array([rows[at] for at in same]), out.device)
+        out[places] = values[channel, made[to_device(np.array(same), out.device)].long()].to(out.dtype)

@@ -36,4 +36,4 @@ def run_image_on_cpu(source: Source, ops: tuple[Op, ...], target: torch.Tensor) 
 
 @functools.lru_cache(maxsize=64)
 def _statistics(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    return tuple(torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (mean, std))  # type: ignore[return-value]
+    return tuple(torch.tensor(values, dtype=torch.float32, device="cpu").view(-1, 1, 1) for values in (mean, std))  # type: ignore[return-value]

@@ -316,7 +316,8 @@ def _erase(state: Lowering, top: int, left: int, height: int, width: int, value:
         state.add(Kind.ERASE, *box, packed_colour(tuple(int(colour) for colour in colours)), 0)
     else:
         state.add(Kind.ERASE, *box, 0, 1)
-        state.erased.append((len(state.atoms) - 1, len(state.value_ops), torch.tensor(colours).view(-1, 1, 1)))
+        values = torch.tensor(colours, device="cpu").view(-1, 1, 1)
+        state.erased.append((len(state.atoms) - 1, len(state.value_ops), values))
 
 
 @lowers("v1.erase_pixels", "v2.erase_pixels")

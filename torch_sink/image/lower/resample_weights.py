@@ -258,7 +258,7 @@ def lanczos_float_weights(in_size: int, out_size: int) -> np.ndarray:
     _, _, first, count = _float_spans(in_size, out_size, Resampling.LANCZOS)
     taps = tap_count(in_size, out_size, Resampling.LANCZOS)
     # Ones that lie so far apart that no output sees two of them.
-    combs = (torch.arange(in_size) % taps == torch.arange(taps)[:, None]).float().view(1, taps, 1, in_size)
+    combs = torch.from_numpy(np.arange(in_size) % taps == np.arange(taps)[:, None]).float().view(1, taps, 1, in_size)
     seen = torch.nn.functional.interpolate(combs, (1, out_size), mode="lanczos", antialias=True).view(taps, out_size)
     at = first[:, None] + np.arange(taps)
     weights = seen.numpy()[at % taps, np.arange(out_size)[:, None]]
@@ -274,7 +274,7 @@ def _rounded_once(a: np.ndarray | float, b: np.ndarray, c: float) -> np.ndarray:
 @functools.lru_cache(maxsize=1024)
 def tensor_nearest_table(in_size: int, out_size: int, mode: str) -> np.ndarray:
     """Source index of each output position, int32 [out], of `interpolate` with mode "nearest" or "nearest-exact"."""
-    positions = torch.arange(in_size, dtype=torch.float32).view(1, 1, in_size)
+    positions = torch.arange(in_size, dtype=torch.float32, device="cpu").view(1, 1, in_size)
     return torch.nn.functional.interpolate(positions, size=out_size, mode=mode).flatten().to(torch.int32).numpy()
 
 

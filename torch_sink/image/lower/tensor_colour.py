@@ -101,5 +101,5 @@ def _brightness(state: Lowering, factor: float) -> None:
 @functools.lru_cache(maxsize=1024, typed=True)
 def _stock_table(name: str, *args: float) -> np.ndarray:
     """What stock code makes of each value, int32 [256]."""
-    ramp = torch.arange(256, dtype=torch.uint8).view(1, 1, 256)
+    ramp = torch.arange(256, dtype=torch.uint8, device="cpu").view(1, 1, 256)
     return STOCK[name](ramp, *args).flatten().to(torch.int32).numpy()

@@ -46,19 +46,22 @@ def _bits(values: torch.Tensor) -> np.ndarray:
     return values.contiguous().view(torch.int32).flatten().numpy()
 
 
+def _floats(values: object) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32, device="cpu")
+
+
 def affine_grid(matrix: Sequence[float], height: int, width: int, new_height: int, new_width: int) -> Grid:
     """The grid of an affine transform; the origin is the middle of the image, before and after it."""
-    theta = torch.tensor(matrix, dtype=torch.float32).view(2, 3)
-    theta = theta / torch.tensor([[0.5 * width], [0.5 * height]])
-    origin = torch.tensor([(1 - new_width) * 0.5, (1 - new_height) * 0.5])
-    return Grid(AFFINE, (_bits(torch.cat([origin, theta.flatten(), torch.zeros(3)])),))
+    theta = _floats(matrix).view(2, 3) / _floats([[0.5 * width], [0.5 * height]])
+    origin = _floats([(1 - new_width) * 0.5, (1 - new_height) * 0.5])
+    return Grid(AFFINE, (_bits(torch.cat([origin, theta.flatten(), _floats([0, 0, 0])])),))
 
 
 def perspective_grid(coefficients: Sequence[float], height: int, width: int) -> Grid:
     """The grid of a perspective transform, in pixels whose centres are at halves."""
     *numerators, g, h = coefficients
-    theta = torch.tensor(numerators, dtype=torch.float32).view(2, 3) / torch.tensor([[0.5 * width], [0.5 * height]])
-    origin, divisor = torch.tensor([0.5, 0.5]), torch.tensor([g, h, 1.0])
+    theta = _floats(numerators).view(2, 3) / _floats([[0.5 * width], [0.5 * height]])
+    origin, divisor = _floats([0.5, 0.5]), _floats([g, h, 1.0])
     return Grid(PERSPECTIVE, (_bits(torch.cat([origin, theta.flatten(), divisor])),))
 
 
@@ -69,7 +72,8 @@ def displaced_grid(displacement: torch.Tensor, height: int, width: int) -> Grid:
 
 @functools.lru_cache(maxsize=64)
 def _identity_positions(height: int, width: int) -> np.ndarray:
-    return _bits(torch.cat([torch.linspace((1 - side) / side, (side - 1) / side, side) for side in (width, height)]))
+    ends = [((1 - side) / side, (side - 1) / side, side) for side in (width, height)]
+    return _bits(torch.cat([torch.linspace(*end, dtype=torch.float32, device="cpu") for end in ends]))
 
 
 def grid_values(
@@ -79,7 +83,7 @@ def grid_values(
     rule = NO_FILL if fill is None else _FILL_RULES[family]
     fills = (0.0,) if fill is None else fill
     fills = fills * 3 if len(fills) == 1 else fills
-    return width, height, MODES.index(mode), rule, grid.kind, 0, *_bits(torch.tensor(fills)).tolist()
+    return width, height, MODES.index(mode), rule, grid.kind, 0, *_bits(_floats(fills)).tolist()
 
 
 def _warp(
