@@ -10,8 +10,20 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.optim import lr_scheduler
+from torch.utils.data import Subset, TensorDataset
 
-from torch_sink.loop import Callback, CheckpointConfig, JitConfig, LambdaCallback, LossMonitor, StepLoop, amp
+from torch_sink.loop import (
+    Callback,
+    CheckpointConfig,
+    JitConfig,
+    LambdaCallback,
+    LossMonitor,
+    Model,
+    StepLoop,
+    amp,
+    data_sink,
+)
+from torch_sink.sink import SinkLoader
 
 from .reference import make_batches, make_model
 
@@ -39,6 +51,14 @@ def make_loop(**options: Any) -> StepLoop:
         ({"ema": 1.5}, ValueError, "ema=1.5"),
         ({"ema": True}, TypeError, "ema=True"),
         ({"ema": "0.9"}, TypeError, "ema='0.9'"),
+        ({"criterion": 1}, TypeError, "StepLoop has no argument 'criterion'; pass loss_fn="),
+        ({"lr_scheduler": 1}, TypeError, "'lr_scheduler'; pass scheduler="),
+        ({"grad_clip": 1}, TypeError, "'grad_clip'; pass clip_grad_norm="),
+        ({"amp_level": "O1"}, TypeError, "'amp_level'; pass amp="),
+        ({"callbacks": []}, TypeError, r"'callbacks'; it belongs to the run: .*run\(loader.*callbacks="),
+        ({"metrics": {"loss"}}, TypeError, r"'metrics'; it belongs to an evaluation: .*evaluate\(loader, metrics="),
+        ({"sinksize": 3}, TypeError, "'sinksize'; did you mean sink_size="),
+        ({"colour": 3}, TypeError, "'colour'; its arguments are model, loss_fn, optimizer, sink_size"),
         ({"device": "meta"}, ValueError, "'meta', but the model is on cpu.*model.to"),
         ({"jit_config": {}}, TypeError, "JitConfig"),
         ({"forward": 3}, TypeError, "forward is a int"),
@@ -47,6 +67,59 @@ def make_loop(**options: Any) -> StepLoop:
 def test_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make_loop(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"amp": "O1"}, "Model has no argument 'amp'; pass amp_level="),
+        ({"loss_scale_manager": None}, "pass loss_scaler="),
+        ({"keep_batchnorm_fp32": True}, "pass amp_level="),
+        ({"sink_size": 10}, r"it belongs to the call: .*train\(epoch, train_dataset, sink_size="),
+        ({"callbacks": []}, r"it belongs to the call: .*callbacks="),
+        ({"boost_level": "O1"}, "no boost levels"),
+        ({"criterion": 1}, "pass loss_fn="),
+    ],
+)
+def test_arguments_of_model_under_other_names(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        Model(make_model(), **options)
+
+
+def test_reprs_say_what_trains_and_how() -> None:
+    loop = make_loop(sink_size=7, accumulate=2)
+    loop.run(make_batches(3))
+    assert repr(loop) == (
+        "StepLoop(Sequential, SGD, sink_size=7, amp='O0', mode='auto', accumulate=2, device='cpu', step_count=3)"
+    )
+    network = make_model()
+    model = Model(network, functional.cross_entropy, torch.optim.SGD(network.parameters()), {"top5", "accuracy"})
+    assert repr(model) == (
+        "Model(Sequential, loss_fn=cross_entropy, optimizer=SGD, amp_level='O0', metrics=['accuracy', 'top5'])"
+    )
+    assert repr(Model(network)) == "Model(Sequential)"
+
+
+@pytest.mark.parametrize("dataset", [TensorDataset(torch.zeros(40, 3)), Subset(TensorDataset(torch.zeros(9)), [1])])
+def test_a_dataset_of_samples_is_refused(dataset: Any) -> None:
+    class Numbers:
+        """What torch.utils.data takes for a dataset, without its base class; raises no IndexError."""
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.zeros(3)
+
+        def __len__(self) -> int:
+            return 40
+
+    message = r"this is a Dataset; wrap it in a DataLoader\(dataset, batch_size=\.\.\.\)"
+    network = make_model()
+    model = Model(network, functional.cross_entropy, torch.optim.SGD(network.parameters(), lr=0.1), {"loss"})
+    for one in (dataset, Numbers()):
+        for use in (make_loop().run, SinkLoader, model.eval, lambda data: data_sink(print, data)):
+            with pytest.raises(TypeError, match=message):
+                use(one)
+        with pytest.raises(TypeError, match=message):
+            model.train(1, one)
 
 
 def test_model_loss_and_optimizer() -> None:

@@ -14,10 +14,13 @@ from typing import Any, TextIO
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
 
-from torch_sink.loop import LambdaCallback, StepLoop
+from torch_sink.loop import Callback, CheckpointConfig, LambdaCallback, ModelCheckpoint, StepLoop
 from torch_sink.loop.checkpoint import list_checkpoints
+from torch_sink.sink import SinkLoader
 
 from .reference import make_batches, make_model
 
@@ -143,3 +146,64 @@ def test_handlers_are_restored_and_a_second_interrupt_raises() -> None:
     with pytest.raises(KeyboardInterrupt):
         loop.run(make_batches(8), callbacks=[LambdaCallback(on_train_step_begin=twice)])
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+class FailsAt(Callback):
+    """Raises before the step with the number given, once."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_step_begin(self, run_context: Any) -> None:
+        if run_context.original_args().loop.step_count + 1 == self.step:
+            self.step = 0
+            raise RuntimeError("the callback failed")
+
+
+class Numbered(Dataset):
+    """Numbers with a random draw each, as augmentation is."""
+
+    def __len__(self) -> int:
+        return 14
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.full((3,), float(index)) + torch.rand(3), torch.tensor(index % 2)
+
+
+def numbered_loader(workers: int) -> SinkLoader:
+    return SinkLoader(DataLoader(Numbered(), 2, True, num_workers=workers, generator=torch.Generator().manual_seed(3)))
+
+
+def make_loop() -> StepLoop:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    return StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), sink_size=2)
+
+
+@pytest.mark.parametrize("step", [1, 3, 7])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_callback_that_fails_before_a_step_takes_no_batch_with_it(step: int, workers: int) -> None:
+    loop = make_loop()
+    with numbered_loader(workers) as loader:
+        expected = loop.run(loader, epochs=1).losses
+    loop = make_loop()
+    with numbered_loader(workers) as loader:
+        with pytest.raises(RuntimeError, match="the callback failed"):
+            loop.run(loader, callbacks=[FailsAt(step)])
+        assert loader.batch_in_epoch == loop.step_count == step - 1
+        losses = loop.run(loader).losses
+    assert torch.equal(losses, expected[step - 1 :])
+
+
+def test_a_checkpoint_after_such_a_failure_lies_before_the_batch(tmp_path: Path) -> None:
+    loop = make_loop()
+    with numbered_loader(1) as loader:
+        expected = loop.run(loader, epochs=2).losses
+    loop = make_loop()
+    config = CheckpointConfig(save_checkpoint_steps=100, exception_save=True)
+    with numbered_loader(1) as loader, pytest.raises(RuntimeError, match="the callback failed"):
+        loop.run(loader, epochs=2, callbacks=[ModelCheckpoint("A", tmp_path, config), FailsAt(10)])
+    loop = make_loop()
+    with numbered_loader(1) as loader:
+        assert loop.resume(tmp_path, loader) == 9
+        assert torch.equal(loop.run(loader, epochs=2).losses, expected[9:])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 from torch_sink.loop import Callback, JitConfig, LossMonitor, Model, TimeMonitor, jit, no_host_sync
 from torch_sink.sink import SinkLoader
@@ -52,20 +54,65 @@ def test_train_equals_the_plain_loop_across_epochs_of_any_length() -> None:
     ]
 
 
+class Lengths(Callback):
+    """Notes the step count at each epoch's end."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def on_train_epoch_end(self, run_context: Any) -> None:
+        self.seen.append(run_context.original_args().loop.step_count)
+
+
 def test_train_sets_the_size_of_a_sink_loader() -> None:
-    loader = SinkLoader(make_batches(7), sink_size=2)
-    lengths, model = [], make()
-
-    class Note(Callback):
-        def on_train_epoch_end(self, run_context: Any) -> None:
-            lengths.append(run_context.original_args().loop.step_count)
-
-    model.train(2, loader, Note(), sink_size=3)
+    loader, lengths, model = SinkLoader(make_batches(7), sink_size=2), Lengths(), make()
+    model.train(2, loader, lengths, sink_size=3)
     assert len(loader) == loader.sink_size == 3
-    model.train(2, loader, Note())
-    assert lengths == [3, 6, 9, 12], "-1 leaves the loader's own size"
+    model.train(2, loader, lengths)
+    assert lengths.seen == [3, 6, 13, 20], "-1 is the whole dataset"
     with pytest.raises(ValueError, match="sink_size=0"):
         loader.sink_size = 0
+
+
+class Noting(nn.Module):
+    """A linear layer that notes which samples it is given, in training and in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 2)
+        self.seen: dict[bool, list[int]] = {True: [], False: []}
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.seen[self.training] += inputs.flatten().int().tolist()
+        return self.linear(inputs / 10)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("sink_mode", [True, False])
+def test_sink_size_minus_one_is_the_whole_dataset_after_any_other(sink_mode: bool, workers: int) -> None:
+    data = TensorDataset(torch.arange(10.0)[:, None], torch.zeros(10, dtype=torch.long))
+    network = Noting()
+    model = Model(network, functional.cross_entropy, torch.optim.SGD(network.parameters(), lr=0.1), {"accuracy"})
+    with SinkLoader(DataLoader(data, num_workers=workers), sink_size=4) as loader:
+        for size in (3, 10, 12, 1):
+            model.train(2, loader, sink_size=size)
+            network.seen = {True: [], False: []}
+            model.eval(loader)
+            assert network.seen[False] == list(range(10))
+            assert loader.sink_size == size
+            assert model.train(2, loader, dataset_sink_mode=sink_mode).steps == 20
+            assert network.seen[True] == [*range(10), *range(10)]
+
+
+def test_an_evaluation_leaves_the_traversal_where_it_was() -> None:
+    """Trained on and evaluated in turn: 7 batches, epochs of 3, evaluated on all 7 after each."""
+    batches = [(torch.full((1, 1), float(number)), torch.zeros(1, dtype=torch.long)) for number in range(7)]
+    network = Noting()
+    model = Model(network, functional.cross_entropy, torch.optim.SGD(network.parameters(), lr=0.1), {"accuracy"})
+    loader = SinkLoader(batches)
+    model.fit(4, loader, loader, sink_size=3)
+    assert network.seen[True] == [number % 7 for number in range(12)]
+    assert network.seen[False] == [*range(7)] * 4
 
 
 def test_sink_mode_off_returns_after_every_step() -> None:
@@ -131,18 +178,46 @@ def test_model_arguments() -> None:
         make({"mine": object()})
 
 
-def test_network_that_returns_the_loss() -> None:
-    class WithLoss(nn.Module):
+class WithLoss(nn.Module):
+    """Takes its two columns in the order or by the names that the dataset gives them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make_model()
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(self.inner(inputs), targets)
+
+
+@pytest.mark.parametrize("form", ["tuple", "list", "dict", "named tuple"])
+def test_a_network_without_loss_function_gets_what_the_dataset_names(form: str) -> None:
+    columns = namedtuple("columns", "inputs targets")
+    make_batch = {"tuple": tuple, "list": list, "named tuple": columns._make}.get(form, columns._make)
+    batches = [make_batch(batch) for batch in make_batches(3)]
+    if form == "dict":
+        batches = [batch._asdict() for batch in batches]
+    losses = []
+    for one in (batches, make_batches(3)):
+        network = WithLoss()
+        torch.manual_seed(5)
+        losses.append(Model(network, None, torch.optim.SGD(network.parameters(), lr=0.1)).train(1, one).losses)
+    assert torch.equal(*losses)
+
+
+def test_a_network_without_loss_function_gets_a_tensor_whole() -> None:
+    class Norm(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = make_model()
+            self.weight = nn.Parameter(torch.ones(3))
 
-        def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-            return functional.cross_entropy(self.inner(inputs), targets)
+        def forward(self, values: Tensor) -> Tensor:
+            assert values.shape == (2, 3)
+            return (self.weight * values).square().mean()
 
-    network = WithLoss()
-    history = Model(network, None, torch.optim.SGD(network.parameters(), lr=0.1)).train(1, make_batches(3))
-    assert history.losses.shape == (3,)
+    network = Norm()
+    history = Model(network, None, torch.optim.SGD(network.parameters(), lr=0.1)).train(2, [torch.ones(2, 3)] * 2)
+    assert history.losses[0] == 1
+    assert history.losses[3] < history.losses[0]
 
 
 def evaluate_by_hand(network: nn.Module, batches: list[Any]) -> dict[str, float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ from torch import nn
 from torch.nn import functional
 
 from torch_sink.errors import NonFiniteLoss
-from torch_sink.loop import History, LossMonitor, Model, ProgressBar, StepLoop, TimeMonitor
+from torch_sink.loop import History, LossMonitor, Model, ProgressBar, ReduceLROnPlateau, StepLoop, TimeMonitor
 from torch_sink.loop.amp import StaticLossScaler
+from torch_sink.sink import SinkLoader
 
 from .reference import make_batches, make_model
 from .test_callbacks import Results
@@ -31,6 +34,54 @@ def test_loss_monitor_prints_executed_steps(capsys: pytest.CaptureFixture[str]) 
         f"epoch: 1 step: 4, loss is {losses[3]}",
         f"epoch: 2 step: 4, loss is {losses[8]}",
     ]
+
+
+def printed_steps(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line.split(",")[0] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_loss_monitor_counts_from_each_epochs_start(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever the length of earlier runs, known or not, in sinks of any size."""
+
+    def batches_of_unknown_number() -> Iterator[Any]:
+        yield from make_batches(4)
+
+    loop = make_loop(sink_size=3)
+    loop.run(make_batches(5), callbacks=[LossMonitor()])
+    assert printed_steps(capsys) == ["epoch: 1 step: 3", "epoch: 1 step: 5"]
+    loop.run(make_batches(2), epochs=2, callbacks=[LossMonitor()])
+    assert printed_steps(capsys) == ["epoch: 1 step: 2", "epoch: 2 step: 2"]
+    loop.run(batches_of_unknown_number, epochs=3, callbacks=[LossMonitor()])
+    assert printed_steps(capsys) == [f"epoch: {epoch} step: {step}" for epoch in (1, 2, 3) for step in (3, 4)]
+    with SinkLoader(batches_of_unknown_number, sink_size=3) as loader:
+        loop.run(loader, epochs=3, callbacks=[LossMonitor()])
+    assert printed_steps(capsys) == [f"epoch: {epoch} step: 3" for epoch in (1, 2, 3)]
+
+
+def test_loss_monitor_counts_on_after_a_resume(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    batches = make_batches(5)
+    loop = make_loop(sink_size=2)
+    loop.run(batches, epochs=2, max_steps=7)
+    loop.save(tmp_path, batches)
+    resumed = make_loop(sink_size=2)
+    resumed.resume(tmp_path, batches)
+    resumed.run(batches, epochs=2, callbacks=[LossMonitor()])
+    assert printed_steps(capsys) == ["epoch: 2 step: 4", "epoch: 2 step: 5"]
+
+
+def test_lines_are_printed_above_a_running_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one terminal a line must not begin in the middle of the bar."""
+    pytest.importorskip("tqdm")
+    terminal = io.StringIO()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setattr("sys.stderr", terminal)
+    monitors = [ProgressBar(), LossMonitor(), TimeMonitor(), ReduceLROnPlateau("loss", patience=0, verbose=True)]
+    make_loop(sink_size=2).run(make_batches(4), epochs=2, callbacks=monitors)
+    lines = [line for part in terminal.getvalue().splitlines() for line in part.split("\r")]
+    ours = [line for line in lines if "loss is" in line or "epoch time" in line or "reduced" in line]
+    assert len(ours) >= 6
+    assert all(line.startswith(("epoch", "Train epoch")) and "it/s" not in line for line in ours)
+    assert not any("step/s" in line and "loss is" in line for line in lines)
 
 
 @pytest.mark.parametrize("policy", ["raise", "warn", "ignore"])

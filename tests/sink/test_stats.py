@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from torch_sink.sink import QueueStats, SinkLoader
+from torch_sink.sink.stats import StatsRecorder
 
 
 class Throttled(Dataset):
@@ -74,8 +75,28 @@ def test_bytes_held_are_those_of_the_batches_that_exist() -> None:
 
 def test_stats_before_the_first_batch_and_as_text() -> None:
     stats = SinkLoader([torch.zeros(1)]).stats()
-    assert (stats.batches, stats.empty, stats.full, stats.verdict) == (0, 0, 0, "compute-bound")
-    assert str(stats).splitlines()[1].startswith("compute-bound: ")
+    assert (stats.batches, stats.empty, stats.full, stats.verdict) == (0, 0, 0, "too few batches to tell")
+    assert str(stats).splitlines()[1].startswith("too few batches to tell: ask again after 20 batches")
+
+
+def recorded(waits: list[float]) -> QueueStats:
+    recorder = StatsRecorder()
+    for seconds in waits:
+        recorder.fetched(0, seconds, empty=seconds > 0, full=False)
+    return recorder.snapshot(bytes_held=0)
+
+
+def test_the_verdict_leaves_out_the_warm_up_and_names_its_percentiles() -> None:
+    """The first fetch waits for workers to start; 3 batches of it say nothing about the other 997."""
+    assert recorded([5.0, 5.0, 5.0]).verdict == "too few batches to tell"
+    assert recorded([5.0] * 19).verdict == "too few batches to tell"
+    assert recorded([5.0] * 20).verdict == "input-bound"
+    stats = recorded([5.0] * 10 + [0.0] * 10)
+    assert (stats.verdict, stats.empty, stats.judged, stats.judged_empty) == ("compute-bound", 10, 10, 0)
+    mixed = recorded([5.0] * 10 + [0.0] * 60 + [0.001 * number for number in range(1, 41)])
+    assert mixed.verdict == "input-bound"
+    assert "queue empty at 40 of 100 fetches, waits p50 0.00 ms, p90 31.00 ms, p99 40.00 ms" in str(mixed)
+    assert recorded([0.25] * 3).consumer_wait_p50_seconds == 0.25, "a short run has its figures too"
 
 
 def test_host_cost_of_ready_tensors() -> None:

@@ -16,6 +16,7 @@ import torch
 
 from torch_sink.loop.arguments import check_choice, check_count
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext
+from torch_sink.loop.monitors import show
 
 _log = logging.getLogger("torch_sink")
 
@@ -109,7 +110,7 @@ class EarlyStopping(Callback):
                 self._waited = 0
         if self._waited and self._waited >= max(self._patience, 1):
             if self._verbose:
-                print(f"early stopping after epoch {arguments.cur_epoch_num}: {self._monitor.name} is {value}")
+                show(f"early stopping after epoch {arguments.cur_epoch_num}: {self._monitor.name} is {value}")
             self._stopped = True
             run_context.request_stop()
 
@@ -203,7 +204,7 @@ class ReduceLROnPlateau(Callback):
             rate = max(float(group["lr"]) * self._factor, self._min_lr)
             set_learning_rate(group, rate)
             if self._verbose:
-                print(f"epoch {arguments.cur_epoch_num}: learning rate reduced to {rate}")
+                show(f"epoch {arguments.cur_epoch_num}: learning rate reduced to {rate}")
 
 
 def set_learning_rate(group: dict[str, Any], rate: float) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch_sink.loop.arguments import check_count
 from torch_sink.loop.jit import JitConfig, jit_with
+from torch_sink.loop.members import call_with
 
 _bound: weakref.WeakKeyDictionary[Any, weakref.ref[DataSink]] = weakref.WeakKeyDictionary()
 
@@ -60,13 +61,7 @@ class DataSink:
     def __call__(self) -> Any:
         output = None
         for _ in range(self._sink_size):
-            batch = self._next()
-            if isinstance(batch, dict):
-                output = self._function(**batch)
-            elif isinstance(batch, (tuple, list)):
-                output = self._function(*batch)
-            else:
-                output = self._function(batch)
+            output = call_with(self._function, self._next())
         return output
 
     def close(self) -> None:

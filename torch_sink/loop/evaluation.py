@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch_sink.loop.arguments import check_bool, check_count
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext
 from torch_sink.loop.host_sync import host_sync_allowed
+from torch_sink.loop.members import call_with
 from torch_sink.loop.metrics import Loss, Metric, fetch_results
 from torch_sink.loop.monitors import TimeMonitor
 from torch_sink.loop.precision import Precision, map_container
@@ -60,8 +61,11 @@ class Evaluation:
             stack.enter_context(evaluating(network))
             for callback in callbacks:
                 stack.enter_context(callback)
-            own = not isinstance(dataset, SinkLoader)
-            loader = stack.enter_context(SinkLoader(dataset, device=device)) if own else dataset
+            if isinstance(dataset, SinkLoader):
+                loader = dataset
+                stack.enter_context(dataset.whole_pass())
+            else:
+                loader = stack.enter_context(SinkLoader(dataset, device=device))
             return self._pass(loader, callbacks)
 
     def _pass(self, loader: Any, callbacks: list[Callback]) -> dict[str, Any]:
@@ -109,7 +113,7 @@ class Evaluation:
         loss = None
         with self._precision.context() if self._precision is not None else nullcontext():
             if self._eval_network is not None:
-                loss, output, *labels = self._eval_network(*batch)
+                loss, output, *labels = call_with(self._eval_network, batch)
             else:
                 if not isinstance(batch, (tuple, list)) or len(batch) < 2:
                     raise TypeError(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
+from torch_sink.loop.argument_names import explains_other_names, run_places
 from torch_sink.loop.arguments import check_bool, check_count
 from torch_sink.loop.callbacks import Callback, RunContext, check_callbacks
 from torch_sink.loop.evaluation import Evaluation, FitEvaluation, check_fit_callbacks, evaluating, move_to
 from torch_sink.loop.history import RunHistory
 from torch_sink.loop.jit import JitConfig
+from torch_sink.loop.members import call_with
 from torch_sink.loop.metrics import make_metrics
 from torch_sink.loop.scaler import StaticLossScaler
 from torch_sink.loop.step_loop import StepLoop
@@ -23,7 +25,8 @@ class Model:
     """Trains, evaluates and predicts; `train` runs on a StepLoop.
 
     Args:
-        network: on its device. Without `loss_fn` it returns the loss itself: `network(*batch)`.
+        network: on its device. Without `loss_fn` it returns the loss itself and is called with the batch: a tuple or
+            list as `network(*batch)`, a dict as `network(**batch)`, anything else as `network(batch)`.
         loss_fn: `loss_fn(network(x), y)`, or None.
         optimizer: needed by `train` and `fit`.
         metrics: a set of "accuracy", "top5" and "loss", or name -> object with `reset`, `update(output, *labels)` and
@@ -37,6 +40,14 @@ class Model:
         TypeError, ValueError: an argument that cannot be used.
     """
 
+    @explains_other_names(
+        **run_places("it belongs to the call: Model(...).train(epoch, train_dataset, callbacks=[...])"),
+        sink_size="it belongs to the call: Model(...).train(epoch, train_dataset, sink_size=...)",
+        dataset_sink_mode="it belongs to the call: Model(...).train(epoch, train_dataset, dataset_sink_mode=...)",
+        valid_dataset="it belongs to the call: Model(...).fit(epoch, train_dataset, valid_dataset)",
+        eval_indexes="eval_network returns (loss, output, labels) in this order",
+        boost_level="there are no boost levels; amp_level and jit_config choose how steps run",
+    )
     def __init__(
         self,
         network: nn.Module,
@@ -71,8 +82,19 @@ class Model:
                 loss_scaler=loss_scaler,
                 mode=_mode(jit_config),
                 jit_config=jit_config,
-                forward=None if loss_fn is not None else (lambda model, batch: model(*batch)),
+                forward=None if loss_fn is not None else call_with,
             )
+
+    def __repr__(self) -> str:
+        """What is trained, by what, and how."""
+        parts = [type(self._network).__name__]
+        if self._loss_fn is not None:
+            parts.append(f"loss_fn={getattr(self._loss_fn, '__name__', type(self._loss_fn).__name__)}")
+        if self._loop is not None:
+            parts += [f"optimizer={type(self._optimizer).__name__}", f"amp_level={self._loop.precision.level!r}"]
+        if self._metrics:
+            parts.append(f"metrics={list(self._metrics)}")
+        return f"Model({', '.join(parts)})"
 
     @property
     def train_network(self) -> nn.Module:
@@ -113,8 +135,8 @@ class Model:
             train_dataset: a loader, or a SinkLoader, which keeps the `sink_size` that it is given here.
             callbacks: called once per host return, or per step with `dataset_sink_mode=False`.
             dataset_sink_mode: whether a whole epoch runs between host returns.
-            sink_size: steps in an epoch; -1 for one pass, or what a SinkLoader was made with. Without effect if
-                `dataset_sink_mode` is False.
+            sink_size: steps in an epoch; -1 for the whole dataset: one pass, whatever a SinkLoader was made with.
+                Without effect if `dataset_sink_mode` is False.
             initial_epoch: number of epochs done before.
 
         Raises:
@@ -209,9 +231,8 @@ class Model:
         if evaluation is not None:
             internal.append(evaluation)
         loop.sink_size = -1 if sink_mode else 1
-        loader, own = self._sink_loader(dataset, sink_size if sink_mode else -1)
         self._network.train()
-        try:
+        with self._sized(dataset, sink_size if sink_mode else -1) as loader:
             return loop.run_with(
                 loader,
                 epochs=epoch - initial_epoch,
@@ -222,18 +243,20 @@ class Model:
                 metrics=self._metrics,
                 list_callback=callbacks,
             )
-        finally:
-            if own:
-                loader.close()
 
-    def _sink_loader(self, dataset: Any, sink_size: int) -> tuple[Any, bool]:
+    @contextmanager
+    def _sized(self, dataset: Any, sink_size: int) -> Iterator[Any]:
+        """A SinkLoader over the dataset, with epochs of `sink_size` batches."""
         from torch_sink.sink import SinkLoader
 
-        if not isinstance(dataset, SinkLoader):
-            return SinkLoader(dataset, sink_size=sink_size, device=self.loop.device), True
-        if sink_size > 0:
+        if isinstance(dataset, SinkLoader):
             dataset.sink_size = sink_size
-        return dataset, False
+            if sink_size == -1:
+                dataset.drop_started_pass()
+            yield dataset
+        else:
+            with SinkLoader(dataset, sink_size=sink_size, device=self.loop.device) as loader:
+                yield loader
 
     def _evaluation(self, sink_mode: bool) -> Evaluation:
         return Evaluation(

@@ -12,14 +12,18 @@ from torch_sink.loop.arguments import check_choice, check_count
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext
 
 
-def step_in_epoch(arguments: RunArguments) -> int:
-    """Number of the last executed step within its epoch, from 1."""
-    steps = arguments.batch_num
-    return (arguments.cur_step_num - 1) % steps + 1 if steps else arguments.cur_step_num
+def show(text: str, *, error: bool = False) -> None:
+    """Print a line; where a tqdm bar runs, above it."""
+    stream = sys.stderr if error else sys.stdout
+    tqdm: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if getattr(tqdm, "_instances", None):
+        tqdm.write(text, file=stream)
+    else:
+        print(text, file=stream, flush=True)
 
 
 class LossMonitor(Callback):
-    """Prints the loss, and watches every step for NaN and infinity.
+    """Prints the loss with the step's number in its epoch, and watches every step for NaN and infinity.
 
     Args:
         per_print_times: print at the first host return at which so many steps have passed since the last print.
@@ -47,12 +51,13 @@ class LossMonitor(Callback):
         if self._every and arguments.cur_step_num - self._last_printed >= self._every:
             self._last_printed = arguments.cur_step_num
             loss = float(arguments.losses[-1])
-            print(f"epoch: {arguments.cur_epoch_num} step: {step_in_epoch(arguments)}, loss is {loss}", flush=True)
+            step = arguments.loop.progress.epoch_steps
+            show(f"epoch: {arguments.cur_epoch_num} step: {step}, loss is {loss}")
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
         if arguments.eval_results:
-            print(f"Eval result: epoch {arguments.cur_epoch_num}, metrics: {arguments.eval_results}", flush=True)
+            show(f"Eval result: epoch {arguments.cur_epoch_num}, metrics: {arguments.eval_results}")
 
     def _check(self, arguments: RunArguments) -> None:
         losses, overflows = arguments.losses, arguments.overflows
@@ -75,7 +80,7 @@ class LossMonitor(Callback):
         )
         if self._on_nonfinite == "raise":
             raise NonFiniteLoss(message)
-        print(f"warning: {message}", file=sys.stderr, flush=True)
+        show(f"warning: {message}", error=True)
 
 
 class TimeMonitor(Callback):
@@ -105,7 +110,7 @@ class TimeMonitor(Callback):
         text = f"{phase} epoch time: {milliseconds:5.3f} ms, per step time: {milliseconds / steps:5.3f} ms"
         if self._data_time and arguments.wait_seconds is not None:
             text += f", data time: {((arguments.wait_seconds or 0.0) - waited) * 1e3:5.3f} ms"
-        print(text, flush=True)
+        show(text)
 
     on_eval_epoch_begin, on_eval_epoch_end = on_train_epoch_begin, on_train_epoch_end
 

@@ -132,7 +132,11 @@ class TrainingRun:
         planned = self._sink_length()
         self._arguments.cur_step_num = loop.step_count + planned
         self._arguments.train_dataset_element = batch
-        self._event("on_train_step_begin")
+        try:
+            self._event("on_train_step_begin")
+        except BaseException:
+            self._loader.give_back()
+            raise
         began, executed = loop.step_count, 0
         self._arguments.inside_sink = True
         engine.begin(planned, began)

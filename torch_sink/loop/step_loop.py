@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from torch_sink.errors import SinkError
 from torch_sink.loop import arguments as check
+from torch_sink.loop.argument_names import explains_other_names, run_places
 from torch_sink.loop.build import EngineParts, build_engine
 from torch_sink.loop.callbacks import Callback, check_callbacks
 from torch_sink.loop.checkpoint import SHARDS_FOLDER, list_checkpoints, read_checkpoint, write_checkpoint
@@ -72,6 +73,10 @@ class StepLoop:
         (25, 3)
     """
 
+    @explains_other_names(
+        **run_places("it belongs to the run: StepLoop(...).run(loader, epochs=..., callbacks=[...], max_steps=...)"),
+        metrics="it belongs to an evaluation: StepLoop(...).evaluate(loader, metrics=...)",
+    )
     def __init__(
         self,
         model: nn.Module,
@@ -262,6 +267,14 @@ class StepLoop:
             self._engine.close()
             self._engine = None
         self.precision.close()
+
+    def __repr__(self) -> str:
+        """What is trained, by what, how, and how far."""
+        return (
+            f"StepLoop({type(self.model).__name__}, {type(self.optimizer).__name__}, sink_size={self.sink_size}, "
+            f"amp={self.precision.level!r}, mode={self._requested_mode!r}, accumulate={self.accumulate}, "
+            f"device={str(self.device)!r}, step_count={self.step_count})"
+        )
 
     def __enter__(self) -> StepLoop:
         return self

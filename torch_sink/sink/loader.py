@@ -92,6 +92,7 @@ class SinkLoader:
         else:
             self._producer = OnDemandProducer(self._slots, self._stats)
         self._traversal = Traversal(self._source, self._producer, self._stats, sink_size, self._options.timeout_seconds)
+        self._is_loaded = False  # from outside, and nothing was asked for since
         self._life = Life()
         self._close = weakref.finalize(self, close_parts, self._producer, self._source, self._slots, self._life)
         register(self._close)
@@ -166,7 +167,38 @@ class SinkLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self._check_usable()
+        self._is_loaded = False
         return _Batches(self, self._traversal.begin_epoch())
+
+    def drop_started_pass(self) -> None:
+        """Drops the rest of a pass that is under way, unless it was loaded and nothing has been asked for since."""
+        self._check_usable()
+        if self._traversal.is_inside_pass and not self._is_loaded:
+            self.restart()
+
+    @contextlib.contextmanager
+    def whole_pass(self) -> Iterator[None]:
+        """Inside, an epoch is one whole pass of the loader; afterwards the traversal goes on where it stood."""
+        self._check_usable()
+        sink_size = self.sink_size
+        position = self.state_dict() if self._traversal.is_inside_pass else None
+        if position is not None:
+            self.restart()
+        self.sink_size = -1
+        try:
+            yield
+        finally:
+            self.sink_size = sink_size
+            if position is not None and self._life.ended is None:
+                self._traversal.load_state_dict(position)
+
+    def give_back(self) -> None:
+        """Takes the batch back that was delivered last and not used: it comes again, and is not counted before.
+
+        A batch that is made in the calling thread has made its random draws: a run that resumes from a state taken
+        then makes it anew, with others.
+        """
+        self._traversal.give_back()
 
     def restart(self) -> None:
         """Drops the rest of the epoch: the next `iter()` begins a new pass of the loader."""
@@ -206,6 +238,7 @@ class SinkLoader:
         """
         self._check_usable()
         self._traversal.load_state_dict(state_dict)
+        self._is_loaded = True
 
     def close(self) -> None:
         """Stops thread and workers, within 5 s. Idempotent; the loader cannot be iterated afterwards."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from torch_sink.sink.batch import DECODE_POLICIES
 from torch_sink.sink.dataloader_source import DataLoaderSource
@@ -111,7 +111,7 @@ def open_source(loader: Any) -> Source:
     """The source that fits `loader`.
 
     Raises:
-        TypeError: neither iterable nor callable.
+        TypeError: neither iterable nor callable, or a dataset of samples.
     """
     if type(loader).__name__ == "_FabricDataLoader":
         loader = loader._dataloader  # Lightning Fabric's wrapper moves batches to the device, which the slots do
@@ -122,10 +122,22 @@ def open_source(loader: Any) -> Source:
         # Accelerate's loaders always have these methods, which fail unless they wrap a StatefulDataLoader.
         keeps_state = keeps_state and getattr(loader, "use_stateful_dataloader", True)
         return StatefulSource(loader) if keeps_state else OwnIteratorSource(loader)
-    if isinstance(loader, Iterable) or hasattr(loader, "__getitem__"):
+    if _is_map_style(loader):
+        raise TypeError(
+            f"{type(loader).__name__} gives samples, not batches: this is a Dataset; wrap it in a "
+            "DataLoader(dataset, batch_size=...)"
+        )
+    if isinstance(loader, Iterable):
         return IterableSource(loader)
     if callable(loader):
         return FactorySource(loader)
     raise TypeError(
         f"loader must be an iterable of batches or a function that returns an iterator, got {type(loader).__name__}"
     )
+
+
+def _is_map_style(loader: Any) -> bool:
+    """Whether `loader` maps indices to samples: a torch Dataset, or what passes for one."""
+    if isinstance(loader, Dataset):
+        return not isinstance(loader, IterableDataset)
+    return hasattr(type(loader), "__getitem__") and not isinstance(loader, Iterable)

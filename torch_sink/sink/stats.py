@@ -8,8 +8,11 @@ from dataclasses import dataclass
 INPUT_BOUND_SHARE = 0.3  # MindInsight's rule: empty in more than 30 % of the fetches
 WAITS_KEPT = 4096  # percentiles describe the latest waits, so a slow start does not colour a long run
 LAST_SHOWN = 10
+WARM_UP = 10  # fetches in which workers start, files come from a cold disk, and the consumer's code is compiled
+FEWEST = 20
 
 ADVICE = {
+    "too few batches to tell": f"ask again after {FEWEST} batches; the first {WARM_UP} count as warm-up",
     "input-bound": "the consumer waits for data: use more workers, a faster dataset, or decode on the device",
     "compute-bound": "data waits for the consumer: the input pipeline keeps up, more workers would not help",
 }
@@ -25,44 +28,58 @@ class QueueStats:
             queued; a fetch then counts as empty when it took longer than half of the consumer's own step.
         full: fetches that found every slot filled.
         consumer_wait_p50_seconds: median time that a fetch waited, over the latest 4,096 fetches.
+        consumer_wait_p90_seconds: 90th percentile of the same.
         consumer_wait_p99_seconds: 99th percentile of the same.
         producer_wait_p50_seconds: median time that the producer waited for a free slot, over the latest 4,096 batches.
         producer_wait_p99_seconds: 99th percentile of the same.
         bytes_held: bytes of the slots now (accelerator: the whole ring; CPU: the tensors that the slots refer to).
         skipped: samples dropped under `on_decode_error="skip"`.
         replaced: samples replaced under `on_decode_error="replace"`.
-        verdict: "input-bound" if more than 30 % of the fetches found the queue empty, else "compute-bound".
+        judged: fetches that the verdict and the consumer's percentiles are of: all but the first 10, the warm-up.
+        judged_empty: those of them that found no batch ready.
+        verdict: "too few batches to tell" below 20 batches; else "input-bound" if more than 30 % of the judged fetches
+            found the queue empty, else "compute-bound".
     """
 
     batches: int
     empty: int
     full: int
     consumer_wait_p50_seconds: float
+    consumer_wait_p90_seconds: float
     consumer_wait_p99_seconds: float
     producer_wait_p50_seconds: float
     producer_wait_p99_seconds: float
     bytes_held: int
     skipped: int
     replaced: int
+    judged: int
+    judged_empty: int
 
     @property
     def verdict(self) -> str:
-        return "input-bound" if self.empty > INPUT_BOUND_SHARE * self.batches else "compute-bound"
+        if self.batches < FEWEST:
+            return "too few batches to tell"
+        return "input-bound" if self.judged_empty > INPUT_BOUND_SHARE * self.judged else "compute-bound"
 
     @property
     def advice(self) -> str:
         """One line that says what to do about the verdict."""
         return ADVICE[self.verdict]
 
+    @property
+    def evidence(self) -> str:
+        """What the verdict judges by: how often the queue was empty, and three percentiles of the wait for a batch."""
+        waits = (self.consumer_wait_p50_seconds, self.consumer_wait_p90_seconds, self.consumer_wait_p99_seconds)
+        p50, p90, p99 = (f"{seconds * 1e3:.2f} ms" for seconds in waits)
+        return f"queue empty at {self.judged_empty} of {self.judged} fetches, waits p50 {p50}, p90 {p90}, p99 {p99}"
+
     def __str__(self) -> str:
         return (
             f"{self.batches} batches, queue empty at {self.empty} and full at {self.full} fetches; "
-            f"consumer waited p50 {self.consumer_wait_p50_seconds * 1e3:.2f} ms, "
-            f"p99 {self.consumer_wait_p99_seconds * 1e3:.2f} ms; "
-            f"producer p50 {self.producer_wait_p50_seconds * 1e3:.2f} ms, "
+            f"producer waited p50 {self.producer_wait_p50_seconds * 1e3:.2f} ms, "
             f"p99 {self.producer_wait_p99_seconds * 1e3:.2f} ms; "
             f"{self.bytes_held / 2**20:.1f} MiB held; {self.skipped} samples skipped, {self.replaced} replaced\n"
-            f"{self.verdict}: {self.advice}"
+            f"{self.verdict}: {self.advice} (after the warm-up: {self.evidence})"
         )
 
 
@@ -75,43 +92,49 @@ class StatsRecorder:
 
     def __init__(self) -> None:
         self.batches = self.empty = self.full = self.skipped = self.replaced = 0
+        self.judged = self.judged_empty = 0
         self.queue_sizes: deque[int] = deque(maxlen=LAST_SHOWN)
+        self.latest_waits: deque[float] = deque(maxlen=LAST_SHOWN)
         self.consumer_waits: deque[float] = deque(maxlen=WAITS_KEPT)
         self.producer_waits: deque[float] = deque(maxlen=WAITS_KEPT)
 
     def fetched(self, queue_size: int, waited_seconds: float, *, empty: bool, full: bool) -> None:
+        self.queue_sizes.append(queue_size)
+        self.latest_waits.append(waited_seconds)
         self.batches += 1
         self.empty += empty
         self.full += full
-        self.queue_sizes.append(queue_size)
-        self.consumer_waits.append(waited_seconds)
+        if self.batches > WARM_UP:
+            self.judged += 1
+            self.judged_empty += empty
+            self.consumer_waits.append(waited_seconds)
 
     def made_on_demand(self, waited_seconds: float, step_seconds: float) -> None:
         """A fetch without a queue; counts as one of an empty queue if it took over half of the consumer's step."""
-        self.batches += 1
-        self.empty += waited_seconds > 0.5 * step_seconds
-        self.queue_sizes.append(0)
-        self.consumer_waits.append(waited_seconds)
+        self.fetched(0, waited_seconds, empty=waited_seconds > 0.5 * step_seconds, full=False)
 
     def recent(self, queue_size: int, waited_seconds: float) -> str:
         """The latest queue sizes and waits, oldest first, this fetch last: what a timeout message shows."""
-        waits = [*self.consumer_waits, waited_seconds][-LAST_SHOWN:]
+        waits = [*self.latest_waits, waited_seconds][-LAST_SHOWN:]
         sizes = [*self.queue_sizes, queue_size][-LAST_SHOWN:]
         return f"last queue sizes {sizes}, last waits in seconds [{', '.join(f'{wait:.3f}' for wait in waits)}]"
 
     def snapshot(self, bytes_held: int) -> QueueStats:
-        consumer, producer = _sorted(self.consumer_waits), _sorted(self.producer_waits)
+        consumer, producer = _sorted(self.consumer_waits or self.latest_waits), _sorted(self.producer_waits)
         return QueueStats(
             batches=self.batches,
             empty=self.empty,
             full=self.full,
             consumer_wait_p50_seconds=_percentile(consumer, 0.50),
+            consumer_wait_p90_seconds=_percentile(consumer, 0.90),
             consumer_wait_p99_seconds=_percentile(consumer, 0.99),
             producer_wait_p50_seconds=_percentile(producer, 0.50),
             producer_wait_p99_seconds=_percentile(producer, 0.99),
             bytes_held=bytes_held,
             skipped=self.skipped,
             replaced=self.replaced,
+            judged=self.judged,
+            judged_empty=self.judged_empty,
         )
 
 

@@ -64,6 +64,13 @@ class Traversal:
         self.was_interrupted = False
         self.resume: ResumePoint | None = None
         self.loaded_state: dict[str, Any] = {}
+        self.given_back: Item | None = None
+        self.noted: tuple[int, Any, Any] | None = None
+
+    @property
+    def is_inside_pass(self) -> bool:
+        """Whether batches of the pass were consumed and its end was not seen."""
+        return self.position.batch_in_pass > 0
 
     def begin_epoch(self) -> Epoch:
         """The rest of an unfinished epoch, else a new one."""
@@ -94,6 +101,9 @@ class Traversal:
             if 0 < self.sink_size <= self.position.batch_in_epoch:
                 self._end_epoch()
             while True:
+                if self.given_back is not None:
+                    item, self.given_back = self.given_back, None
+                    break
                 if self.source.crosses_passes or not self.passes:
                     self._keep_ahead()
                 item = self.producer.take(self.timeout_seconds)
@@ -107,6 +117,24 @@ class Traversal:
         self._consume(item)
         self.was_interrupted = False
         return item
+
+    def give_back(self) -> None:
+        """Takes the latest batch back: it does not count as consumed, and comes again."""
+        item, position = self.producer.held, self.position
+        if item is None or self.given_back is not None:
+            return
+        self.given_back = item
+        position.batch_in_pass -= 1
+        position.batch_in_epoch -= 1
+        position.batches -= 1
+        self.stats.skipped -= item.loss.skipped
+        self.stats.replaced -= item.loss.replaced
+        if item.mark is not NO_MARK and self.noted is not None:
+            worker, random_state, position.loader_state = self.noted
+            if random_state is not None:
+                position.worker_states[worker] = random_state
+            else:
+                position.worker_states.pop(worker, None)
 
     def _end_epoch(self) -> NoReturn:
         self.producer.release()
@@ -127,7 +155,7 @@ class Traversal:
         """Drops the rest of the epoch and of the pass."""
         self.iterations += 1
         self.was_interrupted = False
-        has_begun = bool(self.passes)
+        has_begun = bool(self.passes) or self.is_inside_pass
         self._drop_passes()
         self.resume = None
         if has_begun:
@@ -174,6 +202,7 @@ class Traversal:
             self.stats.replaced += item.loss.replaced
 
     def _note(self, mark: Mark) -> None:
+        self.noted = mark.worker, self.position.worker_states.get(mark.worker), self.position.loader_state
         if mark.worker >= 0:
             self.position.worker_states[mark.worker] = mark.random_state
         if mark.loader_state is not None:
@@ -254,6 +283,7 @@ class Traversal:
             self.position.start = self.passes[0].start
 
     def _drop_passes(self) -> None:
+        self.given_back = None
         self.producer.release()
         self.producer.drop()
         for begun in self.passes:
