@@ -1,0 +1,23 @@
+"""A CUDA device that is none: tensors with device "cuda" in host memory, streams in slow motion, recorded graphs.
+
+The parts of torch above its CUDA kernels run for real: dispatcher, autograd with its streams, optimizers, autocast,
+`torch.cuda.graph`. Below them every kernel of the "CUDA" key is replaced by one that queues the CPU's kernel on the
+current stream. Queued work runs when the host waits, in any order that the streams and events allow, so a wait that
+is missing shows as garbage: memory holds NaN until a kernel has written to it, and again once it was freed.
+
+| file | what it stands for |
+|---|---|
+| `memory.py` | the caching allocator: blocks, pools of graphs, what a freed block looks like |
+| `streams.py` | streams, events and the order in which work runs |
+| `kernels.py` | the kernels, and which of them make the host wait |
+| `graphs.py` | capture: what it forbids, how it fails, what a failure leaves behind, replay |
+| `random_numbers.py` | the generators of the devices, outside and inside graphs |
+| `device.py` | all of it in the place of `torch.cuda` |
+
+What it does not model: kernels that only CUDA has (cuDNN, Triton), memory that runs out, time, and more than one
+process. Where a release of torch differs from another, `FakeCuda(release=...)` chooses.
+"""
+
+from .device import FakeCuda, fake_cuda
+
+__all__ = ["FakeCuda", "fake_cuda"]

@@ -1,0 +1,7 @@
+"""The fixture, for the tests of the fake itself."""
+
+from __future__ import annotations
+
+from .device import fake_cuda
+
+__all__ = ["fake_cuda"]

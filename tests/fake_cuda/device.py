@@ -1,0 +1,347 @@
+"""The fake device in the place of `torch.cuda`."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import graph as autograd_graph
+
+from .contexts import Contexts
+from .graphs import Captures, FakeGraph
+from .kernels import Kernels
+from .memory import Allocator
+from .random_numbers import Generator, run_with
+from .streams import CUDA, FakeEvent, FakeStream, Queues
+
+SYNC_MODES = {0: 0, 1: 1, 2: 2, "default": 0, "warn": 1, "error": 2}
+
+
+class FakeCuda:
+    """CUDA devices in slow motion.
+
+    Args:
+        seed: of the order in which streams get on.
+        devices: how many; at most 8.
+        release: how captures fail: "2.11" leaves allocator and generator in the capture, "2.15" does not.
+
+    Attributes:
+        calls: how often each kernel was called, and "launch" for each replay.
+        host_waits_seen: what made the host wait, in order.
+        leaks_failed_captures: as torch 2.11 does.
+        overrides_stale_streams: as `torch.autograd.graph.set_override_stale_capture_stream` sets it.
+    """
+
+    def __init__(self, seed: int = 0, devices: int = 1, release: str | None = None) -> None:
+        release = release or ("2.11" if not hasattr(autograd_graph, "set_override_stale_capture_stream") else "2.15")
+        self.leaks_failed_captures = release == "2.11"
+        self.overrides_stale_streams = False
+        self.device_count = devices
+        self.queues = Queues(seed)
+        self.allocator = Allocator(self)
+        self.captures = Captures(self)
+        self.generators = [Generator() for _ in range(devices)]
+        self.calls: Counter[str] = Counter()
+        self.host_waits_seen: list[str] = []
+        self._pool_ids = itertools.count(1)
+        self._streams: dict[tuple[int, int], FakeStream] = {}
+        self._pinned: set[int] = set()
+        self._sync_mode = 0
+
+    # Devices and streams
+
+    def index_of(self, device: Any = None) -> int:
+        """The number of a device, given in any way that torch takes."""
+        if isinstance(device, int):
+            return device
+        index = torch.device(device).index if device is not None else None
+        return torch._C._accelerator_getDeviceIndex() if index is None else index
+
+    def device_of(self, device: Any = None) -> torch.device:
+        """The same as a torch.device."""
+        return torch.device("cuda", self.index_of(device))
+
+    def stream_of(self, handle: Any) -> FakeStream:
+        """The stream behind one of torch's own stream objects."""
+        if isinstance(handle, FakeStream):
+            return handle
+        key = handle.device_index, handle.stream_id
+        if key not in self._streams:
+            self._streams[key] = FakeStream(key[0], stream_id=key[1])
+        return self._streams[key]
+
+    def current_stream(self, device: Any = None) -> FakeStream:
+        """`torch.cuda.current_stream`."""
+        return self.stream_of(torch._C._accelerator_getStream(self.index_of(device)))
+
+    def default_stream(self, device: Any = None) -> FakeStream:
+        """`torch.cuda.default_stream`."""
+        index = self.index_of(device)
+        return self.stream_of(torch.Stream(stream_id=0, device_index=index, device_type=CUDA))
+
+    def set_stream(self, stream: FakeStream | None) -> None:
+        """`torch.cuda.set_stream`."""
+        if stream is not None:
+            torch._C._accelerator_setDeviceIndex(stream.device.index)
+            torch._C._accelerator_setStream(stream.handle)
+
+    @contextlib.contextmanager
+    def device(self, device: Any) -> Iterator[None]:
+        """`torch.cuda.device`."""
+        before = self.index_of()
+        torch._C._accelerator_setDeviceIndex(self.index_of(device))
+        try:
+            yield
+        finally:
+            torch._C._accelerator_setDeviceIndex(before)
+
+    # Waiting
+
+    def host_waits(self, what: str, *, stream: FakeStream | None = None, counts: bool = True) -> None:
+        """The host is about to wait: not inside a capture, and not where the sync debug mode forbids it."""
+        with self.queues.lock:
+            self.captures.forbid(what, stream.capture if stream is not None else self.captures.here())
+        if not counts:
+            return
+        self.host_waits_seen.append(what)
+        if self._sync_mode and not what.endswith(".synchronize"):
+            if self._sync_mode == 2:
+                raise RuntimeError("called a synchronizing CUDA operation")
+            warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=2)
+
+    def drain_stream(self, stream: FakeStream) -> None:
+        """Run all work of a stream, and what it waits for."""
+        queue = self.queues.of(stream)
+        self.queues.wait_for(lambda: not queue)
+
+    def synchronize(self, device: Any = None) -> None:
+        """`torch.cuda.synchronize`: forbidden while any stream of the device captures, in any thread."""
+        with self.queues.lock:
+            self.captures.forbid("cudaDeviceSynchronize", self.captures.current)
+        self.host_waits_seen.append("torch.cuda.synchronize")
+        self.queues.drain()
+
+    def set_sync_debug_mode(self, mode: int | str) -> None:
+        """`torch.cuda.set_sync_debug_mode`: one mode for the process."""
+        warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=2)
+        self._sync_mode = SYNC_MODES[mode]
+
+    # Kernels
+
+    def count(self, name: str) -> None:
+        """Note a call of a kernel."""
+        self.calls[name] += 1
+
+    def with_draws(self, stream: FakeStream, run: Callable[[], None]) -> Callable[[], None]:
+        """A kernel that draws random numbers: its offset is decided now, inside a graph at each replay."""
+        generator = self.generators[stream.device.index]
+        capture = stream.capture
+        if capture is not None:
+            first, offset = capture.graph.draw()
+            return lambda: run_with(generator.seed, first[0] + offset, run)
+        seed, drawn = generator.seed, generator.draw()
+        return lambda: run_with(seed, drawn, run)
+
+    # Page-locked memory
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """`Tensor.is_pinned`."""
+        return tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in self._pinned
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        """Make a tensor's memory page-locked, for the life of the device."""
+        self.captures.forbid("cudaHostAlloc", self.captures.here())
+        self._pinned.add(tensor.untyped_storage().data_ptr())
+        self._kept = [*getattr(self, "_kept", []), tensor]
+        return tensor
+
+    # Graphs and generators
+
+    def new_pool_handle(self) -> Any:
+        """`torch.cuda.graph_pool_handle`."""
+        return (0, next(self._pool_ids))
+
+    def manual_seed_all(self, seed: int) -> None:
+        """`torch.cuda.manual_seed_all`."""
+        for generator in self.generators:
+            generator.seed, generator.offset = int(seed), 0
+
+    # In the place of torch.cuda
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        """Take the place of `torch.cuda` until `patch` is undone."""
+        kernels, contexts = _replacements()
+        kernels.cuda = self
+        contexts.install()
+        patch.setattr(FakeStream, "cuda", self, raising=False)
+        patch.setattr(FakeEvent, "cuda", self, raising=False)
+        patch.setattr(FakeGraph, "cuda", self, raising=False)
+        for name, value in self._names().items():
+            patch.setattr(torch.cuda, name, value)
+        patch.setattr(torch._C, "_host_emptyCache", lambda: None)
+        patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda _, pool: self.allocator.end_allocate_to_pool(pool))
+        patch.setattr(torch._C, "_cuda_releasePool", lambda _, pool: self.allocator.release_pool(pool))
+        patch.setattr(torch.Tensor, "is_pinned", lambda tensor, *_: self.is_pinned(tensor), raising=False)
+        patch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: self.pin(tensor.clone()), raising=False)
+        patch.setattr(torch.Tensor, "record_stream", lambda t, stream: self.record_stream(t, stream), raising=False)
+        for name in ("empty", "zeros"):
+            patch.setattr(torch, name, self._pinning(getattr(torch, name)))
+        if hasattr(autograd_graph, "set_override_stale_capture_stream"):
+            patch.setattr(autograd_graph, "set_override_stale_capture_stream", self._override_stale_streams)
+        patch.setattr(torch.autograd, "_engine_run_backward", self._backward(torch.autograd._engine_run_backward))
+        patch.setattr(torch.backends.cudnn, "enabled", False)
+
+    def remove(self) -> None:
+        """Finish what is queued, and let the driver answer again."""
+        self.queues.drain()
+        for device in range(self.device_count):
+            torch._C._accelerator_setStream(self.default_stream(device).handle)
+        torch._C._accelerator_setDeviceIndex(0)
+        kernels, contexts = _replacements()
+        kernels.cuda = None
+        contexts.remove()
+
+    def _names(self) -> dict[str, Any]:
+        return {
+            "_lazy_init": lambda: None,
+            "is_available": lambda: True,
+            "is_initialized": lambda: True,
+            "device_count": lambda: self.device_count,
+            "current_device": self.index_of,
+            "set_device": lambda device: torch._C._accelerator_setDeviceIndex(self.index_of(device)),
+            "device": self.device,
+            "Stream": FakeStream,
+            "Event": FakeEvent,
+            "CUDAGraph": FakeGraph,
+            "current_stream": self.current_stream,
+            "default_stream": self.default_stream,
+            "set_stream": self.set_stream,
+            "stream": partial(OnStream, self),
+            "synchronize": self.synchronize,
+            "empty_cache": self.allocator.empty_cache,
+            "memory_allocated": lambda device=None: self.allocator.bytes_live(),
+            "graph_pool_handle": self.new_pool_handle,
+            "is_current_stream_capturing": lambda: self.current_stream().capture is not None,
+            "get_sync_debug_mode": lambda: self._sync_mode,
+            "set_sync_debug_mode": self.set_sync_debug_mode,
+            "manual_seed_all": self.manual_seed_all,
+            "get_rng_state_all": lambda: [generator.get_state() for generator in self.generators],
+            "get_rng_state": lambda device=None: self.generators[self.index_of(device)].get_state(),
+            "set_rng_state": lambda state, device=None: self.generators[self.index_of(device)].set_state(state),
+            "get_device_name": lambda device=None: "fake CUDA device",
+            "get_device_capability": lambda device=None: (9, 0),
+        }
+
+    def record_stream(self, tensor: Tensor, stream: FakeStream) -> None:
+        """`Tensor.record_stream`."""
+        self.allocator.block_of(tensor).users.append(stream)
+
+    def _pinning(self, factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def make(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
+            made = factory(*args, **kwargs)
+            return self.pin(made) if pin_memory else made
+
+        return make
+
+    def _override_stale_streams(self, enabled: bool) -> None:
+        self.overrides_stale_streams = enabled
+
+    def _backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Backward passes in the calling thread; inside a capture a stale node is found as the driver finds it."""
+
+        def backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            handles = []
+            if self.captures.here() is not None:
+                handles = [node.register_prehook(self._check_stale) for node in _accumulating_nodes(roots)]
+            try:
+                with single_threaded():
+                    return run(roots, *args, **kwargs)
+            finally:
+                for handle in handles:
+                    handle.remove()
+
+        return backward
+
+    def _check_stale(self, gradients: Any) -> None:
+        capture = self.captures.here()
+        stream = self.current_stream()
+        if capture is not None and stream not in capture.streams and not self.overrides_stale_streams:
+            capture.fail(f"operation not permitted when stream is capturing (AccumulateGrad of {stream})")
+
+
+class OnStream:
+    """`torch.cuda.stream`. A class, as there: what is never left, as torch 2.11 leaves a failed capture, stays."""
+
+    def __init__(self, cuda: FakeCuda, stream: FakeStream | None) -> None:
+        self._cuda, self._stream = cuda, stream
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._before = self._cuda.index_of(), self._cuda.current_stream(self._stream.device)
+            self._cuda.set_stream(self._stream)
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._stream is not None:
+            device, stream = self._before
+            self._cuda.set_stream(stream)
+            torch._C._accelerator_setDeviceIndex(device)
+
+
+@contextlib.contextmanager
+def single_threaded() -> Iterator[None]:
+    """The engine has no threads for devices that are not there."""
+    before = torch._C._is_multithreading_enabled()
+    torch._C._set_multithreading_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_multithreading_enabled(before)
+
+
+def _accumulating_nodes(roots: Any) -> list[Any]:
+    waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
+    seen, found = set(), []
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if type(node).__name__ == "AccumulateGrad":
+            found.append(node)
+        waiting += [following for following, _ in node.next_functions if following is not None]
+    return found
+
+
+_installed: list[tuple[Kernels, Contexts]] = []
+_lock = threading.Lock()
+
+
+def _replacements() -> tuple[Kernels, Contexts]:
+    """The replaced kernels, which stay: a machine without CUDA has no use for the others."""
+    with _lock:
+        if not _installed:
+            torch.ones((), requires_grad=True).backward()  # before the guard: its devices would get threads
+            torch._C._ensureCUDADeviceGuardSet()
+            _installed.append((Kernels(), Contexts()))
+        return _installed[0]
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    """A fake CUDA device; only where there is no real one."""
+    if torch.cuda.is_available():
+        pytest.skip("a machine with CUDA has its own")
+    cuda = FakeCuda()
+    with monkeypatch.context() as patch:
+        cuda.install(patch)
+        yield cuda
+        cuda.remove()

@@ -1,0 +1,202 @@
+"""Kernels give the CPU's numbers, in the order that streams and events ask for and in no other."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from loop.reference import make_batches, make_model
+from torch import Tensor
+from torch.nn import functional
+
+from .device import FakeCuda
+
+SEEDS = range(12)
+
+
+@pytest.fixture(params=SEEDS)
+def any_order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A device whose streams get on in another order for each seed."""
+    if torch.cuda.is_available():
+        pytest.skip("a machine with CUDA has its own")
+    cuda = FakeCuda(seed=request.param, devices=2)
+    with monkeypatch.context() as patch:
+        cuda.install(patch)
+        yield cuda
+        cuda.remove()
+
+
+def train(device: str, make_optimizer: Any) -> list[Tensor]:
+    model = make_model(dropout=0.0).to(device)
+    optimizer = make_optimizer(model.parameters())
+    losses = []
+    for inputs, targets in make_batches(4):
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(inputs.to(device)), targets.to(device))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        losses.append(loss.detach())
+    return [value.cpu() for value in (*losses, *model.state_dict().values())]
+
+
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=False),
+        lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
+        lambda p: torch.optim.RMSprop(p, lr=0.01, foreach=True),
+    ],
+    ids=["SGD", "Adam fused", "RMSprop foreach"],
+)
+def test_training_has_the_bits_of_the_cpu(fake_cuda: FakeCuda, make_optimizer: Any) -> None:
+    ours, plain = train("cuda", make_optimizer), train("cpu", make_optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
+
+
+def test_memory_is_garbage_until_a_kernel_has_run(fake_cuda: FakeCuda) -> None:
+    made = torch.empty(3, device="cuda")
+    assert made.isnan().all()
+    assert made.is_cuda
+    assert type(made) is Tensor
+    assert torch.full((2,), 7.0, device="cuda").cpu().tolist() == [7.0, 7.0]
+    assert torch.arange(3, device="cuda").sum().item() == 3
+
+
+def read_on_another_stream(waits: bool) -> Tensor:
+    source = torch.zeros(4, device="cuda")
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    source.add_(1)
+    if waits:
+        stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        copy = source * 1
+    torch.cuda.synchronize()
+    return copy.cpu()
+
+
+def test_a_wait_orders_streams(any_order: FakeCuda) -> None:
+    assert read_on_another_stream(waits=True).tolist() == [1] * 4
+
+
+def test_a_missing_wait_shows_in_some_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a machine with CUDA has its own")
+    seen = set()
+    for seed in SEEDS:
+        cuda = FakeCuda(seed=seed)
+        with monkeypatch.context() as patch:
+            cuda.install(patch)
+            seen.add(read_on_another_stream(waits=False)[0].item())
+            cuda.remove()
+    assert seen == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_staging_memory_is_read_when_the_copy_runs(fake_cuda: FakeCuda, waits: bool) -> None:
+    staging = torch.empty(2, pin_memory=True)
+    assert staging.is_pinned()
+    assert not torch.empty(2).is_pinned()
+    staging.fill_(1)
+    target = torch.empty(2, device="cuda")
+    target.copy_(staging, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    if waits:
+        event.synchronize()
+    staging.fill_(2)
+    assert target.tolist() == ([1.0, 1.0] if waits else [2.0, 2.0])
+
+
+def test_pageable_memory_is_taken_over_at_once(fake_cuda: FakeCuda) -> None:
+    source = torch.ones(2)
+    target = torch.empty(2, device="cuda")
+    target.copy_(source, non_blocking=True)
+    source.fill_(2)
+    assert target.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_freed_memory_is_overwritten_on_the_stream_it_came_from(any_order: FakeCuda, records: bool) -> None:
+    stream = torch.cuda.Stream()
+    source = torch.ones(2, device="cuda")
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            copy = source * 1
+    if records:
+        source.record_stream(stream)
+    del source
+    torch.cuda.synchronize()
+    if records:
+        assert copy.tolist() == [1.0, 1.0]
+    else:
+        # In some orders the reader is quick enough, as on a device.
+        assert copy.tolist() == [1.0, 1.0] or copy.isnan().all()
+
+
+@pytest.mark.parametrize("mode", ["warn", "error"])
+@pytest.mark.parametrize(
+    "read",
+    [lambda t: t.item(), lambda t: t.nonzero(), lambda t: t.cpu(), lambda t: t[t > 0], lambda t: torch.ones(1).to(t)],
+    ids=["item", "nonzero", "cpu", "mask", "to the device"],
+)
+def test_the_sync_debug_mode_sees_waits(fake_cuda: FakeCuda, read: Any, mode: str) -> None:
+    value = torch.ones(1, device="cuda")
+    with pytest.warns(UserWarning, match="prototype"):
+        torch.cuda.set_sync_debug_mode(mode)
+    if mode == "warn":
+        with pytest.warns(UserWarning, match="called a synchronizing CUDA operation"):
+            read(value)
+    else:
+        with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+            read(value)
+    (value + 1).add_(value)
+    torch.cuda.synchronize()  # not seen, as by the real one
+
+
+def test_the_sync_debug_mode_is_one_for_all_threads(fake_cuda: FakeCuda) -> None:
+    failures = []
+
+    def read() -> None:
+        try:
+            torch.ones(1, device="cuda").item()
+        except RuntimeError as error:
+            failures.append(str(error))
+
+    with pytest.warns(UserWarning, match="prototype"):
+        torch.cuda.set_sync_debug_mode("error")
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    assert failures == ["called a synchronizing CUDA operation"]
+
+
+def test_an_event_is_recorded_on_the_current_device(any_order: FakeCuda) -> None:
+    value = torch.zeros(1, device="cuda:1")
+    assert value.device.index == 1
+    assert torch.cuda.current_device() == 0
+    value.add_(1)
+    event = torch.cuda.Event()
+    event.record()
+    assert event.recorded_on == torch.cuda.current_stream(0)
+    with torch.cuda.device(1):
+        event.record()
+        assert torch.empty(1, device="cuda").device.index == 1
+    event.synchronize()
+    assert any_order.allocator.on_host(value).item() == 1
+
+
+def test_autograd_runs_on_the_stream_of_the_forward_pass(fake_cuda: FakeCuda) -> None:
+    weight = torch.ones(2, device="cuda", requires_grad=True)
+    stream = torch.cuda.Stream()
+    seen = []
+    with torch.cuda.stream(stream):
+        loss = (weight * 2).sum()
+        loss.register_hook(lambda gradient: seen.append(torch.cuda.current_stream()))
+    loss.backward()
+    assert seen == [stream]
+    assert torch.cuda.current_stream() != stream

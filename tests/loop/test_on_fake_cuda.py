@@ -1,0 +1,107 @@
+"""Graph mode with everything that belongs to it, on a CUDA device that is none: capture, replay, ring, streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fake_cuda import FakeCuda
+from torch.nn import functional
+
+from torch_sink.loop import JitConfig, StepLoop
+from torch_sink.loop.amp import DynamicLossScaler
+from torch_sink.sink import SinkLoader
+
+from .reference import make_batches, make_model, plain_loop
+
+OPTIMIZERS: dict[str, Any] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "Adam": lambda p: torch.optim.Adam(p, lr=1e-3),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-3),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
+}
+
+
+def make_loop(name: str = "SGD", **options: Any) -> StepLoop:
+    model = options.pop("model", None) or make_model(dropout=options.pop("dropout", 0.0)).cuda()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    scheduler = options.pop("scheduler", None)
+    options.setdefault("jit_config", JitConfig(jit_level="O0", exc_mode="sink"))
+    options.setdefault("mode", "graph")
+    return StepLoop(
+        model,
+        functional.cross_entropy,
+        optimizer,
+        scheduler=scheduler(optimizer) if scheduler else None,
+        **options,
+    )
+
+
+def plain(name: str, batches: list[Any], **options: Any) -> tuple[Any, ...]:
+    """Model, losses and rates of the plain loop on the CPU."""
+    model = make_model(dropout=0.0)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    scheduler = options.pop("scheduler", None)
+    losses, rates = plain_loop(
+        model,
+        functional.cross_entropy,
+        optimizer,
+        batches,
+        scheduler=scheduler(optimizer) if scheduler else None,
+        **options,
+    )
+    return model, losses, rates
+
+
+def assert_trained_alike(model: Any, expected: Any, **tolerance: float) -> None:
+    for (name, ours), theirs in zip(model.state_dict().items(), expected.state_dict().values(), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, msg=lambda text, name=name: f"{name}: {text}", **tolerance)
+
+
+def cosine(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_graphs_train_as_the_plain_loop_on_the_cpu(fake_cuda: FakeCuda, name: str, accumulate: int) -> None:
+    batches = make_batches(10)
+    loop = make_loop(name, sink_size=4, accumulate=accumulate, scheduler=cosine)
+    history = loop.run(batches, epochs=2)
+    model, losses, rates = plain(name, batches * 2, accumulate=accumulate, scheduler=cosine)
+    assert loop.explain().startswith("mode: graph"), loop.explain()
+    torch.testing.assert_close(history.losses, losses, rtol=1e-5, atol=1e-6)
+    assert torch.equal(history.learning_rates, rates)
+    assert_trained_alike(loop.model, model, rtol=1e-4, atol=1e-5)
+    # Sinks of 4, 4 and 2 steps, and one graph for each of three slots, with accumulation one for each kind of step.
+    assert history.host_syncs == 6 + 3 * accumulate
+    loop.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_order_of_the_streams_shows(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """The ring fills slots on its stream while graphs read others on theirs."""
+    cuda = FakeCuda(seed=seed)
+    with monkeypatch.context() as patch:
+        cuda.install(patch)
+        batches = make_batches(10)
+        loop = make_loop(sink_size=4, scheduler=cosine)
+        with SinkLoader(batches, slots=3) as loader:
+            history = loop.run(loader, epochs=2)
+        torch.testing.assert_close(history.losses, plain("SGD", batches * 2, scheduler=cosine)[1], rtol=1e-5, atol=1e-6)
+        loop.close()
+        cuda.remove()
+
+
+def test_overflows_are_skipped_in_replays(fake_cuda: FakeCuda) -> None:
+    batches = make_batches(16)
+    for step in (0, 9, 12):
+        batches[step][0].fill_(float("inf"))
+    loop = make_loop("Adam", sink_size=4, loss_scaler=DynamicLossScaler(16.0, 2, 100))
+    history = loop.run(batches)
+    assert history.overflows.nonzero().flatten().tolist() == [0, 9, 12]
+    assert all(bool(parameter.isfinite().all()) for parameter in loop.model.parameters())
+    assert loop.scaler.scale_value.item() == 2.0
+    assert loop.optimizer.state[loop.model[0].weight]["step"].item() == 13
+    loop.close()
