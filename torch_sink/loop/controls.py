@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torch_sink.loop.agreement import set_learning_rate, value_of_first
 from torch_sink.loop.arguments import check_choice, check_count
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext
 from torch_sink.loop.monitors import show
@@ -23,6 +24,8 @@ _log = logging.getLogger("torch_sink")
 
 class Monitor:
     """Reads a value at an epoch's end and compares it with the best so far.
+
+    With more than one process, all of them go by the value of rank 0.
 
     Args:
         name: key of `eval_results` ("eval_loss", a metric), or "loss" for the last step's training loss.
@@ -44,11 +47,14 @@ class Monitor:
         results = arguments.eval_results or {}
         value = results.get(self.name)
         if value is None and self.name == "loss" and arguments.net_outputs is not None:
-            value = float(arguments.net_outputs)
+            value = arguments.net_outputs
+        value = None if value is None else float(value)
+        if arguments.callbacks_agree:
+            value = value_of_first(arguments.loop.ranks, value, arguments.loop.device)
         if value is None and not self._seen and results:
             _log.warning("monitor %r is not among the results %s", self.name, ", ".join(results))
         self._seen = self._seen or value is not None
-        return None if value is None else float(value)
+        return value
 
     def improves(self, value: float, on: float | None = None) -> bool:
         """Whether `value` is better than the best so far, or than `on`, by more than `min_delta`."""
@@ -207,14 +213,6 @@ class ReduceLROnPlateau(Callback):
                 show(f"epoch {arguments.cur_epoch_num}: learning rate reduced to {rate}")
 
 
-def set_learning_rate(group: dict[str, Any], rate: float) -> None:
-    """Write a learning rate into a parameter group, in place where it is a tensor."""
-    if isinstance(group["lr"], torch.Tensor):
-        group["lr"].fill_(rate)
-    else:
-        group["lr"] = rate
-
-
 class OnRequestExit(Callback):
     """Ends the run at the end of the current sink when a signal arrives or a file asks for it.
 
@@ -254,11 +252,14 @@ class OnRequestExit(Callback):
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         if self._requested:
+            run_context.original_args().exit_requested = True
             run_context.request_stop()
 
     def on_train_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        if self._requested and self._save:
+        # All ranks write a checkpoint, or none: a signal that came to one after the last agreement does not count.
+        requested = arguments.exit_requested or (self._requested and not arguments.loop.ranks.many)
+        if requested and self._save:
             path = arguments.loop.save(self._directory, arguments.train_dataset, prefix=self._file_name)
             arguments.last_save_ckpt_step, arguments.latest_ckpt_file = arguments.loop.step_count, str(path)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class Ranks:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model: Any = without_wrappers(model)
+        self._given, self._model = model, cast(Any, without_wrappers(model))
         self.sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
         # The whole model need not be sharded itself: its parts are enough.
         self._sharded_modules: list[Any] = [m for m in model.modules() if hasattr(m, "set_requires_gradient_sync")]
@@ -56,11 +56,36 @@ class Ranks:
 
     def found_inf_reduction(self) -> Callable[[Tensor], None] | None:
         """Makes the overflow flag equal on all ranks: a rank sees only its own shard or bucket order."""
-        return self._largest if self.many else None
+        return self.largest if self.many else None
 
     def sum(self, table: Tensor) -> None:
         """Add a tensor up over the ranks, in place."""
         dist.all_reduce(table)
+
+    def largest(self, table: Tensor) -> None:
+        """Take each element's maximum over the ranks, in place."""
+        dist.all_reduce(table, dist.ReduceOp.MAX)
+
+    def send_from_first(self, tensor: Tensor) -> None:
+        """Give every rank the tensor of rank 0, in place."""
+        dist.broadcast(tensor, 0)
+
+    @property
+    def inner(self) -> nn.Module:
+        """The module inside DistributedDataParallel, whose forward takes no collective; else the model itself."""
+        return self._model.module if self._replicated else self._given
+
+    def share_buffers(self) -> None:
+        """Give every rank the buffers of rank 0, as the next forward of DistributedDataParallel would."""
+        if self.many and self._replicated and self._model.will_sync_module_buffers():
+            self._model._sync_buffers()
+
+    def replicated_parameters(self) -> list[nn.Parameter]:
+        """Those that DistributedDataParallel keeps equal on all ranks; none if the model is in no such wrapper."""
+        if not self._replicated:
+            return []
+        left_out = getattr(self._model, "parameters_to_ignore", ())
+        return [parameter for name, parameter in self._model.module.named_parameters() if name not in left_out]
 
     def any(self, flag: bool, device: torch.device) -> bool:
         """Whether `flag` is true on any rank."""
@@ -91,9 +116,6 @@ class Ranks:
         """Wait until every rank is here."""
         if self.many:
             dist.barrier()
-
-    def _largest(self, value: Tensor) -> None:
-        dist.all_reduce(value, dist.ReduceOp.MAX)
 
     def _sharded_sync(self, reduce: bool) -> AbstractContextManager[Any]:
         for module in self._sharded_modules:

@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from torch_sink.loop.arguments import check_bool, check_count
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext
+from torch_sink.loop.distributed import Ranks
 from torch_sink.loop.host_sync import host_sync_allowed
 from torch_sink.loop.members import call_with
-from torch_sink.loop.metrics import Loss, Metric, fetch_results
+from torch_sink.loop.metrics import Loss, Metric
 from torch_sink.loop.monitors import TimeMonitor
 from torch_sink.loop.precision import Precision, map_container
 from torch_sink.loop.progress import epoch_length
+from torch_sink.loop.results import collect_results
 
 OLD_EVENTS = ("begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end")
 
@@ -30,6 +32,7 @@ class Evaluation:
         loss_fn: `loss_fn(output, *labels)`, or None for no loss.
         metrics: by name.
         precision: of the forward pass, or None.
+        ranks: that evaluate, each its share.
         sink_mode: step events once for the pass, else once a batch.
     """
 
@@ -41,19 +44,22 @@ class Evaluation:
         loss_fn: Callable[..., Any] | None,
         metrics: dict[str, Metric],
         precision: Precision | None,
+        ranks: Ranks,
         sink_mode: bool,
     ) -> None:
         check_bool("dataset_sink_mode", sink_mode)
         self._network, self._eval_network, self._loss_fn = network, eval_network, loss_fn
         self._metrics, self._precision, self._sink_mode = metrics, precision, sink_mode
-        self._loss = Loss()
+        self._ranks, self._loss, self._samples = ranks, Loss(), 0
 
     def run(self, dataset: Any, callbacks: list[Callback]) -> dict[str, Any]:
         """One pass; returns the results by name."""
         from torch_sink.sink import SinkLoader
 
         device = next((parameter.device for parameter in self._network.parameters()), torch.device("cpu"))
-        network = self._eval_network if self._eval_network is not None else self._network
+        self._ranks.share_buffers()
+        network = self._eval_network if self._eval_network is not None else self._ranks.inner
+        self._samples = 0
         self._loss.reset()
         for metric in self._metrics.values():
             metric.reset()
@@ -66,9 +72,11 @@ class Evaluation:
                 stack.enter_context(dataset.whole_pass())
             else:
                 loader = stack.enter_context(SinkLoader(dataset, device=device))
-            return self._pass(loader, callbacks)
+            if self._ranks.sharded:  # a forward pass gathers the weights from all ranks
+                self._ranks.check_lengths(epoch_length(loader), None, device)
+            return self._pass(loader, callbacks, device)
 
-    def _pass(self, loader: Any, callbacks: list[Callback]) -> dict[str, Any]:
+    def _pass(self, loader: Any, callbacks: list[Callback], device: torch.device) -> dict[str, Any]:
         arguments = RunArguments(
             eval_network=self._eval_network if self._eval_network is not None else self._network,
             network=self._network,
@@ -82,8 +90,8 @@ class Evaluation:
             list_callback=callbacks,
             dataset_sink_mode=self._sink_mode,
             mode="eval",
-            parallel_mode="stand_alone",
-            device_number=1,
+            parallel_mode="data_parallel" if self._ranks.many else "stand_alone",
+            device_number=self._ranks.size,
         )
         context = RunContext(arguments)
 
@@ -93,7 +101,8 @@ class Evaluation:
 
         event("on_eval_begin")
         event("on_eval_epoch_begin")
-        for index, batch in enumerate(_batches(loader), 1):
+        share_is_empty = self._ranks.many and arguments.batch_num == 0
+        for index, batch in enumerate(() if share_is_empty else _batches(loader), 1):
             if index == 1 or not self._sink_mode:
                 arguments.cur_step_num = (arguments.batch_num or index) if self._sink_mode else index
                 event("on_eval_step_begin")
@@ -103,7 +112,7 @@ class Evaluation:
                 event("on_eval_step_end")
         if self._sink_mode:
             event("on_eval_step_end")
-        results = self._results()
+        results = self._results(device)
         arguments.eval_results = {("eval_loss" if name == "loss" else name): value for name, value in results.items()}
         event("on_eval_epoch_end")
         event("on_eval_end")
@@ -121,25 +130,23 @@ class Evaluation:
                         "returns (loss, output, labels)"
                     )
                 inputs, *labels = batch
-                output = self._network(inputs)
+                output = self._ranks.inner(inputs)
                 output = self._precision.outputs(output) if self._precision is not None else output
                 loss = self._loss_fn(output, *labels) if self._loss_fn is not None else None
+        size = next((leaf.shape[0] for leaf in labels if isinstance(leaf, Tensor) and leaf.dim()), 1)
+        self._samples += size
         if loss is not None:
-            size = next((leaf.shape[0] for leaf in labels if isinstance(leaf, Tensor) and leaf.dim()), 1)
             self._loss.update(loss, size)
         for metric in self._metrics.values():
             if not isinstance(metric, Loss):
                 metric.update(output, *labels)
         return output
 
-    def _results(self) -> dict[str, Any]:
-        values = {
-            name: self._loss.compute() if isinstance(metric, Loss) else metric.compute()
-            for name, metric in self._metrics.items()
-        }
+    def _results(self, device: torch.device) -> dict[str, Any]:
+        metrics = {name: self._loss if isinstance(metric, Loss) else metric for name, metric in self._metrics.items()}
         if self._loss_fn is not None or self._eval_network is not None:
-            values.setdefault("loss", self._loss.compute())
-        return fetch_results(values)
+            metrics.setdefault("loss", self._loss)
+        return collect_results(metrics, self._ranks, self._samples, device)
 
 
 @contextmanager

@@ -8,11 +8,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from torch_sink.loop.host_sync import host_sync_allowed
-
 
 class Metric(Protocol):
-    """What `Model(metrics=...)` takes; the metrics of torchmetrics fit."""
+    """What `Model(metrics=...)` takes; the metrics of torchmetrics fit.
+
+    With more than one process, a metric that also has `sums()` (a tensor that adds up over the ranks) and
+    `compute_from(sums)` is computed from the sums of all ranks. Metrics of torchmetrics reduce themselves. Of any other
+    one, the ranks' values are averaged, weighted by samples: exact for means over samples only.
+    """
 
     def reset(self) -> None: ...
     def update(self, output: Any, *labels: Any) -> None: ...
@@ -20,25 +23,39 @@ class Metric(Protocol):
 
 
 class MeanMetric:
-    """Mean of a value over samples; subclasses say which value."""
+    """Mean of a value over samples, of all ranks; subclasses say which value, and need not know of ranks.
+
+    The state is one tensor on the device, written in place: a captured graph may hold its address.
+    """
 
     def __init__(self) -> None:
-        self._sum: Tensor | None = None
-        self._count: Tensor | int = 0
+        self._state: Tensor | None = None
 
     def reset(self) -> None:
         """Forget all samples."""
-        self._sum, self._count = None, 0
+        if self._state is not None:
+            self._state.zero_()
 
     def add(self, total: Tensor, count: int) -> None:
         """Take in the sum of `count` samples: float32 or float64 [] on the device."""
-        total = total.detach().double()
-        self._sum = total if self._sum is None else self._sum + total
-        self._count += count
+        state = self._state
+        if state is None or state.device != total.device:
+            with torch.inference_mode(False):  # a state made in inference mode could not be written outside of it
+                state = self._state = torch.zeros(2, dtype=torch.float64, device=total.device)
+        state[0].add_(total.detach())
+        state[1].add_(count)
+
+    def sums(self) -> Tensor:
+        """The sum over samples and their number: float64 [2] on the device."""
+        return torch.zeros(2, dtype=torch.float64) if self._state is None else self._state
+
+    def compute_from(self, sums: Tensor) -> Tensor:
+        """The mean that belongs to what `sums` returned: float64 []; NaN without samples."""
+        return sums[0] / sums[1]
 
     def compute(self) -> Tensor:
         """The mean as float64 [] on the device; NaN without samples."""
-        return torch.tensor(float("nan")) if self._sum is None else self._sum / self._count
+        return self.compute_from(self.sums())
 
 
 class Loss(MeanMetric):
@@ -104,15 +121,3 @@ def _named(name: str) -> Metric:
     if name == "loss":
         return Loss()
     raise ValueError(f"unknown metric {name!r}; the names are 'accuracy', 'top5', 'loss', or pass a dict of objects")
-
-
-def fetch_results(results: dict[str, Any]) -> dict[str, Any]:
-    """Bring computed metrics to the host as Python numbers, all in one copy; what is no scalar stays as it is."""
-    scalars = {name: value for name, value in results.items() if isinstance(value, Tensor) and value.numel() == 1}
-    if not scalars:
-        return results
-    device = next((value.device for value in scalars.values() if value.device.type != "cpu"), torch.device("cpu"))
-    stacked = torch.stack([value.detach().reshape(()).to(device, torch.float64) for value in scalars.values()])
-    with host_sync_allowed():
-        numbers = stacked.tolist()  # host sync
-    return {**results, **dict(zip(scalars, numbers, strict=True))}

@@ -12,6 +12,7 @@ from torch import nn
 from torch_sink.loop.argument_names import explains_other_names, run_places
 from torch_sink.loop.arguments import check_bool, check_count
 from torch_sink.loop.callbacks import Callback, RunContext, check_callbacks
+from torch_sink.loop.distributed import Ranks
 from torch_sink.loop.evaluation import Evaluation, FitEvaluation, check_fit_callbacks, evaluating, move_to
 from torch_sink.loop.history import RunHistory
 from torch_sink.loop.jit import JitConfig
@@ -68,7 +69,7 @@ class Model:
                 "torch_sink.amp.auto_mixed_precision"
             )
         self._network, self._loss_fn, self._optimizer = network, loss_fn, optimizer
-        self._eval_network = eval_network
+        self._eval_network, self._ranks = eval_network, Ranks(network)
         self._metrics = make_metrics(metrics)
         self._jit_config = jit_config
         self._loop: StepLoop | None = None
@@ -204,8 +205,9 @@ class Model:
     def predict(self, *inputs: Any) -> Any:
         """Outputs of the network for one batch, in evaluation mode and without gradients."""
         device = next((parameter.device for parameter in self._network.parameters()), torch.device("cpu"))
-        with evaluating(self._network), self._precision():
-            outputs = self._network(*(move_to(value, device) for value in inputs))
+        network = self._ranks.inner
+        with evaluating(network), self._precision():
+            outputs = network(*(move_to(value, device) for value in inputs))
             return self._loop.precision.outputs(outputs) if self._loop is not None else outputs
 
     def _train(
@@ -265,6 +267,7 @@ class Model:
             loss_fn=self._loss_fn,
             metrics=self._metrics,
             precision=self._loop.precision if self._loop is not None else None,
+            ranks=self._ranks,
             sink_mode=sink_mode,
         )
 

@@ -7,10 +7,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from torch_sink.loop.arguments import check_count
 from torch_sink.loop.callbacks import Callback, RunContext
 from torch_sink.loop.checkpoint import list_checkpoints, remove_checkpoint
+
+if TYPE_CHECKING:
+    from torch_sink.loop.step_loop import StepLoop
 
 _log = logging.getLogger("torch_sink")
 
@@ -83,7 +87,7 @@ class ModelCheckpoint(Callback):
         if every:
             due = run_context.original_args().loop.step_count % every == 0
         else:
-            due = time.monotonic() - self._saved_at >= self._config.save_checkpoint_seconds
+            due = self._is_time(run_context.original_args().loop)
         if due:
             self._save(run_context)
 
@@ -107,6 +111,14 @@ class ModelCheckpoint(Callback):
             self._save(context, prefix=f"{self._prefix}_breakpoint")
         except Exception:
             _log.warning("no checkpoint of the failed run: saving it failed too", exc_info=True)
+
+    def _is_time(self, loop: StepLoop) -> bool:
+        """Whether enough time has passed, by the clock of any rank: all write a checkpoint, or none."""
+        passed = time.monotonic() - self._saved_at
+        due = passed >= self._config.save_checkpoint_seconds
+        if loop.ranks.many and self._config.save_checkpoint_seconds:
+            return loop.ranks.any(due, loop.device)
+        return due
 
     def _save(self, run_context: RunContext, prefix: str | None = None) -> None:
         arguments = run_context.original_args()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from torch_sink.loop.agreement import agree_on_rates, all_have, equalise_weights
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext
 from torch_sink.loop.engine import Engine
 from torch_sink.loop.history import RunHistory, SinkRecord
@@ -72,6 +73,9 @@ class TrainingRun:
             stack.enter_context(engine.running())
             for callback in self._callbacks:
                 stack.enter_context(callback)
+            if self._loop.ranks.many:
+                names = [f"{type(one).__module__}.{type(one).__qualname__}" for one in self._callbacks]
+                self._arguments.callbacks_agree = all_have(self._loop.ranks, names, self._loop.device)
             self._event("on_train_begin")
             stack.callback(setattr, self._loader, "is_last_epoch", False)
             while not self._finished():
@@ -79,6 +83,8 @@ class TrainingRun:
                 self._epoch(engine)
             self.history.seconds = time.perf_counter() - self._began
             self._event("on_train_end")
+            if self._loop.ranks.many:
+                equalise_weights(self._loop.ranks, self._loop.device)
         return self.history
 
     def _epoch(self, engine: Engine) -> None:
@@ -236,16 +242,21 @@ class TrainingRun:
     def _finished(self) -> bool:
         history, progress = self.history, self._loop.progress
         history.stopped_by = self._stop_reason()
-        # A signal may reach one rank only; all must stop after the same sink, or the others would wait for ever.
-        if self._loop.ranks.many and self._loop.ranks.any(history.stopped_by is not None, self._loop.device):
-            history.stopped_by = history.stopped_by or "another rank"
         reached = self._max_steps is not None and progress.steps >= self._max_steps
         return history.stopped_by is not None or reached or progress.epochs >= self._epochs
 
     def _stop_reason(self) -> str | None:
-        if self._signals.received is not None:
-            return self._signals.received
-        return "request_stop" if self._context.get_stop_requested() else None
+        """Why to stop: a signal's name, "another rank" for its signal, "request_stop" for a callback on any rank."""
+        received, arguments, loop = self._signals.received, self._arguments, self._loop
+        signalled, requested = received is not None, self._context.get_stop_requested()
+        if loop.ranks.many:
+            # What came to one rank holds for all: they stop after the same sink, or the others would wait for ever.
+            flags = [signalled, requested, bool(arguments.exit_requested)]
+            agreed = agree_on_rates(loop.ranks, flags, loop.optimizer, loop.device)
+            signalled, requested, arguments.exit_requested = agreed
+        if signalled:
+            return received or "another rank"
+        return "request_stop" if requested else None
 
     def _event(self, name: str) -> None:
         self._arguments.wait_seconds = self._waited
