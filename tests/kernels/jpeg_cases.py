@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from image.check import INTERPRETED, device_in_use
+from image.check import device_in_use
 from PIL import Image, ImageDraw
 
 from kernels.jpeg_golden import decode_segment
@@ -20,6 +20,7 @@ from torch_sink.image.decode.jpeg_file import JpegFile, jpeg_file
 from torch_sink.image.decode.jpeg_header import read_jpeg_header
 from torch_sink.image.decode.jpeg_tables import COLUMN
 from torch_sink.image.source import EncodedSource
+from torch_sink.triton_kernels.interpreter import is_interpreted
 from torch_sink.triton_kernels.jpeg.entropy import LaneShape, choose_lane_shape
 from torch_sink.triton_kernels.jpeg.window import tile_shape
 
@@ -160,7 +161,7 @@ class Decoded(NamedTuple):
 
 def new_decoder(largest: Capacity, shape: LaneShape) -> JpegDecoder:
     """A decoder with rubbish in its memory."""
-    decoder = JpegDecoder(largest, shape, torch.device(device_in_use()), interpreted=INTERPRETED)
+    decoder = JpegDecoder(largest, shape, torch.device(device_in_use()), interpreted=is_interpreted())
     for memory in (*vars(decoder).values(), *decoder._entropy):
         if isinstance(memory, torch.Tensor):
             memory.view(torch.uint8).fill_(0x5A)
@@ -196,8 +197,8 @@ def decode_files(files: Sequence[JpegFile], shape: LaneShape | None = None, time
         shape: of the lanes, by default the one that the decoder would choose.
         times: there is room for a batch that is so many times as large.
     """
-    shape = shape or choose_lane_shape(0, interpreted=INTERPRETED)
-    batch = pack_jpegs(files, shape.bits, tile_shape(interpreted=INTERPRETED))
+    shape = shape or choose_lane_shape(0, interpreted=is_interpreted())
+    batch = pack_jpegs(files, shape.bits, tile_shape(interpreted=is_interpreted()))
     decoder = new_decoder(Capacity(*(times * value for value in batch.capacity)), shape)
     decoder.load(batch)
     decoder.decode_coefficients()

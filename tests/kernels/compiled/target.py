@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -16,7 +16,26 @@ TARGET = GPUTarget("cuda", 90, 32)
 SHARED_BYTES = 227 * 1024  # that one program may have
 STOCK = backends["nvidia"]
 
-Launch = Callable[[Any, Any, tuple[int, int, int], tuple[Any, ...]], None]
+
+class Launched(NamedTuple):
+    """One launch.
+
+    Attributes:
+        kernel: its name.
+        ptx: what was compiled.
+        metadata: of the compilation, Triton's.
+        grid: programs in x, y and z.
+        arguments: all that are no compile-time constants.
+    """
+
+    kernel: str
+    ptx: str
+    metadata: Any
+    grid: tuple[int, int, int]
+    arguments: tuple[Any, ...]
+
+
+Launch = Callable[[Launched], None]
 
 
 class PtxBackend(STOCK.compiler):  # type: ignore[name-defined]
@@ -42,16 +61,19 @@ class TargetDriver:
         properties = {"max_shared_mem": SHARED_BYTES}
         self.utils = SimpleNamespace(
             get_device_properties=lambda device: properties,
-            load_binary=lambda name, binary, shared, device: (object(), name, 0, 0, 1024),
+            load_binary=lambda name, binary, shared, device: (object(), binary.decode(), 0, 0, 1024),
             unload_module=lambda module: None,
         )
         self._launch = launch
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         """The launcher of one compiled kernel, with the arguments that Triton gives it."""
+        kinds = source.signature.values()
 
-        def run(x: int, y: int, z: int, stream: int, function: str, packed: Any, about: Any, *rest: Any) -> None:
-            self._launch(source, metadata, (x, y, z), rest[2:])  # after the hooks of enter and exit
+        def run(x: int, y: int, z: int, stream: int, ptx: str, packed: Any, about: Any, *rest: Any) -> None:
+            bound = zip(rest[2:], kinds, strict=True)  # after the hooks of enter and exit
+            arguments = tuple(argument for argument, kind in bound if kind != "constexpr")
+            self._launch(Launched(metadata.name, ptx, metadata, (x, y, z), arguments))
 
         return run
 
@@ -74,8 +96,7 @@ def target_only(launch: Launch) -> Iterator[None]:
     """Every launch of a kernel is compiled for the target and handed to `launch`, with tensors of the CPU.
 
     Args:
-        launch: takes Triton's source, which names the kernel and its constants, the metadata of what was compiled, the
-            grid and the arguments.
+        launch: takes each launch, in place of a device.
     """
     config = triton.runtime.driver
     active = config._active

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torchvision.transforms import v2
 
 import torch_sink
-from kernels.compiled.target import target_only
+from kernels.compiled.target import Launched, target_only
 from kernels.jpeg_cases import encode, open_file, photo
 from kernels.test_variants import launch
 from torch_sink.cli.photos import make_photo
@@ -36,22 +34,21 @@ def launch_decoder() -> None:
 
 
 @pytest.fixture(scope="module")
-def launched() -> list[tuple[str, Any]]:
-    """(name, metadata) of every launch."""
-    found: list[tuple[str, Any]] = []
-    with target_only(lambda source, metadata, grid, arguments: found.append((source.fn.__name__, metadata))):
+def launched() -> list[Launched]:
+    found: list[Launched] = []
+    with target_only(found.append):
         launch_pipelines()
         launch_decoder()
     return found
 
 
-def test_every_kernel_can_be_launched(launched: list[tuple[str, Any]]) -> None:
+def test_every_kernel_can_be_launched(launched: list[Launched]) -> None:
     listed = {variant.kernel.__name__ for variant in (*variants(), *jpeg_variants(32))}
-    assert {name for name, _ in launched} == listed
+    assert {launch.kernel for launch in launched} == listed
 
 
-def test_no_launch_lets_the_compiler_fuse(launched: list[tuple[str, Any]]) -> None:
-    assert not {name for name, metadata in launched if metadata.enable_fp_fusion}
+def test_no_launch_lets_the_compiler_fuse(launched: list[Launched]) -> None:
+    assert not {launch.kernel for launch in launched if launch.metadata.enable_fp_fusion}
 
 
 def test_only_nvidias_compiler_is_asked_for_registers(monkeypatch: pytest.MonkeyPatch) -> None:

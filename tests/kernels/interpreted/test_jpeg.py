@@ -40,6 +40,7 @@ from torch_sink.image.decode.jpeg_decoder import JpegDecoder
 from torch_sink.image.decode.jpeg_file import JpegFile
 from torch_sink.image.decode.providers import decode_sources
 from torch_sink.image.source import EncodedSource, encoded_source
+from torch_sink.triton_kernels.interpreter import is_interpreted
 from torch_sink.triton_kernels.jpeg.colour import colour_kernel
 from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES, LaneShape
 from torch_sink.triton_kernels.jpeg.window import tile_shape
@@ -180,7 +181,7 @@ def opened_batches() -> list[list[JpegFile]]:
 
 def test_one_decoder_for_batch_after_batch() -> None:
     shape = LaneShape(128, 128, 8)
-    tile = tile_shape(interpreted=INTERPRETED)
+    tile = tile_shape(interpreted=is_interpreted())
     opened = [(files, pack_jpegs(files, shape.bits, tile)) for files in opened_batches()]
     sizes = [batch.capacity for _, batch in opened]
     decoder = new_decoder(Capacity(*map(max, *sizes)), shape)
@@ -190,7 +191,7 @@ def test_one_decoder_for_batch_after_batch() -> None:
         assert not decoder.status.any()
         for file, pixels in zip(files, pixels_of(decoder, files, batch), strict=True):
             assert torch.equal(pixels, stock(file.source.data, file.source.mode))
-    small = JpegDecoder(sizes[1], shape, torch.device(device_in_use()), interpreted=INTERPRETED)
+    small = JpegDecoder(sizes[1], shape, torch.device(device_in_use()), interpreted=is_interpreted())
     with pytest.raises(ValueError, match="there is room for"):
         small.load(opened[0][1])
 

@@ -14,6 +14,7 @@ from torch_sink.image.decode.jpeg_decoder import JpegDecoder
 from torch_sink.image.decode.jpeg_file import JpegFile, block_count, jpeg_file
 from torch_sink.image.source import EncodedSource
 from torch_sink.image.transfer import host_buffer
+from torch_sink.triton_kernels.interpreter import is_interpreted
 from torch_sink.triton_kernels.jpeg.entropy import LaneShape, choose_lane_shape
 from torch_sink.triton_kernels.jpeg.window import tile_shape
 
@@ -90,23 +91,23 @@ def _chunks(files: Sequence[JpegFile]) -> Iterator[list[JpegFile]]:
 
 
 def _launch(files: Sequence[JpegFile], device: torch.device, shape: LaneShape | None) -> _Launched:
-    interpreted = device.type == "cpu"
+    interpreted, on_host = is_interpreted(), device.type == "cpu"
     if shape is None:
         scan_bytes = sum(length for file in files for _, length in file.segments)
         shape = choose_lane_shape(scan_bytes, interpreted=interpreted)
-    batch = pack_jpegs(files, shape.bits, tile_shape(interpreted=interpreted), pinned=not interpreted)
+    batch = pack_jpegs(files, shape.bits, tile_shape(interpreted=interpreted), pinned=not on_host)
     decoder = JpegDecoder(batch.capacity, shape, device, interpreted=interpreted)
     decoder.load(batch)
     decoder.launch()
     status = decoder.status
     copied = None
-    if not interpreted:
+    if not on_host:
         # It travels while the host prepares the next chunk.
-        on_host = host_buffer(status.shape, status.dtype, device)
-        on_host.copy_(status, non_blocking=True)
+        arriving = host_buffer(status.shape, status.dtype, device)
+        arriving.copy_(status, non_blocking=True)
         copied = torch.Event(device)
         copied.record()
-        status = on_host
+        status = arriving
     return _Launched(files, decoder.pixels, batch.pixel_offsets, status, copied)
 
 

@@ -100,11 +100,12 @@ def prove(device: torch.device) -> Verdict:
 def _first_difference(device: torch.device) -> str:
     """The first file whose pixels are not Pillow's, in words; "" where there is none."""
     from torch_sink.image.decode.jpeg import decode_jpegs
+    from torch_sink.triton_kernels.interpreter import is_interpreted
     from torch_sink.triton_kernels.jpeg.entropy import INTERPRETED_LANE_SHAPE, LANE_SHAPES
 
     cases = list(_cases())
     sources, boxes = [case.source for case in cases], [case.box for case in cases]
-    for shape in (INTERPRETED_LANE_SHAPE,) if device.type == "cpu" else LANE_SHAPES:
+    for shape in (INTERPRETED_LANE_SHAPE,) if is_interpreted() else LANE_SHAPES:
         for case, image in zip(cases, decode_jpegs(sources, boxes, device, shape), strict=True):
             if image is None:
                 return f"the kernels take a {case.name} file for damaged"

@@ -34,13 +34,14 @@ def run_on_device(
         out: [N, C, H, W], written to; its device is where everything runs.
     """
     from torch_sink.image.plan.build import build_plan
+    from torch_sink.triton_kernels.interpreter import is_interpreted
 
     device = out.device
     inputs, workspace_start = _place(decoded)
     contiguous_rows = list(rows) == list(range(len(rows)))
     target = out if contiguous_rows else torch.empty((len(rows), *out.shape[1:]), dtype=out.dtype, device=device)
     strides = tuple(target.stride())
-    plan = build_plan(inputs, programs, workspace_start, strides, device.type == "cpu")  # type: ignore[arg-type]
+    plan = build_plan(inputs, programs, workspace_start, strides, is_interpreted())  # type: ignore[arg-type]
     workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device)
     _fill(workspace, decoded, inputs)
     jobs, operations, tables = (to_device(table, device) for table in (plan.jobs, plan.operations, plan.tables))
