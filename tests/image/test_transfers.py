@@ -16,6 +16,7 @@ from torchvision.transforms import v2
 import torch_sink
 from image.cases import encoded
 from torch_sink.cli.photos import make_photo
+from torch_sink.image import transfer
 from torch_sink.image.decode.images import decode_images
 from torch_sink.triton_kernels import float_stage, stage
 
@@ -65,6 +66,7 @@ def transfers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Transfers]:
         tensor = stock_empty(*size, **options)
         return pin(tensor) if pin_memory else tensor
 
+    monkeypatch.setattr(transfer, "pins", lambda device: device.type != "cpu")
     monkeypatch.setattr(torch, "empty", empty)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     monkeypatch.setattr(stage.stage_kernel, "run", lambda *arguments, **options: None)

@@ -1,4 +1,4 @@
-"""Command line: `python -m torch_sink doctor | support | explain | bench`, and what the benchmarks share with it."""
+"""Command line: `python -m torch_sink doctor | support | explain | warm | bench`, and what benchmarks share with it."""
 
 from torch_sink.cli.commands import main
 

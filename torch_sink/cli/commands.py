@@ -1,4 +1,4 @@
-"""The command line: `python -m torch_sink doctor | support | explain DIR | bench`."""
+"""The command line: `python -m torch_sink doctor | support | explain DIR | warm | bench`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from torch_sink.errors import SinkError
 
 BENCH_PIPELINES = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment", "v2 train")
 
@@ -24,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _make_parser().parse_args(arguments)
     try:
         return int(options.command(options))
-    except (ValueError, FileNotFoundError, NotADirectoryError) as error:
+    except (ValueError, FileNotFoundError, NotADirectoryError, SinkError) as error:
         print(f"torch-sink: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
@@ -56,6 +58,17 @@ def explain(options: argparse.Namespace) -> int:
 
     print(explain_folder(options.folder, options.pipeline, options.batch_size))
     return 0
+
+
+def warm(options: argparse.Namespace) -> int:
+    """Compile the kernels of a pipeline ahead of time, so that the first batch does not wait for them."""
+    from torch_sink.cli.warm import warm as compile_kernels
+
+    if options.batch_size < 1:
+        raise ValueError(f"a batch of {options.batch_size} images launches nothing; give 1 or more")
+    return compile_kernels(
+        options.pipelines, options.target, options.batch_size, options.processes, everything=options.all
+    )
 
 
 def bench(options: argparse.Namespace) -> int:
@@ -100,6 +113,15 @@ def _make_parser() -> argparse.ArgumentParser:
     command.add_argument("--pipeline", default="v1 train", help="one of the built-in pipelines (default: v1 train)")
     command.add_argument("--batch-size", type=int, default=32, help="images to look at (default: 32)")
     command.set_defaults(command=explain)
+
+    command = commands.add_parser("warm", help=warm.__doc__, description=warm.__doc__)
+    about = "a built-in pipeline, or module:attribute of a transform or dataset (default: all built-in ones)"
+    command.add_argument("pipelines", nargs="*", metavar="PIPELINE", help=about)
+    command.add_argument("--target", help="GPU to compile for, such as cuda:90 (default: this machine's)")
+    command.add_argument("--batch-size", type=int, default=64, help="images in a batch (default: 64)")
+    command.add_argument("--processes", type=int, help="that compile at a time (default: one a core)")
+    command.add_argument("--all", action="store_true", help="every variant of every kernel instead")
+    command.set_defaults(command=warm)
 
     command = commands.add_parser("bench", help=bench.__doc__, description=bench.__doc__)
     command.add_argument("--data", type=Path, metavar="DIR", help="ImageFolder tree (default: generated images)")

@@ -113,6 +113,8 @@ def _check_device() -> Finding:
 
     # current_accelerator() names "cuda" for every CUDA build, with a GPU or without.
     if not torch.accelerator.is_available():
+        if _has_nvidia_driver():
+            return _explain_unusable_gpu()
         detail = "none found: pixels are made on the CPU, in the data workers, with the same results"
         return Finding("accelerator", "missing", detail, "nothing to do, unless this machine has a GPU: see nvidia-smi")
     detail = f"{gpu_name()} ({torch.accelerator.current_accelerator()})"
@@ -123,9 +125,41 @@ def _check_device() -> Finding:
     return Finding("accelerator", "ok", detail)
 
 
+def _has_nvidia_driver() -> bool:
+    return os.path.exists("/proc/driver/nvidia/version") or os.path.exists("/dev/nvidiactl")
+
+
+def _explain_unusable_gpu() -> Finding:
+    """Why torch sees no GPU where the driver of one is loaded."""
+    import torch
+
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        detail = f"the driver of an NVIDIA GPU is loaded, but torch cannot use it: {error}".partition("\n")[0]
+        too_old, not_compiled = "too old" in str(error), torch.version.cuda is None
+        remedy = "update the driver, or install torch for an older CUDA" if too_old else "see nvidia-smi"
+        remedy = "install a build of torch for CUDA: https://pytorch.org/get-started" if not_compiled else remedy
+        return Finding("accelerator", "broken", detail, remedy)
+    return Finding("accelerator", "broken", "torch can use CUDA, but sees no GPU", "see CUDA_VISIBLE_DEVICES")
+
+
 def _check_kernels() -> Finding:
+    import torch
+
     importlib.import_module("torch_sink.triton_kernels")
-    return Finding("kernels", "ok", "torch_sink.triton_kernels can be imported")
+    if not torch.cuda.is_available():
+        return Finding("kernels", "ok", "torch_sink.triton_kernels can be imported; kernels run where there is a GPU")
+    from torch_sink.cli import probe
+
+    try:
+        seconds = probe.launch(torch.device("cuda"))
+    except Exception as error:  # whatever Triton, a compiler or the driver raises
+        return Finding("kernels", "broken", *probe.diagnose(error))
+    if found := probe.missing_compiler() or probe.missing_header():
+        detail, remedy = found
+        return Finding("kernels", "missing", f"what is in Triton's cache runs; for the rest {detail}", remedy)
+    return Finding("kernels", "ok", f"one was compiled and launched in {seconds:.1f} s")
 
 
 def _check_decoder() -> Finding:

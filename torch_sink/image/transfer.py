@@ -9,14 +9,19 @@ import numpy as np
 import torch
 
 
+def pins(device: torch.device) -> bool:
+    """True where copies to and from `device` can go on while the host does something else."""
+    return device.type not in ("cpu", "meta")
+
+
 def host_buffer(shape: int | torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """New memory on the host for what comes from `device` or goes there; pinned unless that is the host itself."""
-    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=device.type != "cpu")
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=pins(device))
 
 
 def to_device(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
     """The values on `device`, copied in the order of its current stream; they themselves where that is the host."""
     on_host = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
-    if device.type == "cpu" or on_host.device.type != "cpu":
+    if not pins(device) or on_host.device.type != "cpu":
         return on_host.to(device)
     return on_host.pin_memory().to(device, non_blocking=True)

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import PIL
@@ -22,6 +22,10 @@ from PIL import Image, features
 from torch_sink.image.decode.decoded import Box
 from torch_sink.image.fallback import executing
 from torch_sink.image.source import EncodedSource, encoded_source
+
+if TYPE_CHECKING:
+    from torch_sink.image.decode.jpeg_batch import JpegBatch
+    from torch_sink.triton_kernels.jpeg.entropy import LaneShape
 
 _FILE = "jpeg_kernels.json"
 _SIZE = 67, 45  # pixels: no side is a multiple of an MCU's
@@ -114,6 +118,15 @@ def _first_difference(device: torch.device) -> str:
             if wrong:
                 return f"{wrong} of {expected.numel()} values of a {case.name} file differ from Pillow's"
     return ""
+
+
+def packed_for(shape: LaneShape) -> JpegBatch:
+    """The files as the kernels get them."""
+    from torch_sink.image.decode.jpeg_batch import pack_jpegs
+    from torch_sink.image.decode.jpeg_file import jpeg_file
+
+    files = [jpeg_file(case.source, case.box) for case in _cases()]
+    return pack_jpegs([file for file in files if file is not None], shape.bits)
 
 
 def _pillows_pixels(case: _Case) -> torch.Tensor:

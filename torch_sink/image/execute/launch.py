@@ -72,16 +72,18 @@ def _launch_all(
     floats = torch.empty(plan.float_elements, dtype=torch.float32, device=device)
     records, gray_sums = new_records(plan.histograms if plan.in_floats else 0, device)
     for launch in plan.launches:
+        # One that is not the last does not write it: its type must not make another variant.
+        output = target if launch.is_last else values
         tiles = to_device(launch.tiles, device)
         if launch.on_floats:
             run_float_stage(
-                workspace, floats, target, jobs, operations, tables, tiles, records, gray_sums, values,
+                workspace, floats, output, jobs, operations, tables, tiles, records, gray_sums, values,
                 is_last=launch.is_last, has_statistic=launch.has_statistic, is_heavy=launch.is_heavy,
                 rows_and_columns=plan.tile_shape,
             )  # fmt: skip
         else:
             run_stage(
-                workspace, target, jobs, operations, tables, tiles, histograms, values,
+                workspace, output, jobs, operations, tables, tiles, histograms, values,
                 is_last=launch.is_last, has_float64=launch.is_heavy, has_statistic=launch.has_statistic,
                 has_erase=launch.has_erase, rows_and_columns=plan.tile_shape,
             )  # fmt: skip

@@ -1,0 +1,183 @@
+"""Kernels that are compiled ahead of time are those that launches find in Triton's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import triton
+from torch.utils.data import default_collate
+from torchvision.transforms import v2
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import get_cache_key
+from triton.compiler.compiler import make_backend as backend_for
+
+import torch_sink
+from torch_sink.cli import main
+from torch_sink.cli.photos import make_photo
+from torch_sink.errors import SinkError
+from torch_sink.image.execute import ahead
+from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
+from torch_sink.triton_kernels.options import compiler_options
+from torch_sink.triton_kernels.variants import variants
+
+TARGET = GPUTarget("cuda", 90, 32)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Triton's cache, empty."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def wanted(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names in Triton's cache of what would be compiled; nothing is."""
+    found: set[str] = set()
+
+    def name(source: Any, target: GPUTarget, options: dict[str, Any], **_: Any) -> mock.Mock:
+        backend = backend_for(target)
+        key = get_cache_key(source, backend, backend.parse_options(dict(options)), env_vars={})
+        found.add(f"{source.name} {hashlib.sha256(key.encode()).hexdigest()}")
+        return mock.Mock()
+
+    monkeypatch.setattr(triton.compiler, "compile", name)
+    return found
+
+
+def every_variant() -> list[Any]:
+    return [*variants(), *jpeg_variants(TARGET.warp_size)]
+
+
+def test_what_is_compiled_ahead_is_what_a_launch_looks_for(wanted: set[str]) -> None:
+    for variant in every_variant():
+        pointers = [variant.signature[name].removeprefix("*") for name in variant.pointers]
+        tensors = [torch.empty(64, dtype=ahead._DTYPES[pointer]) for pointer in pointers]
+        options = compiler_options(variant.warps, variant.registers)
+        with ahead._compiling_for(TARGET):
+            variant.kernel[(1,)](*tensors, **variant.constants, **options)
+    launched = set(wanted)
+    assert len(launched) == len(every_variant())
+    wanted.clear()
+    for job in ahead.jobs_of(lambda: ahead.launch_everything(TARGET), TARGET):
+        assert not ahead.compile_job(job, TARGET).error
+    assert wanted == launched
+
+
+def jobs_of_batch(pipeline: Any, dtype: torch.dtype = torch.float32) -> set[ahead.Job]:
+    with torch_sink.image_backend("device", device="meta"):
+        batch = default_collate([pipeline(make_photo(40, 30, seed)) for seed in range(2)])
+        return set(ahead.jobs_of(lambda: batch._make(ahead.META, in_kernels=True, dtype=dtype), TARGET))
+
+
+def test_every_launch_is_among_the_listed_variants() -> None:
+    everything = set(ahead.jobs_of(lambda: ahead.launch_everything(TARGET), TARGET))
+    decoder = set(ahead.jobs_of(ahead.launch_decoder, TARGET))
+    assert len(decoder) == len(list(jpeg_variants(TARGET.warp_size)))
+    assert decoder < everything
+    head = [v2.RandomResizedCrop(24), v2.ColorJitter(0.4, 0.4, 0.4, 0.1)]
+    tail = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.RandomErasing(p=1)]
+    batch = jobs_of_batch(v2.Compose([*head, *tail]))
+    assert len(batch) >= 2
+    assert batch < everything
+
+
+def test_the_type_of_the_result_compiles_only_what_writes_it() -> None:
+    pipeline = v2.Compose([v2.Resize(24), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    by_type = [jobs_of_batch(pipeline, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float64)]
+    assert [len(jobs) for jobs in by_type] == [2, 2, 2]
+    assert len(set.union(*by_type)) == 1 + 3
+
+
+def test_nothing_is_compiled_while_launches_are_recorded(cache: Path) -> None:
+    assert ahead.jobs_of(ahead.launch_decoder, TARGET)
+    assert not cache.exists()
+
+
+def test_a_kernel_is_compiled_once(cache: Path) -> None:
+    jobs = [job for job in ahead.jobs_of(ahead.launch_decoder, TARGET) if job.kernel == "dc_kernel"]
+    first = ahead.compile_job(jobs[0], TARGET)
+    assert (first.was_there, first.error) == (False, "")
+    assert list(cache.rglob("dc_kernel.cubin"))
+    assert ahead.compile_job(jobs[0], TARGET).was_there
+
+
+def test_a_kernel_that_cannot_be_compiled_is_named(cache: Path) -> None:
+    (job,) = [job for job in ahead.jobs_of(ahead.launch_decoder, TARGET) if job.kernel == "dc_kernel"]
+    broken = job._replace(specialisation=job.specialisation.replace('"num_warps": 4', '"num_warps": 3'))
+    outcome = ahead.compile_job(broken, TARGET)
+    assert "num_warps must be a power of 2" in outcome.error
+    assert not outcome.was_there
+
+
+def test_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert ahead.target_named("cuda:90") == TARGET
+    with pytest.raises(ValueError, match="give for instance cuda:80"):
+        ahead.target_named("sm_90")
+    with pytest.raises(SinkError, match="launches nothing on hip:gfx942"):
+        ahead.target_named("hip:gfx942")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SinkError, match="no GPU here to compile for"):
+        ahead.target_named(None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no such pipeline"], "unknown pipeline 'no such pipeline'; choose one of 'v1 train'"),
+        (["no_such_module:transform"], "no_such_module:transform cannot be imported: No module named"),
+        (["json:no_such_name"], "json:no_such_name cannot be imported: module 'json' has no attribute"),
+        (["math:pi"], "math:pi is neither a transform nor a dataset, but float"),
+        (["torchvision.transforms:PILToTensor()", "--target", "gpu"], "no such target: 'gpu'"),
+        (["torchvision.transforms.functional:invert"], "launches no kernel: stock code makes all of its images"),
+        (["--batch-size", "0"], "a batch of 0 images launches nothing"),
+    ],
+)
+def test_arguments_that_cannot_be_used(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = arguments if "--target" in arguments else [*arguments, "--target", "cuda:90"]
+    assert main(["warm", "--batch-size", "1", *given]) == 2
+    assert message in capsys.readouterr().err
+
+
+SCRIPT = """
+import torchvision.transforms as transforms
+from torchvision.datasets import FakeData
+
+train = transforms.Compose([transforms.PILToTensor()])
+data = FakeData(size=5, image_size=(3, 20, 30), transform=train)
+
+def build():
+    return train
+"""
+
+
+@pytest.mark.slow
+def test_the_command_line_compiles_a_scripts_pipelines(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch_sink", "warm", "--target", "cuda:90", "--batch-size", "2"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = []
+    for names in (["script:train"], ["script:data", "script:build()"]):
+        finished = subprocess.run(
+            [*command, *names], capture_output=True, text=True, timeout=600, cwd=tmp_path, env=environment
+        )
+        assert finished.returncode == 0, finished.stderr
+        found.append(finished.stdout)
+    total = len(list(jpeg_variants(TARGET.warp_size))) + 1
+    assert found[0].startswith(f"{total} kernels compiled for cuda:90")
+    assert found[1].startswith("0 kernels compiled for cuda:90")
+    assert f"{total} were in Triton's cache ({cache}) already" in found[1]
+    assert f"{total}/{total}" in finished.stderr
+    targets = {json.loads(path.read_text())["target"]["arch"] for path in cache.rglob("stage_kernel.json")}
+    assert targets == {90}

@@ -1,0 +1,208 @@
+"""Compiles kernels before anybody waits for them: launches are recorded, and compiled in all cores' processes.
+
+Code that launches kernels runs unchanged on the meta device. What Triton would compile for it is noted in the form that
+Triton itself serialises, so that a process that launches it later finds it in Triton's cache under the same name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from torch_sink.errors import SinkError
+
+if TYPE_CHECKING:
+    from triton.backends.compiler import GPUTarget
+
+    from torch_sink.image.batch import LazyBatch
+
+META = torch.device("meta")
+_DTYPES = {
+    "u8": torch.uint8, "u16": torch.uint16, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64,
+    "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64,
+}  # fmt: skip
+
+
+class Job(NamedTuple):
+    """One kernel to compile.
+
+    Attributes:
+        module: where it is defined.
+        kernel: its name there.
+        specialisation: types of its arguments, constants and options, as Triton serialises them.
+    """
+
+    module: str
+    kernel: str
+    specialisation: str
+
+
+class Outcome(NamedTuple):
+    """What became of a job.
+
+    Attributes:
+        job: the job.
+        was_there: Triton's cache held the kernel already.
+        seconds: it took.
+        error: why the cache does not hold it; "" where it does.
+    """
+
+    job: Job
+    was_there: bool
+    seconds: float
+    error: str = ""
+
+
+def target_named(name: str | None) -> GPUTarget:
+    """The GPU that kernels are compiled for.
+
+    Args:
+        name: for instance "cuda:90" or "hip:gfx942"; by default this machine's.
+
+    Raises:
+        SinkError: there is no GPU here and none was named, or this build of torch cannot launch for it.
+        ValueError: the name is none.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    if name is None:
+        if not torch.cuda.is_available():
+            raise SinkError("no GPU here to compile for; name one, for instance --target cuda:90 for an H100 or H200")
+        return triton.runtime.driver.active.get_current_target()
+    backend, _, arch = name.partition(":")
+    if backend not in ("cuda", "hip") or not arch or (backend == "cuda" and not arch.isdigit()):
+        raise ValueError(f"no such target: {name!r}; give for instance cuda:80, cuda:90, cuda:100 or hip:gfx942")
+    if (torch.version.cuda if backend == "cuda" else torch.version.hip) is None:
+        raise SinkError(f"torch {torch.__version__} launches nothing on {name}: what it compiles is of no use there")
+    return GPUTarget(backend, int(arch), 32) if backend == "cuda" else GPUTarget(backend, arch, 64)
+
+
+class _Target:
+    """What Triton asks of a driver while it compiles; nothing is launched."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self._target = target
+
+    def get_current_device(self) -> object:
+        # Triton keeps what it has compiled by device: nothing was compiled for this one before.
+        return self
+
+    def get_current_stream(self, device: object) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+
+@contextmanager
+def _compiling_for(target: GPUTarget) -> Iterator[None]:
+    from triton.runtime.driver import driver
+
+    before = driver._active
+    driver.set_active(_Target(target))
+    try:
+        yield
+    finally:
+        driver._active = before
+
+
+@contextmanager
+def recorded(target: GPUTarget) -> Iterator[set[Job]]:
+    """Inside, launches on the meta device launch and compile nothing, but are noted."""
+    from triton import knobs
+
+    found: set[Job] = set()
+
+    def note(*, fn: Any, compile: Any, **_: Any) -> bool:
+        found.add(Job(fn.module, fn.name, compile["specialization_data"]))
+        return True  # which leaves out the compilation, and the launch
+
+    before = knobs.runtime.jit_cache_hook
+    knobs.runtime.jit_cache_hook = note
+    try:
+        with _compiling_for(target):
+            yield found
+    finally:
+        knobs.runtime.jit_cache_hook = before
+
+
+def launch_decoder() -> None:
+    """Launches what decodes JPEG files, in every shape that a batch may choose."""
+    from torch_sink.image.decode.jpeg_decoder import JpegDecoder
+    from torch_sink.image.decode.proof import packed_for
+    from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES
+
+    for shape in LANE_SHAPES:
+        JpegDecoder(packed_for(shape).capacity, shape, META).launch()
+
+
+def launch_batches(batches: Iterable[LazyBatch]) -> None:
+    """Launches what makes the pixels of batches, without their pixels."""
+    for batch in batches:
+        batch._make(META, in_kernels=True)
+
+
+def launch_everything(target: GPUTarget) -> None:
+    """Launches every variant of every kernel."""
+    from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
+    from torch_sink.triton_kernels.options import compiler_options
+    from torch_sink.triton_kernels.variants import variants
+
+    listed: list[Any] = [*variants(), *jpeg_variants(target.warp_size)]
+    for variant in listed:
+        pointers = [_DTYPES[variant.signature[name].removeprefix("*")] for name in variant.pointers]
+        options = compiler_options(variant.warps, variant.registers)
+        variant.kernel.warmup(*pointers, grid=(1,), **variant.constants, **options)
+
+
+def compile_all(jobs: Sequence[Job], target: GPUTarget, processes: int | None = None) -> Iterator[Outcome]:
+    """Compiles jobs into Triton's cache, in several processes, and gives the outcomes as they come.
+
+    Args:
+        jobs: as `recorded` notes them.
+        target: what they were recorded for.
+        processes: by default one for each core of this process.
+    """
+    count = max(min(processes or len(os.sched_getaffinity(0)), len(jobs)), 1)
+    # Not forked: this process may hold a device, or threads.
+    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
+        # Kernels with many arguments take longest: the first ones, so that no core is left with one at the end.
+        longest_first = sorted(jobs, key=lambda job: (-len(job.specialisation), job))
+        for done in as_completed([pool.submit(compile_job, job, target) for job in longest_first]):
+            yield done.result()
+
+
+def compile_job(job: Job, target: GPUTarget) -> Outcome:
+    """Compiles one job into Triton's cache."""
+    from triton import knobs
+
+    kernel = getattr(importlib.import_module(job.module), job.kernel)
+    hits: list[bool] = []
+    started = time.perf_counter()
+    before = knobs.compilation.listener
+    knobs.compilation.listener = lambda **about: hits.append(about["cache_hit"])
+    error = ""
+    try:
+        with _compiling_for(target):
+            kernel.preload(job.specialisation)
+    except Exception as raised:  # whatever a compiler raises: the other jobs go on
+        error = f"{type(raised).__name__}: {raised}"
+    finally:
+        knobs.compilation.listener = before
+    return Outcome(job, hits == [True], time.perf_counter() - started, error)
+
+
+def jobs_of(launch: Callable[[], object], target: GPUTarget) -> list[Job]:
+    """What `launch` would compile."""
+    with recorded(target) as found:
+        launch()
+    return list(found)
