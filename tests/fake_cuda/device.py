@@ -35,8 +35,9 @@ class FakeCuda:
         release: how captures fail: "2.11" leaves allocator and generator in the capture, "2.15" does not.
 
     Attributes:
-        calls: how often each kernel was called, and "launch" for each replay.
+        calls: how often each kernel was called from Python.
         host_waits_seen: what made the host wait, in order.
+        graphs_begun: captures so far, failed ones too.
         leaks_failed_captures: as torch 2.11 does.
         overrides_stale_streams: as `torch.autograd.graph.set_override_stale_capture_stream` sets it.
     """
@@ -52,6 +53,7 @@ class FakeCuda:
         self.generators = [Generator() for _ in range(devices)]
         self.calls: Counter[str] = Counter()
         self.host_waits_seen: list[str] = []
+        self.graphs_begun = 0
         self._pool_ids = itertools.count(1)
         self._streams: dict[tuple[int, int], FakeStream] = {}
         self._pinned: set[int] = set()
@@ -195,8 +197,13 @@ class FakeCuda:
         patch.setattr(torch.Tensor, "record_stream", lambda t, stream: self.record_stream(t, stream), raising=False)
         for name in ("empty", "zeros"):
             patch.setattr(torch, name, self._pinning(getattr(torch, name)))
-        if hasattr(autograd_graph, "set_override_stale_capture_stream"):
-            patch.setattr(autograd_graph, "set_override_stale_capture_stream", self._override_stale_streams)
+        if self.leaks_failed_captures:
+            patch.delattr(autograd_graph, "set_override_stale_capture_stream", raising=False)
+        else:
+            override = self._override_stale_streams
+            patch.setattr(autograd_graph, "set_override_stale_capture_stream", override, raising=False)
+            asked = lambda: self.overrides_stale_streams  # noqa: E731 - as torch has it
+            patch.setattr(torch._C, "_override_stale_capture_stream", asked, raising=False)
         patch.setattr(torch.autograd, "_engine_run_backward", self._backward(torch.autograd._engine_run_backward))
         patch.setattr(torch.backends.cudnn, "enabled", False)
 
@@ -336,11 +343,11 @@ def _replacements() -> tuple[Kernels, Contexts]:
 
 
 @pytest.fixture
-def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    """A fake CUDA device; only where there is no real one."""
+def fake_cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    """A fake CUDA device, where there is no real one; its arguments by `parametrize("fake_cuda", [...], indirect=True)`."""
     if torch.cuda.is_available():
         pytest.skip("a machine with CUDA has its own")
-    cuda = FakeCuda()
+    cuda = FakeCuda(**getattr(request, "param", {}))
     with monkeypatch.context() as patch:
         cuda.install(patch)
         yield cuda

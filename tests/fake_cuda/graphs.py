@@ -64,11 +64,15 @@ class Captures:
         if capture is not None:
             capture.fail(f"operation not permitted when stream is capturing ({what})")
 
-    def check_stranger(self, stream: FakeStream) -> None:
-        """Work of the capturing thread on a stream that takes no part uses what is only recorded, not there."""
+    def of_stranger(self, stream: FakeStream) -> Capture | None:
+        """Work of the capturing thread on a stream that takes no part uses what is only recorded, not there.
+
+        The engine of autograd takes it into the capture, if it was told so.
+        """
         capture = self.here()
         if capture is not None and not self._cuda.overrides_stale_streams:
             capture.fail(f"dependency created on uncaptured work in another stream ({stream})")
+        return capture
 
     def wait(self, stream: FakeStream, event: FakeEvent) -> None:
         """`stream` waits for `event`: it joins the capture, or the capture is lost."""
@@ -111,6 +115,7 @@ class FakeGraph:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing (a second capture)")
         if capture_error_mode != "thread_local":
             raise AssertionError("a DataLoader's pin thread asks for events, which another mode does not survive")
+        cuda.graphs_begun += 1
         self._pool = pool if pool is not None else cuda.new_pool_handle()
         self._index = stream.device.index
         if cuda.leaks_failed_captures:

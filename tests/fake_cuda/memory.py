@@ -68,6 +68,7 @@ class Allocator:
         self._blocks: dict[int, Block] = {}
         self._pools: dict[Any, Pool] = {}
         self.captures_underway: list[Any] = []
+        self._cached: list[Block] = []
 
     def tensor(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """An uninitialized tensor, from the pool of the capture that the current stream takes part in."""
@@ -77,6 +78,8 @@ class Allocator:
             capture = stream.capture
             pool = self._pools[capture.pool] if capture is not None else None
             block = Block(elements * dtype.itemsize, stream, pool)
+            if pool is None:
+                self._reuse(stream)
             self._blocks[block.address] = block
             if capture is not None and pool is not None:
                 pool.live += 1
@@ -109,19 +112,23 @@ class Allocator:
         return sum(block.size for block in self._blocks.values())
 
     def _free(self, block: Block) -> None:
-        """Give memory back: the next owner writes to it on the block's stream, without waiting for any other.
-
-        A block of a graph pool stays the graph's: its next replay writes there.
-        """
+        """Give memory back. A block of a graph's pool stays the graph's: its next replay writes there."""
         with self._cuda.queues.lock:
             del self._blocks[block.address]
             block.is_freed = True
-            if block.pool is not None:
+            if block.pool is None:
+                self._cached.append(block)
+            else:
                 block.pool.live -= 1
-                return
+
+    def _reuse(self, stream: FakeStream) -> None:
+        """The next owner of a stream's free memory writes to it on that stream, without a wait for any other."""
+        free = [block for block in self._cached if block.stream == stream]
+        self._cached = [block for block in self._cached if block.stream != stream]
+        for block in free:
             for user in block.users:
-                self._cuda.queues.order(user, block.stream)
-            self._cuda.queues.of(block.stream).append(Work(block.spoil, name="free"))
+                self._cuda.queues.order(user, stream)
+            self._cuda.queues.of(stream).append(Work(block.spoil, name="reuse"))
 
     def empty_cache(self) -> None:
         """Give cached memory back, and pools that no graph holds and no tensor lies in."""

@@ -105,11 +105,10 @@ class FakeStream:
     def issue(self, run: Callable[[], None], name: str) -> None:
         """Queue work, or record it if the stream captures."""
         with self.cuda.queues.lock:
-            capture = self.capture
+            capture = self.capture or self.cuda.captures.of_stranger(self)
             if capture is not None:
                 capture.add(run, name)
             else:
-                self.cuda.captures.check_stranger(self)
                 self.cuda.queues.of(self).append(Work(run, name=name))
 
     def wait_event(self, event: FakeEvent) -> None:

@@ -14,18 +14,7 @@ from torch.nn import functional
 from .device import FakeCuda
 
 SEEDS = range(12)
-
-
-@pytest.fixture(params=SEEDS)
-def any_order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A device whose streams get on in another order for each seed."""
-    if torch.cuda.is_available():
-        pytest.skip("a machine with CUDA has its own")
-    cuda = FakeCuda(seed=request.param, devices=2)
-    with monkeypatch.context() as patch:
-        cuda.install(patch)
-        yield cuda
-        cuda.remove()
+any_order = pytest.mark.parametrize("fake_cuda", [{"seed": seed, "devices": 2} for seed in SEEDS], indirect=True)
 
 
 def train(device: str, make_optimizer: Any) -> list[Tensor]:
@@ -78,7 +67,8 @@ def read_on_another_stream(waits: bool) -> Tensor:
     return copy.cpu()
 
 
-def test_a_wait_orders_streams(any_order: FakeCuda) -> None:
+@any_order
+def test_a_wait_orders_streams(fake_cuda: FakeCuda) -> None:
     assert read_on_another_stream(waits=True).tolist() == [1] * 4
 
 
@@ -119,8 +109,9 @@ def test_pageable_memory_is_taken_over_at_once(fake_cuda: FakeCuda) -> None:
     assert target.tolist() == [1.0, 1.0]
 
 
+@any_order
 @pytest.mark.parametrize("records", [True, False])
-def test_freed_memory_is_overwritten_on_the_stream_it_came_from(any_order: FakeCuda, records: bool) -> None:
+def test_freed_memory_is_overwritten_on_the_stream_it_came_from(fake_cuda: FakeCuda, records: bool) -> None:
     stream = torch.cuda.Stream()
     source = torch.ones(2, device="cuda")
     stream.wait_stream(torch.cuda.current_stream())
@@ -130,6 +121,7 @@ def test_freed_memory_is_overwritten_on_the_stream_it_came_from(any_order: FakeC
     if records:
         source.record_stream(stream)
     del source
+    torch.empty(2, device="cuda")
     torch.cuda.synchronize()
     if records:
         assert copy.tolist() == [1.0, 1.0]
@@ -175,7 +167,8 @@ def test_the_sync_debug_mode_is_one_for_all_threads(fake_cuda: FakeCuda) -> None
     assert failures == ["called a synchronizing CUDA operation"]
 
 
-def test_an_event_is_recorded_on_the_current_device(any_order: FakeCuda) -> None:
+@any_order
+def test_an_event_is_recorded_on_the_current_device(fake_cuda: FakeCuda) -> None:
     value = torch.zeros(1, device="cuda:1")
     assert value.device.index == 1
     assert torch.cuda.current_device() == 0
@@ -187,7 +180,7 @@ def test_an_event_is_recorded_on_the_current_device(any_order: FakeCuda) -> None
         event.record()
         assert torch.empty(1, device="cuda").device.index == 1
     event.synchronize()
-    assert any_order.allocator.on_host(value).item() == 1
+    assert fake_cuda.allocator.on_host(value).item() == 1
 
 
 def test_autograd_runs_on_the_stream_of_the_forward_pass(fake_cuda: FakeCuda) -> None:

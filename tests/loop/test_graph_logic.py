@@ -30,6 +30,9 @@ class DirectCapture:
     def stream(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
+    def trial(self, problems: list[str], parameters: list[Any]) -> AbstractContextManager[Any]:
+        return nullcontext()
+
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
         if self.fails:
             raise RuntimeError("operation not permitted when stream is capturing")
@@ -128,9 +131,10 @@ def test_replays_equal_the_plain_loop(capture: DirectCapture, optimizer: Any, ac
     assert_equal_training((loop.model, loop.optimizer), plain[:2])
     assert torch.equal(history.losses, plain[2])
     assert torch.equal(history.learning_rates, plain[3])
-    # Three slots, and with accumulation two graphs for each; three steps of warm-up.
-    assert capture.recorded == loader.pauses == 3 * accumulate
-    assert capture.replayed == 24 - 3
+    # Three slots, and with accumulation two graphs for each; three steps of warm-up, a trial of each kind among them.
+    assert capture.recorded == 3 * accumulate
+    assert loader.pauses == capture.recorded + accumulate
+    assert capture.replayed == 24 - max(3, 2 + accumulate)
     assert history.host_syncs == 6 + capture.recorded
     assert "mode: graph" in loop.explain()
     assert all(isinstance(group["lr"], float) for group in loop.optimizer.param_groups)
@@ -153,7 +157,7 @@ def test_a_run_may_begin_with_an_odd_shape(capture: DirectCapture) -> None:
     loop = make_loop(sink_size=4)
     loop.run(batches)
     assert_equal_training((loop.model, loop.optimizer), reference(batches)[:2])
-    assert capture.replayed == 9 - 3
+    assert capture.replayed == 9 - 4, "the shape is known from its second batch on, the trial is the third"
     assert "another shape" not in loop.explain()
 
 
@@ -226,7 +230,7 @@ def test_scaler_waits_for_a_finite_update(capture: DirectCapture) -> None:
     loop = make_loop(sink_size=6, amp="O1", loss_scaler=DynamicLossScaler(2.0**4), optimizer=torch.optim.Adam)
     history = loop.run(RingLoader(batches))
     assert history.overflows.tolist()[:4] == [True] * 4
-    assert capture.replayed == 12 - 5
+    assert capture.replayed == 12 - 6, "the trial follows the first finite update"
     assert history.host_syncs == 2 + 5 + 3
 
 

@@ -79,19 +79,16 @@ def test_graphs_train_as_the_plain_loop_on_the_cpu(fake_cuda: FakeCuda, name: st
     loop.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_no_order_of_the_streams_shows(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+@pytest.mark.parametrize("fake_cuda", [{"seed": seed} for seed in range(4)], indirect=True)
+def test_no_order_of_the_streams_shows(fake_cuda: FakeCuda) -> None:
     """The ring fills slots on its stream while graphs read others on theirs."""
-    cuda = FakeCuda(seed=seed)
-    with monkeypatch.context() as patch:
-        cuda.install(patch)
-        batches = make_batches(10)
-        loop = make_loop(sink_size=4, scheduler=cosine)
-        with SinkLoader(batches, slots=3) as loader:
-            history = loop.run(loader, epochs=2)
-        torch.testing.assert_close(history.losses, plain("SGD", batches * 2, scheduler=cosine)[1], rtol=1e-5, atol=1e-6)
-        loop.close()
-        cuda.remove()
+    batches = make_batches(10)
+    loop = make_loop(sink_size=4, scheduler=cosine)
+    with SinkLoader(batches, slots=3) as loader:
+        history = loop.run(loader, epochs=2)
+    losses = plain("SGD", batches * 2, scheduler=cosine)[1]
+    torch.testing.assert_close(history.losses, losses, rtol=1e-5, atol=1e-6)
+    loop.close()
 
 
 def test_overflows_are_skipped_in_replays(fake_cuda: FakeCuda) -> None:

@@ -87,6 +87,7 @@ def build_engine(parts: EngineParts) -> Engine:
     if capture is None or mode != "graph":
         return Engine(mode, step, parts.schedule, watchable=watchable, ranks=parts.ranks)
     return GraphEngine(
+        parts.model,
         step,
         parts.schedule,
         capture,

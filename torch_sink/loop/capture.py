@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
+from torch.autograd import graph as autograd_graph
+
+from torch_sink.loop.trial import stale_streams_noted, waits_noted
 
 _streams: dict[int, torch.cuda.Stream] = {}
 _streams_lock = threading.Lock()
+# Memory allocators of torch 2.11 go on asking a graph whose capture has failed.
+_failed: list[torch.cuda.CUDAGraph] = []
 
 
 def capture_stream_of(device: torch.device) -> torch.cuda.Stream:
@@ -32,6 +38,10 @@ class Capture(Protocol):
 
     def stream(self) -> AbstractContextManager[Any]:
         """Context in which all work of a run is queued, captured or not."""
+        ...
+
+    def trial(self, problems: list[str], parameters: list[Tensor]) -> AbstractContextManager[Any]:
+        """Context of an uncaptured step: adds to `problems` what would make its capture fail."""
         ...
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
@@ -62,20 +72,43 @@ class CudaCapture:
     def stream(self) -> AbstractContextManager[Any]:
         return _OnStream(self._stream)
 
+    @contextmanager
+    def trial(self, problems: list[str], parameters: list[Tensor]) -> Iterator[None]:
+        with waits_noted(problems):
+            if hasattr(autograd_graph, "set_override_stale_capture_stream"):
+                yield
+            else:
+                with stale_streams_noted(problems, parameters, self._stream):
+                    yield
+
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        """See `Capture.record`.
+
+        Raises:
+            Exception: what `function` raised, or the capture's own error. Another capture may be tried afterwards.
+        """
         graph = torch.cuda.CUDAGraph()
-        # thread_local: the pin thread of some DataLoader may query events meanwhile, and cannot be parked from here.
-        # Collecting garbage inside a capture could free memory of an earlier one.
-        collecting = gc.isenabled()
-        gc.disable()
+        reason: BaseException | None = None
         try:
-            with torch.cuda.graph(  # host sync
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            # thread_local: the pin thread of some DataLoader may query events meanwhile, and cannot be parked from
+            # here.
+            with (
+                _no_collection(),
+                _stale_streams_overridden(),
+                torch.cuda.graph(  # host sync
+                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                ),
             ):
-                function()
-        finally:
-            if collecting:
-                gc.enable()
+                try:
+                    function()
+                except BaseException as error:
+                    reason = error
+                    raise
+        except BaseException:
+            self._recover(graph)
+            if reason is not None:
+                raise reason from None  # torch's own error only says that there was one
+            raise
         self._graphs.append(graph)
         return graph.replay
 
@@ -85,6 +118,49 @@ class CudaCapture:
         for graph in self._graphs:
             graph.reset()
         self._graphs.clear()
+        # torch asserts that no graph is captured into a pool which all graphs have left, while a tensor lies in it.
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def _recover(self, graph: torch.cuda.CUDAGraph) -> None:
+        """After a failed capture: torch 2.11 leaves the allocator and the random generator in it (pytorch #180395)."""
+        index, pool = self._stream.device.index, self._pool
+        self._pool = torch.cuda.graph_pool_handle()
+        try:
+            torch._C._cuda_endAllocateToPool(index, pool)
+        except RuntimeError:
+            return  # it was ended
+        torch._C._cuda_releasePool(index, pool)
+        _failed.append(graph)
+        scratch, complete = torch.zeros(1, device=self._stream.device), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(complete, stream=self._stream, capture_error_mode="thread_local"):  # host sync
+            scratch.zero_()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collecting garbage inside a capture could free memory of an earlier one."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@contextmanager
+def _stale_streams_overridden() -> Iterator[None]:
+    """Let autograd stay in the capture where it remembers another stream, as under DistributedDataParallel."""
+    set_override: Any = getattr(autograd_graph, "set_override_stale_capture_stream", None)
+    if set_override is None:
+        yield
+        return
+    before = getattr(torch._C, "_override_stale_capture_stream", lambda: False)()
+    set_override(True)
+    try:
+        yield
+    finally:
+        set_override(before)
 
 
 class _OnStream:

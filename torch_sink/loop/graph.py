@@ -9,9 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torch_sink.errors import SinkError, UnsupportedOperation
+from torch_sink.loop.baked import Places, fingerprint
 from torch_sink.loop.capturable import host_state, make_capturable
 from torch_sink.loop.capture import Capture
 from torch_sink.loop.compiled_loss import UsualShape, batch_signature
@@ -30,18 +31,22 @@ WARMUP_STEPS = 3
 # DistributedDataParallel rebuilds its buckets and times itself during its first ten steps.
 DISTRIBUTED_WARMUP_STEPS = 11
 STAGED = "staged"
+ODD_BATCHES = "batches of another shape or with other numbers than the usual ones ran uncaptured"
 
 
 class GraphEngine(Engine):
     """Captures the whole step once per ring slot and replays it: no kernel is launched from Python after that.
 
-    The run's first steps are the warm-up: real, counted, uncaptured, and nothing of them is undone. A batch is read
+    The run's first steps are the warm-up: real, counted, uncaptured, and nothing of them is undone. The last of each
+    kind, with an update and without, is a trial: what would make a capture fail is looked for. A batch is read
     where it lies; one that lies in no static slot but has the usual shape is copied to a staging place first; any
     other shape runs uncaptured. Learning rates come from a device table by the cursor of the log, in every kind of
-    step. When anything that a graph has baked in changes (a number in `param_groups`, the memory of a parameter, a
-    gradient or a state tensor), the graphs are captured anew. What cannot be captured runs uncaptured from then on.
+    step. When anything that a graph has baked in changes (a number in `param_groups`, the train or eval state of a
+    module, the memory of a parameter, a buffer, a gradient or a state tensor), there is one more trial, and the graphs
+    are captured anew. What cannot be captured runs uncaptured from then on.
 
     Args:
+        model: whose step it is.
         step: the training step, with a ReplayedLog.
         schedule: planned ahead for each sink.
         capture: records and replays.
@@ -55,6 +60,7 @@ class GraphEngine(Engine):
 
     def __init__(
         self,
+        model: nn.Module,
         step: TrainingStep,
         schedule: Schedule,
         capture: Capture,
@@ -70,6 +76,9 @@ class GraphEngine(Engine):
         if not isinstance(step.log, ReplayedLog):
             raise TypeError(f"a captured step writes to a ReplayedLog, and its log is a {type(step.log).__name__}")
         self.captures = 0
+        self._model = model
+        self._tried: set[bool] = set()
+        self._tabled = {"params", "lr", "initial_lr"}.union(["betas"] if schedule.cycles_betas else [])
         self._capture, self._reasons, self._lower_mode = capture, reasons, lower_mode
         self._refuse_python_state = refuse_python_state
         self._warmup_left = warmup_steps
@@ -79,7 +88,8 @@ class GraphEngine(Engine):
         self._staging: Any = None
         self._shape = UsualShape()
         self._fingerprint: Any = None
-        self._planned = 0
+        self._plan: list[list[float]] = []
+        self._position = 0
         self._replaced: set[str] = set()
         self._loader: weakref.ref[Any] | None = None
         self._pause: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -98,31 +108,37 @@ class GraphEngine(Engine):
         self._loader = weakref.ref(loader)
 
     def begin(self, steps: int, iteration: int) -> None:
+        self._plan, self._position = [], 0
+        if self.mode != "graph":
+            super().begin(steps, iteration)
+            return
         self.log.start()
-        self._planned = steps
         make_capturable(self.schedule.optimizer)
-        self._rates.write(self.schedule.plan(steps, iteration))
+        self._plan = self.schedule.plan(steps, iteration)
+        self._rates.write(self._plan)
         if self._graphs and self._fingerprint != self._baked():
             self._forget_graphs()
+            self._tried.clear()
+            self._replaced.clear()
             self._reasons.count("graphs were captured again because something baked into them had changed")
 
     def step(self, batch: Any, *, first: bool, last: bool) -> None:
-        if self._warmup_left > 0 or self.mode != "graph" or not self._ready_to_capture():
-            self._warmup_left -= 1
-            self._shape.accepts(_signature(batch))
-            before = self._state_places() if self.mode == "graph" else {}
-            self._launch(batch, first=first, last=last)
-            after = self._state_places() if before else {}
-            self._replaced.update(name for key, (name, place) in before.items() if after.get(key) != (name, place))
-            return
-        replay = self._graph_for(batch, last)
-        if replay is None:
-            self._launch(batch, first=first, last=last)
+        if self.mode != "graph":
+            self._step_uncaptured(batch, first=first, last=last)
+        elif self._warmup_left > 0 or last not in self._tried or not self._ready_to_capture():
+            self._warm_up(batch, first=first, last=last)
         else:
-            replay()
+            replay = self._graph_for(batch, last)
+            if replay is not None:
+                replay()
+            elif self.mode == "graph":
+                self._launch(batch, first=first, last=last)
+            else:
+                self._step_uncaptured(batch, first=first, last=last)
+        self._position += 1
 
     def end(self, steps: int, iteration: int) -> SinkRecord:
-        if steps < self._planned:
+        if steps < len(self._plan):
             self.schedule.rewind(steps, iteration)
         return super().end(steps, iteration)
 
@@ -131,6 +147,33 @@ class GraphEngine(Engine):
 
     def _ready_to_capture(self) -> bool:
         return self.training_step.update.has_warmed_up
+
+    def _step_uncaptured(self, batch: Any, *, first: bool, last: bool) -> None:
+        """A step in the lower mode: with Python numbers, since optimizers may read what they are given on the host."""
+        if not self._plan:
+            super().step(batch, first=first, last=last)
+            return
+        with self._rates.bound(self._plan[self._position]):
+            self.training_step.run(batch, first=first, last=last)
+
+    def _warm_up(self, batch: Any, *, first: bool, last: bool) -> None:
+        self._warmup_left -= 1
+        signature = _signature(batch)
+        # The first batch of a shape is the compiler's, which waits for the device as it likes.
+        is_trial = self._warmup_left <= 0 and self._ready_to_capture() and self._shape.knows(signature)
+        if not self._shape.accepts(signature) and self._warmup_left < 0:
+            self._reasons.count(ODD_BATCHES)
+        if not is_trial:
+            self._launch(batch, first=first, last=last)
+            return
+        problems: list[str] = []
+        before = Places(self._model, self.schedule.optimizer)
+        with self._pause(), self._capture.trial(problems, self.training_step.update.parameters):
+            self._launch(batch, first=first, last=last)
+        self._tried.add(last)
+        self._replaced |= before.replaced()
+        if problems:
+            self._step_down(problems[0])
 
     def _launch(self, batch: Any, *, first: bool, last: bool) -> None:
         with self._rates.bound():
@@ -141,21 +184,21 @@ class GraphEngine(Engine):
     def _graph_for(self, batch: Any, last: bool) -> Callable[[], None] | None:
         slot = getattr(self._loader() if self._loader is not None else None, "slot_index", None)
         tensors = batch_tensors(batch)
-        places = [(tensor.data_ptr(), tensor.shape) for tensor in tensors]
+        addresses = [(tensor.data_ptr(), tensor.shape) for tensor in tensors]
         known = self._graphs.get((slot, last))
         flat = isinstance(batch, (tuple, list)) and len(tensors) == len(batch)
-        if flat and known is not None and known[0] == places:
+        if flat and known is not None and known[0] == addresses:
             return known[1]  # nothing but tensors, all where the graph reads them
         signature = _signature(batch)
         is_known = self._shape.knows(signature)
         if not self._shape.accepts(signature):
-            self._reasons.count("batches of another shape or with other numbers than the usual ones ran uncaptured")
+            self._reasons.count(ODD_BATCHES)
             return None
         if not is_known:
             return None  # the compiler is busy with it in this step, which no capture would survive
-        if slot is None or (known is not None and known[0] != places):
+        if slot is None or (known is not None and known[0] != addresses):
             return self._staged(batch, tensors, last)
-        return known[1] if known is not None else self._record((slot, last), places, batch, last)
+        return known[1] if known is not None else self._record((slot, last), addresses, batch, last)
 
     def _staged(self, batch: Any, tensors: list[Tensor], last: bool) -> Callable[[], None] | None:
         self._reasons.count("batches that lay in no static slot were copied to one place before their step")
@@ -166,21 +209,29 @@ class GraphEngine(Engine):
         known = self._graphs.get((STAGED, last))
         return known[1] if known is not None else self._record((STAGED, last), [], self._staging, last)
 
-    def _record(self, key: tuple[Any, bool], places: list[Any], batch: Any, last: bool) -> Callable[[], None] | None:
+    def _record(self, key: tuple[Any, bool], addresses: list[Any], batch: Any, last: bool) -> Any:
         self._freeze_log()
         if not self._graphs:
             self._fingerprint = self._baked()
+        before = Places(self._model, self.schedule.optimizer)
         try:
             self._check_optimizer()
             with host_sync_allowed(), self._pause():
                 replay = self._capture.record(lambda: self._captured(batch, last))
+            self._replaced |= before.replaced()
+            self._check_optimizer()
         except UnsupportedOperation:
             raise
         except Exception as error:
-            self._step_down(error)
+            before.put_back()
+            self._step_down(_describe(error))
+            return None
+        if before.has_new_state():
+            before.put_back()  # the new state lies in the graphs' memory and would begin anew at each replay
+            self._forget_graphs()
             return None
         self.captures += 1
-        self._graphs[key] = places, replay
+        self._graphs[key] = addresses, replay
         return replay
 
     def _captured(self, batch: Any, last: bool) -> None:
@@ -196,21 +247,20 @@ class GraphEngine(Engine):
             refuse_python_state(optimizer)
         if self._replaced:
             raise SinkError(
-                f"{type(optimizer).__name__} puts new tensors in the place of {', '.join(sorted(self._replaced))}, and "
-                "a graph would go on with the old ones; an optimizer that writes to its state in place can be captured"
+                f"the step puts new tensors in the place of {', '.join(sorted(self._replaced))}, and a graph would go "
+                "on with the old ones; what is written in place can be captured"
             )
         hidden = python_state(optimizer) + host_state(optimizer)
         if hidden:
             raise SinkError(f"{type(optimizer).__name__} keeps {', '.join(hidden)} on the host")
 
-    def _step_down(self, error: Exception) -> None:
+    def _step_down(self, problem: str) -> None:
         self.mode = self._lower_mode
         self._forget_graphs()
         if not self.training_step.static_gradients:
             self.training_step.update.zero_gradients()
-        line = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        text = f"the step cannot be captured, so it runs in mode {self.mode!r}: {type(error).__name__}: {line}"
-        self._reasons.note(f"{text} (at {user_place(error)})")
+        text = f"the step cannot be captured, so it runs in mode {self.mode!r}: {problem}"
+        self._reasons.note(text)
         _log.warning(text)
 
     def _forget_graphs(self) -> None:
@@ -218,37 +268,15 @@ class GraphEngine(Engine):
         self._staging = None
         self._capture.reset()
 
-    def _state_places(self) -> dict[tuple[int, str], tuple[str, int]]:
-        """Where the optimizer's state tensors lie, with their names."""
-        return {
-            (id(parameter), name): (name, value.data_ptr())
-            for parameter, entries in self.schedule.optimizer.state.items()
-            for name, value in entries.items()
-            if isinstance(value, Tensor)
-        }
-
-    def _baked(self) -> tuple[Any, ...]:
-        """All that a graph holds as a constant: numbers of the groups, and addresses."""
-        optimizer, static = self.schedule.optimizer, self.training_step.static_gradients
-        tabled = ("params", "lr", "initial_lr", *(("betas",) if self.schedule.cycles_betas else ()))
-        numbers = tuple(
-            (name, value if not isinstance(value, Tensor) else value.data_ptr())
-            for group in optimizer.param_groups
-            for name, value in group.items()
-            if name not in tabled
-        )
-        parameters = self.training_step.update.parameters
-        addresses = tuple(parameter.data_ptr() for parameter in parameters)
-        gradients = tuple(p.grad.data_ptr() if static and p.grad is not None else 0 for p in parameters)
-        states = tuple(
-            value.data_ptr()
-            for entries in optimizer.state.values()
-            for value in entries.values()
-            if isinstance(value, Tensor)
-        )
-        return numbers, addresses, gradients, states
+    def _baked(self) -> Any:
+        return fingerprint(self._model, self.training_step, self.schedule.optimizer, self._tabled)
 
 
 def _signature(batch: Any) -> tuple[Any, ...]:
     """Shapes and the like, and the numbers: a graph holds both as constants."""
     return batch_signature(batch), tuple(leaf for leaf in batch_leaves(batch) if not isinstance(leaf, Tensor))
+
+
+def _describe(error: Exception) -> str:
+    line = next(iter(str(error).strip().splitlines()), "")
+    return line if isinstance(error, SinkError) else f"{type(error).__name__}: {line} (at {user_place(error)})"

@@ -230,12 +230,17 @@ def watch_host_syncs(report: Callable[[str, str], None]) -> Iterator[None]:
             _here.watches -= 1
 
 
+def is_foreign(filename: str) -> bool:
+    """Whether a file belongs neither to torch nor to the loop."""
+    return not filename.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<"))
+
+
 def user_place(error: BaseException) -> str:
     """File and line of the innermost frame of an error outside torch and torch_sink."""
     place, frames = "unknown place", error.__traceback__
     while frames is not None:
         name = frames.tb_frame.f_code.co_filename
-        if not name.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<")):
+        if is_foreign(name):
             place = f"{name}:{frames.tb_lineno}"
         frames = frames.tb_next
     return place

@@ -168,19 +168,20 @@ class RateTable:
         self._row.copy_(self._table.index_select(0, self._cursor))
 
     @contextmanager
-    def bound(self) -> Iterator[None]:
-        """Let the optimizer read the row on the device; Python numbers are put back afterwards."""
+    def bound(self, row: list[float] | None = None) -> Iterator[None]:
+        """Let the optimizer read the row on the device, or the numbers of `row`; what was there is put back after."""
+        values: list[Any] = list(self._rates) if row is None else list(row)
         groups = self._optimizer.param_groups
         kept: list[dict[str, Any]] = [
             {name: group[name] for name in ("lr", "betas", "foreach") if name in group} for group in groups
         ]
         for index, group in enumerate(groups):
-            group["lr"] = self._rates[index]
+            group["lr"] = values[index]
             if self._cycles_betas:
-                group["betas"] = (self._rates[len(groups) + index], group["betas"][1])
+                group["betas"] = (values[len(groups) + index], group["betas"][1])
                 group["foreach"] = False  # the foreach form would read the beta on the host
         try:
             yield
         finally:
-            for group, values in zip(groups, kept, strict=True):
-                group.update(values)
+            for group, options in zip(groups, kept, strict=True):
+                group.update(options)

@@ -60,8 +60,8 @@ class OptimizerUpdate:
 
     @property
     def has_warmed_up(self) -> bool:
-        """Whether an update has succeeded, so that the optimizer's state exists."""
-        return self._average_began and (bool(self._warm_patterns) if self.scaler is not None else self._updated)
+        """Whether the latest update had all state at hand, and the next like it can do without the host."""
+        return self._average_began and self._updated
 
     @property
     def _average_began(self) -> bool:
@@ -95,6 +95,7 @@ class OptimizerUpdate:
             self._step_masked()
         else:
             self._step_checked()
+        self._updated = self.warm
         self.scaler.adjust(self.found_inf == 0)
 
     def mark_warm(self) -> None:

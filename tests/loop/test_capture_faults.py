@@ -1,0 +1,268 @@
+"""What can go wrong with captured steps, each as a scenario on a CUDA device that is none."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from fake_cuda import FakeCuda
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torch_sink.loop import LambdaCallback, StepLoop
+from torch_sink.loop.amp import DynamicLossScaler
+
+from .reference import make_batches, make_model, plain_loop
+from .test_on_fake_cuda import OPTIMIZERS, assert_trained_alike, make_loop, plain
+
+RELEASES = [{"release": "2.11"}, {"release": "2.15"}]
+both_releases = pytest.mark.parametrize("fake_cuda", RELEASES, indirect=True)
+
+
+class Wrapped(nn.Module):
+    """The usual model, with a function of its output on the way."""
+
+    def __init__(self, function: Any = None) -> None:
+        super().__init__()
+        self.inner = make_model(dropout=0.0)
+        self.function = function
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.inner(inputs)
+        if self.function is not None:
+            self.function(self, outputs)
+        return outputs
+
+
+def run(loop: StepLoop, batches: list[Any], **options: Any) -> Any:
+    """Train, and compare with the plain loop on the CPU."""
+    history = loop.run(batches, **options)
+    losses = plain("SGD", batches * options.get("epochs", 1))[1]
+    torch.testing.assert_close(history.losses, losses, rtol=1e-5, atol=1e-6)
+    return history
+
+
+def at_step(step: int, change: Any) -> list[LambdaCallback]:
+    def callback(context: Any) -> None:
+        if context.original_args().cur_step_num == step:
+            change(context.original_args().loop)
+
+    return [LambdaCallback(on_train_step_end=callback)]
+
+
+@both_releases
+def test_a_model_that_waits_is_found_out_before_anything_is_captured(
+    fake_cuda: FakeCuda, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Wrapped(lambda _, outputs: outputs.sum().item()).cuda()
+    loop = make_loop(model=model, sink_size=4)
+    with caplog.at_level(logging.WARNING, "torch_sink"):
+        run(loop, make_batches(10))
+    assert "the step cannot be captured, so it runs in mode 'eager': the host waits for the device at" in caplog.text
+    assert f"{__file__}:" in loop.explain(), "the line of the model"
+    assert fake_cuda.graphs_begun == 0
+
+
+@both_releases
+def test_training_goes_on_after_a_capture_that_failed(fake_cuda: FakeCuda) -> None:
+    """By what no trial sees. The default generator, the allocator and later captures must work again."""
+    model = Wrapped(lambda _, outputs: torch.cuda.current_stream().synchronize()).cuda()
+    loop = make_loop(model=model, sink_size=4)
+    run(loop, make_batches(10))
+    assert "mode: eager" in loop.explain()
+    assert "not permitted when stream is capturing (stream.synchronize)" in loop.explain(), "the cause itself"
+    torch.cuda.empty_cache()
+    assert torch.rand(3, device="cuda").isfinite().all()
+    other = make_loop(sink_size=4)
+    run(other, make_batches(10))
+    assert "mode: graph" in other.explain()
+
+
+@both_releases
+def test_an_error_of_the_users_own_inside_a_capture_is_named(fake_cuda: FakeCuda) -> None:
+    def refuse(_: Any, outputs: Tensor) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise KeyError("not in here")
+
+    loop = make_loop(model=Wrapped(refuse).cuda(), sink_size=4)
+    run(loop, make_batches(8))
+    assert "KeyError: 'not in here'" in loop.explain()
+    assert f"(at {__file__}:" in loop.explain()
+
+
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
+@both_releases
+def test_a_loss_that_is_still_alive_keeps_gradients_on_its_stream(fake_cuda: FakeCuda) -> None:
+    loop = make_loop(sink_size=4)
+    alive = functional.cross_entropy(loop.model(make_batches(1)[0][0].cuda()), make_batches(1)[0][1].cuda())
+    for name, buffer in make_model().named_buffers():
+        loop.model.get_buffer(name).copy_(buffer)  # as before this look at the loss
+    run(loop, make_batches(10))
+    if fake_cuda.leaks_failed_captures:
+        assert "mode: eager" in loop.explain()
+        assert "bound to another stream" in loop.explain()
+        assert fake_cuda.graphs_begun == 0
+    else:
+        assert "mode: graph" in loop.explain()
+        assert not fake_cuda.overrides_stale_streams, "what is set for a capture is put back"
+    assert alive.isfinite()
+
+
+def test_a_pool_is_not_used_again_when_all_graphs_have_left_it(fake_cuda: FakeCuda) -> None:
+    """A model that keeps its output keeps memory of the pool alive."""
+
+    def keep(module: nn.Module, outputs: Tensor) -> None:
+        module.latest = outputs.detach()
+
+    loop = make_loop(model=Wrapped(keep).cuda(), sink_size=4)
+
+    def change(loop: StepLoop) -> None:
+        loop.optimizer.param_groups[0]["weight_decay"] = 0.0
+        loop.optimizer.param_groups[0]["note"] = "changed"
+
+    run(loop, make_batches(16), callbacks=at_step(8, change))
+    assert "captured again" in loop.explain()
+    assert "mode: graph" in loop.explain()
+
+
+def compare_after(change: Any, make: Any = Wrapped, **options: Any) -> StepLoop:
+    """Train with a change after step 8, as the plain loop does."""
+    batches = make_batches(16)
+    torch.manual_seed(0)
+    loop = make_loop(model=make().cuda(), sink_size=4, **options)
+    history = loop.run(batches, callbacks=at_step(8, lambda loop: change(loop.model)))
+    model = make()
+    optimizer = OPTIMIZERS["SGD"](model.parameters())
+    first, _ = plain_loop(model, functional.cross_entropy, optimizer, batches[:8])
+    change(model)
+    second, _ = plain_loop(model, functional.cross_entropy, optimizer, batches[8:])
+    torch.testing.assert_close(history.losses, torch.cat([first, second]), rtol=1e-5, atol=1e-6)
+    assert_trained_alike(loop.model, model, rtol=1e-4, atol=1e-5)
+    assert "mode: graph" in loop.explain()
+    return loop
+
+
+def freeze(model: Wrapped) -> None:
+    for parameter in model.inner[0].parameters():
+        parameter.requires_grad_(False)
+
+
+def stop_averaging(model: Wrapped) -> None:
+    model.inner[1].eval()
+
+
+def replace_buffer(model: Wrapped) -> None:
+    model.inner[1].running_var = model.inner[1].running_var * 4
+    model.inner[1].eval()
+
+
+@pytest.mark.parametrize("change", [freeze, stop_averaging, replace_buffer])
+def test_what_a_callback_changes_reaches_the_replays(fake_cuda: FakeCuda, change: Any) -> None:
+    assert "captured again" in compare_after(change).explain()
+
+
+def test_a_dropout_rate_that_a_callback_sets_reaches_the_replays(fake_cuda: FakeCuda) -> None:
+    def model() -> Wrapped:
+        made = Wrapped()
+        made.inner[3].p = 0.0
+        return made
+
+    def all_dropped(model: Wrapped) -> None:
+        model.inner[3].p = 1.0
+
+    assert "captured again" in compare_after(all_dropped, model).explain()
+
+
+class Frozen(Wrapped):
+    """Begins with a layer that does not train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner[0].requires_grad_(False)
+
+
+def thaw(model: Wrapped) -> None:
+    model.inner[0].requires_grad_(True)
+
+
+@pytest.mark.parametrize("scaler", [None, 16.0])
+def test_state_of_layers_that_begin_to_train_later_is_not_made_by_a_graph(fake_cuda: FakeCuda, scaler: Any) -> None:
+    compare_after(thaw, Frozen, loss_scaler=DynamicLossScaler(scaler) if scaler else None)
+
+
+class UsesALayerLate(Wrapped):
+    """A layer gets its first gradient in a step that would be recorded: what Python decides, no fingerprint sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late = nn.Linear(5, 5)
+        self.calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        outputs = self.inner(inputs)
+        return self.late(outputs) if self.calls > 3 else outputs
+
+
+def test_state_that_is_made_inside_a_capture_is_made_again_outside(fake_cuda: FakeCuda) -> None:
+    batches = make_batches(10)
+    torch.manual_seed(0)
+    model = UsesALayerLate()
+    loop = make_loop(model=UsesALayerLate().cuda(), sink_size=5)
+    loop.model.load_state_dict(model.state_dict())
+    history = loop.run(batches)
+    losses, _ = plain_loop(model, functional.cross_entropy, OPTIMIZERS["SGD"](model.parameters()), batches)
+    torch.testing.assert_close(history.losses, losses, rtol=1e-5, atol=1e-6)
+    assert_trained_alike(loop.model, model, rtol=1e-4, atol=1e-5)
+    assert "mode: graph" in loop.explain()
+
+
+class Averaging(Wrapped):
+    """Puts a new tensor in the place of a buffer in every step."""
+
+    def __init__(self, in_place: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+        self.in_place = in_place
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.inner(inputs)
+        mean = self.mean * 0.5 + outputs.detach().mean()
+        if self.in_place:
+            self.mean.copy_(mean)
+        else:
+            self.mean = mean
+        return outputs + mean
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_buffers_that_are_replaced_in_every_step_are_not_captured(fake_cuda: FakeCuda, in_place: bool) -> None:
+    batches = make_batches(10)
+    loop = make_loop(model=Averaging(in_place).cuda(), sink_size=4)
+    history = loop.run(batches)
+    model = Averaging(in_place)
+    losses, _ = plain_loop(model, functional.cross_entropy, OPTIMIZERS["SGD"](model.parameters()), batches)
+    torch.testing.assert_close(history.losses, losses, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(loop.model.mean.cpu(), model.mean)
+    assert ("mode: graph" in loop.explain()) == in_place
+    assert ("new tensors in the place of the buffer mean" in loop.explain()) != in_place
+
+
+def test_optimizers_get_numbers_again_when_steps_are_not_captured(fake_cuda: FakeCuda) -> None:
+    rates = []
+
+    class Reading(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            rates.append(type(self.param_groups[0]["lr"]))
+            super().step()
+
+    model = Wrapped(lambda _, outputs: outputs.sum().item()).cuda()
+    optimizer = Reading(model.parameters(), lr=0.05, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    loop = StepLoop(model, functional.cross_entropy, optimizer, scheduler=scheduler, sink_size=5, mode="graph")
+    history = loop.run(make_batches(12))
+    assert "mode: " in loop.explain()
+    assert set(rates[3:]) == {float}
+    assert history.learning_rates.flatten().tolist() == [0.05 * 0.5 ** (step // 2) for step in range(12)]

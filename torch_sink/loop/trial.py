@@ -1,0 +1,92 @@
+"""An uncaptured step that tells whether its capture would fail, because a failed one is hard to recover from."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_sink.loop.host_sync import is_foreign
+
+_WAITS = "called a synchronizing CUDA operation"
+
+
+@contextmanager
+def waits_noted(problems: list[str]) -> Iterator[None]:
+    """Add a line to `problems` for each wait that torch's sync debug mode sees inside.
+
+    The mode is one for all threads: no other may use the device meanwhile. Where it is on already, it does what it was
+    switched on for.
+    """
+    if torch.cuda.get_sync_debug_mode():
+        yield
+        return
+    show = warnings.showwarning
+
+    def note(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+        if str(message).startswith(_WAITS):
+            problems.append(f"the host waits for the device at {_place()}")
+        else:
+            show(message, *args, **kwargs)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        warnings.filterwarnings("always", message=_WAITS)
+        warnings.showwarning = note
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@contextmanager
+def stale_streams_noted(problems: list[str], parameters: list[Tensor], stream: Any) -> Iterator[None]:
+    """Add a line to `problems` if gradients of `parameters` are accumulated on another stream than `stream`.
+
+    Autograd remembers the stream on which a parameter was first used for as long as anything holds its node: a loss
+    that is still alive, or DistributedDataParallel. A capture ends where autograd goes back to that stream.
+    """
+    stale: list[Any] = []
+
+    def look(_: Any) -> None:
+        current = torch.cuda.current_stream(stream.device)
+        if current != stream:
+            stale.append(current)
+
+    handles = [_accumulating_node(parameter).register_prehook(look) for parameter in parameters if _is_plain(parameter)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    if stale:
+        problems.append(
+            f"gradients of {len(stale)} parameters are bound to another stream, by a loss from before the run that is "
+            "still alive or by DistributedDataParallel (torch from 2.12 on can capture them all the same)"
+        )
+
+
+def _is_plain(parameter: Tensor) -> bool:
+    return parameter.requires_grad and parameter.is_cuda and not hasattr(parameter, "to_local")
+
+
+@torch.enable_grad()
+def _accumulating_node(parameter: Tensor) -> Any:
+    function: Any = parameter.view_as(parameter).grad_fn
+    return function.next_functions[0][0]
+
+
+def _place() -> str:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_foreign(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "unknown place"
