@@ -69,7 +69,7 @@ def stale_streams_noted(problems: list[str], parameters: list[Tensor], stream: A
     if stale:
         problems.append(
             f"gradients of {len(stale)} parameters are bound to another stream, by a loss from before the run that is "
-            "still alive or by DistributedDataParallel (torch from 2.12 on can capture them all the same)"
+            "still alive or by DistributedDataParallel (newer releases of torch capture them all the same)"
         )
 
 
