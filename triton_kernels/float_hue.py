@@ -1,7 +1,6 @@
 """Hue of float32 images: to HSV, a turn, and back, as v1 and v2 of torchvision round it.
 
-Saturation is a share of the largest channel. Where that is 0 and another one below, it is infinite, and what is made of
-it NaN: torch's own arithmetic, in its order, so that NaN appears where it does there.
+Saturation is a share of the largest channel. No value is below 0: of some of those torch makes NaN.
 """
 
 from __future__ import annotations
@@ -9,13 +8,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .float_math import clamp, larger, smaller
+from .float_math import clamp
 
 
 @triton.jit
 def hue_and_saturation(red, green, blue, largest, IS_V2):
     """Hue in [0, 1) and saturation; gray pixels have 0 and 0."""
-    smallest = smaller(red, smaller(green, blue))
+    smallest = tl.minimum(red, tl.minimum(green, blue))
     is_gray = largest == smallest
     spread = largest - smallest
     saturation = tl.div_rn(spread, tl.where(is_gray, 1.0, largest))
@@ -35,7 +34,7 @@ def hue_and_saturation(red, green, blue, largest, IS_V2):
 @triton.jit
 def shift_hue_float(red, green, blue, amount, IS_V2):
     """RGB -> HSV, hue + amount modulo 1, HSV -> RGB."""
-    largest = larger(red, larger(green, blue))
+    largest = tl.maximum(red, tl.maximum(green, blue))
     hue, saturation = hue_and_saturation(red, green, blue, largest, IS_V2)
     hue += amount
     hue = tl.where(hue < 0.0, hue + 1.0, tl.where(hue >= 1.0, hue - 1.0, hue))
@@ -63,6 +62,4 @@ def shift_hue_float(red, green, blue, amount, IS_V2):
         largest,
         tl.where(sextant == 5, falling, tl.where(sextant == 2, rising, low)),
     )
-    # v1 does not choose, it adds up all four, times 1 or 0: what is NaN in one of them is NaN in every channel.
-    of_others = tl.where(IS_V2, 0.0, (low + falling + rising) * 0.0)
-    return new_red + of_others, new_green + of_others, new_blue + of_others
+    return new_red, new_green, new_blue

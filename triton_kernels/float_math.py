@@ -2,8 +2,7 @@
 
 The formulas are those of `transforms._functional_tensor` and `transforms.v2.functional._color`. torch's CPU kernels
 for `add(alpha=)`, interpolation and `grid_sample` fuse a multiply and an add into one rounding; where they do, `fused`
-stands here. Everything else rounds after each operation. A hue of values below 0 can be NaN, which stays NaN in torch
-and here.
+stands here. Everything else rounds after each operation.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import os
 import triton
 import triton.language as tl
 
-from .float_program import CHANNEL_ITSELF, GRAY_V2, NAN_BITS
-from .pixel_math import rounded
+from .float_program import CHANNEL_ITSELF, GRAY_V2
 
 # Triton's interpreter rounds twice in `fma`. A product of two float32 is exact in float64.
 _EMULATED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
@@ -35,30 +33,9 @@ def load_float(operation, column: tl.constexpr):
 
 
 @triton.jit
-def larger(a, b):
-    """The larger of two values; NaN where one of them is."""
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def smaller(a, b):
-    """The smaller of two values; NaN where one of them is."""
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
 def clamp(value, low, high):
-    """Brings values into [low, high]; NaN stays."""
-    return smaller(larger(value, low), high)
-
-
-@triton.jit
-def rounded_float(value, element: tl.constexpr):
-    """As `rounded`, of values that may be NaN, of which that would make numbers of bfloat16."""
-    if element == tl.bfloat16:
-        bits = tl.where(value == value, value.to(tl.int32, bitcast=True), NAN_BITS)
-        value = bits.to(tl.float32, bitcast=True)
-    return rounded(value, element)
+    """Brings values into [low, high]."""
+    return tl.minimum(tl.maximum(value, low), high)
 
 
 @triton.jit

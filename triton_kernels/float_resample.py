@@ -11,7 +11,7 @@ import triton.language as tl
 
 from .float_fetch import fetch_float
 from .float_math import fused
-from .program import BICUBIC, LANCZOS
+from .program import BICUBIC
 
 
 @triton.jit
@@ -28,8 +28,8 @@ def tap_weight(tap, first, count, centre, inverse_scale, FILTER):
 
 
 @triton.jit
-def resample_float(view, head, tables, x, y, is_x: tl.constexpr, red, green, blue):
-    """One axis of an antialiased resize; the weights of LANCZOS come from a table.
+def resample_float(view, head, x, y, is_x: tl.constexpr, red, green, blue):
+    """One axis of an antialiased resize.
 
     `x` int32 [X], `y` int32 [Y]: positions of the head's output. `red`, `green`, `blue` float32 [Y, X]: zero.
     """
@@ -41,38 +41,30 @@ def resample_float(view, head, tables, x, y, is_x: tl.constexpr, red, green, blu
     position = (x if is_x else y) + tl.load(head + 4)
     scale = tl.div_rn(in_size.to(tl.float32), out_size.to(tl.float32))
     stretch = tl.maximum(scale, 1.0)
-    support = tl.where(FILTER == LANCZOS, 3.0, tl.where(FILTER == BICUBIC, 2.0, 1.0)) * stretch
+    support = tl.where(FILTER == BICUBIC, 2.0, 1.0) * stretch
     inverse_scale = tl.div_rn(stretch * 0.0 + 1.0, stretch)
     centre = ((position.to(tl.float64) + 0.5) * scale.to(tl.float64)).to(tl.float32)
     first = tl.maximum(((centre - support).to(tl.float64) + 0.5).to(tl.int32), 0)
     count = tl.minimum(((centre + support).to(tl.float64) + 0.5).to(tl.int32), in_size) - first
     # torch multiplies and adds after the first tap in groups of four, with two roundings; those left over, with one.
     in_groups = 1 + (count - 1) // 4 * 4
-    from_table = FILTER == LANCZOS
-    weights = tables + tl.load(head + 8) + position * taps
     total = tl.zeros_like(centre)
-    for tap in range(tl.where(from_table, 0, taps)):
+    for tap in range(taps):
         total += tap_weight(tap, first, count, centre, inverse_scale, FILTER)
     total = tl.where(total == 0.0, 1.0, total)
     for tap in range(taps):
         weight = tl.div_rn(tap_weight(tap, first, count, centre, inverse_scale, FILTER), total)
-        if from_table:
-            weight = tl.load(weights + tap).to(tl.float32, bitcast=True)
-        # Past the last tap the weight is zero; what is there may be NaN, and the position only has to exist.
-        at = tl.minimum(first + tap, in_size - 1) - origin
-        is_tap = tap < count
+        # Past the last tap the weight is zero; what lies there may never have been written.
+        at = first + tl.minimum(tap, count - 1) - origin
         two_roundings = tap < in_groups
         if is_x:
             r, g, b = fetch_float(view, at[None, :], y[:, None])
             weight = weight[None, :]
-            is_tap = is_tap[None, :]
             two_roundings = two_roundings[None, :]
         else:
             r, g, b = fetch_float(view, x[None, :], at[:, None])
             weight = weight[:, None]
-            is_tap = is_tap[:, None]
             two_roundings = two_roundings[:, None]
-        r, g, b = tl.where(is_tap, r, 0.0), tl.where(is_tap, g, 0.0), tl.where(is_tap, b, 0.0)
         red = tl.where(two_roundings, red + r * weight, fused(r, weight, red))
         green = tl.where(two_roundings, green + g * weight, fused(g, weight, green))
         blue = tl.where(two_roundings, blue + b * weight, fused(b, weight, blue))

@@ -14,18 +14,14 @@ import triton.language as tl
 from .erase import paste, position_in_box
 from .float_blur import blur_float, sharpen_float
 from .float_fetch import fetch_float, load_float_view
-from .float_math import load_float, rounded_float
+from .float_math import load_float
 from .float_program import (
     BILINEAR,
     BLUR,
     CONTRAST,
     CUBIC,
-    EQUALIZE,
     FILL,
-    LARGEST,
-    MIX,
     NORMALIZE,
-    RECORD_ENTRIES,
     RESAMPLE_X,
     RESAMPLE_Y,
     SHARPNESS,
@@ -33,11 +29,11 @@ from .float_program import (
     WARP,
 )
 from .float_resample import bilinear_float, cubic_float, resample_float
-from .float_statistics import apply_statistic, gather_statistic, write_equalize_tables
+from .float_statistics import add_gray_values, apply_contrast
 from .float_tail import apply_float_point
 from .float_warp import turn, warp_grid
-from .mix import mix_float
 from .options import compiler_options
+from .pixel_math import rounded
 from .program import (
     CHANNELS,
     ERASE,
@@ -65,7 +61,7 @@ from .tail import map_axis
 @triton.jit
 def float_stage_kernel(
     workspace, floats, output,
-    jobs, operations, tables, tiles, records, gray_sums, value_tables,
+    jobs, operations, tables, tiles, gray_sums, value_tables,
     IS_LAST: tl.constexpr, HAS_STATISTIC: tl.constexpr, IS_HEAVY: tl.constexpr,
     BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr,
 ):  # fmt: skip
@@ -79,8 +75,7 @@ def float_stage_kernel(
         operations: int32 [rows, OPERATION_COLUMNS].
         tables: int32 [entries], index tables and matrices.
         tiles: int32 [tiles, 3], job, first row and first column of each tile.
-        records: int32 [records, RECORD_ENTRIES], zero, with the extremes at the smallest int32.
-        gray_sums: int64 [records], zero.
+        gray_sums: int64 [images with a statistic], zero before the first stage.
         value_tables: float32 [tables, 3, 256], the value of each uint8 in each channel.
     """
     tile = tiles + tl.program_id(0) * 3
@@ -91,11 +86,6 @@ def float_stage_kernel(
     columns = tl.load(tile + 2) + tl.arange(0, BLOCK_X)
     tail_begin = tl.load(job + TAIL_BEGIN).to(tl.int32)
     tail_end = tl.load(job + TAIL_END).to(tl.int32)
-    if HAS_STATISTIC:
-        read = tl.load(job + HISTOGRAM_READ)
-        if read >= 0:
-            if tl.load(operations + tail_begin * OPERATION_COLUMNS) == EQUALIZE:
-                write_equalize_tables(records + read * RECORD_ENTRIES)
 
     y = tl.minimum(rows, height - 1)
     x = tl.minimum(columns, width - 1)
@@ -127,9 +117,9 @@ def float_stage_kernel(
     green = tl.zeros((BLOCK_Y, BLOCK_X), tl.float32)
     blue = tl.zeros((BLOCK_Y, BLOCK_X), tl.float32)
     if head_code == RESAMPLE_X:
-        red, green, blue = resample_float(view, head, tables, x, y, True, red, green, blue)
+        red, green, blue = resample_float(view, head, x, y, True, red, green, blue)
     elif head_code == RESAMPLE_Y:
-        red, green, blue = resample_float(view, head, tables, x, y, False, red, green, blue)
+        red, green, blue = resample_float(view, head, x, y, False, red, green, blue)
     elif head_code == 0:
         red, green, blue = fetch_float(view, x[None, :], y[:, None])
     if IS_HEAVY:
@@ -143,8 +133,6 @@ def float_stage_kernel(
             red, green, blue = blur_float(view, head, tables, x[None, :], y[:, None], red, green, blue)
         elif head_code == TURN:
             red, green, blue = turn(view, head, x[None, :], y[:, None])
-        elif head_code == MIX:
-            red, green, blue = mix_float(view, floats, jobs, head, x[None, :], y[:, None])
         elif head_code == SHARPNESS:
             red, green, blue = sharpen_float(view, head, x[None, :], y[:, None], red, green, blue)
 
@@ -162,10 +150,9 @@ def float_stage_kernel(
             if code == PASTE:
                 red, green, blue = paste(operation, tables, pasted_from, left_at == index, red, green, blue)
         if HAS_STATISTIC:
-            if (code >= CONTRAST) & (code <= EQUALIZE):
-                read = tl.load(job + HISTOGRAM_READ)
-                record = records + read * RECORD_ENTRIES
-                red, green, blue = apply_statistic(code, operation, record, gray_sums + read, red, green, blue)
+            if code == CONTRAST:
+                gray_sum = gray_sums + tl.load(job + HISTOGRAM_READ)
+                red, green, blue = apply_contrast(operation, gray_sum, red, green, blue)
 
     inside = (rows < height)[:, None] & (columns < width)[None, :]
     colour_inside = inside & (tl.load(job + CHANNELS).to(tl.int32) + tl.zeros_like(x)[None, :] > 1)
@@ -177,9 +164,9 @@ def float_stage_kernel(
     )
     if IS_LAST:
         element = output.dtype.element_ty
-        tl.store(output + target, rounded_float(red, element), mask=inside)
-        tl.store(output + target + step, rounded_float(green, element), mask=colour_inside)
-        tl.store(output + target + 2 * step, rounded_float(blue, element), mask=colour_inside)
+        tl.store(output + target, rounded(red, element), mask=inside)
+        tl.store(output + target + step, rounded(green, element), mask=colour_inside)
+        tl.store(output + target + 2 * step, rounded(blue, element), mask=colour_inside)
     else:
         tl.store(floats + target, red, mask=inside)
         tl.store(floats + target + step, green, mask=inside)
@@ -188,26 +175,13 @@ def float_stage_kernel(
             written = tl.load(job + HISTOGRAM_WRITTEN)
             if written >= 0:
                 operation = operations + tl.load(job + STATISTIC) * OPERATION_COLUMNS
-                record = records + written * RECORD_ENTRIES
-                image = floats + tl.load(job + TARGET)
-                tiles_of_image = tl.cdiv(height, BLOCK_Y) * tl.cdiv(width, BLOCK_X)
-                gather_statistic(
-                    operation, record, gray_sums + written, image, step, tiles_of_image, red, green, blue, inside,
-                    BLOCK_Y * BLOCK_X,
-                )  # fmt: skip
+                add_gray_values(operation, gray_sums + written, red, green, blue, inside)
 
 
 # Half as many pixels a thread as a light uint8 stage has, so that no registers are spilled.
 FLOAT_WARPS = 8
 # Left to itself, NVIDIA's assembler spills a few bytes to keep to 64 registers.
 FLOAT_REGISTERS = 128
-
-
-def new_records(images: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """`records` and `gray_sums` of `float_stage_kernel` for as many statistics of images, at least for one."""
-    records = torch.zeros((max(images, 1), RECORD_ENTRIES.value), dtype=torch.int32, device=device)
-    records[:, LARGEST.value :] = torch.iinfo(torch.int32).min
-    return records, torch.zeros(max(images, 1), dtype=torch.int64, device=device)
 
 
 def run_float_stage(
@@ -218,7 +192,6 @@ def run_float_stage(
     operations: torch.Tensor,
     tables: torch.Tensor,
     tiles: torch.Tensor,
-    records: torch.Tensor,
     gray_sums: torch.Tensor,
     value_tables: torch.Tensor,
     *,
@@ -232,7 +205,7 @@ def run_float_stage(
         return
     block_y, block_x = rows_and_columns
     float_stage_kernel[(len(tiles),)](
-        workspace, floats, output, jobs, operations, tables, tiles, records, gray_sums, value_tables,
+        workspace, floats, output, jobs, operations, tables, tiles, gray_sums, value_tables,
         IS_LAST=is_last, HAS_STATISTIC=has_statistic, IS_HEAVY=is_heavy,
         BLOCK_Y=block_y, BLOCK_X=block_x, **compiler_options(FLOAT_WARPS, FLOAT_REGISTERS),
     )  # fmt: skip

@@ -7,7 +7,6 @@ import triton.language as tl
 
 from .float_hue import shift_hue_float
 from .float_math import blend, clamp, gray_of, load_float
-from .float_power import power
 from .float_program import (
     GRAY,
     GRAY_V2,
@@ -15,11 +14,8 @@ from .float_program import (
     INVERT,
     NORMALIZE,
     PERMUTE,
-    POSTERIZE,
-    POWER,
     SATURATION,
     SCALE,
-    SOLARIZE,
     TO_BYTE,
 )
 
@@ -31,24 +27,15 @@ def chosen(red, green, blue, channel):
 
 
 @triton.jit
-def solarize(value, threshold):
-    return tl.where(value >= threshold, 1.0 - value, value)
-
-
-@triton.jit
-def posterize(value, levels, last, step):
-    return clamp(tl.floor(value * levels), 0.0, last) * step
-
-
-@triton.jit
 def to_byte(value, scale, rounds):
-    """The whole number that a uint8 holds, as torch does it. `rounds` is 0: cut off, modulo 256; 1: rounded and kept in
-    [0, 255]; 2: rounded, modulo 256."""
+    """The whole number that a uint8 holds, as torch makes it.
+
+    `rounds` is 0: cut off, modulo 256; 1: rounded and kept in [0, 255].
+    """
     scaled = value * scale
     # Beyond 1.5 * 2 ** 23 float32 has no digits after the point: the addition rounds, halves to even.
     nearest = (clamp(scaled, -4194304.0, 4194303.0) + 12582912.0) - 12582912.0
-    whole = tl.where(rounds == 0, scaled, nearest).to(tl.int32)
-    return tl.where(rounds == 1, clamp(nearest, 0.0, 255.0), (whole & 255).to(tl.float32))
+    return tl.where(rounds == 0, (scaled.to(tl.int32) & 255).to(tl.float32), clamp(nearest, 0.0, 255.0))
 
 
 @triton.jit
@@ -68,14 +55,6 @@ def apply_float_point(code, operation, red, green, blue, IS_HEAVY: tl.constexpr)
         red, green, blue = clamp(red * first, 0.0, 1.0), clamp(green * first, 0.0, 1.0), clamp(blue * first, 0.0, 1.0)
     elif code == INVERT:
         red, green, blue = 1.0 - red, 1.0 - green, 1.0 - blue
-    elif code == SOLARIZE:
-        red, green, blue = solarize(red, first), solarize(green, first), solarize(blue, first)
-    elif code == POSTERIZE:
-        last = load_float(operation, 2)
-        step = load_float(operation, 3)
-        red = posterize(red, first, last, step)
-        green = posterize(green, first, last, step)
-        blue = posterize(blue, first, last, step)
     elif code == GRAY:
         red = gray_of(red, green, blue, tl.load(operation + 1))
         green = red
@@ -99,14 +78,4 @@ def apply_float_point(code, operation, red, green, blue, IS_HEAVY: tl.constexpr)
     if IS_HEAVY:
         if code == HUE:
             red, green, blue = shift_hue_float(red, green, blue, first, tl.load(operation + 2) != 0)
-        elif code == POWER:
-            gain = load_float(operation, 2)
-            is_clamped = tl.load(operation + 3) != 0
-            # A loop, because three powers in a row are much code.
-            for channel in range(3):
-                made = power(chosen(red, green, blue, channel), first) * gain
-                made = tl.where(is_clamped, clamp(made, 0.0, 1.0), made)
-                red = tl.where(channel == 0, made, red)
-                green = tl.where(channel == 1, made, green)
-                blue = tl.where(channel == 2, made, blue)
     return red, green, blue

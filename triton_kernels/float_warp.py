@@ -43,68 +43,11 @@ def turn(view, head, x, y):
 
 
 @triton.jit
-def inner_cubic(x):
-    """1.25 x x x - 2.25 x x + 1, where torch's compiler fused the first and the last step."""
-    step = fused(x, tl.full((1, 1), 1.25, tl.float32), tl.full((1, 1), -2.25, tl.float32))
-    return fused(step * x, x, tl.full((1, 1), 1.0, tl.float32))
-
-
-@triton.jit
-def outer_cubic(x):
-    """-0.75 (x x x - 5 x x + 8 x - 4)."""
-    return ((x * -0.75 + 3.75) * x - 6.0) * x + 3.0
-
-
-@triton.jit
-def cubic_weight(tap, beyond):
-    """The weight of one of four taps; `beyond` is how far the position lies behind the second one."""
-    to_tap = tl.where(
-        tap == 0, beyond + 1.0, tl.where(tap == 1, beyond, tl.where(tap == 2, 1.0 - beyond, 2.0 - beyond))
-    )
-    return tl.where((tap == 0) | (tap == 3), outer_cubic(to_tap), inner_cubic(to_tap))
-
-
-@triton.jit
-def sample_cubic(view, across, down, width, height, red, green, blue):
-    """`grid_sample` with mode "bicubic", and the same of ones. `across`, `down` float32 [Y, X]: positions in pixels."""
-    left = tl.floor(across).to(tl.int32)
-    upper = tl.floor(down).to(tl.int32)
-    mask = tl.zeros_like(red)
-    for lower in range(4):
-        row = upper + lower - 1
-        w_row = cubic_weight(lower, down - upper.to(tl.float32))
-        r_row = tl.zeros_like(red)
-        g_row = tl.zeros_like(red)
-        b_row = tl.zeros_like(red)
-        m_row = tl.zeros_like(red)
-        for step in range(4):
-            # torch adds the first product to the second one, in one rounding; then the others, in two.
-            right = tl.where(step < 2, 1 - step, step)
-            column = left + right - 1
-            weight = cubic_weight(right, across - left.to(tl.float32))
-            inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-            r, g, b = fetch_float(view, tl.where(inside, column, 0), tl.where(inside, row, 0))
-            r_row = add_product(tl.where(inside, r, 0.0), weight, r_row, step == 1)
-            g_row = add_product(tl.where(inside, g, 0.0), weight, g_row, step == 1)
-            b_row = add_product(tl.where(inside, b, 0.0), weight, b_row, step == 1)
-            m_row = add_product(inside.to(tl.float32), weight, m_row, step == 1)
-        red, green, blue = fused(r_row, w_row, red), fused(g_row, w_row, green), fused(b_row, w_row, blue)
-        mask = fused(m_row, w_row, mask)
-    return red, green, blue, mask
-
-
-@triton.jit
-def add_product(value, weight, total, in_one_rounding):
-    return tl.where(in_one_rounding, fused(value, weight, total), total + value * weight)
-
-
-@triton.jit
 def warp_grid(view, head, tables, x, y, red, green, blue):
     """`grid_sample` and the fill. `x` int32 [1, X], `y` int32 [Y, 1]; `red`, `green`, `blue` float32 [Y, X]: zero."""
     width = tl.load(head + 1)
     height = tl.load(head + 2)
     is_nearest = tl.load(head + 3) == 0
-    is_cubic = tl.load(head + 3) == 2
     u, v = grid_position(head, tables, x, y)
     across = source_position(u, width)
     down = source_position(v, height)
@@ -115,9 +58,7 @@ def warp_grid(view, head, tables, x, y, red, green, blue):
     w_left = 1.0 - w_right
     w_upper = 1.0 - w_lower
     mask = tl.zeros_like(red)
-    if is_cubic:
-        red, green, blue, mask = sample_cubic(view, across, down, width, height, red, green, blue)
-    for corner in range(tl.where(is_cubic, 0, tl.where(is_nearest, 1, 4))):
+    for corner in range(tl.where(is_nearest, 1, 4)):
         to_right = corner % 2
         below = corner // 2
         weight = tl.where(below == 0, w_upper, w_lower) * tl.where(to_right == 0, w_left, w_right)

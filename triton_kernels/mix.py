@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 from .fetch import fetch
-from .float_fetch import fetch_float
 from .program import FACTOR, JOB_COLUMNS, OPERATION_COLUMNS, TARGET, TARGET_CHANNEL, TARGET_COLUMN, TARGET_ROW
 
 
@@ -40,21 +39,3 @@ def mix(view, workspace, jobs, head, x, y):
         total_green += weighted(tl.load(pixel + step), weight)
         total_blue += weighted(tl.load(pixel + 2 * step), weight)
     return total_red.to(tl.int32), total_green.to(tl.int32), total_blue.to(tl.int32)
-
-
-@triton.jit
-def mix_float(view, floats, jobs, head, x, y):
-    """As `mix`, of float32 values, which are not cut off."""
-    weight = weight_of(head)
-    red, green, blue = fetch_float(view, x, y)
-    red, green, blue = red * weight, green * weight, blue * weight
-    for number in range(1, tl.load(head + 1) + 1):
-        branch = head + number * OPERATION_COLUMNS
-        job = jobs + tl.load(branch + 1).to(tl.int64) * JOB_COLUMNS
-        weight = weight_of(branch)
-        step = tl.load(job + TARGET_CHANNEL)
-        pixel = floats + tl.load(job + TARGET) + y * tl.load(job + TARGET_ROW) + x * tl.load(job + TARGET_COLUMN)
-        red += tl.load(pixel) * weight
-        green += tl.load(pixel + step) * weight
-        blue += tl.load(pixel + 2 * step) * weight
-    return red, green, blue

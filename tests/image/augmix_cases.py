@@ -31,21 +31,6 @@ class OnlyStatistics(v2.AugMix):
     _AUGMENTATION_SPACE = {name: _SPACE[name] for name in _STATISTICS}  # noqa: RUF012
 
 
-class NoStatistics(v2.AugMix):
-    """Draws only operations that need no histogram."""
-
-    _AUGMENTATION_SPACE = {name: entry for name, entry in _SPACE.items() if name not in _STATISTICS}  # noqa: RUF012
-
-
-class NoContrast(v2.AugMix):
-    """Draws only operations that the kernels make of floats with stock code's bits."""
-
-    _AUGMENTATION_SPACE = {name: entry for name, entry in _SPACE.items() if name != "Contrast"}  # noqa: RUF012
-
-
-_TO_FLOATS = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
-
-
 def _v1(*transforms: Any) -> Pipeline:
     return v1.Compose([v1.Resize(SIZE), *transforms])
 
@@ -70,20 +55,6 @@ WAYS: dict[str, Callable[[], Pipeline]] = {
         v2.ToImage(), v2.AugMix(mixture_width=1), v2.ToDtype(torch.float32, scale=True), v2.ColorJitter(0.4, 0, 0.4)
     ),
     "v2, twice": lambda: _v2(v2.AugMix(), v2.RandomHorizontalFlip(1.0), v2.AugMix(9, 1), v2.Resize(9), v2.ToImage()),
-}
-# On float32 tensors contrast is as close as it is by itself.
-FLOATS: dict[str, Callable[[], Pipeline]] = {
-    "v2, floats": lambda: _v2(_TO_FLOATS, NoStatistics(), v2.Normalize((0.5,), (0.25,))),
-    "v2, floats cropped alone": lambda: v2.Compose([_TO_FLOATS, v2.CenterCrop(SIZE), NoContrast(8, 4, chain_depth=2)]),
-    "v2, floats resized": lambda: v2.Compose(
-        [_TO_FLOATS, v2.Resize(SIZE), NoContrast(10, 2), v2.RandomHorizontalFlip(1.0), NoStatistics(mixture_width=1)]
-    ),
-    "v2, floats padded, gray": lambda: v2.Compose(
-        [v2.Grayscale(), _TO_FLOATS, v2.Pad(2, fill=0.3), v2.Pad(1, fill=0.7), v2.Resize(SIZE), NoContrast(5)]
-    ),
-    "v2, floats beside others": lambda: _v2(
-        _TO_FLOATS, v2.RandomApply([NoContrast(6, 2)]), v2.ToDtype(torch.uint8, scale=True), v2.RandomEqualize(1.0)
-    ),
 }
 
 SETTINGS: dict[str, dict[str, Any]] = {

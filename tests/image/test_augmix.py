@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 import torch_sink
-from image.augmix_cases import FILL_BY_TYPE, FLOATS, INPUTS, SETTINGS, SIZE, WAYS, images
+from image.augmix_cases import FILL_BY_TYPE, INPUTS, SETTINGS, SIZE, WAYS, images
 from image.cases import gray_images
 from image.check import assert_same_bits, check_pipeline, run
 
@@ -28,11 +28,6 @@ def test_settings(setting: str, kind: str) -> None:
 @pytest.mark.parametrize("name", WAYS)
 def test_in_pipelines(name: str) -> None:
     check_pipeline(WAYS[name](), images(4), seed=1)
-
-
-@pytest.mark.parametrize("name", FLOATS)
-def test_on_floats(name: str) -> None:
-    check_pipeline(FLOATS[name](), images(4), seed=1)
 
 
 @pytest.mark.parametrize("kind", INPUTS)

@@ -17,9 +17,6 @@ from torchvision.transforms.v2 import functional as F2
 
 from image.cases import MEAN, SIZE, STD
 from image.check import Pipeline
-from torch_sink.image.lower.geometry import integer_resize_fits
-
-BICUBIC = InterpolationMode.BICUBIC
 
 
 def _v1(*transforms: Any) -> Pipeline:
@@ -37,14 +34,6 @@ def _erase(values: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
 def _filter(blur: Any, image: Image.Image) -> Image.Image:
     return image.filter(blur)
 
-
-# Older releases of torch do not have it.
-LANCZOS_OF_FLOATS: dict[str, Callable[[], Pipeline]] = {
-    "v2 Lanczos of floats": lambda: _v2(
-        v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Resize((9, 30), InterpolationMode.LANCZOS),
-        v2.RandomHorizontalFlip(), v2.Resize((23, 7), InterpolationMode.LANCZOS), v2.CenterCrop((11, 5)),
-    ),
-} if integer_resize_fits(InterpolationMode.LANCZOS) else {}  # fmt: skip
 
 UNCOMMON: dict[str, Callable[[], Pipeline]] = {
     "v1 mirrored more than once": lambda: _v1(
@@ -64,18 +53,9 @@ UNCOMMON: dict[str, Callable[[], Pipeline]] = {
         v1.PILToTensor(), v1.RandomInvert(), v1.ConvertImageDtype(torch.float64), v1.Normalize(MEAN, STD),
         v1.RandomHorizontalFlip(), v1.Pad(2, padding_mode="edge"),
     ),
-    "v2 float64, some by way of float32": lambda: _v2(
-        v2.ToImage(),
-        v2.RandomApply([v2.ToDtype(torch.float32, scale=True), v2.RandomApply([v2.ColorJitter(saturation=2.0)]),
-                        v2.RandomErasing(1.0)]),
-        v2.ToDtype(torch.float64, scale=True),
-    ),
     "v2 int64": lambda: _v2(v2.ToImage(), v2.ToDtype(torch.int64), v2.RandomVerticalFlip(1.0)),
     "v2 int32, scaled": lambda: _v2(v2.PILToTensor(), v2.RandomErasing(1.0), v2.ToDtype(torch.int32, scale=True)),
     "v1 int16": lambda: _v1(v1.PILToTensor(), v1.ConvertImageDtype(torch.int16)),
-    "v1 Pillow images of any floats": lambda: _v1(
-        v1.ToTensor(), v1.Normalize(MEAN, STD), v1.ToPILImage(), v1.RandomAdjustSharpness(2.0, 1.0), v1.ToTensor()
-    ),
     "v1 erased by rows and columns": lambda: _v1(
         v1.PILToTensor(), functools.partial(_erase, torch.arange(7.0).view(1, 1, 7) * 50 - 30),
         v1.ConvertImageDtype(torch.float32), functools.partial(_erase, torch.tensor([-2.0, 0.5, 7.0]).view(3, 1, 1)),
@@ -103,17 +83,6 @@ UNCOMMON: dict[str, Callable[[], Pipeline]] = {
         tv_tensors.Image, v2.RandomHorizontalFlip(), torch.Tensor.contiguous, v2.ToDtype(torch.float32)
     ),
     "tv_tensors.Image of a tensor": lambda: _v1(v1.PILToTensor(), tv_tensors.Image, v2.ColorJitter(0.3), F2.invert),
-    "v1 bicubic elastic": lambda: _v1(v1.PILToTensor(), v1.ElasticTransform(60.0, 1.0, BICUBIC), v1.RandomPosterize(7, 1.0)),
-    "v1 bicubic elastic, Pillow": lambda: _v1(
-        v1.ElasticTransform(60.0, 1.0, BICUBIC, fill=(10, 200, 30)), v1.ColorJitter(0.4), v1.PILToTensor()
-    ),
-    "v1 bicubic elastic of floats": lambda: _v1(
-        v1.ToTensor(), v1.Normalize(MEAN, STD), v1.ElasticTransform(80.0, 2.0, BICUBIC, fill=0.5), v1.ConvertImageDtype(torch.uint8)
-    ),
-    "v2 bicubic elastic": lambda: _v2(
-        v2.ElasticTransform(60.0, 1.0, BICUBIC), v2.ToImage(), v2.ElasticTransform(60.0, 1.0, BICUBIC, fill=7),
-        v2.ToDtype(torch.float32), v2.ElasticTransform(60.0, 1.0, BICUBIC, fill=(0.1, 0.2, 0.3)),
-    ),
     "Pillow's Gaussian blur": lambda: _v1(
         functools.partial(_filter, ImageFilter.GaussianBlur(1.7)), v1.RandomHorizontalFlip(),
         functools.partial(_filter, ImageFilter.GaussianBlur((0.1, 9))), v1.PILToTensor(),
@@ -123,8 +92,7 @@ UNCOMMON: dict[str, Callable[[], Pipeline]] = {
     ),
     "v1 one pixel wide": lambda: _v1(
         v1.PILToTensor(), v1.CenterCrop((13, 1)), v1.Resize((9, 6)), v1.ConvertImageDtype(torch.float32),
-        v1.Resize((9, 1)), v1.Resize((14, 7), BICUBIC),
+        v1.Resize((14, 7), InterpolationMode.BICUBIC),
     ),
-    **LANCZOS_OF_FLOATS,
     "v1 crop beside the image": lambda: _v1(v1.ToTensor(), functools.partial(F1.crop, top=15, left=2, height=4, width=5)),
 }  # fmt: skip

@@ -164,8 +164,6 @@ def _warps(a: _Arguments) -> Iterator[_Row]:
         yield f"affine, {mode.name}", F.affine, (angle, shift, a.chance.uniform(0.6, 1.6), shear), how
         yield f"perspective, {mode.name}", F.perspective, a.corners(), how
         yield f"elastic, {mode.name}", F.elastic_transform, (a.displacement(),), how
-    if not a.is_pillow:
-        yield "elastic, BICUBIC", F.elastic_transform, (a.displacement(), _BICUBIC, a.fill()), {}
     yield "rotate, NEAREST, expand=True", F.rotate, (a.chance.uniform(10, 80),), {"expand": True}
     yield "rotate, BILINEAR, a quarter turn", F.rotate, (90.0, _BILINEAR), {"expand": True}
 

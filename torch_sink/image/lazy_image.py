@@ -12,6 +12,7 @@ from torch_sink.image.fallback import executing, is_executing, report_fallback
 from torch_sink.image.lower.geometry import transform_fits
 from torch_sink.image.ops import Op, replay
 from torch_sink.image.pixel_access import PixelAccess, asked_by_user
+from torch_sink.image.record.exactness import is_rounded_by_torch
 from torch_sink.image.source import EncodedSource, PixelSource, Source
 
 _RECORDED_MODES = ("L", "RGB")
@@ -236,7 +237,7 @@ class LazyImage(Image.Image, metaclass=_StockType):
     def point(self, lut: Any, mode: str | None = None) -> Image.Image:
         if self.is_recording and mode in (None, self._mode):
             table = _byte_table(lut, 3 if self._mode == "RGB" else 1)
-            if table is not None:
+            if table is not None and not is_rounded_by_torch(self):
                 return self.record(Op("pil.point", (table,)))
         return super().point(lut, mode)
 

@@ -163,10 +163,6 @@ _stock("v1.vflip", F_tensor.vflip)
 _stock("v1.crop", F_tensor.crop)
 _stock("v1.pad", F_tensor.pad)
 _stock("v1.resize", lambda image, size, mode, antialias: F_tensor.resize(image, list(size), mode.value, antialias))
-_stock(
-    "v1.resize_to_column",
-    lambda image, height, mode: F_tensor.resize(image, [height, 1], mode.value, antialias=True),
-)
 _stock("v1.erase_pixels", lambda image, i, j, h, w, pixels: F_tensor.erase(image, i, j, h, w, pixels.tensor))
 _stock("v1.erase", lambda image, i, j, h, w, value: F_tensor.erase(image, i, j, h, w, _erased(image, value)))
 
@@ -179,10 +175,6 @@ _stock("v2.crop", F_v2.crop_image)
 _stock("v2.pad", F_v2.pad_image)
 _stock(
     "v2.resize", lambda image, size, mode, antialias: F_v2.resize_image(image, list(size), mode, antialias=antialias)
-)
-_stock(
-    "v2.resize_to_column",
-    lambda image, height, mode: F_v2.resize_image(image, [height, 1], mode, antialias=True),
 )
 _stock("v2.erase_pixels", lambda image, i, j, h, w, pixels: F_v2.erase_image(image, i, j, h, w, pixels.tensor))
 _stock("v2.erase", lambda image, i, j, h, w, value: F_v2.erase_image(image, i, j, h, w, _erased(image, value)))
@@ -210,9 +202,8 @@ _stock("v2.grayscale_to_rgb", F_v2.grayscale_to_rgb_image)
 _stock("v2.permute_channels", lambda image, permutation: F_v2.permute_channels_image(image, list(permutation)))
 
 # Tensors of float32, where the calls on uint8 tensors have other names
-# (`threads` is how many of them torch added the gray values up with where the call was recorded)
-_stock("v1.float_contrast", lambda image, factor, threads: F_tensor.adjust_contrast(image, factor))
-_stock("v2.float_contrast", lambda image, factor, threads: F_v2.adjust_contrast_image(image, factor))
+_stock("v1.float_contrast", F_tensor.adjust_contrast)
+_stock("v2.float_contrast", F_v2.adjust_contrast_image)
 _stock("v1.crop_beyond", F_tensor.crop)
 _stock("v2.crop_beyond", F_v2.crop_image)
 _stock(

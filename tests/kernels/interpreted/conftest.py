@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import re
 import zlib
 from collections.abc import Iterator
 
@@ -12,8 +14,8 @@ from image.check import INTERPRETED, kernels_on
 
 from kernels import quick_interpreter
 
-# An interpreted kernel is slow. Each release of torch runs every third case of a long list, another third than other
-# releases; `-m slow` runs the rest, and a device runs all.
+# An interpreted kernel is slow. The oldest supported release of torch runs one half of the cases of a long list, all
+# others the other half; `-m slow` runs the rest, and a device runs all.
 LONG_LISTS = (
     "test_batches.py",
     "test_pipelines.py",
@@ -21,7 +23,13 @@ LONG_LISTS = (
     "test_smooth.py",
     "test_float_pipelines.py",
 )
-THIRDS = 3
+
+
+def is_oldest_torch() -> bool:
+    """True on the release that the package's requirements begin with."""
+    requirements = importlib.metadata.requires("torch-sink") or []
+    oldest = next(match[1] for match in map(re.compile(r"torch>=([\d.]+)").match, requirements) if match)
+    return torch.__version__.startswith(f"{oldest}.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,10 +42,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if not INTERPRETED:
         item.add_marker("cuda")
-    elif item.path.name in LONG_LISTS and hasattr(item, "callspec"):
-        minor = int(torch.__version__.split(".")[1])
-        if zlib.crc32(item.name.encode()) % THIRDS != minor % THIRDS:
-            item.add_marker("slow")
+        return
+    in_long_list = item.path.name in LONG_LISTS and hasattr(item, "callspec")
+    if in_long_list and zlib.crc32(item.name.encode()) % 2 != is_oldest_torch():
+        item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)

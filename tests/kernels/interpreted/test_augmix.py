@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from image.augmix_cases import FLOATS, INPUTS, WAYS, images
+from image.augmix_cases import INPUTS, WAYS, images
 from image.cases import gray_images
 from image.check import check_pipeline
 
 # The others run on a device, and with `-m slow`.
 QUICK = ("v1, resized", "v2, cropped alone", "v2, histograms shared by branches", "v2, floats after it")
-
-QUICK_FLOATS = ("v2, floats cropped alone", "v2, floats padded, gray")
 
 
 @pytest.mark.parametrize(
@@ -18,13 +16,6 @@ QUICK_FLOATS = ("v2, floats cropped alone", "v2, floats padded, gray")
 )
 def test_in_pipelines(name: str) -> None:
     check_pipeline(WAYS[name](), images(2), seed=1)
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK_FLOATS else pytest.param(name, marks=pytest.mark.slow) for name in FLOATS]
-)
-def test_on_floats(name: str) -> None:
-    check_pipeline(FLOATS[name](), images(2), seed=1)
 
 
 @pytest.mark.slow

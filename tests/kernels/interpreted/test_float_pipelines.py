@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from image.cases import MEAN, SIZE, STD, rgb_images
 from image.cases_float import CLOSE, FLOAT
 from image.check import check_pipeline
-from PIL import Image
 from torchvision.transforms import functional as F
 
 from torch_sink.image.lower import float_geometry as lower_float_geometry
-from torch_sink.image.record import float_colour as record_float_colour
 from torch_sink.triton_kernels import float_stage
 
 
@@ -65,35 +60,3 @@ def test_a_value_beyond_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(float_stage, "run_float_stage", adds_a_little)
     with pytest.raises(AssertionError, match="values differ by up to"):
         check_pipeline(FLOAT["v2 jitter"][0](), rgb_images()[:2], promise=CLOSE)
-
-
-def bits_of_contrast(image: Any) -> Any:
-    """As a threshold that hardly any value reaches sees them."""
-    return F.solarize(F.adjust_contrast(F.to_tensor(image), 0.4), 0.999)
-
-
-def noise() -> Image.Image:
-    """Of its gray values one thread, two threads and exact arithmetic have three means."""
-    return Image.fromarray(np.random.default_rng(2).integers(0, 256, (190, 181, 3), dtype=np.uint8))
-
-
-@contextmanager
-def threads_of_torch(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_a_mean_that_one_thread_or_two_add_up() -> None:
-    for number in (1, 2):
-        with threads_of_torch(number):
-            check_pipeline(bits_of_contrast, [noise])
-
-
-def test_a_mean_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_float_colour, "summing_threads", lambda pixels: 1)
-    with threads_of_torch(2), pytest.raises(AssertionError, match="values differ"):
-        check_pipeline(bits_of_contrast, [noise])

@@ -65,19 +65,19 @@ def _launch_all(
     histograms: torch.Tensor,
     values: torch.Tensor,
 ) -> None:
-    from torch_sink.triton_kernels.float_stage import new_records, run_float_stage
+    from torch_sink.triton_kernels.float_stage import run_float_stage
     from torch_sink.triton_kernels.stage import run_stage
 
     device = workspace.device
     floats = torch.empty(plan.float_elements, dtype=torch.float32, device=device)
-    records, gray_sums = new_records(plan.histograms if plan.in_floats else 0, device)
+    gray_sums = torch.zeros(max(plan.histograms, 1), dtype=torch.int64, device=device)
     for launch in plan.launches:
         # One that is not the last does not write it: its type must not make another variant.
         output = target if launch.is_last else values
         tiles = to_device(launch.tiles, device)
         if launch.on_floats:
             run_float_stage(
-                workspace, floats, output, jobs, operations, tables, tiles, records, gray_sums, values,
+                workspace, floats, output, jobs, operations, tables, tiles, gray_sums, values,
                 is_last=launch.is_last, has_statistic=launch.has_statistic, is_heavy=launch.is_heavy,
                 rows_and_columns=plan.tile_shape,
             )  # fmt: skip

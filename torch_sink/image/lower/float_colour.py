@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from torch_sink.image.lower.floats import FloatLowering, bits, lowers_float, three
-from torch_sink.image.plan.atoms import Atom, FloatKind
-from torch_sink.image.sum_order import parts_of
+from torch_sink.image.plan.atoms import FloatKind
 
 # How gray is made, as `float_program.py` numbers it.
 _CHANNEL_ITSELF, _GRAY_V1, _GRAY_V2 = range(3)
@@ -38,57 +37,16 @@ def _invert(state: FloatLowering) -> None:
     state.add(FloatKind.INVERT)
 
 
-def _gamma(state: FloatLowering, gamma: float, gain: float = 1.0, *, is_v2: int) -> None:
-    """POWER: (exponent, gain, is cut off at 0 and 1)."""
-    state.add(FloatKind.POWER, *bits(gamma, gain), int(not is_v2 or gain != 1.0))
-
-
-@lowers_float("v1.solarize", "v2.solarize")
-def _solarize(state: FloatLowering, threshold: float) -> None:
-    """SOLARIZE: (smallest value that is inverted,)."""
-    state.add(FloatKind.SOLARIZE, *bits(threshold))
-
-
-@lowers_float("v2.posterize")
-def _posterize(state: FloatLowering, number: int) -> None:
-    """POSTERIZE: (levels, last level, height of a level)."""
-    levels = 1 << number
-    state.add(FloatKind.POSTERIZE, *bits(levels, levels - 1, 1.0 / levels))
-
-
 def _saturation(state: FloatLowering, factor: float, is_v2: int) -> None:
     """SATURATION: (factor, 1 - factor, kind of gray)."""
     if state.channels == 3:
         state.add(FloatKind.SATURATION, *bits(factor, 1.0 - factor), _gray_kind(state, is_v2))
 
 
-def _contrast(state: FloatLowering, factor: float, threads: int | None, is_v2: int) -> None:
-    """CONTRAST: (factor, 1 - factor, is v2, kind of gray, pixels), then in which order torch adds these up.
-
-    The order is (threads, those of them that add, pixels for each), or nothing.
-    """
+def _contrast(state: FloatLowering, factor: float, is_v2: int) -> None:
+    """CONTRAST: (factor, 1 - factor, is v2, kind of gray, pixels)."""
     pixels = state.height * state.width
-    order = (threads, *parts_of(pixels, threads)) if threads else ()
-    state.add(FloatKind.CONTRAST, *bits(factor, 1.0 - factor), is_v2, _gray_kind(state, is_v2), pixels, *order)
-
-
-# What makes large differences of small ones: a hue, of colours that are almost gray; a power, of values around 0.
-_STEEP = frozenset(
-    (
-        FloatKind.HUE, FloatKind.SOLARIZE, FloatKind.POSTERIZE, FloatKind.TO_BYTE, FloatKind.AUTOCONTRAST,
-        FloatKind.EQUALIZE, FloatKind.POWER,
-    )
-)  # fmt: skip
-
-
-def with_order_where_needed(atoms: Sequence[Atom]) -> tuple[Atom, ...]:
-    """The atoms, with torch's order of adding only where its last bits matter: it takes the kernel longer."""
-    last = max((at for at, atom in enumerate(atoms) if atom.kind in _STEEP), default=0)
-    return *atoms[:last], *map(_in_any_order, atoms[last:])
-
-
-def _in_any_order(atom: Atom) -> Atom:
-    return atom._replace(values=atom.values[:5]) if atom.kind == FloatKind.CONTRAST else atom
+    state.add(FloatKind.CONTRAST, *bits(factor, 1.0 - factor), is_v2, _gray_kind(state, is_v2), pixels)
 
 
 def _hue(state: FloatLowering, factor: float, is_v2: int) -> None:
@@ -106,22 +64,15 @@ def _gray(state: FloatLowering, channels: int = 1, is_v2: int = 0) -> None:
     state.channels = channels
 
 
-def _autocontrast(state: FloatLowering, is_v2: int) -> None:
-    """AUTOCONTRAST: (is v2,)."""
-    state.add(FloatKind.AUTOCONTRAST, is_v2)
-
-
 for _family, _is_v2 in (("v1", 0), ("v2", 1)):
     lowers_float(f"{_family}.adjust_saturation")(functools.partial(_saturation, is_v2=_is_v2))
     lowers_float(f"{_family}.float_contrast")(functools.partial(_contrast, is_v2=_is_v2))
     lowers_float(f"{_family}.adjust_hue")(functools.partial(_hue, is_v2=_is_v2))
-    lowers_float(f"{_family}.adjust_gamma")(functools.partial(_gamma, is_v2=_is_v2))
     lowers_float(f"{_family}.rgb_to_grayscale")(functools.partial(_gray, is_v2=_is_v2))
-    lowers_float(f"{_family}.autocontrast")(functools.partial(_autocontrast, is_v2=_is_v2))
 
 
 def _to_byte(state: FloatLowering, scale: float, rounds: int = 0) -> None:
-    """TO_BYTE: (scale, 0 to cut off, 1 to round and keep in [0, 255], 2 to round)."""
+    """TO_BYTE: (scale, 0 to cut off, 1 to round and keep in [0, 255])."""
     state.add(FloatKind.TO_BYTE, *bits(scale), rounds)
 
 
@@ -138,17 +89,11 @@ def _convert(state: FloatLowering, dtype: torch.dtype, scale: bool = True) -> No
 
 lowers_float("to_pil_bytes")(functools.partial(_to_byte, scale=255.0))
 lowers_float("round_to_bytes")(functools.partial(_to_byte, scale=1.0, rounds=1))
-lowers_float("round_modulo_256")(functools.partial(_to_byte, scale=1.0, rounds=2))
 
 
 @lowers_float("v2.grayscale_to_rgb")
 def _to_rgb(state: FloatLowering) -> None:
     state.channels = 3
-
-
-@lowers_float("v2.equalize")
-def _equalize(state: FloatLowering) -> None:
-    state.add(FloatKind.EQUALIZE)
 
 
 @lowers_float("v2.permute_channels")

@@ -10,10 +10,9 @@ from torchvision.transforms import InterpolationMode
 
 from torch_sink.image.lower import warp as lower_warp  # noqa: F401  it fills `LOWER`
 from torch_sink.image.lower.floats import FloatLowering, bits, lowers_float, three
-from torch_sink.image.lower.geometry import first_row, narrow_resize, repeat_border, three_planes
+from torch_sink.image.lower.geometry import narrow_resize, repeat_border, three_planes
 from torch_sink.image.lower.resample_weights import (
     cubic_table,
-    lanczos_float_weights,
     tap_count,
     tap_range,
     tensor_nearest_table,
@@ -91,14 +90,13 @@ def _erase_pixels(state: FloatLowering, top: int, left: int, height: int, width:
 _FILTERS = {
     InterpolationMode.BILINEAR: Resampling.BILINEAR,
     InterpolationMode.BICUBIC: Resampling.BICUBIC,
-    InterpolationMode.LANCZOS: Resampling.LANCZOS,
 }
 
 
 @lowers_float("v1.float_resize", "v2.float_resize")
 def _resize(state: FloatLowering, size: tuple[int, int], mode: InterpolationMode, antialias: bool) -> None:
     """RESAMPLE_X, RESAMPLE_Y: (input size, full output size, taps, first output position, first input position that
-    exists, filter), and with LANCZOS a table of weights. BILINEAR: (input width, output width, input height, output
+    exists, filter). BILINEAR: (input width, output width, input height, output
     height). CUBIC: two tables of taps."""
     height, width = size
     old_height, old_width = state.height, state.width
@@ -122,20 +120,11 @@ def _resize(state: FloatLowering, size: tuple[int, int], mode: InterpolationMode
     if width != old_width:
         state.width = width
         taps = tap_count(old_width, width, resample)
-        weights = (lanczos_float_weights(old_width, width),) if resample == Resampling.LANCZOS else ()
-        state.add(FloatKind.RESAMPLE_X, old_width, width, taps, 0, 0, int(resample), tables=weights)
+        state.add(FloatKind.RESAMPLE_X, old_width, width, taps, 0, 0, int(resample))
     if height != old_height:
         state.height = height
         taps = tap_count(old_height, height, resample)
-        weights = (lanczos_float_weights(old_height, height),) if resample == Resampling.LANCZOS else ()
-        state.add(FloatKind.RESAMPLE_Y, old_height, height, taps, 0, 0, int(resample), tables=weights)
-
-
-@lowers_float("v1.resize_to_column", "v2.resize_to_column")
-def _resize_to_column(state: FloatLowering, height: int, mode: InterpolationMode) -> None:
-    """As `_resize`, then REMAP of the first row to all."""
-    _resize(state, (height, 1), mode, antialias=True)
-    state.add(Kind.REMAP, tables=first_row(height))
+        state.add(FloatKind.RESAMPLE_Y, old_height, height, taps, 0, 0, int(resample))
 
 
 def needed_float_rows(down: Atom) -> tuple[int, int]:

@@ -213,19 +213,6 @@ def _resize_as_floats(
     state.add(Kind.RESIZE_Y, old_height, weights.shape[1], tables=(first, grouped, weights))
 
 
-@lowers("v1.resize_to_column")
-def _resize_to_column(state: Lowering, height: int, interpolation: InterpolationMode) -> None:
-    """As "v1.resize", then REMAP of the first row to all."""
-    _resize_as_floats(state, (height, 1), interpolation, antialias=True)
-    _remap(state, *first_row(height), 0)
-
-
-@functools.lru_cache(maxsize=256)
-def first_row(height: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tables of REMAP that give every row of one column the value of the first."""
-    return np.zeros(1, np.int32), np.zeros(height, np.int32)
-
-
 @lowers("v2.resize")
 def _resize_tensor(state: Lowering, size: tuple[int, int], interpolation: InterpolationMode, antialias: bool) -> None:
     height, width = size

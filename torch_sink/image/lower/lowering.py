@@ -53,10 +53,8 @@ _CONVERSIONS = frozenset(("to_tensor", "v1.convert_image_dtype", "v2.to_dtype"))
 _POINT_OPS = frozenset(
     f"{family}.{name}"
     for family in ("v1", "v2")
-    for name in ("adjust_brightness", "invert", "solarize", "posterize", "adjust_gamma")
+    for name in ("adjust_brightness", "invert")
 )
-# Of those, the ones that a table is closer to than the kernels.
-_TABLE_OPS = frozenset(("v1.adjust_gamma", "v2.adjust_gamma"))
 
 # Calls on floats that only move values, or write given ones.
 _MOVING_OPS = frozenset(
@@ -82,11 +80,6 @@ def _needs_floats(op: Op) -> bool:
     return op.name not in VALUE_OPS and op.name not in _POINT_OPS and op.name not in _MOVING_OPS
 
 
-def _writes(op: Op) -> bool:
-    """True for a call that writes given values."""
-    return op.name.split(".")[-1] in ("erase", "erase_pixels")
-
-
 def _first_float_op(ops: Sequence[Op], in_floats: bool) -> int | None:
     """Position of the first call that runs on float32 values; None where a table stands for all of them."""
     converted = next((at for at, op in enumerate(ops, 1) if op.name in _CONVERSIONS), None)
@@ -94,9 +87,7 @@ def _first_float_op(ops: Sequence[Op], in_floats: bool) -> int | None:
         return len(ops) if in_floats else None
     if not (in_floats or any(map(_needs_floats, ops[converted:]))):
         return None
-    # Where floats go on, a box of them is written there.
-    end = next((at for at in range(converted, len(ops)) if _needs_floats(ops[at]) or _writes(ops[at])), len(ops))
-    begin = max((at + 1 for at in range(converted, end) if ops[at].name in _TABLE_OPS), default=converted)
+    begin = converted
     while begin < len(ops) and ops[begin].name in VALUE_OPS:
         begin += 1
     return begin
@@ -136,7 +127,7 @@ def lower(height: int, width: int, channels: int, ops: Sequence[Op], in_floats: 
         state.channels,
         floats.channels,
         (floats.height, floats.width),
-        None if begin is None else float_colour.with_order_where_needed(floats.atoms),
+        None if begin is None else tuple(floats.atoms),
     )
 
 

@@ -249,23 +249,6 @@ def float_table(in_size: int, out_size: int, resample: int) -> tuple[np.ndarray,
     return first.astype(np.int32), grouped.astype(np.int32), weights.view(np.int32)
 
 
-@functools.lru_cache(maxsize=256)
-def lanczos_float_weights(in_size: int, out_size: int) -> np.ndarray:
-    """Weights of `interpolate(mode="lanczos")` for float32 tensors, float32 [out, taps] by their bits as int32.
-
-    Their sines are those of torch's own library, so torch is asked for them.
-    """
-    _, _, first, count = _float_spans(in_size, out_size, Resampling.LANCZOS)
-    taps = tap_count(in_size, out_size, Resampling.LANCZOS)
-    # Ones that lie so far apart that no output sees two of them.
-    combs = torch.from_numpy(np.arange(in_size) % taps == np.arange(taps)[:, None]).float().view(1, taps, 1, in_size)
-    seen = torch.nn.functional.interpolate(combs, (1, out_size), mode="lanczos", antialias=True).view(taps, out_size)
-    at = first[:, None] + np.arange(taps)
-    weights = seen.numpy()[at % taps, np.arange(out_size)[:, None]]
-    weights[np.arange(taps) >= count[:, None]] = 0
-    return weights.astype(np.float32).view(np.int32)
-
-
 def _rounded_once(a: np.ndarray | float, b: np.ndarray, c: float) -> np.ndarray:
     """a * b + c in float32 with one rounding: the product of two float32 is exact in float64."""
     return (np.float64(a) * b.astype(np.float64) + c).astype(np.float32)

@@ -24,7 +24,7 @@ from torch_sink.image.record.tensor_warp import affine_matrix, rotation_matrix
 AFFINE, PERSPECTIVE, DISPLACED = range(3)
 NO_FILL, FILL_V1, FILL_V2 = range(3)
 # The number of a mode is its place here.
-MODES = ("nearest", "bilinear", "bicubic")
+MODES = ("nearest", "bilinear")
 _FILL_RULES = {"v1": FILL_V1, "v2": FILL_V2}
 
 

@@ -76,17 +76,12 @@ class FloatKind(enum.IntEnum):
     NORMALIZE = 50
     SCALE = 51
     INVERT = 52
-    SOLARIZE = 53
-    POSTERIZE = 54
     GRAY = 55
     SATURATION = 56
     HUE = 57
     PERMUTE = 58
     TO_BYTE = 59
-    POWER = 60
     CONTRAST = 70
-    AUTOCONTRAST = 71
-    EQUALIZE = 72
     RESAMPLE_X = 80
     RESAMPLE_Y = 81
     BILINEAR = 82
@@ -95,7 +90,6 @@ class FloatKind(enum.IntEnum):
     SHARPNESS = 85
     TURN = 86
     CUBIC = 87
-    MIX = 88
 
     @property
     def role(self) -> str:

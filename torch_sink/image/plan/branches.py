@@ -8,29 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_sink.image.plan.atoms import Atom, FloatKind, Kind
+from torch_sink.image.plan.atoms import Atom, Kind
 from torch_sink.image.plan.stages import Stage, stages_of, whole_view
 
-_MIXES = (Kind.MIX, FloatKind.MIX)
 
-
-def branched_stages(height: int, width: int, atoms: Sequence[Atom], *, on_floats: bool = False) -> list[Stage]:
+def branched_stages(height: int, width: int, atoms: Sequence[Atom]) -> list[Stage]:
     """As `stages_of`, with the stages of its branches in each stage that mixes.
 
     Args:
         height: of the image that the first stage reads.
         width: of the same.
-        atoms: of uint8 stages or of float stages.
-        on_floats: they are of float stages, whose branches share no statistic: each kind has one of its own.
+        atoms: of uint8 stages.
     """
     stages = stages_of(height, width, atoms)
-    mixes = [stage for stage in stages if stage.head is not None and stage.head.kind in _MIXES]
+    mixes = [stage for stage in stages if stage.head is not None and stage.head.kind == Kind.MIX]
     for stage in mixes:
         at = next(number for number, other in enumerate(stages) if other is stage)
         assert stage.head is not None
-        if on_floats or not any(_begins_with_statistic(branch.atoms) for branch in stage.head.branches):
+        if not any(_begins_with_statistic(branch.atoms) for branch in stage.head.branches):
             size = stages[at - 1].size if at else (height, width)
-            leading = [] if at else atoms[: next(number for number, atom in enumerate(atoms) if atom.kind in _MIXES)]
+            leading = [] if at else atoms[: next(number for number, atom in enumerate(atoms) if atom.kind == Kind.MIX)]
             branches = [stages_of(*size, (*leading, *branch.atoms)) for branch in stage.head.branches]
             stages[at] = stage._replace(branches=tuple(map(tuple, branches)))
             continue

@@ -18,7 +18,7 @@ from torch_sink.image.ops import Op
 from torch_sink.image.plan.atoms import FloatKind, Kind, Program
 from torch_sink.image.plan.branches import branched_stages, depth, longest_branch
 from torch_sink.image.plan.jobs import COLUMN, ImageInput, ImageJobs, RowBuilder
-from torch_sink.image.plan.stages import Stage, only_crops_and_flips
+from torch_sink.image.plan.stages import Stage, only_crops_and_flips, stages_of
 from torch_sink.triton_kernels.stage import tile_shape
 
 # What works in float64 or int64, or needs as many registers.
@@ -27,7 +27,7 @@ _FLOAT64_KINDS = frozenset(
 )
 _HEAVY_FLOAT_KINDS = frozenset(
     (
-        *(Kind.ERASE, Kind.PASTE, FloatKind.HUE, FloatKind.POWER),
+        *(Kind.ERASE, Kind.PASTE, FloatKind.HUE),
         *(kind for kind in FloatKind if kind >= FloatKind.BILINEAR),
     )
 )
@@ -129,7 +129,7 @@ def build_plan(
                 following = stages[following_at] if following_at < len(stages) else None
                 at += longest_branch(stage)
                 for branch, mixed in zip(stage.branches, stage.head.branches if stage.head else (), strict=True):
-                    numbers = job.add_branch(branch, mixed.weight, on_floats=on_floats)
+                    numbers = job.add_branch(branch, mixed.weight)
                     for slot, number, part in zip(slots[at - len(branch) : at], numbers, branch, strict=True):
                         slot.append((number, part))
                 is_last = at == len(slots) - 1
@@ -165,9 +165,9 @@ def _stages(image: ImageInput, program: Program, in_floats: bool) -> tuple[list[
     atoms, float_atoms = program.atoms, program.float_atoms or ()
     if only_crops_and_flips(height, width, atoms):
         # They cost nothing as the view of the first float stage.
-        return [], branched_stages(height, width, (*atoms, *float_atoms), on_floats=True)
+        return [], stages_of(height, width, (*atoms, *float_atoms))
     height, width = atoms[-1].size
-    float_stages = branched_stages(height, width, float_atoms, on_floats=True)
+    float_stages = stages_of(height, width, float_atoms)
     return branched_stages(image.height, image.width, atoms), float_stages
 
 

@@ -101,16 +101,15 @@ class ImageJobs:
         self.branch_ends: list[Atom] = []
         self.shared_histogram = -1
 
-    def add_branch(self, stages: Sequence[Stage], weight: float, *, on_floats: bool) -> list[int]:
+    def add_branch(self, stages: Sequence[Stage], weight: float) -> list[int]:
         """The numbers of the jobs of one branch of the next stage; what that reads itself stays as it is."""
         before = self.source, self.histogram, self.from_bytes
         self.shared_histogram = self.histogram
         numbers = [
-            self.add_stage(stage, following, on_floats=on_floats, is_last=False)
+            self.add_stage(stage, following, on_floats=False, is_last=False)
             for stage, following in zip(stages, [*stages[1:], None], strict=True)
         ]
-        mix = FloatKind.MIX if on_floats else Kind.MIX
-        self.branch_ends.append(Atom(mix, stages[-1].size, (numbers[-1],), weight))
+        self.branch_ends.append(Atom(Kind.MIX, stages[-1].size, (numbers[-1],), weight))
         self.source, self.histogram, self.from_bytes = before
         return numbers
 

@@ -33,20 +33,12 @@ def passes_of(ops: Sequence[Op]) -> list[tuple[Op, ...]]:
             # The kernel of v1 resizes bytes as floats where it does not antialias.
             passes[-1] += [Op("v2.to_dtype", (torch.float32, False)), Op("v1.float_resize", op.args)]
             op, ends = Op("round_to_bytes"), True
-        elif not in_floats and deforms_by_cubics(op):
-            passes[-1] += [Op("v2.to_dtype", (torch.float32, False)), op]
-            op, ends = Op("round_modulo_256"), True
         passes[-1].append(op)
         if ends:
             passes.append([] if becomes_image else [Op("pil_to_tensor")])
     if len(passes) > 1 and passes[-1] == [Op("pil_to_tensor")]:
         passes.pop()
     return [tuple(calls) for calls in passes]
-
-
-def deforms_by_cubics(op: Op) -> bool:
-    """True for an elastic deformation with mode "bicubic", whose values may leave [0, 255]."""
-    return op.name in ("v1.elastic_transform", "v2.elastic") and op.args[1] == "bicubic"
 
 
 def resizes_in_floats(resize: Op) -> bool:

@@ -42,6 +42,8 @@ def forward(stock: Callable[..., Any]) -> Callable[..., Any]:
 class BatchOfOne(LazyTensor):
     """A handle viewed as [1, C, H, W]; it records as the image [C, H, W] that `sink_shape` speaks of."""
 
+    is_branch_of_augmix = True
+
     @staticmethod
     def __new__(cls: Any, source: Any, ops: tuple[Op, ...], shape: Sequence[int], dtype: torch.dtype) -> Any:
         handle = torch.Tensor._make_wrapper_subclass(cls, (1, *shape), dtype=dtype)  # type: ignore[attr-defined]
@@ -74,7 +76,7 @@ def _view(handle: Any, *sizes: Any, **kwargs: Any) -> Any:
     if type(handle) is _Sum and sizes == tuple(handle.sink_shape)[1:]:
         return _Sum(handle.sink_source, handle.sink_ops, sizes, torch.float32)
     keeps_type = type(handle) is LazyTVImage and return_types._must_return_subclass()
-    is_image = type(handle) in HANDLES and handle.sink_dtype in (torch.uint8, torch.float32) and not keeps_type
+    is_image = type(handle) in HANDLES and handle.sink_dtype == torch.uint8 and not keeps_type
     if not is_image or sizes != (1, *handle.sink_shape):
         return NotImplemented
     return BatchOfOne(handle.sink_source, handle.sink_ops, handle.sink_shape, handle.sink_dtype)
@@ -117,10 +119,8 @@ def _to(total: Any, *args: Any, **kwargs: Any) -> Any:
     if type(total) is not _Sum or not total.is_recording or args or len(kwargs) != 1 or total.ndim != 3:
         return NotImplemented
     *image, (_, (terms, _)) = total.sink_ops
-    if dtype not in (torch.uint8, torch.float32):
-        return NotImplemented
     # What is no byte when it is cut off becomes another one on another machine.
-    if dtype == torch.uint8 and 255 * sum(weight for weight, _ in terms) >= 255.9:
+    if dtype != torch.uint8 or 255 * sum(weight for weight, _ in terms) >= 255.9:
         return NotImplemented
     return LazyTensor(total.sink_source, (*image, _augmix(terms, dtype)), total.sink_shape, dtype)
 

@@ -16,7 +16,7 @@ from PIL import Image
 from torch_sink.image.lazy_image import LazyImage, lazy_image
 from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.ops import Op
-from torch_sink.image.record.value_range import fits_int32, is_exact
+from torch_sink.image.record.exactness import is_scaled_bytes
 from torch_sink.image.source import EncodedSource, PixelSource
 
 Recorder = Callable[..., Any]
@@ -76,15 +76,11 @@ def _as_image(handle: Any) -> LazyImage | None:
     channels, height, width = handle.sink_shape
     if not isinstance(handle.sink_source, (EncodedSource, PixelSource)):
         return None
-    if handle.sink_dtype != torch.uint8 and not _becomes_bytes(handle):
+    is_bytes = handle.sink_dtype == torch.uint8
+    if not is_bytes and not (handle.sink_dtype == torch.float32 and is_scaled_bytes(handle)):
         return None
     mode = "RGB" if channels == 3 else "L"
     return LazyImage(handle.sink_source, (*handle.sink_ops, Op("to_pil_image")), (width, height), mode)
-
-
-def _becomes_bytes(handle: Any) -> bool:
-    """True for floats of which numpy on x86-64 takes the whole part as 32 bits, and the lowest eight of those."""
-    return handle.sink_dtype == torch.float32 and is_exact(handle) and fits_int32(handle)
 
 
 def through_tensor(recorder: Recorder) -> Callable[[Recorder], Recorder]:

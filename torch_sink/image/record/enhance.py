@@ -11,6 +11,7 @@ from typing import Any
 from torch_sink.image.lazy_image import LazyImage, is_recording_image
 from torch_sink.image.ops import Op
 from torch_sink.image.record.arguments import is_number
+from torch_sink.image.record.exactness import is_rounded_by_torch
 
 
 class ModuleStandIn:
@@ -50,7 +51,7 @@ def _enhancer(stock: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
 
 def _operation(stock: Callable[..., Any], name: str) -> Callable[..., Any]:
     def operation(image: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_recording_image(image) and not args and not kwargs:
+        if is_recording_image(image) and not args and not kwargs and not is_rounded_by_torch(image):
             return image.record(Op(name))
         return stock(image, *args, **kwargs)
 

@@ -12,10 +12,9 @@ from torchvision.transforms.v2.functional._geometry import (
     _compute_resized_output_size,
 )
 
-from torch_sink.image.lower.geometry import NEAREST_MODES, integer_resize_fits
+from torch_sink.image.lower.geometry import NEAREST_MODES
 from torch_sink.image.ops import Op
 from torch_sink.image.record.arguments import crop_fits, is_number, padding_fits, sides_of, size_of
-from torch_sink.image.record.tensor_resize import resize_op
 from torch_sink.image.shared_memory import share_memory
 
 
@@ -74,15 +73,12 @@ def _resize(family: str, handle: Any, height: Any, width: Any, mode: Interpolati
         return NotImplemented
     if (height, width) == (old_height, old_width):
         return handle
-    if mode not in NEAREST_MODES:
-        known = mode in (InterpolationMode.BILINEAR, InterpolationMode.BICUBIC)
-        known = known or (
-            family == "v2" and mode == InterpolationMode.LANCZOS and antialias and integer_resize_fits(mode)
-        )
-        if not known:
-            return NotImplemented
-    op = resize_op(f"{family}.float_resize", handle, (height, width), mode, antialias)
-    return NotImplemented if op is None else handle.record(op, shape=(channels, height, width))
+    if mode not in (*NEAREST_MODES, InterpolationMode.BILINEAR, InterpolationMode.BICUBIC):
+        return NotImplemented
+    if antialias and width == 1 and mode not in NEAREST_MODES:
+        return NotImplemented  # to one column, torch's result depends on how pixels lie in memory
+    op = Op(f"{family}.float_resize", ((height, width), mode, antialias))
+    return handle.record(op, shape=(channels, height, width))
 
 
 def resize_v1(handle: Any, size: Any, interpolation: Any = "bilinear", antialias: Any = True) -> Any:

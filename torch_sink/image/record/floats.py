@@ -32,8 +32,6 @@ V1_FLOAT_RECORDERS: dict[str, Recorder] = {
 
 V2_FLOAT_RECORDERS: dict[str, Recorder] = {
     **_of_both("v2"),
-    "posterize": colour.posterize,
-    "equalize": colour.equalize,
     "grayscale_to_rgb": colour.grayscale_to_rgb,
     "permute_channels": colour.permute_channels,
     "center_crop": geometry.center_crop,

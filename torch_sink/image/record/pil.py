@@ -19,6 +19,7 @@ from torchvision.transforms.v2.functional._geometry import (
 from torch_sink.image.lazy_image import LazyImage, lazy_image
 from torch_sink.image.ops import Op
 from torch_sink.image.record.arguments import colour_of, cropped_size, is_number, sides_of, size_of, with_numbers
+from torch_sink.image.record.exactness import is_rounded_by_torch
 
 Recorder = Callable[..., Any]
 
@@ -83,12 +84,25 @@ def _hue(handle: LazyImage, *args: Any) -> bool:
     return _colour_factor(handle, *args) and -0.5 <= args[0] <= 0.5
 
 
+def _is_exact(handle: LazyImage) -> bool:
+    """False after a blur or a deformation through torch's floats, of which a threshold would show the last bits."""
+    return not is_rounded_by_torch(handle)
+
+
+def _threshold(handle: LazyImage, *args: Any) -> bool:
+    return _factor(handle, *args) and _is_exact(handle)
+
+
 def _bits(handle: LazyImage, *args: Any) -> bool:
-    return len(args) == 1 and type(args[0]) is int and 1 <= args[0] <= 8
+    return _is_exact(handle) and len(args) == 1 and type(args[0]) is int and 1 <= args[0] <= 8
 
 
 def _no_arguments(handle: LazyImage, *args: Any) -> bool:
     return not args
+
+
+def _statistics(handle: LazyImage, *args: Any) -> bool:
+    return not args and _is_exact(handle)
 
 
 def _gray_channels(handle: LazyImage, *args: Any) -> bool:
@@ -135,7 +149,7 @@ def _gamma(stock: Recorder) -> Recorder:
     @functools.wraps(stock)
     def stand_in(img: Any, gamma: Any, gain: Any = 1.0) -> Any:
         handle = lazy_image(img) if isinstance(img, Image.Image) else None
-        if handle is not None and is_number(gamma) and gamma >= 0 and is_number(gain):
+        if handle is not None and is_number(gamma) and gamma >= 0 and is_number(gain) and _is_exact(handle):
             return handle.record(Op("pil.adjust_gamma", (gamma, gain)))
         return stock(img, gamma, gain)
 
@@ -177,7 +191,7 @@ PIL_RECORDERS: dict[str, Callable[[Recorder], Recorder]] = {
     "to_grayscale": _pil_recorder("pil.to_grayscale", _gray_channels, mode=lambda n: "L" if n == 1 else "RGB"),
     "invert": _pil_recorder("pil.invert", _no_arguments),
     "posterize": _pil_recorder("pil.posterize", _bits),
-    "solarize": _pil_recorder("pil.solarize", _factor),
-    "autocontrast": _pil_recorder("pil.autocontrast", _no_arguments),
-    "equalize": _pil_recorder("pil.equalize", _no_arguments),
+    "solarize": _pil_recorder("pil.solarize", _threshold),
+    "autocontrast": _pil_recorder("pil.autocontrast", _statistics),
+    "equalize": _pil_recorder("pil.equalize", _statistics),
 }

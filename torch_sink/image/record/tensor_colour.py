@@ -9,12 +9,20 @@ import torch
 
 from torch_sink.image.ops import Op
 from torch_sink.image.record.arguments import is_number, permutation_of
+from torch_sink.image.record.exactness import is_rounded_by_torch
 
 Recorder = Callable[..., Any]
 
 
 def colour_recorders(family: str) -> dict[str, Recorder]:
     """Colour operations on uint8 tensors that take at most one argument, and that keep the shape."""
+
+    def steep(name: str, accepts: Callable[..., bool]) -> Recorder:
+        """For what would turn a rounding difference into a large one."""
+        record = recorder(name, accepts)
+        return lambda handle, *args, **kwargs: (
+            NotImplemented if is_rounded_by_torch(handle) else record(handle, *args, **kwargs)
+        )
 
     def recorder(name: str, accepts: Callable[..., bool]) -> Recorder:
         name = f"{family}.{name}"
@@ -42,10 +50,10 @@ def colour_recorders(family: str) -> dict[str, Recorder]:
         "adjust_hue": on_colours(recorder("adjust_hue", lambda part: is_number(part) and -0.5 <= part <= 0.5)),
         "adjust_sharpness": on_inner_pixels(recorder("adjust_sharpness", _is_factor)),
         "invert": recorder("invert", lambda: True),
-        "posterize": recorder("posterize", lambda bits: type(bits) is int and 0 <= bits <= 8),
-        "solarize": recorder("solarize", lambda threshold: is_number(threshold) and threshold <= 255),
-        "autocontrast": recorder("autocontrast", lambda: True),
-        "equalize": recorder("equalize", lambda: True),
+        "posterize": steep("posterize", lambda bits: type(bits) is int and 0 <= bits <= 8),
+        "solarize": steep("solarize", lambda threshold: is_number(threshold) and threshold <= 255),
+        "autocontrast": steep("autocontrast", lambda: True),
+        "equalize": steep("equalize", lambda: True),
     }
 
 
@@ -61,6 +69,8 @@ def _unless(unchanged: bool, record: Recorder, handle: Any, *args: Any, **kwargs
 
 def gamma(family: str, handle: Any, gamma: Any, gain: Any = 1) -> Any:
     if handle.sink_dtype != torch.uint8 or not (_is_factor(gamma) and is_number(gain)):
+        return NotImplemented
+    if is_rounded_by_torch(handle):
         return NotImplemented
     return handle.record(Op(f"{family}.adjust_gamma", (gamma, gain)))
 

@@ -18,7 +18,6 @@ from torch_sink.image.lower.geometry import NEAREST_MODES, integer_resize_fits
 from torch_sink.image.ops import WIDE_TYPES, Op
 from torch_sink.image.record.arguments import colour_of, crop_fits, padding_fits, sides_of, size_of
 from torch_sink.image.record.tensor_argument import TensorArgument
-from torch_sink.image.record.tensor_resize import resize_op
 from torch_sink.image.record.tensor_values import is_expanded, record_maybe_in_place
 from torch_sink.image.shared_memory import share_memory
 
@@ -70,8 +69,10 @@ def resize_v2(
         return NotImplemented
     if mode == F.InterpolationMode.LANCZOS and not antialias:
         return NotImplemented
-    op = resize_op("v2.resize", handle, (new_height, new_width), mode, bool(antialias))
-    return NotImplemented if op is None else handle.record(op, shape=(channels, new_height, new_width))
+    if antialias and (new_height, new_width) == (1, 1) and channels == 3:
+        return NotImplemented  # which torch refuses, or not, by how pixels lie in memory
+    op = Op("v2.resize", ((new_height, new_width), mode, bool(antialias)))
+    return handle.record(op, shape=(channels, new_height, new_width))
 
 
 def resize_v1(handle: Any, size: Any, interpolation: Any = "bilinear", antialias: Any = True) -> Any:
@@ -85,8 +86,10 @@ def resize_v1(handle: Any, size: Any, interpolation: Any = "bilinear", antialias
         return NotImplemented
     if mode not in (*NEAREST_MODES, F.InterpolationMode.BILINEAR, F.InterpolationMode.BICUBIC):
         return NotImplemented
-    op = resize_op("v1.resize", handle, tuple(size), mode, bool(antialias))
-    return NotImplemented if op is None else handle.record(op, shape=(handle.sink_shape[0], *size))
+    if antialias and size[1] == 1 and mode not in NEAREST_MODES:
+        return NotImplemented  # to one column, torch's result depends on how pixels lie in memory
+    op = Op("v1.resize", (tuple(size), mode, bool(antialias)))
+    return handle.record(op, shape=(handle.sink_shape[0], *size))
 
 
 def _resized(height: int, width: int, size: Any, max_size: Any) -> tuple[int, int]:

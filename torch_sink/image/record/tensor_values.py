@@ -9,7 +9,7 @@ import torch
 
 from torch_sink.image.ops import WIDE_TYPES, InPlaceOp, Op
 from torch_sink.image.record.arguments import is_number
-from torch_sink.image.record.value_range import fits_int32, is_exact, is_from_bytes
+from torch_sink.image.record.exactness import is_from_bytes, is_scaled_bytes
 
 
 def _statistics(values: Any, channels: int) -> tuple[float, ...] | None:
@@ -75,7 +75,7 @@ def _to_dtype(handle: Any, dtype: torch.dtype, op: Op) -> Any:
         return handle
     if dtype not in _CONVERSIONS.get(handle.sink_dtype, ()):
         return NotImplemented
-    if handle.sink_dtype == torch.float32 and dtype == torch.uint8 and not (is_exact(handle) and fits_int32(handle)):
+    if handle.sink_dtype == torch.float32 and dtype == torch.uint8 and not is_scaled_bytes(handle):
         return NotImplemented
     return handle.record(op, dtype=dtype)
 
@@ -83,5 +83,5 @@ def _to_dtype(handle: Any, dtype: torch.dtype, op: Op) -> Any:
 # dtype -> those that the kernels can make of it; other types than uint8 and float32 are computed with in tables alone.
 _CONVERSIONS = {
     torch.uint8: (torch.float32, torch.float16, torch.bfloat16, *WIDE_TYPES),
-    torch.float32: (torch.uint8, torch.float16, torch.bfloat16, torch.float64),
+    torch.float32: (torch.uint8, torch.float16, torch.bfloat16),
 }

@@ -36,8 +36,7 @@ def _record(handle: Any, name: str, parameters: tuple[Any, ...], mode: str, fill
     channels, height, width = handle.sink_shape
     fills = _fill_of(handle, fill)
     height, width = (height, width) if size is None else size
-    known = mode in _MODES or (mode == "bicubic" and "elastic" in name)
-    if fills is NotImplemented or not known or min(height, width) <= 0:
+    if fills is NotImplemented or mode not in _MODES or min(height, width) <= 0:
         return NotImplemented
     return handle.record(Op(name, (*parameters, mode, fills)), shape=(channels, height, width))
 
