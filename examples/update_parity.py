@@ -11,18 +11,28 @@ import argparse
 import multiprocessing
 import os
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch_sink.cli.parity import ImageKind, Parity
+    from torch_sink.cli.parity import Parity
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "parity.md"
-# mode, height, width
+Images = Sequence[tuple[str, int, int]]  # mode, height, width
 IMAGES = (("RGB", 11, 17), ("L", 9, 1), ("RGB", 1, 13), ("RGB", 26, 35))
 LARGE_IMAGES = (*IMAGES, ("RGB", 375, 500), ("L", 600, 801))
+SMALL_IMAGES = (("RGB", 11, 17), ("RGB", 26, 35))
+VARIABLES = {
+    f"{capability}, {mkl}": {"ATEN_CPU_CAPABILITY": capability, "MKL_CBWR": mkl}
+    for capability in ("default", "avx2", "avx512")
+    for mkl in ("COMPATIBLE", "AVX2")
+}
+SETTINGS = tuple(VARIABLES)
+
+PROMISES = Path(__file__).with_name("parity_promises.md")
 
 
 def main() -> int:
@@ -42,45 +52,82 @@ def parity_page(device: str) -> tuple[str, list[object]]:
     import torch
     import torchvision
 
-    from torch_sink.cli.parity import ImageKind, Parity, markdown
-    from torch_sink.cli.parity_calls import REFERENCES
+    from torch_sink.cli.machine import cpu_name
+    from torch_sink.cli.parity import markdown
 
-    images = [ImageKind(*image) for image in (IMAGES if device == "cpu" else LARGE_IMAGES)]
-    workers = min(os.cpu_count() or 1, len(REFERENCES)) if device == "cpu" else 1
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        parts = list(pool.map(_measured, REFERENCES, repeat(images), repeat(device)))
-    parity = Parity(
-        list(chain.from_iterable(part.rows for part in parts)),
-        list(chain.from_iterable(part.fallbacks for part in parts)),
-        set().union(*(part.recorded for part in parts)),
-    )
+    images = IMAGES if device == "cpu" else LARGE_IMAGES
+    parity = measure_all(device, images)
+    processors = {setting: measure_all(device, SMALL_IMAGES, setting) for setting in SETTINGS}
     where = "Triton's interpreter" if device == "cpu" else torch.cuda.get_device_name(device)
-    releases = f"torch {_release(torch)}, torchvision {_release(torchvision)}, x86-64"
+    sizes = ", ".join(f"{width} x {height} ({mode})" for mode, height, width in images)
     lines = [
         "# How close the kernels come to stock torchvision",
         "",
-        "Written by `python examples/update_parity.py`, which runs every operation through the kernels and in stock",
-        f"code, with random arguments: {releases};",
-        f"kernels run by {where}, on images of {', '.join(map(str, images))} pixels.",
+        PROMISES.read_text(),
+        "## Measured",
         "",
-        "What an operation is compared with depends on what it is called on: Pillow images, or the tensors of",
-        "`transforms` (v1) and `transforms.v2`, whose formulas differ. Differences are steps of a byte for bytes, and",
-        "of the range of values for float32. Where batches are executed in stock code, on a machine without an",
-        "accelerator, every operation gives equal bits. `tests/kernels/interpreted/test_parity.py` holds the kernels",
-        "to the promises.",
+        "Written by `python examples/update_parity.py`, which runs every operation through the kernels and in stock",
+        f"code, with random arguments: torch {_release(torch)}, torchvision {_release(torchvision)}, {cpu_name()};",
+        f"kernels run by {where}, on images of {sizes} pixels.",
+        "",
+        "Differences are steps of a byte for bytes, and of the range of values for float32.",
+        "`tests/kernels/interpreted/test_parity.py` holds the kernels to the promises.",
         "",
         markdown(parity),
     ]
     if parity.fallbacks:
         calls = "; ".join(f"{operation} ({reference})" for operation, reference in parity.fallbacks)
-        lines += ["", f"In stock code, as the fallback report says: {calls}."]
-    return "\n".join(lines) + "\n", list(parity.broken_promises())
+        lines += ["", f"These fall back to stock torchvision, as the fallback report says: {calls}."]
+    lines += ["", *_processor_lines(processors)]
+    broken = [*parity.broken_promises(), *chain.from_iterable(each.broken_promises() for each in processors.values())]
+    return "\n".join(lines) + "\n", broken
 
 
-def _measured(reference: str, images: list[ImageKind], device: str) -> Parity:
-    from torch_sink.cli.parity import measure
+def measure_all(device: str, images: Images, setting: dict[str, str] | None = None) -> Parity:
+    """The table for all references, in processes that begin with some environment variables."""
+    from torch_sink.cli.parity import Parity
+    from torch_sink.cli.parity_calls import REFERENCES
 
-    return measure(images, references=[reference], device=device)
+    before = dict(os.environ)
+    os.environ.update(VARIABLES[setting] if setting else {})
+    try:
+        workers = min(os.cpu_count() or 1, len(REFERENCES)) if device == "cpu" else 1
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+            parts = list(pool.map(_measured, REFERENCES, repeat(images), repeat(device)))
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return Parity(
+        list(chain.from_iterable(part.rows for part in parts)),
+        list(chain.from_iterable(part.fallbacks for part in parts)),
+        set().union(*(part.recorded for part in parts)),
+    )
+
+
+def _processor_lines(processors: dict[str, Parity]) -> list[str]:
+    lines = [
+        "## Other processors",
+        "",
+        "torch and MKL choose their code by the processor; these variables make them choose as on another one.",
+        "`tests/kernels/test_processors.py` measures them again.",
+        "",
+        "| ATEN_CPU_CAPABILITY, MKL_CBWR | operations | promises kept | equal bits | largest difference of float32 |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for setting, parity in processors.items():
+        kept, same = len(parity.rows) - len(parity.broken_promises()), sum(row.share == 1 for row in parity.rows)
+        of_floats = max(
+            row.largest for row in parity.rows if "float32" in row.reference and "NEAREST" not in row.operation
+        )
+        of_bytes = max(row.largest for row in parity.rows if "float32" not in row.reference)
+        lines.append(f"| {setting} | {len(parity.rows)} | {kept} | {same} | {of_bytes:g} | {of_floats:.2g} |")
+    return lines
+
+
+def _measured(reference: str, images: Images, device: str) -> Parity:
+    from torch_sink.cli.parity import ImageKind, measure
+
+    return measure([ImageKind(*image) for image in images], references=[reference], device=device)
 
 
 def _release(module: object) -> str:

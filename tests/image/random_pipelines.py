@@ -25,11 +25,10 @@ from torchvision import tv_tensors
 from torchvision.datasets.folder import default_loader
 
 import torch_sink
-from image.check import EXACT, Promise, assert_keeps, device_in_use, runs_kernels
+from image.check import EXACT, assert_keeps, device_in_use, promise_of_calls, runs_kernels
 from image.random_transforms import random_pipeline
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.lazy_tensor import HANDLES
-from torch_sink.image.ops import Op
 
 # mode of the file -> formats that can hold it
 _FORMATS = {
@@ -257,20 +256,8 @@ def _compare_batches(stock: list[Outcome], ours: list[Outcome]) -> None:
         stock_batch = default_collate([stock_leaf for _, stock_leaf in pairs])
         made = batch.to(device_in_use()).cpu()
         assert type(made) is type(stock_batch)
-        promise = _promise([leaf.sink_ops for leaf, _ in pairs], stock_batch)
+        promise = promise_of_calls([leaf.sink_ops for leaf, _ in pairs], stock_batch)
         assert_keeps(promise if runs_kernels() else EXACT, made, stock_batch)
-
-
-# Calls on float32 tensors whose last bits the kernels do not promise.
-_LAST_BITS = frozenset(f"{family}.{name}" for family in ("v1", "v2") for name in ("float_contrast", "adjust_gamma"))
-
-
-def _promise(programs: list[tuple[Op, ...]], expected: torch.Tensor) -> Promise:
-    """What the parity table promises of a batch: on float32 tensors, one millionth of the range of values."""
-    if expected.dtype != torch.float32 or not any(op.name in _LAST_BITS for ops in programs for op in ops):
-        return EXACT
-    spread = (expected.max() - expected.min()).item()
-    return Promise(largest=1e-6 * max(spread, 1.0), equal_share=0.0)
 
 
 def main() -> int:

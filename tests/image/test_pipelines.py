@@ -21,7 +21,7 @@ def test_rgb(name: str) -> None:
 
 @pytest.mark.parametrize("name", BLUR)
 def test_smooth(name: str) -> None:
-    check_pipeline(BLUR[name][0](), rgb_images(), seed=1)
+    check_pipeline(BLUR[name](), rgb_images(), seed=1)
 
 
 @pytest.mark.parametrize("name", WARPS)
@@ -36,7 +36,7 @@ def test_random_erase(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["v1 blur", "blur of tensors, gray"])
 def test_smooth_gray(name: str) -> None:
-    check_pipeline(BLUR[name][0](), gray_images(), seed=2)
+    check_pipeline(BLUR[name](), gray_images(), seed=2)
 
 
 @pytest.mark.parametrize("name", UINT8_COLOUR)

@@ -67,7 +67,8 @@ def promise_of(operation: str, reference: str) -> Promise:
         return Promise(math.inf, 0.99)
     if reference.endswith("float32"):
         return Promise(1e-4 if name in _WARPS or "antialias=False" in special else 4e-6, 0.0)
-    if name in (*_WARPS, "gaussian_blur") or (reference == "v1 uint8" and "antialias=False" in special):
+    resized = name in ("resize", "resized_crop") and "NEAREST" not in special
+    if name in (*_WARPS, "gaussian_blur") or (reference == "v1 uint8" and resized):
         return Promise(1, 0.99)
     # The mean of gray values is a float32 sum in torch, and hues are floats.
     return Promise(1, 0.999) if name in ("adjust_contrast", "adjust_saturation", "adjust_hue") else EXACT

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from image.cases import MEAN, SIZE, STD, rgb_images
-from image.cases_float import CLOSE, FLOAT
-from image.check import check_pipeline
+from image.cases_float import FLOAT
+from image.check import CLOSE, check_pipeline
 from torchvision.transforms import functional as F
 
 from torch_sink.image.lower import float_geometry as lower_float_geometry
@@ -17,10 +17,9 @@ from torch_sink.triton_kernels import float_stage
 
 @pytest.mark.parametrize("name", FLOAT)
 def test_rgb(name: str) -> None:
-    pipeline, promise = FLOAT[name]
     # One image or the other, for an interpreted kernel pays for each; below they share batches.
     image = rgb_images()[sum(map(ord, name)) % 2]
-    check_pipeline(pipeline(), [image], seed=1, promise=promise)
+    check_pipeline(FLOAT[name](), [image], seed=1)
 
 
 def some_in_floats(image: Any) -> Any:
@@ -38,15 +37,14 @@ def test_images_that_need_floats_beside_others() -> None:
 
 @pytest.mark.parametrize("name", ["v1 train", "v2 photometric distortion"])
 def test_batches(name: str) -> None:
-    pipeline, promise = FLOAT[name]
-    check_pipeline(pipeline(), rgb_images()[:2], seed=2, promise=promise)
+    check_pipeline(FLOAT[name](), rgb_images()[:2], seed=2)
 
 
 def test_one_tap_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
     stock = lower_float_geometry.tap_count
     monkeypatch.setattr(lower_float_geometry, "tap_count", lambda *args: stock(*args) - 2)
     with pytest.raises(AssertionError, match="values differ"):
-        check_pipeline(FLOAT["v1 resize"][0](), rgb_images()[:2])
+        check_pipeline(FLOAT["v1 resize"](), rgb_images()[:2])
 
 
 def test_a_value_beyond_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,8 +53,8 @@ def test_a_value_beyond_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     def adds_a_little(workspace: Any, floats: Any, output: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         stock(workspace, floats, output, *args, **kwargs)
         if kwargs["is_last"]:
-            output.flatten()[77] += 2 * CLOSE.largest
+            output.flatten()[77] += 2 * CLOSE
 
     monkeypatch.setattr(float_stage, "run_float_stage", adds_a_little)
     with pytest.raises(AssertionError, match="values differ by up to"):
-        check_pipeline(FLOAT["v2 jitter"][0](), rgb_images()[:2], promise=CLOSE)
+        check_pipeline(FLOAT["v2 jitter"](), rgb_images()[:2])

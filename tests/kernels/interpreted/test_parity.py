@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -79,8 +80,11 @@ def _broken(reference: str) -> set[str]:
     ("operation", "reference", "largest", "equal_share"),
     [
         ("hflip", "Pillow", 0, 1), ("resize, BICUBIC", "Pillow", 0, 1), ("rotate, NEAREST", "Pillow", 0, 1),
-        ("gaussian_blur, 3 x 5", "Pillow", 1, 0.99), ("adjust_hue", "v1 uint8", 1, 0.999),
-        ("augmix", "Pillow", 1, 0.999), ("adjust_brightness", "v2 uint8", 0, 1), ("adjust_brightness", "v2 float32", 1e-6, 0),
+        ("rotate, BILINEAR", "Pillow", 0, 1), ("gaussian_blur, 3 x 5", "Pillow", 1, 0.99), ("augmix", "Pillow", math.inf, 0.99),
+        ("adjust_brightness", "v2 uint8", 0, 1), ("equalize", "v2 uint8", 0, 1), ("resize, BILINEAR", "v2 uint8", 0, 1),
+        ("adjust_hue", "v1 uint8", 1, 0.999), ("affine, BILINEAR", "v1 uint8", 1, 0.99),
+        ("rotate, NEAREST", "v2 uint8", math.inf, 0.99), ("resize, BILINEAR", "v1 uint8", 1, 0.99),
+        ("adjust_brightness", "v2 float32", 4e-6, 0), ("affine, BILINEAR", "v2 float32", 1e-4, 0),
     ],
 )  # fmt: skip
 def test_what_is_promised(operation: str, reference: str, largest: float, equal_share: float) -> None:

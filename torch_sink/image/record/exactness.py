@@ -30,10 +30,11 @@ def is_rounded_by_torch(handle: Any) -> bool:
 
     Inside AugMix, whose promise is one of how many values are equal, it is False.
     """
-    return not getattr(handle, "is_branch_of_augmix", False) and any(map(_rounds, handle.sink_ops))
+    return not getattr(handle, "is_branch_of_augmix", False) and any(map(rounds_by_processor, handle.sink_ops))
 
 
-def _rounds(op: Op) -> bool:
+def rounds_by_processor(op: Op) -> bool:
+    """True for a call that torch computes through floats, on whatever type it is called."""
     name = _short_name(op)
     if op.name.startswith("pil."):
         return False  # Pillow computes in integers, or rounds the same way everywhere
