@@ -116,11 +116,9 @@ def _processor_lines(processors: dict[str, Parity]) -> list[str]:
     ]
     for setting, parity in processors.items():
         kept, same = len(parity.rows) - len(parity.broken_promises()), sum(row.share == 1 for row in parity.rows)
-        of_floats = max(
-            row.largest for row in parity.rows if "float32" in row.reference and "NEAREST" not in row.operation
-        )
-        of_bytes = max(row.largest for row in parity.rows if "float32" not in row.reference)
-        lines.append(f"| {setting} | {len(parity.rows)} | {kept} | {same} | {of_bytes:g} | {of_floats:.2g} |")
+        on_floats = [row for row in parity.rows if "float32" in row.reference and "NEAREST" not in row.operation]
+        largest = max(row.largest for row in on_floats)
+        lines.append(f"| {setting} | {len(parity.rows)} | {kept} | {same} | {largest:.2g} |")
     return lines
 
 

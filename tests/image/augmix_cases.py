@@ -31,6 +31,12 @@ class OnlyStatistics(v2.AugMix):
     _AUGMENTATION_SPACE = {name: _SPACE[name] for name in _STATISTICS}  # noqa: RUF012
 
 
+class NoStatistics(v2.AugMix):
+    """Draws only operations that need no histogram."""
+
+    _AUGMENTATION_SPACE = {name: entry for name, entry in _SPACE.items() if name not in _STATISTICS}  # noqa: RUF012
+
+
 def _v1(*transforms: Any) -> Pipeline:
     return v1.Compose([v1.Resize(SIZE), *transforms])
 

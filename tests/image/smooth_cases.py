@@ -97,7 +97,7 @@ RANDOM_ERASE: dict[str, Callable[[], Pipeline]] = {
     ),
 }  # fmt: skip
 
-# DINO's second global view.
+# The colors of DINO's first global view.
 DINO = [v1.RandomHorizontalFlip(), v1.ColorJitter(0.4, 0.4, 0.2, 0.1), v1.RandomGrayscale(0.2)]
 
 BLUR: dict[str, Callable[[], Pipeline]] = {
@@ -115,6 +115,6 @@ BLUR: dict[str, Callable[[], Pipeline]] = {
     "to a tensor and back": lambda: _v1(v1.PILToTensor(), v1.ToPILImage(), v1.ColorJitter(contrast=1)),
     "DINO": lambda: v1.Compose(
             [v1.RandomResizedCrop(24), *DINO, v1.RandomApply([v1.GaussianBlur(9, (0.1, 2.0))], 0.5),
-             v1.RandomSolarize(128, 0.5), v1.ToTensor(), v1.Normalize(MEAN, STD)]
+             v1.ToTensor(), v1.Normalize(MEAN, STD)]
         ),
 }  # fmt: skip

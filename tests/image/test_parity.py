@@ -43,6 +43,7 @@ def test_every_recorded_operation_is_compared() -> None:
 
 def test_the_committed_page_has_every_operation() -> None:
     page = (ROOT / "docs" / "parity.md").read_text()
+    page = page[page.index("## Measured") : page.index("## Other processors")]
     if f"torchvision {'.'.join(torchvision.__version__.split('.')[:2])}," not in page:
         pytest.skip(f"docs/parity.md is about another release than torchvision {torchvision.__version__}")
     lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
