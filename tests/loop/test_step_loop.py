@@ -65,14 +65,16 @@ def test_epochs_of_a_sink_loader() -> None:
     assert sink_lengths(make_loop(sink_size=4), loader, epochs=3) == [4, 2, 4, 2, 4, 2]
 
 
-def test_a_run_goes_on_in_an_unfinished_epoch() -> None:
-    loader, loop = SinkLoader(make_batches(6)), make_loop(sink_size=4)
+@pytest.mark.parametrize("sink_size", [-1, 6])
+def test_a_run_goes_on_in_an_unfinished_epoch_where_the_loader_does(sink_size: int) -> None:
+    loader, loop = SinkLoader(make_batches(6), sink_size=sink_size), make_loop(sink_size=4)
     first = loop.run(loader, max_steps=2)
     second = loop.run(loader)
     model = make_model()
     torch.manual_seed(5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    losses, _ = plain_loop(model, functional.cross_entropy, optimizer, make_batches(6))
+    batches = make_batches(6)
+    losses, _ = plain_loop(model, functional.cross_entropy, optimizer, batches if sink_size == 6 else batches[:2] + batches)
     assert torch.equal(torch.cat([first.losses, second.losses]), losses)
 
 

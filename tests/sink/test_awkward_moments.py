@@ -88,8 +88,8 @@ def test_a_second_interrupt_while_the_first_one_is_cleaned_up(place: str, monkey
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, interrupted)
             with pytest.raises(KeyboardInterrupt):
-                iter(loader)
-        for batch in loader:
+                loader.rest()
+        for batch in loader.rest():
             seen.extend(batch.tolist())
         assert sorted(seen) == list(range(40))
         loader.restart()
@@ -171,7 +171,7 @@ def test_the_loader_s_own_timeout_is_raised_and_its_batch_still_comes(tmp_path: 
             seen.extend(batch.tolist() for batch in loader)
         assert loader.state_dict()["batch_in_pass"] == len(seen) == 2
         (tmp_path / "flag").touch()
-        seen.extend(batch.tolist() for batch in loader)
+        seen.extend(batch.tolist() for batch in loader.rest())
     assert seen == ALL
 
 

@@ -182,7 +182,7 @@ def test_an_error_on_the_device_side_comes_in_order() -> None:
         assert [int(next(images)[0, 0, 0, 0]) for _ in range(3)] == [0, 1, 2]
         with pytest.raises(OSError, match="cannot decode"):
             next(images)
-        assert [int(images[0, 0, 0, 0]) for images in loader] == [4]
+        assert [int(batch[0, 0, 0, 0]) for batch in images] == [4]
 
 
 def test_epochs_give_what_the_plain_loop_gives() -> None:

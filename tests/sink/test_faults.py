@@ -78,7 +78,7 @@ def read_until_error(loader: SinkLoader, count: int = 2) -> tuple[list[list[int]
     batches = []
     received.value = 0
     try:
-        for batch in loader:
+        for batch in loader.rest():
             batches.append(batch.tolist())
             if len(batches) == count:
                 received.value = 1

@@ -109,7 +109,7 @@ def test_decode_errors_come_in_order_and_the_rest_follows(place: str, num_worker
             assert shown(images) == numbers.tolist() == expected
         with pytest.raises(DecodeError, match=r"number-9.jpg \(image 1 of its batch\)"):
             next(batches)
-        assert [shown(images) for images, _ in loader] == [[12, 13, 14, 15]]
+        assert [shown(images) for images, _ in batches] == [[12, 13, 14, 15]]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -52,7 +52,7 @@ def consume(loader: SinkLoader, count: int) -> list[list[torch.Tensor]]:
     """The next `count` batches, however many epochs they take."""
     batches: list[list[torch.Tensor]] = []
     while len(batches) < count:
-        for batch in loader:
+        for batch in loader.rest():
             batches.append(batch)
             if len(batches) == count:
                 break

@@ -138,7 +138,7 @@ def test_an_error_while_filling_gives_the_slot_back() -> None:
     with loader:
         while len(seen) < 6:
             try:
-                for images in loader:
+                for images in loader.rest():
                     seen.append(int(images[0, 0, 0, 0]))
             except OSError:
                 errors += 1

@@ -100,7 +100,7 @@ def decode_errors(policy: str) -> None:
         seen, errors = [], 0
         while len(seen) + errors < 4:
             try:
-                seen.extend(shown(images) for images, _ in loader)
+                seen.extend(shown(images) for images, _ in loader.rest())
             except OSError:
                 errors += 1
     lost = {"raise": [], "skip": [[8, 10, 11]], "replace": [[8, 10, 10, 11]]}[policy]

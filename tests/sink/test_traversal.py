@@ -32,9 +32,8 @@ def test_default_epoch_is_one_pass() -> None:
     assert [values(loader), values(loader)] == [[0, 1, 2], [0, 1, 2]]
 
 
-@pytest.mark.parametrize("sink_size", [-1, 4])
-def test_iter_after_break_gives_the_rest_then_a_new_epoch(sink_size: int) -> None:
-    loader = SinkLoader(numbered(4), sink_size=sink_size)
+def test_with_a_sink_size_iter_after_break_gives_the_rest_then_a_new_epoch() -> None:
+    loader = SinkLoader(numbered(4), sink_size=4)
     for batch in loader:
         if int(batch) == 1:
             break
@@ -62,18 +61,21 @@ def test_restart_drops_the_rest() -> None:
 
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
-def test_restart_with_workers_does_not_change_later_shuffles(persistent: bool) -> None:
+def test_restart_with_workers_gives_the_plain_loop_s_later_shuffles(persistent: bool) -> None:
     """The queue runs ahead into later passes by an amount that timing decides; what it drew is taken back."""
 
-    def make() -> SinkLoader:
+    def make() -> DataLoader:
         generator = torch.Generator().manual_seed(0)
         data = TensorDataset(torch.arange(12))
         options = {"num_workers": 1, "persistent_workers": persistent}
-        return SinkLoader(DataLoader(data, batch_size=3, shuffle=True, generator=generator, **options), slots=8)
+        return DataLoader(data, batch_size=3, shuffle=True, generator=generator, **options)
 
-    with make() as loader:
-        first, second = ([batch[0].tolist() for batch in loader] for _ in range(2))
-    with make() as loader:
+    plain = make()
+    left = iter(plain)
+    first = [next(left)[0].tolist() for _ in range(2)]
+    del left
+    second = [batch[0].tolist() for batch in plain]
+    with SinkLoader(make(), slots=8) as loader:
         batches = iter(loader)
         assert next(batches)[0].tolist() == first[0]
         while not loader._producer.wants_pass():
@@ -185,7 +187,7 @@ def test_an_older_iterator_says_that_it_was_replaced() -> None:
     older = iter(loader)
     assert int(next(older)) == 0
     newer = iter(loader)
-    assert int(next(newer)) == 1
+    assert int(next(newer)) == 0
     with pytest.raises(SinkError, match="replaced"):
         next(older)
 

@@ -74,7 +74,7 @@ class DataSink:
     def _next(self) -> Any:
         while True:
             if self._batches is None:
-                self._batches = iter(self._loader)
+                self._batches = self._loader.rest()
             try:
                 return next(self._batches)
             except StopIteration:

@@ -253,8 +253,6 @@ class Model:
 
         if isinstance(dataset, SinkLoader):
             dataset.sink_size = sink_size
-            if sink_size == -1:
-                dataset.drop_started_pass()
             yield dataset
         else:
             with SinkLoader(dataset, sink_size=sink_size, device=self.loop.device) as loader:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch_sink.sink.loader_watch import LoaderWatch
 from torch_sink.sink.random_state import RandomState, global_random_state, set_global_random_state
 from torch_sink.sink.recording import (
+    Draws,
     RecordedBatch,
     RecordingCollate,
     ResumableSampler,
@@ -53,6 +54,7 @@ class WorkerPass(Pass):
         drop: results to drop before the first batch: placeholders, or batches that were consumed already.
         keeps_workers: whether the workers go on to the next pass.
         sampler: gives the indices; None when it cannot be seen.
+        draws: what it has drawn in this pass.
     """
 
     def __init__(
@@ -63,9 +65,11 @@ class WorkerPass(Pass):
         drop: int,
         keeps_workers: bool,
         sampler: ResumableSampler | None = None,
+        draws: Draws | None = None,
     ) -> None:
         super().__init__(start, batches)
         self.sampler = sampler
+        self.draws = draws
         self.watch = watch
         self.drop = drop
         self.keeps_workers = keeps_workers
@@ -148,7 +152,7 @@ class DataLoaderSource(Source):
         self.generators = find_generators(loader)
         self.watch: WorkerGuard | None = None
         self.worker_generators: list[bytes] = []
-        self.sampler = ResumableSampler(loader.batch_sampler) if self.can_skip else None
+        self.sampler = ResumableSampler(loader.batch_sampler, self.generators) if self.can_skip else None
         self.copy = self._wrapped_copy(loader)
 
     def _wrapped_copy(self, loader: DataLoader[Any]) -> DataLoader[Any]:
@@ -259,11 +263,17 @@ class DataLoaderSource(Source):
             return SampledPass(start, iterator, self.sampler)
         if self.watch is None or self.watch.iterator is not iterator:
             self.watch = guard(iterator)
-        return WorkerPass(start, iterator, self.watch, drop, self.keeps_workers, self.sampler)
+        draws = self.sampler.draws if self.sampler is not None else None
+        return WorkerPass(start, iterator, self.watch, drop, self.keeps_workers, self.sampler, draws)
 
     def rewind(self, start: PassStart) -> None:
         """Takes back what a pass drew that was begun ahead and of which nothing was consumed."""
         set_generator_states(self.generators, start.generators)
+
+    def leave(self, left: Pass, consumed: int) -> None:
+        """Takes back what the sampler of a pass drew for batches that a plain loader would not have asked for yet."""
+        if isinstance(left, WorkerPass) and left.draws is not None:
+            left.draws.take_back(consumed + self.loader.num_workers * (self.loader.prefetch_factor or 0))
 
     def forget_workers(self) -> None:
         """After a worker died: the next pass starts new ones, also when they are persistent."""

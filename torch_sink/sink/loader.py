@@ -23,9 +23,11 @@ from torch_sink.sink.traversal import Epoch, Traversal
 class SinkLoader:
     """Wraps a loader; iterating gives one epoch of batches on the device.
 
-    The traversal is endless: `iter()` gives the rest of an unfinished epoch (after `break` or `load_state_dict`), else
-    a new epoch, and restarts the loader when it ends. A batch stays valid until the next one is asked for; `.clone()`
-    keeps it.
+    Iterates as the wrapped loader does: each `iter()` is a new pass of it, also after `break` or `next(iter(loader))`.
+    With `sink_size` the traversal is endless: each `iter()` gives the rest of an unfinished epoch, else the next
+    `sink_size` batches, and the loader is restarted when it ends. After `load_state_dict` the first `iter()` gives the
+    rest of the saved epoch. One iterator is in use at a time, and an older one raises `SinkError`. A batch stays valid
+    until the next one is asked for; `.clone()` keeps it.
 
     With `num_workers > 0` a thread receives the workers' batches ahead of the consumer and brings them to the device.
     Otherwise batches are made in the calling thread, when they are asked for, so that every draw from a global random
@@ -92,7 +94,6 @@ class SinkLoader:
         else:
             self._producer = OnDemandProducer(self._slots, self._stats)
         self._traversal = Traversal(self._source, self._producer, self._stats, sink_size, self._options.timeout_seconds)
-        self._is_loaded = False  # from outside, and nothing was asked for since
         self._life = Life()
         self._close = weakref.finalize(self, close_parts, self._producer, self._source, self._slots, self._life)
         register(self._close)
@@ -167,21 +168,19 @@ class SinkLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self._check_usable()
-        self._is_loaded = False
-        return _Batches(self, self._traversal.begin_epoch())
+        return _Batches(self, self._traversal.begin_epoch(goes_on=self.sink_size != -1))
 
-    def drop_started_pass(self) -> None:
-        """Drops the rest of a pass that is under way, unless it was loaded and nothing has been asked for since."""
+    def rest(self) -> Iterator[Any]:
+        """Iterates over the rest of an unfinished epoch (after `break` or an error), or else over a new one."""
         self._check_usable()
-        if self._traversal.is_inside_pass and not self._is_loaded:
-            self.restart()
+        return _Batches(self, self._traversal.begin_epoch(goes_on=True))
 
     @contextlib.contextmanager
     def whole_pass(self) -> Iterator[None]:
         """Inside, an epoch is one whole pass of the loader; afterwards the traversal goes on where it stood."""
         self._check_usable()
-        sink_size = self.sink_size
-        position = self.state_dict() if self._traversal.is_inside_pass else None
+        sink_size, is_loaded = self.sink_size, self._traversal.is_loaded
+        position = self.state_dict() if is_loaded or self._traversal.is_inside_pass else None
         if position is not None:
             self.restart()
         self.sink_size = -1
@@ -191,6 +190,7 @@ class SinkLoader:
             self.sink_size = sink_size
             if position is not None and self._life.ended is None:
                 self._traversal.load_state_dict(position)
+                self._traversal.is_loaded = is_loaded
 
     def give_back(self) -> None:
         """Takes the batch back that was delivered last and not used: it comes again, and is not counted before.
@@ -238,7 +238,6 @@ class SinkLoader:
         """
         self._check_usable()
         self._traversal.load_state_dict(state_dict)
-        self._is_loaded = True
 
     def close(self) -> None:
         """Stops thread and workers, within 5 s. Idempotent; the loader cannot be iterated afterwards."""

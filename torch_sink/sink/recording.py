@@ -9,6 +9,7 @@ each worker starts from the state that it had after its last batch that was cons
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -18,6 +19,9 @@ from torch.utils.data import get_worker_info
 
 from torch_sink.sink.random_state import RandomState, global_random_state, set_global_random_state
 from torch_sink.sink.workers import leave_with_parent, pin_memory
+
+# Samplers draw at the beginning and at the end of a traversal; of those that draw for each list, the latest are kept.
+_DRAWS_KEPT = 64
 
 
 class RecordedBatch(NamedTuple):
@@ -67,6 +71,35 @@ class WorkerInit:
             set_global_random_state(self.states[worker])
 
 
+class Draws:
+    """What a traversal of a sampler has drawn from the generators: their states after so many index lists.
+
+    A DataLoader asks for index lists ahead, and the queue lets it run ahead further; who leaves a pass in the middle
+    takes back what a plain DataLoader would not have drawn yet.
+
+    Args:
+        generators: those of the DataLoader and its samplers.
+    """
+
+    def __init__(self, generators: list[torch.Generator]) -> None:
+        self.generators = generators
+        self.lists = 0
+        self.states = deque([(0, generator_states(generators))], maxlen=_DRAWS_KEPT)
+
+    def note(self) -> None:
+        """One more index list, or the end, was asked for."""
+        self.lists += 1
+        states = generator_states(self.generators)
+        if states != self.states[-1][1]:
+            self.states.append((self.lists, states))
+
+    def take_back(self, lists: int) -> None:
+        """Sets the generators to where they were after so many index lists."""
+        earlier = [states for asked, states in self.states if asked <= lists]
+        if earlier:
+            set_generator_states(self.generators, earlier[-1])
+
+
 class ResumableSampler:
     """The user's (batch) sampler; can skip the first index lists of its next traversal.
 
@@ -74,6 +107,7 @@ class ResumableSampler:
     before it come first.
 
     Attributes:
+        draws: what this traversal has drawn.
         failure: what the sampler raised in this traversal.
         is_exhausted: whether this traversal is over.
         skip: index lists to draw and drop.
@@ -82,8 +116,10 @@ class ResumableSampler:
         after_skip: called when the last index list was dropped.
     """
 
-    def __init__(self, sampler: Any) -> None:
+    def __init__(self, sampler: Any, generators: list[torch.Generator]) -> None:
         self.sampler = sampler
+        self.generators = generators
+        self.draws = Draws(generators)
         self.skip = 0
         self.placeholders = 0
         self.at_last_iter: Callable[[], None] | None = None
@@ -120,7 +156,9 @@ class ResumableSampler:
         if self.at_last_iter is not None and self._iters == 2:
             self.at_last_iter()
         self.failure, self.is_exhausted = None, False
-        indices = iter(self.sampler)  # as often as the plain loader does: a sampler may draw here
+        # As often as the plain loader does: a sampler may draw here.
+        indices = _noting(iter(self.sampler), draws := Draws(self.generators))
+        self.draws = draws
         if self.skip:
             indices = _skipping(indices, self.skip, self.placeholders, self.after_skip)
         return self._watched(indices)
@@ -137,6 +175,13 @@ class ResumableSampler:
         failure, self.failure = self.failure, None
         if failure is not None:
             raise failure
+
+
+def _noting(indices: Iterator[Any], draws: Draws) -> Iterator[Any]:
+    for asked in indices:
+        draws.note()
+        yield asked
+    draws.note()
 
 
 def _skipping(

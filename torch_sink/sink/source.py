@@ -194,6 +194,9 @@ class Source:
     def rewind(self, start: PassStart) -> None:
         """Takes back what a pass drew that was begun ahead and of which nothing was consumed."""
 
+    def leave(self, left: Pass, consumed: int) -> None:
+        """Takes back what a pass drew ahead of the batches that were consumed of it."""
+
     def forget_workers(self) -> None:
         """After a worker died: the next pass starts new ones."""
 

@@ -62,6 +62,8 @@ class Traversal:
         self.may_begin_ahead = True
         self.is_last_epoch = False
         self.was_interrupted = False
+        self.is_handed_out = False  # an iterator of the epoch exists that has not seen its end
+        self.is_loaded = False
         self.resume: ResumePoint | None = None
         self.loaded_state: dict[str, Any] = {}
         self.given_back: Item | None = None
@@ -72,17 +74,23 @@ class Traversal:
         """Whether batches of the pass were consumed and its end was not seen."""
         return self.position.batch_in_pass > 0
 
-    def begin_epoch(self) -> Epoch:
-        """The rest of an unfinished epoch, else a new one."""
-        if self.was_interrupted:
+    def begin_epoch(self, *, goes_on: bool) -> Epoch:
+        """The rest of an unfinished epoch, else a new one.
+
+        Args:
+            goes_on: False drops the rest of a pass that was handed out, unless it is that of a loaded state.
+        """
+        if not goes_on and not self.is_loaded and (self.is_handed_out or self.is_inside_pass):
+            self.restart()
+        elif self.was_interrupted:
             self._reenter()
-        self.was_interrupted = True  # stays so when anything but the end leaves this method
+        self.was_interrupted = self.is_handed_out = True  # the first stays so if the end of this method is not reached
         if 0 < self.sink_size <= self.position.batch_in_epoch:
             self.position.next_epoch()
         if not self.passes:
             self._begin_pass()
         self.iterations += 1
-        self.was_interrupted = False
+        self.was_interrupted = self.is_loaded = False
         return Epoch(self.iterations, is_rest=self.position.batch_in_epoch > 0)
 
     def next_item(self, epoch: Epoch) -> Item:
@@ -93,7 +101,10 @@ class Traversal:
             SinkError: a later epoch was begun meanwhile.
         """
         if epoch.number != self.iterations:
-            raise SinkError("this iterator was replaced by a later iter() of the same SinkLoader; use the latest one")
+            raise SinkError(
+                "this iterator was replaced by a later iter() of the same SinkLoader, or by its restart(): the slots "
+                "and workers serve one iterator at a time. For nested loops or zip() make one SinkLoader for each."
+            )
         if self.was_interrupted:
             self._reenter()
         self.was_interrupted = True  # stays so when anything but the following leaves this method
@@ -139,6 +150,7 @@ class Traversal:
     def _end_epoch(self) -> NoReturn:
         self.producer.release()
         self.position.next_epoch()
+        self.is_handed_out = False
         raise StopIteration
 
     def _take_end_or_error(self, item: Item, epoch: Epoch) -> None:
@@ -154,13 +166,14 @@ class Traversal:
     def restart(self) -> None:
         """Drops the rest of the epoch and of the pass."""
         self.iterations += 1
-        self.was_interrupted = False
+        self.was_interrupted = self.is_loaded = False
         has_begun = bool(self.passes) or self.is_inside_pass
         self._drop_passes()
         self.resume = None
         if has_begun:
             self.position.next_pass(self.source.keeps_workers)
         self.position.batch_in_epoch = 0
+        self.is_handed_out = False
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and what it takes to go on from it."""
@@ -188,6 +201,7 @@ class Traversal:
             )
         self.restart()
         self.position, self.resume, self.loaded_state = position, resume, dict(state)
+        self.is_loaded = True
 
     def _consume(self, item: Item) -> None:
         position = self.position
@@ -290,4 +304,6 @@ class Traversal:
             begun.stop()
         if len(self.passes) > 1:
             self.source.rewind(self.passes[1].start)
+        if self.passes:
+            self.source.leave(self.passes[0], self.position.batch_in_pass)
         self.passes = []
