@@ -21,6 +21,8 @@ import harness  # noqa: E402
 import kernel_usage  # noqa: E402
 import report  # noqa: E402
 
+pytestmark = pytest.mark.once_on_oldest
+
 SASS = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;             /* 0x00000a00ff017b82 */
         /*0010*/                   LDG.E.U8 R4, desc[UR4][R2.64] ;    /* 0x0000000402047981 */

@@ -16,6 +16,8 @@ from torchvision import transforms
 import torch_sink
 from torch_sink.cli import bench, doctor, main, pipelines, support_text
 
+pytestmark = pytest.mark.once
+
 
 def test_python_m_torch_sink_runs_the_doctor() -> None:
     command = [sys.executable, "-m", "torch_sink", "doctor"]

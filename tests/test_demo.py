@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 

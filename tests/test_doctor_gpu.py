@@ -14,6 +14,8 @@ from kernels.compiled.target import target_only
 
 from torch_sink.cli import doctor, probe
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:

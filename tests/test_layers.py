@@ -12,6 +12,8 @@ import pytest
 
 import torch_sink
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(torch_sink.__file__).resolve().parent
 KERNELS = "torch_sink.triton_kernels"
 IMAGE, SINK, LOOP, COMMAND_LINE = "torch_sink.image", "torch_sink.sink", "torch_sink.loop", "torch_sink.cli"

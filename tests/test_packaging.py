@@ -10,6 +10,8 @@ import pytest
 
 import torch_sink
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

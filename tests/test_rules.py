@@ -12,6 +12,8 @@ from PIL import Image
 
 from torch_sink.cli.photos import make_photo, write_photos
 
+pytestmark = pytest.mark.once
+
 pytest_plugins = ["pytester"]
 
 CUDA_TEST = """

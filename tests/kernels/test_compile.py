@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import triton
 
+pytestmark = pytest.mark.once
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
 SCRIPT = BENCHMARKS / "kernels.py"
 RECORD = json.loads((BENCHMARKS / "results" / "kernels.json").read_text())

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 SCRIPT = Path(__file__).with_name("processors_run.py")
 
 

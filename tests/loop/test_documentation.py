@@ -10,6 +10,8 @@ import pytest
 
 import torch_sink.loop
 
+pytestmark = pytest.mark.once
+
 MODULES = [f"torch_sink.loop.{module.name}" for module in pkgutil.iter_modules(torch_sink.loop.__path__)]
 
 
