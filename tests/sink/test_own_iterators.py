@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from torch_sink.errors import SinkTimeout
 from torch_sink.sink import SinkLoader
 
 from .test_matches_plain_loop import Augmented, train
@@ -174,3 +177,93 @@ def test_closing_while_a_generator_waits_is_bounded() -> None:
     loader.close()
     assert time.monotonic() - started < 5
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("torch_sink")]
+
+
+class Private:
+    """What a thread keeps to itself; says when it is destroyed in another process than its own."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker, self.pid = marker, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.pid:
+            self.marker.touch()
+
+
+@pytest.mark.parametrize("kind", [Generated, Wrapping])
+def test_workers_are_started_in_the_consumer_s_thread(kind: type, tmp_path: Path) -> None:
+    """A process forked in another thread destroys what this one keeps to itself."""
+    started: list[threading.Thread] = []
+
+    class Starting(kind):  # type: ignore[misc, valid-type]
+        def _get_iterator(self) -> object:
+            started.append(threading.current_thread())
+            return super()._get_iterator()
+
+    kept = threading.local()
+    kept.private = Private(tmp_path / "destroyed")
+    source = Starting(range(8), batch_size=4, num_workers=1, multiprocessing_context="fork", collate_fn=unchanged)
+    with SinkLoader(source) as loader:
+        assert [list(loader), list(loader)] == [[[0, 1, 2, 3], [4, 5, 6, 7]]] * 2
+    if kind is Generated:
+        assert started == [threading.current_thread()] * 2
+    assert not (tmp_path / "destroyed").exists()
+
+
+class Chained(DataLoader):
+    """Starts workers a second time in the middle of a pass."""
+
+    def __iter__(self) -> Iterator[object]:
+        yield from super().__iter__()
+        yield from super().__iter__()
+
+
+def test_workers_that_are_started_in_the_middle_of_a_pass() -> None:
+    with make(Chained, range(8), collate_fn=unchanged) as loader:
+        assert list(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
+
+
+class Unstartable(Generated):
+    error: type[BaseException] = OSError
+
+    def _get_iterator(self) -> object:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error("no process can be started")
+        return super()._get_iterator()
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_workers_that_cannot_be_started(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Unstartable, "error", error)
+    with make(Unstartable, range(8), collate_fn=unchanged) as loader:
+        batches = iter(loader)
+        with pytest.raises(error, match="no process can be started"):
+            next(batches)
+        assert list(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+class Late(Generated):
+    """Comes to the start of its workers when nobody waits for a batch any more."""
+
+    def __iter__(self) -> Iterator[object]:
+        self.may_start.wait(20)
+        yield from super().__iter__()
+
+
+@pytest.mark.parametrize("ending", ["closed", "asked again"])
+def test_a_start_for_which_the_consumer_does_not_wait(ending: str) -> None:
+    with make(Late, range(8), collate_fn=unchanged) as loader:
+        loader.loader.may_start = threading.Event()
+        loader._traversal.timeout_seconds = 0.1
+        batches = iter(loader)
+        with pytest.raises(SinkTimeout):
+            next(batches)
+        loader.loader.may_start.set()
+        while loader._producer.request is None:
+            time.sleep(0.001)
+        started = time.monotonic()
+        if ending == "asked again":
+            loader._traversal.timeout_seconds = 60
+            assert list(batches) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert time.monotonic() - started < 5

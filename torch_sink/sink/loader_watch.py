@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from torch_sink.sink.source import InConsumer
 from torch_sink.sink.workers import WorkerGuard, guard
 
 
@@ -19,8 +21,14 @@ class LoaderWatch:
     (timm's `MultiEpochsDataLoader`). New iterators are seen through `_get_iterator`, which is what
     `DataLoader.__iter__` calls; kept ones among the attributes. DataLoaders that the loader wraps are watched as well.
 
+    A generator is run by the producer's thread, but workers are started by the consumer's: a process that is forked in
+    another thread than the main one destroys what the main thread keeps to itself, process groups included.
+
     Args:
         loader: the user's DataLoader.
+
+    Attributes:
+        in_consumer: calls a function in the consumer's thread, during a pass.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -28,6 +36,7 @@ class LoaderWatch:
         self.loaders: list[DataLoader[Any]] = [loader, *inner]
         self.guards: list[WorkerGuard] = []
         self.is_cancelled = False
+        self.in_consumer: InConsumer | None = None
         self._hooks = [_hook(one, weakref.ref(self)) for one in self.loaders]
 
     @property
@@ -127,10 +136,12 @@ def _hook(loader: DataLoader[Any], watch_of: weakref.ref[LoaderWatch]) -> Callab
 
     def get_iterator() -> Any:
         owner: Any = loader_of()
-        iterator = before() if before is not None else type(owner)._get_iterator(owner)
+        make = before if before is not None else functools.partial(type(owner)._get_iterator, owner)
         watch = watch_of()
-        if watch is not None:
-            watch.add(iterator)
+        if watch is None:
+            return make()
+        iterator = make() if watch.in_consumer is None else watch.in_consumer(make)
+        watch.add(iterator)
         return iterator
 
     def unhook() -> None:

@@ -17,8 +17,9 @@ from torch_sink.sink.source import IterableSource, Mark, Pass, PassStart, Resume
 class OwnIteratorPass(WorkerPass):
     """A pass of such a loader.
 
-    Its code runs in the producer's thread where `__iter__` is a generator. It may start workers and draw from the
-    global generators before it yields, so the thread enters it only when the consumer waits for the first batch.
+    Its code runs in the producer's thread where `__iter__` is a generator. It may draw from the global generators and
+    start workers before it yields, so the thread enters it only when the consumer waits for the first batch, and the
+    consumer starts the workers.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class OwnIteratorPass(WorkerPass):
 
     def next(self) -> tuple[Any, Mark]:
         self.begins_when_asked = False
+        self.loader_watch.in_consumer = self.in_consumer
         try:
             return super().next()
         except StopIteration:

@@ -90,6 +90,14 @@ def sampling_of(loader: Any) -> Sampling:
         return Sampling()
 
 
+# Calls a function in the consumer's thread.
+InConsumer = Callable[[Callable[[], Any]], Any]
+
+
+def _call(function: Callable[[], Any]) -> Any:
+    return function()
+
+
 class Pass:
     """One traversal. `next` is called by one thread at a time; the rest may be called from another one.
 
@@ -97,6 +105,7 @@ class Pass:
         is_lost: whether the pass cannot go on after what `next` raised.
         is_pending: whether the batch for which `next` raised may still come.
         begins_when_asked: whether the first batch may be made only while the consumer waits for it.
+        in_consumer: calls a function in the thread that asks for batches, and returns what it returns.
     """
 
     def __init__(self, start: PassStart, batches: Iterator[Any]) -> None:
@@ -105,6 +114,7 @@ class Pass:
         self.is_lost = False
         self.is_pending = False
         self.begins_when_asked = False
+        self.in_consumer: InConsumer = _call
 
     def next(self) -> tuple[Any, Mark]:
         """The next batch; raises StopIteration at the end, or what the source raises."""

@@ -7,7 +7,9 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from typing import Any
 
 from torch_sink.errors import SinkError, SinkTimeout
 from torch_sink.sink.batch import tensor_bytes
@@ -20,6 +22,10 @@ WATCH_SECONDS = 0.25  # how often a waiting consumer looks after the workers
 DEAD_WORKER_SECONDS = 3.0  # torch itself notices a death within 0.5 s, unless its reader is stuck
 FREE_READER_SECONDS = 3.0
 JOIN_SECONDS = 1.5
+
+
+# A function that the consumer's thread is to call, and what becomes of it.
+Request = tuple[Callable[[], Any], "Future[Any]"]
 
 
 class ThreadProducer:
@@ -47,6 +53,7 @@ class ThreadProducer:
         self.free_slots = deque(range(slots.count))
         self.current: Pass | None = None
         self.held: Item | None = None
+        self.request: Request | None = None
         self.outside_source = threading.Event()
         self.outside_source.set()
         self.gate = threading.RLock()
@@ -67,6 +74,7 @@ class ThreadProducer:
         """Gives the pass whose batches come next, to a thread that lives until its end or its first error."""
         self.park()
         self.current = current
+        current.in_consumer = self._in_consumer
         self.thread = threading.Thread(target=self._run, args=(current,), name="torch_sink-producer", daemon=True)
         self.thread.start()
 
@@ -113,10 +121,15 @@ class ThreadProducer:
         was_freed = False
         while True:
             with self.changed:
-                if self.ready or self.changed.wait_for(lambda: self.ready, WATCH_SECONDS):
+                self.changed.wait_for(lambda: self.ready or self.request, WATCH_SECONDS)
+                if self.ready:
                     return self.ready.popleft()
+                request, self.request = self.request, None
                 current = self.current
                 is_idle = current is None or self.thread is None or not self.thread.is_alive()
+            if request is not None:
+                _answer(*request)
+                continue
             now = time.monotonic()
             if is_idle:
                 raise SinkError("the producer's thread is gone; restart() or make a new SinkLoader")
@@ -134,6 +147,21 @@ class ThreadProducer:
                     raise SinkError("a data worker died, and the wait for its batch could not be ended otherwise")
                 self._free_stuck_reader(current)
                 dead_since, was_freed = None, True
+
+    def _in_consumer(self, function: Callable[[], Any]) -> Any:
+        """Calls a function in the thread that waits, or will wait, for a batch."""
+        if not self.is_running_here():
+            return function()
+        answer: Future[Any] = Future()
+        with self.changed:
+            if self.current is None:
+                raise PassCancelled
+            self.request = function, answer
+            self.changed.notify_all()
+        try:
+            return answer.result()
+        except CancelledError:
+            raise PassCancelled from None
 
     def _free_stuck_reader(self, current: Pass) -> None:
         current.free_reader(self.outside_source, FREE_READER_SECONDS)
@@ -159,7 +187,10 @@ class ThreadProducer:
         """Leaves the source and forgets what is ready; returns the passes concerned, for the caller to stop."""
         with self.changed:
             current, self.current = self.current, None
+            request, self.request = self.request, None
             self.changed.notify_all()
+        if request is not None:
+            request[1].cancel()
         if current is not None:
             current.cancel()
         self._await_outside_source(current)
@@ -257,3 +288,14 @@ class ThreadProducer:
             return fill(self.slots, slot, current.start, *received)
         finally:
             self.gate.release()
+
+
+def _answer(function: Callable[[], Any], answer: Future[Any]) -> None:
+    """Calls the function; an exception is for the thread that asked, an interrupt for this one."""
+    try:
+        answer.set_result(function())
+    except Exception as error:
+        answer.set_exception(error)
+    except BaseException:
+        answer.cancel()
+        raise
