@@ -166,6 +166,11 @@ class FakeCuda:
         self._kept = [*getattr(self, "_kept", []), tensor]
         return tensor
 
+    def clone_storage(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """`UntypedStorage.clone`, by which tensors are copied deeply."""
+        source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        return source.clone().untyped_storage()
+
     # Graphs and generators
 
     def new_pool_handle(self) -> Any:
@@ -195,6 +200,8 @@ class FakeCuda:
         patch.setattr(torch.Tensor, "is_pinned", lambda tensor, *_: self.is_pinned(tensor), raising=False)
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: self.pin(tensor.clone()), raising=False)
         patch.setattr(torch.Tensor, "record_stream", lambda t, stream: self.record_stream(t, stream), raising=False)
+        clone = torch.UntypedStorage.clone
+        patch.setattr(torch.UntypedStorage, "clone", lambda s: self.clone_storage(s) if s.is_cuda else clone(s))
         for name in ("empty", "zeros"):
             patch.setattr(torch, name, self._pinning(getattr(torch, name)))
         if self.leaks_failed_captures:

@@ -61,7 +61,7 @@ def test_a_model_that_waits_is_found_out_before_anything_is_captured(
     with caplog.at_level(logging.WARNING, "torch_sink"):
         run(loop, make_batches(10))
     assert "the step cannot be captured, so it runs in mode 'eager': the host waits for the device at" in caplog.text
-    assert f"{__file__}:" in loop.explain(), "the line of the model"
+    assert f"'eager': the host waits for the device at {__file__}:" in loop.explain(), "the line of the model"
     assert fake_cuda.graphs_begun == 0
 
 

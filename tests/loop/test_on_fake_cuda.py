@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 from fake_cuda import FakeCuda
 from torch.nn import functional
 
-from torch_sink.loop import JitConfig, StepLoop
+from torch_sink.errors import HostSyncError
+from torch_sink.loop import JitConfig, StepLoop, no_host_sync
 from torch_sink.loop.amp import DynamicLossScaler
+from torch_sink.loop.host_sync import host_sync_allowed
 from torch_sink.sink import SinkLoader
 
 from .reference import make_batches, make_model, plain_loop
@@ -102,3 +105,43 @@ def test_overflows_are_skipped_in_replays(fake_cuda: FakeCuda) -> None:
     assert loop.scaler.scale_value.item() == 2.0
     assert loop.optimizer.state[loop.model[0].weight]["step"].item() == 13
     loop.close()
+
+
+def test_no_wait_inside_a_sink(fake_cuda: FakeCuda) -> None:
+    loop = make_loop(sink_size=5, loss_scaler=DynamicLossScaler(16.0), ema=0.9, clip_grad_norm=1.0)
+    with SinkLoader(make_batches(10)) as loader:
+        loop.run(loader)
+        with no_host_sync():
+            history = loop.run(loader)
+    assert history.host_syncs == 2
+    loop.close()
+
+
+def test_no_host_sync_sees_its_own_thread_and_leaves_others_alone(fake_cuda: FakeCuda) -> None:
+    value = torch.ones(2, device="cuda")
+    failures: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            value.sum().item()
+        except BaseException as error:
+            failures.append(error)
+
+    with no_host_sync():
+        thread = threading.Thread(target=read)
+        thread.start()
+        thread.join()
+        with host_sync_allowed():
+            value.sum().item()
+        with pytest.raises(HostSyncError, match=rf"waits for the device at {__file__}:"):
+            torch.linalg.eigvalsh(torch.eye(2, device="cuda"))
+        with pytest.raises(HostSyncError, match=rf"waits for the device at {__file__}:\d+: torch's sync debug mode"):
+            below_the_dispatcher(value)
+    assert not failures
+    value.sum().item()
+
+
+def below_the_dispatcher(value: torch.Tensor) -> None:
+    """A wait that no mode of the dispatcher sees, as inside a library's kernel."""
+    with torch.utils._python_dispatch._disable_current_modes():
+        value.sum().item()

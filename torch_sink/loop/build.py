@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_sink.loop.capturable import cycles_momentum, make_capturable, takes_betas_from_device
+from torch_sink.loop.capturable import capture_obstacle, cycles_momentum, make_capturable, takes_betas_from_device
 from torch_sink.loop.capture import Capture, CudaCapture
 from torch_sink.loop.compiled_loss import CompiledLoss
 from torch_sink.loop.distributed import Ranks
@@ -121,6 +121,10 @@ def resolve_mode(parts: EngineParts, capture: Capture | None) -> str:
         parts.reasons.note(
             f"the scheduler cycles momentum, which {name} cannot read from the device: it means 'compile' here"
         )
+        mode = "compile"
+    obstacle = capture_obstacle(parts.optimizer, parts.device) if mode == "graph" else None
+    if obstacle is not None:
+        parts.reasons.note(f"{obstacle}: mode 'graph' means 'compile' here")
         mode = "compile"
     if mode == "compile":
         mode = _compile_or_eager(parts)

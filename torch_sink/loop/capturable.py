@@ -11,15 +11,15 @@ from torch import Tensor
 def make_capturable(optimizer: torch.optim.Optimizer) -> None:
     """Set the flags that keep a CUDA optimizer's arithmetic on the device, and move its counters there.
 
-    SGD has no capturable form that reads the learning rate from the device, but its fused kernel does; the others
-    have the flag `capturable`. Parameters on the CPU are left alone.
+    SGD has no capturable form that reads the learning rate from the device, but its fused kernel does, which there is
+    none of for sharded parameters; the others have the flag `capturable`. Parameters on the CPU are left alone.
     """
     for group in optimizer.param_groups:
         if not all(p.is_cuda and p.is_floating_point() for p in group["params"]):
             continue
         if "capturable" in group:
             group["capturable"] = True
-        if type(optimizer) is torch.optim.SGD and not group.get("differentiable") and not group.get("fused"):
+        if _fuses(optimizer, group) and not group.get("fused"):
             group["fused"], group["foreach"] = True, False
             optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
             optimizer._need_device_dtype_check_for_fused = True  # type: ignore[attr-defined]
@@ -27,6 +27,25 @@ def make_capturable(optimizer: torch.optim.Optimizer) -> None:
         step = entries.get("step")
         if isinstance(step, Tensor) and parameter.is_cuda and not step.is_cuda:
             entries["step"] = step.to(parameter.device, torch.float32)
+
+
+def _fuses(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
+    is_plain_sgd = type(optimizer) is torch.optim.SGD and not group.get("differentiable")
+    return is_plain_sgd and not any(hasattr(parameter, "to_local") for parameter in group["params"])
+
+
+def capture_obstacle(optimizer: torch.optim.Optimizer, device: torch.device) -> str | None:
+    """Why no step of the optimizer can be captured on `device`, or None where nothing is known to speak against it."""
+    name = type(optimizer).__name__
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.device != device:
+                return f"{name} holds parameters on {parameter.device}, outside {device}"
+            if not parameter.is_floating_point():
+                return f"{name} holds parameters of {parameter.dtype}, whose steps read the learning rate on the host"
+            if hasattr(parameter, "to_local") and not _fuses(optimizer, group) and type(optimizer) is torch.optim.SGD:
+                return "SGD reads the learning rate of sharded parameters on the host"
+    return None
 
 
 def add_missing_momentum(optimizer: torch.optim.Optimizer) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,10 +18,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torch_sink.errors import HostSyncError
+from torch_sink.loop import thread_waits
+from torch_sink.loop.thread_waits import device_waits, here
+from torch_sink.loop.thread_waits import host_sync_allowed as host_sync_allowed
+from torch_sink.loop.thread_waits import syncs_are_watched as syncs_are_watched
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 _OWN_FOLDER = os.path.dirname(__file__) + os.sep
 _OPTIMIZER_FOLDER = os.path.join(_TORCH_FOLDER, "optim") + os.sep
+
+_WATCHING_FILES = (__file__, thread_waits.__file__, warnings.__file__)
 
 # Operators whose result, or whose result's shape, the host needs before it can go on.
 _WAITING_OPERATORS = {
@@ -63,49 +68,6 @@ _WAITING_FUNCTIONS: dict[Any, str] = {
 _MAKING_FUNCTIONS = (torch.tensor, torch.as_tensor, Tensor.new_tensor)
 
 
-class _Here(threading.local):
-    """What holds for this thread: how many regions allow waits, and how many watches look for them."""
-
-    allowances = watches = 0
-
-
-_here = _Here()
-
-
-def syncs_are_watched() -> bool:
-    """Whether anything looks for waits of the host in this thread."""
-    return _here.watches > 0 or _cuda_debug_mode() != 0
-
-
-class host_sync_allowed:
-    """Inside `no_host_sync()`: a region of this thread in which the host may wait, such as a sink's end.
-
-    A class, because every step enters it and a generator would cost three times as much.
-    """
-
-    def __enter__(self) -> None:
-        _here.allowances += 1
-        self._cuda_mode = _cuda_debug_mode()
-        if self._cuda_mode:
-            _set_cuda_debug_mode(0)
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._cuda_mode:
-            _set_cuda_debug_mode(self._cuda_mode)
-        _here.allowances -= 1
-
-
-def _cuda_debug_mode() -> int:
-    return torch.cuda.get_sync_debug_mode() if torch.cuda.is_initialized() else 0
-
-
-def _set_cuda_debug_mode(mode: int | str) -> None:
-    """torch warns that its mode does not see every wait, which is why it is one of three ways of looking here."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-        torch.cuda.set_sync_debug_mode(mode)
-
-
 def _caller() -> tuple[str, bool]:
     """File and line of the innermost frame outside torch and this file, and whether an optimizer lies between."""
     frame: FrameType | None = sys._getframe(1)
@@ -114,7 +76,7 @@ def _caller() -> tuple[str, bool]:
         name = frame.f_code.co_filename
         if name.startswith(_OPTIMIZER_FOLDER):
             inside_optimizer = True
-        elif not name.startswith(_TORCH_FOLDER) and name != __file__ and not name.startswith("<"):
+        elif not name.startswith((_TORCH_FOLDER, "<")) and name not in _WATCHING_FILES:
             return f"{name}:{frame.f_lineno}", inside_optimizer
         frame = frame.f_back
     return "unknown place", inside_optimizer
@@ -189,7 +151,7 @@ class _OperatorWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        reason = None if _here.allowances else _reason(func, args, kwargs)
+        reason = None if here.allowances else _reason(func, args, kwargs)
         if reason is not None:
             place, inside_optimizer = _caller()
             # torch.optim keeps its step counters on the CPU on purpose: reading them waits for nothing.
@@ -210,7 +172,7 @@ class _FunctionWatch(TorchFunctionMode):
         if _checks_on_the_cpu_only(func, args, kwargs):
             with host_sync_allowed():
                 return func(*args, **kwargs)
-        name = None if _here.allowances else _function_reason(func, args, kwargs)
+        name = None if here.allowances else _function_reason(func, args, kwargs)
         if name is None:
             return func(*args, **kwargs)
         self._report(_caller()[0], f"{name} brings a tensor to the host")
@@ -223,16 +185,16 @@ def watch_host_syncs(report: Callable[[str, str], None]) -> Iterator[None]:
     """Call `report(place, what)` for each wait of the host that eager code of this thread causes inside."""
     # Under these modes the compiler gives a function up, with torch 2.11 for good, unless it is told not to look.
     with torch.compiler.set_stance("force_eager"), _OperatorWatch(report), _FunctionWatch(report):
-        _here.watches += 1
+        here.watches += 1
         try:
             yield
         finally:
-            _here.watches -= 1
+            here.watches -= 1
 
 
 def is_foreign(filename: str) -> bool:
     """Whether a file belongs neither to torch nor to the loop."""
-    return not filename.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<"))
+    return not filename.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<")) and filename not in _WATCHING_FILES
 
 
 def user_place(error: BaseException) -> str:
@@ -252,18 +214,8 @@ def _raise_sync(place: str, what: str) -> None:
     )
 
 
-@contextmanager
-def _cuda_sync_errors() -> Iterator[None]:
-    before = torch.cuda.get_sync_debug_mode()
-    _set_cuda_debug_mode("error")
-    try:
-        yield
-    except RuntimeError as error:
-        if "synchronizing CUDA operation" not in str(error):
-            raise
-        raise HostSyncError(f"the host waits for the device at {user_place(error)}: {error}") from error
-    finally:
-        _set_cuda_debug_mode(before)
+def _raise_device_wait() -> None:
+    _raise_sync(_caller()[0], "torch's sync debug mode sees a synchronizing CUDA operation")
 
 
 @contextmanager
@@ -278,13 +230,13 @@ def no_host_sync() -> Iterator[None]:
     It sees the eager code of its own thread. It does not see: other threads, `torch.cuda.synchronize`,
     `Event.synchronize`, pickling, reads of a tensor's memory by its address, waits inside a library's own kernels and
     the replay of a captured graph; and on the CPU, where nothing has to be copied, `to` with a device that is not
-    spelled "cpu" and tensors made from numbers. On CUDA, torch's own sync debug mode is set to "error" as well, which
-    sees waits below the dispatcher. Compiled functions run their eager code inside, which is seen.
-    It costs about 10 microseconds an operator: a tool for tests, not for training.
+    spelled "cpu" and tensors made from numbers. On CUDA, torch's own sync debug mode looks as well, which sees waits
+    below the dispatcher; its warnings about other threads are passed over. Compiled functions run their eager code
+    inside, which is seen. It costs about 10 microseconds an operator: a tool for tests, not for training.
 
     Raises:
         HostSyncError: at the line that waits; the message names file and line.
     """
-    cuda = _cuda_sync_errors() if torch.cuda.is_initialized() else nullcontext()
+    cuda = device_waits(_raise_device_wait) if torch.cuda.is_initialized() else nullcontext()
     with cuda, watch_host_syncs(_raise_sync):
         yield

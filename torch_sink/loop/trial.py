@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -13,37 +12,12 @@ import torch
 from torch import Tensor
 
 from torch_sink.loop.host_sync import is_foreign
+from torch_sink.loop.thread_waits import device_waits
 
-_WAITS = "called a synchronizing CUDA operation"
 
-
-@contextmanager
-def waits_noted(problems: list[str]) -> Iterator[None]:
-    """Add a line to `problems` for each wait that torch's sync debug mode sees inside.
-
-    The mode is one for all threads: no other may use the device meanwhile. Where it is on already, it does what it was
-    switched on for.
-    """
-    if torch.cuda.get_sync_debug_mode():
-        yield
-        return
-    show = warnings.showwarning
-
-    def note(message: Warning | str, *args: Any, **kwargs: Any) -> None:
-        if str(message).startswith(_WAITS):
-            problems.append(f"the host waits for the device at {_place()}")
-        else:
-            show(message, *args, **kwargs)
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-        warnings.filterwarnings("always", message=_WAITS)
-        warnings.showwarning = note
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+def waits_noted(problems: list[str]) -> AbstractContextManager[None]:
+    """Context that adds a line to `problems` for each wait of this thread that torch's sync debug mode sees inside."""
+    return device_waits(lambda: problems.append(f"the host waits for the device at {_place()}"))
 
 
 @contextmanager
@@ -84,8 +58,12 @@ def _accumulating_node(parameter: Tensor) -> Any:
 
 
 def _place() -> str:
+    """The line outside torch and the loop that waits, or the optimizer."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
+        optimizer = frame.f_locals.get("self")
+        if frame.f_code.co_name == "step" and isinstance(optimizer, torch.optim.Optimizer):
+            return f"{type(optimizer).__name__}.step"
         if is_foreign(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back

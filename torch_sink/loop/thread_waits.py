@@ -1,0 +1,97 @@
+"""Where the host may wait, and who is told when it does: for each thread by itself, unlike torch's sync debug mode."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_WAITS = "called a synchronizing CUDA operation"
+
+
+class _Here(threading.local):
+    """What holds for this thread.
+
+    Attributes:
+        allowances: regions that allow waits.
+        watches: watches that look for them.
+        report: called when torch sees a wait for the device, or None.
+    """
+
+    allowances = watches = 0
+    report: Callable[[], None] | None = None
+
+
+here = _Here()
+_mode_is_ours = False
+
+
+def syncs_are_watched() -> bool:
+    """Whether anything looks for waits of the host in this thread."""
+    return here.watches > 0 or _cuda_debug_mode() != 0
+
+
+class host_sync_allowed:
+    """Inside `no_host_sync()`: a region of this thread in which the host may wait, such as a sink's end.
+
+    A class, because every step enters it and a generator would cost three times as much.
+    """
+
+    def __enter__(self) -> None:
+        here.allowances += 1
+        # Where the mode is ours, a wait in here is passed over; where it is the user's, only switching it off helps.
+        self._cuda_mode = 0 if _mode_is_ours else _cuda_debug_mode()
+        if self._cuda_mode:
+            _set_cuda_debug_mode(0)
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._cuda_mode:
+            _set_cuda_debug_mode(self._cuda_mode)
+        here.allowances -= 1
+
+
+@contextmanager
+def device_waits(report: Callable[[], None]) -> Iterator[None]:
+    """Call `report()` at each wait of this thread for the device that torch's sync debug mode sees.
+
+    The mode is one for the process: producers and loaders may wait as they like, so it warns, and only the warnings of
+    this thread count. What `report` raises is raised by the line that waits. Where the user has set the mode, it does
+    what it was set for, and nothing is reported.
+    """
+    global _mode_is_ours
+    if _cuda_debug_mode():
+        yield
+        return
+    show = warnings.showwarning
+
+    def note(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+        if not str(message).startswith(_WAITS):
+            show(message, *args, **kwargs)
+        elif here.report is not None and not here.allowances:
+            here.report()
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message=_WAITS)
+        warnings.showwarning = note  # type: ignore[assignment]
+        here.report, _mode_is_ours = report, True
+        _set_cuda_debug_mode("warn")
+        try:
+            yield
+        finally:
+            _set_cuda_debug_mode("default")
+            here.report, _mode_is_ours = None, False
+
+
+def _cuda_debug_mode() -> int:
+    return torch.cuda.get_sync_debug_mode() if torch.cuda.is_initialized() else 0
+
+
+def _set_cuda_debug_mode(mode: int | str) -> None:
+    """torch warns that its mode does not see every wait, which is why it is one of three ways of looking here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode(mode)
