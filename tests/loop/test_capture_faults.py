@@ -15,7 +15,7 @@ from torch_sink.loop import LambdaCallback, StepLoop
 from torch_sink.loop.amp import DynamicLossScaler
 
 from .reference import make_batches, make_model, plain_loop
-from .test_on_fake_cuda import OPTIMIZERS, assert_trained_alike, make_loop, plain
+from .test_on_fake_cuda import OPTIMIZERS, UNCOMPILED, assert_trained_alike, make_loop, plain
 
 RELEASES = [{"release": "2.11"}, {"release": "2.15"}]
 both_releases = pytest.mark.parametrize("fake_cuda", RELEASES, indirect=True)
@@ -261,7 +261,15 @@ def test_optimizers_get_numbers_again_when_steps_are_not_captured(fake_cuda: Fak
     model = Wrapped(lambda _, outputs: outputs.sum().item()).cuda()
     optimizer = Reading(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-    loop = StepLoop(model, functional.cross_entropy, optimizer, scheduler=scheduler, sink_size=5, mode="graph")
+    loop = StepLoop(
+        model,
+        functional.cross_entropy,
+        optimizer,
+        scheduler=scheduler,
+        sink_size=5,
+        mode="graph",
+        jit_config=UNCOMPILED,
+    )
     history = loop.run(make_batches(12))
     assert "mode: " in loop.explain()
     assert set(rates[3:]) == {float}

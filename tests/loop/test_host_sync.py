@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import pickle
 import threading
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision  # noqa: F401, its operators
+from fake_cuda import FakeCuda
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -207,22 +207,23 @@ def test_allowed_regions() -> None:
             X.tolist()
 
 
-def test_torch_is_asked_to_raise_on_cuda_and_the_mode_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_debug_mode_is_put_back_and_the_users_is_left_alone(fake_cuda: FakeCuda) -> None:
     """Torch's warning about its mode is not passed on: in this suite a warning is an error."""
-    modes: list[Any] = [0]
-
-    def change(mode: Any) -> None:
-        warnings.warn("Synchronization debug mode is a prototype feature and does not yet detect all", stacklevel=2)
-        modes.append({"error": 2}.get(mode, mode))
-
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", change)
-    with no_host_sync(), host_sync_allowed():
-        X.tolist()
-    assert modes == [0, 2, 0, 2, 0]
-    with pytest.raises(HostSyncError, match=rf"{Path(__file__).name}:\d+: called a synchronizing"), no_host_sync():
-        raise RuntimeError("called a synchronizing CUDA operation")
+    value = torch.ones(1, device="cuda")
+    with no_host_sync():
+        assert torch.cuda.get_sync_debug_mode() == 1
+        with host_sync_allowed():
+            value.item()
+    assert torch.cuda.get_sync_debug_mode() == 0
+    with pytest.warns(UserWarning, match="prototype"):
+        torch.cuda.set_sync_debug_mode("error")
+    with no_host_sync():
+        assert torch.cuda.get_sync_debug_mode() == 2
+        with host_sync_allowed():
+            value.item()
+    assert torch.cuda.get_sync_debug_mode() == 2
+    with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+        value.item()
 
 
 class Syncing(nn.Module):

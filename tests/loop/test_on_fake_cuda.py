@@ -18,6 +18,7 @@ from torch_sink.sink import SinkLoader
 
 from .reference import make_batches, make_model, plain_loop
 
+UNCOMPILED = JitConfig(jit_level="O0", exc_mode="sink")
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
     "Adam": lambda p: torch.optim.Adam(p, lr=1e-3),
@@ -30,7 +31,7 @@ def make_loop(name: str = "SGD", **options: Any) -> StepLoop:
     model = options.pop("model", None) or make_model(dropout=options.pop("dropout", 0.0)).cuda()
     optimizer = OPTIMIZERS[name](model.parameters())
     scheduler = options.pop("scheduler", None)
-    options.setdefault("jit_config", JitConfig(jit_level="O0", exc_mode="sink"))
+    options.setdefault("jit_config", UNCOMPILED)
     options.setdefault("mode", "graph")
     return StepLoop(
         model,

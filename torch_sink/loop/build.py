@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_sink.loop.capturable import capture_obstacle, cycles_momentum, make_capturable, takes_betas_from_device
+from torch_sink.loop.capturable import capture_obstacle, cycles_momentum, takes_betas_from_device
 from torch_sink.loop.capture import Capture, CudaCapture
 from torch_sink.loop.compiled_loss import CompiledLoss
 from torch_sink.loop.distributed import Ranks
@@ -61,8 +61,6 @@ def build_engine(parts: EngineParts) -> Engine:
         if parts.jit_config.fast_random:
             parts.reasons.note("fast_random: compiled dropout draws other random numbers than eager code")
         loss_function = CompiledLoss(loss_function, parts.model, parts.jit_config, parts.reasons)
-    if mode == "graph" or parts.scaler is not None:
-        make_capturable(parts.optimizer)
     update = OptimizerUpdate(
         parts.model,
         parts.optimizer,

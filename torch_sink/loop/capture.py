@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
@@ -40,7 +40,7 @@ class Capture(Protocol):
         """Context in which all work of a run is queued, captured or not."""
         ...
 
-    def trial(self, problems: list[str], parameters: list[Tensor]) -> AbstractContextManager[Any]:
+    def trial(self, problems: list[str], parameters: Sequence[Tensor]) -> AbstractContextManager[Any]:
         """Context of an uncaptured step: adds to `problems` what would make its capture fail."""
         ...
 
@@ -73,7 +73,7 @@ class CudaCapture:
         return _OnStream(self._stream)
 
     @contextmanager
-    def trial(self, problems: list[str], parameters: list[Tensor]) -> Iterator[None]:
+    def trial(self, problems: list[str], parameters: Sequence[Tensor]) -> Iterator[None]:
         with waits_noted(problems):
             if hasattr(autograd_graph, "set_override_stale_capture_stream"):
                 yield

@@ -55,8 +55,12 @@ class Engine:
     def attach(self, loader: Any) -> None:
         """Take note of the loader of the coming run."""
 
+    def reserve(self, steps: int) -> None:
+        """Make room for sinks of up to `steps` steps."""
+
     def begin(self, steps: int, iteration: int) -> None:
         """Open a sink of at most `steps` steps; `iteration` steps were executed before."""
+        self.training_step.update.follow_optimizer()
         self.log.start()
         self.schedule.start()
 

@@ -82,8 +82,9 @@ class GraphEngine(Engine):
         self._capture, self._reasons, self._lower_mode = capture, reasons, lower_mode
         self._refuse_python_state = refuse_python_state
         self._warmup_left = warmup_steps
+        self._replayed_log = step.log
+        make_capturable(schedule.optimizer)
         self._rates = RateTable(schedule, step.log.capacity, step.log.device, step.log.cursor)
-        self._freeze_log = step.log.freeze
         self._graphs: dict[tuple[Any, bool], tuple[Any, Callable[[], None]]] = {}
         self._staging: Any = None
         self._shape = UsualShape()
@@ -107,13 +108,23 @@ class GraphEngine(Engine):
             self._forget_graphs()  # they read the slots of another ring
         self._loader = weakref.ref(loader)
 
+    def reserve(self, steps: int) -> None:
+        log, groups = self._replayed_log, len(self.schedule.optimizer.param_groups)
+        if steps > log.capacity or groups != self._rates.groups:
+            self._forget_graphs()
+            if steps > log.capacity:
+                log.reserve(steps)
+            self._rates = RateTable(self.schedule, log.capacity, log.device, log.cursor)
+
     def begin(self, steps: int, iteration: int) -> None:
         self._plan, self._position = [], 0
         if self.mode != "graph":
             super().begin(steps, iteration)
             return
-        self.log.start()
+        self.training_step.update.follow_optimizer()
         make_capturable(self.schedule.optimizer)
+        self.reserve(steps)
+        self.log.start()
         self._plan = self.schedule.plan(steps, iteration)
         self._rates.write(self._plan)
         if self._graphs and self._fingerprint != self._baked():
@@ -210,7 +221,7 @@ class GraphEngine(Engine):
         return known[1] if known is not None else self._record((STAGED, last), [], self._staging, last)
 
     def _record(self, key: tuple[Any, bool], addresses: list[Any], batch: Any, last: bool) -> Any:
-        self._freeze_log()
+        self._replayed_log.freeze()
         if not self._graphs:
             self._fingerprint = self._baked()
         before = Places(self._model, self.schedule.optimizer)

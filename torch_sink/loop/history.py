@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 _LONGEST_UNJOINED = 1000
 
@@ -84,8 +85,12 @@ class RunHistory:
 
     @property
     def learning_rates(self) -> Tensor:
-        """Learning rate in force at every iteration: float64 [iterations, parameter groups]."""
-        return self._joined("learning_rates", torch.empty(0, self._groups, dtype=torch.float64))
+        """Learning rate in force at every iteration: float64 [iterations, groups]; NaN before a group was added."""
+        parts = [record.values.learning_rates for record in self._sinks]
+        groups = max((part.shape[1] for part in parts), default=self._groups)
+        missing = float("nan")
+        padded = [functional.pad(part, (0, groups - part.shape[1]), value=missing) for part in parts]
+        return torch.cat(padded) if parts else torch.empty(0, groups, dtype=torch.float64)
 
     @property
     def metrics(self) -> dict[str, Tensor]:

@@ -142,11 +142,16 @@ class RateTable:
         capacity: steps of the longest sink.
         device: of the parameters.
         cursor: int64 [1] on `device`, the row of the current step.
+
+    Attributes:
+        capacity, groups: steps and parameter groups that fit.
     """
 
     def __init__(self, schedule: Schedule, capacity: int, device: torch.device, cursor: Tensor) -> None:
         self._optimizer, self._cursor, self._cycles_betas = schedule.optimizer, cursor, schedule.cycles_betas
+        self.capacity = capacity
         groups = schedule.optimizer.param_groups
+        self.groups = len(groups)
         columns = len(groups) * (2 if self._cycles_betas else 1)
         # Float64 gives the bits of a Python float; the fused kernels read their learning rate as float32.
         fused = any(group.get("fused") for group in groups)

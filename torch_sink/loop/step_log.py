@@ -113,7 +113,7 @@ class StepLog:
         host = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)
         host.copy_(table, non_blocking=True)
         copied = torch.cuda.Event()
-        copied.record()
+        copied.record(torch.cuda.current_stream(table.device))  # not that of the current device
         copied.synchronize()  # host sync
         return list(host.clone())
 
@@ -160,12 +160,17 @@ class ReplayedLog(StepLog):
     """
 
     def __init__(self, device: torch.device, capacity: int) -> None:
-        self.capacity = capacity
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
-        self._frozen = False
-        self._cells = torch.zeros(_METRIC_ROW, capacity, dtype=torch.float32, device=device)
-        self._rows = list(self._cells.unbind(0))
+        self.device, self.metric_names = device, []
+        self.reserve(capacity)
         super().__init__(device)
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for a sink of `capacity` steps, at other addresses."""
+        self.capacity, self._frozen = capacity, False
+        rows = _METRIC_ROW + len(self.metric_names)
+        self._cells = torch.zeros(rows, capacity, dtype=torch.float32, device=self.device)
+        self._rows = list(self._cells.unbind(0))
 
     def freeze(self) -> None:
         """Forbid new metrics: a captured graph holds the addresses."""
@@ -203,6 +208,6 @@ class ReplayedLog(StepLog):
                 f"forward returned the metrics {names} after {self.metric_names}; return the same each step"
             )
         super()._rename(names)
-        new = torch.zeros(len(names), self.capacity, dtype=torch.float32, device=self.device)
-        self._cells = torch.cat([self._cells[:_METRIC_ROW], new])
-        self._rows = list(self._cells.unbind(0))
+        written = self._cells
+        self.reserve(self.capacity)
+        self._cells[: len(written)] = written

@@ -288,10 +288,9 @@ class StepLoop:
         """The engine for sinks of up to `longest_sink` steps; kept between runs."""
         if not self.model.training:
             _log.warning("the model is in eval mode; call model.train() before the run unless that is meant")
-        if self._engine is not None and self._engine.log.capacity >= longest_sink:
-            return self._engine
         if self._engine is not None:
-            self._engine.close()
+            self._engine.reserve(longest_sink)
+            return self._engine
         self._engine = build_engine(
             EngineParts(
                 model=self.model,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
@@ -21,7 +21,7 @@ def waits_noted(problems: list[str]) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def stale_streams_noted(problems: list[str], parameters: list[Tensor], stream: Any) -> Iterator[None]:
+def stale_streams_noted(problems: list[str], parameters: Sequence[Tensor], stream: Any) -> Iterator[None]:
     """Add a line to `problems` if gradients of `parameters` are accumulated on another stream than `stream`.
 
     Autograd remembers the stream on which a parameter was first used for as long as anything holds its node: a loss

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_sink.errors import UnsupportedOperation
-from torch_sink.loop.capturable import add_missing_momentum
+from torch_sink.loop.capturable import add_missing_momentum, make_capturable
 from torch_sink.loop.ema import WeightAverage
 from torch_sink.loop.host_sync import host_sync_allowed
 from torch_sink.loop.scaler import StaticLossScaler, unscale_gradients
@@ -49,8 +49,9 @@ class OptimizerUpdate:
         self._updated = False
         self._clip_grad_norm, self._reduce_found_inf = clip_grad_norm, reduce_found_inf
         self._model_parameters = list(model.parameters())
-        owned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self.parameters = list(dict.fromkeys([*self._model_parameters, *owned]))
+        self.parameters: list[nn.Parameter] = []
+        self._owned = -1
+        self.follow_optimizer()
         self._warm_patterns: set[tuple[bool, ...]] = set()
 
     @property
@@ -67,6 +68,16 @@ class OptimizerUpdate:
     def _average_began(self) -> bool:
         """State may be there before the first update (Adagrad's, or what was loaded); an average is not."""
         return self.average is None or self.average.started
+
+    def follow_optimizer(self) -> None:
+        """Take in parameters that the optimizer was given since, as by `add_param_group`."""
+        count = sum(len(group["params"]) for group in self.optimizer.param_groups)
+        if count != self._owned:
+            owned = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            self.parameters = list(dict.fromkeys([*self._model_parameters, *owned]))
+            self._owned = count
+            if self.scaler is not None:
+                make_capturable(self.optimizer)
 
     def zero_gradients(self, *, in_place: bool = False) -> None:
         """Forget the gradients of every parameter of the model and of the optimizer, or set them to zero in place."""

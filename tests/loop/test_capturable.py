@@ -1,0 +1,184 @@
+"""Which optimizers can be captured on a CUDA device that is none, and what becomes of those that cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from fake_cuda import FakeCuda
+from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn import functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from torch_sink.loop import LambdaCallback, StepLoop
+from torch_sink.loop.amp import DynamicLossScaler
+from torch_sink.loop.baked import Places, address
+from torch_sink.loop.capturable import capture_obstacle, make_capturable
+
+from .reference import make_batches, make_model, plain_loop
+from .test_on_fake_cuda import UNCOMPILED, assert_trained_alike, make_loop
+
+
+@pytest.fixture
+def mesh(fake_cuda: FakeCuda) -> Iterator[Any]:
+    """One process with a process group that does nothing."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    yield distributed.init_device_mesh("cuda", (1,))
+    distributed.destroy_process_group()
+
+
+def sharded(mesh: Any, value: float = 1.0) -> DTensor:
+    return DTensor.from_local(torch.full((4, 4), value, device="cuda"), mesh, [Shard(0)])
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_sharded_parameters_are_stepped_by_kernels_that_know_them(mesh: Any, name: str) -> None:
+    parameter = nn.Parameter(sharded(mesh))
+    optimizer = getattr(torch.optim, name)([parameter], lr=0.1)
+    make_capturable(optimizer)
+    parameter.grad = sharded(mesh)
+    optimizer.step()
+    plain = nn.Parameter(torch.ones(4, 4))
+    plain.grad = torch.ones(4, 4)
+    getattr(torch.optim, name)([plain], lr=0.1).step()
+    torch.testing.assert_close(parameter.to_local().cpu(), plain)
+    obstacle = capture_obstacle(optimizer, torch.device("cuda", 0))
+    assert (obstacle is not None) == (name == "SGD")
+
+
+def test_a_sharded_tensor_is_where_its_part_is(mesh: Any) -> None:
+    parameter = nn.Parameter(sharded(mesh))
+    assert parameter.data_ptr() == 0
+    assert address(parameter) == parameter.to_local().data_ptr() != 0
+    optimizer = torch.optim.Adam([parameter], lr=0.1)
+    parameter.grad = sharded(mesh)
+    optimizer.step()
+    before = Places(nn.Module(), optimizer)
+    optimizer.step()
+    assert not before.replaced()
+    optimizer.state[parameter]["exp_avg"] = sharded(mesh)
+    assert before.replaced() == {"exp_avg of Adam"}
+
+
+class TwoDevices(nn.Module):
+    """Its factor is on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make_model(dropout=0.0)
+        self.factors = nn.ParameterList([nn.Parameter(torch.ones(()))])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner(inputs) * self.factors[0].to(inputs.device)
+
+
+class Complex(nn.Module):
+    """Its factor is complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make_model(dropout=0.0)
+        self.factor = nn.Parameter(torch.ones((), dtype=torch.complex64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner(inputs) * torch.view_as_real(self.factor)[0]
+
+
+def two_devices_on_cuda() -> TwoDevices:
+    model = TwoDevices()
+    model.inner.cuda()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "make_plain", "reason"),
+    [
+        (two_devices_on_cuda, TwoDevices, "Adam holds parameters on cpu, outside cuda:0"),
+        (lambda: Complex().cuda(), Complex, "Adam holds parameters of torch.complex64"),
+    ],
+    ids=["two devices", "complex"],
+)
+def test_parameters_that_no_graph_can_hold_train_uncaptured(
+    fake_cuda: FakeCuda, make: Any, make_plain: Any, reason: str
+) -> None:
+    batches, model, plain = make_batches(6), make(), make_plain()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    loop = StepLoop(model, functional.cross_entropy, optimizer, jit_config=UNCOMPILED)
+    history = loop.run(batches)
+    losses, _ = plain_loop(plain, functional.cross_entropy, torch.optim.Adam(plain.parameters(), 1e-3), batches)
+    torch.testing.assert_close(history.losses, losses, rtol=1e-5, atol=1e-6)
+    assert reason in loop.explain()
+    assert fake_cuda.graphs_begun == 0
+
+
+@pytest.mark.parametrize("mode", ["graph", "eager"])
+@pytest.mark.parametrize("scaler", [None, 16.0])
+def test_a_group_that_a_callback_adds_trains_from_the_next_sink_on(fake_cuda: FakeCuda, mode: str, scaler: Any) -> None:
+    batches, plain = make_batches(12), make_model(dropout=0.0)
+    first, later = list(plain[:4].parameters()), list(plain[4:].parameters())
+    optimizer = torch.optim.SGD(first, lr=0.05, momentum=0.9)
+    losses = [plain_loop(plain, functional.cross_entropy, optimizer, batches[:8])[0]]
+    optimizer.add_param_group({"params": later, "lr": 0.01})
+    losses.append(plain_loop(plain, functional.cross_entropy, optimizer, batches[8:])[0])
+
+    model = make_model(dropout=0.0).cuda()
+    optimizer = torch.optim.SGD(list(model[:4].parameters()), lr=0.05, momentum=0.9)
+
+    def add(context: Any) -> None:
+        if context.original_args().cur_step_num == 8:
+            optimizer.add_param_group({"params": list(model[4:].parameters()), "lr": 0.01})
+
+    loss_scaler = DynamicLossScaler(scaler) if scaler else None
+    loop = StepLoop(
+        model,
+        functional.cross_entropy,
+        optimizer,
+        sink_size=4,
+        mode=mode,
+        loss_scaler=loss_scaler,
+        jit_config=UNCOMPILED,
+    )
+    history = loop.run(batches, callbacks=[LambdaCallback(on_train_step_end=add)])
+    torch.testing.assert_close(history.losses, torch.cat(losses), rtol=1e-5, atol=1e-6)
+    assert_trained_alike(model, plain, rtol=1e-4, atol=1e-5)
+    assert f"mode: {mode}" in loop.explain()
+    assert history.learning_rates[8:].tolist() == [[0.05, 0.01]] * 4
+    assert history.learning_rates[:8, 1].isnan().all()
+
+
+def test_a_longer_sink_needs_no_new_engine(fake_cuda: FakeCuda) -> None:
+    batches = make_batches(16)
+    loop = make_loop(sink_size=-1)
+    losses = [loop.run(batches[:6]).losses]
+    engine, model_calls = loop._engine, 0
+
+    def count(*_: Any) -> None:
+        nonlocal model_calls
+        model_calls += 1
+
+    loop.model.register_forward_hook(count)
+    losses.append(loop.run(batches[6:]).losses)
+    plain = make_model(dropout=0.0)
+    expected, _ = plain_loop(
+        plain, functional.cross_entropy, torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9), batches
+    )
+    torch.testing.assert_close(torch.cat(losses), expected, rtol=1e-5, atol=1e-6)
+    assert loop._engine is engine
+    assert model_calls == 3, "no step but those that are recorded"
+
+
+@pytest.mark.parametrize("fake_cuda", [{"devices": 2, "seed": seed} for seed in range(3)], indirect=True)
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_a_model_on_another_than_the_current_device(fake_cuda: FakeCuda, mode: str) -> None:
+    batches = make_batches(8)
+    loop = make_loop(model=make_model(dropout=0.0).to("cuda:1"), mode=mode, sink_size=3)
+    history = loop.run(batches)
+    plain = make_model(dropout=0.0)
+    expected, _ = plain_loop(
+        plain, functional.cross_entropy, torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9), batches
+    )
+    torch.testing.assert_close(history.losses, expected, rtol=1e-5, atol=1e-6)
+    assert torch.cuda.current_device() == 0
