@@ -17,6 +17,7 @@ pytestmark = pytest.mark.once
 ROOT = Path(torch_sink.__file__).resolve().parent
 KERNELS = "torch_sink.triton_kernels"
 IMAGE, SINK, LOOP, COMMAND_LINE = "torch_sink.image", "torch_sink.sink", "torch_sink.loop", "torch_sink.cli"
+DAMAGE = "torch_sink.damage"
 
 # What must not be loaded once a layer has been imported by itself.
 NOT_LOADED_BY = {
@@ -24,6 +25,7 @@ NOT_LOADED_BY = {
     IMAGE: (SINK, LOOP, COMMAND_LINE, KERNELS),
     SINK: (IMAGE, LOOP, COMMAND_LINE, KERNELS, "torchvision", "PIL"),
     LOOP: (IMAGE, SINK, COMMAND_LINE, KERNELS, "torchvision", "PIL"),
+    DAMAGE: (IMAGE, SINK, LOOP, COMMAND_LINE, KERNELS, "torchvision", "PIL"),
     "torch_sink.errors": (IMAGE, SINK, LOOP, COMMAND_LINE, KERNELS, "torch", "torchvision", "PIL"),
 }
 
@@ -33,13 +35,14 @@ NEVER_IMPORTED_BY = {
     IMAGE: (SINK, LOOP, COMMAND_LINE),
     SINK: (IMAGE, LOOP, COMMAND_LINE, KERNELS, "torchvision", "PIL"),
     LOOP: (IMAGE, COMMAND_LINE, KERNELS, "torchvision", "PIL"),
+    DAMAGE: (IMAGE, SINK, LOOP, COMMAND_LINE, KERNELS, "torchvision", "PIL"),
 }
 
 PUBLIC_NAMES = """
-    Callback CheckpointConfig DecodeError EarlyStopping FallbackReport History HostSyncError JitConfig LambdaCallback
+    Callback CheckpointConfig DecodeError DecodeReport EarlyStopping FallbackReport History HostSyncError JitConfig LambdaCallback
     LearningRateScheduler LossMonitor Model ModelCheckpoint NonFiniteLoss OnRequestExit ProgressBar QueueStats
     ReduceLROnPlateau RunContext RunHistory SinkError SinkLoader SinkTimeout StepLoop SummaryCollector SupportRow
-    TimeMonitor UnsupportedOperation amp data_sink decode_images decode_providers fallback_report get_image_backend
+    TimeMonitor UnsupportedOperation amp data_sink decode_images decode_providers decode_report fallback_report get_image_backend
     image_backend jit no_host_sync set_image_backend support_table
 """
 

@@ -2,6 +2,7 @@
 
 from importlib import import_module, metadata
 
+from torch_sink.damage.report import DecodeReport, decode_report
 from torch_sink.errors import (
     DecodeError,
     HostSyncError,
@@ -70,6 +71,7 @@ __all__ = [
     "Callback",
     "CheckpointConfig",
     "DecodeError",
+    "DecodeReport",
     "EarlyStopping",
     "FallbackReport",
     "History",
@@ -99,6 +101,7 @@ __all__ = [
     "data_sink",
     "decode_images",
     "decode_providers",
+    "decode_report",
     "fallback_report",
     "get_image_backend",
     "image_backend",

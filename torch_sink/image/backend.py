@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import get_worker_info
 
+from torch_sink.damage.policy import check_policy
+from torch_sink.damage.report import clear_report
 from torch_sink.image import state
 from torch_sink.image.blocks import Blocks
 from torch_sink.image.fallback import Aside, ledger
@@ -26,6 +28,7 @@ class _Choice(NamedTuple):
     name: str
     device: str | None = None
     strict: bool = False
+    on_decode_error: str = "raise"
 
 
 class _Outside(NamedTuple):
@@ -41,7 +44,13 @@ _blocks: Blocks[_Outside] = Blocks()
 _switching = threading.RLock()
 
 
-def set_image_backend(name: str, *, device: torch.device | str | None = None, strict: bool = False) -> None:
+def set_image_backend(
+    name: str,
+    *,
+    device: torch.device | str | None = None,
+    strict: bool = False,
+    on_decode_error: str = "raise",
+) -> None:
     """Chooses who makes the pixels of torchvision's datasets and transforms.
 
     Args:
@@ -50,9 +59,13 @@ def set_image_backend(name: str, *, device: torch.device | str | None = None, st
         device: for "device": where pixels are made. Default: the current accelerator, else the CPU. "meta" records
             only: shapes and types are right, using the values of a batch raises.
         strict: for "device": an operation that would run in stock code on the CPU raises `UnsupportedOperation`.
+        on_decode_error: for "device": what becomes of a DataLoader's samples whose files stock code cannot open or
+            decode. "raise" is stock code's exception. Under "skip" the sample is dropped from its batch, and a batch
+            of which nothing is left is left out. Under "replace" the next good sample of the batch stands in its
+            place, and where there is none, the next good one of the dataset. `decode_report()` lists the files.
 
     Raises:
-        ValueError: an unknown name, or `device` or `strict` given for another backend than "device".
+        ValueError: an unknown name or policy, or one of the other arguments given for another backend than "device".
         RuntimeError: the device is not there.
         SinkError: another thread is inside of `with image_backend(...)`.
 
@@ -64,17 +77,24 @@ def set_image_backend(name: str, *, device: torch.device | str | None = None, st
     """
     if name not in _NAMES:
         raise ValueError(f"unknown image backend {name!r}; choose one of {', '.join(map(repr, _NAMES))}")
-    if name != "device" and (device is not None or strict):
-        raise ValueError(f"device and strict belong to the 'device' backend, not to {name!r}")
+    check_policy(on_decode_error)
+    if name != "device" and (device is not None or strict or on_decode_error != "raise"):
+        raise ValueError(f"device, strict and on_decode_error belong to the 'device' backend, not to {name!r}")
     with _switching:
         _blocks.check_thread()
-        _set(_Choice(name, _checked_device(device), strict) if name == "device" else _Choice(name))
+        if name == "device" and not (_blocks.are_open and state.active is not None):
+            clear_report()
+        if name == "device":
+            _set(_Choice(name, _checked_device(device), strict, on_decode_error))
+        else:
+            _set(_Choice(name))
 
 
 def _set(choice: _Choice) -> None:
     global _current
     if choice.name == "device":
-        _switch_on(State(choice.device or "", choice.strict, _is_interpreted(choice), ledger.open(None, choice.strict)))
+        folder = ledger.open(None, choice.strict)
+        _switch_on(State(choice.device or "", choice.strict, _is_interpreted(choice), folder, choice.on_decode_error))
     else:
         _switch_off(choice.name)
     _current = choice
@@ -90,7 +110,13 @@ def get_image_backend() -> str:
 
 
 @contextmanager
-def image_backend(name: str, *, device: torch.device | str | None = None, strict: bool = False) -> Iterator[None]:
+def image_backend(
+    name: str,
+    *,
+    device: torch.device | str | None = None,
+    strict: bool = False,
+    on_decode_error: str = "raise",
+) -> Iterator[None]:
     """`set_image_backend` for the time of a `with` block; afterwards what was active before is active again.
 
     So is the `fallback_report()` of a backend "device" around the block. The backend is one for the whole process:
@@ -103,7 +129,7 @@ def image_backend(name: str, *, device: torch.device | str | None = None, strict
     with _switching:
         block = _blocks.enter(_outside())
     try:
-        set_image_backend(name, device=device, strict=strict)
+        set_image_backend(name, device=device, strict=strict, on_decode_error=on_decode_error)
         yield
     finally:
         with _switching:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from torch_sink.damage.cause import BrokenFile
+from torch_sink.damage.policy import POLICIES
 from torch_sink.errors import DecodeError, SinkError
 from torch_sink.image.damage import surviving_rows, try_decode
 from torch_sink.image.decode.decoded import Box
@@ -26,7 +28,6 @@ from torch_sink.image.source import FinishedSource, Source
 
 # row of the batch -> the programs of its image, one for each pass
 ProgramsByRow = dict[int, tuple[Program, ...]]
-_ON_DECODE_ERROR = ("raise", "skip", "replace")
 # What the kernels convert values to, other than the dtype of the batch.
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -43,6 +44,7 @@ class LazyBatch(torch.Tensor):
         mixes: calls recorded on the whole batch, `MixUp` and `CutMix`.
         destination: device that the backend was set to, as a string; nothing can be executed for "meta".
         interpreted: the kernels run on the CPU under Triton's interpreter.
+        broken_files: those whose images were skipped or replaced when it was executed.
     """
 
     packed: Packed
@@ -50,6 +52,7 @@ class LazyBatch(torch.Tensor):
     destination: str
     interpreted: bool
     mixes: tuple[Op, ...]
+    broken_files: tuple[BrokenFile, ...]
     _tensor: torch.Tensor | None
 
     @staticmethod
@@ -153,8 +156,8 @@ class LazyBatch(torch.Tensor):
         Raises:
             DecodeError: a file is damaged and the policy is "raise", or no image of the batch is good.
         """
-        if on_decode_error not in _ON_DECODE_ERROR:
-            raise ValueError(f"on_decode_error must be one of {_ON_DECODE_ERROR}, got {on_decode_error!r}")
+        if on_decode_error not in POLICIES:
+            raise ValueError(f"on_decode_error must be one of {POLICIES}, got {on_decode_error!r}")
         self._refuse_meta()
         device = torch.device(device)
         if self._tensor is not None:
@@ -181,6 +184,9 @@ class LazyBatch(torch.Tensor):
             # Each image takes a part of the one before it, damage included.
             errors |= {(row + 1) % len(images): error for row, error in errors.items()}
         rows = surviving_rows(len(images), errors, on_decode_error)
+        self.broken_files = tuple(
+            BrokenFile(image.path, image.reason) for image in images if isinstance(image, DecodeError)
+        )
         if out is None:
             shape = (len(rows), *self.shape[1:])
             out = torch.empty(shape, dtype=dtype or self.dtype, device=device, memory_format=memory_format)

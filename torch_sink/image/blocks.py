@@ -42,6 +42,11 @@ class Blocks(Generic[Outside]):
     def __init__(self) -> None:
         self._inside: list[Block[Outside]] = []
 
+    @property
+    def are_open(self) -> bool:
+        """Whether the process is inside of a block."""
+        return bool(self._inside)
+
     def enter(self, outside: Outside) -> Block[Outside]:
         """Goes into a block; `outside` is what leaving it puts back."""
         self._inside.append(Block(outside))

@@ -13,7 +13,7 @@ from torch_sink.image.batch import LazyBatch
 from torch_sink.image.execute.stock import run_image_on_cpu
 from torch_sink.image.lazy_tensor import HANDLES, finished_handle, recorded
 from torch_sink.image.packed import collated_tensor, pack_batch
-from torch_sink.image.source import FinishedSource
+from torch_sink.image.source import BrokenSource, FinishedSource
 
 
 def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
@@ -63,6 +63,8 @@ def _packable(item: Any, at_once: bool) -> Any:
     """
     if not isinstance(item, HANDLES):
         return finished_handle(item)
+    if isinstance(item.sink_source, BrokenSource):
+        return finished_handle(item.materialise())
     if item.is_recording and not (at_once and item.was_collated):
         return item
     return finished_handle(item.materialise())

@@ -11,12 +11,16 @@ from typing import Any
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
-from torch_sink.image.fallback import executing, report_fallback
+from torch_sink.damage.cause import broken_file
+from torch_sink.damage.stream import note_placeholder, opening
+from torch_sink.image.fallback import executing, is_executing, report_fallback
 from torch_sink.image.lazy_image import LazyImage, handle_of_file, lazy_image
 from torch_sink.image.pixel_access import PixelAccess, asked_by_user
-from torch_sink.image.source import EncodedSource, PixelSource, encoded_source, read_file
+from torch_sink.image.source import BrokenSource, EncodedSource, PixelSource, encoded_source, read_file
 
 _RECORDED_MODES = ("L", "RGB")
+# Pixels of an image whose sample will be left out; stock code's own checks must accept it.
+_PLACEHOLDER_SIZE = (1024, 1024)
 
 
 class LazyJpegImageFile(JpegImageFile):
@@ -90,9 +94,11 @@ def jpeg_factory(stock: Callable[..., Any]) -> Callable[..., Any]:
         position = fp.tell()
         fp.seek(0)
         data = fp.read()
-        source = encoded_source(data, str(filename or getattr(fp, "name", "an image in memory")))
+        name = str(filename or getattr(fp, "name", "an image in memory"))
+        source = encoded_source(data, name)
         if source is None:
             fp.seek(position)
+            vars(image)["sink_name"] = name  # for messages, when the file is closed
             return image
         image.__class__ = LazyJpegImageFile
         image.sink_file_source = source  # type: ignore[attr-defined]
@@ -106,11 +112,52 @@ def jpeg_factory(stock: Callable[..., Any]) -> Callable[..., Any]:
     return factory
 
 
+def opener(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand-in for `PIL.Image.open` where broken files are skipped or replaced; it does something in streams only."""
+
+    def loaded(*args: Any, **kwargs: Any) -> Any:
+        image = stock(*args, **kwargs)
+        if type(image) is not LazyJpegImageFile:
+            with executing():
+                image.load()  # later its exception would end the stream
+        return image
+
+    @functools.wraps(stock)
+    def open(*args: Any, **kwargs: Any) -> Any:
+        return stock(*args, **kwargs) if is_executing() else _or_placeholder(stock, loaded, *args, **kwargs)
+
+    return open
+
+
+def _or_placeholder(load: Callable[..., Any], in_stream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What an opener returns, or in a stream a placeholder for a broken file.
+
+    Args:
+        load: opens a file.
+        in_stream: the same in a stream, where all that can be broken has to raise at once.
+        *args: of both.
+        **kwargs: of both.
+    """
+    with opening() as wants_placeholder:
+        if not wants_placeholder:
+            return load(*args, **kwargs)
+        try:
+            return in_stream(*args, **kwargs)
+        except Exception as error:
+            broken = broken_file(error, "")
+            if broken is None:
+                raise
+    note_placeholder()
+    source: Any = BrokenSource(broken, _PLACEHOLDER_SIZE)
+    placeholder = LazyImage(source, (), _PLACEHOLDER_SIZE, "RGB")
+    placeholder.__dict__["info"] = {}
+    return placeholder
+
+
 def pil_loader(stock: Callable[..., Any]) -> Callable[..., Any]:
     """Stand-in for `torchvision.datasets.folder.pil_loader`."""
 
-    @functools.wraps(stock)
-    def loader(path: Any) -> Image.Image:
+    def load(path: Any) -> Image.Image:
         try:
             data, name = read_file(path), os.fsdecode(path)
         except (OSError, TypeError):
@@ -127,5 +174,9 @@ def pil_loader(stock: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             raise type(error)(f"{error} (in {name})") from error
         return LazyImage(PixelSource(image, name), (), image.size, "RGB")
+
+    @functools.wraps(stock)
+    def loader(path: Any) -> Image.Image:
+        return _or_placeholder(load, load, path)
 
     return loader

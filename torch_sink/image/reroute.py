@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import PIL.Image
 import torch
 import torchvision
+from torch.utils.data import _DatasetKind, dataloader
 from torch.utils.data._utils import collate, worker
 from torchvision import tv_tensors
 from torchvision.datasets import folder
@@ -29,11 +30,12 @@ from torchvision.transforms.v2 import _utils as v2_utils
 from torchvision.transforms.v2.functional import _misc, _type_conversion
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
+from torch_sink.damage import loaders, policy
 from torch_sink.image import samplers, state, stock_types
 from torch_sink.image.batch import LazyBatch
 from torch_sink.image.collate import collate_handles
 from torch_sink.image.fallback import ledger
-from torch_sink.image.lazy_file import jpeg_factory, pil_loader
+from torch_sink.image.lazy_file import jpeg_factory, opener, pil_loader
 from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage, run_on_real
 from torch_sink.image.ops import Op
 from torch_sink.image.record import augmix as record_augmix
@@ -111,14 +113,22 @@ def _rows() -> Iterator[Row]:
     yield Row(v2_transform.Transform, "forward", samplers.transform_forward)
     yield Row(v2_transform._RandomApplyTransform, "forward", samplers.random_apply_forward)
 
-    yield from _rows_of_timm()
     yield Row(torch.nn.Parameter, "__new__", _parameter)
     yield Row(torch.jit, "script", _script)
     for kind in HANDLES:
         yield Row(collate.default_collate_fn_map, kind, lambda stock: _collate)
     yield Row(collate.default_collate_fn_map, torch.Tensor, _collate_tensors)
+    yield Row(_DatasetKind, "create_fetcher", loaders.create_fetcher)
+    yield Row(dataloader._BaseDataLoaderIter, "__init__", loaders.begin_iterator)
     for module in _worker_modules():
         yield Row(module, "_worker_loop", WorkerLoop)
+
+
+def _later_rows() -> Iterator[Row]:
+    """Rows that come when there is a reason for them: timm is imported, or broken files are skipped or replaced."""
+    yield from _rows_of_timm()
+    if policy.current_policy() != "raise":
+        yield Row(PIL.Image, "open", opener)
 
 
 _TENSOR_QUERIES: dict[str, record_tensor.Recorder] = {
@@ -272,15 +282,19 @@ class WorkerLoop:
         self.settings = settings
 
     def __reduce__(self) -> Any:
-        return WorkerLoop, (None, self.module, self.settings or state.settled())
+        return WorkerLoop, (None, self.module, self.settings or _settings_of_thread(state.settled()))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        settings = self.settings or state.active
-        assert settings is not None  # the stand-in is only there while the backend is on
+        settings = self.settings or _settings_of_thread(state.active)
         # A worker never asks for a device; where its parent has not yet either, it makes the pixels itself.
         install(settings if settings.device else settings._replace(device="cpu"))
         ledger.open(settings.fallback_folder, settings.strict)
         return _stock_loop(self.module)(*args, **kwargs)
+
+
+def _settings_of_thread(settings: State | None) -> State:
+    assert settings is not None  # the stand-in is only there while the backend is on
+    return settings._replace(on_decode_error=policy.current_policy())
 
 
 def _stock_loop(module: str) -> Callable[..., Any]:
@@ -297,21 +311,36 @@ _is_stock_in_place = False
 
 
 def install(settings: State) -> None:
-    """Fills every place of the table, or none; when they are filled already, the settings change, and timm's are added.
+    """Fills every place of the table, or none; when they are filled already, the settings change, and rows are added.
 
     Raises:
         RuntimeError: a place does not exist in the installed releases.
     """
-    filled = {(id(row.owner), row.name) for row, _ in _installed}
+    was_installed = bool(_installed)
     try:
-        for row in _rows_of_timm() if _installed else _rows():
-            if (id(row.owner), row.name) not in filled:
+        if not was_installed:
+            for row in _rows():
                 _fill(row)
+        policy.set_policy(settings.on_decode_error)
+        add_rows()
     except BaseException:
-        if not filled:
+        if not was_installed:
             uninstall()
         raise
     state.set_active(settings)
+
+
+def add_rows() -> None:
+    """While the backend is on: fills the places for which there is a reason by now."""
+    if not _installed:
+        return
+    filled = {(id(row.owner), row.name) for row, _ in _installed}
+    for row in _later_rows():
+        if (id(row.owner), row.name) not in filled:
+            _fill(row)
+
+
+policy.when_one_is_set.append(add_rows)
 
 
 def _fill(row: Row) -> None:
@@ -351,4 +380,5 @@ def uninstall() -> None:
     while _installed:
         row, stock = _installed.pop()
         row.write(stock)
+    policy.set_policy("raise")
     state.set_active(None)

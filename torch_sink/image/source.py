@@ -10,6 +10,9 @@ import torch
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
+from torch_sink.damage.cause import BrokenFile
+from torch_sink.damage.policy import current_policy
+from torch_sink.damage.stream import note_pixels
 from torch_sink.errors import DecodeError
 from torch_sink.image.decode.jpeg_header import JpegHeader, read_jpeg_header
 
@@ -80,6 +83,38 @@ class FinishedSource(NamedTuple):
         return self.tensor
 
 
+class BrokenSource(NamedTuple):
+    """In a stream, in the place of a file that cannot be opened or decoded, until its sample is left out.
+
+    Attributes:
+        broken_file: which file.
+        size: (width, height) in pixels; made up where the file does not say it.
+        mode: "RGB".
+    """
+
+    broken_file: BrokenFile
+    size: tuple[int, int]
+    mode: str = "RGB"
+
+    @property
+    def path(self) -> str:
+        return self.broken_file.path
+
+    @property
+    def image(self) -> Image.Image:
+        """Black pixels."""
+        return Image.new(self.mode, self.size)
+
+    def decode(self) -> Image.Image:
+        """Black pixels, for stock code on the way to the end of the sample.
+
+        Raises:
+            DecodeError: outside of a stream.
+        """
+        note_pixels(self.broken_file)
+        return self.image
+
+
 Source = EncodedSource | PixelSource | FinishedSource
 
 
@@ -102,16 +137,28 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 def encoded_source(data: bytes, path: str, mode: str | None = None) -> EncodedSource | None:
     """A source for `data`, or None when Pillow has to look at it at once (no JPEG, damaged, or suspiciously large).
 
+    Where broken files are skipped or replaced, whatever could raise later has to raise now: its sample is left out.
+
     Args:
         data: a whole file.
         path: for messages.
         mode: "L" or "RGB"; by default the file's own mode, or "RGB" for CMYK files.
     """
-    header = read_jpeg_header(data)
+    thorough = current_policy() != "raise"
+    header = read_jpeg_header(data, thorough=thorough)
     if header is None:
         return None
     if Image.MAX_IMAGE_PIXELS is not None and header.width * header.height > Image.MAX_IMAGE_PIXELS:
         return None
     if mode is None:
         mode = "RGB" if header.mode == "CMYK" else header.mode
-    return EncodedSource(data, path, header, mode)
+    source = EncodedSource(data, path, header, mode)
+    return source if not thorough or _opens(source) else None
+
+
+def _opens(source: EncodedSource) -> bool:
+    try:
+        source.open()
+    except Exception:
+        return False
+    return True

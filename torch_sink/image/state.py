@@ -15,12 +15,14 @@ class State(NamedTuple):
         strict: fallbacks raise.
         interpreted: kernels run on the CPU under Triton's interpreter.
         fallback_folder: where workers leave their fallback counts.
+        on_decode_error: what becomes of broken files, "raise", "skip" or "replace".
     """
 
     device: str
     strict: bool
     interpreted: bool
     fallback_folder: str
+    on_decode_error: str = "raise"
 
     @property
     def executes_at_once(self) -> bool:

@@ -19,7 +19,9 @@ _END_OF_IMAGE = b"\xff\xd9"
 _MARKER_AFTER_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended sequential, progressive; all Huffman coded
 _OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)
-_REFUSED = frozenset((*_OTHER_FRAMES, *range(0xD0, 0xD9)))  # restart markers and the start belong elsewhere
+# For extensions, arithmetic coding and hierarchical files.
+_RESERVED = (0xC8, 0xCC, 0xDE, 0xDF, *range(0xF0, 0xFE))
+_REFUSED = frozenset((*_OTHER_FRAMES, *_RESERVED, *range(0xD0, 0xD9)))  # restart markers and the start belong elsewhere
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 _LONGEST_SIDE = 65500
 _MOST_BLOCKS_IN_A_UNIT = 10
@@ -64,11 +66,13 @@ class _Components(NamedTuple):
     full_chroma: bool
 
 
-def read_jpeg_header(data: bytes) -> JpegHeader | None:
+def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | None:
     """Walks the markers up to the first scan; where there are several scans, up to the last.
 
     Args:
         data: the whole file.
+        thorough: looks at everything that can make libjpeg raise: also at the codes of a baseline file's Huffman
+            tables, and at the data of its only scan, in which a marker may stand.
 
     Returns:
         The header, or None when the file is no JPEG, ends early, has a marker on the way that libjpeg stops at, or
@@ -93,7 +97,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
                 if marker == 0xDB:
                     added = _quantisation_tables(data, body, after, places)
                 else:
-                    added = _huffman_tables(data, body, after, places, check_codes=progressive)
+                    added = _huffman_tables(data, body, after, places, check_codes=progressive or thorough)
                 if not added:
                     return None
                 tables |= added
@@ -103,13 +107,12 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
                     return None
                 scans += 1
                 if not progressive and data[body] == frame[5]:
+                    if thorough and _next_marker(data, after) != len(data) - 2:
+                        return None
                     if is_ycc:
                         only_scan = find_scan(after, frame, data[body:after], places, restart_interval)
                     break
-                following = _MARKER_AFTER_SCAN.search(data, after)
-                if following is None:
-                    return None
-                after = following.start()
+                after = _next_marker(data, after)
             elif marker in _FRAMES:
                 if frame:
                     return None
@@ -129,6 +132,12 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
         return _header(frame, progressive, adobe, only_scan) if scans else None
     except IndexError:
         return None
+
+
+def _next_marker(data: bytes, position: int) -> int:
+    """Where the data of a scan end."""
+    following = _MARKER_AFTER_SCAN.search(data, position)
+    return len(data) if following is None else following.start()
 
 
 def _header(frame: bytes, progressive: bool, adobe: bool, scan: BaselineScan | None) -> JpegHeader | None:

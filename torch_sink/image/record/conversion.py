@@ -17,7 +17,7 @@ from torch_sink.image.lazy_image import LazyImage, lazy_image
 from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.ops import Op
 from torch_sink.image.record.exactness import is_scaled_bytes
-from torch_sink.image.source import EncodedSource, PixelSource
+from torch_sink.image.source import FinishedSource
 
 Recorder = Callable[..., Any]
 
@@ -74,7 +74,7 @@ def to_pil_image(stock: Recorder) -> Recorder:
 def _as_image(handle: Any) -> LazyImage | None:
     """The Pillow image with the values of a recording handle, or None where they are no bytes."""
     channels, height, width = handle.sink_shape
-    if not isinstance(handle.sink_source, (EncodedSource, PixelSource)):
+    if isinstance(handle.sink_source, FinishedSource):
         return None
     is_bytes = handle.sink_dtype == torch.uint8
     if not is_bytes and not (handle.sink_dtype == torch.float32 and is_scaled_bytes(handle)):

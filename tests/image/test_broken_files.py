@@ -1,0 +1,538 @@
+"""`on_decode_error`: samples of broken files are skipped or replaced, and the rest is what stock code makes of it."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import os
+import pickle
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import PIL.Image
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate
+from torchvision import transforms
+from torchvision.datasets.folder import default_loader
+
+import torch_sink
+from image.broken_files import (
+    OPENERS,
+    V1,
+    V2,
+    Files,
+    Stream,
+    Together,
+    as_list,
+    break_one,
+    decoded,
+    loaded,
+    opened,
+    pixels,
+    stock_samples,
+    tree,
+    without_broken,
+    write_tree,
+)
+from image.check import assert_same_bits
+from torch_sink.damage.cause import broken_file
+from torch_sink.image.lazy_tensor import HANDLES
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*multi-threaded, use of fork:DeprecationWarning", "ignore::UserWarning", "ignore:.*DecompressionBomb"
+)
+COUNT = 48
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Files, some of which are broken. Treat them as read-only."""
+    return write_tree(tmp_path_factory.mktemp("files"), COUNT, seed=3)
+
+
+def backend(policy: str = "skip", **options: Any) -> Any:
+    return torch_sink.image_backend("device", device="cpu", on_decode_error=policy, **options)
+
+
+def batches(dataset: Any, policy: str, seed: int = 1, **options: Any) -> list[Any]:
+    with backend(policy):
+        torch.manual_seed(seed)
+        return list(DataLoader(dataset, **options))
+
+
+def assert_same_batches(made: list[Any], expected: list[Any]) -> None:
+    assert len(made) == len(expected) > 0
+    for (images, labels), (stock_images, stock_labels) in zip(made, expected, strict=True):
+        # Without a batch, a handle comes as far as the loop.
+        assert_same_bits(images.materialise() if isinstance(images, HANDLES) else images, stock_images)
+        assert torch.equal(torch.as_tensor(labels), torch.as_tensor(stock_labels))
+
+
+# --- samples by index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_skipping_leaves_the_batches_of_stock_code_without_the_broken_samples(
+    paths: list[Path], workers: int, batch_size: int
+) -> None:
+    dataset = tree(paths[0].parents[1])
+    options = {"batch_size": batch_size, "num_workers": workers, "shuffle": True}
+    stock = stock_samples(dataset, 1, **options)
+    broken = sum(sample is None for batch in stock for sample in batch)
+    assert COUNT / 4 < broken < COUNT / 2
+    assert_same_batches(batches(dataset, "skip", **options), without_broken(stock))
+    report = torch_sink.decode_report()
+    assert (report.skipped, report.replaced, len(report)) == (broken, 0, broken)
+    assert torch.rand(1) != torch.rand(1)
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+@pytest.mark.parametrize("transform", [V1, V2, pixels], ids=["v1", "v2", "numpy"])
+def test_whoever_opens_the_file(paths: list[Path], opener: str, transform: Callable[[Any], Any]) -> None:
+    dataset = Files(paths, OPENERS[opener], transform)
+    expected = without_broken(stock_samples(dataset, 1, batch_size=6))
+    made = batches(dataset, "skip", batch_size=6)
+    assert_same_batches(made, expected)
+    rest = torch.rand(3)
+    stock_samples(dataset, 1, batch_size=6)
+    assert torch.equal(rest, torch.rand(3)), "the generator stands where stock code leaves it"
+
+
+@pytest.mark.filterwarnings("ignore:.*TorchVision are deprecated:DeprecationWarning")
+def test_torchvisions_own_decoder(paths: list[Path]) -> None:
+    dataset = Files(paths, decoded, V2)
+    assert_same_batches(batches(dataset, "skip", batch_size=6), without_broken(stock_samples(dataset, 1, batch_size=6)))
+
+
+def replaced(samples: list[Any]) -> list[Any]:
+    """The samples of a batch with the next good one in the place of each that is None."""
+    good = [row for row, sample in enumerate(samples) if sample is not None]
+    return [samples[next((other for other in good if other >= row), good[0])] for row in range(len(samples))]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_replacing_repeats_the_next_good_sample(paths: list[Path], workers: int) -> None:
+    dataset = tree(paths[0].parents[1])
+    options = {"batch_size": 8, "num_workers": workers, "shuffle": True}
+    stock = stock_samples(dataset, 2, **options)
+    assert_same_batches(
+        batches(dataset, "replace", 2, **options), [default_collate(replaced(samples)) for samples in stock]
+    )
+    assert torch_sink.decode_report().replaced == sum(sample is None for batch in stock for sample in batch)
+
+
+def test_a_batch_of_broken_files_alone_is_replaced_by_the_next_good_sample_of_the_dataset(paths: list[Path]) -> None:
+    dataset = Files(paths, loaded, V1)
+    stock = stock_samples(dataset, 1, batch_size=1)
+    made = batches(dataset, "replace", batch_size=1)
+    good = [index for index, (sample,) in enumerate(stock) if sample is not None]
+    expected = [min((other for other in good if other >= index), default=good[0]) for index in range(COUNT)]
+    assert [label.item() for _, label in made] == expected
+    for index in good:
+        assert_same_bits(made[index][0][0], stock[index][0][0])  # it draws what it draws in stock code
+
+
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_without_a_batch(paths: list[Path], policy: str, workers: int) -> None:
+    dataset = Files(paths, opened, V2)
+    stock = [sample for (sample,) in stock_samples(dataset, 1, batch_size=1, num_workers=workers)]
+    made = batches(dataset, policy, batch_size=None, num_workers=workers)
+    good = [sample for sample in stock if sample is not None]
+    if policy == "skip":
+        assert_same_batches(made, good)
+    else:
+        assert len(made) == COUNT
+        kept = [made[index] for index, sample in enumerate(stock) if sample is not None]
+        assert_same_batches(kept, good)
+
+
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+def test_datasets_that_give_a_batch_at_once(paths: list[Path], policy: str) -> None:
+    """In stock code one broken file costs the whole batch; the samples are asked for one by one then."""
+    together, one_by_one = Together(paths, loaded, V1), Files(paths, loaded, V1)
+    for dataset, same in (
+        (together, one_by_one),
+        (Subset(tree(paths[0].parents[1]), range(10, 40)), None),
+        (ConcatDataset([together, together]), ConcatDataset([one_by_one, one_by_one])),
+    ):
+        stock = stock_samples(same or dataset, 4, batch_size=16)
+        if policy == "skip":
+            assert_same_batches(batches(dataset, policy, 4, batch_size=16), without_broken(stock))
+        else:
+            expected = [default_collate(replaced(samples)) for samples in stock]
+            assert_same_batches(batches(dataset, policy, 4, batch_size=16), expected)
+
+
+def test_own_collate_functions_and_forms_of_samples(paths: list[Path]) -> None:
+    class Dicts(Files):
+        def __getitem__(self, index: int) -> Any:
+            image, label = super().__getitem__(index)
+            return {"image": image, "label": label, "name": self.paths[index]}
+
+    def collate(samples: list[dict[str, Any]]) -> Any:
+        names = [sample.pop("name") for sample in samples]  # writes to the samples
+        return torch.stack([sample["image"] for sample in samples]), names
+
+    dataset = Dicts(paths, loaded, V1)
+    stock = stock_samples(dataset, 1, batch_size=6)
+    made = batches(dataset, "replace", batch_size=6, collate_fn=collate)
+    for (images, names), samples in zip(made, stock, strict=True):
+        expected = replaced(samples)
+        assert names == [sample["name"] for sample in expected]
+        assert_same_bits(images, torch.stack([sample["image"] for sample in expected]))
+
+
+# --- streams
+
+
+@pytest.mark.parametrize(
+    ("workers", "opener", "transform"),
+    [
+        (0, "default_loader", V1),
+        (0, "default_loader", V2),
+        (0, "Image.open", V1),
+        (0, "Image.open", V2),
+        (0, "Image.open", pixels),
+        (0, "open and Image.open", V1),
+        (2, "default_loader", V2),
+        (2, "Image.open", pixels),
+    ],
+)
+def test_streams(paths: list[Path], workers: int, opener: str, transform: Callable[[Any], Any]) -> None:
+    if opener.startswith("open "):  # what the user's own `open` raises ends the stream
+        paths = [path for path in paths if path.is_file()]
+    options = {"batch_size": None, "num_workers": workers}
+    torch.manual_seed(5)
+    expected = list(DataLoader(Stream(paths, OPENERS[opener], transform, goes_on=True), **options))
+    made = batches(Stream(paths, OPENERS[opener], transform), "skip", 5, **options)
+    if workers:  # a broken sample still takes its turn
+        made, expected = (sorted(samples, key=lambda sample: sample[1]) for samples in (made, expected))
+    assert_same_batches(made, expected)
+    assert torch_sink.decode_report().skipped == len(paths) - len(expected)
+
+
+def test_batches_of_a_stream_keep_their_other_samples(paths: list[Path]) -> None:
+    """Skipping does not fill them up, as for samples by index."""
+    by_index = batches(Files(paths, loaded, V1), "skip", batch_size=6)
+    assert_same_batches(batches(Stream(paths, loaded, V1), "skip", batch_size=6), by_index)
+    by_index = batches(Files(paths, loaded, V1), "replace", batch_size=12)
+    assert_same_batches(batches(Stream(paths, loaded, V1), "replace", batch_size=12), by_index)
+
+
+def test_a_stream_replaces_by_its_next_good_sample_and_at_its_end_by_the_last(paths: list[Path]) -> None:
+    good = [label for _, label in batches(Stream(paths, loaded, V1), "skip", batch_size=None)]
+    made = batches(Stream(paths, loaded, V1), "replace", batch_size=None)
+    assert [label for _, label in made] == [
+        min((other for other in good if other >= index), default=good[-1]) for index in range(COUNT)
+    ]
+
+
+def test_streams_that_hold_samples_back(paths: list[Path]) -> None:
+    """Placeholders are known by what they are, as long as nobody reads their pixels."""
+    expected = batches(Stream(paths, loaded, V1), "skip", batch_size=None)
+    held = batches(Stream(paths, loaded, V1, buffer=7), "skip", batch_size=None)
+    assert [label for _, label in held] == [label for _, label in expected]
+    with pytest.raises(torch_sink.DecodeError, match="holds samples back"):
+        batches(Stream(paths, loaded, pixels, buffer=7), "skip", batch_size=None)
+
+
+# --- what is no damage
+
+
+class Raises:
+    """A transform of the user with an error in it."""
+
+    def __init__(self, make: Callable[[], Exception]) -> None:
+        self.make = make
+
+    def __call__(self, image: Image.Image) -> Any:
+        raise self.make()
+
+
+def first_batch(dataset: Any, policy: str, workers: int) -> Any:
+    """The first batch, or what is raised in its place; torch would wait 5 seconds for a worker that raised."""
+    with backend(policy):
+        iterator = iter(DataLoader(dataset, batch_size=4, num_workers=workers))
+        try:
+            return next(iterator)
+        finally:
+            for process in getattr(iterator, "_workers", ()):
+                process.kill()
+
+
+@pytest.mark.parametrize(
+    ("error", "workers"),
+    [
+        (KeyError("k"), 0),
+        (ValueError("v"), 0),
+        (OSError("o"), 0),
+        (OSError("o"), 1),
+        (FileNotFoundError(errno.ENOENT, "", "x.txt"), 0),
+    ],
+)
+def test_errors_of_the_users_own_code_are_raised(paths: list[Path], error: Exception, workers: int) -> None:
+    with pytest.raises(type(error)):
+        first_batch(Files(paths, loaded, Raises(lambda: error)), "skip", workers)
+
+
+def save_wrongly(image: Image.Image) -> None:
+    image.convert("RGBA").save(os.devnull, "JPEG")
+
+
+def read_after_closing(path: Path) -> Image.Image:
+    with open(path, "rb") as file:
+        image = Image.open(file)
+    return image.convert("RGB")
+
+
+@pytest.mark.parametrize(
+    ("load", "transform", "error"),
+    [
+        (lambda path: default_loader(None), V1, TypeError),
+        (lambda path: Image.open(None), V1, AttributeError),
+        (lambda path: Image.open(path, mode="w"), V1, ValueError),
+        (opened, save_wrongly, OSError),
+        (loaded, transforms.RandomCrop(100), ValueError),
+    ],
+)
+def test_wrong_arguments_are_raised(
+    paths: list[Path], load: Callable[[Any], Any], transform: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error) as caught:
+        batches(Files(paths, load, transform), "skip", batch_size=4)
+    assert not isinstance(caught.value, torch_sink.DecodeError)
+
+
+def test_a_file_that_was_closed_too_early_is_an_error_of_the_code(tmp_path: Path) -> None:
+    path = tmp_path / "whole.png"
+    Image.new("RGB", (64, 64)).save(path)
+    with pytest.raises(ValueError, match="closed file"):
+        batches(Files([path], read_after_closing, V1), "skip")
+
+
+@pytest.mark.parametrize(
+    ("number", "is_broken"), [(errno.EACCES, True), (errno.EIO, True), (errno.EMFILE, False), (errno.ENOMEM, False)]
+)
+def test_what_the_operating_system_says(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch, number: int, is_broken: bool
+) -> None:
+    """That one file cannot be read, or that the machine is at its end."""
+    stock = os.open
+
+    def refuse(path: Any, *args: Any) -> int:
+        if str(path).endswith("00003.jpg"):
+            raise OSError(number, os.strerror(number), path)
+        return stock(path, *args)
+
+    import builtins
+
+    stock_builtin = builtins.open
+
+    def refuse_builtin(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(path).endswith("00003.jpg"):
+            raise OSError(number, os.strerror(number), path)
+        return stock_builtin(path, *args, **kwargs)
+
+    good = [path for path in paths[:8] if broken_reason(path) is None]
+    assert not paths[3].is_dir()
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(builtins, "open", refuse_builtin)
+    for load in (loaded, opened):
+        if is_broken:
+            made = batches(Files(paths[:8], load, V1), "skip", batch_size=8)
+            assert len(made[0][0]) == len([path for path in good if path != paths[3]])
+            assert os.strerror(number) in torch_sink.decode_report().files[str(paths[3])]
+        else:
+            with pytest.raises(OSError, match=os.strerror(number)):
+                batches(Files(paths[:8], load, V1), "skip", batch_size=8)
+
+
+def broken_reason(path: Path) -> str | None:
+    """What stock code says of a file."""
+    try:
+        with Image.open(path) as image:
+            image.convert("RGB")
+    except Exception as error:
+        return str(error)
+    return None
+
+
+def test_strict_stays_strict(paths: list[Path]) -> None:
+    with backend(strict=True), pytest.raises(torch_sink.UnsupportedOperation):
+        list(DataLoader(Files(paths, loaded, pixels), batch_size=4))
+
+
+def test_an_error_that_was_raised_from_one_of_a_file_counts() -> None:
+    def fails() -> None:
+        try:
+            Image.open(os.devnull)
+        except OSError as error:
+            raise RuntimeError("sample 3 is bad") from error
+
+    with pytest.raises(RuntimeError) as caught:
+        fails()
+    assert broken_file(caught.value, "") == (os.devnull, f"cannot identify image file {os.devnull!r}")
+
+
+# --- "raise"
+
+
+def test_without_a_policy_stock_codes_exception_is_raised(paths: list[Path]) -> None:
+    """The same exception at the same sample, for every file."""
+    for load in OPENERS.values():
+        for path in paths:
+            stock, made = outcome(load, path), None
+            with backend("raise"):
+                made = outcome(load, path)
+            assert made == stock, path
+
+
+def outcome(load: Callable[[str], Any], path: Path) -> Any:
+    """The batch of one file, or the class of what is raised."""
+    try:
+        (batch,) = DataLoader(Files([path], load, V1))
+        return batch[0].shape
+    except Exception as error:
+        # Damage in the scan of a complete file shows when its batch is made.
+        return OSError if isinstance(error, torch_sink.DecodeError) else type(error)
+
+
+def test_without_a_policy_a_worker_raises_as_well(paths: list[Path]) -> None:
+    broken = [path for path in paths if path.is_file() and broken_reason(path) is not None]
+    with pytest.raises(OSError, match=str(broken[0])):
+        first_batch(Files(broken[:4], loaded, V1), "raise", workers=1)
+
+
+def test_nothing_is_replaced_that_a_policy_alone_needs(paths: list[Path]) -> None:
+    stock = PIL.Image.open
+    with torch_sink.image_backend("device", device="cpu"):
+        assert PIL.Image.open is stock
+        with backend("skip"):
+            assert PIL.Image.open is not stock
+            with pytest.raises(OSError, match="cannot identify"):
+                PIL.Image.open(os.devnull)  # outside of a loader
+    assert PIL.Image.open is stock
+
+
+# --- the report
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_report_lists_path_and_reason(paths: list[Path], workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    expected = {str(path) for path in paths if broken_reason(path) is not None}
+    with caplog.at_level(logging.WARNING, "torch_sink"):
+        batches(Files(paths, loaded, V1), "skip", batch_size=4, num_workers=workers)
+    report = torch_sink.decode_report()
+    assert set(report.files) == expected
+    assert all(reason for reason in report.files.values())
+    assert report
+    assert all(f"{path}: " in str(report) for path in expected)
+    (record,) = caplog.records
+    first, *lines = record.message.splitlines()
+    assert first == f"{len(expected)} samples skipped, 0 replaced; {len(expected)} broken files"
+    assert len(lines) == 11
+    assert lines[-1] == f"  and {len(expected) - 10} more: see torch_sink.decode_report()"
+
+
+def test_the_report_begins_anew_with_the_backend(paths: list[Path]) -> None:
+    batches(Files(paths, loaded, V1), "skip", batch_size=4)
+    assert torch_sink.decode_report()
+    with torch_sink.image_backend("device", device="cpu"):
+        assert not torch_sink.decode_report()
+        assert str(torch_sink.decode_report()) == "no broken files"
+
+
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+@pytest.mark.parametrize("make", [Files, Stream])
+def test_a_pass_without_one_good_sample_is_an_error(tmp_path: Path, policy: str, make: Any) -> None:
+    """As where the folder is a wrong one."""
+    missing = [tmp_path / f"{number}.jpg" for number in range(5)]
+    for options in ({"batch_size": 2}, {"batch_size": None}, {"batch_size": 2, "num_workers": 1}):
+        with pytest.raises(torch_sink.DecodeError, match=r"0\.jpg.*not one sample of this pass could be made"):
+            batches(make(missing, loaded, V1), policy, **options)
+
+
+# --- switching
+
+
+def test_iterators_keep_the_policy_with_which_they_were_made(paths: list[Path]) -> None:
+    dataset = Files(paths, loaded, V1)
+    for workers in (0, 1):
+        with backend("skip"):
+            iterator = iter(DataLoader(dataset, batch_size=4, num_workers=workers))
+        assert sum(len(labels) for _, labels in iterator) == sum(broken_reason(path) is None for path in paths)
+    with pytest.raises(OSError, match="Is a directory"):
+        list(DataLoader(dataset, batch_size=4))
+
+
+@pytest.mark.parametrize("wrong", ["ignore", "", None])
+def test_wrong_policies_are_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"on_decode_error=.*'raise', 'skip', 'replace'"):
+        torch_sink.set_image_backend("device", device="cpu", on_decode_error=wrong)
+    with pytest.raises(ValueError, match="belong to the 'device' backend"):
+        torch_sink.set_image_backend("PIL", on_decode_error="skip")
+    assert torch_sink.get_image_backend() == "PIL"
+
+
+def test_the_policy_travels_to_workers_that_are_spawned() -> None:
+    with backend("skip"):
+        worker_loop = pickle.loads(pickle.dumps(torch.utils.data._utils.worker._worker_loop))
+        assert worker_loop.settings.on_decode_error == "skip"
+
+
+@pytest.mark.slow
+def test_workers_that_are_spawned(paths: list[Path]) -> None:
+    dataset = Files(paths[:12], loaded, V1)
+    expected = without_broken(stock_samples(dataset, 1, batch_size=6))
+    made = batches(dataset, "skip", batch_size=6, num_workers=1, multiprocessing_context="spawn")
+    assert [labels.tolist() for _, labels in made] == [labels.tolist() for _, labels in expected]
+
+
+# --- by the thousand
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_thousands_of_broken_files(tmp_path: Path, seed: int) -> None:
+    """Each is there if stock code can decode it, with stock code's bits, and reported if not."""
+    r = random.Random(seed)
+    paths = [tmp_path / f"{number:05}.jpg" for number in range(3000)]
+    for path in paths:
+        path.write_bytes(break_one(r))
+    for load in OPENERS.values():
+        dataset = Files(paths, load, V1)
+        options = {"batch_size": 32, "num_workers": 2}
+        stock = stock_samples(dataset, seed, **options)
+        assert_same_batches(batches(dataset, "skip", seed, **options), without_broken(stock))
+        broken = {index for index, sample in enumerate(itertools.chain(*stock)) if sample is None}
+        # A file that is not JPEG has no name any more when its user has closed it.
+        names = {str(path): index for index, path in enumerate(paths)}
+        names |= {f"sample {index} of Files": index for index in range(len(paths))}
+        assert {names[name] for name in torch_sink.decode_report().files} == broken
+        assert len(broken) > 500
+        torch.manual_seed(seed)
+        expected = list(DataLoader(Stream(paths, load, V1, goes_on=True), batch_size=None))
+        assert_same_batches(batches(Stream(paths, load, V1), "skip", seed, batch_size=None), expected)
+
+
+@pytest.mark.slow
+def test_odd_files(tmp_path: Path) -> None:
+    """Odd and broken files of other people's collections."""
+    named = os.environ.get("TORCH_SINK_ODD_JPEGS")
+    if not named:
+        pytest.skip("TORCH_SINK_ODD_JPEGS names no folder")
+    paths = sorted(path for path in Path(named).rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    dataset = Files(paths, opened, V1)
+    assert_same_batches(batches(dataset, "skip", batch_size=4), without_broken(stock_samples(dataset, 1, batch_size=4)))
+
+
+def test_the_collate_function_sees_no_placeholder(paths: list[Path]) -> None:
+    for batch in batches(Files(paths, loaded, V1), "skip", batch_size=5, collate_fn=as_list):
+        assert all(len(sample) == 2 for sample in batch)

@@ -1,0 +1,203 @@
+"""torch's DataLoader with broken files: placeholders in its fetchers, whole batches out of its iterators.
+
+Two ways lead here. The image backend puts `create_fetcher` and `begin_iterator` in the place of torch's own, for all
+loaders of a process and for its workers. `SinkLoader` guards what it has made itself, and its workers guard themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from torch.utils.data import _DatasetKind, dataloader
+from torch.utils.data._utils import fetch
+
+from torch_sink.damage.policy import current_policy, policy_of_thread, set_policy
+from torch_sink.damage.report import NO_LOSS, DecodeReport, Loss, add_to_report
+from torch_sink.damage.samples import GuardedCollate, GuardedDataset, PartialBatch, raise_without_samples
+from torch_sink.damage.stream import GuardedStream
+
+
+class _GuardedMapFetcher(fetch._MapDatasetFetcher):
+    """torch's own, with another dataset and another collate function for the time of a call."""
+
+    policy: str
+
+    def fetch(self, index: Any) -> Any:
+        dataset = GuardedDataset(self.dataset)
+        collate = GuardedCollate(self.collate_fn, self.policy, self.auto_collation, dataset.next_good)
+        guarded: Any = SimpleNamespace(dataset=dataset, auto_collation=self.auto_collation, collate_fn=collate)
+        with policy_of_thread(self.policy):
+            return fetch._MapDatasetFetcher.fetch(guarded, index)
+
+
+class _GuardedIterableFetcher(fetch._IterableDatasetFetcher):
+    """torch's own, with another iterator and another collate function for the time of a call."""
+
+    policy: str
+    guarded_stream: GuardedStream
+
+    def fetch(self, index: Any) -> Any:
+        stream = self._stream()
+        collate = GuardedCollate(self.collate_fn, self.policy, self.auto_collation, stream.next_good)
+        guarded: Any = SimpleNamespace(
+            dataset_iter=stream,
+            ended=self.ended,
+            auto_collation=self.auto_collation,
+            collate_fn=collate,
+            drop_last=self.drop_last,
+        )
+        try:
+            with policy_of_thread(self.policy):
+                return fetch._IterableDatasetFetcher.fetch(guarded, index)
+        finally:
+            self.ended = guarded.ended
+
+    def _stream(self) -> GuardedStream:
+        stream = vars(self).get("guarded_stream")
+        if stream is None or stream.samples is not self.dataset_iter:  # torchdata puts another one there
+            stream = self.guarded_stream = GuardedStream(self.dataset_iter, keeps_last=self.policy == "replace")
+        return stream
+
+
+_GUARDED = {
+    fetch._MapDatasetFetcher: _GuardedMapFetcher,
+    fetch._IterableDatasetFetcher: _GuardedIterableFetcher,
+}
+
+
+def guard_fetcher(fetcher: Any, policy: str) -> None:
+    """Makes a fetcher of torch's skip or replace samples with broken files: its batches are then `PartialBatch`es."""
+    if policy != "raise" and type(fetcher) in _GUARDED:
+        fetcher.__class__ = _GUARDED[type(fetcher)]
+        fetcher.policy = policy
+
+
+def create_fetcher(stock: Callable[..., Any]) -> Any:
+    """Stand-in for `_DatasetKind.create_fetcher`, which every iterator and every worker calls once a pass."""
+
+    @functools.wraps(stock)
+    def create(*args: Any, **kwargs: Any) -> Any:
+        fetcher = stock(*args, **kwargs)
+        guard_fetcher(fetcher, current_policy())
+        return fetcher
+
+    return staticmethod(create)
+
+
+def guard_this_worker(policy: str) -> None:
+    """In a data worker, before its fetcher is made."""
+    if policy == "raise":
+        return
+    set_policy(policy)
+    stock = _DatasetKind.create_fetcher
+    if not hasattr(stock, "__wrapped__"):
+        setattr(_DatasetKind, "create_fetcher", create_fetcher(stock))  # noqa: B010 - a method, to a type checker
+
+
+# --- what comes out of iterators
+
+
+class Losses:
+    """What the iterators of one source lost since somebody asked.
+
+    Attributes:
+        loss: of all batches.
+        without_samples: what is left of each batch that was left out.
+    """
+
+    def __init__(self) -> None:
+        self.loss = NO_LOSS
+        self.without_samples: list[Any] = []
+
+    def note(self, batch: PartialBatch) -> None:
+        """A batch has come."""
+        self.loss += batch.loss
+        if batch.is_empty:
+            self.without_samples.append(batch.batch)
+
+    def end(self, iterator: Any) -> None:
+        """A pass is over."""
+
+    def take(self) -> tuple[Loss, list[Any]]:
+        """What was lost; from then on nothing was."""
+        taken = self.loss, self.without_samples
+        self.loss, self.without_samples = NO_LOSS, []
+        return taken
+
+
+class _ReportedLosses(Losses):
+    """Those of a plain loader: counted in the report, logged at the end of the pass."""
+
+    def note(self, batch: PartialBatch) -> None:
+        self.loss += batch.loss
+        add_to_report(batch.loss)
+
+    def end(self, iterator: Any) -> None:
+        loss, _ = self.take()
+        end_pass(loss, is_empty=iterator._num_yielded == 0)
+
+
+def end_pass(loss: Loss, is_empty: bool) -> None:
+    """Tells what a pass lost.
+
+    Raises:
+        DecodeError: the pass gave no batch at all, because all files are broken.
+    """
+    if not loss:
+        return
+    if is_empty:
+        raise_without_samples(loss.files)
+    report = DecodeReport()
+    report.add(loss)
+    report.log()
+
+
+class _NextData:
+    """Stands in for an iterator's `_next_data`; holds it weakly, because a cycle would keep its workers."""
+
+    def __init__(self, iterator: Any, losses: Losses) -> None:
+        self.iterator = weakref.ref(iterator)
+        self.losses = losses
+
+    def __call__(self) -> Any:
+        iterator: Any = self.iterator()
+        while True:
+            try:
+                batch = type(iterator)._next_data(iterator)
+            except StopIteration:
+                self.losses.end(iterator)
+                raise
+            if type(batch) is not PartialBatch:
+                return batch
+            self.losses.note(batch)
+            if not batch.is_empty:
+                return batch.batch
+
+
+def begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
+    """Stand-in for `_BaseDataLoaderIter.__init__`: the iterator gives what is left of each batch, and counts."""
+
+    @functools.wraps(stock)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        if current_policy() != "raise":
+            self._next_data = _NextData(self, _ReportedLosses())
+
+    return __init__
+
+
+def guard_iterator(iterator: Any, policy: str, losses: Losses) -> None:
+    """Makes one iterator of torch's give what is left of each batch, and tell `losses` what is missing.
+
+    Its workers are guarded by `guard_this_worker`.
+    """
+    if policy == "raise" or not isinstance(iterator, dataloader._BaseDataLoaderIter):
+        return
+    fetcher = getattr(iterator, "_dataset_fetcher", None)
+    if fetcher is not None:
+        guard_fetcher(fetcher, policy)
+    iterator._next_data = _NextData(iterator, losses)  # type: ignore[method-assign]
