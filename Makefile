@@ -2,7 +2,7 @@
 # make test          the test-suite on the newest releases; make test-oldest: on the oldest supported ones
 # make test-slow     the soak tests
 # make check         ruff and mypy
-# make gpu           GPU tests and benchmarks; PART=tests|kernels|decode|loader|loop|train, RESULTS=folder, DATA=photographs
+# make gpu           all that needs a GPU, in nine minutes; PART=tests|train|decode|..., RESULTS=folder, DATA=photographs
 # make kernels       compile what changed of the kernels for every target, without a GPU; rewrites docs/kernels.md
 # make report        write docs/performance.md and the figures of the README from the committed results
 #

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import time
@@ -85,7 +84,7 @@ def test_a_command_ends_within_its_share_and_takes_its_children_along(tmp_path: 
     code = (
         "import os, sys, time; os.fork(); print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True); time.sleep(600)"
     )
-    run = gpu.run_command("slow", ["-I", "-S", "-c", code, str(pid)], {}, gpu.Share(10))
+    run = gpu.run_command("slow", ["-I", "-S", "-c", code, str(pid)], tmp_path / "log", seconds=5)
     assert run["status"] == "out of time"
     assert run["seconds"] < 60
     deadline = time.monotonic() + 20  # a process that was killed takes a moment to die
@@ -101,42 +100,10 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_all_parts_together_take_less_than_nine_minutes() -> None:
-    scripts = {script.removesuffix(".py") for part in gpu.PARTS.values() for script in part}
-    assert set(gpu.SHARES) == {"tests", "sanitizer", *scripts}
-    assert sum(share.seconds or 0 for share in gpu.SHARES.values()) < 9 * 60
-    assert set(gpu.TRIAL_OPTIONS) == scripts
-
-
-def test_a_part_that_fails_does_not_keep_the_others_from_running(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    works = "import json, sys; open(sys.argv[2], 'w').write(json.dumps({'options': sys.argv[3:]}))"
-    (tmp_path / "loop.py").write_text("raise SystemExit('nothing was measured')")
-    (tmp_path / "scale.py").write_text(works)
-    monkeypatch.setattr(gpu, "BENCHMARKS", tmp_path)
-    monkeypatch.setattr(gpu, "PARTS", {"loop": ("loop.py",), "train": ("scale.py",)})
-    monkeypatch.setenv("PYTHONPATH", "")
-    monkeypatch.setenv("TORCH_SINK_PHOTOS", "")
-    results = tmp_path / "results"
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--without-cuda", "--results", str(results), "--data", str(tmp_path)])
-    assert gpu.main() == 1
-    runs = json.loads((results / "gpu.json").read_text())["runs"]
-    assert [(run["name"], run["status"]) for run in runs] == [("loop", "failed"), ("scale", "passed")]
-    assert runs[1]["result"]["options"][:2] == ["--data", str(tmp_path)]
-    assert re.search(r"^loop +failed", capsys.readouterr().out, flags=re.MULTILINE)
-
-
-def test_only_files_with_cuda_tests_are_imported_on_a_gpu() -> None:
-    named = gpu.files_with_cuda_tests()
-    assert {"tests/loop/test_cuda.py", "tests/sink/test_cuda.py", "tests/kernels/interpreted"} <= set(named)
-    assert "tests/sink/test_ring_protocol.py" not in named
-
-
 def test_a_gpu_gives_the_figures_that_are_said_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [name for name, (_, _, needs_gpu, _) in report.SECTIONS.items() if needs_gpu]
     assert set(names) < set(report.GPU_FIGURES) < set(report.SECTIONS)
-    assert {f"{name}.py" for name in report.GPU_FIGURES} <= {script for part in gpu.PARTS.values() for script in part}
+    assert {f"{name}.py" for name in report.GPU_FIGURES} <= {f"{step.name}.py" for step in gpu.STEPS}
     everything = "\n".join(report.missing({}))
     assert all(f"(`{name}.py`)" in everything for name in report.GPU_FIGURES)
     assert report.missing({name: {"machine": {"gpu": "a GPU"}} for name in report.GPU_FIGURES}) == []

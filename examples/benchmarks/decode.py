@@ -21,7 +21,18 @@ import torch
 from PIL import Image
 
 import torch_sink
-from harness import describe, device_here, in_turns, make_parser, photographs, positive, rates, read_files, write
+from harness import (
+    describe,
+    device_here,
+    in_turns,
+    make_parser,
+    photographs,
+    positive,
+    rates,
+    read_files,
+    save,
+    write,
+)
 
 Decoder = Callable[[Sequence[bytes]], Sequence[torch.Tensor]]
 
@@ -133,7 +144,8 @@ def main() -> int:
     with photographs(arguments) as folder:
         report = describe(arguments, "decode.py", folder)
         files = read_files(folder, max(arguments.batches))
-    results: dict[str, Any] = {
+    report["not_measured"] = missing
+    report["decoders"] = results = {
         name: {"difference": difference(decoder, files[: min(len(files), 64)]), "images_per_second": {}}
         for name, decoder in usable.items()
     }
@@ -142,7 +154,7 @@ def main() -> int:
         seconds = in_turns(work, arguments.rounds)
         for name, values in seconds.items():
             results[name]["images_per_second"][str(batch)] = rates(batch, values)
-    report |= {"decoders": results, "not_measured": missing}
+        save(report, arguments.output)
     print(format_table(report))
     write(report, arguments.output)
     return 0

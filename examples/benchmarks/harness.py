@@ -20,6 +20,7 @@ from torch_sink.cli.explain import find_images
 from torch_sink.cli.machine import describe_machine
 from torch_sink.cli.photos import write_photos
 
+GENERATED = ".generated"
 LOCAL = Path(__file__).resolve().parents[2] / "local"
 
 
@@ -56,8 +57,14 @@ def photographs(arguments: argparse.Namespace) -> Iterator[Path]:
         yield arguments.data
         return
     with tempfile.TemporaryDirectory(prefix="torch_sink_photos_") as scratch:
-        write_photos(Path(scratch), count=arguments.images, odd=False)
+        write_generated(Path(scratch), arguments.images)
         yield Path(scratch)
+
+
+def write_generated(folder: Path, count: int) -> None:
+    """Fill a folder with generated photographs, and a mark that says so."""
+    write_photos(folder, count=count, odd=False)
+    (folder / GENERATED).touch()
 
 
 def read_files(folder: Path, count: int) -> list[bytes]:
@@ -130,17 +137,28 @@ def describe(arguments: argparse.Namespace, script: str, folder: Path | None = N
         report: dict[str, Any] = {"command": command, "machine": describe_machine()}
     else:
         report = describe_run(command + (" --data DIR" if arguments.data else ""), folder)
-        report["photographs"]["given"] = arguments.data is not None
+        report["photographs"]["given"] = not (folder / GENERATED).exists()
     options = {name: value for name, value in vars(arguments).items() if name not in ("data", "output")}
     report["options"] = {**options, "device": str(device_here())}
     return report
 
 
+def save(report: dict[str, Any], path: Path) -> None:
+    """Write what has been measured so far as JSON, marked as unfinished: a run that is stopped leaves it."""
+    _replace({**report, "unfinished": True}, path)
+
+
 def write(report: dict[str, Any], path: Path) -> None:
     """Write a report as JSON and say where."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    _replace(report, path)
     print(f"\nWritten: {path}")
+
+
+def _replace(report: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".partial")
+    beside.write_text(json.dumps(report, indent=1) + "\n")
+    beside.replace(path)
 
 
 def device_spans(work: Callable[[], Any]) -> list[tuple[str, int, int]]:

@@ -25,6 +25,7 @@ from harness import (
     positive,
     rates,
     read_files,
+    save,
     write,
 )
 from torch_sink.cli.bench import percentiles
@@ -137,6 +138,7 @@ def main() -> int:
             "host_us_an_image": on_the_host(sources, arguments.rounds),
             "device": on_the_device(sources, device, arguments.rounds) if device.type == "cuda" else None,
         }
+        save(report, arguments.output)
     print(format_table(report))
     write(report, arguments.output)
     return 0

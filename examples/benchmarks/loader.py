@@ -24,7 +24,17 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from harness import describe, device_here, make_parser, photographs, positive, process_cpu_seconds, synchronize, write
+from harness import (
+    describe,
+    device_here,
+    make_parser,
+    photographs,
+    positive,
+    process_cpu_seconds,
+    save,
+    synchronize,
+    write,
+)
 from torch_sink.cli.bench import percentiles
 from torch_sink.sink import SinkLoader
 
@@ -175,8 +185,8 @@ def memory_kib(process: Path) -> int:
     return next(int(line.split()[1]) for line in rollup.read_text().splitlines() if line.startswith(field))
 
 
-def measure(make: Callable[[str], Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Lets the contenders take turns, after an epoch each that starts the workers."""
+def measure(make: Callable[[str], Any], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Lets the contenders take turns, after an epoch each that starts the workers; the results after each round."""
     turns: dict[str, list[Turn]] = {name: [] for name in CONTENDERS}
     names = list(CONTENDERS)
     for number in range(arguments.rounds):
@@ -186,8 +196,7 @@ def measure(make: Callable[[str], Any], arguments: argparse.Namespace) -> dict[s
             turns[name].append(Turn(loader, arguments.epochs, arguments.step_ms / 1e3))
             loader.close()
             del loader
-    plain = turns["DataLoader"]
-    return {name: summarise(turns[name], plain) for name in CONTENDERS}
+        yield {name: summarise(turns[name], turns["DataLoader"]) for name in CONTENDERS}
 
 
 def summarise(turns: list[Turn], plain: list[Turn]) -> dict[str, Any]:
@@ -268,7 +277,9 @@ def main() -> int:
         batches = check_equal(make)
         print(f"{batches} batches equal in all {len(CONTENDERS)} loaders")
         report = describe(arguments, "loader.py", folder)
-        report["loaders"] = measure(make, arguments)
+        for results in measure(make, arguments):
+            report["loaders"] = results
+            save(report, arguments.output)
         for name, cost in measure_host_cost(device).items():
             report["loaders"][name]["host_us_per_batch"] = cost
     print(format_table(report))

@@ -11,7 +11,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from torchvision.datasets import ImageFolder
 
 import torch_sink
-from harness import describe, device_here, in_turns, make_parser, photographs, positive, seconds_of, write
+from harness import describe, device_here, in_turns, make_parser, photographs, positive, save, seconds_of, write
 from torch_sink.cli.bench import percentiles
 from torch_sink.cli.photos import make_photo
 from torch_sink.cli.pipelines import build_pipeline
@@ -107,19 +107,16 @@ def by_dataset(lengths: list[int], rounds: int) -> dict[str, dict[str, dict[str,
     return results
 
 
-def measure(folder: Path, arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+def measure(folder: Path, arguments: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
+    """One entry of the report after the other."""
     rounds, gpu = arguments.rounds, device.type == "cuda"
     batches = [32, 64, 128, 256, 512, 1024] if gpu else [8, 16, 32]
-    return {
-        "batch": {"unit": "ms an image", "values": by_batch(folder, batches, rounds, device)},
-        "photograph": {
-            "unit": "ms an image",
-            "fixed": {"batch": 64 if gpu else 8},
-            "values": by_photograph([250, 500, 1000, 2000], 64 if gpu else 8, rounds, device),
-        },
-        "sink_size": {"unit": "us a step", "values": by_sink_size([1, 10, 100, 1000], rounds, device)},
-        "dataset": {"values": by_dataset([1_000, 10_000, 100_000, 1_000_000], rounds)},
-    }
+    yield {"batch": {"unit": "ms an image", "values": by_batch(folder, batches, rounds, device)}}
+    batch = 64 if gpu else 8
+    of_photographs = by_photograph([250, 500, 1000, 2000], batch, rounds, device)
+    yield {"photograph": {"unit": "ms an image", "fixed": {"batch": batch}, "values": of_photographs}}
+    yield {"sink_size": {"unit": "us a step", "values": by_sink_size([1, 10, 100, 1000], rounds, device)}}
+    yield {"dataset": {"values": by_dataset([1_000, 10_000, 100_000, 1_000_000], rounds)}}
 
 
 def format_table(report: dict[str, Any]) -> str:
@@ -139,7 +136,9 @@ def main() -> int:
     arguments = parser.parse_args()
     with photographs(arguments) as folder:
         report = describe(arguments, "scale.py", folder)
-        report |= measure(folder, arguments, device_here())
+        for entry in measure(folder, arguments, device_here()):
+            report |= entry
+            save(report, arguments.output)
     print(format_table(report))
     write(report, arguments.output)
     return 0

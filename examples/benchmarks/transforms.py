@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from harness import (
     photographs,
     positive,
     rates,
+    save,
     write,
 )
 from torch_sink.cli.pipelines import CROP, JITTER, MEAN, STD, build_pipeline
@@ -163,7 +164,8 @@ def on_device(images: Images, bandwidth: float, rounds: int) -> dict[str, Any]:
 
 def measure(
     name: str, folder: Path, batches: Sequence[int], rounds: int, device: torch.device, bandwidth: float
-) -> dict[str, Any]:
+) -> Iterator[dict[str, Any]]:
+    """The results after each batch size."""
     results: dict[str, Any] = {}
     for batch in batches:
         images = Images(folder, name, batch, device)
@@ -180,7 +182,7 @@ def measure(
             alone["launches"] = kernels["launches"]
             alone["images_per_second"][str(batch)] = kernels["images_per_second"]
             alone["bandwidth_share"][str(batch)] = kernels["bandwidth_share"]
-    return results
+        yield results
 
 
 def format_table(report: dict[str, Any]) -> str:
@@ -212,10 +214,11 @@ def main() -> int:
         report = describe(arguments, "transforms.py", folder)
         report["copy_bytes_per_second"] = copy_bandwidth(device)
         bandwidth = report["copy_bytes_per_second"]["p50"]
-        report["pipelines"] = {
-            name: measure(name, folder, arguments.batches, arguments.rounds, device, bandwidth)
-            for name in arguments.pipelines
-        }
+        report["pipelines"] = {}
+        for name in arguments.pipelines:
+            for results in measure(name, folder, arguments.batches, arguments.rounds, device, bandwidth):
+                report["pipelines"][name] = results
+                save(report, arguments.output)
     print(format_table(report))
     write(report, arguments.output)
     return 0

@@ -18,7 +18,7 @@ from torch.utils.data import default_collate
 from torchvision.datasets import ImageFolder
 
 import torch_sink
-from harness import describe, make_parser, photographs, positive, write
+from harness import describe, make_parser, photographs, positive, save, write
 from torch_sink.cli.bench import measure_worker_cost
 from torch_sink.cli.bench_report import format_worker_cost
 from torch_sink.cli.pipelines import PIPELINES, build_pipeline
@@ -53,9 +53,12 @@ def main() -> int:
     with photographs(arguments) as folder:
         check_equal(folder, arguments.pipelines)
         report = describe(arguments, "worker_cost.py", folder)
-        report["worker_cost"] = measure_worker_cost(
-            folder, arguments.pipelines, rounds=arguments.rounds, images=arguments.images
-        )
+        report["worker_cost"] = {}
+        for name in arguments.pipelines:
+            report["worker_cost"] |= measure_worker_cost(
+                folder, [name], rounds=arguments.rounds, images=arguments.images
+            )
+            save(report, arguments.output)
     print(format_worker_cost(report["worker_cost"]))
     write(report, arguments.output)
     return 0

@@ -1,0 +1,216 @@
+"""`make gpu`, rehearsed without a GPU: what fails or runs out of time is said, and hides and loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "examples" / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import gpu  # noqa: E402
+import gpu_summary  # noqa: E402
+import gpu_tests  # noqa: E402
+
+WORKS = "import json, sys; open(sys.argv[2], 'w').write(json.dumps({'options': sys.argv[3:]}))"
+HANGS = """
+import json, sys, time
+open(sys.argv[2], 'w').write(json.dumps({'worker_cost': {'v1 train': {'stock_ms': {'p50': 4.5}, 'torch_sink_ms': {'p50': 0.2}}}, 'unfinished': True}))
+time.sleep(600)
+"""
+TESTS = {
+    "test_good.py": "def test_one(): pass\n@pytest.mark.slow\ndef test_slow(): assert False",
+    "test_bad.py": "def test_one(): pass\ndef test_two():\n    assert 1 == 2, 'one is not two'\n@pytest.mark.skip\ndef test_three(): pass",
+    "test_crash.py": "def test_one():\n    os.abort()",
+    "test_broken.py": "import no_such_module",
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of benchmarks and tests that take no time."""
+    scripts = {"loop.py": "raise SystemExit('nothing was measured')", "scale.py": WORKS, "worker_cost.py": HANGS}
+    for name, text in scripts.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    cuda\n    slow\n")
+    for name, text in TESTS.items():
+        (tmp_path / name).write_text(f"import os\nimport pytest\npytestmark = pytest.mark.cuda\n{text}\n")
+    monkeypatch.setattr(gpu, "BENCHMARKS", tmp_path)
+    monkeypatch.setattr(gpu, "files_with_cuda_tests", lambda: [tmp_path / name for name in TESTS])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setenv("TORCH_SINK_PHOTOS", "")
+    return tmp_path
+
+
+def step(name: str, seconds: int = 60, **options: Any) -> gpu.Step:
+    return next(step for step in gpu.STEPS if step.name == name)._replace(seconds=seconds, **options)
+
+
+def rehearse(place: Path, *steps: gpu.Step) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Exit status, and the runs in gpu.json by their names."""
+    results = place / "results"
+    status = gpu.main(["--without-cuda", "--results", str(results), "--data", str(place)], steps)
+    return status, {run["name"]: run for run in json.loads((results / "gpu.json").read_text())["runs"]}
+
+
+def test_what_fails_hides_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, runs = rehearse(place, step("tests"), step("loop"), step("scale", trial=("--rounds", "7")))
+    assert status == 1
+    assert {name: run["status"] for name, run in runs.items()} == {
+        "test_good.py": "passed", "test_bad.py": "failed", "test_crash.py": "failed", "test_broken.py": "failed",
+        "loop": "failed", "scale": "passed",
+    }  # fmt: skip
+    counts = {name: tuple(runs[name][key] for key in ("passed", "failed", "skipped")) for name in TESTS}
+    assert counts == {
+        "test_good.py": (1, 0, 0), "test_bad.py": (1, 1, 1), "test_crash.py": (0, 0, 0), "test_broken.py": (0, 1, 0),
+    }  # fmt: skip
+    assert runs["scale"]["result"]["options"] == ["--data", str(place), "--rounds", "7"]
+    assert "Fatal Python error: Aborted" in Path(runs["test_crash.py"]["log"]).read_text()
+    printed = capsys.readouterr().out
+    assert "tests: 1 of 4 files passed; 2 passed, 2 failed, 1 skipped" in printed
+    for line in (
+        r"  test_bad\.py: failed: test_two: AssertionError: one is not two",
+        r"  test_crash\.py: failed: Fatal Python error: Aborted",
+        r"  test_broken\.py: failed: .*No module named 'no_such_module'",
+        r"loop +failed +\d+\.\d s  nothing was measured",
+        r"scale +passed +\d+\.\d s",
+    ):
+        assert re.search(f"^{line}", printed, flags=re.MULTILINE), line
+
+
+def test_a_benchmark_that_is_cut_short_keeps_its_figures(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stock = gpu.Run.__init__
+
+    def with_limits(self: gpu.Run, *arguments: Any, **options: Any) -> None:
+        stock(self, *arguments, **options)
+        self.has_limits = True
+
+    monkeypatch.setattr(gpu.Run, "__init__", with_limits)
+    status, runs = rehearse(place, step("worker_cost", seconds=6), step("scale", seconds=0))
+    assert status == 1
+    assert runs["worker_cost"]["status"] == "out of time"
+    assert runs["worker_cost"]["result"]["unfinished"]
+    assert runs["scale"]["status"] == "not started"
+    assert "4.50 -> 0.20, unfinished" in capsys.readouterr().out
+
+
+def test_time_that_a_step_leaves_is_there_for_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = [100.0]
+    limits: dict[str, float | None] = {}
+
+    def runs(self: gpu.Run, step: gpu.Step, limit: float | None) -> list[dict[str, Any]]:
+        limits[step.name] = limit
+        clock[0] += {"compile": 30.0, "doctor": 100.0}.get(step.name, 0.0)
+        return [{"name": step.name, "status": "passed", "seconds": 1.0}]
+
+    monkeypatch.setattr(gpu.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(gpu.Run, "_runs", runs)
+    for whole, expected in ((True, [100.0, 90.0, 20.0, 80.0]), (False, [None, None, None, None])):
+        run = gpu.Run(tmp_path, whole=whole, cuda=True, data=None, machine={})
+        for name, seconds in (("compile", 100), ("doctor", 20), ("train", 30), ("loop", 60)):
+            run.run(step(name, seconds))
+        assert list(limits.values()) == expected
+
+
+def test_everything_takes_less_than_nine_minutes() -> None:
+    assert sum(step.seconds for step in gpu.STEPS) < 9 * 60
+    scripts = {step.name for step in gpu.STEPS if (BENCHMARKS / f"{step.name}.py").is_file()}
+    assert {step.name for step in gpu.STEPS} - scripts == {"compile", "doctor", "tests", "sanitizer"}
+    assert all(step.options and step.trial for step in gpu.STEPS if step.name in scripts)
+
+
+def test_only_files_with_cuda_tests_are_imported_on_a_gpu() -> None:
+    named = {str(path.relative_to(gpu.ROOT)) for path in gpu_tests.files_with_cuda_tests()}
+    assert {"tests/loop/test_cuda.py", "tests/sink/test_cuda.py", "tests/kernels/interpreted/test_uint8.py"} <= named
+    assert "tests/sink/test_ring_protocol.py" not in named
+
+
+def p50(value: float) -> dict[str, float]:
+    return {"p50": value}
+
+
+def results_of_a_gpu() -> dict[str, Any]:
+    """As the benchmarks write them."""
+    speeds = {"stock": 1000.0, "torch_sink": 2500.0, "synthetic": 2600.0}
+    return {
+        "train": {"models": {"resnet50": {"contenders": {
+            name: {"2": {"images_per_second": p50(1.0)}, "16": {"images_per_second": p50(speed), "gpu_idle_share": p50(0.03)}}
+            for name, speed in speeds.items()
+        }}}},
+        "decode": {"decoders": {"torch_sink, triton": {"images_per_second": {"64": p50(1.0), "256": p50(40000.0)}}}},
+        "jpeg": {"batches": {"512": {"device": {"images_per_second_kernels": p50(90000.0)}}}},
+        "transforms": {"pipelines": {"v1 train": {
+            "torch_sink": {"images_per_second": {"512": p50(7000.0)}},
+            "torch_sink, kernels alone": {"images_per_second": {"512": p50(300000.0)}},
+        }}},
+        "loop": {"models": {"resnet50": {}, "mlp": {"loops": {"StepLoop graph, sink 100": {"host_microseconds": p50(15.5)}}}}},
+        "worker_cost": {"worker_cost": {"v1 train": {"stock_ms": p50(4.66), "torch_sink_ms": p50(0.21)}}},
+    }  # fmt: skip
+
+
+def test_ten_figures() -> None:
+    found = [value for _, value in gpu_summary.figures(results_of_a_gpu())]
+    assert found == ["2,500", "2.50", "96%", "3.0%", "40,000", "90,000", "7,000", "300,000", "15.5", "4.66 -> 0.21"]
+    assert {value for _, value in gpu_summary.figures({})} == {"-"}
+
+
+RUNS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import gpu
+gpu.BENCHMARKS = gpu.Path(sys.argv[2])
+steps = [step for step in gpu.STEPS if step.name in ("scale", "worker_cost")][::-1]
+gpu.main(["--without-cuda", "--results", sys.argv[2], "--data", sys.argv[2]], steps)
+"""
+
+
+@pytest.mark.slow
+def test_who_ends_it_gets_the_table(place: Path) -> None:
+    (place / "worker_cost.py").write_text("import os\nprint(os.getpid(), flush=True)\n" + HANGS)
+    command = [sys.executable, "-c", RUNS, str(BENCHMARKS), str(place)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(gpu.ROOT)}
+    )
+    log, deadline = place / "logs" / "worker_cost.log", time.monotonic() + 120
+    while not (log.is_file() and log.read_text().strip()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    printed = process.communicate(timeout=60)[0]
+    assert re.search(r"^scale +passed", printed, flags=re.MULTILINE)
+    assert not psutil.pid_exists(int(log.read_text())) or psutil.Process(int(log.read_text())).status() == "zombie"
+    assert [run["name"] for run in json.loads((place / "gpu.json").read_text())["runs"]] == ["scale"]
+
+
+@pytest.mark.slow
+def test_the_whole_of_it_without_a_gpu(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--without-cuda", "--results", str(tmp_path)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=3600)
+    assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-2000:]
+    runs = {run["name"]: run for run in json.loads((tmp_path / "gpu.json").read_text())["runs"]}
+    expected = {step.name for step in gpu.STEPS if step.name != "tests"}
+    assert expected < runs.keys()
+    assert len(runs) - len(expected) == len(gpu_tests.files_with_cuda_tests())
+    measured = {step.name for step in gpu.STEPS if (BENCHMARKS / f"{step.name}.py").is_file()}
+    assert all(runs[name]["result"] and "unfinished" not in runs[name]["result"] for name in measured)
+    figures = dict(gpu_summary.figures({name: runs[name]["result"] for name in measured}))
+    without = {name for name, value in figures.items() if value == "-"}
+    assert without <= {
+        "  GPU idle",
+        "JPEG decoding in kernels, images/s",
+        "  the kernels alone",
+        "StepLoop, graph mode, host us a step",
+    }
