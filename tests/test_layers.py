@@ -39,11 +39,12 @@ NEVER_IMPORTED_BY = {
 }
 
 PUBLIC_NAMES = """
-    Callback CheckpointConfig DecodeError DecodeReport EarlyStopping FallbackReport History HostSyncError JitConfig LambdaCallback
+    Callback CheckpointConfig DecodeError DecodeReport EarlyStopping Evaluation FallbackReport History HostSyncError
+    JitConfig LambdaCallback
     LearningRateScheduler LossMonitor Model ModelCheckpoint NonFiniteLoss OnRequestExit ProgressBar QueueStats
     ReduceLROnPlateau RunContext RunHistory SinkError SinkLoader SinkTimeout StepLoop SummaryCollector SupportRow
-    TimeMonitor UnsupportedOperation amp data_sink decode_images decode_providers decode_report fallback_report get_image_backend
-    image_backend jit no_host_sync set_image_backend support_table
+    TimeMonitor UnsupportedOperation amp data_sink decode_images decode_providers decode_report fallback_report
+    get_image_backend image_backend jit no_host_sync set_image_backend support_table
 """
 
 # The first layer is imported where not even torch is loaded, the others in forks of a process that has loaded it.

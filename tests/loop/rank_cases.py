@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
 from tests.loop.reference import make_batches, make_model
@@ -21,6 +22,7 @@ from torch_sink.loop import (
     Callback,
     CheckpointConfig,
     EarlyStopping,
+    Evaluation,
     LambdaCallback,
     Model,
     ModelCheckpoint,
@@ -135,6 +137,36 @@ def evaluated_alone(ranks: int) -> dict[str, float]:
     """The same by one process over all shards."""
     batches = [batch for shard in all_valid_batches()[:ranks] for batch in shard]
     return Model(make_model(), functional.cross_entropy, metrics=all_metrics()).eval(batches)
+
+
+@case
+def evaluation_beside_a_loop(directory: Path) -> Any:
+    """Every 2 steps and at the end, in sinks of different sizes; then of a sharded model, whose shares are equal."""
+    runs = []
+    for sink_size in (1, 5):
+        network = nn.parallel.DistributedDataParallel(make_model())
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
+        loop = StepLoop(network, functional.cross_entropy, optimizer, sink_size=sink_size, ema=0.5)
+        every = Evaluation(valid_batches(), metrics={"accuracy"}, every_steps=2)
+        history = loop.run(train_batches(), epochs=2, callbacks=[every])
+        last = loop.evaluate(valid_batches(), metrics={"accuracy"}), loop.evaluate(valid_batches(), ema=True)
+        runs.append([history.evaluations, last])
+    return runs
+
+
+@case
+def sharded(directory: Path) -> Any:
+    model = make_model()
+    fully_shard(model, mesh=distributed.device_mesh.init_device_mesh("cpu", (distributed.get_world_size(),)))
+    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.5))
+    try:
+        loop.evaluate(valid_batches())
+    except ValueError as error:
+        message = str(error)
+    batches = [shard[0] for shard in all_valid_batches()]
+    results = loop.evaluate([batches[rank()]], metrics={"accuracy"})
+    alone = Model(make_model(), functional.cross_entropy, metrics={"accuracy"})
+    return message, results, alone.eval(batches[: distributed.get_world_size()])
 
 
 @case

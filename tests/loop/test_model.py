@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from torch_sink.loop import Callback, JitConfig, LossMonitor, Model, TimeMonitor, jit, no_host_sync
+from torch_sink.loop import (
+    Callback,
+    JitConfig,
+    LambdaCallback,
+    LossMonitor,
+    Model,
+    StepLoop,
+    TimeMonitor,
+    jit,
+    no_host_sync,
+)
 from torch_sink.sink import SinkLoader
 
 from .reference import assert_equal_training, make_batches, make_model, plain_loop
@@ -336,6 +347,114 @@ def test_predict() -> None:
     low = make(amp_level="O2").predict(inputs)
     assert low.dtype == torch.float32
     assert not torch.equal(low, outputs)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scheduler": True, "schedule": "step", "clip_grad_norm": 0.5},
+        {"scheduler": True, "schedule": "epoch", "accumulate": 2},
+        {"ema": 0.5, "mode": "eager"},
+        {"amp": "O2", "amp_dtype": torch.float16},
+        {"amp": "O1", "amp_dtype": torch.float16, "loss_scaler": None},
+    ],
+)
+def test_model_takes_what_a_step_loop_takes(options: dict[str, Any]) -> None:
+    """The same losses and weights, bit for bit, from the same options."""
+    trained = []
+    for as_model in (True, False):
+        network = make_model()
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+        chosen = dict(options)
+        if chosen.pop("scheduler", False):
+            chosen["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        torch.manual_seed(5)
+        if as_model:
+            chosen = {("amp_level" if name == "amp" else name): value for name, value in chosen.items()}
+            model = Model(network, functional.cross_entropy, optimizer, **chosen)
+            loop, history = model.loop, model.train(2, make_batches(5))
+        else:
+            loop = StepLoop(network, functional.cross_entropy, optimizer, sink_size=-1, **chosen)
+            history = loop.run(make_batches(5), epochs=2)
+        trained.append((network, optimizer, history, loop))
+    (ours, optimizer, history, loop), (expected, reference, plain, other) = trained
+    assert_equal_training((ours, optimizer), (expected, reference))
+    assert torch.equal(history.losses, plain.losses)
+    assert torch.equal(history.learning_rates, plain.learning_rates)
+    assert loop.explain() == other.explain()
+    if "ema" in options:
+        assert all(map(torch.equal, loop.ema_model().parameters(), other.ema_model().parameters()))
+    with pytest.raises(ValueError, match="mode='fast'"):
+        make(mode="fast")
+
+
+def test_a_resumed_model_goes_on_in_the_middle_of_its_data(tmp_path: Path) -> None:
+    """The position was that of the wrapper which `train` makes: it was lost."""
+    batches, losses = make_batches(7), []
+    for resumes in (False, True):
+        model = make()
+        if resumes:
+            stop = LambdaCallback(on_train_step_end=lambda context: context.request_stop())
+            first = model.train(2, batches, [stop], sink_size=5).losses
+            model.loop.save(tmp_path, batches)
+            model = make()
+            model.loop.resume(tmp_path, batches)
+            losses.append(torch.cat([first, model.train(3, batches, sink_size=5).losses]))
+        else:
+            losses.append(model.train(3, batches, sink_size=5).losses)
+    assert torch.equal(*losses)
+
+
+class Draws(TensorDataset):
+    """Samples with noise, as augmentation makes them."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        inputs, targets = super().__getitem__(index)
+        return inputs + 0.1 * torch.randn_like(inputs), targets
+
+
+@pytest.mark.parametrize("kind", ["list", "unseeded", "seeded", "workers", "sink", "sink in use"])
+def test_build_leaves_nothing_behind(kind: str) -> None:
+    """Weights, statistics, gradients, random draws and the order of the data are those of a model that was not built."""
+    results = []
+    for builds in (False, True):
+        torch.manual_seed(11)
+        data = Draws(torch.randn(12, 3, 8, 8), torch.arange(12) % 5)
+        seeded = torch.Generator().manual_seed(3) if kind != "unseeded" else None
+        train: Any = DataLoader(data, 2, True, generator=seeded, num_workers=kind == "workers")
+        valid: Any = DataLoader(data, 5)
+        model = make({"accuracy"}, ema=0.9)
+        if kind.startswith("sink"):
+            train, valid = SinkLoader(train), SinkLoader(valid)
+        if kind == "sink in use":
+            next(iter(train))
+        if kind == "list":
+            train, valid = make_batches(4), make_batches(2, size=3)
+        before = torch.get_rng_state()
+        if builds:
+            model.build(train, valid)
+            assert torch.equal(torch.get_rng_state(), before)
+            assert all(parameter.grad is None for parameter in model.train_network.parameters())
+            assert model.loop.step_count == 0
+        torch.manual_seed(12)
+        history = model.fit(2, train, valid)
+        results.append((model.train_network, model.loop.optimizer, history))
+    (first, optimizer, plain), (second, other, built) = results
+    assert_equal_training((first, optimizer), (second, other))
+    assert torch.equal(plain.losses, built.losses)
+    assert plain.evaluations == built.evaluations
+
+
+def test_build_arguments() -> None:
+    with pytest.raises(ValueError, match="build with a valid_dataset needs metrics"):
+        make().build(valid_dataset=make_batches(1))
+    with pytest.raises(ValueError, match="no optimizer"):
+        Model(make_model()).build(make_batches(1))
+    with pytest.raises(ValueError, match="a generator object can be traversed only once"):
+        make().build(batch for batch in make_batches(2))
+    with pytest.raises(ValueError, match="sink_size=0"):
+        make().build(make_batches(1), sink_size=0)
+    make({"loss"}).build()
 
 
 def test_jit_level_o0_leaves_the_function_alone() -> None:

@@ -46,6 +46,21 @@ def test_metrics_are_those_of_one_process_over_all_shards(first: dict[str, Any])
     assert first["evaluation"] == pytest.approx(first["alone"], rel=1e-6)
 
 
+def test_evaluations_in_the_course_of_a_run(first: dict[str, Any]) -> None:
+    one_step, whole_epoch = first["evaluation_beside_a_loop"]
+    assert one_step == whole_epoch
+    evaluations, (last, average) = one_step
+    assert [step for step, _ in evaluations] == [2, 4, 6]
+    assert evaluations[-1][1] == last
+    assert average["loss"] != last["loss"]
+
+
+def test_a_sharded_model_is_evaluated_on_equal_shares(first: dict[str, Any]) -> None:
+    message, results, alone = first["sharded"]
+    assert "give all ranks as many batches" in message
+    assert results == pytest.approx(alone, rel=1e-6)
+
+
 def test_a_rank_may_have_nothing_to_evaluate(first: dict[str, Any]) -> None:
     assert first["empty_share"] > 0
     assert first["empty_share"] != first["evaluation"]["loss"]

@@ -4,6 +4,7 @@ from torch_sink.loop import amp
 from torch_sink.loop.callbacks import Callback, LambdaCallback, RunContext
 from torch_sink.loop.controls import EarlyStopping, LearningRateScheduler, OnRequestExit, ReduceLROnPlateau
 from torch_sink.loop.data_sink import data_sink
+from torch_sink.loop.evaluation import Evaluation
 from torch_sink.loop.history import RunHistory
 from torch_sink.loop.host_sync import no_host_sync
 from torch_sink.loop.jit import JitConfig, jit
@@ -17,6 +18,7 @@ __all__ = [
     "Callback",
     "CheckpointConfig",
     "EarlyStopping",
+    "Evaluation",
     "History",
     "JitConfig",
     "LambdaCallback",

@@ -56,7 +56,7 @@ def build_engine(parts: EngineParts) -> Engine:
     loss_fn: Any = parts.loss_fn  # present whenever forward is not: StepLoop has checked it
     forward = parts.forward or supervised_forward(loss_fn, parts.precision)
     loss_function: Any = LossFunction(parts.model, forward, parts.precision)
-    lower_mode = _compile_or_eager(parts) if mode == "graph" else mode
+    lower_mode = compile_or_eager(parts.model, parts.jit_config, parts.reasons) if mode == "graph" else mode
     if lower_mode == "compile":
         if parts.jit_config.fast_random:
             parts.reasons.note("fast_random: compiled dropout draws other random numbers than eager code")
@@ -105,15 +105,7 @@ def make_capture(device: torch.device) -> Capture | None:
 
 def resolve_mode(parts: EngineParts, capture: Capture | None) -> str:
     """ "eager", "compile" or "graph", after all that speaks against the mode asked for."""
-    mode = parts.mode
-    if mode == "auto":
-        mode = "graph" if capture is not None else "eager"
-    if mode == "graph" and capture is None:
-        parts.reasons.note(f"mode 'graph' needs CUDA and the model is on {parts.device}: it means 'compile' here")
-        mode = "compile"
-    if mode == "graph" and parts.jit_config.exc_mode == "no_sink":
-        parts.reasons.note("exc_mode='no_sink' asks for no graph: it means 'compile' here")
-        mode = "compile"
+    mode = possible_mode(parts.mode, parts.device, parts.jit_config, parts.reasons, capture)
     if mode == "graph" and cycles_momentum(parts.schedule.scheduler) and not takes_betas_from_device(parts.optimizer):
         name = type(parts.optimizer).__name__
         parts.reasons.note(
@@ -124,21 +116,33 @@ def resolve_mode(parts: EngineParts, capture: Capture | None) -> str:
     if obstacle is not None:
         parts.reasons.note(f"{obstacle}: mode 'graph' means 'compile' here")
         mode = "compile"
-    if mode == "compile":
-        mode = _compile_or_eager(parts)
+    return compile_or_eager(parts.model, parts.jit_config, parts.reasons) if mode == "compile" else mode
+
+
+def possible_mode(mode: str, device: torch.device, config: JitConfig, reasons: Reasons, capture: Capture | None) -> str:
+    """What the mode asked for means on a device: "eager", "compile" or "graph"."""
+    if mode == "auto":
+        return "graph" if capture is not None else "eager"
+    if mode == "graph" and capture is None:
+        reasons.note(f"mode 'graph' needs CUDA and the model is on {device}: it means 'compile' here")
+        return "compile"
+    if mode == "graph" and config.exc_mode == "no_sink":
+        reasons.note("exc_mode='no_sink' asks for no graph: it means 'compile' here")
+        return "compile"
     return mode
 
 
-def _compile_or_eager(parts: EngineParts) -> str:
-    if parts.jit_config.jit_level == "O0":
-        parts.reasons.note("jit_level='O0' asks for no compilation: steps run in eager code")
+def compile_or_eager(model: nn.Module, config: JitConfig, reasons: Reasons) -> str:
+    """ "compile", or "eager" for what speaks against it."""
+    if config.jit_level == "O0":
+        reasons.note("jit_level='O0' asks for no compilation: steps run in eager code")
         return "eager"
-    if is_compiled(parts.model):
-        parts.reasons.note("the model is compiled already, so it is not compiled again")
+    if is_compiled(model):
+        reasons.note("the model is compiled already, so it is not compiled again")
         return "eager"
     problem = compiler_problem()
     if problem is not None:
-        parts.reasons.note(f"mode 'compile' means 'eager' here: {problem}; install g++ to compile")
+        reasons.note(f"mode 'compile' means 'eager' here: {problem}; install g++ to compile")
         return "eager"
     return "compile"
 

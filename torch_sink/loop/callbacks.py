@@ -44,7 +44,8 @@ class RunContext:
         last step of the coming sink at step_begin, the executed count at step_end), `net_outputs` (the last step's
         loss, float32 [] on the host), `losses`, `overflows`, `learning_rates` (of this host return), `history`,
         `dataset_sink_mode`, `mode`, `parallel_mode`, `device_number`, `list_callback`, `last_save_ckpt_step`,
-        `latest_ckpt_file`. Eval: `eval_network`, `valid_dataset`, `metrics`, `eval_results`.
+        `latest_ckpt_file`, `eval_results` (of the latest evaluation in this epoch). Eval: `eval_network`,
+        `valid_dataset`, `metrics`, `eval_results`.
         """
         return self._arguments
 
@@ -63,7 +64,12 @@ class Callback:
     The training events come once per host return (`step`), once per pass (`epoch`) and once per run. Those without
     `on_train_` or `on_eval_` are the older names of both; the newer ones call them unless overridden. A callback is
     a context manager, entered before on_train_begin and left after on_train_end, also after an error.
+
+    Attributes:
+        comes_first: whether its events come before those of the others, wherever it stands in the list.
     """
+
+    comes_first = False
 
     def __enter__(self) -> Callback:
         return self

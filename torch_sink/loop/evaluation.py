@@ -1,198 +1,197 @@
-"""Evaluation of a model: metrics on the device, one host sync for a pass."""
+"""Evaluations in the course of a run: the callback for StepLoop, and what `Model.fit` makes of its arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from torch_sink.loop.arguments import check_bool, check_count
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext
-from torch_sink.loop.distributed import Ranks
-from torch_sink.loop.host_sync import host_sync_allowed
-from torch_sink.loop.members import call_with
-from torch_sink.loop.metrics import Loss, Metric
-from torch_sink.loop.monitors import TimeMonitor
-from torch_sink.loop.precision import Precision, map_container
-from torch_sink.loop.progress import epoch_length
-from torch_sink.loop.results import collect_results
+from torch_sink.loop.evaluator import monitored
+from torch_sink.loop.monitors import TimeMonitor, show
 
 OLD_EVENTS = ("begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end")
 
 
-class Evaluation:
-    """Runs one pass over a loader in evaluation mode.
+class RunEvaluation(Callback):
+    """Evaluates at some of a run's steps and epochs' ends, before the other callbacks see them.
+
+    The results are in the context's `eval_results`, with the loss as "eval_loss", until the next epoch begins; in
+    `history.evaluations`, by step; and in `last_results`. TimeMonitor and callbacks of the user's own get the
+    evaluation's events.
 
     Args:
-        network: called with the first member of each batch.
-        eval_network: if given, called with the whole batch; returns (loss, output, labels).
-        loss_fn: `loss_fn(output, *labels)`, or None for no loss.
-        metrics: by name.
-        precision: of the forward pass, or None.
-        ranks: that evaluate, each its share.
-        sink_mode: step events once for the pass, else once a batch.
+        dataset: a loader or SinkLoader; a loader is wrapped once for the run.
+        evaluate: called with the run's arguments, a SinkLoader, and callbacks; returns the results.
+    """
+
+    comes_first = True
+
+    def __init__(self, dataset: Any, evaluate: Callable[[RunArguments, Any, list[Callback]], dict[str, Any]]) -> None:
+        self._dataset, self._evaluate = dataset, evaluate
+        self._own_loader: Any = None
+        self._evaluated_at: int | None = None
+        self.last_results: dict[str, Any] = {}
+
+    def is_due_at_epoch(self, epoch: int) -> bool:
+        """Whether to evaluate at the end of the epoch with this number, from 1."""
+        raise NotImplementedError
+
+    def is_due_at_step(self, step: int) -> bool:
+        """Whether to evaluate after this step."""
+        return False
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        self._evaluated_at = None
+
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        run_context.original_args().update(eval_results={}, eval_step=None)
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        if self.is_due_at_step(arguments.cur_step_num):
+            self._run(arguments)
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        if self.is_due_at_epoch(arguments.cur_epoch_num) and self._evaluated_at != arguments.cur_step_num:
+            self._run(arguments)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._own_loader is not None:
+            self._own_loader.close()
+            self._own_loader = None
+
+    def _run(self, arguments: RunArguments) -> None:
+        members = [one for one in arguments.list_callback if isinstance(one, TimeMonitor) or tells_evaluation(one)]
+        results = self._evaluate(arguments, self._loader(arguments), [_EvalOnly(member) for member in members])
+        self._evaluated_at, self.last_results = arguments.cur_step_num, monitored(results)
+        arguments.update(eval_results=dict(self.last_results), eval_step=arguments.cur_step_num)
+        arguments.history.evaluations.append((arguments.cur_step_num, results))
+        arguments.history.host_syncs += 1
+
+    def _loader(self, arguments: RunArguments) -> Any:
+        from torch_sink.sink import SinkLoader
+
+        if isinstance(self._dataset, SinkLoader):
+            if self._dataset is arguments.train_dataset and arguments.loop.progress.epoch_steps:
+                raise ValueError(
+                    "the run trains on this SinkLoader and is inside its epoch; evaluate on a SinkLoader of its own: "
+                    "SinkLoader(loader)"
+                )
+            return self._dataset
+        if self._own_loader is None:
+            device = arguments.loop.device
+            self._own_loader = SinkLoader(self._dataset, device=None if device.type == "meta" else device)
+        self._own_loader.is_last_epoch = True  # no batch is made ahead for an evaluation that is an epoch away
+        return self._own_loader
+
+
+class Evaluation(RunEvaluation):
+    """Evaluates during `StepLoop.run`, with one host sync an evaluation.
+
+    The results are in the context's `eval_results`, with the loss as "eval_loss", for `EarlyStopping`,
+    `ReduceLROnPlateau`, `LossMonitor` and the like, wherever they stand in the list; all of them, by step, are in the
+    run's `history.evaluations`. With more than one process each has the callback, and its share of the data.
+
+    Args:
+        loader: a loader or SinkLoader; not the SinkLoader that the run trains on.
+        metrics, forward, ema: see `StepLoop.evaluate`.
+        every_epochs: evaluate after so many epochs; default 1, or none if `every_steps` is given.
+        every_steps: evaluate after exactly so many steps; sinks shrink to meet them.
+        verbose: print the results.
+
+    Attributes:
+        last_results: of the latest evaluation, by name.
+
+    Raises:
+        TypeError, ValueError: an argument that cannot be used.
+
+    Example:
+        >>> import torch, torch_sink
+        >>> model = torch.nn.Linear(3, 2)
+        >>> data = [(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))] * 10
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> loop = torch_sink.StepLoop(model, torch.nn.functional.cross_entropy, optimizer)
+        >>> evaluation = torch_sink.Evaluation(data, metrics={"accuracy"}, every_steps=4)
+        >>> history = loop.run(data, callbacks=[evaluation])
+        >>> [step for step, results in history.evaluations]
+        [4, 8]
     """
 
     def __init__(
         self,
+        loader: Any,
+        metrics: Any = None,
         *,
-        network: nn.Module,
-        eval_network: nn.Module | None,
-        loss_fn: Callable[..., Any] | None,
-        metrics: dict[str, Metric],
-        precision: Precision | None,
-        ranks: Ranks,
-        sink_mode: bool,
+        every_epochs: int | None = None,
+        every_steps: int | None = None,
+        forward: Callable[[nn.Module, Any], Any] | None = None,
+        ema: bool = False,
+        verbose: bool = False,
     ) -> None:
-        check_bool("dataset_sink_mode", sink_mode)
-        self._network, self._eval_network, self._loss_fn = network, eval_network, loss_fn
-        self._metrics, self._precision, self._sink_mode = metrics, precision, sink_mode
-        self._ranks, self._loss, self._samples = ranks, Loss(), 0
+        for name, value in (("every_epochs", every_epochs), ("every_steps", every_steps)):
+            if value is not None:
+                check_count(name, value, minimum=1)
+        check_bool("ema", ema)
+        self._every_steps, self._verbose = every_steps, verbose
+        self._every_epochs = 1 if every_epochs is None and every_steps is None else every_epochs
 
-    def run(self, dataset: Any, callbacks: list[Callback]) -> dict[str, Any]:
-        """One pass; returns the results by name."""
-        from torch_sink.sink import SinkLoader
+        def evaluate(arguments: RunArguments, loader: Any, callbacks: list[Callback]) -> dict[str, Any]:
+            loop = arguments.loop
+            return loop.evaluators(ema).evaluate(loader, metrics, forward=forward, callbacks=callbacks)
 
-        device = next((parameter.device for parameter in self._network.parameters()), torch.device("cpu"))
-        self._ranks.share_buffers()
-        network = self._eval_network if self._eval_network is not None else self._ranks.inner
-        self._samples = 0
-        self._loss.reset()
-        for metric in self._metrics.values():
-            metric.reset()
-        with ExitStack() as stack:
-            stack.enter_context(evaluating(network))
-            for callback in callbacks:
-                stack.enter_context(callback)
-            if isinstance(dataset, SinkLoader):
-                loader = dataset
-                stack.enter_context(dataset.whole_pass())
-            else:
-                loader = stack.enter_context(SinkLoader(dataset, device=device))
-            if self._ranks.sharded:  # a forward pass gathers the weights from all ranks
-                self._ranks.check_lengths(epoch_length(loader), None, device)
-            return self._pass(loader, callbacks, device)
+        super().__init__(loader, evaluate)
 
-    def _pass(self, loader: Any, callbacks: list[Callback], device: torch.device) -> dict[str, Any]:
-        arguments = RunArguments(
-            eval_network=self._eval_network if self._eval_network is not None else self._network,
-            network=self._network,
-            valid_dataset=loader,
-            metrics=self._metrics,
-            loss_fn=self._loss_fn,
-            batch_num=epoch_length(loader),
-            cur_step_num=0,
-            epoch_num=1,
-            cur_epoch_num=1,
-            list_callback=callbacks,
-            dataset_sink_mode=self._sink_mode,
-            mode="eval",
-            parallel_mode="data_parallel" if self._ranks.many else "stand_alone",
-            device_number=self._ranks.size,
-        )
-        context = RunContext(arguments)
+    def steps_to_boundary(self, step_count: int) -> int | None:
+        return self._every_steps - step_count % self._every_steps if self._every_steps else None
 
-        def event(name: str) -> None:
-            for callback in callbacks:
-                getattr(callback, name)(context)
+    def is_due_at_epoch(self, epoch: int) -> bool:
+        return self._every_epochs is not None and epoch % self._every_epochs == 0
 
-        event("on_eval_begin")
-        event("on_eval_epoch_begin")
-        share_is_empty = self._ranks.many and arguments.batch_num == 0
-        for index, batch in enumerate(() if share_is_empty else _batches(loader), 1):
-            if index == 1 or not self._sink_mode:
-                arguments.cur_step_num = (arguments.batch_num or index) if self._sink_mode else index
-                event("on_eval_step_begin")
-            arguments.net_outputs = self._batch(batch)
-            arguments.cur_step_num = index
-            if not self._sink_mode:
-                event("on_eval_step_end")
-        if self._sink_mode:
-            event("on_eval_step_end")
-        results = self._results(device)
-        arguments.eval_results = {("eval_loss" if name == "loss" else name): value for name, value in results.items()}
-        event("on_eval_epoch_end")
-        event("on_eval_end")
-        return results
+    def is_due_at_step(self, step: int) -> bool:
+        return self._every_steps is not None and step % self._every_steps == 0
 
-    def _batch(self, batch: Any) -> Any:
-        loss = None
-        with self._precision.context() if self._precision is not None else nullcontext():
-            if self._eval_network is not None:
-                loss, output, *labels = call_with(self._eval_network, batch)
-            else:
-                if not isinstance(batch, (tuple, list)) or len(batch) < 2:
-                    raise TypeError(
-                        f"the batch is a {type(batch).__name__}; eval takes (x, y) batches, or an eval_network that "
-                        "returns (loss, output, labels)"
-                    )
-                inputs, *labels = batch
-                output = self._ranks.inner(inputs)
-                output = self._precision.outputs(output) if self._precision is not None else output
-                loss = self._loss_fn(output, *labels) if self._loss_fn is not None else None
-        size = next((leaf.shape[0] for leaf in labels if isinstance(leaf, Tensor) and leaf.dim()), 1)
-        self._samples += size
-        if loss is not None:
-            self._loss.update(loss, size)
-        for metric in self._metrics.values():
-            if not isinstance(metric, Loss):
-                metric.update(output, *labels)
-        return output
-
-    def _results(self, device: torch.device) -> dict[str, Any]:
-        metrics = {name: self._loss if isinstance(metric, Loss) else metric for name, metric in self._metrics.items()}
-        if self._loss_fn is not None or self._eval_network is not None:
-            metrics.setdefault("loss", self._loss)
-        return collect_results(metrics, self._ranks, self._samples, device)
+    def _run(self, arguments: RunArguments) -> None:
+        super()._run(arguments)
+        if self._verbose:
+            show(f"evaluation after step {arguments.cur_step_num}: {self.last_results}")
 
 
-@contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; each module's mode is put back."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-class FitEvaluation(Callback):
-    """Evaluates at the ends of epochs, before the other callbacks see them.
+class FitEvaluation(RunEvaluation):
+    """Evaluates as `Model.fit` is told to.
 
     Args:
-        evaluation: runs the pass.
         dataset: to evaluate on.
+        evaluate: see RunEvaluation.
         frequency: every so many epochs, or the epochs' numbers.
-        callbacks: those of `fit`; TimeMonitor and custom ones get the evaluation's events.
 
     Raises:
         TypeError, ValueError: `frequency` is neither.
     """
 
-    def __init__(self, evaluation: Evaluation, dataset: Any, frequency: Any, callbacks: list[Callback]) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        evaluate: Callable[[RunArguments, Any, list[Callback]], dict[str, Any]],
+        frequency: Any,
+    ) -> None:
         if isinstance(frequency, (list, tuple, set)):
             for number in frequency:
                 check_count("valid_frequency", number, minimum=1)
         else:
             check_count("valid_frequency", frequency, minimum=1)
-        self._evaluation, self._dataset, self._frequency = evaluation, dataset, frequency
-        self._callbacks = [member for member in callbacks if isinstance(member, TimeMonitor) or is_custom(member)]
+        super().__init__(dataset, evaluate)
+        self._frequency = frequency
 
-    def on_train_epoch_end(self, run_context: RunContext) -> None:
-        arguments = run_context.original_args()
-        epoch, frequency = arguments.cur_epoch_num, self._frequency
-        due = epoch in frequency if isinstance(frequency, (list, tuple, set)) else epoch % frequency == 0
-        if not due:
-            arguments.eval_results = {}
-            return
-        results = self._evaluation.run(self._dataset, [_EvalOnly(member) for member in self._callbacks])
-        arguments.eval_results = {("eval_loss" if name == "loss" else name): value for name, value in results.items()}
+    def is_due_at_epoch(self, epoch: int) -> bool:
+        frequency = self._frequency
+        return epoch in frequency if isinstance(frequency, (list, tuple, set)) else epoch % frequency == 0
 
 
 class _EvalOnly(Callback):
@@ -200,7 +199,7 @@ class _EvalOnly(Callback):
 
     def __init__(self, inner: Callback) -> None:
         self._inner = inner
-        for event in ("begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end"):
+        for event in OLD_EVENTS:
             setattr(self, f"on_eval_{event}", getattr(inner, f"on_eval_{event}"))
 
 
@@ -209,32 +208,22 @@ def is_custom(callback: Callback) -> bool:
     return not type(callback).__module__.startswith("torch_sink.")
 
 
+def old_events(callback: Callback) -> list[str]:
+    """The old event names that the callback overrides."""
+    return [name for name in OLD_EVENTS if getattr(type(callback), name) is not getattr(Callback, name)]
+
+
+def tells_evaluation(callback: Callback) -> bool:
+    """Whether the callback is a user's, and events of an evaluation do not look to it like those of training."""
+    return is_custom(callback) and not old_events(callback)
+
+
 def check_fit_callbacks(callbacks: list[Callback]) -> None:
     """Raise ValueError for custom callbacks that override the old event names: fit could not tell train from eval."""
     for callback in callbacks:
-        old = [name for name in OLD_EVENTS if getattr(type(callback), name) is not getattr(Callback, name)]
+        old = old_events(callback)
         if old and is_custom(callback):
             raise ValueError(
                 f"{type(callback).__name__} overrides {', '.join(old)}, which in fit would mean training and "
                 f"evaluation alike; override on_train_{old[0]} or on_eval_{old[0]} instead"
             )
-
-
-def move_to(value: Any, device: torch.device) -> Any:
-    """Move the tensors in nested containers to a device."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    return map_container(lambda member: move_to(member, device), value)
-
-
-def _batches(loader: Any) -> Iterator[Any]:
-    """The loader's batches; making them may keep the host busy, computing with them may not."""
-    with host_sync_allowed():
-        iterator = iter(loader)
-    while True:
-        with host_sync_allowed():
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
-        yield batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,7 +59,9 @@ class RunHistory:
         steps: iterations executed in this run.
         seconds: wall time of the run so far.
         samples: sum of the batch sizes.
-        host_syncs: times the host waited for the device: sink ends, overflow checks of the warm-up, graph captures.
+        host_syncs: times the host waited for the device: sink ends, overflow checks of the warm-up, graph captures,
+            evaluations.
+        evaluations: step count and results (name -> value) of every evaluation.
         stopped_by: why the run ended early: a signal's name, "request_stop", or None.
     """
 
@@ -67,6 +69,7 @@ class RunHistory:
     seconds: float = 0.0
     samples: int = 0
     host_syncs: int = 0
+    evaluations: list[tuple[int, dict[str, Any]]] = field(default_factory=list, repr=False)
     stopped_by: str | None = None
     _sinks: list[SinkRecord] = field(default_factory=list, repr=False)
     _unjoined: list[SinkRecord] = field(default_factory=list, repr=False)

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from torch_sink.loop.ahead import compile_ahead
 from torch_sink.loop.argument_names import explains_other_names, run_places
-from torch_sink.loop.arguments import check_bool, check_count
-from torch_sink.loop.callbacks import Callback, RunContext, check_callbacks
+from torch_sink.loop.arguments import MODES, check_bool, check_choice, check_count
+from torch_sink.loop.callbacks import Callback, RunArguments, check_callbacks
 from torch_sink.loop.distributed import Ranks
-from torch_sink.loop.evaluation import Evaluation, FitEvaluation, check_fit_callbacks, evaluating, move_to
+from torch_sink.loop.evaluation import FitEvaluation, check_fit_callbacks
+from torch_sink.loop.evaluators import Evaluators, device_of
 from torch_sink.loop.history import RunHistory
+from torch_sink.loop.inference import InferenceSettings
 from torch_sink.loop.jit import JitConfig
-from torch_sink.loop.members import call_with
+from torch_sink.loop.members import TwoColumns, call_with
 from torch_sink.loop.metrics import make_metrics
+from torch_sink.loop.precision import Precision
 from torch_sink.loop.scaler import StaticLossScaler
 from torch_sink.loop.step_loop import StepLoop
 
 
 class Model:
-    """Trains, evaluates and predicts; `train` runs on a StepLoop.
+    """Trains, evaluates and predicts; all of it compiled and captured as a StepLoop's steps are.
 
     Args:
         network: on its device. Without `loss_fn` it returns the loss itself and is called with the batch: a tuple or
@@ -33,7 +36,8 @@ class Model:
         metrics: a set of "accuracy", "top5" and "loss", or name -> object with `reset`, `update(output, *labels)` and
             `compute`; needed by `eval` and `fit`.
         amp_level: see `StepLoop(amp=)`.
-        loss_scaler: see StepLoop.
+        amp_dtype, loss_scaler, scheduler, schedule, clip_grad_norm, accumulate, ema: see StepLoop.
+        mode: see StepLoop; default what `jit_config` asks for.
         jit_config: how to compile; default eager code on the CPU, compiled and captured on CUDA.
         eval_network: `eval_network(*batch)` -> (loss, output, labels), used by `eval` instead of `network`.
 
@@ -57,7 +61,14 @@ class Model:
         metrics: Any = None,
         *,
         amp_level: str = "O0",
+        amp_dtype: torch.dtype = torch.bfloat16,
         loss_scaler: str | StaticLossScaler | None = "default",
+        scheduler: Any | None = None,
+        schedule: str = "step",
+        clip_grad_norm: float | None = None,
+        accumulate: int = 1,
+        ema: float | None = None,
+        mode: str = "auto",
         jit_config: JitConfig | None = None,
         eval_network: nn.Module | None = None,
     ) -> None:
@@ -68,10 +79,10 @@ class Model:
                 f"amp_level={amp_level!r} needs an optimizer; for evaluation alone convert the network with "
                 "torch_sink.amp.auto_mixed_precision"
             )
+        check_choice("mode", mode, MODES)
+        mode = _mode(jit_config) if mode == "auto" else mode
         self._network, self._loss_fn, self._optimizer = network, loss_fn, optimizer
-        self._eval_network, self._ranks = eval_network, Ranks(network)
-        self._metrics = make_metrics(metrics)
-        self._jit_config = jit_config
+        self._eval_network, self._metrics = eval_network, make_metrics(metrics)
         self._loop: StepLoop | None = None
         if optimizer is not None:
             self._loop = StepLoop(
@@ -80,11 +91,26 @@ class Model:
                 optimizer,
                 sink_size=-1,
                 amp=amp_level,
+                amp_dtype=amp_dtype,
                 loss_scaler=loss_scaler,
-                mode=_mode(jit_config),
+                scheduler=scheduler,
+                schedule=schedule,
+                clip_grad_norm=clip_grad_norm,
+                accumulate=accumulate,
+                ema=ema,
+                mode=mode,
                 jit_config=jit_config,
                 forward=None if loss_fn is not None else call_with,
             )
+        ranks = self._loop.ranks if self._loop is not None else Ranks(network)
+        self._evaluators = Evaluators(
+            ranks.inner,
+            ranks,
+            loss_fn,
+            self._loop.precision if self._loop is not None else Precision("O0", amp_dtype),
+            InferenceSettings(mode, jit_config or JitConfig(), device_of(network)),
+            eval_network=eval_network,
+        )
 
     def __repr__(self) -> str:
         """What is trained, by what, and how."""
@@ -176,10 +202,12 @@ class Model:
         check_bool("valid_dataset_sink_mode", valid_dataset_sink_mode)
         evaluation = None
         if valid_dataset is not None:
-            if not self._metrics:
-                raise ValueError("fit with a valid_dataset needs metrics: Model(..., metrics={'accuracy'})")
-            runner = self._evaluation(valid_dataset_sink_mode)
-            evaluation = FitEvaluation(runner, valid_dataset, valid_frequency, members)
+            self._check_metrics("fit with a valid_dataset")
+
+            def evaluate(arguments: RunArguments, loader: Any, callbacks: list[Callback]) -> dict[str, Any]:
+                return self._evaluate(loader, callbacks, valid_dataset_sink_mode)
+
+            evaluation = FitEvaluation(valid_dataset, evaluate, valid_frequency)
         return self._train(epoch, train_dataset, members, dataset_sink_mode, sink_size, initial_epoch, evaluation)
 
     def eval(
@@ -198,17 +226,43 @@ class Model:
         Raises:
             ValueError: the model was made without metrics.
         """
-        if not self._metrics:
-            raise ValueError("eval needs metrics: Model(..., metrics={'accuracy'})")
-        return self._evaluation(dataset_sink_mode).run(valid_dataset, check_callbacks(callbacks))
+        self._check_metrics("eval")
+        check_bool("dataset_sink_mode", dataset_sink_mode)
+        return self._evaluate(valid_dataset, check_callbacks(callbacks), dataset_sink_mode)
 
     def predict(self, *inputs: Any) -> Any:
         """Outputs of the network for one batch, in evaluation mode and without gradients."""
-        device = next((parameter.device for parameter in self._network.parameters()), torch.device("cpu"))
-        network = self._ranks.inner
-        with evaluating(network), self._precision():
-            outputs = network(*(move_to(value, device) for value in inputs))
-            return self._loop.precision.outputs(outputs) if self._loop is not None else outputs
+        return self._evaluators.predict(inputs)
+
+    def build(self, train_dataset: Any = None, valid_dataset: Any = None, sink_size: int = -1) -> None:
+        """Compile ahead of time what `train`, `fit` and `eval` will run; evaluations are captured too.
+
+        One batch of each dataset is made and computed with. Nothing is left of that: weights, statistics, random
+        generators and the positions in the data are as before. With more than one process, all of them call it.
+
+        Args:
+            train_dataset: as for `train`.
+            valid_dataset: as for `eval`; needs metrics.
+            sink_size: as for `train`.
+
+        Raises:
+            TypeError, ValueError: an argument that cannot be used, or a generator object, which cannot be traversed
+                twice.
+        """
+        check_count("sink_size", sink_size, minimum=1, special=-1, meaning="one pass of the dataset")
+        if valid_dataset is not None:
+            self._check_metrics("build with a valid_dataset")
+            self._evaluators.compile_ahead(valid_dataset, self._metrics)
+        if train_dataset is not None:
+            self.loop.sink_size = -1
+            self._network.train()
+            compile_ahead(self.loop, train_dataset, sink_size)
+
+    def close(self) -> None:
+        """Release what the device holds. Idempotent."""
+        self._evaluators.close()
+        if self._loop is not None:
+            self._loop.close()
 
     def _train(
         self,
@@ -234,60 +288,34 @@ class Model:
             internal.append(evaluation)
         loop.sink_size = -1 if sink_mode else 1
         self._network.train()
-        with self._sized(dataset, sink_size if sink_mode else -1) as loader:
-            return loop.run_with(
-                loader,
-                epochs=epoch - initial_epoch,
-                callbacks=[*internal, *callbacks],
-                max_steps=None,
-                dataset_sink_mode=sink_mode,
-                initial_epoch=initial_epoch,
-                metrics=self._metrics,
-                list_callback=callbacks,
-            )
-
-    @contextmanager
-    def _sized(self, dataset: Any, sink_size: int) -> Iterator[Any]:
-        """A SinkLoader over the dataset, with epochs of `sink_size` batches."""
-        from torch_sink.sink import SinkLoader
-
-        if isinstance(dataset, SinkLoader):
-            dataset.sink_size = sink_size
-            yield dataset
-        else:
-            with SinkLoader(dataset, sink_size=sink_size, device=self.loop.device) as loader:
-                yield loader
-
-    def _evaluation(self, sink_mode: bool) -> Evaluation:
-        return Evaluation(
-            network=self._network,
-            eval_network=self._eval_network,
-            loss_fn=self._loss_fn,
+        size = sink_size if sink_mode else -1
+        if hasattr(dataset, "slot_index"):  # a SinkLoader
+            dataset.sink_size = size
+        return loop.run_with(
+            dataset,
+            epochs=epoch - initial_epoch,
+            callbacks=[*internal, *callbacks],
+            max_steps=None,
+            epoch_size=size,
+            dataset_sink_mode=sink_mode,
+            initial_epoch=initial_epoch,
             metrics=self._metrics,
-            precision=self._loop.precision if self._loop is not None else None,
-            ranks=self._ranks,
-            sink_mode=sink_mode,
+            list_callback=callbacks,
         )
 
-    def _precision(self) -> Any:
-        return self._loop.precision.context() if self._loop is not None else nullcontext()
+    def _evaluate(self, dataset: Any, callbacks: list[Callback], sink_mode: bool) -> dict[str, Any]:
+        return self._evaluators.evaluate(
+            dataset,
+            self._metrics,
+            callbacks=callbacks,
+            sink_mode=sink_mode,
+            network=self._network,
+            loss_fn=self._loss_fn,
+        )
 
-
-class TwoColumns(Callback):
-    """Raises, before the first step of a sink, unless the dataset yields data and labels for a loss function.
-
-    Raises:
-        ValueError: the batch is no tuple or list of two.
-    """
-
-    def on_train_step_begin(self, run_context: RunContext) -> None:
-        batch = run_context.original_args().train_dataset_element
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            size = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
-            raise ValueError(
-                f"the dataset yields a {type(batch).__name__}{size}, and loss_fn takes two columns, data and labels; "
-                "for anything else make the Model of a network that returns the loss, without loss_fn"
-            )
+    def _check_metrics(self, what: str) -> None:
+        if not self._metrics:
+            raise ValueError(f"{what} needs metrics: Model(..., metrics={{'accuracy'}})")
 
 
 def _mode(config: JitConfig | None) -> str:

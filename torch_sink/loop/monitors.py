@@ -22,6 +22,26 @@ def show(text: str, *, error: bool = False) -> None:
         print(text, file=stream, flush=True)
 
 
+class NewResults:
+    """Finds out whether the context holds results that were not there at the event before."""
+
+    def __init__(self) -> None:
+        self._seen_at: int | None = None
+
+    def after_step(self, arguments: RunArguments) -> dict[str, Any]:
+        """Results of an evaluation right after the latest step, else none."""
+        if arguments.eval_step != arguments.cur_step_num:
+            return {}
+        self._seen_at = arguments.cur_step_num
+        return arguments.eval_results or {}
+
+    def after_epoch(self, arguments: RunArguments) -> dict[str, Any]:
+        """Results that came at the epoch's end, from whichever callback, else none."""
+        step = arguments.cur_step_num
+        is_old = arguments.eval_step not in (None, step) or self._seen_at == step
+        return {} if is_old else arguments.eval_results or {}
+
+
 class LossMonitor(Callback):
     """Prints the loss with the step's number in its epoch, and watches every step for NaN and infinity.
 
@@ -38,10 +58,12 @@ class LossMonitor(Callback):
         check_choice("on_nonfinite", on_nonfinite, ("raise", "warn", "ignore"))
         self._every, self._on_nonfinite = per_print_times, on_nonfinite
         self._last_printed = 0
+        self._new_results = NewResults()
         self._suspects: dict[int, float] = {}
 
     def on_train_begin(self, run_context: RunContext) -> None:
         self._last_printed = run_context.original_args().cur_step_num or 0
+        self._new_results = NewResults()
         self._suspects = {}
 
     def on_train_step_end(self, run_context: RunContext) -> None:
@@ -53,11 +75,16 @@ class LossMonitor(Callback):
             loss = float(arguments.losses[-1])
             step = arguments.loop.progress.epoch_steps
             show(f"epoch: {arguments.cur_epoch_num} step: {step}, loss is {loss}")
+        results = self._new_results.after_step(arguments)
+        if results:
+            step = arguments.loop.progress.epoch_steps
+            show(f"Eval result: epoch {arguments.cur_epoch_num} step {step}, metrics: {results}")
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        if arguments.eval_results:
-            show(f"Eval result: epoch {arguments.cur_epoch_num}, metrics: {arguments.eval_results}")
+        results = self._new_results.after_epoch(arguments)
+        if results:
+            show(f"Eval result: epoch {arguments.cur_epoch_num}, metrics: {results}")
 
     def _check(self, arguments: RunArguments) -> None:
         losses, overflows = arguments.losses, arguments.overflows

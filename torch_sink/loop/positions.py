@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 
 class LoaderPositions:
@@ -14,20 +18,27 @@ class LoaderPositions:
         self._state: Any = None
         self._last: Any = None
 
-    def opened(self, given: Any, sink: Any) -> None:
-        """A run begins: a state loaded for `given` goes to its wrapper."""
-        if sink is not given and given is self._given and self._sink is None and self._state is not None:
-            sink.load_state_dict(self._state)
-        self._given, self._sink, self._state = given, sink, None
+    @contextmanager
+    def opened(self, given: Any, device: torch.device, epoch_size: int) -> Iterator[Any]:
+        """The SinkLoader of a run: the given one, or a wrapper, which gets the state that was loaded for `given`.
 
-    def closed(self) -> None:
-        """The run's own wrapper is about to be closed: keep its position for a later `save`, not for a later run."""
-        self._state = None
-        try:
-            self._last = self._sink.state_dict()
-        except Exception:  # a loader that failed may have no state; the run's own error is what counts
-            self._last = None
-        self._sink = None
+        Args:
+            given: what `run` was given.
+            device: of a wrapper.
+            epoch_size: batches in an epoch of a wrapper; -1 for one pass.
+        """
+        with sink_over(given, device, epoch_size) as sink:
+            if sink is given:
+                self._given, self._sink, self._state = given, sink, None
+                yield sink
+                return
+            if given is self._given and self._sink is None and self._state is not None:
+                sink.load_state_dict(self._state)
+            self._given, self._sink, self._state = given, sink, None
+            try:
+                yield sink
+            finally:
+                self._closed()
 
     def state(self, loader: Any) -> Any:
         """Position of `loader`, None if it has none yet."""
@@ -45,3 +56,25 @@ class LoaderPositions:
             loader.load_state_dict(state)
         else:
             self._given, self._sink, self._state = loader, None, state
+
+    def _closed(self) -> None:
+        """The run's own wrapper is about to be closed: keep its position for a later `save`, not for a later run."""
+        self._state = None
+        try:
+            self._last = self._sink.state_dict()
+        except Exception:  # a loader that failed may have no state; the run's own error is what counts
+            self._last = None
+        self._sink = None
+
+
+@contextmanager
+def sink_over(dataset: Any, device: torch.device, epoch_size: int = -1) -> Iterator[Any]:
+    """The dataset itself if it is a SinkLoader, else a SinkLoader over it."""
+    from torch_sink.sink import SinkLoader
+
+    if isinstance(dataset, SinkLoader):
+        yield dataset
+    else:
+        target = None if device.type == "meta" else device
+        with SinkLoader(dataset, sink_size=epoch_size, device=target) as sink:
+            yield sink

@@ -48,7 +48,8 @@ class TrainingRun:
         max_steps: int | None,
         fields: dict[str, Any],
     ) -> None:
-        self._loop, self._loader, self._callbacks = loop, loader, callbacks
+        self._loop, self._loader = loop, loader
+        self._callbacks = sorted(callbacks, key=lambda one: not one.comes_first)
         self._epochs, self._max_steps = epochs, max_steps
         self._epoch_length = _length(loader)
         self._signals = StopSignals()

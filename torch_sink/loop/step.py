@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -133,13 +134,23 @@ class TrainingStep:
         with self._gradient_sync(last):
             self._accumulate(batch)
 
+    def rehearse(self, batch: Any) -> None:
+        """Forward and backward without a word to the log; gradients are left behind."""
+        with nullcontext() if self._gradient_sync is None else self._gradient_sync(True):
+            loss, _ = self.loss_function(batch)
+            check_loss(loss)
+            self._backward(loss)
+
     def _accumulate(self, batch: Any) -> None:
         loss, metrics = self.loss_function(batch)
         check_loss(loss)
         self.log.write_step(loss, metrics)
         scaled = loss if self.accumulate_steps == 1 else loss / self.accumulate_steps
+        self._backward(scaled)
+
+    def _backward(self, loss: Tensor) -> None:
         scaler = self.update.scaler
-        scaled = scaled if scaler is None else scaler.scale(scaled)
+        scaled = loss if scaler is None else scaler.scale(loss)
         if self._backward_context is None:
             scaled.backward()
             return

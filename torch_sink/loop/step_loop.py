@@ -21,7 +21,9 @@ from torch_sink.loop.checkpoint import SHARDS_FOLDER, list_checkpoints, read_che
 from torch_sink.loop.distributed import Ranks, load_shards, save_shards
 from torch_sink.loop.ema import WeightAverage
 from torch_sink.loop.engine import Engine
+from torch_sink.loop.evaluators import Evaluators
 from torch_sink.loop.history import RunHistory
+from torch_sink.loop.inference import InferenceSettings
 from torch_sink.loop.jit import JitConfig
 from torch_sink.loop.loop_state import load_loop_state, loop_state
 from torch_sink.loop.positions import LoaderPositions
@@ -136,6 +138,7 @@ class StepLoop:
         self._resumed = False
         self.overflows = OverflowCount(self.scaler, accumulate)
         self._positions = LoaderPositions()
+        self._evaluators: dict[bool, Evaluators] = {}
 
     def run(
         self,
@@ -167,25 +170,76 @@ class StepLoop:
         return self.run_with(loader, epochs=epochs, callbacks=check_callbacks(callbacks), max_steps=max_steps)
 
     def run_with(
-        self, loader: Any, *, epochs: int, callbacks: list[Callback], max_steps: int | None, **fields: Any
+        self,
+        loader: Any,
+        *,
+        epochs: int,
+        callbacks: list[Callback],
+        max_steps: int | None,
+        epoch_size: int = -1,
+        **fields: Any,
     ) -> RunHistory:
-        """`run` with further fields for the RunContext; arguments are not checked again."""
-        from torch_sink.sink import SinkLoader
-
+        """`run` with the batches in an epoch of a plain loader, and further fields for the RunContext."""
         if not self._resumed:
             self.progress = Progress()
         self._resumed = False
-        own = not isinstance(loader, SinkLoader)
-        sink = SinkLoader(loader, device=None if self.device.type == "meta" else self.device) if own else loader
-        try:
-            self._positions.opened(loader, sink)
+        with self._positions.opened(loader, self.device, epoch_size) as sink:
             self.ranks.check_lengths(epoch_length(sink), max_steps, self.device)
             run = TrainingRun(self, sink, epochs=epochs, callbacks=callbacks, max_steps=max_steps, fields=fields)
             return run.execute()
-        finally:
-            if own:
-                self._positions.closed()
-                sink.close()
+
+    def evaluate(
+        self,
+        loader: Any,
+        *,
+        metrics: Any = None,
+        forward: Callable[[nn.Module, Any], Any] | None = None,
+        ema: bool = False,
+    ) -> dict[str, Any]:
+        """Evaluate, in the mode and precision of training; metrics stay on the device and come to the host once.
+
+        With more than one process all of them call it, each with its share of the data, of any length; all get the
+        same results. A SinkLoader is left where it was. For evaluations during a run see `torch_sink.Evaluation`.
+
+        Args:
+            loader: a SinkLoader, or anything that one can wrap; the whole of it is evaluated.
+            metrics: a set of "accuracy", "top5" and "loss", or name -> object with `reset`, `update(output, *labels)`
+                and `compute`, such as those of torchmetrics.
+            forward: `forward(model, batch)` -> (loss, output, labels), or (None, output, labels); default
+                `loss_fn(model(x), *labels)` of batches (x, labels). A loop that was made with `forward=` gives the
+                means of what that returns.
+            ema: evaluate the averaged weights.
+
+        Returns:
+            Name -> Python number; "loss" and the metrics.
+
+        Raises:
+            TypeError, ValueError: a batch or a metric that does not fit.
+            SinkError: `ema=True`, and the loop was made without `ema`.
+
+        Example:
+            >>> model = torch.nn.Linear(3, 2)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> loop = StepLoop(model, torch.nn.functional.cross_entropy, optimizer)
+            >>> sorted(loop.evaluate([(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))], metrics={"accuracy"}))
+            ['accuracy', 'loss']
+        """
+        return self.evaluators(ema).evaluate(loader, metrics, forward=forward)
+
+    def evaluators(self, ema: bool = False) -> Evaluators:
+        """What evaluates the model, or its average; kept with all that was compiled and captured."""
+        if ema:
+            self.ranks.share_buffers()  # before the average copies them
+        network = self.ema_model() if ema else self.ranks.inner
+        if ema not in self._evaluators:
+            settings = InferenceSettings(self._requested_mode, self._jit_config, self.device)
+            own = ema and self.precision.level in ("O2", "O3")  # these belong to one model
+            level, dtype = self.precision.level, self.precision.dtype
+            precision = resolve_precision(level, dtype, network, self.device) if own else self.precision
+            self._evaluators[ema] = Evaluators(
+                network, self.ranks, self.loss_fn, precision, settings, forward=self._forward
+            )
+        return self._evaluators[ema]
 
     def state_dict(self) -> dict[str, Any]:
         """Model, optimizer, scheduler, scaler, average, random generators and progress; tensors are not copied.
@@ -249,7 +303,10 @@ class StepLoop:
             f"loss scaler: {type(self.scaler).__name__ if self.scaler is not None else 'none'}",
             f"steps: {self.step_count}, optimizer: {type(self.optimizer).__name__}, accumulate: {self.accumulate}",
         ]
-        return "\n".join(lines + [f"note: {reason}" for reason in self.reasons.lines()])
+        lines += [f"note: {reason}" for reason in self.reasons.lines()]
+        for evaluators in self._evaluators.values():
+            lines += evaluators.explain()
+        return "\n".join(lines)
 
     def ema_model(self) -> nn.Module:
         """The model with averaged weights.
@@ -266,6 +323,9 @@ class StepLoop:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+        for evaluators in self._evaluators.values():
+            evaluators.close()
+        self._evaluators.clear()
         self.precision.close()
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch_sink.loop.arguments import check_count
 from torch_sink.loop.callbacks import Callback, RunContext
+from torch_sink.loop.monitors import NewResults
 
 
 class SummaryCollector(Callback):
@@ -27,6 +28,7 @@ class SummaryCollector(Callback):
         check_count("collect_freq", collect_freq, minimum=1)
         self._directory, self._every = str(summary_dir), collect_freq
         self._writer: Any = None
+        self._new_results = NewResults()
 
     def on_train_begin(self, run_context: RunContext) -> None:
         try:
@@ -47,12 +49,16 @@ class SummaryCollector(Callback):
             for step, value in enumerate(values, first):
                 if step % self._every == 0:
                     self._writer.add_scalar(name, value, step)
+        self._write_results(self._new_results.after_step(arguments), arguments.cur_step_num)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        for name, value in (arguments.eval_results or {}).items():
-            self._writer.add_scalar(f"eval/{name.removeprefix('eval_')}", float(value), arguments.cur_step_num)
+        self._write_results(self._new_results.after_epoch(arguments), arguments.cur_step_num)
         self._writer.flush()
+
+    def _write_results(self, results: dict[str, Any], step: int) -> None:
+        for name, value in results.items():
+            self._writer.add_scalar(f"eval/{name.removeprefix('eval_')}", float(value), step)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -192,6 +192,19 @@ class SinkLoader:
                 self._traversal.load_state_dict(position)
                 self._traversal.is_loaded = is_loaded
 
+    @contextlib.contextmanager
+    def rehearsal(self) -> Iterator[Iterator[Any]]:
+        """Batches of a pass that was not: afterwards all is as before, but for time and what was compiled.
+
+        Raises:
+            ValueError: the loader is a generator object, which cannot be traversed twice.
+        """
+        self._check_usable()
+        is_loaded = self._traversal.is_loaded
+        with self._traversal.rehearsal():
+            yield iter(self)
+        self._traversal.is_loaded = is_loaded
+
     def give_back(self) -> None:
         """Takes the batch back that was delivered last and not used: it comes again, and is not counted before.
 

@@ -81,6 +81,10 @@ class OwnIteratorSource(IterableSource):
         """How pass `number` would begin if it began now."""
         return PassStart(number, generator_states(self.generators))
 
+    def rewind(self, start: PassStart) -> None:
+        """Takes back what a pass drew of which nothing was consumed."""
+        set_generator_states(self.generators, start.generators)
+
     def _open(self, anew: bool) -> Iterator[Any]:
         if self.watch.broken:
             self._stop_kept_workers()

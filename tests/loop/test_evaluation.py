@@ -1,0 +1,255 @@
+"""Evaluation beside StepLoop and in the course of its runs, compared with a plain loop that does both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from torch_sink.errors import SinkError
+from torch_sink.loop import (
+    Callback,
+    EarlyStopping,
+    Evaluation,
+    History,
+    LossMonitor,
+    ReduceLROnPlateau,
+    StepLoop,
+    no_host_sync,
+)
+from torch_sink.sink import SinkLoader
+
+from .reference import assert_equal_training, make_batches, make_model, plain_loop
+
+VALID = [*make_batches(3, seed=40), *make_batches(1, seed=41, size=3)]
+
+
+def make_loop(**options: Any) -> StepLoop:
+    model = make_model()
+    options.setdefault("optimizer", torch.optim.SGD(model.parameters(), lr=0.1))
+    torch.manual_seed(5)
+    return StepLoop(model, options.pop("loss_fn", functional.cross_entropy), **options)
+
+
+@torch.no_grad()
+def by_hand(model: nn.Module, batches: list[Any] = VALID) -> dict[str, float]:
+    was_training = model.training
+    model.eval()
+    outputs = torch.cat([model(inputs) for inputs, _ in batches])
+    targets = torch.cat([targets for _, targets in batches])
+    model.train(was_training)
+    return {
+        "accuracy": (outputs.argmax(1) == targets).double().mean().item(),
+        "loss": functional.cross_entropy(outputs, targets).item(),
+    }
+
+
+def test_evaluate_equals_the_numbers_by_hand_with_one_sync() -> None:
+    loop = make_loop()
+    loop.run(make_batches(3))
+    expected = by_hand(loop.model)
+    with no_host_sync():
+        results = loop.evaluate(VALID, metrics={"accuracy"})
+    assert results == pytest.approx(expected, abs=1e-6)
+    assert all(type(value) is float for value in results.values())
+    assert loop.evaluate(VALID) == {"loss": results["loss"]}
+    assert loop.model.training
+
+
+def test_a_sink_loader_is_left_where_it_was() -> None:
+    loop, batches = make_loop(), make_batches(5)
+    loader = SinkLoader(batches, sink_size=2)
+    first = [inputs for inputs, _ in loader]
+    assert loop.evaluate(loader)["loss"] == pytest.approx(by_hand(loop.model, batches)["loss"])
+    seen = [*first, *(inputs for inputs, _ in loader)]
+    assert all(torch.equal(ours, inputs) for ours, (inputs, _) in zip(seen, batches, strict=False))
+    assert len(loader) == 2
+
+
+def test_what_the_loops_own_forward_returns_is_averaged_over_samples() -> None:
+    def forward(model: nn.Module, batch: Any) -> Any:
+        outputs = model(batch["x"])
+        return functional.cross_entropy(outputs, batch["y"]), {"largest": outputs.max(1).values.mean()}
+
+    batches = [{"x": inputs, "y": targets} for inputs, targets in VALID]
+    loop = make_loop(loss_fn=None, forward=forward)
+    results = loop.evaluate(batches)
+    with torch.no_grad():
+        outputs = loop.model.eval()(torch.cat([inputs for inputs, _ in VALID]))
+    assert results["loss"] == pytest.approx(by_hand(loop.model)["loss"], abs=1e-6)
+    assert results["largest"] == pytest.approx(outputs.max(1).values.mean().item(), abs=1e-6)
+    with pytest.raises(ValueError, match="metrics accuracy need outputs and labels"):
+        loop.evaluate(batches, metrics={"accuracy"})
+
+    def judge(model: nn.Module, batch: Any) -> Any:
+        return None, model(batch["x"]), batch["y"]
+
+    assert loop.evaluate(batches, metrics={"accuracy"}, forward=judge)["accuracy"] == by_hand(loop.model)["accuracy"]
+
+
+@pytest.mark.parametrize("amp", ["O0", "O2"])
+def test_the_averaged_weights_are_evaluated(amp: str) -> None:
+    loop = make_loop(ema=0.5, amp=amp)
+    loop.run(make_batches(4))
+    average = loop.ema_model()
+    results = loop.evaluate(VALID, metrics={"accuracy"}, ema=True)
+    assert results["loss"] == pytest.approx(by_hand(average)["loss"], rel=0.02 if amp == "O2" else 1e-6)
+    assert results["loss"] != loop.evaluate(VALID)["loss"]
+    assert loop.ema_model() is average
+    assert all(parameter.dtype == torch.float32 for parameter in average.parameters())
+    with pytest.raises(SinkError, match="keeps no average"):
+        make_loop().evaluate(VALID, ema=True)
+
+
+def plain_with_evaluations(every: int, epochs: int = 2) -> tuple[Any, ...]:
+    """The plain loop that stops after every so many steps to evaluate."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(5)
+    results, losses = [], []
+    for step, batch in enumerate(make_batches(7) * epochs, 1):
+        losses.append(plain_loop(model, functional.cross_entropy, optimizer, [batch])[0])
+        if step % every == 0:
+            results.append((step, by_hand(model)))
+    return model, optimizer, torch.cat(losses), results
+
+
+@pytest.mark.parametrize("sink_size", [1, 2, 3, 7, 100, -1])
+@pytest.mark.parametrize("every", [3, 7])
+def test_evaluations_every_so_many_steps_equal_those_of_a_plain_loop(sink_size: int, every: int) -> None:
+    loop = make_loop(sink_size=sink_size)
+    evaluation = Evaluation(VALID, metrics={"accuracy"}, every_steps=every)
+    history = loop.run(make_batches(7), epochs=2, callbacks=[evaluation])
+    model, optimizer, losses, results = plain_with_evaluations(every)
+    assert torch.equal(history.losses, losses)
+    assert_equal_training((loop.model, loop.optimizer), (model, optimizer))
+    assert [step for step, _ in history.evaluations] == [step for step, _ in results]
+    for (_, ours), (_, expected) in zip(history.evaluations, results, strict=True):
+        assert ours == pytest.approx(expected, abs=1e-6)
+    assert evaluation.last_results == {"eval_loss": ours["loss"], "accuracy": ours["accuracy"]}
+
+
+def test_every_epoch_and_both(capsys: pytest.CaptureFixture[str]) -> None:
+    for options, steps in (
+        ({}, [3, 6, 9, 12]),
+        ({"every_epochs": 2}, [6, 12]),
+        ({"every_epochs": 2, "every_steps": 4}, [4, 6, 8, 12]),
+    ):
+        evaluation = Evaluation(VALID, verbose=True, **options)
+        history = make_loop().run(make_batches(3), epochs=4, callbacks=[evaluation])
+        assert [step for step, _ in history.evaluations] == steps
+        assert capsys.readouterr().out.count("evaluation after step") == len(steps)
+        assert history.host_syncs == len({*steps, 3, 6, 9, 12}) + len(steps)
+
+
+def test_callbacks_see_the_results_wherever_they_stand(capsys: pytest.CaptureFixture[str]) -> None:
+    class Events(Callback):
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        def on_eval_begin(self, run_context: Any) -> None:
+            self.seen.append("evaluation")
+
+        def on_train_step_end(self, run_context: Any) -> None:
+            self.seen.append(f"step {run_context.original_args().eval_results.get('eval_loss') is not None}")
+
+    class Old(Callback):
+        def step_end(self, run_context: Any) -> None:
+            assert run_context.original_args().mode == "train"
+
+    history, events = History(), Events()
+    callbacks = [
+        EarlyStopping("eval_loss", min_delta=10, patience=1),
+        ReduceLROnPlateau("eval_loss", min_delta=10, patience=1, factor=0.5),
+        LossMonitor(0),
+        events,
+        Old(),
+        history,
+        Evaluation(VALID, every_steps=2),
+    ]
+    loop = make_loop()
+    run = loop.run(make_batches(4), epochs=5, callbacks=callbacks)
+    assert run.stopped_by == "request_stop"
+    assert (run.steps, loop.optimizer.param_groups[0]["lr"]) == (8, 0.05), "the second epoch is no better by 10"
+    assert events.seen == ["evaluation", "step True"] * 4
+    assert [round(value, 9) for value in history.epoch["eval_loss"]] == [
+        round(results["loss"], 9) for step, results in run.evaluations if step % 4 == 0
+    ]
+    lines = [line.split(", metrics")[0] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [f"Eval result: epoch {epoch} step {step}" for epoch in (1, 2) for step in (2, 4)]
+
+
+def test_results_of_an_epoch_before_are_not_taken_for_new() -> None:
+    """Epochs of one step, evaluated after the fourth and the eighth."""
+    history = History()
+    make_loop().run(make_batches(1), epochs=9, callbacks=[Evaluation(VALID, every_steps=4), history])
+    assert len(history.epoch["eval_loss"]) == 2
+
+
+def test_the_loader_in_training_cannot_be_evaluated_inside_its_epoch() -> None:
+    loader = SinkLoader(make_batches(4))
+    with pytest.raises(ValueError, match="evaluate on a SinkLoader of its own"):
+        make_loop().run(loader, callbacks=[Evaluation(loader, every_steps=2)])
+    loader = SinkLoader(make_batches(4))
+    assert len(make_loop().run(loader, epochs=2, callbacks=[Evaluation(loader)]).evaluations) == 2
+
+
+def test_evaluation_arguments() -> None:
+    for options, error, message in (
+        ({"every_steps": 0}, ValueError, "every_steps=0"),
+        ({"every_epochs": 1.5}, TypeError, "every_epochs=1.5"),
+        ({"ema": 1}, TypeError, "ema=1"),
+    ):
+        with pytest.raises(error, match=message):
+            Evaluation(VALID, **options)
+    loop = make_loop()
+    with pytest.raises(ValueError, match="unknown metric 'speed'"):
+        loop.evaluate(VALID, metrics={"speed"})
+    with pytest.raises(TypeError, match=r"the batch is a Tensor; an evaluation takes \(x, y\)"):
+        loop.evaluate([torch.zeros(3)])
+    with pytest.raises(TypeError, match="gave a Tensor; return"):
+        loop.evaluate(VALID, forward=lambda model, batch: torch.zeros(()))
+    with pytest.raises(TypeError, match="this is a Dataset"):
+        loop.evaluate(TensorDataset(torch.zeros(3)))
+
+
+class Kept:
+    """A metric that keeps every output and label, as those of torchmetrics with lists as state do."""
+
+    def reset(self) -> None:
+        self.outputs: list[Tensor] = []
+        self.labels: list[Tensor] = []
+
+    def update(self, output: Tensor, labels: Tensor) -> None:
+        self.outputs.append(output)
+        self.labels.append(labels)
+
+    def compute(self) -> Tensor:
+        return (torch.cat(self.outputs).argmax(1) == torch.cat(self.labels)).double().mean()
+
+
+def test_metric_objects_and_workers() -> None:
+    loop = make_loop()
+    data = TensorDataset(*(torch.cat(column) for column in zip(*VALID, strict=True)))
+    for workers in (0, 1):
+        with SinkLoader(DataLoader(data, 5, num_workers=workers)) as loader:
+            for _ in range(2):
+                assert loop.evaluate(loader, metrics={"kept": Kept()})["kept"] == by_hand(loop.model)["accuracy"]
+
+
+def test_compiled_code_is_kept_between_evaluations_and_metrics() -> None:
+    loop = make_loop()
+    evaluators = loop.evaluators()
+    for metrics in ({"accuracy"}, {"accuracy"}, {"top5"}, None):
+        loop.evaluate(VALID, metrics=metrics)
+    assert len(evaluators._inferences) == 1
+    assert len(evaluators._evaluators) == 3
+    for _ in range(20):
+        loop.evaluate(VALID, metrics={"kept": Kept()})
+    assert len(evaluators._evaluators) <= 8
+    loop.close()
+    assert loop.evaluate(VALID)["loss"] > 0, "a closed loop begins anew"
