@@ -170,8 +170,9 @@ class Numbered(Dataset):
         return torch.full((3,), float(index)) + torch.rand(3), torch.tensor(index % 2)
 
 
-def numbered_loader(workers: int) -> SinkLoader:
-    return SinkLoader(DataLoader(Numbered(), 2, True, num_workers=workers, generator=torch.Generator().manual_seed(3)))
+def numbered_loader(workers: int, sink_size: int = -1) -> SinkLoader:
+    loader = DataLoader(Numbered(), 2, True, num_workers=workers, generator=torch.Generator().manual_seed(3))
+    return SinkLoader(loader, sink_size=sink_size)
 
 
 def make_loop() -> StepLoop:
@@ -184,10 +185,10 @@ def make_loop() -> StepLoop:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_callback_that_fails_before_a_step_takes_no_batch_with_it(step: int, workers: int) -> None:
     loop = make_loop()
-    with numbered_loader(workers) as loader:
+    with numbered_loader(workers, sink_size=7) as loader:
         expected = loop.run(loader, epochs=1).losses
     loop = make_loop()
-    with numbered_loader(workers) as loader:
+    with numbered_loader(workers, sink_size=7) as loader:
         with pytest.raises(RuntimeError, match="the callback failed"):
             loop.run(loader, callbacks=[FailsAt(step)])
         assert loader.batch_in_epoch == loop.step_count == step - 1

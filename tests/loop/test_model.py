@@ -98,14 +98,17 @@ class Noting(nn.Module):
         return self.linear(inputs / 10)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("sink_mode", [True, False])
-def test_sink_size_minus_one_is_the_whole_dataset_after_any_other(sink_mode: bool, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "sink_mode", "sizes"), [(0, True, (3, 10, 12, 1)), (0, False, (3, 10, 12, 1)), (1, True, (3,))]
+)
+def test_sink_size_minus_one_is_the_whole_dataset_after_any_other(
+    workers: int, sink_mode: bool, sizes: tuple[int, ...]
+) -> None:
     data = TensorDataset(torch.arange(10.0)[:, None], torch.zeros(10, dtype=torch.long))
     network = Noting()
     model = Model(network, functional.cross_entropy, torch.optim.SGD(network.parameters(), lr=0.1), {"accuracy"})
     with SinkLoader(DataLoader(data, num_workers=workers), sink_size=4) as loader:
-        for size in (3, 10, 12, 1):
+        for size in sizes:
             model.train(2, loader, sink_size=size)
             network.seen = {True: [], False: []}
             model.eval(loader)

@@ -74,7 +74,9 @@ def test_a_run_goes_on_in_an_unfinished_epoch_where_the_loader_does(sink_size: i
     torch.manual_seed(5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     batches = make_batches(6)
-    losses, _ = plain_loop(model, functional.cross_entropy, optimizer, batches if sink_size == 6 else batches[:2] + batches)
+    losses, _ = plain_loop(
+        model, functional.cross_entropy, optimizer, batches if sink_size == 6 else batches[:2] + batches
+    )
     assert torch.equal(torch.cat([first.losses, second.losses]), losses)
 
 

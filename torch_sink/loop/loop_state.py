@@ -1,15 +1,25 @@
-"""The state of a StepLoop as one dict of tensors and plain containers."""
+"""The state of a StepLoop as one dict of tensors and plain containers, and as a checkpoint."""
 
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from torch_sink.errors import SinkError
-from torch_sink.loop.checkpoint import random_state, set_random_state
+from torch_sink.loop.checkpoint import (
+    SHARDS_FOLDER,
+    list_checkpoints,
+    random_state,
+    read_checkpoint,
+    set_random_state,
+    write_checkpoint,
+)
+from torch_sink.loop.distributed import load_shards, save_shards
 from torch_sink.loop.progress import Progress
 
 if TYPE_CHECKING:
@@ -93,6 +103,25 @@ def load_loop_state(loop: StepLoop, state: dict[str, Any]) -> None:
     loop.step_count = state["step_count"]
     loop.progress = Progress(**{field.name: state["progress"][field.name] for field in fields(Progress)})
     set_random_state(state["random"])
+
+
+def save_loop(loop: StepLoop, directory: Path, prefix: str, further: dict[str, Any]) -> Path:
+    """Write the loop's state and `further` entries as a checkpoint; see `StepLoop.save`."""
+    shards = partial(save_shards, loop.model, loop.optimizer) if loop.ranks.sharded else None
+    state = {**loop.state_dict(), **further}
+    return write_checkpoint(directory, prefix, loop.step_count, state, ranks=loop.ranks, write_shards=shards)
+
+
+def resume_loop(loop: StepLoop, directory: Path) -> dict[str, Any] | None:
+    """Load the newest complete checkpoint into the loop; returns its state, None if there is none."""
+    checkpoints = list_checkpoints(directory)
+    if not checkpoints:
+        return None
+    state = read_checkpoint(checkpoints[-1], loop.ranks)
+    if loop.ranks.sharded:
+        load_shards(loop.model, loop.optimizer, str(checkpoints[-1] / SHARDS_FOLDER))
+    loop.load_state_dict(state)
+    return state
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -113,3 +113,10 @@ def resolve_precision(level: str, dtype: torch.dtype, model: nn.Module, device: 
     from torch_sink.loop.cast_at_use import CastAtUse
 
     return CastAtUse(level, dtype, model)
+
+
+def precision_of_copy(precision: Precision, copy: nn.Module, device: torch.device) -> Precision:
+    """The same level for a copy of the model: O2 and O3 belong to one model."""
+    if precision.level in ("O0", "O1"):
+        return precision
+    return resolve_precision(precision.level, precision.dtype, copy, device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,17 +16,16 @@ from torch_sink.loop import arguments as check
 from torch_sink.loop.argument_names import explains_other_names, run_places
 from torch_sink.loop.build import EngineParts, build_engine
 from torch_sink.loop.callbacks import Callback, check_callbacks
-from torch_sink.loop.checkpoint import SHARDS_FOLDER, list_checkpoints, read_checkpoint, write_checkpoint
-from torch_sink.loop.distributed import Ranks, load_shards, save_shards
+from torch_sink.loop.distributed import Ranks
 from torch_sink.loop.ema import WeightAverage
 from torch_sink.loop.engine import Engine
 from torch_sink.loop.evaluators import Evaluators
 from torch_sink.loop.history import RunHistory
 from torch_sink.loop.inference import InferenceSettings
 from torch_sink.loop.jit import JitConfig
-from torch_sink.loop.loop_state import load_loop_state, loop_state
+from torch_sink.loop.loop_state import load_loop_state, loop_state, resume_loop, save_loop
 from torch_sink.loop.positions import LoaderPositions
-from torch_sink.loop.precision import resolve_precision
+from torch_sink.loop.precision import precision_of_copy, resolve_precision
 from torch_sink.loop.prepared import own_scaler, scheduler_repeats, unwrap_optimizer
 from torch_sink.loop.progress import Progress, epoch_length
 from torch_sink.loop.reasons import Reasons
@@ -196,22 +194,21 @@ class StepLoop:
         forward: Callable[[nn.Module, Any], Any] | None = None,
         ema: bool = False,
     ) -> dict[str, Any]:
-        """Evaluate, in the mode and precision of training; metrics stay on the device and come to the host once.
+        """Evaluate the whole of a loader, in the mode and precision of training, with one host sync.
 
-        With more than one process all of them call it, each with its share of the data, of any length; all get the
-        same results. A SinkLoader is left where it was. For evaluations during a run see `torch_sink.Evaluation`.
+        With more than one process all of them call it, each with its share, of any length; all get the same results.
+        A SinkLoader is left where it was. For evaluations during a run see `torch_sink.Evaluation`.
 
         Args:
-            loader: a SinkLoader, or anything that one can wrap; the whole of it is evaluated.
+            loader: a SinkLoader, or anything that one can wrap.
             metrics: a set of "accuracy", "top5" and "loss", or name -> object with `reset`, `update(output, *labels)`
                 and `compute`, such as those of torchmetrics.
-            forward: `forward(model, batch)` -> (loss, output, labels), or (None, output, labels); default
-                `loss_fn(model(x), *labels)` of batches (x, labels). A loop that was made with `forward=` gives the
-                means of what that returns.
+            forward: `forward(model, batch)` -> (loss or None, output, labels); default `loss_fn(model(x), *labels)` of
+                batches (x, labels), or the means of what the loop's own `forward` returns.
             ema: evaluate the averaged weights.
 
         Returns:
-            Name -> Python number; "loss" and the metrics.
+            "loss" and the metrics, as Python numbers.
 
         Raises:
             TypeError, ValueError: a batch or a metric that does not fit.
@@ -219,8 +216,7 @@ class StepLoop:
 
         Example:
             >>> model = torch.nn.Linear(3, 2)
-            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            >>> loop = StepLoop(model, torch.nn.functional.cross_entropy, optimizer)
+            >>> loop = StepLoop(model, torch.nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1))
             >>> sorted(loop.evaluate([(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))], metrics={"accuracy"}))
             ['accuracy', 'loss']
         """
@@ -233,9 +229,7 @@ class StepLoop:
         network = self.ema_model() if ema else self.ranks.inner
         if ema not in self._evaluators:
             settings = InferenceSettings(self._requested_mode, self._jit_config, self.device)
-            own = ema and self.precision.level in ("O2", "O3")  # these belong to one model
-            level, dtype = self.precision.level, self.precision.dtype
-            precision = resolve_precision(level, dtype, network, self.device) if own else self.precision
+            precision = precision_of_copy(self.precision, network, self.device) if ema else self.precision
             self._evaluators[ema] = Evaluators(
                 network, self.ranks, self.loss_fn, precision, settings, forward=self._forward
             )
@@ -267,11 +261,8 @@ class StepLoop:
         Returns:
             Path of the checkpoint.
         """
-        state = self.state_dict()
-        if loader is not None:
-            state["loader"] = self._positions.state(loader)
-        shards = partial(save_shards, self.model, self.optimizer) if self.ranks.sharded else None
-        return write_checkpoint(Path(directory), prefix, self.step_count, state, ranks=self.ranks, write_shards=shards)
+        position = self._positions.state(loader) if loader is not None else None
+        return save_loop(self, Path(directory), prefix, {"loader": position} if loader is not None else {})
 
     def resume(self, directory: str | Path, loader: Any = None) -> int:
         """Load the newest complete checkpoint under `directory`. With more than one process, all of them call it.
@@ -283,13 +274,9 @@ class StepLoop:
         Returns:
             The step count; 0 if there is no checkpoint.
         """
-        checkpoints = list_checkpoints(Path(directory))
-        if not checkpoints:
+        state = resume_loop(self, Path(directory))
+        if state is None:
             return 0
-        state = read_checkpoint(checkpoints[-1], self.ranks)
-        if self.ranks.sharded:
-            load_shards(self.model, self.optimizer, str(checkpoints[-1] / SHARDS_FOLDER))
-        self.load_state_dict(state)
         if loader is not None and state.get("loader") is not None:
             self._positions.load(loader, state["loader"])
         return self.step_count

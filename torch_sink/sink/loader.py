@@ -14,6 +14,7 @@ from torch_sink.errors import SinkError
 from torch_sink.sink.lifetime import Life, close_parts, register
 from torch_sink.sink.on_demand import OnDemandProducer
 from torch_sink.sink.options import SinkOptions, open_source, resolve_device
+from torch_sink.sink.rehearsal import rehearsing
 from torch_sink.sink.slots import make_slots
 from torch_sink.sink.stats import QueueStats, StatsRecorder
 from torch_sink.sink.thread_producer import ThreadProducer
@@ -200,10 +201,8 @@ class SinkLoader:
             ValueError: the loader is a generator object, which cannot be traversed twice.
         """
         self._check_usable()
-        is_loaded = self._traversal.is_loaded
-        with self._traversal.rehearsal():
+        with rehearsing(self._traversal):
             yield iter(self)
-        self._traversal.is_loaded = is_loaded
 
     def give_back(self) -> None:
         """Takes the batch back that was delivered last and not used: it comes again, and is not counted before.

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from torch_sink.errors import SinkError
 from torch_sink.sink.items import Item
 from torch_sink.sink.on_demand import OnDemandProducer
 from torch_sink.sink.position import Position, check_sampling, read_state, write_state
-from torch_sink.sink.random_state import global_random_state, set_global_random_state
+from torch_sink.sink.random_state import global_random_state
 from torch_sink.sink.source import NO_MARK, Mark, Pass, ResumePoint, Source
 from torch_sink.sink.stage import NO_LOSS
 from torch_sink.sink.stats import StatsRecorder
@@ -177,25 +174,6 @@ class Traversal:
             self.position.next_pass(self.source.keeps_workers)
         self.position.batch_in_epoch = 0
         self.is_handed_out = False
-
-    @contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """What is consumed inside was not: draws, generators and the position are taken back."""
-        if isinstance(self.source.loader, Iterator):
-            raise ValueError("a generator object can be traversed only once; pass the generator function, or a list")
-        start = self.source.next_start(self.position.pass_number)
-        draws, position = global_random_state(), replace(self.position)
-        state = self.state_dict() if self.passes or self.resume is not None else None
-        try:
-            yield
-        finally:
-            if state is None:  # a position to resume from would bring the draws of now back when it is used
-                self.restart()
-                self.position = position
-            else:
-                self.load_state_dict(state)
-            self.source.rewind(start)
-            set_global_random_state(draws)
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and what it takes to go on from it."""
