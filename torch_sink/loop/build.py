@@ -122,7 +122,7 @@ def resolve_mode(parts: EngineParts, capture: Capture | None) -> str:
 def possible_mode(mode: str, device: torch.device, config: JitConfig, reasons: Reasons, capture: Capture | None) -> str:
     """What the mode asked for means on a device: "eager", "compile" or "graph"."""
     if mode == "auto":
-        return "graph" if capture is not None else "eager"
+        mode = "graph" if capture is not None else "eager"
     if mode == "graph" and capture is None:
         reasons.note(f"mode 'graph' needs CUDA and the model is on {device}: it means 'compile' here")
         return "compile"
