@@ -36,12 +36,17 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip CUDA tests with a reason where there is no device; on a GPU runner a missing device is a failure."""
-    if item.get_closest_marker("cuda") is None or torch.cuda.is_available():
+    """Skip CUDA tests with a reason where there is no device; on a GPU runner a missing device is a failure.
+
+    Those marked `cuda(rehearsed=True)` are not skipped: without a device they run on the fake one.
+    """
+    marker = item.get_closest_marker("cuda")
+    if marker is None or torch.cuda.is_available():
         return
     if os.environ.get("FAIL_WITHOUT_CUDA") == "1":
         pytest.fail("FAIL_WITHOUT_CUDA=1, but torch.cuda.is_available() is false", pytrace=False)
-    pytest.skip("needs a CUDA device")
+    if not marker.kwargs.get("rehearsed"):
+        pytest.skip("needs a CUDA device")
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,6 @@ What it does not model: kernels that only CUDA has (cuDNN, Triton), memory that 
 process. Where a release of torch differs from another, `FakeCuda(release=...)` chooses.
 """
 
-from .device import FakeCuda, fake_cuda
+from .device import FakeCuda, fake_cuda, rehearse
 
-__all__ = ["FakeCuda", "fake_cuda"]
+__all__ = ["FakeCuda", "fake_cuda", "rehearse"]

@@ -359,3 +359,11 @@ def fake_cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         cuda.install(patch)
         yield cuda
         cuda.remove()
+
+
+@pytest.fixture
+def rehearse(request: pytest.FixtureRequest) -> None:
+    """For tests marked `cuda(rehearsed=True)`: the fake device where there is no real one."""
+    marker = request.node.get_closest_marker("cuda")
+    if marker is not None and marker.kwargs.get("rehearsed") and not torch.cuda.is_available():
+        request.getfixturevalue("fake_cuda")

@@ -37,6 +37,16 @@ WAITING = {
     "aten::bincount",
     "aten::equal",
 }
+# Of those that torch names in `use_deterministic_algorithms`, what models are likely to use.
+NONDETERMINISTIC = {
+    "aten::_adaptive_avg_pool2d_backward",
+    "aten::adaptive_max_pool2d_backward.grad_input",
+    "aten::cumsum.out",
+    "aten::kthvalue.values",
+    "aten::nll_loss2d_forward",
+    "aten::upsample_bicubic2d_backward.grad_input",
+    "aten::upsample_bilinear2d_backward.grad_input",
+}
 MASKED = {"aten::index.Tensor", "aten::_index_put_impl_"}
 FACTORIES = {"aten::empty.memory_format", "aten::empty_strided"}
 
@@ -90,6 +100,11 @@ def run_kernel(cuda: FakeCuda, name: str, args: Any, kwargs: Any) -> Any:
     if name == "aten::record_stream":
         cuda.record_stream(args[0], cuda.stream_of(args[1]))
         return None
+    if name in NONDETERMINISTIC and torch.are_deterministic_algorithms_enabled():
+        text = f"{name} does not have a deterministic implementation"
+        if not torch.is_deterministic_algorithms_warn_only_enabled():
+            raise RuntimeError(text)
+        warnings.warn(text, UserWarning, stacklevel=2)
     operator = _operator(name)
     if name in WAITING or (name in MASKED and _has_mask(args[1])):
         cuda.host_waits(name, stream=_stream(cuda, args))

@@ -193,3 +193,14 @@ def test_autograd_runs_on_the_stream_of_the_forward_pass(fake_cuda: FakeCuda) ->
     loss.backward()
     assert seen == [stream]
     assert torch.cuda.current_stream() != stream
+
+
+def test_kernels_without_a_deterministic_form_say_so(fake_cuda: FakeCuda) -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        value = torch.ones(1, 1, 4, 4, device="cuda", requires_grad=True)
+        torch.nn.AvgPool2d(2)(value).sum().backward()
+        with pytest.warns(UserWarning, match=r"_adaptive_avg_pool2d_backward does not have a deterministic"):
+            torch.nn.AdaptiveAvgPool2d(2)(value).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -6,11 +6,16 @@ from pathlib import Path
 
 import fake_cuda as fake
 import pytest
-from fake_cuda import fake_cuda
+from fake_cuda import fake_cuda, rehearse
 
 from torch_sink.loop import host_sync
 
-__all__ = ["fake_cuda"]
+__all__ = ["fake_cuda", "rehearse"]
+
+
+@pytest.fixture(autouse=True)
+def rehearsed(rehearse: None) -> None:
+    """CUDA tests run everywhere, on what there is."""
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ def make_model(seed: int = 0, *, dropout: float = 0.25, dtype: torch.dtype = tor
         nn.BatchNorm2d(6),
         nn.ReLU(),
         nn.Dropout(dropout),
-        nn.AdaptiveAvgPool2d(2),
+        nn.AvgPool2d(4),  # the adaptive one has no deterministic backward pass on CUDA
         nn.Flatten(),
         nn.Linear(24, 5),
     ).to(dtype)

@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from torch_sink.errors import HostSyncError
 from torch_sink.loop import JitConfig, StepLoop, no_host_sync
-from torch_sink.loop.amp import DynamicLossScaler
 from torch_sink.loop.host_sync import host_sync_allowed
 from torch_sink.sink import SinkLoader
 
@@ -67,8 +66,7 @@ def cosine(optimizer: torch.optim.Optimizer) -> Any:
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "accumulate"), [("SGD", 1), ("AdamW", 2)])
 def test_graphs_train_as_the_plain_loop_on_the_cpu(fake_cuda: FakeCuda, name: str, accumulate: int) -> None:
     batches = make_batches(10)
     loop = make_loop(name, sink_size=4, accumulate=accumulate, scheduler=cosine)
@@ -92,29 +90,6 @@ def test_no_order_of_the_streams_shows(fake_cuda: FakeCuda) -> None:
         history = loop.run(loader, epochs=2)
     losses = plain("SGD", batches * 2, scheduler=cosine)[1]
     torch.testing.assert_close(history.losses, losses, rtol=1e-5, atol=1e-6)
-    loop.close()
-
-
-def test_overflows_are_skipped_in_replays(fake_cuda: FakeCuda) -> None:
-    batches = make_batches(16)
-    for step in (0, 9, 12):
-        batches[step][0].fill_(float("inf"))
-    loop = make_loop("Adam", sink_size=4, loss_scaler=DynamicLossScaler(16.0, 2, 100))
-    history = loop.run(batches)
-    assert history.overflows.nonzero().flatten().tolist() == [0, 9, 12]
-    assert all(bool(parameter.isfinite().all()) for parameter in loop.model.parameters())
-    assert loop.scaler.scale_value.item() == 2.0
-    assert loop.optimizer.state[loop.model[0].weight]["step"].item() == 13
-    loop.close()
-
-
-def test_no_wait_inside_a_sink(fake_cuda: FakeCuda) -> None:
-    loop = make_loop(sink_size=5, loss_scaler=DynamicLossScaler(16.0), ema=0.9, clip_grad_norm=1.0)
-    with SinkLoader(make_batches(10)) as loader:
-        loop.run(loader)
-        with no_host_sync():
-            history = loop.run(loader)
-    assert history.host_syncs == 2
     loop.close()
 
 
