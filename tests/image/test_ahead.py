@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -127,6 +128,13 @@ def test_targets(monkeypatch: pytest.MonkeyPatch) -> None:
         ahead.target_named("sm_90")
     with pytest.raises(SinkError, match="launches nothing on hip:gfx942"):
         ahead.target_named("hip:gfx942")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert ahead.target_named(None) == TARGET
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    properties = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-", warp_size=64)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: properties)
+    assert ahead.target_named(None) == GPUTarget("hip", "gfx942", 64)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SinkError, match="no GPU here to compile for"):
         ahead.target_named(None)

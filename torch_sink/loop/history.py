@@ -79,12 +79,12 @@ class RunHistory:
     @property
     def losses(self) -> Tensor:
         """Loss of every iteration, not divided by `accumulate`: float32 [iterations]."""
-        return self._joined("losses", torch.empty(0))
+        return self._joined("losses", torch.empty(0, device="cpu"))
 
     @property
     def overflows(self) -> Tensor:
         """True at each iteration whose update was skipped because a gradient was not finite: bool [iterations]."""
-        return self._joined("overflows", torch.empty(0, dtype=torch.bool))
+        return self._joined("overflows", torch.empty(0, dtype=torch.bool, device="cpu"))
 
     @property
     def learning_rates(self) -> Tensor:
@@ -93,7 +93,7 @@ class RunHistory:
         groups = max((part.shape[1] for part in parts), default=self._groups)
         missing = float("nan")
         padded = [functional.pad(part, (0, groups - part.shape[1]), value=missing) for part in parts]
-        return torch.cat(padded) if parts else torch.empty(0, groups, dtype=torch.float64)
+        return torch.cat(padded) if parts else torch.empty(0, groups, dtype=torch.float64, device="cpu")
 
     @property
     def metrics(self) -> dict[str, Tensor]:

@@ -47,7 +47,7 @@ class MeanMetric:
 
     def sums(self) -> Tensor:
         """The sum over samples and their number: float64 [2] on the device."""
-        return torch.zeros(2, dtype=torch.float64) if self._state is None else self._state
+        return torch.zeros(2, dtype=torch.float64, device="cpu") if self._state is None else self._state
 
     def compute_from(self, sums: Tensor) -> Tensor:
         """The mean that belongs to what `sums` returned: float64 []; NaN without samples."""

@@ -68,7 +68,7 @@ class StaticLossScaler:
     def __init__(self, scale_value: float) -> None:
         if not scale_value >= 1:
             raise ValueError(f"scale_value={scale_value!r}: a loss scale is at least 1")
-        self.scale_value = torch.tensor(float(scale_value), dtype=torch.float32)
+        self.scale_value = torch.tensor(float(scale_value), dtype=torch.float32, device="cpu")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._scale_text()})"
@@ -134,7 +134,7 @@ class DynamicLossScaler(StaticLossScaler):
         if isinstance(scale_window, bool) or not isinstance(scale_window, int) or scale_window < 1:
             raise ValueError(f"scale_window={scale_window!r}: the window is an int of at least 1")
         self.scale_factor, self.scale_window = float(scale_factor), scale_window
-        self.counter = torch.tensor(0, dtype=torch.int32)
+        self.counter = torch.tensor(0, dtype=torch.int32, device="cpu")
 
     def __repr__(self) -> str:
         rule = f"scale_factor={self.scale_factor:g}, scale_window={self.scale_window}"

@@ -114,7 +114,7 @@ class Schedule:
 
 
 def _rate_table(rows: list[list[float]], groups: int) -> Tensor:
-    return torch.tensor([row[:groups] for row in rows], dtype=torch.float64)
+    return torch.tensor([row[:groups] for row in rows], dtype=torch.float64, device="cpu")
 
 
 def _as_it_is(value: Any) -> Any:
@@ -157,7 +157,7 @@ class RateTable:
         fused = any(group.get("fused") for group in groups)
         dtype = torch.float32 if fused else torch.float64
         pinned = device.type == "cuda"
-        self._host = torch.zeros(capacity, columns, dtype=dtype, pin_memory=pinned)
+        self._host = torch.zeros(capacity, columns, dtype=dtype, device="cpu", pin_memory=pinned)
         self._table = torch.zeros(capacity, columns, dtype=dtype, device=device)
         self._row = torch.zeros(1, columns, dtype=dtype, device=device)
         self._rates = list(self._row[0].unbind(0))
@@ -165,7 +165,7 @@ class RateTable:
     def write(self, rows: list[list[float]]) -> None:
         """Fill the first rows; queued on the current stream. The host has seen the end of the sink before."""
         count = len(rows)
-        self._host[:count] = torch.tensor(rows, dtype=self._host.dtype)
+        self._host[:count] = torch.tensor(rows, dtype=self._host.dtype, device="cpu")
         self._table[:count].copy_(self._host[:count], non_blocking=True)
 
     def load_row(self) -> None:

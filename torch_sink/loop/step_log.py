@@ -110,7 +110,7 @@ class StepLog:
             ranks.sum(table)
         if table.device.type != "cuda":
             return list(table.to("cpu"))
-        host = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)
+        host = torch.empty(table.shape, dtype=table.dtype, device="cpu", pin_memory=True)
         host.copy_(table, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record(torch.cuda.current_stream(table.device))  # not that of the current device

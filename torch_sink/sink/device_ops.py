@@ -103,7 +103,7 @@ class CudaOps:
 
     def empty_pinned(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         """Page-locked: only from there do copies run beside the host."""
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
+        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """From the host only with equal dtype and layout, else torch would convert there and wait."""

@@ -71,13 +71,17 @@ def target_named(name: str | None) -> GPUTarget:
         SinkError: there is no GPU here and none was named, or this build of torch cannot launch for it.
         ValueError: the name is none.
     """
-    import triton
     from triton.backends.compiler import GPUTarget
 
     if name is None:
         if not torch.cuda.is_available():
             raise SinkError("no GPU here to compile for; name one, for instance --target cuda:90 for an H100 or H200")
-        return triton.runtime.driver.active.get_current_target()
+        # Not Triton's driver, which needs a C compiler to say this.
+        if torch.version.hip is None:
+            major, minor = torch.cuda.get_device_capability()
+            return GPUTarget("cuda", 10 * major + minor, 32)
+        found = torch.cuda.get_device_properties()
+        return GPUTarget("hip", found.gcnArchName.partition(":")[0], found.warp_size)
     backend, _, arch = name.partition(":")
     if backend not in ("cuda", "hip") or not arch or (backend == "cuda" and not arch.isdigit()):
         raise ValueError(f"no such target: {name!r}; give for instance cuda:80, cuda:90, cuda:100 or hip:gfx942")
