@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import gc
+import inspect
+import pickle
+import weakref
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 import pytest
@@ -136,6 +142,160 @@ def test_auto_mixed_precision_changes_calls_of_the_model(level: str) -> None:
         amp.auto_mixed_precision(model, level)
     with pytest.raises(ValueError, match="auto_mixed_precision already"):
         StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters()), amp="O1")
+
+
+ROOTS: dict[str, tuple[Any, Any]] = {
+    "Linear": (lambda: nn.Linear(4, 4), lambda: torch.randn(2, 4)),
+    "Conv2d": (lambda: nn.Conv2d(3, 4, 3), lambda: torch.randn(2, 3, 8, 8)),
+    "Bilinear": (lambda: nn.Bilinear(4, 4, 2), lambda: (torch.randn(2, 4), torch.randn(2, 4))),
+    "LayerNorm": (lambda: nn.LayerNorm(4), lambda: torch.randn(2, 4)),
+    "BatchNorm1d": (lambda: nn.BatchNorm1d(4), lambda: torch.randn(2, 4)),
+    "RMSNorm": (lambda: nn.RMSNorm(4), lambda: torch.randn(2, 4)),
+    "LSTM": (lambda: nn.LSTM(4, 4), lambda: torch.randn(3, 2, 4)),
+    "Embedding": (lambda: nn.Embedding(5, 4), lambda: torch.tensor([0, 4])),
+    "PReLU": (nn.PReLU, lambda: torch.randn(2, 4)),
+    "MultiheadAttention": (lambda: nn.MultiheadAttention(4, 2), lambda: (torch.randn(3, 2, 4),) * 3),
+    "own parameter": (lambda: Scaled(), lambda: torch.randn(2, 4)),
+}
+
+
+class Scaled(nn.Module):
+    """A root with a parameter, a buffer and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.linear = nn.Parameter(torch.ones(4)), nn.Linear(4, 4)
+        self.register_buffer("rotation", torch.eye(4))
+
+    def forward(self, inputs: Tensor, shift: float = 0.0) -> Tensor:
+        return self.linear(inputs @ self.rotation * self.scale) + shift
+
+
+CONVERSIONS: dict[str, Any] = {
+    **{level: lambda m, d, level=level: amp.auto_mixed_precision(m, level, d) for level in ("O1", "auto", "O2", "O3")},
+    "O2 all low": lambda m, d: amp.auto_mixed_precision(m, "O2", d, keep_batchnorm_fp32=False),
+    "white list": lambda m, d: amp.custom_mixed_precision(m, white_list=amp.get_white_list(), dtype=d),
+    "black list": lambda m, d: amp.custom_mixed_precision(m, black_list=amp.get_black_list(), dtype=d),
+}
+
+
+# Torch's autocast has no float16 LSTM on most CPUs.
+ROOT_CASES = [
+    (name, conversion, dtype)
+    for name in ROOTS
+    for conversion in CONVERSIONS
+    for dtype in LOW
+    if (name, dtype) != ("LSTM", torch.float16) or conversion not in ("O1", "auto")
+]
+
+
+@pytest.mark.parametrize(("name", "conversion", "dtype"), ROOT_CASES)
+def test_the_root_may_own_parameters(name: str, conversion: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    make, make_inputs = ROOTS[name]
+    inputs = make_inputs()
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    plain = make()
+    model = CONVERSIONS[conversion](copy.deepcopy(plain), dtype)
+    expected, outputs = plain(*inputs), model(*inputs)
+    expected, outputs = [value[0] if isinstance(value, tuple) else value for value in (expected, outputs)]
+    assert outputs.dtype == torch.float32
+    torch.testing.assert_close(outputs, expected, rtol=0.05, atol=0.05)
+    outputs.sum().backward()
+    assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
+    assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+def test_a_converted_model_is_copied_pickled_and_freed(conversion: str) -> None:
+    model = CONVERSIONS[conversion](Scaled(), torch.bfloat16)
+    inputs = torch.randn(2, 4)
+    expected = model(inputs)
+    assert str(inspect.signature(model.forward)) == str(inspect.signature(Scaled().forward))
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with torch.no_grad():
+            for parameter in again.parameters():
+                parameter.mul_(1)
+        assert torch.equal(again(inputs), expected)
+        again(inputs).sum().backward()
+        assert again.scale.grad is not None
+        assert model.scale.grad is None, "it is a model of its own"
+    part = copy.deepcopy(model.linear)
+    assert part(inputs).dtype == torch.float32
+    reference, forward = weakref.ref(model), model.forward
+    model(inputs).sum().backward()
+    gc.disable()
+    try:
+        del model, expected
+        assert reference() is None
+    finally:
+        gc.enable()
+    with pytest.raises(ReferenceError, match="keep the model"):
+        forward(inputs)
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+def test_a_loop_and_its_model_are_freed_without_garbage_collection(level: str) -> None:
+    model = make_model()
+    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), amp=level)
+    loop.run(make_batches(2))
+    reference = weakref.ref(model)
+    gc.disable()
+    try:
+        del model, loop
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+def test_parts_that_are_replaced_after_the_conversion() -> None:
+    model = amp.auto_mixed_precision(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), "O2", torch.bfloat16)
+    model[1] = nn.Linear(4, 2)
+    model[0].weight = nn.Parameter(torch.eye(4))
+    model(torch.randn(2, 4)).sum().backward()
+    assert model[0].weight.grad is not None
+    assert model[1].weight.grad is not None
+    assert model[0].weight.dtype == torch.float32
+
+
+def test_an_error_inside_leaves_the_model_as_it_was() -> None:
+    model = amp.auto_mixed_precision(Scaled(), "O2", torch.bfloat16)
+    parameters = list(model.parameters())
+    for wrong, error in ((torch.randn(2, 5), RuntimeError), (Interrupting(), KeyboardInterrupt)):
+        with pytest.raises(error):
+            model(wrong)
+        assert all(ours is theirs for ours, theirs in zip(parameters, model.parameters(), strict=True))
+    assert model(torch.randn(2, 4)).dtype == torch.float32
+
+
+class Interrupting:
+    """Something at whose use Ctrl-C is pressed."""
+
+    def __matmul__(self, other: Any) -> Any:
+        raise KeyboardInterrupt
+
+
+@dataclasses.dataclass
+class Outputs:
+    logits: Tensor
+    hidden: dict[str, Tensor]
+
+
+def test_outputs_in_containers_are_float32() -> None:
+    class Giving(nn.Linear):
+        def forward(self, inputs: Tensor) -> Any:
+            value = super().forward(inputs)
+            return Outputs(value, OrderedDict(a=value)), defaultdict(list, b=[value]), (value, "text", None)
+
+    model = amp.auto_mixed_precision(Giving(4, 4), "O2", torch.bfloat16)
+    first, second, third = model(torch.randn(2, 4))
+    assert type(first) is Outputs
+    assert type(first.hidden) is OrderedDict
+    assert isinstance(second, defaultdict)
+    values = [first.logits, first.hidden["a"], second["b"][0], third[0]]
+    assert [value.dtype for value in values] == [torch.float32] * 4
+    assert third[1:] == ("text", None)
+    assert second["missing"] == []
 
 
 def test_keep_batchnorm_fp32_overrides_the_level() -> None:

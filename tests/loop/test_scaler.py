@@ -75,6 +75,7 @@ def test_static_scale_and_nested_values() -> None:
         scaler.scale("loss")
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
 def test_all_finite() -> None:
     good, bad = torch.ones(3), torch.tensor([1.0, math.nan])
     assert all_finite(good).item() is True

@@ -46,6 +46,9 @@ _BLACK_LIST: tuple[type[nn.Module], ...] = (
     nn.InstanceNorm3d,
     nn.LayerNorm,
     nn.GroupNorm,
+    nn.RMSNorm,
+    nn.LocalResponseNorm,
+    nn.CrossMapLRN2d,
 )
 
 
@@ -70,8 +73,8 @@ def auto_mixed_precision(
 
     Args:
         model: changed in place.
-        amp_level: "O0" nothing; "O1" and "auto" torch.autocast; "O2" low precision but for normalisation; "O3" low
-            precision.
+        amp_level: "O0" nothing; "O1" and "auto" torch.autocast; "O2" low precision but for normalisation, softmax and
+            losses; "O3" low precision.
         dtype: torch.float16 or torch.bfloat16.
         keep_batchnorm_fp32: at O2 and O3, whether normalisation runs in float32; default what the level says.
 
@@ -127,7 +130,7 @@ def custom_mixed_precision(
             raise TypeError(f"the list holds {member!r}; it may hold torch.nn.Module types only")
     if white_list is not None:
         return _install(model, CastAtUse("O1", dtype, model, keep_float32=(), only=members))
-    return _install(model, CastAtUse("O2", dtype, model, keep_float32=members))
+    return _install(model, CastAtUse("O3", dtype, model, keep_float32=members))
 
 
 def _check(model: nn.Module, dtype: torch.dtype) -> None:

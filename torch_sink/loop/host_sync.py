@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torch_sink.errors import HostSyncError
-from torch_sink.loop import thread_waits
+from torch_sink.loop import function_dtypes, thread_waits
 from torch_sink.loop.thread_waits import device_waits, here
 from torch_sink.loop.thread_waits import host_sync_allowed as host_sync_allowed
 from torch_sink.loop.thread_waits import syncs_are_watched as syncs_are_watched
@@ -27,7 +27,8 @@ _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 _OWN_FOLDER = os.path.dirname(__file__) + os.sep
 _OPTIMIZER_FOLDER = os.path.join(_TORCH_FOLDER, "optim") + os.sep
 
-_WATCHING_FILES = (__file__, thread_waits.__file__, warnings.__file__)
+# What stands between a user's line and the operator that it calls.
+_WATCHING_FILES = (__file__, thread_waits.__file__, function_dtypes.__file__, warnings.__file__)
 
 # Operators whose result, or whose result's shape, the host needs before it can go on.
 _WAITING_OPERATORS = {
@@ -69,7 +70,7 @@ _MAKING_FUNCTIONS = (torch.tensor, torch.as_tensor, Tensor.new_tensor)
 
 
 def _caller() -> tuple[str, bool]:
-    """File and line of the innermost frame outside torch and this file, and whether an optimizer lies between."""
+    """File and line of the innermost frame outside torch and modes, and whether an optimizer lies between."""
     frame: FrameType | None = sys._getframe(1)
     inside_optimizer = False
     while frame is not None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import copy
+import dataclasses
+import inspect
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from torch_sink.loop.function_dtypes import CPU_AUTOCAST_RULES, LOW, FunctionDtypes
+from torch_sink.loop.recompute import recomputing_in
 
 LEVELS = ("O0", "O1", "O2", "O3", "auto")
 
@@ -29,6 +37,10 @@ class Precision:
         """Context of the forward pass and the loss."""
         return nullcontext()
 
+    def inputs(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """What the forward of `model` itself gets, where it was called from outside `context()`."""
+        return args, kwargs
+
     def outputs(self, outputs: Any) -> Any:
         """What the loss function gets for the model's outputs."""
         return outputs
@@ -42,7 +54,10 @@ class Precision:
 
 
 class Autocast(Precision):
-    """O1: torch.autocast chooses the dtype by operator; outputs and loss are float32."""
+    """O1: torch.autocast chooses the dtype by operator; outputs and loss are float32.
+
+    On CUDA, autocast computes softmax, normalisation and losses in float32. On the CPU it would not, so it is told to.
+    """
 
     casts = True
 
@@ -51,41 +66,86 @@ class Autocast(Precision):
         self._device_type = device_type
 
     def context(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self._device_type, dtype=self.dtype)
+        if self._device_type != "cpu":
+            return torch.autocast(self._device_type, dtype=self.dtype)
+        return self._cpu_context()
 
     def outputs(self, outputs: Any) -> Any:
         return to_float32(outputs)
 
     def loss(self, loss: Tensor) -> Tensor:
-        return loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss
+        return to_float32(loss)  # type: ignore[no-any-return]
+
+    @contextmanager
+    def _cpu_context(self) -> Iterator[None]:
+        rules = FunctionDtypes(CPU_AUTOCAST_RULES, self.dtype)
+        with torch.autocast("cpu", dtype=self.dtype), recomputing_in(self._cpu_context), rules:
+            yield
+
+
+class WeakModule:
+    """A reference that does not keep a module alive, and that is copied and pickled together with it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._reference = weakref.ref(module)
+
+    def __call__(self) -> nn.Module | None:
+        return self._reference()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WeakModule:
+        return WeakModule(copy.deepcopy(self._reference(), memo))  # type: ignore[arg-type]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WeakModule, (self._reference(),)
 
 
 class PrecisionForward:
     """Stands in for a model's `forward`, and runs it under a precision."""
 
     def __init__(self, model: nn.Module, precision: Precision) -> None:
-        self._forward, self._precision = model.forward, precision
+        self._model, self._precision = WeakModule(model), precision
+        self._own = model.__dict__.get("forward")
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        model: Any = self._model()
+        return inspect.signature(self._own or type(model).forward.__get__(model))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model = self._model()
+        if model is None:
+            raise ReferenceError("the model that this forward belongs to is gone; keep the model, not its forward")
         with self._precision.context():
-            return self._precision.outputs(self._forward(*args, **kwargs))
+            args, kwargs = self._precision.inputs(model, args, kwargs)
+            outputs = type(model).forward(model, *args, **kwargs) if self._own is None else self._own(*args, **kwargs)
+            return self._precision.outputs(outputs)
 
 
 def to_float32(value: Any) -> Any:
-    """Cast the float16 and bfloat16 tensors in nested lists, tuples and dicts to float32."""
+    """Cast the float16 and bfloat16 tensors in nested lists, tuples, dicts and dataclasses to float32."""
     if isinstance(value, Tensor):
-        return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+        return value.float() if value.dtype in LOW else value
     return map_container(to_float32, value)
 
 
 def map_container(function: Any, value: Any) -> Any:
-    """Apply `function` to the members of a list, tuple, named tuple or dict; return anything else as it is."""
+    """Apply `function` to the members of a list, tuple, named tuple, dict or dataclass; return anything else as is."""
     if isinstance(value, dict):
-        return type(value)((key, function(member)) for key, member in value.items())
+        members = {key: function(member) for key, member in value.items()}
+        if type(value) is dict:
+            return members
+        mapped = copy.copy(value)
+        mapped.update(members)
+        return mapped
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(function(member) for member in value))
     if isinstance(value, (list, tuple)):
         return type(value)(function(member) for member in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        mapped = copy.copy(value)  # type: ignore[arg-type]
+        for field in dataclasses.fields(value):
+            object.__setattr__(mapped, field.name, function(getattr(value, field.name)))
+        return mapped
     return value
 
 
