@@ -1,21 +1,22 @@
 """torch's DataLoader with broken files: placeholders in its fetchers, whole batches out of its iterators.
 
 Two ways lead here. The image backend puts `create_fetcher` and `begin_iterator` in the place of torch's own, for all
-loaders of a process and for its workers. `SinkLoader` guards what it has made itself, and its workers guard themselves.
+loaders of a process and for its workers. A `LoaderGuard` guards what a `SinkLoader` has made, also without the backend.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 from torch.utils.data import _DatasetKind, dataloader
 from torch.utils.data._utils import fetch
 
-from torch_sink.damage.policy import current_policy, policy_of_thread, set_policy
+from torch_sink.damage.policy import current_policy, or_current, policy_of_thread, set_policy
 from torch_sink.damage.report import NO_LOSS, DecodeReport, Loss, add_to_report
 from torch_sink.damage.samples import GuardedCollate, GuardedDataset, PartialBatch, raise_without_samples
 from torch_sink.damage.stream import GuardedStream
@@ -88,14 +89,19 @@ def create_fetcher(stock: Callable[..., Any]) -> Any:
     return staticmethod(create)
 
 
-def guard_this_worker(policy: str) -> None:
-    """In a data worker, before its fetcher is made."""
-    if policy == "raise":
-        return
-    set_policy(policy)
-    stock = _DatasetKind.create_fetcher
-    if not hasattr(stock, "__wrapped__"):
-        setattr(_DatasetKind, "create_fetcher", create_fetcher(stock))  # noqa: B010 - a method, to a type checker
+class GuardedInit:
+    """A `worker_init_fn` that guards its worker, whose fetcher is made after it."""
+
+    def __init__(self, init: Callable[[int], None] | None, policy: str) -> None:
+        self.init, self.policy = init, policy
+
+    def __call__(self, worker: int) -> None:
+        set_policy(self.policy)
+        stock = _DatasetKind.create_fetcher
+        if not hasattr(stock, "__wrapped__"):
+            setattr(_DatasetKind, "create_fetcher", create_fetcher(stock))  # noqa: B010 - a method, to a type checker
+        if self.init is not None:
+            self.init(worker)
 
 
 # --- what comes out of iterators
@@ -190,14 +196,36 @@ def begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def guard_iterator(iterator: Any, policy: str, losses: Losses) -> None:
-    """Makes one iterator of torch's give what is left of each batch, and tell `losses` what is missing.
+class LoaderGuard:
+    """Guards the iterators that one `SinkLoader` has made, whether or not the image backend is on.
 
-    Its workers are guarded by `guard_this_worker`.
+    Attributes:
+        policy: of the SinkLoader; "raise" leaves it to the image backend.
+        losses: of its iterators.
     """
-    if policy == "raise" or not isinstance(iterator, dataloader._BaseDataLoaderIter):
-        return
-    fetcher = getattr(iterator, "_dataset_fetcher", None)
-    if fetcher is not None:
-        guard_fetcher(fetcher, policy)
-    iterator._next_data = _NextData(iterator, losses)  # type: ignore[method-assign]
+
+    def __init__(self) -> None:
+        self.policy = "raise"
+        self.losses = Losses()
+
+    @contextmanager
+    def making_iterator(self, loader: Any) -> Iterator[None]:
+        """While `loader` makes an iterator and starts its workers."""
+        policy, init = or_current(self.policy), loader.worker_init_fn
+        with policy_of_thread(policy):
+            if policy != "raise" and loader.num_workers:
+                loader.worker_init_fn = GuardedInit(init, policy)
+            try:
+                yield
+            finally:
+                loader.worker_init_fn = init
+
+    def add(self, iterator: Any) -> None:
+        """Guards an iterator; what is no DataLoader's own is left alone."""
+        policy = or_current(self.policy)
+        if policy == "raise" or not isinstance(iterator, dataloader._BaseDataLoaderIter):
+            return
+        fetcher = getattr(iterator, "_dataset_fetcher", None)
+        if fetcher is not None:
+            guard_fetcher(fetcher, policy)
+        iterator._next_data = _NextData(iterator, self.losses)  # type: ignore[method-assign]

@@ -42,6 +42,11 @@ def set_policy(policy: str) -> None:
     _of_process = policy
 
 
+def or_current(policy: str) -> str:
+    """What holds where `policy` was asked for: "raise" leaves it to the process."""
+    return policy if policy != "raise" else current_policy()
+
+
 @contextmanager
 def policy_of_thread(policy: str) -> Iterator[None]:
     """Inside, `policy` holds in the calling thread; "raise" leaves to the process what holds."""

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-DECODE_POLICIES = ("raise", "skip", "replace")
 LEAF_TYPES = (torch.Tensor, str, bytes, PackedSequence)  # the last is a tuple that moves to a device as a whole
 
 

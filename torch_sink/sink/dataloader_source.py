@@ -35,6 +35,7 @@ class SampledPass(Pass):
     def __init__(self, start: PassStart, batches: Iterator[Any], sampler: ResumableSampler | None) -> None:
         super().__init__(start, batches)
         self.sampler = sampler
+        self.counts_left_out = sampler is not None
 
     def next(self) -> tuple[Any, Mark]:
         try:
@@ -69,6 +70,7 @@ class WorkerPass(Pass):
     ) -> None:
         super().__init__(start, batches)
         self.sampler = sampler
+        self.counts_left_out = sampler is not None
         self.draws = draws
         self.watch = watch
         self.drop = drop
@@ -78,6 +80,7 @@ class WorkerPass(Pass):
         while self.drop:
             self.drop -= 1
             self._drop_one()
+            self.losses.take()
         try:
             batch = next(self.batches)
         except StopIteration as stop:
@@ -255,10 +258,12 @@ class DataLoaderSource(Source):
         if self.watch is not None:
             self.watch.allow()
         try:
-            iterator = iter(self.copy)
+            with self.guard.making_iterator(self.copy):
+                iterator = iter(self.copy)
         finally:
             if self.sampler is not None:
                 self.sampler.disarm()
+        self.guard.add(iterator)
         if not self.has_workers:
             return SampledPass(start, iterator, self.sampler)
         if self.watch is None or self.watch.iterator is not iterator:

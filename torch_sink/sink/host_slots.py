@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch_sink.damage.report import NO_LOSS, Loss
 from torch_sink.sink.batch import is_flat
-from torch_sink.sink.stage import NO_LOSS, ImageFormat, Loss, stage_on_host
+from torch_sink.sink.stage import ImageFormat, stage_on_host
 
 
 class HostSlots:

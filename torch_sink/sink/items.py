@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torch_sink.damage.report import NO_LOSS, Loss
 from torch_sink.sink.source import NO_MARK, Mark, Pass, PassStart
-from torch_sink.sink.stage import NO_LOSS, Loss
 from torch_sink.sink.workers import PassCancelled
 
 
@@ -55,9 +55,10 @@ class Item:
 def receive(current: Pass) -> tuple[Any, Mark] | Item:
     """The next batch of a pass with its mark; its end, or what it raises, as an item."""
     try:
-        return current.next()
+        batch, mark = current.next()
+        return batch, current.with_losses(mark)
     except StopIteration:
-        return Item(current.start, is_end=True, mark=current.last_mark())
+        return Item(current.start, is_end=True, mark=current.with_losses(current.last_mark()))
     except PassCancelled:
         raise
     except BaseException as error:

@@ -87,6 +87,7 @@ class SinkLoader:
             sink_size, resolve_device(device), slots, max_bytes, dtype, memory_format, on_decode_error, timeout_seconds
         )
         self._source = open_source(loader)
+        self._source.guard.policy = on_decode_error
         self._stats = StatsRecorder()
         self._slots = make_slots(self._options, self._source.pins_batches)
         self._producer: ThreadProducer | OnDemandProducer

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from torch_sink.damage.loaders import LoaderGuard
 from torch_sink.sink.source import InConsumer
 from torch_sink.sink.workers import WorkerGuard, guard
 
@@ -26,15 +27,17 @@ class LoaderWatch:
 
     Args:
         loader: the user's DataLoader.
+        decoding: what becomes of samples with broken files.
 
     Attributes:
         in_consumer: calls a function in the consumer's thread, during a pass.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], decoding: LoaderGuard) -> None:
         inner = [value for value in vars(loader).values() if isinstance(value, DataLoader)]
         self.loaders: list[DataLoader[Any]] = [loader, *inner]
         self.guards: list[WorkerGuard] = []
+        self.decoding = decoding
         self.is_cancelled = False
         self.in_consumer: InConsumer | None = None
         self._hooks = [_hook(one, weakref.ref(self)) for one in self.loaders]
@@ -46,6 +49,7 @@ class LoaderWatch:
 
     def add(self, iterator: Any) -> None:
         """Guards `iterator`, if it has workers and is not guarded yet."""
+        self.decoding.add(iterator)
         if any(one.iterator is iterator for one in self.guards):
             return
         made = guard(iterator)
@@ -136,10 +140,16 @@ def _hook(loader: DataLoader[Any], watch_of: weakref.ref[LoaderWatch]) -> Callab
 
     def get_iterator() -> Any:
         owner: Any = loader_of()
-        make = before if before is not None else functools.partial(type(owner)._get_iterator, owner)
+        stock = before if before is not None else functools.partial(type(owner)._get_iterator, owner)
         watch = watch_of()
         if watch is None:
-            return make()
+            return stock()
+        decoding = watch.decoding
+
+        def make() -> Any:
+            with decoding.making_iterator(owner):
+                return stock()
+
         iterator = make() if watch.in_consumer is None else watch.in_consumer(make)
         watch.add(iterator)
         return iterator

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from torch_sink.sink.batch import DECODE_POLICIES
+from torch_sink.damage.policy import check_policy
 from torch_sink.sink.dataloader_source import DataLoaderSource
 from torch_sink.sink.own_iterator import OwnIteratorSource
 from torch_sink.sink.source import FactorySource, IterableSource, Source
@@ -53,9 +53,7 @@ class SinkOptions:
         if self.memory_format not in MEMORY_FORMATS:
             allowed = ", ".join(str(one) for one in MEMORY_FORMATS)
             raise ValueError(f"memory_format={self.memory_format} is not allowed: give one of {allowed}")
-        if self.on_decode_error not in DECODE_POLICIES:
-            allowed = ", ".join(repr(one) for one in DECODE_POLICIES)
-            raise ValueError(f"on_decode_error={self.on_decode_error!r} is not allowed: give one of {allowed}")
+        check_policy(self.on_decode_error)
         _check_timeout(self.timeout_seconds)
 
     @property

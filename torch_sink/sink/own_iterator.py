@@ -55,7 +55,7 @@ class OwnIteratorSource(IterableSource):
         self.pins_batches = self.runs_ahead and loader.pin_memory
         self.can_reenter = True
         self.generators = find_generators(loader)
-        self.watch = LoaderWatch(loader)
+        self.watch = LoaderWatch(loader, self.guard)
         self.latest: OwnIteratorPass | None = None
 
     def sampling(self) -> Sampling:

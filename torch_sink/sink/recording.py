@@ -48,6 +48,11 @@ class RecordingCollate:
         self.collate = collate
         self.placeholders = placeholders
 
+    def of_no_samples(self) -> Any:
+        """In the place of a batch that is left out, because the files of all its samples are broken."""
+        worker: Any = get_worker_info()
+        return RecordedBatch(None, worker.id, global_random_state())
+
     def __call__(self, samples: Any) -> Any:
         worker: Any = get_worker_info()
         is_placeholder, self.placeholders = worker.id < self.placeholders, 0

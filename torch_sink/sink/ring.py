@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from torch_sink.damage.report import Loss
 from torch_sink.sink.batch import is_lazy, is_plain, leaves, map_leaves
 from torch_sink.sink.device_ops import DeviceOps
 from torch_sink.sink.ring_plan import LeafPlan, RingPlan, make_plan
 from torch_sink.sink.ring_protocol import SlotProtocol
-from torch_sink.sink.stage import ImageFormat, Loss, execute_lazy
+from torch_sink.sink.stage import ImageFormat, execute_lazy
 
 log = logging.getLogger("torch_sink")
 

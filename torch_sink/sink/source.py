@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset
 
+from torch_sink.damage.loaders import LoaderGuard, Losses
+from torch_sink.damage.report import NO_LOSS, Loss
 from torch_sink.sink.random_state import RandomState, global_random_state, set_global_random_state
 
 
@@ -20,11 +22,17 @@ class Mark(NamedTuple):
         worker: number of the worker that made the batch; -1 without one.
         random_state: that worker's generator states.
         loader_state: `state_dict()` of a loader that keeps its own.
+        loss: samples with broken files, of this batch and of those that were left out before it.
+        left_out: batches without samples that were left out before it, where a position counts them.
+        left_out_states: the workers that made them, with their generator states.
     """
 
     worker: int = -1
     random_state: RandomState = b""
     loader_state: Any = None
+    loss: Loss = NO_LOSS
+    left_out: int = 0
+    left_out_states: tuple[tuple[int, RandomState], ...] = ()
 
 
 NO_MARK = Mark()
@@ -106,7 +114,11 @@ class Pass:
         is_pending: whether the batch for which `next` raised may still come.
         begins_when_asked: whether the first batch may be made only while the consumer waits for it.
         in_consumer: calls a function in the thread that asks for batches, and returns what it returns.
+        losses: samples with broken files that it met since the last batch.
+        counts_left_out: whether a position within it counts the batches that were left out.
     """
+
+    counts_left_out = False
 
     def __init__(self, start: PassStart, batches: Iterator[Any]) -> None:
         self.start = start
@@ -115,6 +127,7 @@ class Pass:
         self.is_pending = False
         self.begins_when_asked = False
         self.in_consumer: InConsumer = _call
+        self.losses = Losses()
 
     def next(self) -> tuple[Any, Mark]:
         """The next batch; raises StopIteration at the end, or what the source raises."""
@@ -123,6 +136,14 @@ class Pass:
     def last_mark(self) -> Mark:
         """What the source says after its end."""
         return NO_MARK
+
+    def with_losses(self, mark: Mark) -> Mark:
+        """The mark of a batch, or of the end, with what was lost on the way to it."""
+        if not self.losses.loss:
+            return mark
+        loss, left_out = self.losses.take()
+        states = tuple((one.worker, one.random_state) for one in left_out if one is not None)
+        return mark._replace(loss=loss, left_out=len(left_out) * self.counts_left_out, left_out_states=states)
 
     def cancel(self) -> None:
         """Asks a thread that waits in `next` to leave it soon."""
@@ -153,6 +174,7 @@ class Source:
         keeps_workers: whether workers, and their generators, go on to the next pass.
         pins_batches: whether batches come in page-locked memory that nobody writes to again.
         can_reenter: whether a pass that was begun can be entered once more where the consumer stands.
+        guard: what becomes of samples with broken files.
     """
 
     runs_ahead = False
@@ -165,6 +187,7 @@ class Source:
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
+        self.guard = LoaderGuard()
 
     @property
     def num_workers(self) -> int:

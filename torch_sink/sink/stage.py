@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from torch_sink.damage.policy import or_current
+from torch_sink.damage.report import NO_LOSS, Loss
 from torch_sink.sink.batch import agree_on_positions, is_flat, is_lazy, leaves, map_leaves, select_rows, select_samples
 
 
@@ -19,7 +21,7 @@ class ImageFormat:
         device: where lazy leaves are executed.
         dtype: dtype of image batches; None keeps what the pipeline says.
         memory_format: layout of image batches.
-        on_decode_error: "raise", "skip" or "replace".
+        on_decode_error: "raise", "skip" or "replace"; "raise" leaves it to the image backend.
     """
 
     device: torch.device
@@ -46,17 +48,6 @@ class ImageFormat:
         return self.memory_format if wanted else torch.contiguous_format
 
 
-@dataclass(frozen=True)
-class Loss:
-    """Samples of one batch that could not be decoded."""
-
-    skipped: int = 0
-    replaced: int = 0
-
-
-NO_LOSS = Loss()
-
-
 def execute_lazy(
     batch: Any, form: ImageFormat, out_of: Callable[[torch.Tensor], torch.Tensor | None]
 ) -> tuple[Any, Loss]:
@@ -73,7 +64,7 @@ def execute_lazy(
     lazy = [] if is_flat(batch) else [leaf for leaf in leaves(batch) if is_lazy(leaf)]
     if not lazy:
         return batch, NO_LOSS
-    results = {}
+    results, policy = {}, or_current(form.on_decode_error)
     for leaf in lazy:
         if id(leaf) not in results:
             results[id(leaf)] = leaf.__torch_sink_execute__(
@@ -81,11 +72,12 @@ def execute_lazy(
                 dtype=form.dtype,
                 memory_format=form.memory_format,
                 out=out_of(leaf),
-                on_decode_error=form.on_decode_error,
+                on_decode_error=policy,
             )
+    files = tuple(file for leaf in lazy for file in getattr(leaf, "broken_files", ()))
     batch_size = int(lazy[0].shape[0])
     shown = [positions for _, positions in results.values()]
-    wanted = agree_on_positions(shown, batch_size, form.on_decode_error)
+    wanted = agree_on_positions(shown, batch_size, policy)
     if wanted is not None and len(results) > 1:
         results = {key: (_rows(tensor, rows, wanted), wanted) for key, (tensor, rows) in results.items()}
     done = {id(tensor) for tensor, _ in results.values()}
@@ -93,7 +85,7 @@ def execute_lazy(
     if wanted is None:
         return batch, NO_LOSS
     batch = select_samples(batch, wanted, batch_size, lambda leaf: id(leaf) in done)
-    return batch, Loss(batch_size - len(wanted), len(wanted) - len(set(wanted)))
+    return batch, Loss(batch_size - len(wanted), len(wanted) - len(set(wanted)), files)
 
 
 def _rows(tensor: torch.Tensor, shown: list[int] | None, wanted: list[int]) -> torch.Tensor:

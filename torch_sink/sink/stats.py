@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from torch_sink.damage.cause import BrokenFile
+from torch_sink.damage.report import DecodeReport
+
 INPUT_BOUND_SHARE = 0.3  # MindInsight's rule: empty in more than 30 % of the fetches
 WAITS_KEPT = 4096  # percentiles describe the latest waits, so a slow start does not colour a long run
 LAST_SHOWN = 10
@@ -37,6 +40,7 @@ class QueueStats:
         replaced: samples replaced under `on_decode_error="replace"`.
         judged: fetches that the verdict and the consumer's percentiles are of: all but the first 10, the warm-up.
         judged_empty: those of them that found no batch ready.
+        broken_files: path of each file that could not be opened or decoded, and the reason.
         verdict: "too few batches to tell" below 20 batches; else "input-bound" if more than 30 % of the judged fetches
             found the queue empty, else "compute-bound".
     """
@@ -54,6 +58,7 @@ class QueueStats:
     replaced: int
     judged: int
     judged_empty: int
+    broken_files: tuple[BrokenFile, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -74,12 +79,13 @@ class QueueStats:
         return f"queue empty at {self.judged_empty} of {self.judged} fetches, waits p50 {p50}, p90 {p90}, p99 {p99}"
 
     def __str__(self) -> str:
+        broken = "".join(f"\n  {path}: {reason}" for path, reason in self.broken_files)
         return (
             f"{self.batches} batches, queue empty at {self.empty} and full at {self.full} fetches; "
             f"producer waited p50 {self.producer_wait_p50_seconds * 1e3:.2f} ms, "
             f"p99 {self.producer_wait_p99_seconds * 1e3:.2f} ms; "
             f"{self.bytes_held / 2**20:.1f} MiB held; {self.skipped} samples skipped, {self.replaced} replaced\n"
-            f"{self.verdict}: {self.advice} (after the warm-up: {self.evidence})"
+            f"{self.verdict}: {self.advice} (after the warm-up: {self.evidence}){broken}"
         )
 
 
@@ -91,7 +97,8 @@ class StatsRecorder:
     """
 
     def __init__(self) -> None:
-        self.batches = self.empty = self.full = self.skipped = self.replaced = 0
+        self.batches = self.empty = self.full = 0
+        self.loss = DecodeReport()
         self.judged = self.judged_empty = 0
         self.queue_sizes: deque[int] = deque(maxlen=LAST_SHOWN)
         self.latest_waits: deque[float] = deque(maxlen=LAST_SHOWN)
@@ -131,10 +138,11 @@ class StatsRecorder:
             producer_wait_p50_seconds=_percentile(producer, 0.50),
             producer_wait_p99_seconds=_percentile(producer, 0.99),
             bytes_held=bytes_held,
-            skipped=self.skipped,
-            replaced=self.replaced,
+            skipped=self.loss.skipped,
+            replaced=self.loss.replaced,
             judged=self.judged,
             judged_empty=self.judged_empty,
+            broken_files=tuple(BrokenFile(path, reason) for path, reason in self.loss.files.items()),
         )
 
 

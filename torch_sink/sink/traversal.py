@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 from typing import Any, NoReturn
 
+from torch_sink.damage.loaders import end_pass
+from torch_sink.damage.report import NO_LOSS, Loss, add_to_report
 from torch_sink.errors import SinkError
 from torch_sink.sink.items import Item
 from torch_sink.sink.on_demand import OnDemandProducer
 from torch_sink.sink.position import Position, check_sampling, read_state, write_state
 from torch_sink.sink.random_state import global_random_state
 from torch_sink.sink.source import NO_MARK, Mark, Pass, ResumePoint, Source
-from torch_sink.sink.stage import NO_LOSS
 from torch_sink.sink.stats import StatsRecorder
 from torch_sink.sink.thread_producer import ThreadProducer
 
@@ -66,6 +67,8 @@ class Traversal:
         self.is_loaded = False
         self.resume: ResumePoint | None = None
         self.loaded_state: dict[str, Any] = {}
+        self.lost = NO_LOSS
+        self.left_out = 0
         self.given_back: Item | None = None
         self.noted: tuple[int, Any, Any] | None = None
 
@@ -138,8 +141,6 @@ class Traversal:
         position.batch_in_pass -= 1
         position.batch_in_epoch -= 1
         position.batches -= 1
-        self.stats.skipped -= item.loss.skipped
-        self.stats.replaced -= item.loss.replaced
         if item.mark is not NO_MARK and self.noted is not None:
             worker, random_state, position.loader_state = self.noted
             if random_state is not None:
@@ -211,11 +212,23 @@ class Traversal:
         position.batches += 1
         if item.mark is not NO_MARK:
             self._note(item.mark)
-        if item.loss is not NO_LOSS:
-            self.stats.skipped += item.loss.skipped
-            self.stats.replaced += item.loss.replaced
+        loss = item.mark.loss + item.loss
+        if loss:
+            self._lose(loss)
+            # A batch that is given back is consumed a second time.
+            item.mark, item.loss = item.mark._replace(loss=NO_LOSS, left_out=0), NO_LOSS
+
+    def _lose(self, loss: Loss) -> None:
+        """Samples of this pass have broken files."""
+        self.stats.loss.add(loss)
+        add_to_report(loss)
+        self.lost += loss
 
     def _note(self, mark: Mark) -> None:
+        if mark.left_out_states or mark.left_out:
+            self.position.batch_in_pass += mark.left_out
+            self.left_out += mark.left_out
+            self.position.worker_states.update(mark.left_out_states)
         self.noted = mark.worker, self.position.worker_states.get(mark.worker), self.position.loader_state
         if mark.worker >= 0:
             self.position.worker_states[mark.worker] = mark.random_state
@@ -251,6 +264,8 @@ class Traversal:
         number = self.passes[-1].start.number + 1 if self.passes else self.position.pass_number
         self.producer.park()
         begun = self.source.begin(number, self.resume)
+        begun.losses = self.source.guard.losses
+        begun.losses.take()  # of batches that were made again and dropped
         self.passes.append(begun)
         if len(self.passes) == 1:
             self.position.start = begun.start
@@ -286,8 +301,14 @@ class Traversal:
         self.may_begin_ahead = True
         finished = self.passes.pop(0)
         finished.stop()
-        if self.position.batch_in_pass == 0:
+        self._lose(item.mark.loss)
+        lost, self.lost, left_out, self.left_out = self.lost, NO_LOSS, self.left_out, 0
+        is_empty = self.position.batch_in_pass == left_out
+        if is_empty:
             self._drop_passes()
+            self.position.batch_in_pass = 0
+        end_pass(lost, is_empty)
+        if is_empty:
             raise ValueError(
                 f"{type(self.source.loader).__name__} gave no batch in pass {finished.start.number}. "
                 + self.source.describe_empty()
@@ -298,6 +319,7 @@ class Traversal:
 
     def _drop_passes(self) -> None:
         self.given_back = None
+        self.lost, self.left_out = NO_LOSS, 0
         self.producer.release()
         self.producer.drop()
         for begun in self.passes:

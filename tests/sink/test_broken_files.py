@@ -1,0 +1,215 @@
+"""Samples with broken files: skipped or replaced in the workers of any loader, counted, and resumed behind."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from image.broken_files import V1, Files, Stream, loaded, opened, stock_samples, without_broken, write_tree
+from image.check import assert_same_bits
+from torch import nn
+from torch.utils.data import DataLoader, default_collate
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import torch_sink
+from torch_sink import SinkLoader
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*multi-threaded, use of fork:DeprecationWarning", "ignore::UserWarning", "ignore:.*DecompressionBomb"
+)
+COUNT = 40
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Files, half of which are broken. Treat them as read-only."""
+    return write_tree(tmp_path_factory.mktemp("files"), COUNT, seed=8, good_share=0.4)
+
+
+class OwnIterator(DataLoader[Any]):
+    """A loader whose `__iter__` is a generator."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        yield from super().__iter__()
+
+
+def whole(batches: Any) -> list[Any]:
+    return [[part.clone() for part in batch] for batch in batches]
+
+
+def assert_same(made: list[Any], expected: list[Any]) -> None:
+    assert len(made) == len(expected) > 0
+    for (images, labels), (stock_images, stock_labels) in zip(made, expected, strict=True):
+        assert_same_bits(images, stock_images)
+        assert torch.equal(labels, stock_labels)
+
+
+BACKENDS: dict[str, Callable[[], Any]] = {
+    "off": contextlib.nullcontext,
+    "on": lambda: torch_sink.image_backend("device", device="cpu"),
+    "on, skips": lambda: torch_sink.image_backend("device", device="cpu", on_decode_error="skip"),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [DataLoader, OwnIterator, StatefulDataLoader])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_skipping(paths: list[Path], backend: str, kind: Any, workers: int) -> None:
+    dataset, options = Files(paths, opened, V1), {"batch_size": 3, "num_workers": workers}
+    stock = stock_samples(dataset, 1, **options)
+    broken = sum(sample is None for batch in stock for sample in batch)
+    assert any(all(sample is None for sample in batch) for batch in stock), "no batch is left out"
+    torch_sink.damage.report.clear_report()
+    with BACKENDS[backend]():
+        torch.manual_seed(1)
+        policy = "raise" if backend == "on, skips" else "skip"
+        with SinkLoader(kind(dataset, **options), device="cpu", on_decode_error=policy) as loader:
+            made = whole(loader)
+            stats = loader.stats()
+    assert_same(made, without_broken(stock))
+    assert (stats.batches, stats.skipped, stats.replaced) == (len(made), broken, 0)
+    assert len(stats.broken_files) == broken
+    assert {str(path) for path in paths} >= {path for path, _ in stats.broken_files}
+    assert all(f"{path}: {reason}" in str(stats) for path, reason in stats.broken_files)
+    report = torch_sink.decode_report()
+    assert (report.skipped, set(report.files)) == (broken, {path for path, _ in stats.broken_files})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_replacing(paths: list[Path], workers: int) -> None:
+    dataset, options = Files(paths, loaded, V1), {"batch_size": 8, "num_workers": workers}
+    stock = stock_samples(dataset, 1, **options)
+    torch.manual_seed(1)
+    with SinkLoader(DataLoader(dataset, **options), device="cpu", on_decode_error="replace") as loader:
+        made = whole(loader)
+        stats = loader.stats()
+    expected = []
+    for samples in stock:
+        good = [row for row, sample in enumerate(samples) if sample is not None]
+        rows = [next((other for other in good if other >= row), good[0]) for row in range(len(samples))]
+        expected.append(default_collate([samples[row] for row in rows]))
+    assert_same(made, expected)
+    assert stats.replaced == sum(sample is None for batch in stock for sample in batch)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("load", [loaded, opened])
+def test_streams(paths: list[Path], load: Callable[[str], Any], workers: int) -> None:
+    options = {"batch_size": None, "num_workers": workers}
+    torch.manual_seed(1)
+    expected = list(DataLoader(Stream(paths, load, V1, goes_on=True), **options))
+    with torch_sink.image_backend("device", device="cpu"):
+        torch.manual_seed(1)
+        loader = SinkLoader(DataLoader(Stream(paths, load, V1), **options), device="cpu", on_decode_error="skip")
+        made = [(image.clone(), label) for image, label in loader]
+        loader.close()
+    made, expected = (sorted(samples, key=lambda sample: sample[1]) for samples in (made, expected))
+    assert [label for _, label in made] == [label for _, label in expected]
+    for (image, _), (stock_image, _) in zip(made, expected, strict=True):
+        assert torch.equal(image, stock_image)
+
+
+@pytest.mark.parametrize(("kind", "workers"), [(DataLoader, 0), (DataLoader, 2), (StatefulDataLoader, 2)])
+def test_resuming_behind_batches_that_were_left_out(paths: list[Path], kind: Any, workers: int) -> None:
+    """From every position: what comes is what would have come, draws included."""
+
+    def make() -> SinkLoader:
+        generator = torch.Generator().manual_seed(3)
+        options = {"batch_size": 2, "num_workers": workers, "shuffle": True, "generator": generator}
+        return SinkLoader(kind(Files(paths, loaded, V1), **options), device="cpu", on_decode_error="skip")
+
+    torch.manual_seed(1)
+    states, batches, ends = [], [], []
+    with make() as loader:
+        for _ in range(2):
+            for batch in loader:
+                batches.append([part.clone() for part in batch])
+                states.append(loader.state_dict())
+            ends.append(len(batches))
+    assert 20 < len(batches) < COUNT
+    for position in range(0, len(states), 1 if workers == 0 else 9):
+        with make() as resumed:
+            resumed.load_state_dict(states[position])
+            rest = next((end for end in ends if end > position + 1), None)
+            if rest is not None:  # behind the last batch of a pass, the next one
+                assert_same(whole(resumed), batches[position + 1 : rest])
+
+
+def test_a_batch_that_is_given_back_is_counted_once(paths: list[Path]) -> None:
+    with SinkLoader(
+        DataLoader(Files(paths, loaded, V1), batch_size=10), device="cpu", on_decode_error="skip"
+    ) as loader:
+        iterator = iter(loader)
+        _, labels = next(iterator)
+        skipped = loader.stats().skipped
+        assert skipped == 10 - len(labels) > 0
+        loader._traversal.give_back()
+        assert torch.equal(next(iterator)[1], labels)
+        assert loader.stats().skipped == skipped
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_pass_without_one_good_sample_is_an_error(tmp_path: Path, workers: int) -> None:
+    dataset = Files([tmp_path / f"{number}.jpg" for number in range(5)], loaded, V1)
+    with SinkLoader(DataLoader(dataset, 2, num_workers=workers), device="cpu", on_decode_error="skip") as loader:
+        for _ in range(2):
+            with pytest.raises(torch_sink.DecodeError, match=r"0\.jpg.*not one sample of this pass could be made"):
+                list(loader)
+
+
+def test_the_losses_of_each_pass_are_told_at_its_end(paths: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+    with SinkLoader(DataLoader(Files(paths, loaded, V1), 8), device="cpu", on_decode_error="skip") as loader:
+        for _ in range(2):
+            list(loader)
+    messages = [record.message.splitlines()[0] for record in caplog.records if record.levelno == logging.WARNING]
+    assert (
+        messages
+        == [f"{loader.stats().skipped // 2} samples skipped, 0 replaced; {loader.stats().skipped // 2} broken files"]
+        * 2
+    )
+
+
+def test_without_a_policy_the_error_is_raised_and_the_user_s_loader_is_untouched(paths: list[Path]) -> None:
+    plain = OwnIterator(Files(paths, loaded, V1), batch_size=4, num_workers=1, worker_init_fn=print)
+    with SinkLoader(plain, device="cpu", on_decode_error="skip") as loader:
+        assert len(whole(loader)) > 2
+    assert plain.worker_init_fn is print
+    assert type(plain)._get_iterator is DataLoader._get_iterator
+    with (
+        SinkLoader(DataLoader(Files(paths, loaded, V1), batch_size=4), device="cpu") as loader,
+        pytest.raises(OSError, match="image file is truncated"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("sink_size", [-1, 3])
+def test_training_steps_on_what_is_left(paths: list[Path], sink_size: int) -> None:
+    """As many steps as there are batches left, on the plain loop's batches."""
+    dataset = Files(paths, loaded, V1)
+    batches = without_broken(stock_samples(dataset, 1, batch_size=2))
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 12 * 12, COUNT))
+
+    stock = model()
+    optimizer = torch.optim.SGD(stock.parameters(), 0.01)
+    for images, labels in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(stock(images), labels).backward()
+        optimizer.step()
+    ours = model()
+    loop = torch_sink.StepLoop(
+        ours, nn.functional.cross_entropy, torch.optim.SGD(ours.parameters(), 0.01), mode="eager", sink_size=2
+    )
+    torch.manual_seed(1)
+    with SinkLoader(DataLoader(dataset, 2), device="cpu", on_decode_error="skip") as loader:
+        history = loop.run(loader)
+    assert len(history.losses) == len(batches) < len(dataset) / 2
+    if sink_size == -1:
+        assert all(torch.equal(one, other) for one, other in zip(ours.parameters(), stock.parameters(), strict=True))
