@@ -23,6 +23,7 @@ from .memory import Allocator
 from .random_numbers import Generator, run_with
 from .streams import CUDA, FakeEvent, FakeStream, Queues
 
+SEGMENT = 2 << 20  # bytes that the allocator asks for at a time
 SYNC_MODES = {0: 0, 1: 1, 2: 2, "default": 0, "warn": 1, "error": 2}
 
 
@@ -194,6 +195,7 @@ class FakeCuda:
         patch.setattr(FakeGraph, "cuda", self, raising=False)
         for name, value in self._names().items():
             patch.setattr(torch.cuda, name, value)
+        patch.setattr(torch.accelerator, "is_available", lambda: True)
         patch.setattr(torch._C, "_host_emptyCache", lambda: None)
         patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda _, pool: self.allocator.end_allocate_to_pool(pool))
         patch.setattr(torch._C, "_cuda_releasePool", lambda _, pool: self.allocator.release_pool(pool))
@@ -242,7 +244,8 @@ class FakeCuda:
             "stream": partial(OnStream, self),
             "synchronize": self.synchronize,
             "empty_cache": self.allocator.empty_cache,
-            "memory_allocated": lambda device=None: self.allocator.bytes_live(),
+            "memory_allocated": lambda device=None: self.allocator.live,
+            "memory_reserved": lambda device=None: -(-self.allocator.peak // SEGMENT) * SEGMENT,
             "graph_pool_handle": self.new_pool_handle,
             "is_current_stream_capturing": lambda: self.current_stream().capture is not None,
             "get_sync_debug_mode": lambda: self._sync_mode,

@@ -60,6 +60,7 @@ class Allocator:
     """Blocks by address, pools by handle.
 
     Attributes:
+        live, peak: bytes of all blocks that tensors refer to, now and at most.
         captures_underway: pools into which a capture allocates, as the allocator believes.
     """
 
@@ -69,6 +70,7 @@ class Allocator:
         self._pools: dict[Any, Pool] = {}
         self.captures_underway: list[Any] = []
         self._cached: list[Block] = []
+        self.live = self.peak = 0
 
     def tensor(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """An uninitialized tensor, from the pool of the capture that the current stream takes part in."""
@@ -81,6 +83,8 @@ class Allocator:
             if pool is None:
                 self._reuse(stream)
             self._blocks[block.address] = block
+            self.live += block.size
+            self.peak = max(self.peak, self.live)
             if capture is not None and pool is not None:
                 pool.live += 1
                 capture.graph.blocks.append(block)
@@ -107,14 +111,11 @@ class Allocator:
         alias = torch.empty(0, dtype=tensor.dtype)
         return alias.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
-    def bytes_live(self) -> int:
-        """Bytes of all blocks that tensors refer to."""
-        return sum(block.size for block in self._blocks.values())
-
     def _free(self, block: Block) -> None:
         """Give memory back. A block of a graph's pool stays the graph's: its next replay writes there."""
         with self._cuda.queues.lock:
             del self._blocks[block.address]
+            self.live -= block.size
             block.is_freed = True
             if block.pool is None:
                 self._cached.append(block)

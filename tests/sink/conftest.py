@@ -9,11 +9,19 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from fake_cuda import fake_cuda, rehearse
 
 from torch_sink.sink import loader as loader_module
 from torch_sink.sink.ring import DeviceRing
 
 from .simulated_device import ImmediateOps
+
+__all__ = ["fake_cuda", "rehearse"]
+
+
+@pytest.fixture(autouse=True)
+def rehearsed(rehearse: None) -> None:
+    """CUDA tests run everywhere, on what there is."""
 
 
 @pytest.fixture(autouse=True)

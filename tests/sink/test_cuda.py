@@ -1,4 +1,7 @@
-"""The ring on a real device: right values under load, fixed memory, static addresses, capture beside the producer."""
+"""The ring on a CUDA device: right values under load, fixed memory, static addresses, capture beside the producer.
+
+Where there is no device, a fake one takes its place, so that these tests themselves are tested.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ from torch_sink.sink import SinkLoader
 
 from .lazy_leaf import LazyNumbers
 
-pytestmark = pytest.mark.cuda
+pytestmark = pytest.mark.cuda(rehearsed=True)
+# What keeps a device busy: the matrices, batches beside them, rows of large batches, multiplications.
+SIDE, BATCHES, ROW, LOAD = (2048, 100, 50_000, 20) if torch.cuda.is_available() else (4, 12, 50, 2)
 
 
 class Filled(Dataset):
@@ -31,15 +36,15 @@ class Filled(Dataset):
 
 def busy(matrix: torch.Tensor) -> None:
     """Keeps the current stream busy, so that the host runs far ahead of it."""
-    for _ in range(20):
+    for _ in range(LOAD):
         matrix.copy_((matrix @ matrix).clamp_(-1, 1))
 
 
 @pytest.mark.parametrize("pin_memory", [False, True])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_step_reads_its_own_batch_under_load(num_workers: int, pin_memory: bool) -> None:
-    source = DataLoader(Filled(800), batch_size=8, num_workers=num_workers, pin_memory=pin_memory)
-    matrix = torch.rand(2048, 2048, device="cuda")
+    source = DataLoader(Filled(8 * BATCHES), batch_size=8, num_workers=num_workers, pin_memory=pin_memory)
+    matrix = torch.rand(SIDE, SIDE, device="cuda")
     seen = []
     with SinkLoader(source) as loader:
         for image, label in loader:
@@ -70,7 +75,7 @@ def test_the_training_thread_does_not_wait_for_the_device() -> None:
 
 def test_memory_is_constant_over_many_batches() -> None:
     source = DataLoader(Filled(200, side=16), batch_size=4, num_workers=2, persistent_workers=True)
-    with SinkLoader(source, sink_size=2000, dtype=torch.bfloat16, memory_format=torch.channels_last) as loader:
+    with SinkLoader(source, sink_size=20 * BATCHES, dtype=torch.bfloat16, memory_format=torch.channels_last) as loader:
         reserved = set()
         for step, (image, _) in enumerate(loader):
             image.add_(1)
@@ -111,8 +116,8 @@ def test_lazy_batches_are_executed_into_the_slot() -> None:
 
 
 def test_odd_shapes_are_right_and_their_memory_is_reused() -> None:
-    batches = [torch.full((2 + step % 3, 1 + step % 2, 50_000), float(step)) for step in range(60)]
-    matrix = torch.rand(1024, 1024, device="cuda")
+    batches = [torch.full((2 + step % 3, 1 + step % 2, ROW), float(step)) for step in range(60)]
+    matrix = torch.rand(SIDE, SIDE, device="cuda")
     with SinkLoader(batches, sink_size=240) as loader:
         results, reserved = [], []
         for step, batch in enumerate(loader):
@@ -169,7 +174,7 @@ def test_device_tensors_of_the_source_are_copied_in_order() -> None:
                 yield torch.full((1000,), float(step), device="cuda")
 
     with torch.cuda.stream(torch.cuda.Stream()), SinkLoader(OnDevice()) as loader:
-        matrix = torch.rand(2048, 2048, device="cuda")
+        matrix = torch.rand(SIDE, SIDE, device="cuda")
         seen = [(batch.amin(), batch.amax()) for batch in loader]
         torch.cuda.synchronize()
     assert [(int(low), int(high)) for low, high in seen] == [(step, step) for step in range(40)]

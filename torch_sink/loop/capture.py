@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import graph as autograd_graph
 
+from torch_sink.capture_lock import capture_lock
 from torch_sink.loop.trial import stale_streams_noted, waits_noted
 
 _streams: dict[int, torch.cuda.Stream] = {}
@@ -93,6 +94,7 @@ class CudaCapture:
             # thread_local: the pin thread of some DataLoader may query events meanwhile, and cannot be parked from
             # here.
             with (
+                capture_lock,
                 _no_collection(),
                 _stale_streams_overridden(),
                 torch.cuda.graph(  # host sync

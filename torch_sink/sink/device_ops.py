@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+from torch_sink.capture_lock import capture_lock
+
 
 class Event(Protocol):
     """A point in a stream's work."""
@@ -118,6 +120,7 @@ class CudaOps:
         return torch.cuda.default_stream(self.device)
 
     def finish(self) -> None:
-        """Before memory is given back; not inside a graph capture, which a wait would destroy."""
-        if not torch.cuda.is_current_stream_capturing():
-            torch.cuda.synchronize(self.device)  # host sync
+        """Before memory is given back; not inside a graph capture, and not beside one of another thread."""
+        with capture_lock:
+            if not torch.cuda.is_current_stream_capturing():
+                torch.cuda.synchronize(self.device)  # host sync

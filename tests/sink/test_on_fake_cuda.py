@@ -1,0 +1,34 @@
+"""The ring as it is on CUDA, on a device that is none: each wait is needed, and what else a capture asks of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fake_cuda import FakeCuda
+
+from torch_sink.sink import SinkLoader
+from torch_sink.sink.ring_protocol import SlotProtocol
+
+SEEDS = range(6)
+
+
+def is_right(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a slow consumer sees every batch as it is."""
+    cuda = FakeCuda(seed=seed)
+    with monkeypatch.context() as patch:
+        cuda.install(patch)
+        batches = [torch.full((8,), float(step)) for step in range(12)]
+        with SinkLoader(batches, slots=2) as loader:
+            seen = [batch * 1 for batch in loader]
+        values = [value.tolist() for value in seen]
+        cuda.remove()
+    return values == [batch.tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("wait", [None, "begin_staging", "begin_filling", "begin_use"])
+def test_each_wait_of_the_ring_is_needed(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, wait: Any) -> None:
+    if wait is not None:
+        monkeypatch.setattr(SlotProtocol, wait, lambda protocol, slot: None)
+    assert all([is_right(seed, monkeypatch) for seed in SEEDS]) == (wait is None)
