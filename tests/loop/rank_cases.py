@@ -1,4 +1,8 @@
-"""What test_ranks.py runs: `python rank_cases.py DIRECTORY` forks two, then three ranks, which run every case here."""
+"""What test_ranks.py runs: `python -m tests.loop.rank_cases DIRECTORY [CASE ...]`.
+
+Two ranks, then three, are forked from one process that has imported everything, and run the cases, by default those
+marked with `case`.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,7 @@ from torch_sink.loop import (
     ReduceLROnPlateau,
     StepLoop,
 )
+from torch_sink.loop.metrics import Loss, TopK
 
 EPOCHS = 6
 CASES: dict[str, Callable[..., Any]] = {}
@@ -96,8 +101,6 @@ class Recall:
 
 
 def all_metrics() -> dict[str, Any]:
-    from torch_sink.loop.metrics import Loss, TopK
-
     return {"accuracy": TopK(1), "top5": TopK(2), "loss": Loss(), "correct": Correct(), "recall": Recall()}
 
 
@@ -275,20 +278,40 @@ def checkpoints_by_the_clock(directory: Path) -> Any:
     return {**outcome(model, history), "saved": sorted(path.name for path in directory.glob("clock-*"))}
 
 
+def metrics_of_torchmetrics(directory: Path) -> Any:
+    """They reduce themselves, each in its own way."""
+    from torchmetrics import MetricCollection
+    from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
+
+    def metrics() -> dict[str, Any]:
+        several = MetricCollection([MulticlassF1Score(5), MulticlassAccuracy(5, average="micro")])
+        return {"area": MulticlassAUROC(5), "several": several, "accuracy": TopK(1)}
+
+    network = nn.parallel.DistributedDataParallel(make_model())
+    results = Model(network, functional.cross_entropy, metrics=metrics()).eval(valid_batches())
+    distributed.barrier()
+    distributed.destroy_process_group()
+    alone = Model(make_model(), functional.cross_entropy, metrics=metrics())
+    size = int(directory.name.rpartition("-")[2])
+    return results, alone.eval([batch for shard in all_valid_batches()[:size] for batch in shard])
+
+
 def run_rank(number: int, size: int, directory: Path) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo", f"file://{directory}/store-{size}", timedelta(seconds=60), world_size=size, rank=number
     )
     results = {}
-    for name, function in CASES.items():
+    for name in sys.argv[2:] or CASES:
+        function = globals()[name]
         folder = directory / f"{name}-{size}"
         folder.mkdir(exist_ok=True)
         results[name] = function(folder)
-    results["alone"] = evaluated_alone(size)
+    results["alone"] = {} if sys.argv[2:] else evaluated_alone(size)
     (directory / f"{size}-{number}.json").write_text(json.dumps(results))
-    distributed.barrier()
-    distributed.destroy_process_group()
+    if distributed.is_initialized():
+        distributed.barrier()
+        distributed.destroy_process_group()
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torchvision.ops import stochastic_depth
 
-from torch_sink.loop import JitConfig, StepLoop, build, data_sink, eager_random, jit
+from torch_sink.loop import JitConfig, Model, StepLoop, build, data_sink, eager_random, jit
 from torch_sink.loop.jit import jit_with
 
 from .reference import make_batches, make_model, plain_loop
@@ -235,3 +235,22 @@ def test_level_o0_does_not_compile() -> None:
     loop = make_loop(mode="compile", jit_config=JitConfig(jit_level="O0"))
     loop.run(make_batches(1))
     assert "mode: eager" in loop.explain()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("amp_level", ["O0", "O2"])
+def test_build_compiles_training_and_evaluation_ahead(amp_level: str) -> None:
+    torch._dynamo.utils.counters.clear()
+    graphs = torch._dynamo.utils.counters["stats"]
+    network, train, valid = make_model(), make_batches(3), make_batches(3, seed=40)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
+    model = Model(network, functional.cross_entropy, optimizer, {"accuracy"}, mode="compile", amp_level=amp_level)
+    model.build(train, valid)
+    assert graphs["unique_graphs"] == 2
+    history = model.fit(2, train, valid)
+    assert graphs["unique_graphs"] == 2, "nothing is compiled in the run"
+    assert "mode: compile" in model.loop.explain()
+    plain = Model(network, functional.cross_entropy, optimizer, {"accuracy"}, amp_level=amp_level).eval(valid)
+    assert history.evaluations[-1][1] == pytest.approx(plain, rel=1e-6 if amp_level == "O0" else 1e-3)
+    outputs = model.predict(valid[0][0])
+    torch.testing.assert_close(outputs, network.eval()(valid[0][0]).detach(), rtol=0.05, atol=0.05)

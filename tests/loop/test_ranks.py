@@ -14,12 +14,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+Outcomes = dict[int, list[dict[str, Any]]]
+
+
+def run(directory: Path, *cases: str) -> Outcomes:
     """By the number of ranks, what each of them returned: name of the case -> result."""
-    directory = tmp_path_factory.mktemp("ranks")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    command = [sys.executable, "-m", "tests.loop.rank_cases", str(directory)]
+    command = [sys.executable, "-m", "tests.loop.rank_cases", str(directory), *cases]
     finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr[-6000:]
     return {
@@ -27,8 +28,13 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[st
     }
 
 
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return run(tmp_path_factory.mktemp("ranks"))
+
+
 @pytest.fixture(params=[2, 3])
-def ranks(request: pytest.FixtureRequest, outcomes: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def ranks(request: pytest.FixtureRequest, outcomes: Outcomes) -> list[dict[str, Any]]:
     return outcomes[request.param]
 
 
@@ -105,3 +111,14 @@ def test_a_request_to_leave_saves_on_all_ranks(first: dict[str, Any]) -> None:
 
 def test_checkpoints_by_the_clock_are_written_together(first: dict[str, Any]) -> None:
     assert first["checkpoints_by_the_clock"]["saved"] == ["clock-00000003", "clock-00000006", "clock-00000009"]
+
+
+@pytest.mark.slow
+def test_metrics_of_torchmetrics_reduce_themselves(tmp_path: Path) -> None:
+    pytest.importorskip("torchmetrics")
+    for ranks in run(tmp_path, "metrics_of_torchmetrics").values():
+        for rank in ranks:
+            results, alone = rank["metrics_of_torchmetrics"]
+            several, expected = results.pop("several"), alone.pop("several")
+            assert results == pytest.approx(alone, rel=1e-6)
+            assert several == pytest.approx(expected, rel=1e-6)

@@ -48,6 +48,9 @@ class Evaluator:
         self._named: dict[str, Loss] = {}
         self._recorded = [m for m in metrics.values() if isinstance(m, MeanMetric) and not isinstance(m, Loss)]
         self._others = [m for m in metrics.values() if not isinstance(m, MeanMetric)]
+        for metric in self._others:
+            if isinstance(metric, nn.Module):
+                metric.to(device)  # torchmetrics: the states go where the outputs are
         self._runner = inference.runner(self._step)
 
     def run(
