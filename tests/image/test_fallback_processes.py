@@ -22,7 +22,7 @@ from image.cases import encoded, opener
 from torch_sink import fallback_report
 from torch_sink.image import fallback, state
 
-TASKS = 24
+TASKS = 10
 
 # From Python 3.12 on, a fork warns when the process has threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
@@ -39,7 +39,7 @@ def reported() -> int:
 
 
 def map_in_pool(tasks: range) -> list[int]:
-    with multiprocessing.get_context("fork").Pool(4) as pool:
+    with multiprocessing.get_context("fork").Pool(3) as pool:
         return pool.map(darkness, tasks, chunksize=1)
 
 
@@ -53,17 +53,17 @@ def unordered_in_pool(tasks: range) -> list[int]:
 
 
 def one_child_a_task(tasks: range) -> list[int]:
-    with multiprocessing.get_context("fork").Pool(4, maxtasksperchild=1) as pool:
+    with multiprocessing.get_context("fork").Pool(3, maxtasksperchild=1) as pool:
         return pool.map(darkness, tasks, chunksize=1)
 
 
 def executor(tasks: range) -> list[int]:
-    with ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("fork")) as pool:
+    with ProcessPoolExecutor(3, mp_context=multiprocessing.get_context("fork")) as pool:
         return list(pool.map(darkness, tasks))
 
 
 def joblib_processes(tasks: range) -> list[int]:
-    return joblib.Parallel(n_jobs=4, backend="multiprocessing")(joblib.delayed(darkness)(task) for task in tasks)
+    return joblib.Parallel(n_jobs=3, backend="multiprocessing")(joblib.delayed(darkness)(task) for task in tasks)
 
 
 def children_of_children(tasks: range) -> list[int]:
@@ -111,8 +111,9 @@ def test_every_child_is_counted_once(run: Callable[[range], list[int]]) -> None:
 def test_many_pools_one_after_the_other() -> None:
     with torch_sink.image_backend("device", device="cpu"):
         for pools in range(1, 26):
-            map_in_pool(range(8))
-            assert reported() == 8 * pools
+            with multiprocessing.get_context("fork").Pool(2) as pool:
+                pool.map(darkness, range(4), chunksize=1)
+            assert reported() == 4 * pools
 
 
 def test_a_child_counts_for_itself() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import io
 import os
@@ -13,6 +14,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from torch_sink.damage.cause import broken_file
 from torch_sink.damage.stream import note_placeholder, opening
+from torch_sink.image import state
 from torch_sink.image.fallback import executing, is_executing, report_fallback
 from torch_sink.image.lazy_image import LazyImage, handle_of_file, lazy_image
 from torch_sink.image.pixel_access import PixelAccess, asked_by_user
@@ -54,6 +56,13 @@ class LazyJpegImageFile(JpegImageFile):
         if self._im is None and self.tile:
             report_fallback("pixels of a Pillow image", "read by other code", inner_module="PIL")
         return super().load()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As Pillow's own file, whose pixels travel."""
+        if state.sends_pixels():
+            with executing():
+                self._load()
+        return copyreg._reconstructor, (JpegImageFile, object, None), self.__getstate__()  # type: ignore[attr-defined]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "__class__":  # a cast to a class that knows nothing of pixels that do not exist

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copyreg
 import operator
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 from PIL import Image, ImageFilter
 
+from torch_sink.image import state
 from torch_sink.image.fallback import executing, is_executing, report_fallback
 from torch_sink.image.lower.geometry import transform_fits
 from torch_sink.image.ops import Op, replay
@@ -127,11 +129,12 @@ class LazyImage(Image.Image, metaclass=_StockType):
         self.__dict__["info"] = value
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if self.is_recording:
+        if self.is_recording and not state.sends_pixels():
             fields = self.__dict__
             info = {"info": fields["info"]} if "info" in fields else None
             return LazyImage, (self.sink_source, self.sink_ops, self._size, self._mode), info
-        return _restore_image, (self.__getstate__(),)
+        with executing():
+            return copyreg._reconstructor, (Image.Image, object, None), self.__getstate__()  # type: ignore[attr-defined]
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # type: ignore[override]
         self.__dict__.update(state)
@@ -278,12 +281,6 @@ def _sides(size: Any) -> tuple[int, int] | None:
     except (TypeError, ValueError):
         return None
     return (width, height) if width > 0 and height > 0 else None
-
-
-def _restore_image(state: list[Any]) -> Image.Image:
-    image = Image.Image()
-    image.__setstate__(state)
-    return image
 
 
 def is_recording_image(image: Any) -> TypeGuard[LazyImage]:

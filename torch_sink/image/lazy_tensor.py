@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map
 from torchvision import tv_tensors
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
+from torch_sink.image import state
 from torch_sink.image.fallback import executing, report_fallback
 from torch_sink.image.ops import Op, replay
 from torch_sink.image.shared_memory import share_memory
@@ -163,7 +164,7 @@ class _Handle:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Protocol 2 is that of torch.save: what it writes has to be readable without this package.
-        if protocol == 2 or not self.is_recording:
+        if protocol == 2 or not self.is_recording or state.sends_pixels():
             return self.materialise().__reduce_ex__(protocol)
         return type(self), (self.sink_source, self.sink_ops, tuple(self.sink_shape), self.sink_dtype)
 

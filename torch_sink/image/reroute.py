@@ -37,6 +37,7 @@ from torch_sink.image.collate import collate_handles
 from torch_sink.image.fallback import ledger
 from torch_sink.image.lazy_file import jpeg_factory, opener, pil_loader
 from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage, run_on_real
+from torch_sink.image.leaving import with_real_batches
 from torch_sink.image.ops import Op
 from torch_sink.image.record import augmix as record_augmix
 from torch_sink.image.record import conversion as record_conversion
@@ -289,7 +290,10 @@ class WorkerLoop:
         # A worker never asks for a device; where its parent has not yet either, it makes the pixels itself.
         install(settings if settings.device else settings._replace(device="cpu"))
         ledger.open(settings.fallback_folder, settings.strict)
-        return _stock_loop(self.module)(*args, **kwargs)
+        loop = _stock_loop(self.module)
+        if state.active is not None and state.active.executes_at_once:
+            args, kwargs = with_real_batches(loop, args, kwargs)
+        return loop(*args, **kwargs)
 
 
 def _settings_of_thread(settings: State | None) -> State:

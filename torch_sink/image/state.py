@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import NamedTuple
 
 import torch
@@ -69,6 +70,12 @@ def available_device(device: torch.device | str, others: str = "") -> str:
     if chosen.index is not None and chosen.index >= count:
         raise RuntimeError(f"device {str(chosen)!r} is not available: this machine has {count} of them")
     return str(chosen)
+
+
+def sends_pixels() -> bool:
+    """True in a child process on a machine without a device: what it sends elsewhere has its pixels made before."""
+    is_child = multiprocessing.parent_process() is not None
+    return is_child and (active is None or active.executes_at_once)
 
 
 def set_active(state: State | None) -> None:

@@ -50,11 +50,7 @@ VALUE_OPS = frozenset(
 _CONVERSIONS = frozenset(("to_tensor", "v1.convert_image_dtype", "v2.to_dtype"))
 
 # Calls on floats whose result depends on one value alone, besides `VALUE_OPS`.
-_POINT_OPS = frozenset(
-    f"{family}.{name}"
-    for family in ("v1", "v2")
-    for name in ("adjust_brightness", "invert")
-)
+_POINT_OPS = frozenset(f"{family}.{name}" for family in ("v1", "v2") for name in ("adjust_brightness", "invert"))
 
 # Calls on floats that only move values, or write given ones.
 _MOVING_OPS = frozenset(

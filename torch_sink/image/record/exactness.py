@@ -65,9 +65,7 @@ def is_scaled_bytes(handle: Any) -> bool:
 
 def may_overshoot(handle: Any) -> bool:
     """True where values may leave [0, 1] by what a bicubic filter adds."""
-    return any(
-        _short_name(op) == "float_resize" and op.args[1].value == "bicubic" for op in _since_clamp(handle)
-    )
+    return any(_short_name(op) == "float_resize" and op.args[1].value == "bicubic" for op in _since_clamp(handle))
 
 
 def is_normalized(handle: Any) -> bool:

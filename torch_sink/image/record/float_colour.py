@@ -16,6 +16,7 @@ from torch_sink.image.record.exactness import is_normalized, may_overshoot
 
 Recorder = Callable[..., Any]
 
+
 def _brightness(family: str, handle: Any, brightness_factor: Any) -> Any:
     if not is_number(brightness_factor) or brightness_factor < 0:
         return NotImplemented

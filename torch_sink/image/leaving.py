@@ -1,0 +1,79 @@
+"""What leaves a data worker on a machine without a device: ordinary tensors and images, whatever `collate_fn` does."""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_sink.image.fallback import executing
+from torch_sink.image.lazy_file import LazyJpegImageFile
+from torch_sink.image.lazy_image import LazyImage
+from torch_sink.image.lazy_tensor import HANDLES
+
+_IMAGES = (LazyImage, LazyJpegImageFile)
+_LEAVES = (torch.Tensor, np.ndarray, str, bytes, int, float, complex, type(None), type)
+# How deep handles are looked for inside objects that are no containers: a batch object, and what it consists of.
+_DEPTH = 2
+
+
+class RealBatches:
+    """A worker's `collate_fn`: makes the pixels of what it returns here, where the worker runs beside others.
+
+    Otherwise the training process would make them, one image after the other, when it uses the batch.
+
+    Args:
+        collate: the user's function.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self.collate = collate
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "collate":
+            raise AttributeError(name)  # while it is being unpickled
+        return getattr(self.collate, name)
+
+    def __call__(self, samples: Any) -> Any:
+        batch = self.collate(samples)
+        with executing():
+            for handle in _handles_in(batch):
+                handle.load() if type(handle) in _IMAGES else handle.materialise()
+        return batch
+
+
+def with_real_batches(
+    loop: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a worker's loop with its `collate_fn` wrapped."""
+    bound = inspect.signature(loop).bind(*args, **kwargs)
+    bound.arguments["collate_fn"] = RealBatches(bound.arguments["collate_fn"])
+    return bound.args, bound.kwargs
+
+
+def _handles_in(batch: Any) -> Iterator[Any]:
+    """The handles in nested containers and objects, each of them once."""
+    todo, seen = [(batch, _DEPTH)], set()
+    while todo:
+        value, depth = todo.pop()
+        if id(value) in seen:
+            continue
+        if type(value) in HANDLES or type(value) in _IMAGES:
+            seen.add(id(value))
+            yield value
+        elif not isinstance(value, _LEAVES):
+            seen.add(id(value))
+            todo += _parts(value, depth)
+
+
+def _parts(value: Any, depth: int) -> list[tuple[Any, int]]:
+    if isinstance(value, Mapping):
+        return [(part, depth) for part in value.values()]
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return [(part, depth) for part in value]
+    fields = getattr(value, "__dict__", None)
+    return [(part, depth - 1) for part in fields.values()] if depth and type(fields) is dict else []
