@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernels.compiled.target import target_only
+from kernels.compiled.target import Launched, target_only
 
 from torch_sink.cli import doctor, probe
 
@@ -37,9 +37,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPat
 def test_a_kernel_is_launched(machine: pytest.MonkeyPatch) -> None:
     on_device: list[Any] = []
 
-    def run(source: Any, metadata: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
-        arguments[0][0] = not on_device  # a device that is right the first time only
-        on_device.append((metadata.name, grid))
+    def run(launched: Launched) -> None:
+        launched.arguments[0][0] = not on_device  # a device that is right the first time only
+        on_device.append((launched.kernel, launched.grid))
 
     launch = probe.launch
     machine.setattr(probe, "launch", lambda device: launch(torch.device("cpu")))
