@@ -208,3 +208,26 @@ def test_a_checkpoint_after_such_a_failure_lies_before_the_batch(tmp_path: Path)
     with numbered_loader(1) as loader:
         assert loop.resume(tmp_path, loader) == 9
         assert torch.equal(loop.run(loader, epochs=2).losses, expected[9:])
+
+
+def test_a_callback_that_fails_at_an_epochs_end_takes_no_batch_of_the_next_with_it(tmp_path: Path) -> None:
+    """The end of an epoch of unknown length is seen by the first batch of the next, when a run resumes there."""
+
+    def source() -> Iterator[Any]:
+        yield from numbered_batches()
+
+    loop = make_loop()
+    with SinkLoader(source) as loader:
+        loop.run(loader, epochs=2, max_steps=4)
+        loop.save(tmp_path, loader)
+    loop = make_loop()
+    with SinkLoader(source) as loader:
+        loop.resume(tmp_path, loader)
+        with pytest.raises(ZeroDivisionError):
+            loop.run(loader, epochs=2, callbacks=[LambdaCallback(on_train_epoch_end=lambda context: 1 / 0)])
+        assert loader.batch_in_epoch == 0
+        assert [float(values.sum()) for values, _ in loader.rest()] == [0.0, 6.0, 12.0, 18.0]
+
+
+def numbered_batches() -> list[Any]:
+    return [(torch.full((2, 3), float(number)), torch.zeros(2, dtype=torch.long)) for number in range(4)]

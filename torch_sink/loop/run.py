@@ -79,6 +79,7 @@ class TrainingRun:
                 self._arguments.callbacks_agree = all_have(self._loop.ranks, names, self._loop.device)
             self._event("on_train_begin")
             stack.callback(setattr, self._loader, "is_last_epoch", False)
+            stack.callback(self._return_unused)
             while not self._finished():
                 self._loader.is_last_epoch = self._loop.progress.epochs + 1 >= self._epochs
                 self._epoch(engine)
@@ -133,6 +134,11 @@ class TrainingRun:
             self._opened = iterator, batch
             return iterator, _NEXT_EPOCH
         return iterator, batch
+
+    def _return_unused(self) -> None:
+        """A batch that was kept for an epoch which does not come, because a callback failed, goes back."""
+        if self._opened is not None:
+            self._loader.give_back()
 
     def _sink(self, engine: Engine, iterator: Iterator[Any], batch: Any) -> None:
         loop, progress = self._loop, self._loop.progress
