@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from image.worker_data import train_transform
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, DistributedSampler, Subset
 from torchvision.datasets import ImageFolder
 
 import torch_sink
@@ -19,6 +20,33 @@ REASON = "the extra third-party is not installed"
 CLASSES, SIZE = 4, 20
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_accelerate_is_given_a_data_loader_not_a_sink_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`prepare` returns a SinkLoader unsharded, so it says what to wrap; a sharded loader, or one process, is fine."""
+    accelerate = pytest.importorskip("accelerate", reason=REASON)
+    accelerator = accelerate.Accelerator(cpu=True)
+    source = DataLoader(range(8), batch_size=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(accelerator.prepare(torch_sink.SinkLoader(source)))
+    monkeypatch.setitem(accelerate.PartialState._shared_state, "num_processes", 2)
+    prepared = accelerator.prepare(torch_sink.SinkLoader(source))
+    with pytest.warns(
+        UserWarning, match=r"2 processes reads all samples.*SinkLoader\(accelerator\.prepare\(loader\)\)"
+    ):
+        list(prepared)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(prepared)
+        sampler = DistributedSampler(range(8), num_replicas=2, rank=0)  # type: ignore[arg-type, var-annotated]
+        list(torch_sink.SinkLoader(DataLoader(range(8), sampler=sampler)))
+    shard = accelerate.data_loader.prepare_data_loader(source, num_processes=2, process_index=1, put_on_device=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sharded = torch_sink.SinkLoader(shard)
+        monkeypatch.setattr(shard, "rng_types", None)
+        assert [batch.tolist() for batch in sharded] == [[2, 3], [6, 7]]
 
 
 def photographs(folder: Path) -> Subset[Any]:

@@ -15,6 +15,7 @@ from torch_sink.sink.lifetime import Life, close_parts, register
 from torch_sink.sink.on_demand import OnDemandProducer
 from torch_sink.sink.options import SinkOptions, open_source, resolve_device
 from torch_sink.sink.rehearsal import rehearsing
+from torch_sink.sink.sharding import warn_if_unsharded
 from torch_sink.sink.slots import make_slots
 from torch_sink.sink.stats import QueueStats, StatsRecorder
 from torch_sink.sink.thread_producer import ThreadProducer
@@ -96,6 +97,7 @@ class SinkLoader:
         else:
             self._producer = OnDemandProducer(self._slots, self._stats)
         self._traversal = Traversal(self._source, self._producer, self._stats, sink_size, self._options.timeout_seconds)
+        self._is_checked = False
         self._life = Life()
         self._close = weakref.finalize(self, close_parts, self._producer, self._source, self._slots, self._life)
         register(self._close)
@@ -169,13 +171,18 @@ class SinkLoader:
         return getattr(self._source.loader, name)
 
     def __iter__(self) -> Iterator[Any]:
-        self._check_usable()
-        return _Batches(self, self._traversal.begin_epoch(goes_on=self.sink_size != -1))
+        return self._begin(goes_on=self.sink_size != -1)
 
     def rest(self) -> Iterator[Any]:
         """Iterates over the rest of an unfinished epoch (after `break` or an error), or else over a new one."""
+        return self._begin(goes_on=True)
+
+    def _begin(self, *, goes_on: bool) -> Iterator[Any]:
         self._check_usable()
-        return _Batches(self, self._traversal.begin_epoch(goes_on=True))
+        if not self._is_checked:
+            self._is_checked = True
+            warn_if_unsharded(self.loader)
+        return _Batches(self, self._traversal.begin_epoch(goes_on=goes_on))
 
     @contextlib.contextmanager
     def whole_pass(self) -> Iterator[None]:
