@@ -189,6 +189,17 @@ def test_own_collate_functions_and_forms_of_samples(paths: list[Path]) -> None:
         assert_same_bits(images, torch.stack([sample["image"] for sample in expected]))
 
 
+def test_workers_that_stay_for_the_next_pass(paths: list[Path]) -> None:
+    dataset = Files(paths, loaded, V1)
+    options = {"batch_size": 6, "num_workers": 2, "persistent_workers": True}
+    good = sum(broken_reason(path) is None for path in paths)
+    with backend("skip"):
+        loader = DataLoader(dataset, **options)
+        for _ in range(2):
+            assert sum(len(labels) for _, labels in loader) == good
+    assert torch_sink.decode_report().skipped == 2 * (COUNT - good)
+
+
 # --- streams
 
 

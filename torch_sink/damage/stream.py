@@ -38,6 +38,11 @@ class _Reading(threading.local):
 _reading = _Reading()
 
 
+def is_reading_stream() -> bool:
+    """True while this thread waits for a sample of a guarded stream."""
+    return _reading.depth > 0
+
+
 @contextmanager
 def opening() -> Iterator[bool]:
     """While an image is opened, by whoever stands in for an opener.

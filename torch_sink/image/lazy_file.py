@@ -13,7 +13,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from torch_sink.damage.cause import broken_file
-from torch_sink.damage.stream import note_placeholder, opening
+from torch_sink.damage.stream import is_reading_stream, note_placeholder, opening
 from torch_sink.image import state
 from torch_sink.image.fallback import executing, is_executing, report_fallback
 from torch_sink.image.lazy_image import LazyImage, handle_of_file, lazy_image
@@ -147,6 +147,8 @@ def _or_placeholder(load: Callable[..., Any], in_stream: Callable[..., Any], *ar
         *args: of both.
         **kwargs: of both.
     """
+    if not is_reading_stream():
+        return load(*args, **kwargs)
     with opening() as wants_placeholder:
         if not wants_placeholder:
             return load(*args, **kwargs)

@@ -52,10 +52,11 @@ class SinkLoader:
         dtype: dtype of image batches; default what the pipeline says. Image batches are lazy ones and floating-point
             tensors of four dimensions.
         memory_format: layout of image batches.
-        on_decode_error: what becomes of an image whose file is complete but damaged inside. It raises `DecodeError`
-            ("raise"), is dropped from its batch ("skip") or is replaced by the next good sample of the batch
-            ("replace"); the last two are counted. Files that Pillow refuses to open (truncated ones, text files) raise
-            in the dataset, as under stock torchvision, whatever is said here.
+        on_decode_error: what becomes of samples whose files stock code cannot open or decode, with or without the
+            image backend. "raise" leaves it to `set_image_backend`, which raises unless told otherwise. Under "skip"
+            the sample is dropped from its batch, and a batch of which nothing is left is left out, so that a pass may
+            have fewer batches than `len()`. Under "replace" the next good sample of the batch stands in its place, and
+            where there is none, the next good one of the dataset. `stats()` counts them and lists path and reason.
         timeout_seconds: longest wait for a batch of a worker.
 
     Attributes:
