@@ -41,7 +41,11 @@ def set_global_random_state(state: RandomState) -> None:
 
 def as_tensor(state: bytes) -> torch.Tensor:
     """uint8 `[bytes]`: what a checkpoint holds (`torch.load(weights_only=True)` reads it)."""
-    return torch.frombuffer(bytearray(state), dtype=torch.uint8) if state else torch.empty(0, dtype=torch.uint8, device="cpu")
+    return (
+        torch.frombuffer(bytearray(state), dtype=torch.uint8)
+        if state
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
 
 
 def as_bytes(state: torch.Tensor) -> bytes:
