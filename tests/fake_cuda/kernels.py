@@ -105,6 +105,8 @@ def run_kernel(cuda: FakeCuda, name: str, args: Any, kwargs: Any) -> Any:
         if not torch.is_deterministic_algorithms_warn_only_enabled():
             raise RuntimeError(text)
         warnings.warn(text, UserWarning, stacklevel=2)
+    if name.startswith("aten::_foreach") and name.endswith(".Tensor") and args[0][0].dtype != args[1].dtype:
+        cuda.calls["one tensor at a time"] += len(args[0])
     operator = _operator(name)
     if name in WAITING or (name in MASKED and _has_mask(args[1])):
         cuda.host_waits(name, stream=_stream(cuda, args))

@@ -182,3 +182,37 @@ def test_a_model_on_another_than_the_current_device(fake_cuda: FakeCuda, mode: s
     )
     torch.testing.assert_close(history.losses, expected, rtol=1e-5, atol=1e-6)
     assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop", "NAdam"])
+def test_the_optimizers_kernels_take_all_tensors_at_a_time(fake_cuda: FakeCuda, name: str) -> None:
+    model = make_model().cuda()
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=1e-3, foreach=True)
+    scaler = DynamicLossScaler(16.0) if name.startswith("Adam") else None
+    loop = StepLoop(
+        model, functional.cross_entropy, optimizer, sink_size=6, mode="graph", jit_config=UNCOMPILED, loss_scaler=scaler
+    )
+    loop.run(make_batches(12))
+    assert "mode: graph" in loop.explain()
+    assert fake_cuda.calls["one tensor at a time"] == 0
+    if scaler is not None:
+        fused = f"aten::_fused_{name.lower()}_.tensor_lr"
+        assert fake_cuda.calls[fused] > 0
+        assert fake_cuda.calls["aten::where.self"] < fake_cuda.calls[fused] * 3, "no mask over parameters and state"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("place", ["model", "method", "loss"])
+def test_what_has_graphs_of_its_own_is_not_captured(fake_cuda: FakeCuda, place: str) -> None:
+    model, loss_fn = make_model().cuda(), functional.cross_entropy
+    if place == "model":
+        model = torch.compile(model, mode="reduce-overhead")
+    elif place == "method":
+        model[0].compile(options={"triton.cudagraphs": True})
+    else:
+        loss_fn = torch.compile(loss_fn, mode="reduce-overhead")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop = StepLoop(model, loss_fn, optimizer, jit_config=UNCOMPILED)
+    loop.prepare(4)
+    assert "CUDA graphs of its own" in loop.explain()
+    assert "mode: eager" in loop.explain()

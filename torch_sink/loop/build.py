@@ -69,6 +69,7 @@ def build_engine(parts: EngineParts) -> Engine:
         reduce_found_inf=parts.ranks.found_inf_reduction(),
         average=parts.average,
         device=parts.device,
+        cycles_betas=parts.schedule.cycles_betas,
     )
     update.mark_warm()
     log = ReplayedLog(parts.device, parts.capacity) if mode == "graph" else StepLog(parts.device)
@@ -112,6 +113,12 @@ def resolve_mode(parts: EngineParts, capture: Capture | None) -> str:
             f"the scheduler cycles momentum, which {name} cannot read from the device: it means 'compile' here"
         )
         mode = "compile"
+    if mode == "graph" and any(map(has_own_graphs, (*parts.model.modules(), parts.loss_fn, parts.forward))):
+        parts.reasons.note(
+            "torch.compile makes CUDA graphs of its own here (mode='reduce-overhead' or 'max-autotune'), which cannot "
+            "lie inside another: mode 'graph' means 'compile'; compile the model without them, or leave it to the loop"
+        )
+        mode = "compile"
     obstacle = capture_obstacle(parts.optimizer, parts.device) if mode == "graph" else None
     if obstacle is not None:
         parts.reasons.note(f"{obstacle}: mode 'graph' means 'compile' here")
@@ -145,6 +152,15 @@ def compile_or_eager(model: nn.Module, config: JitConfig, reasons: Reasons) -> s
         reasons.note(f"mode 'compile' means 'eager' here: {problem}; install g++ to compile")
         return "eager"
     return "compile"
+
+
+def has_own_graphs(compiled: Any) -> bool:
+    """Whether torch.compile was told to capture CUDA graphs of a module or function."""
+    config = getattr(getattr(compiled, "dynamo_ctx", None), "compiler_config", None)
+    function = getattr(compiled, "_compiled_call_impl", None) or compiled
+    if config is None and hasattr(function, "get_compiler_config"):
+        config = function.get_compiler_config()
+    return bool(config and config.get("triton.cudagraphs"))
 
 
 def is_compiled(model: nn.Module) -> bool:

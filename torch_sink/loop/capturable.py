@@ -7,19 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_ADAMS = (torch.optim.Adam, torch.optim.AdamW)
 
-def make_capturable(optimizer: torch.optim.Optimizer) -> None:
+
+def make_capturable(optimizer: torch.optim.Optimizer, *, cycles_betas: bool = False) -> None:
     """Set the flags that keep a CUDA optimizer's arithmetic on the device, and move its counters there.
 
-    SGD has no capturable form that reads the learning rate from the device, but its fused kernel does, which there is
-    none of for sharded parameters; the others have the flag `capturable`. Parameters on the CPU are left alone.
+    SGD, Adam and AdamW get their fused kernel, but for sharded parameters: SGD has no other form that reads the
+    learning rate from the device, and that of the others takes a dozen kernels more and no overflow flag. It takes
+    betas as numbers, so not where a scheduler cycles them. All others have the flag `capturable`. Parameters on the
+    CPU are left alone.
     """
     for group in optimizer.param_groups:
         if not all(p.is_cuda and p.is_floating_point() for p in group["params"]):
             continue
         if "capturable" in group:
             group["capturable"] = True
-        if _fuses(optimizer, group) and not group.get("fused"):
+        if _fuses(optimizer, group) and not group.get("fused") and not cycles_betas:
             group["fused"], group["foreach"] = True, False
             optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
             optimizer._need_device_dtype_check_for_fused = True  # type: ignore[attr-defined]
@@ -30,8 +34,8 @@ def make_capturable(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _fuses(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
-    is_plain_sgd = type(optimizer) is torch.optim.SGD and not group.get("differentiable")
-    return is_plain_sgd and not any(hasattr(parameter, "to_local") for parameter in group["params"])
+    is_plain = type(optimizer) in (torch.optim.SGD, *_ADAMS) and not group.get("differentiable")
+    return is_plain and not any(hasattr(parameter, "to_local") for parameter in group["params"])
 
 
 def capture_obstacle(optimizer: torch.optim.Optimizer, device: torch.device) -> str | None:
@@ -89,4 +93,4 @@ def takes_betas_from_device(optimizer: torch.optim.Optimizer) -> bool:
     take it as a number.
     """
     plain = not any(group.get("fused") or group.get("differentiable") for group in optimizer.param_groups)
-    return plain and type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
+    return plain and type(optimizer) in _ADAMS

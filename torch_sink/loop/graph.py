@@ -83,7 +83,7 @@ class GraphEngine(Engine):
         self._refuse_python_state = refuse_python_state
         self._warmup_left = warmup_steps
         self._replayed_log = step.log
-        make_capturable(schedule.optimizer)
+        make_capturable(schedule.optimizer, cycles_betas=schedule.cycles_betas)
         self._rates = RateTable(schedule, step.log.capacity, step.log.device, step.log.cursor)
         self._graphs: dict[tuple[Any, bool], tuple[Any, Callable[[], None]]] = {}
         self._staging: Any = None
@@ -122,7 +122,7 @@ class GraphEngine(Engine):
             super().begin(steps, iteration)
             return
         self.training_step.update.follow_optimizer()
-        make_capturable(self.schedule.optimizer)
+        make_capturable(self.schedule.optimizer, cycles_betas=self.schedule.cycles_betas)
         self.reserve(steps)
         self.log.start()
         self._plan = self.schedule.plan(steps, iteration)

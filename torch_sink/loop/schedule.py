@@ -153,10 +153,10 @@ class RateTable:
         groups = schedule.optimizer.param_groups
         self.groups = len(groups)
         columns = len(groups) * (2 if self._cycles_betas else 1)
-        # Float64 gives the bits of a Python float; the fused kernels read their learning rate as float32.
-        fused = any(group.get("fused") for group in groups)
-        dtype = torch.float32 if fused else torch.float64
+        # Float64 gives the bits of a Python float. On CUDA the fused kernels read float32, and those for lists of
+        # tensors take a number of another type than theirs one tensor at a time; betas are subtracted from 1.
         pinned = device.type == "cuda"
+        dtype = torch.float32 if pinned and not self._cycles_betas else torch.float64
         self._host = torch.zeros(capacity, columns, dtype=dtype, device="cpu", pin_memory=pinned)
         self._table = torch.zeros(capacity, columns, dtype=dtype, device=device)
         self._row = torch.zeros(1, columns, dtype=dtype, device=device)

@@ -30,6 +30,8 @@ class OptimizerUpdate:
         clip_grad_norm: largest gradient norm, or None.
         reduce_found_inf: called with `found_inf` (float32 []); makes it equal on all ranks.
         average: moving average of the weights, or None.
+        device: of the parameters.
+        cycles_betas: whether a scheduler changes the optimizer's betas.
     """
 
     def __init__(
@@ -42,7 +44,9 @@ class OptimizerUpdate:
         reduce_found_inf: Callable[[Tensor], None] | None,
         average: WeightAverage | None,
         device: torch.device,
+        cycles_betas: bool = False,
     ) -> None:
+        self._cycles_betas = cycles_betas
         self.optimizer, self.scaler, self.average = optimizer, scaler, average
         self.found_inf = torch.zeros((), dtype=torch.float32, device=device)
         self.host_checks = 0
@@ -77,7 +81,7 @@ class OptimizerUpdate:
             self.parameters = list(dict.fromkeys([*self._model_parameters, *owned]))
             self._owned = count
             if self.scaler is not None:
-                make_capturable(self.optimizer)
+                make_capturable(self.optimizer, cycles_betas=self._cycles_betas)
 
     def zero_gradients(self, *, in_place: bool = False) -> None:
         """Forget the gradients of every parameter of the model and of the optimizer, or set them to zero in place."""
