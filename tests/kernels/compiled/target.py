@@ -64,7 +64,7 @@ class TargetDriver:
             load_binary=lambda name, binary, shared, device: (object(), binary.decode(), 0, 0, 1024),
             unload_module=lambda module: None,
         )
-        self._launch = launch
+        self.launch = launch
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         """The launcher of one compiled kernel, with the arguments that Triton gives it."""
@@ -73,7 +73,8 @@ class TargetDriver:
         def run(x: int, y: int, z: int, stream: int, ptx: str, packed: Any, about: Any, *rest: Any) -> None:
             bound = zip(rest[2:], kinds, strict=True)  # after the hooks of enter and exit
             arguments = tuple(argument for argument, kind in bound if kind != "constexpr")
-            self._launch(Launched(metadata.name, ptx, metadata, (x, y, z), arguments))
+            # Triton keeps this function with the compiled kernel, longer than the driver is active.
+            triton.runtime.driver.active.launch(Launched(metadata.name, ptx, metadata, (x, y, z), arguments))
 
         return run
 

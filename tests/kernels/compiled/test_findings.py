@@ -9,6 +9,8 @@ from kernels.compiled.ptx.findings import Fault, Findings
 from kernels.compiled.ptx.machine import Options
 from kernels.compiled.ptx_text import execute, kernel, kinds, launch
 
+pytestmark = pytest.mark.once
+
 SHARED = "shl.b32 %r1, %r92, 2;"
 # Every thread stores its number, and loads that of another: 33 threads on, in the next warp.
 EXCHANGE = f"""{SHARED} st.shared.b32 [%r1], %r92; bar.sync 0;
@@ -101,6 +103,17 @@ def test_a_program_reads_what_another_one_writes() -> None:
     raced = found(body, places, torch.zeros(1, dtype=torch.int32))
     assert raced
     assert raced <= {"read after write without barrier", "write after read without barrier"}
+
+
+def test_programs_that_make_the_same_table_read_it() -> None:
+    """Each stores all of it and reads its own, with a barrier in between."""
+    table = torch.zeros(64, dtype=torch.int32)
+    body = """mad.wide.s32 %rd1, %r92, 4, %rd91; mul.lo.s32 %r1, %r92, 3; st.global.b32 [%rd1], %r1; bar.sync 0;
+        xor.b32 %r2, %r92, 33; mad.wide.s32 %rd2, %r2, 4, %rd91; ld.global.b32 %r3, [%rd2];"""
+    assert not found(body, table, ctas=5)
+    assert table.tolist() == list(range(0, 192, 3))
+    assert found(body.replace("bar.sync 0;", ""), table.zero_(), ctas=5)
+    assert found(body.replace("%r92, 3;", "%r91, 3;"), table.zero_(), ctas=5)
 
 
 def test_atomic_and_plain_accesses_that_no_barrier_orders() -> None:

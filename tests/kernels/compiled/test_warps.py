@@ -10,6 +10,8 @@ from kernels.compiled.ptx.findings import Fault, Findings
 from kernels.compiled.ptx.machine import Options
 from kernels.compiled.ptx_text import execute, kernel, kinds, launch
 
+pytestmark = pytest.mark.once
+
 ORDERS = [Options(random_order=False), *(Options(random_order=True, seed=seed) for seed in range(3))]
 NOTED = "mad.wide.s32 %rd80, %r90, 4, %rd91; mad.wide.s32 %rd81, %r90, 4, %rd92;"
 
@@ -56,6 +58,20 @@ def test_reductions(name: str, function: object) -> None:
     values = torch.from_numpy(np.random.default_rng(0).integers(-(2**26), 2**26, 32, np.int32))
     made = on_lanes(f"redux.sync.{name} %r2, %r1, -1;", values)
     assert set(made.tolist()) == {int(function(values.numpy()))}  # type: ignore[operator]
+
+
+def test_a_ballot_has_a_bit_for_each_lane() -> None:
+    values = torch.tensor([1 if lane in (0, 3, 31) else 0 for lane in range(32)], dtype=torch.int32)
+    made = on_lanes("setp.ne.b32 %p1, %r1, 0; vote.sync.ballot.b32 %r2, %p1, -1;", values)
+    assert set(made.tolist()) == {1 + 8 - (1 << 31)}
+
+
+def test_a_register_that_nobody_wrote_holds_garbage() -> None:
+    made = torch.zeros(32, dtype=torch.int32)
+    on_some = "setp.lt.s32 %p1, %r90, 10; @%p1 mov.u32 %r2, 7; st.global.b32 [%rd81], %r2;"
+    assert not execute(kernel(NOTED + on_some, parameters=2), made, made)
+    assert made[:10].tolist() == [7] * 10
+    assert made[10:].unique().numel() == 22
 
 
 def test_only_whole_warps_exchange() -> None:

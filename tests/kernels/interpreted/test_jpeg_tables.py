@@ -15,6 +15,7 @@ from torch_sink.triton_kernels.jpeg.lookup import lookup_kernel
 from torch_sink.triton_kernels.jpeg.owners import assign_owners
 from torch_sink.triton_kernels.jpeg.prefix import sum_before_kernel
 from torch_sink.triton_kernels.jpeg.unstuff import count_unstuffed_kernel, unstuff_kernel
+from torch_sink.triton_kernels.options import compiler_options
 
 FIRST_BITS, FIRST_ENTRIES = lookup.FIRST_BITS.value, lookup.FIRST_ENTRIES.value
 GROUP_ENTRIES, GROUPS = lookup.GROUP_ENTRIES.value, lookup.GROUPS.value
@@ -71,7 +72,7 @@ def made_entries(tables: list[tuple[int, bytes]]) -> np.ndarray:
     huffman = torch.frombuffer(bytearray(rows), dtype=torch.uint8).view(len(tables), COLUMN["HUFFMAN_COLUMNS"])
     lookups = torch.full((len(tables), LOOKUP_ENTRIES), 0x5A5A, dtype=torch.int32).to(torch.uint16)
     huffman, lookups = huffman.to(device_in_use()), lookups.to(device_in_use())
-    lookup_kernel[(len(tables),)](huffman, lookups, BLOCK=triton.next_power_of_2(LOOKUP_ENTRIES))
+    lookup_kernel[(len(tables),)](huffman, lookups, BLOCK=triton.next_power_of_2(LOOKUP_ENTRIES), **compiler_options())
     values = lookups.cpu().numpy().astype(np.int64)
     words = np.arange(1 << 16)
     first = values[:, words >> (16 - FIRST_BITS)]
@@ -144,10 +145,10 @@ def unstuffed(segments: list[bytes], lane_bytes: int) -> tuple[list[bytes], list
     rows, stream, result = (tensor.to(device_in_use()) for tensor in (torch.from_numpy(table), stream, stream + 90))
     of_lanes, kept, before = torch.full((3, block), -1, dtype=torch.int32, device=device_in_use())
     totals, status = torch.zeros((2, len(segments)), dtype=torch.int32, device=device_in_use())
-    grid, shape = (len(segments),), {"LANE_BYTES": lane_bytes, "BLOCK": block}
+    grid, shape = (len(segments),), {"LANE_BYTES": lane_bytes, "BLOCK": block, **compiler_options()}
     assign_owners(rows, of_lanes, first=layout.FIRST_LANE, count=layout.LANES)
     count_unstuffed_kernel[(1,)](stream, rows, of_lanes, kept, status, **shape)
-    sum_before_kernel[grid](kept, before, totals, rows, BLOCK=64)
+    sum_before_kernel[grid](kept, before, totals, rows, BLOCK=64, **compiler_options())
     unstuff_kernel[(1,)](stream, rows, of_lanes, before, totals, result, **shape)
     in_order = result.cpu().view(-1, 4).flip(1).flatten().numpy().tobytes()
     firsts = table[:, COLUMN["FIRST_BYTE"]].tolist()

@@ -53,12 +53,14 @@ def put(frame: Frame, instruction: Instruction, space: Space, access: Access, va
                 continue
             if (elements[index + part] != new).any():
                 frame.note("threads store different values in one place", instruction)
+            cells = cells_of(here.addresses + size * part, region, size)
+            stamps, changed = _stamps(frame, here, size), np.repeat(changes, size)
             if changes.any():
-                changed = here.part(changes)
-                cells = cells_of(changed.addresses + size * part, region, size)
-                frame.note(region.shadow.write(cells, _stamps(frame, changed, size)), instruction)
+                frame.note(region.shadow.write(cells[changed], stamps[changed]), instruction)
+            if not changes.all():
+                region.shadow.confirm(cells[~changed], stamps[~changed])
             if region.known is not None:
-                region.known[cells_of(here.addresses + size * part, region, size)] = True
+                region.known[cells] = True
 
 
 def change(

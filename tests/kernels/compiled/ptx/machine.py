@@ -19,7 +19,7 @@ from .arithmetic import LANES, Array
 from .counts import Counts
 from .findings import Fault, Findings
 from .memory import Access, GlobalMemory, SharedMemory, Space
-from .program import Instruction, Program
+from .program import Instruction, Program, bits_of
 from .shadow import ONE_BARRIER, ONE_SYNC, WARP_SHIFT
 from .steps import Registers, Step, step_of
 
@@ -175,7 +175,7 @@ class Chunk:
         rows = None if chosen.all() else np.flatnonzero(chosen)
         number = int(self.block[chosen][0])
         block = self.launch.program.blocks[number]
-        frame = Frame(self, rows, {name: self._picked(self.registers[name], rows) for name in block.inputs})
+        frame = Frame(self, rows, {name: self._picked(self._register(name), rows) for name in block.inputs})
         for step in self.launch.executable.steps(number):
             step(frame)
         if self.launch.counts is not None:
@@ -183,6 +183,14 @@ class Chunk:
         for name in block.outputs:
             self._keep(name, frame.registers[name], rows, frame.count)
         self._go_on(frame, block.end, block.next, chosen)
+
+    def _register(self, name: str) -> Array:
+        """One that nobody has written holds garbage."""
+        if name not in self.registers:
+            bits = bits_of(name)
+            drawn = self.launch.random.integers(0, 1 << min(bits, 63), (len(self.cta), LANES), np.uint64)
+            self.registers[name] = drawn.astype(bool if bits == 1 else f"u{bits // 8}")
+        return self.registers[name]
 
     def _go_on(self, frame: Frame, end: Instruction, following: tuple[int, ...], chosen: Array) -> None:
         if end.opcode == "ret":

@@ -283,6 +283,20 @@ def _reduce(modifiers: Modifiers) -> Form:
     return Form(of_warp, (kind, "u32"), kind)
 
 
+@opcode("vote")
+def _ballot(modifiers: Modifiers) -> Form:
+    """A bit for each lane."""
+    kind = {("sync", "ballot", "b32"): "b32"}[modifiers]
+
+    def of_warp(value: Array, members: Array) -> Array:
+        lanes = np.broadcast_to(_of_all(value, members), (len(value), arithmetic.LANES))
+        return (lanes.astype(np.uint32) << np.arange(arithmetic.LANES, dtype=np.uint32)).sum(
+            1, np.uint32, keepdims=True
+        )
+
+    return Form(of_warp, ("pred", "u32"), kind)
+
+
 def _of_all(value: Array, members: Array) -> Array:
     if (members != 0xFFFFFFFF).any():
         raise UnknownInstruction("only whole warps exchange values here")

@@ -5,7 +5,8 @@ the warp has passed, barriers that it has passed at all. Two accesses are ordere
 barrier of their CTA lies between them, or where any barrier of their warp does. Threads of different CTAs are never
 ordered within a launch.
 
-A store that changes nothing is none: several threads may store the same value.
+A store that changes nothing is none: several threads may store the same value. Where CTAs have done so, each may read
+what it stored itself; that another one which stored nothing reads it goes unnoticed.
 """
 
 from __future__ import annotations
@@ -36,11 +37,19 @@ class Shadow:
         self._writer = np.zeros(size, np.int64)
         self._reader = np.zeros(size, np.int64)
         self._is_atomic = np.zeros(size, bool)
+        self._agreed = np.zeros(size, bool)  # CTAs have stored the same value
+        # Most memory is only read: who did so is put down when somebody writes.
+        self._is_written = False
+        self._reads: list[tuple[Array, Array]] = []
 
     def read(self, cells: Array, stamps: Array) -> str:
         """Notes that bytes are read. Returns what is wrong with it, "" for nothing."""
-        raced = self._unordered(self._writer[cells], stamps)
-        before = self._reader[cells]
+        if not self._is_written:
+            self._reads.append((cells, stamps))
+            return ""
+        writer, before = self._writer[cells], self._reader[cells]
+        raced = self._unordered(writer, stamps)
+        raced &= ~self._agreed[cells] | self._same_cta(writer, stamps)
         joined = np.where(self._unordered(before, stamps), self._both(before, stamps), stamps)
         self._reader[cells] = joined
         others = self._reader[cells] != joined  # another thread of this very access reads the same byte
@@ -50,16 +59,27 @@ class Shadow:
 
     def write(self, cells: Array, stamps: Array) -> str:
         """Notes that bytes are changed; the result is that of `read`."""
+        self._put_down_reads()
         if self._unordered(self._writer[cells], stamps).any():
             return "write after write without barrier"
         if self._unordered(self._reader[cells], stamps).any():
             return "write after read without barrier"
         self._writer[cells] = stamps
-        self._is_atomic[cells] = False
+        self._is_atomic[cells] = self._agreed[cells] = False
+        others = self._writer[cells] != stamps  # of several threads of this very access the last one stands there
+        self.confirm(cells[others], stamps[others])
         return ""
+
+    def confirm(self, cells: Array, stamps: Array) -> None:
+        """Notes that bytes are stored that had these values before."""
+        writer = self._writer[cells]
+        elsewhere = (writer > 0) & ~self._same_cta(writer, stamps)
+        self._writer[cells[elsewhere]] = stamps[elsewhere]
+        self._agreed[cells[elsewhere]] = True
 
     def change_atomically(self, cells: Array, stamps: Array) -> str:
         """Notes that bytes are changed by an atomic operation, which others of its kind need not be ordered with."""
+        self._put_down_reads()
         before = self._writer[cells]
         unordered = self._unordered(before, stamps)
         if (unordered & ~self._is_atomic[cells]).any():
@@ -70,17 +90,21 @@ class Shadow:
         self._is_atomic[cells] = True
         return ""
 
+    def _put_down_reads(self) -> None:
+        self._is_written = True
+        for cells, stamps in self._reads:
+            self.read(cells, stamps)
+        self._reads.clear()
+
     def _unordered(self, before: Array, now: Array) -> Array:
         differs = before ^ now
-        before_warp, now_warp = before >> WARP_SHIFT, now >> WARP_SHIFT
-        same_warp = (before_warp == now_warp) & (before & _SEVERAL != _SEVERAL)
+        same_warp = (differs >> WARP_SHIFT == 0) & (before & _SEVERAL != _SEVERAL)
         no_barrier = (differs & _BARRIERS == 0) & ~(same_warp & (differs & _SYNCS != 0))
-        return (before > 0) & (differs >> LANE_SHIFT != 0) & (no_barrier | ~self._same_cta(before_warp, now_warp))
+        return (before > 0) & (differs >> LANE_SHIFT != 0) & (no_barrier | ~self._same_cta(before, now))
 
-    def _same_cta(self, warp: Array, other: Array) -> Array:
-        return (warp - 1) // self._warps == (other - 1) // self._warps
+    def _same_cta(self, before: Array, now: Array) -> Array:
+        return ((before >> WARP_SHIFT) - 1) // self._warps == ((now >> WARP_SHIFT) - 1) // self._warps
 
     def _both(self, before: Array, now: Array) -> Array:
         """Stands for two threads that touch the same byte."""
-        same_cta = self._same_cta(before >> WARP_SHIFT, now >> WARP_SHIFT)
-        return np.where(same_cta, now | _SEVERAL, _SEVERAL_CTAS)
+        return np.where(self._same_cta(before, now), now | _SEVERAL, _SEVERAL_CTAS)

@@ -1,0 +1,89 @@
+"""The project's launches run compiled, on tensors of the CPU, without a device."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import pkgutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+import torch_sink.triton_kernels
+from kernels.compiled.ptx.findings import Findings
+from kernels.compiled.ptx.machine import Executable, Launch, Options
+from kernels.compiled.ptx.program import parse
+from kernels.compiled.target import Launched, target_only
+
+_stock_empty = torch.empty
+_garbage = torch.Generator().manual_seed(1)
+
+
+class Executor:
+    """Runs launches one after the other.
+
+    Args:
+        options: how.
+        change: what to do to the PTX first, to break it on purpose.
+
+    Attributes:
+        findings: what the kernels did that none may do.
+        launches: how many there were of each kernel.
+    """
+
+    def __init__(self, options: Options, change: Callable[[str], str] = str) -> None:
+        self.options, self.change = options, change
+        self.findings = Findings()
+        self.launches: Counter[str] = Counter()
+
+    def __call__(self, launched: Launched) -> None:
+        self.launches[launched.kernel] += 1
+        executable, shared = executable_of(self.change(launched.ptx)), launched.metadata.shared
+        Launch(executable, launched.grid, launched.arguments, shared, self.findings, self.options).run()
+
+    @property
+    def faults(self) -> list[str]:
+        """The findings, in words."""
+        return [f"{finding} ({times} times)" for finding, times in self.findings.items()]
+
+
+@functools.cache
+def executable_of(ptx: str) -> Executable:
+    """A program's steps are made once."""
+    return Executable(parse(ptx))
+
+
+@contextlib.contextmanager
+def compiled_on_cpu(options: Options | None = None, change: Callable[[str], str] = str) -> Iterator[Executor]:
+    """The package takes tensors of the CPU to kernels, compiled, and memory that nobody wrote holds garbage."""
+    load_kernels()
+    executor = Executor(options or Options(), change)
+    with (
+        target_only(executor),
+        mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}),
+        mock.patch.object(torch, "empty", _empty_with_garbage),
+    ):
+        yield executor
+
+
+@functools.cache
+def load_kernels() -> None:
+    """All of them, while they are not interpreted; the variable is looked at when they are loaded, by Triton."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise RuntimeError("this process interprets kernels")
+    package = torch_sink.triton_kernels
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+
+
+def _empty_with_garbage(*arguments: Any, **options: Any) -> torch.Tensor:
+    tensor = _stock_empty(*arguments, **options)
+    if type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.dtype != torch.bool:
+        memory = _stock_empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+        memory.random_(0, 256, generator=_garbage)
+    return tensor
