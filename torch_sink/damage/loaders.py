@@ -138,28 +138,29 @@ class Losses:
 class _ReportedLosses(Losses):
     """Those of a plain loader: counted in the report, logged at the end of the pass."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_pass = DecodeReport()
+
     def note(self, batch: PartialBatch) -> None:
-        self.loss += batch.loss
+        self.of_pass.add(batch.loss)
         add_to_report(batch.loss)
 
     def end(self, iterator: Any) -> None:
-        loss, _ = self.take()
-        end_pass(loss, is_empty=iterator._num_yielded == 0)
+        ended, self.of_pass = self.of_pass, DecodeReport()
+        end_pass(ended, is_empty=iterator._num_yielded == 0)
 
 
-def end_pass(loss: Loss, is_empty: bool) -> None:
+def end_pass(lost: DecodeReport, is_empty: bool) -> None:
     """Tells what a pass lost.
 
     Raises:
         DecodeError: the pass gave no batch at all, because all files are broken.
     """
-    if not loss:
-        return
-    if is_empty:
-        raise_without_samples(loss.files)
-    report = DecodeReport()
-    report.add(loss)
-    report.log()
+    if lost and is_empty:
+        raise_without_samples(next(iter(lost.files.items())))
+    if lost:
+        lost.log()
 
 
 class _NextData:

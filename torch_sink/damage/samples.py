@@ -149,13 +149,13 @@ class GuardedCollate:
     def _all_replaced(self, count: int, files: tuple[BrokenFile, ...]) -> list[Any]:
         sample = self.next_good()
         if sample is None:
-            raise_without_samples(files)
+            raise_without_samples(files[0])
         return [sample, *(again(sample) for _ in range(count - 1))]
 
 
-def raise_without_samples(files: Sequence[BrokenFile]) -> NoReturn:
-    """Raises that there is no good sample at all."""
-    path, reason = files[0]
+def raise_without_samples(first: tuple[str, str]) -> NoReturn:
+    """Raises that there is no good sample at all; `first` is path and reason of a broken file."""
+    path, reason = first
     raise DecodeError(path, -1, f"{reason}; not one sample of this pass could be made")
 
 

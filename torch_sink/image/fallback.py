@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from torch_sink.damage.report import DecodeReport, decode_report
 from torch_sink.errors import UnsupportedOperation
 
 # An operation, and the reason why it was not recorded.
@@ -31,14 +32,15 @@ _COUNT_DIGITS = 12
 
 
 class FallbackReport:
-    """Operations that ran in stock code. Truthy if there were any; `str()` is a table.
+    """Operations that ran in stock code. Truthy if there were any; `str()` is a table, with the broken files below it.
 
     Attributes:
         counts: {(operation, reason): how often}.
+        broken: what `decode_report()` says.
     """
 
-    def __init__(self, counts: Counter[Row]) -> None:
-        self.counts = counts
+    def __init__(self, counts: Counter[Row], broken: DecodeReport) -> None:
+        self.counts, self.broken = counts, broken
 
     def __bool__(self) -> bool:
         return bool(self.counts)
@@ -47,6 +49,9 @@ class FallbackReport:
         return len(self.counts)
 
     def __str__(self) -> str:
+        return f"{self._table()}\n{self.broken}" if self.broken else self._table()
+
+    def _table(self) -> str:
         if not self.counts:
             return "nothing ran in stock code"
         rows = [("operation", "reason", "count")]
@@ -217,7 +222,7 @@ _muted = threading.local()
 
 def fallback_report() -> FallbackReport:
     """What ran in stock code since the backend was set, in this process and in the data workers that it started."""
-    return FallbackReport(ledger.total())
+    return FallbackReport(ledger.total(), decode_report())
 
 
 def is_executing() -> bool:

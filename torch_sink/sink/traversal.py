@@ -6,7 +6,7 @@ import warnings
 from typing import Any, NoReturn
 
 from torch_sink.damage.loaders import end_pass
-from torch_sink.damage.report import NO_LOSS, Loss, add_to_report
+from torch_sink.damage.report import NO_LOSS, DecodeReport, Loss, add_to_report
 from torch_sink.errors import SinkError
 from torch_sink.sink.items import Item
 from torch_sink.sink.on_demand import OnDemandProducer
@@ -67,7 +67,7 @@ class Traversal:
         self.is_loaded = False
         self.resume: ResumePoint | None = None
         self.loaded_state: dict[str, Any] = {}
-        self.lost = NO_LOSS
+        self.lost = DecodeReport()
         self.left_out = 0
         self.given_back: Item | None = None
         self.noted: tuple[int, Any, Any] | None = None
@@ -222,7 +222,7 @@ class Traversal:
         """Samples of this pass have broken files."""
         self.stats.loss.add(loss)
         add_to_report(loss)
-        self.lost += loss
+        self.lost.add(loss)
 
     def _note(self, mark: Mark) -> None:
         if mark.left_out_states or mark.left_out:
@@ -302,7 +302,7 @@ class Traversal:
         finished = self.passes.pop(0)
         finished.stop()
         self._lose(item.mark.loss)
-        lost, self.lost, left_out, self.left_out = self.lost, NO_LOSS, self.left_out, 0
+        lost, self.lost, left_out, self.left_out = self.lost, DecodeReport(), self.left_out, 0
         is_empty = self.position.batch_in_pass == left_out
         if is_empty:
             self._drop_passes()
@@ -319,7 +319,7 @@ class Traversal:
 
     def _drop_passes(self) -> None:
         self.given_back = None
-        self.lost, self.left_out = NO_LOSS, 0
+        self.lost, self.left_out = DecodeReport(), 0
         self.producer.release()
         self.producer.drop()
         for begun in self.passes:
