@@ -10,7 +10,7 @@ from torch import nn
 from torch_sink.loop.arguments import check_choice
 from torch_sink.loop.cast_at_use import NORMALISATION, CastAtUse
 from torch_sink.loop.precision import LEVELS, Autocast, Precision, PrecisionForward
-from torch_sink.loop.scaler import DynamicLossScaler, StaticLossScaler, all_finite
+from torch_sink.loop.scaler import DynamicLossScaler, StaticLossScaler, all_finite, grads_finite
 
 __all__ = [
     "DynamicLossScaler",
@@ -20,6 +20,7 @@ __all__ = [
     "custom_mixed_precision",
     "get_black_list",
     "get_white_list",
+    "grads_finite",
 ]
 
 _WHITE_LIST: tuple[type[nn.Module], ...] = (

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torch_sink.errors import SinkError
 from torch_sink.loop.history import SinkRecord
@@ -32,6 +32,29 @@ def all_finite(inputs: Tensor | Iterable[Tensor | None]) -> Tensor:
         raise ValueError("all_finite got no tensor; pass at least one")
     dense = [tensor._values() if tensor.is_sparse else tensor for tensor in tensors]
     return torch.stack([tensor.isfinite().all().to(dense[0].device) for tensor in dense]).all()
+
+
+def grads_finite(source: torch.optim.Optimizer | nn.Module | Iterable[Tensor]) -> Tensor:
+    """Tell whether every gradient is finite, without waiting for the device.
+
+    Args:
+        source: an optimizer, a module, or parameters; those without a gradient are passed over.
+
+    Returns:
+        A bool tensor of shape [], on the device of the gradients.
+
+    Raises:
+        ValueError: there is no gradient.
+    """
+    parameters: Iterable[Tensor]
+    if isinstance(source, torch.optim.Optimizer):
+        parameters = [parameter for group in source.param_groups for parameter in group["params"]]
+    else:
+        parameters = source.parameters() if isinstance(source, nn.Module) else source
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        raise ValueError("grads_finite found no gradient; call it after backward()")
+    return all_finite(gradients)
 
 
 def unscale_gradients(gradients: list[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> None:
@@ -63,7 +86,18 @@ class StaticLossScaler:
 
     Raises:
         ValueError: `scale_value` is below 1.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> scaler = StaticLossScaler(1024.0)
+        >>> scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+        >>> finite = scaler.step(optimizer)  # skipped on the device where a gradient is not finite
+        >>> bool(finite), scaler.adjust(finite)
+        (True, False)
     """
+
+    _steps: Any = None
 
     def __init__(self, scale_value: float) -> None:
         if not scale_value >= 1:
@@ -81,18 +115,63 @@ class StaticLossScaler:
 
     def to(self, device: torch.device) -> StaticLossScaler:
         """Move the state to `device`; returns the scaler itself."""
-        for name, value in self.state_dict().items():
-            setattr(self, name, value.to(device))
+        with host_sync_allowed():  # once, where a run is set up
+            for name, value in self.state_dict().items():
+                setattr(self, name, value.to(device))
         return self
 
     def scale(self, inputs: Any) -> Any:
-        """Multiply a tensor, or nested lists, tuples and dicts of them, by the scale."""
-        return _map_tensors(lambda tensor: tensor * self.scale_value.to(tensor.dtype), inputs)
+        """Multiply a tensor, or nested lists, tuples and dicts of them, by the scale.
+
+        The state moves to the device of what is scaled. A float16 scalar becomes float32, whose range the scale needs.
+        """
+        return _map_tensors(self._scaled, inputs)
+
+    def _scaled(self, tensor: Tensor) -> Tensor:
+        if tensor.device != self.scale_value.device:
+            self.to(tensor.device)
+        return tensor * self.scale_value
 
     def unscale(self, inputs: Any) -> Any:
         """Multiply a tensor, or nested lists, tuples and dicts of them, by the inverse of the scale."""
         inverse = self.inverse()
-        return _map_tensors(lambda tensor: tensor * inverse.to(tensor.dtype), inputs)
+        return _map_tensors(lambda tensor: tensor * inverse, inputs)
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients of an optimizer by the scale, in place, as before clipping them by their norm.
+
+        Raises:
+            RuntimeError: done already since the optimizer's last step.
+            ValueError: no parameter of the optimizer has a gradient.
+        """
+        self._run_eagerly("unscale", optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Unscale the gradients, unless `unscale_` did, and step the optimizer unless one of them is not finite.
+
+        The step is skipped on the device; the host learns nothing of it. Only until an update has succeeded the host
+        looks itself, because the optimizer's state, which a skipped step must put back, does not exist yet. Parameters
+        and state have the bits of `torch.amp.GradScaler.step`. In compiled code it runs as it is, between graphs.
+
+        Args:
+            optimizer: a dense torch.optim optimizer that keeps tensors in its state. On CUDA its flag `capturable`, or
+                `fused` of SGD, is set: without it there is arithmetic on the host.
+
+        Returns:
+            Whether all gradients are finite, a bool tensor of shape []: what `adjust` takes. With several optimizers,
+            `adjust(first & second)`.
+
+        Raises:
+            ValueError: no parameter of the optimizer has a gradient.
+            UnsupportedOperation: the optimizer counts in Python numbers.
+        """
+        finite: Tensor = self._run_eagerly("step", optimizer)
+        return finite
+
+    def _run_eagerly(self, name: str, optimizer: torch.optim.Optimizer) -> Any:
+        from torch_sink.loop.functional_step import run_eagerly
+
+        return run_eagerly(self, name, optimizer)
 
     def inverse(self) -> Tensor:
         """1 / scale as float32 of shape [], rounded once from float64."""

@@ -100,18 +100,27 @@ class OptimizerUpdate:
             if self.average is not None:
                 self.average.update()
             return
+        self.unscale()
+        self._clip()
+        self.step()
+        self.scaler.adjust(self.found_inf == 0)
+
+    def unscale(self) -> None:
+        """Divide the gradients by the scaler's scale, and set `found_inf` to whether one of them is not finite."""
+        scaler: Any = self.scaler
         self.found_inf.zero_()
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        unscale_gradients(gradients, self.found_inf, self.scaler.inverse())
+        unscale_gradients(gradients, self.found_inf, scaler.inverse())
         if self._reduce_found_inf is not None:
             self._reduce_found_inf(self.found_inf)
-        self._clip()
+
+    def step(self) -> None:
+        """Update parameters, optimizer state and average, unless `found_inf` says to skip."""
         if self.warm:
             self._step_masked()
         else:
             self._step_checked()
         self._updated = self.warm
-        self.scaler.adjust(self.found_inf == 0)
 
     def mark_warm(self) -> None:
         """After optimizer state was loaded: every parameter with state counts as having gone through an update."""
