@@ -12,6 +12,7 @@ from torch_sink.loop.arguments import check_bool, check_count
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext
 from torch_sink.loop.evaluator import monitored
 from torch_sink.loop.monitors import TimeMonitor, show
+from torch_sink.thread_waits import waits_watched
 
 OLD_EVENTS = ("begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end")
 
@@ -69,7 +70,8 @@ class RunEvaluation(Callback):
 
     def _run(self, arguments: RunArguments) -> None:
         members = [one for one in arguments.list_callback if isinstance(one, TimeMonitor) or tells_evaluation(one)]
-        results = self._evaluate(arguments, self._loader(arguments), [_EvalOnly(member) for member in members])
+        with waits_watched():
+            results = self._evaluate(arguments, self._loader(arguments), [_EvalOnly(member) for member in members])
         self._evaluated_at, self.last_results = arguments.cur_step_num, monitored(results)
         arguments.update(eval_results=dict(self.last_results), eval_step=arguments.cur_step_num)
         arguments.history.evaluations.append((arguments.cur_step_num, results))

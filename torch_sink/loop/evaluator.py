@@ -183,8 +183,9 @@ def copied(value: Any) -> Any:
 
 def _events(callbacks: list[Callback], context: RunContext) -> Callable[[str], None]:
     def event(name: str) -> None:
-        for callback in callbacks:
-            getattr(callback, name)(context)
+        with host_sync_allowed():
+            for callback in callbacks:
+                getattr(callback, name)(context)
 
     return event
 

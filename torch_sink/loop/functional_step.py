@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch_sink.loop.scaler import StaticLossScaler
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def run_eagerly(scaler: StaticLossScaler, name: str, optimizer: torch.optim.Optimizer) -> Any:
     """Call a method of the scaler's FunctionalSteps; compiled code leaves its graph for it, and so keeps its bits."""
     if scaler._steps is None:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from torch_sink.thread_waits import host_sync_allowed
+
 _LONGEST_UNJOINED = 1000
 
 
@@ -46,7 +48,8 @@ class SinkRecord:
     @cached_property
     def values(self) -> SinkValues:
         """The values on the host."""
-        values = self._join()
+        with host_sync_allowed():
+            values = self._join()
         del self._join  # it holds a tensor for each step
         return values
 

@@ -17,11 +17,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from torch_sink import thread_waits
 from torch_sink.errors import HostSyncError
-from torch_sink.loop import function_dtypes, thread_waits
-from torch_sink.loop.thread_waits import device_waits, here
-from torch_sink.loop.thread_waits import host_sync_allowed as host_sync_allowed
-from torch_sink.loop.thread_waits import syncs_are_watched as syncs_are_watched
+from torch_sink.loop import function_dtypes
+from torch_sink.thread_waits import device_waits, here
+from torch_sink.thread_waits import host_sync_allowed as host_sync_allowed
+from torch_sink.thread_waits import syncs_are_watched as syncs_are_watched
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 _OWN_FOLDER = os.path.dirname(__file__) + os.sep
@@ -225,8 +226,9 @@ def no_host_sync() -> Iterator[None]:
 
     Flags reads of single elements (`item`, `float`, `if tensor`, a tensor as index), results whose shape depends on
     the data (`nonzero`, mask indexing, `unique`), copies between host and device that wait, and `tolist`, `numpy`,
-    `cpu`, `to("cpu")`, `print`. Counters that torch.optim keeps on the CPU, and what `StepLoop.run` does between sinks
-    (reading the log, callbacks, making batches), are exempt.
+    `cpu`, `to("cpu")`, `print`. Exempt are counters that torch.optim keeps on the CPU, and what torch_sink does between
+    sinks: reading the log, callbacks in all their events, making batches, saving, resuming, compiling ahead. A model, a
+    loss, metrics and the function of a `data_sink` are not exempt, nor is a model that is evaluated in a callback.
 
     It sees the eager code of its own thread. It does not see: other threads, `torch.cuda.synchronize`,
     `Event.synchronize`, pickling, reads of a tensor's memory by its address, waits inside a library's own kernels and

@@ -23,6 +23,7 @@ from torch_sink.loop.metrics import make_metrics
 from torch_sink.loop.precision import Precision
 from torch_sink.loop.scaler import StaticLossScaler
 from torch_sink.loop.step_loop import StepLoop
+from torch_sink.thread_waits import waits_allowed
 
 
 class Model:
@@ -234,6 +235,7 @@ class Model:
         """Outputs of the network for one batch, in evaluation mode and without gradients."""
         return self._evaluators.predict(inputs)
 
+    @waits_allowed
     def build(self, train_dataset: Any = None, valid_dataset: Any = None, sink_size: int = -1) -> None:
         """Compile ahead of time what `train`, `fit` and `eval` will run; evaluations are captured too.
 
@@ -258,6 +260,7 @@ class Model:
             self._network.train()
             compile_ahead(self.loop, train_dataset, sink_size)
 
+    @waits_allowed
     def close(self) -> None:
         """Release what the device holds. Idempotent."""
         self._evaluators.close()

@@ -268,8 +268,9 @@ class TrainingRun:
     def _event(self, name: str) -> None:
         self._arguments.wait_seconds = self._waited
         if self._callbacks:
-            for callback in self._callbacks:
-                getattr(callback, name)(self._context)
+            with host_sync_allowed():
+                for callback in self._callbacks:
+                    getattr(callback, name)(self._context)
             self._watched = syncs_are_watched()
 
     def _fields(self) -> dict[str, Any]:

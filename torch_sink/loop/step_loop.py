@@ -32,6 +32,7 @@ from torch_sink.loop.reasons import Reasons
 from torch_sink.loop.run import TrainingRun
 from torch_sink.loop.scaler import OverflowCount, StaticLossScaler, resolve_loss_scaler
 from torch_sink.loop.schedule import Schedule
+from torch_sink.thread_waits import waits_allowed
 
 _log = logging.getLogger("torch_sink")
 
@@ -77,6 +78,7 @@ class StepLoop:
         **run_places("it belongs to the run: StepLoop(...).run(loader, epochs=..., callbacks=[...], max_steps=...)"),
         metrics="it belongs to an evaluation: StepLoop(...).evaluate(loader, metrics=...)",
     )
+    @waits_allowed
     def __init__(
         self,
         model: nn.Module,
@@ -235,6 +237,7 @@ class StepLoop:
             )
         return self._evaluators[ema]
 
+    @waits_allowed
     def state_dict(self) -> dict[str, Any]:
         """Model, optimizer, scheduler, scaler, average, random generators and progress; tensors are not copied.
 
@@ -242,6 +245,7 @@ class StepLoop:
         """
         return loop_state(self)
 
+    @waits_allowed
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the state was taken; the next `run` completes the interrupted one."""
         load_loop_state(self, state)
@@ -250,6 +254,7 @@ class StepLoop:
             self._engine.close()
             self._engine = None
 
+    @waits_allowed
     def save(self, directory: str | Path, loader: Any = None, *, prefix: str = "CKP") -> Path:
         """Write a complete checkpoint, or none. With more than one process, all of them call it.
 
@@ -264,6 +269,7 @@ class StepLoop:
         position = self._positions.state(loader) if loader is not None else None
         return save_loop(self, Path(directory), prefix, {"loader": position} if loader is not None else {})
 
+    @waits_allowed
     def resume(self, directory: str | Path, loader: Any = None) -> int:
         """Load the newest complete checkpoint under `directory`. With more than one process, all of them call it.
 
@@ -295,6 +301,7 @@ class StepLoop:
             lines += evaluators.explain()
         return "\n".join(lines)
 
+    @waits_allowed
     def ema_model(self) -> nn.Module:
         """The model with averaged weights.
 
@@ -305,6 +312,7 @@ class StepLoop:
             raise SinkError("this loop keeps no average of the weights; make it with StepLoop(..., ema=0.999)")
         return self.average.model()
 
+    @waits_allowed
     def close(self) -> None:
         """Release what the device holds and leave the model as it was found. Idempotent."""
         if self._engine is not None:
@@ -331,6 +339,7 @@ class StepLoop:
     ) -> None:
         self.close()
 
+    @waits_allowed
     def prepare(self, longest_sink: int) -> Engine:
         """The engine for sinks of up to `longest_sink` steps; kept between runs."""
         if not self.model.training:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_sink.loop.host_sync import is_foreign
-from torch_sink.loop.thread_waits import device_waits
+from torch_sink.thread_waits import device_waits
 
 
 def waits_noted(problems: list[str]) -> AbstractContextManager[None]:

@@ -20,6 +20,7 @@ from torch_sink.sink.slots import make_slots
 from torch_sink.sink.stats import QueueStats, StatsRecorder
 from torch_sink.sink.thread_producer import ThreadProducer
 from torch_sink.sink.traversal import Epoch, Traversal
+from torch_sink.thread_waits import here, waits_allowed
 
 
 class SinkLoader:
@@ -72,6 +73,7 @@ class SinkLoader:
         [0.0, 6.0]
     """
 
+    @waits_allowed
     def __init__(
         self,
         loader: Any,
@@ -178,6 +180,7 @@ class SinkLoader:
         """Iterates over the rest of an unfinished epoch (after `break` or an error), or else over a new one."""
         return self._begin(goes_on=True)
 
+    @waits_allowed
     def _begin(self, *, goes_on: bool) -> Iterator[Any]:
         self._check_usable()
         if not self._is_checked:
@@ -213,6 +216,7 @@ class SinkLoader:
         with rehearsing(self._traversal):
             yield iter(self)
 
+    @waits_allowed
     def give_back(self) -> None:
         """Takes the batch back that was delivered last and not used: it comes again, and is not counted before.
 
@@ -221,6 +225,7 @@ class SinkLoader:
         """
         self._traversal.give_back()
 
+    @waits_allowed
     def restart(self) -> None:
         """Drops the rest of the epoch: the next `iter()` begins a new pass of the loader."""
         self._check_usable()
@@ -239,6 +244,7 @@ class SinkLoader:
         with self._producer.paused():
             yield
 
+    @waits_allowed
     def state_dict(self) -> dict[str, Any]:
         """Counts of consumed batches and all that is needed to go on after them.
 
@@ -250,6 +256,7 @@ class SinkLoader:
         self._check_usable()
         return self._traversal.state_dict()
 
+    @waits_allowed
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues where the state was taken; the next `iter()` gives the rest of that epoch.
 
@@ -296,9 +303,16 @@ class _Batches(Iterator[Any]):
             raise StopIteration
         if loader._life.ended is not None:
             raise SinkError(loader._life.ended)
+        if here.watches and not here.allowances:
+            return self._next_unwatched()
         try:
             item = loader._traversal.next_item(self.epoch)
         except StopIteration:
             self.loader = None
             raise
         return loader._slots.open(item.slot, item.batch)
+
+    @waits_allowed
+    def _next_unwatched(self) -> Any:
+        """Making batches is not what `no_host_sync()` looks at."""
+        return next(self)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 _WAITS = "called a synchronizing CUDA operation"
 
@@ -52,6 +56,27 @@ class host_sync_allowed:
         if self._cuda_mode:
             _set_cuda_debug_mode(self._cuda_mode)
         here.allowances -= 1
+
+
+def waits_allowed(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate what runs between sinks, where the host may wait."""
+
+    @functools.wraps(function)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with host_sync_allowed():
+            return function(*args, **kwargs)
+
+    return run
+
+
+@contextmanager
+def waits_watched() -> Iterator[None]:
+    """Inside a region that allows waits: a part that is watched nevertheless, such as an evaluation in a callback."""
+    allowances, here.allowances = here.allowances, 0
+    try:
+        yield
+    finally:
+        here.allowances = allowances
 
 
 @contextmanager
