@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -100,3 +101,57 @@ def test_recording_resumes_after_a_fallback() -> None:
         assert handle.is_recording
         after = v1.Compose([v1.Lambda(inverted), v1.Resize(10), v1.ToTensor()])(opener(encoded(30, 31))())
         assert [op.name for op in after.sink_ops] == ["pil.resize", "to_tensor"]
+
+
+def only_row() -> tuple[str, str]:
+    (row,) = fallback_report().counts
+    return row
+
+
+class Histogram:
+    """A transform that reads pixels in a method."""
+
+    def __call__(self, image: Any) -> Any:
+        return image.histogram()
+
+
+@pytest.mark.parametrize("compose", [v1.Compose, v2.Compose])
+@pytest.mark.parametrize(
+    ("step", "named"),
+    [
+        (np.array, "numpy.array"),
+        (v1.Lambda(np.array), "numpy.array"),
+        (lambda image: np.zeros_like(image), "test_fallback.<lambda>"),
+        (Histogram(), "test_fallback.Histogram.__call__"),
+        (inverted, "test_fallback.inverted"),
+    ],
+    ids=["C function", "C function in Lambda", "lambda", "method", "function"],
+)
+def test_the_reason_names_the_code_that_read_pixels(step: Any, named: str, compose: type) -> None:
+    image = opener(encoded(30, 31))
+    with torch_sink.image_backend("device", device="cpu"):
+        compose([step])(image())
+        _, reason = only_row()
+    assert reason.startswith("read by other code: ")
+    assert named in reason
+
+
+def test_wrong_arguments_are_an_error_and_no_fallback() -> None:
+    for strict in (False, True):
+        with torch_sink.image_backend("device", device="cpu", strict=strict):
+            tensor = v1.ToTensor()(opener(encoded(30, 31))())
+            with pytest.raises(RuntimeError, match="must match the size"):
+                v1.Normalize((0.5, 0.5), (0.5, 0.5))(tensor)
+            assert not fallback_report()
+
+
+def test_a_single_image_that_is_moved_says_so() -> None:
+    with torch_sink.image_backend("device", device="cpu"):
+        v1.ToTensor()(opener(encoded(30, 31))()).to("meta", non_blocking=True)
+        operation, reason = only_row()
+    assert operation == "torch: to"
+    assert reason.startswith("one image is moved by itself, a batch is made on the device: ")
+    assert "test_a_single_image" in reason
+    with torch_sink.image_backend("device", device="cpu"):
+        v1.ToTensor()(opener(encoded(30, 31))()).to(torch.float16)
+        assert only_row()[1].startswith("tensor read by other code: ")

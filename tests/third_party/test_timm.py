@@ -141,3 +141,11 @@ def test_workers_find_what_was_imported_after_the_backend_was_set(generated_phot
     command = [sys.executable, str(script), str(generated_photos)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == "nothing ran in stock code"
+
+
+def test_the_report_names_timm_s_own_code() -> None:
+    augment = data.auto_augment.augment_and_mix_transform("augmix-m5-w4-d2", {})
+    with torch_sink.image_backend("device", device="cpu"):
+        augment(photographs()[0]())
+        (row,) = torch_sink.fallback_report().counts
+    assert "timm.data.auto_augment.AugMixAugment" in row[1]

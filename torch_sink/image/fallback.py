@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -258,7 +259,7 @@ def report_fallback(operation: str, reason: str, inner_module: str | None = None
     if is_executing():
         return
     if inner_module is not None:
-        reason = f"{reason}: {_caller_outside(inner_module)}"
+        reason = f"{reason}: {_caller(inner_module)}"
     if ledger.strict:
         raise UnsupportedOperation(
             f"{operation} would run in stock code on the CPU ({reason}); leave it out, or set the backend with "
@@ -267,11 +268,38 @@ def report_fallback(operation: str, reason: str, inner_module: str | None = None
     ledger.add(operation, reason)
 
 
-def _caller_outside(module: str) -> str:
-    frame = sys._getframe(2)
+# Code that reads pixels for somebody else.
+_INNER_MODULES = ("torch_sink", "numpy", "PIL", "functools")
+# `Compose`, `Lambda` and their like, which call what may be written in C and have no frame of its own.
+_CONTAINERS = (
+    "torchvision.transforms.transforms",
+    "torchvision.transforms.v2._container",
+    "torchvision.transforms.v2._misc",
+)
+
+
+def _caller(inner_module: str) -> str:
+    """The nearest code outside of the libraries that read pixels for others, as module and name."""
+    inner = (*_INNER_MODULES, inner_module)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if not name.startswith(("torch_sink.image", module + ".")) and name != module:
-            return f"{name}.{frame.f_code.co_name}"
-        frame = frame.f_back  # type: ignore[assignment]
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in inner:
+            return _name_of_called(frame, module) or f"{module}.{_name_of(frame)}"
+        frame = frame.f_back
     return "unknown caller"
+
+
+def _name_of(frame: FrameType) -> str:
+    code = frame.f_code
+    owner = type(frame.f_locals["self"]).__name__ + "." if "self" in frame.f_locals else ""
+    return getattr(code, "co_qualname", owner + code.co_name).replace("<locals>.", "")
+
+
+def _name_of_called(frame: FrameType, module: str) -> str:
+    """What a container of transforms has called, or "" where the frame is none of a container."""
+    names = frame.f_locals if module in _CONTAINERS else {}
+    for called in (names.get("t"), names.get("transform"), getattr(names.get("self"), "lambd", None)):
+        if callable(called):
+            return f"{called.__module__}.{getattr(called, '__qualname__', type(called).__name__)}"
+    return ""

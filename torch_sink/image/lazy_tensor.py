@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -215,12 +215,13 @@ def recorded(func: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callabl
 def run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], kinds: Any = HANDLES) -> Any:
     """A call with the real tensors of the handles among its arguments; `kinds` are their types."""
     handles: dict[int, Any] = {}
+    call = (*args[1:], *kwargs.values())
 
     def materialised(value: Any) -> Any:
         if not isinstance(value, kinds):
             return value
         if kinds is HANDLES and value.is_recording:
-            report_fallback(f"torch: {getattr(func, '__name__', func)}", "tensor read by other code", "torch")
+            report_fallback(f"torch: {getattr(func, '__name__', func)}", _reason(func, call), "torch")
         tensor = value.materialise()
         handles[id(tensor)] = value
         return tensor
@@ -229,6 +230,13 @@ def run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     result = func(*args, **kwargs)
     # A call in place returns its tensor: give back the handle that the caller holds.
     return handles.get(id(result), result)
+
+
+def _reason(func: Callable[..., Any], arguments: Sequence[Any]) -> str:
+    """Why a call needs the values of a handle."""
+    places = [value for value in arguments if isinstance(value, (str, torch.device))]
+    is_move = func is torch.Tensor.cuda or (func is torch.Tensor.to and any(str(place) != "cpu" for place in places))
+    return "one image is moved by itself, a batch is made on the device" if is_move else "tensor read by other code"
 
 
 @recorded(torch.Tensor.contiguous)

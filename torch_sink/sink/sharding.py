@@ -12,13 +12,13 @@ _UNSHARDED = (SequentialSampler, RandomSampler)
 
 
 def warn_if_unsharded(loader: Any) -> None:
-    """Warns where `Accelerator.prepare` was given a SinkLoader, which it returns as it is, instead of the DataLoader."""
+    """Warns where `Accelerator.prepare` was given a SinkLoader instead of the DataLoader; it returns that as it is."""
     state = sys.modules.get("accelerate.state")
     processes = 1 if state is None else state.PartialState._shared_state.get("num_processes", 1)
     if processes > 1 and _is_unsharded(loader):
         warnings.warn(
-            f"each of the {processes} processes reads all samples: accelerator.prepare() shards DataLoaders and returns "
-            "a SinkLoader as it is. Wrap what it returns: SinkLoader(accelerator.prepare(loader)).",
+            f"each of the {processes} processes reads all samples: accelerator.prepare() shards DataLoaders and "
+            "returns a SinkLoader as it is. Wrap what it returns: SinkLoader(accelerator.prepare(loader)).",
             stacklevel=4,
         )
 

@@ -133,17 +133,20 @@ def on_tensor(name: str, recorder: Recorder | None) -> Callable[[Recorder], Reco
     def make(stock: Recorder) -> Recorder:
         @functools.wraps(stock)
         def stand_in(image: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(image, HANDLES):
-                if image.is_recording:
-                    if recorder is not None:
-                        result = recorder(image, *args, **kwargs)
-                        if result is not NotImplemented:
-                            return result
-                    arguments = " with these arguments" if recorder is not None else ""
-                    report_fallback(name, f"no kernel for {image.sink_dtype} tensors{arguments}")
-                with executing():
-                    image = image.materialise()
-            return stock(image, *args, **kwargs)
+            if not isinstance(image, HANDLES):
+                return stock(image, *args, **kwargs)
+            is_recording = image.is_recording
+            if is_recording and recorder is not None:
+                result = recorder(image, *args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+            with executing():
+                tensor = image.materialise()
+            result = stock(tensor, *args, **kwargs)  # wrong arguments raise here, and are no fallback
+            if is_recording:
+                arguments = " with these arguments" if recorder is not None else ""
+                report_fallback(name, f"no kernel for {image.sink_dtype} tensors{arguments}")
+            return result
 
         return stand_in
 
