@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import itertools
 import logging
 import os
@@ -459,6 +460,32 @@ def test_the_report_begins_anew_with_the_backend(paths: list[Path]) -> None:
         assert not torch_sink.decode_report()
         assert str(torch_sink.decode_report()) == "no broken files"
         assert str(torch_sink.fallback_report()) == "nothing ran in stock code"
+
+
+class InMemory(Files):
+    """What reads a file itself and gives Pillow its bytes."""
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return V1(Image.open(io.BytesIO(Path(self.paths[index]).read_bytes())).convert("RGB")), index
+
+
+class StreamInMemory(Stream):
+    def __init__(self, paths: list[Path]) -> None:
+        super().__init__(paths, loaded, V1)
+        self.files = InMemory(paths, loaded, V1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_without_a_name_are_listed_by_their_sample(paths: list[Path], workers: int) -> None:
+    files = [path for path in paths if path.is_file()]
+    broken = [index for index, path in enumerate(files) if broken_reason(path) is not None]
+    batches(InMemory(files, loaded, V1), "skip", batch_size=4, num_workers=workers)
+    assert sorted(torch_sink.decode_report().files) == sorted(f"sample {index} of InMemory" for index in broken)
+    batches(StreamInMemory(files), "skip", batch_size=None, num_workers=workers)
+    names = [
+        f"sample {i // 2} of the stream of worker {i % 2}" if workers else f"sample {i} of a stream" for i in broken
+    ]
+    assert sorted(torch_sink.decode_report().files) == sorted(names)
 
 
 def test_the_fallback_report_shows_broken_files_as_well(paths: list[Path]) -> None:

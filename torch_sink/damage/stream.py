@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from torch.utils.data import get_worker_info
+
 from torch_sink.damage.cause import BrokenFile
 from torch_sink.damage.samples import Placeholder, draws, set_draws
 from torch_sink.errors import DecodeError
@@ -135,7 +137,12 @@ class GuardedStream:
             return sample
         if before is not None and self.in_step:
             set_draws(before)
-        return Placeholder(file if file.path else file._replace(path=f"sample {self.count - 1} of a stream"))
+        return Placeholder(file if file.path else file._replace(path=self._name()))
+
+    def _name(self) -> str:
+        worker = get_worker_info()
+        whose = "a stream" if worker is None else f"the stream of worker {worker.id}"
+        return f"sample {self.count - 1} of {whose}"
 
     def _note_step(self, opened: int) -> None:
         if self.images_of_a_sample < 0:

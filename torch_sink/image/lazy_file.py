@@ -103,8 +103,8 @@ def jpeg_factory(stock: Callable[..., Any]) -> Callable[..., Any]:
         position = fp.tell()
         fp.seek(0)
         data = fp.read()
-        name = str(filename or getattr(fp, "name", "an image in memory"))
-        source = encoded_source(data, name)
+        name = filename or getattr(fp, "name", None)
+        source = encoded_source(data, str(name or "an image in memory"))
         if source is None:
             fp.seek(position)
             vars(image)["sink_name"] = name  # for messages, when the file is closed
