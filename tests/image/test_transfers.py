@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_cuda import FakeCuda, fake_cuda
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import default_collate
 from torchvision.transforms import v2
@@ -19,6 +20,8 @@ from torch_sink.cli.photos import make_photo
 from torch_sink.image import transfer
 from torch_sink.image.decode.images import decode_images
 from torch_sink.triton_kernels import float_stage, stage
+
+__all__ = ["fake_cuda"]
 
 PIPELINES = {
     "uint8": v2.Compose([v2.RandomAutocontrast(p=1), v2.PILToTensor()]),
@@ -110,3 +113,17 @@ def test_nothing_on_the_device_outlives_its_batch(transfers: Transfers, monkeypa
     left = [found() for found in alive]
     assert len(left) >= 8
     assert all(tensor is None or tensor is result for tensor in left)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_waiting_for_values_is_no_fault_where_waits_are(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "Event", lambda device: torch.cuda.Event())
+    monkeypatch.setattr(torch.accelerator, "current_stream", torch.cuda.current_stream)
+    values = torch.arange(6, device="cuda") * 2
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
+            values.cpu()
+        assert transfer.to_host(values).tolist() == [0, 2, 4, 6, 8, 10]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

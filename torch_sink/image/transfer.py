@@ -1,4 +1,4 @@
-"""From the host to the device without waiting: through pinned memory, which stays until its copy has been made.
+"""Between host and device through pinned memory: copies run in the order of a stream, and the host need not wait.
 
 Each function names the host as its device: scripts may have set another default.
 """
@@ -25,3 +25,15 @@ def to_device(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.
     if not pins(device) or on_host.device.type != "cpu":
         return on_host.to(device)
     return on_host.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(values: torch.Tensor) -> torch.Tensor:
+    """The values on the host, once they are there; the wait is for them alone, and no fault where waits are faults."""
+    if values.device.type == "cpu":
+        return values
+    on_host = host_buffer(values.shape, values.dtype, values.device)
+    on_host.copy_(values, non_blocking=True)
+    arrived = torch.Event(values.device)
+    arrived.record(torch.accelerator.current_stream(values.device))
+    arrived.synchronize()  # host sync
+    return on_host

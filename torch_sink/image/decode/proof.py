@@ -22,6 +22,7 @@ from PIL import Image, features
 from torch_sink.image.decode.decoded import Box
 from torch_sink.image.fallback import executing
 from torch_sink.image.source import EncodedSource, encoded_source
+from torch_sink.image.transfer import to_host
 
 if TYPE_CHECKING:
     from torch_sink.image.decode.jpeg_batch import JpegBatch
@@ -114,7 +115,7 @@ def _first_difference(device: torch.device) -> str:
             if image is None:
                 return f"the kernels take a {case.name} file for damaged"
             expected = _pillows_pixels(case)
-            wrong = int((image.pixels.cpu() != expected).sum())
+            wrong = int((to_host(image.pixels) != expected).sum())
             if wrong:
                 return f"{wrong} of {expected.numel()} values of a {case.name} file differ from Pillow's"
     return ""
