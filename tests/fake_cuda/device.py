@@ -196,6 +196,7 @@ class FakeCuda:
         for name, value in self._names().items():
             patch.setattr(torch.cuda, name, value)
         patch.setattr(torch.accelerator, "is_available", lambda: True)
+        patch.setattr(torch._C, "_cuda_getCurrentStream", lambda index: (*self.current_stream(index).key, CUDA))
         patch.setattr(torch._C, "_host_emptyCache", lambda: None)
         patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda _, pool: self.allocator.end_allocate_to_pool(pool))
         patch.setattr(torch._C, "_cuda_releasePool", lambda _, pool: self.allocator.release_pool(pool))

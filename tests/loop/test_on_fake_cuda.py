@@ -11,7 +11,7 @@ from fake_cuda import FakeCuda
 from torch.nn import functional
 
 from torch_sink.errors import HostSyncError
-from torch_sink.loop import JitConfig, StepLoop, no_host_sync
+from torch_sink.loop import JitConfig, LambdaCallback, StepLoop, graph, no_host_sync
 from torch_sink.loop.host_sync import host_sync_allowed
 from torch_sink.sink import SinkLoader
 
@@ -90,6 +90,46 @@ def test_no_order_of_the_streams_shows(fake_cuda: FakeCuda) -> None:
         history = loop.run(loader, epochs=2)
     losses = plain("SGD", batches * 2, scheduler=cosine)[1]
     torch.testing.assert_close(history.losses, losses, rtol=1e-5, atol=1e-6)
+    loop.close()
+
+
+def test_a_replayed_step_makes_no_streams_and_compares_no_addresses(
+    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the host a step is to cost some microseconds: what is asked for every step is asked once."""
+    counts = {"streams": 0, "addresses": 0}
+    current_stream, addresses = torch.cuda.current_stream, graph._addresses
+
+    def count_stream(device: Any = None) -> Any:
+        counts["streams"] += 1
+        return current_stream(device)
+
+    def count_addresses(tensors: Any) -> Any:
+        counts["addresses"] += 1
+        return addresses(tensors)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", count_stream)
+    monkeypatch.setattr(graph, "_addresses", count_addresses)
+    loop = make_loop(sink_size=20)
+    with SinkLoader(make_batches(10)) as loader:
+        loop.run(loader)
+        seen = []
+        for epochs in (1, 2):
+            counts.update(streams=0, addresses=0)
+            loop.run(loader, epochs=epochs)
+            seen.append(dict(counts))
+    assert seen[1]["streams"] == seen[0]["streams"] + 1, "one for the end of another sink, none for its ten steps"
+    assert seen[0]["addresses"] == seen[1]["addresses"] == 0
+    loop.close()
+
+
+def test_all_slots_are_recorded_at_the_first(fake_cuda: FakeCuda) -> None:
+    loop = make_loop(sink_size=4)
+    begun: list[int] = []
+    note = LambdaCallback(on_train_step_end=lambda _: begun.append(fake_cuda.graphs_begun))
+    with SinkLoader(make_batches(8), slots=4) as loader:
+        loop.run(loader, callbacks=[note])
+    assert begun == [4, 4], "in the fourth step, behind three of warm-up"
     loop.close()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import operator
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -133,19 +135,19 @@ class GraphEngine(Engine):
             self._replaced.clear()
             self._reasons.count("graphs were captured again because something baked into them had changed")
 
-    def step(self, batch: Any, *, first: bool, last: bool) -> None:
+    def step(self, batch: Any, tensors: list[Tensor], *, first: bool, last: bool) -> None:
         if self.mode != "graph":
-            self._step_uncaptured(batch, first=first, last=last)
+            self._step_uncaptured(batch, tensors, first=first, last=last)
         elif self._warmup_left > 0 or last not in self._tried or not self._ready_to_capture():
             self._warm_up(batch, first=first, last=last)
         else:
-            replay = self._graph_for(batch, last)
+            replay = self._graph_for(batch, tensors, last)
             if replay is not None:
                 replay()
             elif self.mode == "graph":
                 self._launch(batch, first=first, last=last)
             else:
-                self._step_uncaptured(batch, first=first, last=last)
+                self._step_uncaptured(batch, tensors, first=first, last=last)
         self._position += 1
 
     def end(self, steps: int, iteration: int) -> SinkRecord:
@@ -159,10 +161,10 @@ class GraphEngine(Engine):
     def _ready_to_capture(self) -> bool:
         return self.training_step.update.has_warmed_up
 
-    def _step_uncaptured(self, batch: Any, *, first: bool, last: bool) -> None:
+    def _step_uncaptured(self, batch: Any, tensors: list[Tensor], *, first: bool, last: bool) -> None:
         """A step in the lower mode: with Python numbers, since optimizers may read what they are given on the host."""
         if not self._plan:
-            super().step(batch, first=first, last=last)
+            super().step(batch, tensors, first=first, last=last)
             return
         with self._rates.bound(self._plan[self._position]):
             self.training_step.run(batch, first=first, last=last)
@@ -192,13 +194,11 @@ class GraphEngine(Engine):
                 self._rates.load_row()
             self.training_step.run(batch, first=first, last=last)
 
-    def _graph_for(self, batch: Any, last: bool) -> Callable[[], None] | None:
+    def _graph_for(self, batch: Any, tensors: list[Tensor], last: bool) -> Callable[[], None] | None:
         slot = getattr(self._loader() if self._loader is not None else None, "slot_index", None)
-        tensors = batch_tensors(batch)
-        addresses = [(tensor.data_ptr(), tensor.shape) for tensor in tensors]
         known = self._graphs.get((slot, last))
         flat = isinstance(batch, (tuple, list)) and len(tensors) == len(batch)
-        if flat and known is not None and known[0] == addresses:
+        if flat and known is not None and _are_same(tensors, known[0]):
             return known[1]  # nothing but tensors, all where the graph reads them
         signature = _signature(batch)
         is_known = self._shape.knows(signature)
@@ -207,9 +207,9 @@ class GraphEngine(Engine):
             return None
         if not is_known:
             return None  # the compiler is busy with it in this step, which no capture would survive
-        if slot is None or (known is not None and known[0] != addresses):
+        if slot is None or (known is not None and not _are_same(tensors, known[0])):
             return self._staged(batch, tensors, last)
-        return known[1] if known is not None else self._record((slot, last), addresses, batch, last)
+        return known[1] if known is not None else self._record_all(slot, batch, last)
 
     def _staged(self, batch: Any, tensors: list[Tensor], last: bool) -> Callable[[], None] | None:
         self._reasons.count("batches that lay in no static slot were copied to one place before their step")
@@ -218,17 +218,26 @@ class GraphEngine(Engine):
         for target, source in zip(batch_tensors(self._staging), tensors, strict=True):
             target.copy_(source, non_blocking=True)
         known = self._graphs.get((STAGED, last))
-        return known[1] if known is not None else self._record((STAGED, last), [], self._staging, last)
+        return known[1] if known is not None else self._record({STAGED: self._staging}, last).get(STAGED)
 
-    def _record(self, key: tuple[Any, bool], addresses: list[Any], batch: Any, last: bool) -> Any:
+    def _record_all(self, slot: int, batch: Any, last: bool) -> Callable[[], None] | None:
+        """Record a graph for each slot of the ring at once: device idle, producer parked and caches empty but once."""
+        others = getattr(self._loader() if self._loader is not None else None, "static_batches", None)
+        batches = {**(others(batch) if others is not None else {}), slot: batch}
+        return self._record(batches, last).get(slot)
+
+    def _record(self, batches: dict[Any, Any], last: bool) -> dict[Any, Callable[[], None]]:
+        """The replays by slot; none if the step cannot be recorded, now or at all."""
         self._replayed_log.freeze()
         if not self._graphs:
             self._fingerprint = self._baked()
+        replays: dict[Any, Callable[[], None]] = {}
         before = Places(self._model, self.schedule.optimizer)
         try:
             self._check_optimizer()
             with host_sync_allowed(), self._pause():
-                replay = self._capture.record(lambda: self._captured(batch, last))
+                for slot, batch in batches.items():
+                    replays[slot] = self._capture.record(partial(self._captured, batch, last))
             self._replaced |= before.replaced()
             self._check_optimizer()
         except UnsupportedOperation:
@@ -236,14 +245,14 @@ class GraphEngine(Engine):
         except Exception as error:
             before.put_back()
             self._step_down(_describe(error))
-            return None
+            return {}
         if before.has_new_state():
             before.put_back()  # the new state lies in the graphs' memory and would begin anew at each replay
             self._forget_graphs()
-            return None
-        self.captures += 1
-        self._graphs[key] = addresses, replay
-        return replay
+            return {}
+        self.captures += len(replays)
+        self._graphs.update({(slot, last): (batch_tensors(batches[slot]), replays[slot]) for slot in replays})
+        return replays
 
     def _captured(self, batch: Any, last: bool) -> None:
         static = self.training_step.static_gradients
@@ -281,6 +290,17 @@ class GraphEngine(Engine):
 
     def _baked(self) -> Any:
         return fingerprint(self._model, self.training_step, self.schedule.optimizer, self._tabled)
+
+
+def _are_same(tensors: list[Tensor], recorded: list[Tensor]) -> bool:
+    """Whether tensors lie where recorded ones do. Slots are read in place, so that they are mostly the same objects."""
+    if len(tensors) != len(recorded):
+        return False
+    return all(map(operator.is_, tensors, recorded)) or _addresses(tensors) == _addresses(recorded)
+
+
+def _addresses(tensors: list[Tensor]) -> list[Any]:
+    return [(tensor.data_ptr(), tensor.shape) for tensor in tensors]
 
 
 def _signature(batch: Any) -> tuple[Any, ...]:

@@ -181,9 +181,9 @@ class TrainingRun:
         if loop.watches_next_step:
             loop.watches_next_step = False
             with watch_host_syncs(loop.report_sync) if engine.watchable else nullcontext():
-                engine.step(batch, first=first, last=last)
+                engine.step(batch, tensors, first=first, last=last)
         else:
-            engine.step(batch, first=first, last=last)
+            engine.step(batch, tensors, first=first, last=last)
 
     def _finish_sink(self, record: SinkRecord, engine: Engine) -> None:
         self.history.add(record)

@@ -83,10 +83,15 @@ class CudaOps:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.copy_stream = copy_stream_of(device)
+        self._streams: dict[Any, torch.cuda.Stream] = {}
 
     def current_stream(self) -> torch.cuda.Stream:
-        """The calling thread's current stream on this device."""
-        return torch.cuda.current_stream(self.device)
+        """The calling thread's current stream on this device; its object is made once, for it is asked every step."""
+        key = torch._C._cuda_getCurrentStream(self.device.index)
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = self._streams[key] = torch.cuda.current_stream(self.device)
+        return stream
 
     def new_event(self, *, host_waits: bool) -> torch.cuda.Event:
         """An event without timing; a thread that waits for it sleeps instead of spinning."""

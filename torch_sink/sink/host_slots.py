@@ -39,6 +39,10 @@ class HostSlots:
         """None: the batch is the source's own memory."""
         return None
 
+    def static_batches(self, batch: Any) -> dict[int, Any]:
+        """None."""
+        return {}
+
     def describe(self) -> str:
         """For `repr`."""
         return f"slots={self.count} of references to the loader's own tensors"

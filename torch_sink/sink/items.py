@@ -27,6 +27,9 @@ class Slots(Protocol):
     def static_index(self, slot: int) -> int | None:
         """The slot whose fixed memory holds the batch, None when it is elsewhere."""
 
+    def static_batches(self, batch: Any) -> dict[int, Any]:
+        """By slot, what a batch like `batch`, which lies in fixed memory, would be in each of them."""
+
     def describe(self) -> str:
         """The plan, for `repr`."""
 

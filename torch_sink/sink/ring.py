@@ -110,6 +110,14 @@ class DeviceRing:
         """The slot, if its batch lies in it at full size: its addresses are those of every such batch."""
         return slot if self.slots[slot].is_static else None
 
+    def static_batches(self, batch: Any) -> dict[int, Any]:
+        """By slot, what a batch like `batch`, which lies in fixed memory, would be in each of them."""
+        return {number: self._in_slot(slot, batch) for number, slot in enumerate(self.slots)}
+
+    def _in_slot(self, slot: Slot, batch: Any) -> Any:
+        places = {id(leaf): buffer for leaf, buffer in zip(leaves(batch), slot.buffers, strict=True)}
+        return map_leaves(batch, lambda leaf: places[id(leaf)] if isinstance(leaf, torch.Tensor) else leaf)
+
     def describe(self) -> str:
         """The plan, for `repr`."""
         if self.plan is not None:
