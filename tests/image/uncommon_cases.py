@@ -35,7 +35,23 @@ def _filter(blur: Any, image: Image.Image) -> Image.Image:
     return image.filter(blur)
 
 
+def _constants(image: torch.Tensor) -> torch.Tensor:
+    return ((image - 0.45) / 0.225 + 3) * -0.25
+
+
+def _channel(number: int, image: Image.Image) -> Image.Image:
+    return image.split()[number]
+
+
 UNCOMMON: dict[str, Callable[[], Pipeline]] = {
+    "v1 constants": lambda: _v1(v1.ToTensor(), v1.Lambda(_constants), v1.RandomHorizontalFlip(1.0)),
+    "v2 constants behind a blur": lambda: _v2(
+        v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.GaussianBlur(3, 1.0), v2.Lambda(_constants),
+    ),
+    "one channel": lambda: _v1(v1.Lambda(functools.partial(_channel, 2)), v1.RandomRotation(20), v1.ToTensor()),
+    "one channel, inverted and blurred": lambda: _v2(
+        v2.Lambda(functools.partial(_channel, 1)), v2.RandomInvert(1.0), v2.GaussianBlur(3, 1.0), v2.PILToTensor(),
+    ),
     "v1 mirrored more than once": lambda: _v1(
         v1.Pad((70, 1, 30, 40), padding_mode="reflect"), v1.CenterCrop((50, 110)),
         v1.Pad((111, 0, 0, 180), padding_mode="symmetric"), v1.PILToTensor(),

@@ -237,6 +237,21 @@ class LazyImage(Image.Image, metaclass=_StockType):
                 return self.record(Op(_BLURS[kind], (radii,))) if any(radii) else self.copy()
         return super().filter(filter)
 
+    def split(self) -> tuple[Image.Image, ...]:
+        if not self.is_recording:
+            return super().split()
+        return tuple(map(self.getchannel, range(3))) if self._mode == "RGB" else (self.copy(),)
+
+    def getchannel(self, channel: int | str) -> Image.Image:
+        """Recorded as an image of which all channels are this one, of which the gray values are the channel's."""
+        number = "RGB".find(channel) if isinstance(channel, str) and len(channel) == 1 else channel
+        if not self.is_recording or self._mode != "RGB" or type(number) is not int or not 0 <= number < 3:
+            return super().getchannel(channel)
+        same = self.record(Op("pil_to_tensor")).record(Op("v2.permute_channels", ((number,) * 3,)))
+        recorded = same.record(Op("to_pil_image")).record(Op("pil.convert", ("L",)), mode="L")
+        recorded.info = dict(self.info)
+        return recorded
+
     def point(self, lut: Any, mode: str | None = None) -> Image.Image:
         if self.is_recording and mode in (None, self._mode):
             table = _byte_table(lut, 3 if self._mode == "RGB" else 1)

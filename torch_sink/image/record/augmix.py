@@ -19,6 +19,7 @@ from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage, recorded
 from torch_sink.image.ops import Op
+from torch_sink.image.record.arithmetic import multiplied
 from torch_sink.image.record.tensor_argument import tensor_arguments
 
 # True inside `AugMix.forward`; elsewhere a view shares memory with its image, which these handles do not.
@@ -85,7 +86,9 @@ def _view(handle: Any, *sizes: Any, **kwargs: Any) -> Any:
 @recorded(torch.Tensor.mul)
 def _weigh(weight: Any, batch: Any = None, **kwargs: Any) -> Any:
     """A weight, float32 [1, 1, 1, 1], times the image or the result of a chain."""
-    if type(batch) is not BatchOfOne or not batch.is_recording or type(weight) is not torch.Tensor:
+    if type(batch) is not BatchOfOne:
+        return multiplied(weight, batch, **kwargs)
+    if not batch.is_recording or type(weight) is not torch.Tensor:
         return NotImplemented
     if weight.shape != (1, 1, 1, 1) or weight.dtype != torch.float32 or weight.requires_grad:
         return NotImplemented

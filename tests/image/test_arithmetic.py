@@ -1,0 +1,114 @@
+"""Sums, differences, products and quotients by constants, and channels of images: recorded, with stock code's bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image, ImageOps
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+import torch_sink
+from image.cases import encoded, opener
+from image.check import assert_same_bits
+from torch_sink.image.lazy_image import LazyImage
+from torch_sink.image.lazy_tensor import HANDLES
+
+TO_FLOAT = {
+    "v1": v1.ToTensor(),
+    "v2": v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]),
+    "warped": v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.GaussianBlur(3, 1.0)]),
+}
+RECORDED: dict[str, Callable[[Any], Any]] = {
+    "x * 2 - 1": lambda x: x * 2 - 1,
+    "2 * x": lambda x: 2 * x,
+    "(x - 0.5) / 0.5": lambda x: (x - 0.5) / 0.5,
+    "methods": lambda x: x.sub(0.45).div(0.225).add(3).mul(-0.25),
+    "functions": lambda x: torch.div(torch.sub(torch.add(torch.mul(x, 4), 0.1), 0.7), 3),
+    "division": lambda x: x / 255,
+    "negative division": lambda x: x / -0.3 + -0.0,
+    "in a pipeline": v1.Compose([v1.Lambda(lambda x: x * 2 - 1), v1.RandomHorizontalFlip(1.0)]),
+}
+IN_STOCK_CODE: dict[str, Callable[[Any], Any]] = {
+    "x * 0.3": lambda x: x * 0.3,
+    "x * 0": lambda x: x * 0,
+    "x / 0": lambda x: x / 0,
+    "alpha": lambda x: x.sub(1, alpha=2),
+    "rounding": lambda x: x.div(0.1, rounding_mode="floor"),
+    "a tensor": lambda x: x - torch.tensor(0.5),
+    "a bool": lambda x: x + True,
+    "infinity": lambda x: x * float("inf"),
+    "nan": lambda x: x - float("nan"),
+    "large": lambda x: x / 1e30,
+    "two images": lambda x: x + x,
+}
+
+
+def photo() -> Image.Image:
+    return opener(encoded(40, 30, 1))()
+
+
+def outcome(call: Callable[[Any], Any], to_float: str) -> tuple[Any, bool]:
+    result = call(TO_FLOAT[to_float](photo()))
+    recorded = isinstance(result, HANDLES) and result.is_recording
+    return (result.materialise() if isinstance(result, HANDLES) else result), recorded
+
+
+@pytest.mark.parametrize("to_float", TO_FLOAT)
+@pytest.mark.parametrize("name", [*RECORDED, *IN_STOCK_CODE])
+def test_constants(name: str, to_float: str) -> None:
+    call = {**RECORDED, **IN_STOCK_CODE}[name]
+    expected, _ = outcome(call, to_float)
+    with torch_sink.image_backend("device", device="cpu"):
+        actual, recorded = outcome(call, to_float)
+        assert recorded == (name in RECORDED)
+        assert bool(torch_sink.fallback_report()) != recorded
+    assert_same_bits(actual, expected)
+
+
+def test_other_constants_have_stock_codes_bits() -> None:
+    generator = torch.Generator().manual_seed(2)
+    for constant in (torch.rand(100, generator=generator) * 4 - 2).tolist():
+        for call in (lambda x: x - constant, lambda x: x + constant, lambda x: x / constant):  # noqa: B023
+            expected, _ = outcome(call, "v1")
+            with torch_sink.image_backend("device", device="cpu"):
+                actual, recorded = outcome(call, "v1")
+            assert recorded
+            assert_same_bits(actual, expected)
+
+
+CHANNELS: dict[str, Callable[[Any], Any]] = {
+    "split": lambda image: image.split(),
+    "split of gray": lambda image: image.convert("L").split(),
+    "getchannel": lambda image: (image.getchannel(2), image.getchannel("G")),
+    "behind a crop": lambda image: [channel.resize((9, 7)) for channel in image.crop((3, 2, 30, 20)).split()],
+    "inverted": lambda image: [ImageOps.invert(channel) for channel in image.split()],
+}
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+def test_channels_of_an_image_record(name: str) -> None:
+    expected = CHANNELS[name](photo())
+    with torch_sink.image_backend("device", device="cpu"):
+        actual = CHANNELS[name](photo())
+        assert all(type(channel) is LazyImage and channel.is_recording for channel in actual)
+        assert not torch_sink.fallback_report()
+        for channel, stock in zip(actual, expected, strict=True):
+            assert (channel.mode, channel.size, channel.info) == (stock.mode, stock.size, stock.info)
+            assert channel.tobytes() == stock.tobytes()
+
+
+@pytest.mark.parametrize("channel", [3, -1, "A", "RG", 1.0])
+def test_channels_that_are_none(channel: Any) -> None:
+    def attempt() -> tuple[Any, ...]:
+        try:
+            return "image", photo().getchannel(channel).tobytes()
+        except Exception as error:
+            return type(error), str(error)
+
+    expected = attempt()
+    with torch_sink.image_backend("device", device="cpu"):
+        assert attempt() == expected
