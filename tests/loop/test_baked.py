@@ -49,7 +49,11 @@ def replace_buffer(model: Wrapped) -> None:
     model.inner[1].eval()
 
 
-@pytest.mark.parametrize("change", [freeze, stop_averaging, replace_buffer])
+def replace_layer(model: Wrapped) -> None:
+    model.inner[2] = nn.Tanh()
+
+
+@pytest.mark.parametrize("change", [freeze, stop_averaging, replace_buffer, replace_layer])
 def test_what_a_callback_changes_reaches_the_replays(fake_cuda: FakeCuda, change: Any) -> None:
     assert "captured again" in compare_after(change).explain()
 

@@ -11,7 +11,7 @@ from fake_cuda import FakeCuda
 from torch.nn import functional
 
 from torch_sink.errors import HostSyncError
-from torch_sink.loop import JitConfig, LambdaCallback, StepLoop, graph, no_host_sync
+from torch_sink.loop import JitConfig, LambdaCallback, StepLoop, baked, graph, no_host_sync
 from torch_sink.loop.host_sync import host_sync_allowed
 from torch_sink.sink import SinkLoader
 
@@ -98,7 +98,7 @@ def test_a_replayed_step_makes_no_streams_and_compares_no_addresses(
 ) -> None:
     """On the host a step is to cost some microseconds: what is asked for every step is asked once."""
     counts = {"streams": 0, "addresses": 0}
-    current_stream, addresses = torch.cuda.current_stream, graph._addresses
+    current_stream, addresses = torch.cuda.current_stream, baked._addresses
 
     def count_stream(device: Any = None) -> Any:
         counts["streams"] += 1
@@ -109,7 +109,7 @@ def test_a_replayed_step_makes_no_streams_and_compares_no_addresses(
         return addresses(tensors)
 
     monkeypatch.setattr(torch.cuda, "current_stream", count_stream)
-    monkeypatch.setattr(graph, "_addresses", count_addresses)
+    monkeypatch.setattr(baked, "_addresses", count_addresses)
     loop = make_loop(sink_size=20)
     with SinkLoader(make_batches(10)) as loader:
         loop.run(loader)
@@ -120,6 +120,20 @@ def test_a_replayed_step_makes_no_streams_and_compares_no_addresses(
             seen.append(dict(counts))
     assert seen[1]["streams"] == seen[0]["streams"] + 1, "one for the end of another sink, none for its ten steps"
     assert seen[0]["addresses"] == seen[1]["addresses"] == 0
+    loop.close()
+
+
+@pytest.mark.parametrize("callbacks", [False, True])
+def test_what_only_callbacks_can_change_is_compared_behind_them_only(
+    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, callbacks: bool
+) -> None:
+    """The device is idle meanwhile."""
+    looks = []
+    take_in = graph.GraphEngine._take_changes_in
+    monkeypatch.setattr(graph.GraphEngine, "_take_changes_in", lambda e, steps: (looks.append(steps), take_in(e, steps)))
+    loop = make_loop(sink_size=2)
+    loop.run(make_batches(8), callbacks=[LambdaCallback(on_train_step_end=lambda _: None)] if callbacks else [])
+    assert len(looks) == (4 if callbacks else 1)
     loop.close()
 
 

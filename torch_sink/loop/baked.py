@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch_sink.loop.step import TrainingStep
 
 def address(tensor: Tensor) -> int:
     """Where a tensor's values lie; of a sharded one, where this rank's part does."""
+    if type(tensor) is Tensor or type(tensor) is nn.Parameter:
+        return tensor.data_ptr()
     local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # a DTensor's own address is 0
     return int(local.data_ptr())
 
@@ -73,11 +76,14 @@ def _tensors(owners: Any) -> dict[tuple[Any, str], Tensor]:
     }
 
 
-def fingerprint(model: nn.Module, step: TrainingStep, optimizer: torch.optim.Optimizer, tabled: set[str]) -> Any:
+def fingerprint(
+    modules: list[nn.Module], step: TrainingStep, optimizer: torch.optim.Optimizer, tabled: set[str]
+) -> Any:
     """All constants of a graph of `step`; unequal to an earlier one when it must be recorded anew.
 
     Args:
-        model: its modules' train or eval state, dropout rates and buffers.
+        modules: all of the model when the graph was recorded, since walking it takes longer than all the rest: their
+            members, train or eval state, dropout rates and buffers.
         step: its parameters and, where they stay in place, their gradients.
         optimizer: its state and the numbers in its groups.
         tabled: names of the groups' numbers that a graph reads from the device instead.
@@ -88,14 +94,26 @@ def fingerprint(model: nn.Module, step: TrainingStep, optimizer: torch.optim.Opt
         for name, value in group.items()
         if name not in tabled
     ]
-    modules = [(module.training, module.p if isinstance(module, _DropoutNd) else None) for module in model.modules()]
-    buffers = [address(buffer) for buffer in model.buffers()]
+    states = [(module.training, module.p if isinstance(module, _DropoutNd) else None) for module in modules]
+    members = [id(member) for module in modules for member in module._modules.values()]
+    buffers = [address(b) for module in modules for b in module._buffers.values() if b is not None]
     parameters = [(address(p), p.requires_grad) for p in step.update.parameters]
     gradients = [address(p.grad) if p.grad is not None else 0 for p in step.update.parameters if step.static_gradients]
-    states = [
+    optimizer_states = [
         address(value)
         for entries in optimizer.state.values()
         for value in entries.values()
         if isinstance(value, Tensor)
     ]
-    return numbers, modules, buffers, parameters, gradients, states
+    return numbers, states, members, buffers, parameters, gradients, optimizer_states
+
+
+def same_places(tensors: list[Tensor], recorded: list[Tensor]) -> bool:
+    """Whether tensors lie where recorded ones do. Slots are read in place, so that they are mostly the same objects."""
+    if len(tensors) != len(recorded):
+        return False
+    return all(map(operator.is_, tensors, recorded)) or _addresses(tensors) == _addresses(recorded)
+
+
+def _addresses(tensors: list[Tensor]) -> list[Any]:
+    return [(tensor.data_ptr(), tensor.shape) for tensor in tensors]

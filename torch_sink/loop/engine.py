@@ -52,8 +52,8 @@ class Engine:
         """Context of a whole run."""
         return nullcontext()
 
-    def attach(self, loader: Any) -> None:
-        """Take note of the loader of the coming run."""
+    def attach(self, loader: Any, *, callbacks: bool) -> None:
+        """Take note of the loader of the coming run, and whether callbacks may change anything between its sinks."""
 
     def reserve(self, steps: int) -> None:
         """Make room for sinks of up to `steps` steps."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_sink.errors import SinkError, UnsupportedOperation
-from torch_sink.loop.baked import Places, fingerprint
+from torch_sink.loop.baked import Places, fingerprint, same_places
 from torch_sink.loop.capturable import host_state, make_capturable
 from torch_sink.loop.capture import Capture
 from torch_sink.loop.compiled_loss import UsualShape, batch_signature
@@ -78,7 +77,7 @@ class GraphEngine(Engine):
         if not isinstance(step.log, ReplayedLog):
             raise TypeError(f"a captured step writes to a ReplayedLog, and its log is a {type(step.log).__name__}")
         self.captures = 0
-        self._model = model
+        self._model, self._modules = model, list(model.modules())
         self._tried: set[bool] = set()
         self._tabled = {"params", "lr", "initial_lr"}.union(["betas"] if schedule.cycles_betas else [])
         self._capture, self._reasons, self._lower_mode = capture, reasons, lower_mode
@@ -93,6 +92,7 @@ class GraphEngine(Engine):
         self._fingerprint: Any = None
         self._plan: list[list[float]] = []
         self._position = 0
+        self._may_have_changed = self._callbacks = True
         self._replaced: set[str] = set()
         self._loader: weakref.ref[Any] | None = None
         self._pause: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -104,7 +104,8 @@ class GraphEngine(Engine):
     def running(self) -> AbstractContextManager[Any]:
         return self._capture.stream()
 
-    def attach(self, loader: Any) -> None:
+    def attach(self, loader: Any, *, callbacks: bool) -> None:
+        self._may_have_changed, self._callbacks = True, callbacks
         self._pause = getattr(loader, "paused", nullcontext)
         if self._graphs and (self._loader is None or self._loader() is not loader):
             self._forget_graphs()  # they read the slots of another ring
@@ -123,12 +124,18 @@ class GraphEngine(Engine):
         if self.mode != "graph":
             super().begin(steps, iteration)
             return
-        self.training_step.update.follow_optimizer()
-        make_capturable(self.schedule.optimizer, cycles_betas=self.schedule.cycles_betas)
-        self.reserve(steps)
+        if self._may_have_changed:
+            self._take_changes_in(steps)
+        self._may_have_changed = self._callbacks
         self.log.start()
         self._plan = self.schedule.plan(steps, iteration)
         self._rates.write(self._plan)
+
+    def _take_changes_in(self, steps: int) -> None:
+        """What callbacks, or the user between two runs, may have changed. It takes a look at every parameter."""
+        self.training_step.update.follow_optimizer()
+        make_capturable(self.schedule.optimizer, cycles_betas=self.schedule.cycles_betas)
+        self.reserve(steps)
         if self._graphs and self._fingerprint != self._baked():
             self._forget_graphs()
             self._tried.clear()
@@ -198,7 +205,7 @@ class GraphEngine(Engine):
         slot = getattr(self._loader() if self._loader is not None else None, "slot_index", None)
         known = self._graphs.get((slot, last))
         flat = isinstance(batch, (tuple, list)) and len(tensors) == len(batch)
-        if flat and known is not None and _are_same(tensors, known[0]):
+        if flat and known is not None and same_places(tensors, known[0]):
             return known[1]  # nothing but tensors, all where the graph reads them
         signature = _signature(batch)
         is_known = self._shape.knows(signature)
@@ -207,7 +214,7 @@ class GraphEngine(Engine):
             return None
         if not is_known:
             return None  # the compiler is busy with it in this step, which no capture would survive
-        if slot is None or (known is not None and not _are_same(tensors, known[0])):
+        if slot is None or (known is not None and not same_places(tensors, known[0])):
             return self._staged(batch, tensors, last)
         return known[1] if known is not None else self._record_all(slot, batch, last)
 
@@ -230,6 +237,7 @@ class GraphEngine(Engine):
         """The replays by slot; none if the step cannot be recorded, now or at all."""
         self._replayed_log.freeze()
         if not self._graphs:
+            self._modules = list(self._model.modules())
             self._fingerprint = self._baked()
         replays: dict[Any, Callable[[], None]] = {}
         before = Places(self._model, self.schedule.optimizer)
@@ -289,18 +297,7 @@ class GraphEngine(Engine):
         self._capture.reset()
 
     def _baked(self) -> Any:
-        return fingerprint(self._model, self.training_step, self.schedule.optimizer, self._tabled)
-
-
-def _are_same(tensors: list[Tensor], recorded: list[Tensor]) -> bool:
-    """Whether tensors lie where recorded ones do. Slots are read in place, so that they are mostly the same objects."""
-    if len(tensors) != len(recorded):
-        return False
-    return all(map(operator.is_, tensors, recorded)) or _addresses(tensors) == _addresses(recorded)
-
-
-def _addresses(tensors: list[Tensor]) -> list[Any]:
-    return [(tensor.data_ptr(), tensor.shape) for tensor in tensors]
+        return fingerprint(self._modules, self.training_step, self.schedule.optimizer, self._tabled)
 
 
 def _signature(batch: Any) -> tuple[Any, ...]:

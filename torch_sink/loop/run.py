@@ -68,7 +68,7 @@ class TrainingRun:
         engine = self._loop.prepare(self._longest_sink())
         self._host_syncs_before = engine.host_syncs
         self._began = time.perf_counter()
-        engine.attach(self._loader)
+        engine.attach(self._loader, callbacks=bool(self._callbacks))
         with ExitStack() as stack:
             stack.enter_context(self._signals)
             stack.enter_context(engine.running())

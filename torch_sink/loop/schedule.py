@@ -98,6 +98,10 @@ class Schedule:
         self._run(steps, iteration)
 
     def _run(self, steps: int, iteration: int) -> None:
+        if self.scheduler is None or self._per_epoch:
+            self.before_step()
+            self._rates *= steps
+            return
         for step in range(iteration + 1, iteration + steps + 1):
             self.before_step()
             if step % self._accumulate == 0:
@@ -161,10 +165,17 @@ class RateTable:
         self._table = torch.zeros(capacity, columns, dtype=dtype, device=device)
         self._row = torch.zeros(1, columns, dtype=dtype, device=device)
         self._rates = list(self._row[0].unbind(0))
+        self._written: list[list[float]] = []
 
     def write(self, rows: list[list[float]]) -> None:
-        """Fill the first rows; queued on the current stream. The host has seen the end of the sink before."""
+        """Fill the first rows, unless they are there; queued on the current stream.
+
+        The host has seen the end of the sink before.
+        """
         count = len(rows)
+        if rows == self._written[:count]:
+            return
+        self._written = rows
         self._host[:count] = torch.tensor(rows, dtype=self._host.dtype, device="cpu")
         self._table[:count].copy_(self._host[:count], non_blocking=True)
 
