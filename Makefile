@@ -3,7 +3,7 @@
 # make test-slow     the soak tests
 # make check         ruff and mypy
 # make gpu           all that needs a GPU, in nine minutes; PART=tests|train|decode|..., RESULTS=folder, DATA=photographs
-# make kernels       compile what changed of the kernels for every target, without a GPU; rewrites docs/kernels.md
+# make kernels       compile what changed of the kernels for every target, count what they execute; rewrites docs/kernels.md
 # make report        write docs/performance.md and the figures of the README from the committed results
 #
 # Each target sets up what it needs. PYTHON=python3.12 make test chooses the interpreter of a new environment.
@@ -60,6 +60,7 @@ gpu:
 
 kernels: setup
 	$(VENV)/bin/python examples/benchmarks/kernels.py
+	$(VENV)/bin/python examples/benchmarks/kernel_counts.py
 	$(VENV)/bin/python examples/benchmarks/report.py
 
 report: setup

@@ -25,6 +25,12 @@ def read_rows(path: Path) -> Rows:
     return {(row["variant"], row["target"]): row for row in rows}
 
 
+def read_counts(path: Path) -> dict[str, Any]:
+    """What `kernel_counts.py` has put into a record, which compiling leaves as it is."""
+    record = json.loads(path.read_text()) if path.is_file() else {}
+    return {"counts": record["counts"]} if "counts" in record else {}
+
+
 def write_record(record: dict[str, Any], path: Path) -> None:
     """Write a record, each row on a line of its own. A reader sees the old file or the new one, never a part."""
     head = {name: value for name, value in record.items() if name != "kernels"}

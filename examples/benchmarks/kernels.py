@@ -32,7 +32,7 @@ import triton
 from triton.compiler import ASTSource
 
 from kernel_gate import faults
-from kernel_record import Rows, fingerprint, read_rows, write_record
+from kernel_record import Rows, fingerprint, read_counts, read_rows, write_record
 from kernel_usage import target, usage
 from torch_sink.triton_kernels.jpeg.variants import JpegVariant, jpeg_variants, some_jpeg_variants
 from torch_sink.triton_kernels.variants import Variant, some_variants, variants
@@ -191,7 +191,7 @@ def record_rows(rows: Iterator[dict[str, Any]], path: Path) -> Rows:
     from torch_sink.cli.machine import describe_machine
 
     sources = {job: fingerprint_of(job) for job in every_job()}
-    head = {"command": "make kernels", "machine": describe_machine(), "work": estimate_work()}
+    head = {"command": "make kernels", "machine": describe_machine(), "work": estimate_work()} | read_counts(path)
     fresh: Rows = {}
 
     def write() -> None:

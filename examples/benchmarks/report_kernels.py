@@ -33,6 +33,7 @@ def kernels_page(report: Report) -> str:
         "",
         table(["pipeline: stage", "taps", "bytes read", "bytes written", "arithmetic"], work_rows(report)),
         "",
+        *executed_lines(report),
         "## Every variant",
         "",
         "Loads and stores are the bits of one thread's access, times the number of such instructions.",
@@ -45,6 +46,41 @@ def kernels_page(report: Report) -> str:
     releases, commit = report["machine"]["releases"], report["machine"]["commit"]
     lines += [f"Triton {releases['triton']}, commit {commit}, {report['machine']['date']}: `{report['command']}`.", ""]
     return "\n".join(lines)
+
+
+def executed_lines(report: Report) -> list[str]:
+    """The section of what kernels execute, and of the model's times."""
+    counts = report["counts"]
+    devices = counts["devices"]
+    clocks = ", ".join(
+        f"{name} {device['multiprocessors']} SMs at {device['gigahertz']} GHz" for name, device in devices.items()
+    )
+    heads = ["instructions", "wavefronts", "sectors a load", "sectors a store", *[f"{name}, us" for name in devices]]
+    return [
+        "## What is executed",
+        "",
+        f"The PTX for sm_90, run on the CPU with {counts['images']} generated photographs of 500 x 375: instructions",
+        "of a thread and wavefronts of the load-store units for one output pixel, sectors of 32 bytes for one load",
+        "or store of a warp. **The times are a model's, not measured:** microseconds for one image if nothing were in the",
+        "way but the busiest of the units of all SMs: four schedulers that issue one instruction of a warp a cycle",
+        "each, the units for float32, float64 and integers, and one wavefront a cycle. Latency, caches, bandwidth and",
+        f"launches are left out. It takes {clocks};",
+        "`examples/benchmarks/kernel_model.py` holds the other constants and where they come from.",
+        "",
+        table(["pipeline", *heads], [executed_row(row) for row in counts["pipelines"]]),
+        "",
+        "The JPEG decoder on files of quality 90, 4:2:0, for one pixel of the images:",
+        "",
+        table(["kernel", *heads], [executed_row(row) for row in counts["decoder"]]),
+        "",
+    ]
+
+
+def executed_row(row: Report) -> list[str]:
+    """What one pipeline, or one kernel of the decoder, executes."""
+    sectors = [f"{row['sectors_a_request'].get(kind, 0):.1f}" for kind in ("ld.global", "st.global")]
+    times = [f"{time:.2f}" for time in row["microseconds_an_image"].values()]
+    return [row["name"], f"{row['instructions_a_pixel']:.0f}", f"{row['wavefronts_a_pixel']:.2f}", *sectors, *times]
 
 
 def kernel_of(row: Report) -> str:

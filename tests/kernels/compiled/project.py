@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 
 import torch_sink.triton_kernels
+from kernels.compiled.ptx.counts import Counts
 from kernels.compiled.ptx.findings import Findings
 from kernels.compiled.ptx.machine import Executable, Launch, Options
 from kernels.compiled.ptx.program import parse
@@ -34,17 +35,22 @@ class Executor:
     Attributes:
         findings: what the kernels did that none may do.
         launches: how many there were of each kernel.
+        counts: by kernel, where the options ask for them.
     """
 
     def __init__(self, options: Options, change: Callable[[str], str] = str) -> None:
         self.options, self.change = options, change
         self.findings = Findings()
         self.launches: Counter[str] = Counter()
+        self.counts: dict[str, Counts] = {}
 
     def __call__(self, launched: Launched) -> None:
         self.launches[launched.kernel] += 1
         executable, shared = executable_of(self.change(launched.ptx)), launched.metadata.shared
-        Launch(executable, launched.grid, launched.arguments, shared, self.findings, self.options).run()
+        launch = Launch(executable, launched.grid, launched.arguments, shared, self.findings, self.options)
+        launch.run()
+        if launch.counts is not None:
+            self.counts.setdefault(launched.kernel, Counts(executable.program)).add(launch.counts)
 
     @property
     def faults(self) -> list[str]:

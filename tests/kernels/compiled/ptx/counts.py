@@ -21,20 +21,27 @@ class Counts:
     """The counts of one launch.
 
     Attributes:
-        blocks: how often a warp ran each block.
+        instructions: of warps, by name.
         requests, sectors, wavefronts: by "ld.global", "st.shared" and so on.
     """
 
     def __init__(self, program: Program) -> None:
-        self._program = program
-        self.blocks: Counter[int] = Counter()
+        self._blocks = [Counter(item.name for item in block.instructions) for block in program.blocks]
+        self.instructions: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
         self.sectors: Counter[str] = Counter()
         self.wavefronts: Counter[str] = Counter()
 
     def block(self, number: int, warps: int) -> None:
         """Some warps ran a block."""
-        self.blocks[number] += warps
+        for name, times in self._blocks[number].items():
+            self.instructions[name] += warps * times
+
+    def add(self, other: Counts) -> None:
+        """Adds those of another launch."""
+        for mine, its in zip(vars(self).values(), vars(other).values(), strict=True):
+            if isinstance(mine, Counter):
+                mine.update(its)
 
     def access(self, instruction: Instruction, access: Access, size: int) -> None:
         """Some warps accessed memory, `size` bytes a lane."""

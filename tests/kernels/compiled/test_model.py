@@ -1,0 +1,77 @@
+"""The counts in the record, and the model of time beside them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
+
+pytestmark = pytest.mark.once
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "examples" / "benchmarks"
+COUNTS = json.loads((BENCHMARKS / "results" / "kernels.json").read_text())["counts"]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        import kernel_counts
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    return kernel_counts
+
+
+def test_the_busiest_unit_gives_the_time(script: ModuleType) -> None:
+    device = script.DEVICES["H200"]
+    second = device.multiprocessors * device.gigahertz * 1e9  # cycles of all SMs
+    for instructions, wavefronts, cycles in (
+        ({"mov.b32": 4000, "bra": 4000}, 0, 2000),
+        ({"add.s32": 4000}, 0, 4000 * 32 / 64),
+        ({"add.s64": 4000}, 0, 2 * 4000 * 32 / 64),
+        ({"add.rn.f32": 4000}, 0, 4000 / 4),
+        ({"add.rn.f64": 4000}, 0, 4000 * 32 / 64),
+        ({"div.rn.f64": 100}, 0, 30 * 100 * 32 / 64),
+        ({"add.s32": 4000, "add.rn.f32": 4000}, 0, 4000 * 32 / 64),
+        ({"ld.global.b32": 4000}, 9000, 9000),
+    ):
+        time = script.microseconds(instructions, wavefronts, device)
+        assert time == pytest.approx(1e6 * cycles / second), instructions
+
+
+def test_a_faster_device_takes_less(script: ModuleType) -> None:
+    for row in (*COUNTS["pipelines"], *COUNTS["decoder"]):
+        times = row["microseconds_an_image"]
+        assert times["A100"] > times["H200"] > times["B200"] > 0, row["name"]
+
+
+def test_the_record_holds_every_pipeline_and_every_kernel_of_the_decoder(script: ModuleType) -> None:
+    assert [row["name"] for row in COUNTS["pipelines"]] == list(script.pipelines())
+    kernels = {variant.kernel.__name__.removesuffix("_kernel").replace("_", " ") for variant in jpeg_variants(32)}
+    assert {row["name"] for row in COUNTS["decoder"]} == kernels | {"all"}
+    total = COUNTS["decoder"][-1]
+    for key in ("instructions_a_pixel", "wavefronts_a_pixel"):
+        assert sum(row[key] for row in COUNTS["decoder"][:-1]) == pytest.approx(total[key])
+
+
+def test_counts_of_small_images(script: ModuleType) -> None:
+    """The same work twice is the same for a pixel; the jitter is more of it."""
+    name, jittered = list(script.pipelines())[:2]
+    one, two = (script.count_pipeline(name, script.pipelines()[name], images, (40, 30)) for images in (1, 2))
+    more = script.count_pipeline(jittered, script.pipelines()[jittered], 1, (40, 30))
+    assert one["instructions_a_pixel"] == pytest.approx(two["instructions_a_pixel"], rel=0.2)
+    assert more["instructions_a_pixel"] > 1.5 * one["instructions_a_pixel"]
+    assert 1 <= one["sectors_a_request"]["st.global"] <= 8
+
+
+@pytest.mark.slow
+def test_the_record_is_as_counted(script: ModuleType) -> None:
+    made = script.count_all(COUNTS["images"])
+    for rows, recorded in ((made[key], COUNTS[key]) for key in ("pipelines", "decoder")):
+        for row, before in zip(rows, recorded, strict=True):
+            assert row["instructions_a_pixel"] == pytest.approx(before["instructions_a_pixel"], rel=0.1), row["name"]
