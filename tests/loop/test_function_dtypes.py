@@ -288,3 +288,36 @@ class WithHeads(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.attention(inputs, inputs, inputs)[0].log_softmax(-1)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_what_the_user_compiled_meets_the_level_from_outside(level: str, whole: bool) -> None:
+    """The graphs of the first steps serve all, although the parameters' copies are others at each."""
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def function(features: Tensor, scale: Tensor) -> Tensor:
+        return functional.layer_norm(features.softmax(-1) @ features.T.detach() @ features, (4,), scale)
+
+    losses = []
+    for compiled in (True, False):
+        model: nn.Module = Calling(function)
+        model = nn.Sequential(torch.compile(model, backend=backend) if compiled else model) if not whole else model
+        model = torch.compile(model, backend=backend) if compiled and whole else model
+        torch.manual_seed(2)
+        batches = [(torch.randn(2, 4), LABELS) for _ in range(12)]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loop = StepLoop(model, functional.cross_entropy, optimizer, amp=level)
+        loop.run(batches[:2])
+        first = len(graphs)
+        losses.append(loop.run(batches).losses)
+        assert len(graphs) == first
+    assert graphs
+    assert torch.equal(*losses)

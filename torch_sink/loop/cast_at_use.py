@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.loss import _Loss
 
-from torch_sink.loop.function_dtypes import LOW_RULES, WHITE_LIST_RULES, FunctionDtypes
+from torch_sink.loop.function_dtypes import FunctionDtypes
 from torch_sink.loop.precision import Precision, WeakModule, map_container, to_float32
 from torch_sink.loop.recompute import recomputing_in
 
@@ -67,8 +67,8 @@ class CastAtUse(Precision):
             )
         self._keep = keep_float32 if keep_float32 is not None else (NORMALISATION if level == "O2" else ())
         self._losses = LOSSES if level == "O2" else ()
-        self._functions = self._keep == NORMALISATION, bool(self._losses)
         self._only = only
+        self._table = self._functions_table()
         self._hooks = _Hooks(dtype)
         self._masters: dict[Tensor, Tensor] = {}
         self._handles: list[Any] = []
@@ -135,8 +135,15 @@ class CastAtUse(Precision):
         self._masters = {copy: parameter for parameter, copy in copies.items()}
 
     def _function_dtypes(self) -> FunctionDtypes:
-        rules = LOW_RULES[self._functions] if self._only is None else WHITE_LIST_RULES
-        return FunctionDtypes(rules, self.dtype, self._masters)
+        return FunctionDtypes(self._table, self.dtype, self._masters)
+
+    def _functions_table(self) -> str:
+        if self._only is not None:
+            return "white list"
+        normalisation = self._keep == NORMALISATION
+        if self._losses:
+            return "low but both" if normalisation else "low but softmax and losses"
+        return "low but normalisation" if normalisation else "low"
 
     def _adopt(self, module: nn.Module) -> None:
         dtype = self._input_dtype(module)

@@ -21,17 +21,18 @@ class FunctionDtypes(TorchFunctionMode):
     """Inside, the functions of a table get their floating point tensors in the dtype that the table says.
 
     Args:
-        rules: function -> what is done instead of calling it.
+        table: key of `TABLES`.
         dtype: torch.bfloat16 or torch.float16; what "low precision" means.
         masters: low precision copy of a parameter -> the parameter, which is what functions in float32 get.
     """
 
-    def __init__(self, rules: Rules, dtype: torch.dtype, masters: dict[Tensor, Tensor] | None = None) -> None:
+    def __init__(self, table: str, dtype: torch.dtype, masters: dict[Tensor, Tensor] | None = None) -> None:
         super().__init__()
-        self.rules, self.dtype, self.masters = rules, dtype, masters if masters is not None else {}
+        # The key and not the table: torch 2.15 cannot guard compiled code by such a dict of a mode.
+        self.table, self.dtype, self.masters = table, dtype, masters if masters is not None else {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        rule = self.rules.get(func)
+        rule = TABLES[self.table].get(func)
         return func(*args, **(kwargs or {})) if rule is None else rule(self, func, args, kwargs or {})
 
     def widened(self, value: Any) -> Any:
@@ -195,12 +196,12 @@ MIXTURE_RULES: Rules = (
     | {functional.grid_sample: in_float32_and_back}
     | _CALLING_RULES
 )
-# Where only some modules compute in low precision; a module may use the parameters of another one.
-WHITE_LIST_RULES: Rules = dict.fromkeys(_PRODUCTS, in_widest_dtype) | _CALLING_RULES
-# By whether normalisation, and whether softmax and losses are computed in float32.
-LOW_RULES: dict[tuple[bool, bool], Rules] = {
-    (False, False): MIXTURE_RULES,
-    (True, False): MIXTURE_RULES | NORMALISATION_RULES,
-    (False, True): MIXTURE_RULES | SOFTMAX_AND_LOSS_RULES,
-    (True, True): MIXTURE_RULES | CPU_AUTOCAST_RULES,
+TABLES: dict[str, Rules] = {
+    "autocast on the CPU": CPU_AUTOCAST_RULES,
+    # Where only some modules compute in low precision; a module may use the parameters of another one.
+    "white list": dict.fromkeys(_PRODUCTS, in_widest_dtype) | _CALLING_RULES,
+    "low": MIXTURE_RULES,
+    "low but normalisation": MIXTURE_RULES | NORMALISATION_RULES,
+    "low but softmax and losses": MIXTURE_RULES | SOFTMAX_AND_LOSS_RULES,
+    "low but both": MIXTURE_RULES | CPU_AUTOCAST_RULES,
 }

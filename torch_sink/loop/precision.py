@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_sink.loop.function_dtypes import CPU_AUTOCAST_RULES, LOW, FunctionDtypes
+from torch_sink.loop.function_dtypes import LOW, FunctionDtypes
 from torch_sink.loop.recompute import recomputing_in
 
 LEVELS = ("O0", "O1", "O2", "O3", "auto")
@@ -78,7 +78,7 @@ class Autocast(Precision):
 
     @contextmanager
     def _cpu_context(self) -> Iterator[None]:
-        rules = FunctionDtypes(CPU_AUTOCAST_RULES, self.dtype)
+        rules = FunctionDtypes("autocast on the CPU", self.dtype)
         with torch.autocast("cpu", dtype=self.dtype), recomputing_in(self._cpu_context), rules:
             yield
 
