@@ -11,13 +11,15 @@ is missing shows as garbage: memory holds NaN until a kernel has written to it, 
 | `streams.py` | streams, events and the order in which work runs |
 | `kernels.py` | the kernels, and which of them make the host wait |
 | `graphs.py` | capture: what it forbids, how it fails, what a failure leaves behind, replay |
+| `autograd.py`, `contexts.py` | what torch's engine needs to run backward passes without a device |
 | `random_numbers.py` | the generators of the devices, outside and inside graphs |
-| `device.py` | all of it in the place of `torch.cuda` |
+| `device.py`, `fixtures.py` | all of it in the place of `torch.cuda`, for a test |
 
 What it does not model: kernels that only CUDA has (cuDNN, Triton), memory that runs out, time, and more than one
 process. Where a release of torch differs from another, `FakeCuda(release=...)` chooses.
 """
 
-from .device import FakeCuda, fake_cuda, rehearse
+from .device import FakeCuda
+from .fixtures import fake_cuda, rehearse
 
 __all__ = ["FakeCuda", "fake_cuda", "rehearse"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .device import fake_cuda
+from .fixtures import fake_cuda
 
 __all__ = ["fake_cuda"]

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 from torch.autograd import graph as autograd_graph
 
+from .autograd import backward_of
 from .contexts import Contexts
 from .graphs import Captures, FakeGraph
 from .kernels import Kernels
 from .memory import Allocator
 from .random_numbers import Generator, run_with
-from .streams import CUDA, FakeEvent, FakeStream, Queues
+from .streams import CUDA, FakeEvent, FakeStream, OnStream, Queues
 
 SEGMENT = 2 << 20  # bytes that the allocator asks for at a time
 SYNC_MODES = {0: 0, 1: 1, 2: 2, "default": 0, "warn": 1, "error": 2}
@@ -214,7 +215,7 @@ class FakeCuda:
             patch.setattr(autograd_graph, "set_override_stale_capture_stream", override, raising=False)
             asked = lambda: self.overrides_stale_streams  # noqa: E731 - as torch has it
             patch.setattr(torch._C, "_override_stale_capture_stream", asked, raising=False)
-        patch.setattr(torch.autograd, "_engine_run_backward", self._backward(torch.autograd._engine_run_backward))
+        patch.setattr(torch.autograd, "_engine_run_backward", backward_of(self, torch.autograd._engine_run_backward))
         patch.setattr(torch.backends.cudnn, "enabled", False)
 
     def remove(self) -> None:
@@ -273,71 +274,6 @@ class FakeCuda:
     def _override_stale_streams(self, enabled: bool) -> None:
         self.overrides_stale_streams = enabled
 
-    def _backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Backward passes in the calling thread; inside a capture a stale node is found as the driver finds it."""
-
-        def backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            handles = []
-            if self.captures.here() is not None:
-                handles = [node.register_prehook(self._check_stale) for node in _accumulating_nodes(roots)]
-            try:
-                with single_threaded():
-                    return run(roots, *args, **kwargs)
-            finally:
-                for handle in handles:
-                    handle.remove()
-
-        return backward
-
-    def _check_stale(self, gradients: Any) -> None:
-        capture = self.captures.here()
-        stream = self.current_stream()
-        if capture is not None and stream not in capture.streams and not self.overrides_stale_streams:
-            capture.fail(f"operation not permitted when stream is capturing (AccumulateGrad of {stream})")
-
-
-class OnStream:
-    """`torch.cuda.stream`. A class, as there: what is never left, as torch 2.11 leaves a failed capture, stays."""
-
-    def __init__(self, cuda: FakeCuda, stream: FakeStream | None) -> None:
-        self._cuda, self._stream = cuda, stream
-
-    def __enter__(self) -> None:
-        if self._stream is not None:
-            self._before = self._cuda.index_of(), self._cuda.current_stream(self._stream.device)
-            self._cuda.set_stream(self._stream)
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._stream is not None:
-            device, stream = self._before
-            self._cuda.set_stream(stream)
-            torch._C._accelerator_setDeviceIndex(device)
-
-
-@contextlib.contextmanager
-def single_threaded() -> Iterator[None]:
-    """The engine has no threads for devices that are not there."""
-    before = torch._C._is_multithreading_enabled()
-    torch._C._set_multithreading_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_multithreading_enabled(before)
-
-
-def _accumulating_nodes(roots: Any) -> list[Any]:
-    waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
-    seen, found = set(), []
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if type(node).__name__ == "AccumulateGrad":
-            found.append(node)
-        waiting += [following for following, _ in node.next_functions if following is not None]
-    return found
-
 
 _installed: list[tuple[Kernels, Contexts]] = []
 _lock = threading.Lock()
@@ -351,23 +287,3 @@ def _replacements() -> tuple[Kernels, Contexts]:
             torch._C._ensureCUDADeviceGuardSet()
             _installed.append((Kernels(), Contexts()))
         return _installed[0]
-
-
-@pytest.fixture
-def fake_cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    """A fake CUDA device, where there is no real one; its arguments by `parametrize("fake_cuda", [...], indirect=True)`."""
-    if torch.cuda.is_available():
-        pytest.skip("a machine with CUDA has its own")
-    cuda = FakeCuda(**getattr(request, "param", {}))
-    with monkeypatch.context() as patch:
-        cuda.install(patch)
-        yield cuda
-        cuda.remove()
-
-
-@pytest.fixture
-def rehearse(request: pytest.FixtureRequest) -> None:
-    """For tests marked `cuda(rehearsed=True)`: the fake device where there is no real one."""
-    marker = request.node.get_closest_marker("cuda")
-    if marker is not None and marker.kwargs.get("rehearsed") and not torch.cuda.is_available():
-        request.getfixturevalue("fake_cuda")

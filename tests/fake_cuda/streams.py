@@ -179,3 +179,21 @@ class FakeEvent:
         if self.mark is not None and not isinstance(self.mark, Work):
             self.cuda.captures.forbid("cudaEventQuery", self.mark)
         return self.mark is None or self.mark.is_done
+
+
+class OnStream:
+    """`torch.cuda.stream`. A class, as there: what is never left, as torch 2.11 leaves a failed capture, stays."""
+
+    def __init__(self, cuda: FakeCuda, stream: FakeStream | None) -> None:
+        self._cuda, self._stream = cuda, stream
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._before = self._cuda.index_of(), self._cuda.current_stream(self._stream.device)
+            self._cuda.set_stream(self._stream)
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._stream is not None:
+            device, stream = self._before
+            self._cuda.set_stream(stream)
+            torch._C._accelerator_setDeviceIndex(device)

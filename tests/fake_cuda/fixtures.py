@@ -1,0 +1,30 @@
+"""The fake device for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from .device import FakeCuda
+
+
+@pytest.fixture
+def fake_cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    """A fake CUDA device, where there is no real one; its arguments by `parametrize("fake_cuda", [...], indirect=True)`."""
+    if torch.cuda.is_available():
+        pytest.skip("a machine with CUDA has its own")
+    cuda = FakeCuda(**getattr(request, "param", {}))
+    with monkeypatch.context() as patch:
+        cuda.install(patch)
+        yield cuda
+        cuda.remove()
+
+
+@pytest.fixture
+def rehearse(request: pytest.FixtureRequest) -> None:
+    """For tests marked `cuda(rehearsed=True)`: the fake device where there is no real one."""
+    marker = request.node.get_closest_marker("cuda")
+    if marker is not None and marker.kwargs.get("rehearsed") and not torch.cuda.is_available():
+        request.getfixturevalue("fake_cuda")
