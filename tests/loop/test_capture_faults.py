@@ -94,7 +94,6 @@ def test_an_error_of_the_users_own_inside_a_capture_is_named(fake_cuda: FakeCuda
     assert f"(at {__file__}:" in loop.explain()
 
 
-@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
 @both_releases
 def test_a_loss_that_is_still_alive_keeps_gradients_on_its_stream(fake_cuda: FakeCuda) -> None:
     loop = make_loop(sink_size=4)
@@ -110,6 +109,7 @@ def test_a_loss_that_is_still_alive_keeps_gradients_on_its_stream(fake_cuda: Fak
         assert "mode: graph" in loop.explain()
         assert not fake_cuda.overrides_stale_streams, "what is set for a capture is put back"
     assert alive.isfinite()
+    assert torch._C._warn_on_accumulate_grad_stream_mismatch(), "what is switched off for a run is put back"
 
 
 def test_a_pool_is_not_used_again_when_all_graphs_have_left_it(fake_cuda: FakeCuda) -> None:

@@ -166,16 +166,22 @@ def _stale_streams_overridden() -> Iterator[None]:
 
 
 class _OnStream:
-    """Makes a stream current, ordered after the work before it and before the work after it."""
+    """Makes a stream current, ordered after the work before it and before the work after it.
+
+    torch's warning about gradients that it keeps on another stream is not for the user: the trial looks for them.
+    """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
         self._context = torch.cuda.stream(stream)
 
     def __enter__(self) -> None:
+        self._warned = getattr(torch._C, "_warn_on_accumulate_grad_stream_mismatch", lambda: True)()
+        autograd_graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         self._context.__enter__()
 
     def __exit__(self, *exc_info: Any) -> None:
         self._context.__exit__(*exc_info)
         torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+        autograd_graph.set_warn_on_accumulate_grad_stream_mismatch(self._warned)
