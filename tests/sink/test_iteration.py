@@ -184,6 +184,24 @@ def test_a_sink_size_that_is_taken_away_ends_the_endless_traversal() -> None:
     assert values(loader) == [0, 1, 2, 3, 4]
 
 
+def test_a_whole_pass_leaves_the_traversal_where_it_was() -> None:
+    saved = SinkLoader(numbered(4))
+    two_batches(saved)
+    loader = SinkLoader(numbered(4))
+    loader.load_state_dict(saved.state_dict())
+    with loader.whole_pass():
+        assert values(loader) == [0, 1, 2, 3]
+    assert values(loader) == [2, 3], "the loaded state"
+    two_batches(loader)
+    with loader.whole_pass():
+        assert values(loader) == [0, 1, 2, 3]
+    assert values(loader.rest()) == [2, 3]
+    two_batches(loader)
+    with loader.whole_pass():
+        assert values(loader) == [0, 1, 2, 3]
+    assert values(loader) == [0, 1, 2, 3], "a new epoch, as without the pass in between"
+
+
 def test_set_epoch_counts_passes_that_were_left() -> None:
     class Sampler(torch.utils.data.SequentialSampler):
         epochs: list[int] = []  # noqa: RUF012
