@@ -322,7 +322,9 @@ def lazy_image(image: Image.Image) -> LazyImage | None:
         report_fallback("Pillow image", f"{name} is a class of its own, which a recorded image would not be")
         return None
     if image.mode not in _RECORDED_MODES:
-        report_fallback("Pillow image", f"no kernel for mode {image.mode!r}: convert it to 'RGB' or 'L' first")
+        # The values of a palette image may be classes, which a conversion would destroy.
+        advice = "" if image.mode == "P" else ": convert it to 'RGB' or 'L' first"
+        report_fallback("Pillow image", f"no kernel for mode {image.mode!r}{advice}")
         return None
     if not image.width or not image.height:
         return None
