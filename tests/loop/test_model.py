@@ -293,6 +293,21 @@ def test_metrics_of_ones_own_and_eval_network() -> None:
     assert results == {"largest": max(inputs.max().item() for inputs, _ in batches), "loss": 2.5}
 
 
+def test_without_loss_fn_metrics_that_cannot_be_computed_are_refused() -> None:
+    """A network that returns its loss gives no scores; and a loss that nobody computes is not NaN."""
+
+    class Losing(nn.Module):
+        def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
+            return inputs.mean()
+
+    batches = make_batches(2)
+    with pytest.raises(ValueError, match="metric 'loss' needs a loss, and there is no loss_fn"):
+        Model(make_model(), metrics={"loss", "accuracy"}).eval(batches)
+    with pytest.raises(ValueError, match=r"the output is \[\]; .*eval_network"):
+        Model(Losing(), metrics={"accuracy"}).eval(batches)
+    assert set(Model(make_model(), metrics={"accuracy"}).eval(batches)) == {"accuracy"}
+
+
 @pytest.mark.parametrize(("frequency", "evaluated"), [(1, [1, 2, 3, 4]), (2, [2, 4]), ([1, 4], [1, 4])])
 def test_fit_evaluates_at_the_frequency(
     frequency: Any, evaluated: list[int], capsys: pytest.CaptureFixture[str]

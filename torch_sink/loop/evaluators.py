@@ -15,7 +15,7 @@ from torch_sink.loop.callbacks import Callback
 from torch_sink.loop.distributed import Ranks
 from torch_sink.loop.evaluator import Evaluator, copied, evaluating
 from torch_sink.loop.inference import Inference, InferenceSettings
-from torch_sink.loop.metrics import make_metrics
+from torch_sink.loop.metrics import Loss, make_metrics
 from torch_sink.loop.positions import sink_over
 from torch_sink.loop.precision import Precision, map_container
 
@@ -116,11 +116,14 @@ class Evaluators:
             made = make_metrics(metrics)
             if made and self._forward is not None and forward is None and self._eval_network is None:
                 _check_needs_no_output(made)
+            has_loss = forward is not None or self._has_loss
+            if not has_loss:
+                _check_needs_no_loss(made)
             evaluator = Evaluator(
                 self._evaluated,
                 self._inference(forward),
                 made,
-                has_loss=forward is not None or self._has_loss,
+                has_loss=has_loss,
                 ranks=self._ranks,
                 device=self._settings.device,
             )
@@ -170,11 +173,18 @@ def move_to(value: Any, device: torch.device) -> Any:
 
 
 def _check_needs_no_output(metrics: dict[str, Any]) -> None:
-    from torch_sink.loop.metrics import Loss
-
     blind = [name for name, metric in metrics.items() if not isinstance(metric, Loss)]
     if blind:
         raise ValueError(
             f"metrics {', '.join(blind)} need outputs and labels, and this loop's forward= returns a loss; pass "
             "evaluate(loader, metrics=..., forward=lambda model, batch: (loss, output, labels))"
+        )
+
+
+def _check_needs_no_loss(metrics: dict[str, Any]) -> None:
+    named = [name for name, metric in metrics.items() if isinstance(metric, Loss)]
+    if named:
+        raise ValueError(
+            f"metric {named[0]!r} needs a loss, and there is no loss_fn; pass one, or Model(..., eval_network=...) "
+            "that returns (loss, output, labels)"
         )

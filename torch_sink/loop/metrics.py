@@ -79,6 +79,13 @@ class TopK(MeanMetric):
 
     def update(self, output: Tensor, *labels: Tensor) -> None:
         """Take in scores [batch, classes, ...] and labels: int [batch, ...], or one-hot or soft [batch, classes]."""
+        if not isinstance(output, Tensor) or output.dim() < 2:
+            got = list(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
+            raise ValueError(
+                f"accuracy and top5 take scores [batch, classes, ...], and the output is {got}; for a network that "
+                "returns something else pass a function that gives (loss, output, labels): Model(..., "
+                "eval_network=...), StepLoop.evaluate(..., forward=...)"
+            )
         target = labels[0]
         if target.dim() == output.dim():
             target = target.argmax(1)
