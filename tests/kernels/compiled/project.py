@@ -35,6 +35,7 @@ class Executor:
     Attributes:
         findings: what the kernels did that none may do.
         launches: how many there were of each kernel.
+        programs: their PTX, unchanged.
         counts: by kernel, where the options ask for them.
     """
 
@@ -42,10 +43,12 @@ class Executor:
         self.options, self.change = options, change
         self.findings = Findings()
         self.launches: Counter[str] = Counter()
+        self.programs: set[str] = set()
         self.counts: dict[str, Counts] = {}
 
     def __call__(self, launched: Launched) -> None:
         self.launches[launched.kernel] += 1
+        self.programs.add(launched.ptx)
         executable, shared = executable_of(self.change(launched.ptx)), launched.metadata.shared
         launch = Launch(executable, launched.grid, launched.arguments, shared, self.findings, self.options)
         launch.run()

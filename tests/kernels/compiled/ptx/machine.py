@@ -7,7 +7,6 @@ comes at any time.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -46,14 +45,23 @@ class Options:
 
 
 class Executable:
-    """A program whose blocks become steps when they are first run."""
+    """A program whose blocks become steps when they are first run.
+
+    Attributes:
+        program: the program.
+        blocks: the steps of those that have been run.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.steps = functools.cache(self._steps)
+        self.blocks: dict[int, list[Step]] = {}
 
-    def _steps(self, block: int) -> list[Step]:
-        return [step_of(self.program, instruction) for instruction in self.program.blocks[block].instructions]
+    def steps(self, block: int) -> list[Step]:
+        """Those of one block."""
+        if block not in self.blocks:
+            instructions = self.program.blocks[block].instructions
+            self.blocks[block] = [step_of(self.program, instruction) for instruction in instructions]
+        return self.blocks[block]
 
 
 class Launch:
