@@ -209,6 +209,9 @@ def test_evaluation_arguments() -> None:
     loop = make_loop()
     with pytest.raises(ValueError, match="unknown metric 'speed'"):
         loop.evaluate(VALID, metrics={"speed"})
+    loop.evaluate(VALID)
+    with pytest.raises(TypeError, match="metrics is a str; pass a set of names"):
+        loop.evaluate(VALID, metrics="accuracy")  # what is kept of the evaluation before does not pass for it
     with pytest.raises(TypeError, match=r"the batch is a Tensor; an evaluation takes \(x, y\)"):
         loop.evaluate([torch.zeros(3)])
     with pytest.raises(TypeError, match="gave a Tensor; return"):

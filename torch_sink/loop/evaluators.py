@@ -109,11 +109,11 @@ class Evaluators:
         self._predictor = None
 
     def _evaluator(self, metrics: Any, forward: Forward | None) -> Evaluator:
+        made = make_metrics(metrics)  # also where one is kept: what cannot be used never is
         named = frozenset(metrics) if isinstance(metrics, (set, frozenset, list, tuple)) else None
         objects = tuple((name, id(one)) for name, one in metrics.items()) if isinstance(metrics, Mapping) else None
         key = named, objects, id(forward)
         if key not in self._evaluators:
-            made = make_metrics(metrics)
             if made and self._forward is not None and forward is None and self._eval_network is None:
                 _check_needs_no_output(made)
             has_loss = forward is not None or self._has_loss
