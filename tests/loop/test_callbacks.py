@@ -171,6 +171,17 @@ def test_early_stopping(options: dict[str, Any], values: list[float], epochs: in
     assert loop.step_count == 2 * epochs
 
 
+@pytest.mark.parametrize("make_callback", [EarlyStopping, ReduceLROnPlateau])
+def test_a_run_without_evaluation_says_that_nothing_was_decided(
+    make_callback: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    callback = make_callback()
+    for callbacks, told in (([callback], 1), ([Results("eval_loss", [1.0, 0.5]), callback], 0)):
+        caplog.clear()
+        make_loop().run(make_batches(2), epochs=2, callbacks=callbacks)
+        assert caplog.text.count("monitor 'eval_loss' had no value in this run") == told
+
+
 def test_early_stopping_restores_the_best_weights() -> None:
     weights = []
     loop = make_loop()

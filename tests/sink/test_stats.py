@@ -96,6 +96,7 @@ def test_the_verdict_leaves_out_the_warm_up_and_names_its_percentiles() -> None:
     mixed = recorded([5.0] * 10 + [0.0] * 60 + [0.001 * number for number in range(1, 41)])
     assert mixed.verdict == "input-bound"
     assert "queue empty at 40 of 100 fetches, waits p50 0.00 ms, p90 31.00 ms, p99 40.00 ms" in str(mixed)
+    assert "after the warm-up" not in str(recorded([5.0] * 10)), "nothing came after it"
     assert recorded([0.25] * 3).consumer_wait_p50_seconds == 0.25, "a short run has its figures too"
 
 

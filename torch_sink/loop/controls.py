@@ -40,7 +40,7 @@ class Monitor:
         largest = mode == "max" or (mode == "auto" and ("acc" in name or "top" in name))
         self.name, self._sign, self._min_delta = name, (-1.0 if largest else 1.0), abs(min_delta)
         self.best = math.inf * self._sign
-        self._seen = False
+        self._seen = self._missed = False
 
     def read(self, arguments: RunArguments) -> float | None:
         """The value of this epoch, or None if there was no evaluation."""
@@ -54,7 +54,13 @@ class Monitor:
         if value is None and not self._seen and results:
             _log.warning("monitor %r is not among the results %s", self.name, ", ".join(results))
         self._seen = self._seen or value is not None
+        self._missed = self._missed or not results
         return value
+
+    def tell_if_never_read(self) -> None:
+        """At a run's end: warn if the value never came, as without an evaluation."""
+        if self._missed and not self._seen:
+            _log.warning("monitor %r had no value in this run, so nothing was decided", self.name)
 
     def improves(self, value: float, on: float | None = None) -> bool:
         """Whether `value` is better than the best so far, or than `on`, by more than `min_delta`."""
@@ -64,6 +70,7 @@ class Monitor:
     def reset(self) -> None:
         """Forget the best."""
         self.best = math.inf * self._sign
+        self._seen = self._missed = False
 
 
 class EarlyStopping(Callback):
@@ -121,6 +128,7 @@ class EarlyStopping(Callback):
             run_context.request_stop()
 
     def on_train_end(self, run_context: RunContext) -> None:
+        self._monitor.tell_if_never_read()
         arguments = run_context.original_args()
         if self._weights is not None and (self._stopped or arguments.history.stopped_by is None):
             arguments.train_network.load_state_dict(self._weights)
@@ -204,6 +212,9 @@ class ReduceLROnPlateau(Callback):
         if self._waited >= max(self._patience, 1):
             self._reduce(arguments)
             self._waited, self._cooling = 0, self._cooldown
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        self._monitor.tell_if_never_read()
 
     def _reduce(self, arguments: RunArguments) -> None:
         for group in arguments.optimizer.param_groups:

@@ -85,7 +85,7 @@ class QueueStats:
             f"producer waited p50 {self.producer_wait_p50_seconds * 1e3:.2f} ms, "
             f"p99 {self.producer_wait_p99_seconds * 1e3:.2f} ms; "
             f"{self.bytes_held / 2**20:.1f} MiB held; {self.skipped} samples skipped, {self.replaced} replaced\n"
-            f"{self.verdict}: {self.advice} (after the warm-up: {self.evidence}){broken}"
+            f"{self.verdict}: {self.advice}{f' (after the warm-up: {self.evidence})' if self.judged else ''}{broken}"
         )
 
 
