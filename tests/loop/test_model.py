@@ -297,12 +297,20 @@ def test_without_loss_fn_metrics_that_cannot_be_computed_are_refused() -> None:
     """A network that returns its loss gives no scores; and a loss that nobody computes is not NaN."""
 
     class Losing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+
         def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
-            return inputs.mean()
+            return (self.weight * inputs).mean()
 
     batches = make_batches(2)
     with pytest.raises(ValueError, match="metric 'loss' needs a loss, and there is no loss_fn"):
         Model(make_model(), metrics={"loss", "accuracy"}).eval(batches)
+    model = Model(losing := Losing(), None, torch.optim.SGD(losing.parameters(), lr=0.1), {"loss"})
+    with pytest.raises(ValueError, match="metric 'loss' needs a loss, and there is no loss_fn"):
+        model.fit(1, batches, batches)
+    assert model.loop.step_count == 0, "refused before the first step"
     with pytest.raises(ValueError, match=r"the output is \[\]; .*eval_network"):
         Model(Losing(), metrics={"accuracy"}).eval(batches)
     assert set(Model(make_model(), metrics={"accuracy"}).eval(batches)) == {"accuracy"}

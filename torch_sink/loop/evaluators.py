@@ -116,14 +116,11 @@ class Evaluators:
         if key not in self._evaluators:
             if made and self._forward is not None and forward is None and self._eval_network is None:
                 _check_needs_no_output(made)
-            has_loss = forward is not None or self._has_loss
-            if not has_loss:
-                _check_needs_no_loss(made)
             evaluator = Evaluator(
                 self._evaluated,
                 self._inference(forward),
                 made,
-                has_loss=has_loss,
+                has_loss=forward is not None or self._has_loss,
                 ranks=self._ranks,
                 device=self._settings.device,
             )
@@ -178,13 +175,4 @@ def _check_needs_no_output(metrics: dict[str, Any]) -> None:
         raise ValueError(
             f"metrics {', '.join(blind)} need outputs and labels, and this loop's forward= returns a loss; pass "
             "evaluate(loader, metrics=..., forward=lambda model, batch: (loss, output, labels))"
-        )
-
-
-def _check_needs_no_loss(metrics: dict[str, Any]) -> None:
-    named = [name for name, metric in metrics.items() if isinstance(metric, Loss)]
-    if named:
-        raise ValueError(
-            f"metric {named[0]!r} needs a loss, and there is no loss_fn; pass one, or Model(..., eval_network=...) "
-            "that returns (loss, output, labels)"
         )

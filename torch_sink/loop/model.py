@@ -19,7 +19,7 @@ from torch_sink.loop.history import RunHistory
 from torch_sink.loop.inference import InferenceSettings
 from torch_sink.loop.jit import JitConfig
 from torch_sink.loop.members import TwoColumns, call_with
-from torch_sink.loop.metrics import make_metrics
+from torch_sink.loop.metrics import Loss, make_metrics
 from torch_sink.loop.precision import Precision
 from torch_sink.loop.scaler import StaticLossScaler
 from torch_sink.loop.step_loop import StepLoop
@@ -225,7 +225,7 @@ class Model:
             The metrics by name, and "loss" if there is a loss function.
 
         Raises:
-            ValueError: the model was made without metrics.
+            ValueError: the model was made without metrics, or without a loss that one of them needs.
         """
         self._check_metrics("eval")
         check_bool("dataset_sink_mode", dataset_sink_mode)
@@ -319,6 +319,12 @@ class Model:
     def _check_metrics(self, what: str) -> None:
         if not self._metrics:
             raise ValueError(f"{what} needs metrics: Model(..., metrics={{'accuracy'}})")
+        named = [name for name, metric in self._metrics.items() if isinstance(metric, Loss)]
+        if named and self._loss_fn is None and self._eval_network is None:
+            raise ValueError(
+                f"metric {named[0]!r} needs a loss, and there is no loss_fn; pass one, or Model(..., eval_network=...) "
+                "that returns (loss, output, labels)"
+            )
 
 
 def _mode(config: JitConfig | None) -> str:
