@@ -57,7 +57,7 @@ _BLENDS = frozenset(("adjust_contrast", "adjust_saturation", "adjust_hue"))
 _ONE_BY_ONE = frozenset(
     ("to_tensor", "to_dtype", "convert_image_dtype", "normalize", "crop", "crop_beyond", "pad", "hflip", "vflip",
      "horizontal_flip", "vertical_flip", "quarter_turns", "erase", "erase_pixels", "invert", "adjust_brightness",
-     "grayscale_to_rgb", "permute_channels", "contiguous")
+     "grayscale_to_rgb", "permute_channels", "contiguous", "mul")
 )  # fmt: skip
 
 

@@ -32,9 +32,17 @@ RECORDED: dict[str, Callable[[Any], Any]] = {
     "negative division": lambda x: x / -0.3 + -0.0,
     "in a pipeline": v1.Compose([v1.Lambda(lambda x: x * 2 - 1), v1.RandomHorizontalFlip(1.0)]),
 }
-IN_STOCK_CODE: dict[str, Callable[[Any], Any]] = {
-    "x * 0.3": lambda x: x * 0.3,
+# While a table of 256 values stands for the floats.
+PRODUCTS: dict[str, Callable[[Any], Any]] = {
+    "x * 255": lambda x: x * 255,
+    "0.3 * x": lambda x: 0.3 * x,
+    "x * -1.7 + 0.2": lambda x: x.mul(-1.7) + 0.2,
     "x * 0": lambda x: x * 0,
+    "a product in a pipeline": v1.Compose(
+        [v1.RandomHorizontalFlip(1.0), v1.Lambda(lambda x: x * 255), v1.Normalize([9], [6])]
+    ),
+}
+IN_STOCK_CODE: dict[str, Callable[[Any], Any]] = {
     "x / 0": lambda x: x / 0,
     "alpha": lambda x: x.sub(1, alpha=2),
     "rounding": lambda x: x.div(0.1, rounding_mode="floor"),
@@ -58,13 +66,14 @@ def outcome(call: Callable[[Any], Any], to_float: str) -> tuple[Any, bool]:
 
 
 @pytest.mark.parametrize("to_float", TO_FLOAT)
-@pytest.mark.parametrize("name", [*RECORDED, *IN_STOCK_CODE])
+@pytest.mark.parametrize("name", [*RECORDED, *PRODUCTS, *IN_STOCK_CODE])
 def test_constants(name: str, to_float: str) -> None:
-    call = {**RECORDED, **IN_STOCK_CODE}[name]
+    call = {**RECORDED, **PRODUCTS, **IN_STOCK_CODE}[name]
+    records = name in RECORDED or (name in PRODUCTS and to_float != "warped")
     expected, _ = outcome(call, to_float)
     with torch_sink.image_backend("device", device="cpu"):
         actual, recorded = outcome(call, to_float)
-        assert recorded == (name in RECORDED)
+        assert recorded == records
         assert bool(torch_sink.fallback_report()) != recorded
     assert_same_bits(actual, expected)
 
@@ -72,7 +81,7 @@ def test_constants(name: str, to_float: str) -> None:
 def test_other_constants_have_stock_codes_bits() -> None:
     generator = torch.Generator().manual_seed(2)
     for constant in (torch.rand(100, generator=generator) * 4 - 2).tolist():
-        for call in (lambda x: x - constant, lambda x: x + constant, lambda x: x / constant):  # noqa: B023
+        for call in (lambda x: x - constant, lambda x: x + constant, lambda x: x / constant, lambda x: x * constant):  # noqa: B023
             expected, _ = outcome(call, "v1")
             with torch_sink.image_backend("device", device="cpu"):
                 actual, recorded = outcome(call, "v1")

@@ -19,7 +19,7 @@ from image.test_lazy_tensor import KINDS, OPEN, stock_and_lazy
 
 
 def same_after(kind: str, function: Callable[[Any], list[torch.Tensor]]) -> None:
-    stock, lazy = stock_and_lazy(kind, lambda image: [tensor * 1 for tensor in function(image)])
+    stock, lazy = stock_and_lazy(kind, lambda image: [tensor.clone() for tensor in function(image)])
     for one, other in zip(lazy, stock, strict=True):
         assert_same_bits(one, other)
 
@@ -37,7 +37,7 @@ def test_crops_share_memory_as_views_do(kind: str, written_first: bool) -> None:
             functional.normalize(image, [0.5] * 3, [0.25] * 3, inplace=True)
         functional.normalize(views[4], [0.5] * 3, [0.25] * 3, inplace=True)
         functional.erase(views[7], 2, 3, 4, 5, torch.zeros(3, 1, 1), inplace=True)
-        return [image * 1, *(view * 1 for view in views)]
+        return [image.clone(), *(view.clone() for view in views)]
 
     expected = crops()
     with torch_sink.image_backend("device", device="cpu"):

@@ -155,6 +155,9 @@ def _augmix(image: torch.Tensor, terms: tuple[tuple[float, tuple[Op, ...]], ...]
 
 _stock("augmix", _augmix)
 
+# Tensors of float32 times a constant
+_stock("mul", lambda image, factor: image * factor)
+
 # Tensors, kernels of transforms; `pixels` and `field` are tensors wrapped in a `TensorArgument`
 _stock("v1.normalize", F_tensor.normalize)
 _stock("v1.convert_image_dtype", F_tensor.convert_image_dtype)

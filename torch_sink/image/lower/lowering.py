@@ -41,6 +41,7 @@ VALUE_OPS = frozenset(
         "v1.convert_image_dtype",
         "v2.normalize",
         "v2.to_dtype",
+        "mul",
         "to_pil_bytes",
     )
 )
@@ -76,14 +77,22 @@ def _needs_floats(op: Op) -> bool:
     return op.name not in VALUE_OPS and op.name not in _POINT_OPS and op.name not in _MOVING_OPS
 
 
+def is_tabled(op: Op) -> bool:
+    """True for a call on floats that a table and a map stand for, also where the image goes on in floats behind it."""
+    return not _needs_floats(op) and "erase" not in op.name
+
+
 def _first_float_op(ops: Sequence[Op], in_floats: bool) -> int | None:
-    """Position of the first call that runs on float32 values; None where a table stands for all of them."""
+    """Position of the first call that runs on float32 values; None where a table stands for all of them.
+
+    No kernel multiplies floats: every product is in a table.
+    """
     converted = next((at for at, op in enumerate(ops, 1) if op.name in _CONVERSIONS), None)
     if converted is None:
         return len(ops) if in_floats else None
     if not (in_floats or any(map(_needs_floats, ops[converted:]))):
         return None
-    begin = converted
+    begin = max((at for at, op in enumerate(ops, 1) if op.name == "mul"), default=converted)
     while begin < len(ops) and ops[begin].name in VALUE_OPS:
         begin += 1
     return begin

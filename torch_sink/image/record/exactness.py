@@ -87,7 +87,7 @@ def _leaves_the_range(op: Op) -> bool:
         return not _fit(op.args[4])
     if name in _WARPS:
         return not _fit(op.args[-1] or ())
-    return name == "normalize" or (op.name == "v2.to_dtype" and not op.args[1])
+    return name in ("normalize", "mul") or (op.name == "v2.to_dtype" and not op.args[1])
 
 
 def _fit(written: Any) -> bool:
