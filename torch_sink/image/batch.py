@@ -53,6 +53,8 @@ class LazyBatch(torch.Tensor):
     interpreted: bool
     mixes: tuple[Op, ...]
     broken_files: tuple[BrokenFile, ...]
+    _viewed: Any = None  # the handle whose memory a batch of one shares, and the calls recorded on it then
+    _recorded: tuple[Op, ...] = ()
     _tensor: torch.Tensor | None
 
     @staticmethod
@@ -77,6 +79,7 @@ class LazyBatch(torch.Tensor):
         super().__init__()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        self._follow_view()
         # Protocol 2 is that of torch.save: what it writes has to be readable without this package.
         if protocol == 2 or self._tensor is not None:
             return self.materialise().__reduce_ex__(protocol)
@@ -85,6 +88,17 @@ class LazyBatch(torch.Tensor):
     def _fields(self) -> tuple[Any, ...]:
         shape = tuple(self.shape)
         return self.packed, self.programs, shape, self.dtype, self.destination, self.interpreted, self.mixes
+
+    def view_of(self, handle: Any) -> LazyBatch:
+        """This batch, as one of one image that shares its memory with a handle."""
+        self._viewed, self._recorded = handle, handle.sink_ops
+        return self
+
+    def _follow_view(self) -> None:
+        """Takes the values of the image where they were made, or changed in place, since."""
+        image = self._viewed
+        if self._tensor is None and image is not None and not (image.is_recording and image.sink_ops is self._recorded):
+            self._tensor = image.materialise().unsqueeze(0)
 
     def record_mix(self, op: Op) -> LazyBatch:
         """A new batch with one more call that mixes its images; they run after every image is made."""
@@ -107,6 +121,7 @@ class LazyBatch(torch.Tensor):
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
         """As `Tensor.to`; a move to an accelerator decodes and transforms there."""
+        self._follow_view()
         device, dtype, memory_format = _parsed_to(*args, **kwargs)
         if device is None or self._tensor is not None or (device.type == "cpu" and not self.interpreted):
             return self.materialise().to(*args, **kwargs)
@@ -159,6 +174,7 @@ class LazyBatch(torch.Tensor):
         if on_decode_error not in POLICIES:
             raise ValueError(f"on_decode_error must be one of {POLICIES}, got {on_decode_error!r}")
         self._refuse_meta()
+        self._follow_view()
         device = torch.device(device)
         if self._tensor is not None:
             real = self._tensor.to(device, dtype or self.dtype, memory_format=memory_format)
@@ -256,7 +272,8 @@ class LazyBatch(torch.Tensor):
         if self._tensor is None:
             self._refuse_meta()
             report_fallback("batch", "used on the CPU before it was moved to the device", "torch")
-            self._tensor = self._made_on_cpu()
+            viewed = self._viewed
+            self._tensor = self._made_on_cpu() if viewed is None else viewed.materialise().unsqueeze(0)
         return self._tensor
 
     def _made_on_cpu(self) -> torch.Tensor:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.errors import DecodeError
 from torch_sink.image import state as backend_state
 from torch_sink.image.batch import LazyBatch
 from torch_sink.image.execute.stock import run_image_on_cpu
-from torch_sink.image.lazy_tensor import HANDLES, finished_handle, recorded
+from torch_sink.image.lazy_tensor import HANDLES, LazyTVImage, finished_handle, recorded
 from torch_sink.image.packed import collated_tensor, pack_batch
 from torch_sink.image.source import BrokenSource, FinishedSource
 
@@ -80,3 +81,22 @@ def _stack(tensors: Sequence[Any], dim: int = 0, *, out: torch.Tensor | None = N
         return NotImplemented
     batch = collate_handles(tensors)
     return batch if out is None else out.copy_(batch)
+
+
+@recorded(torch.unsqueeze)
+@recorded(torch.Tensor.unsqueeze)
+def _batch_of_one(image: Any, dim: Any = None) -> Any:
+    """An image as a batch, as `preprocess(image).unsqueeze(0)` makes one for a network: a view of the image."""
+    keeps_type = type(image) is LazyTVImage and return_types._must_return_subclass()
+    if type(image) not in HANDLES or not image.is_recording or type(dim) is not int or dim != 0 or keeps_type:
+        return NotImplemented
+    active = backend_state.settled()
+    if active is None or active.executes_at_once:
+        return image.materialise().as_subclass(torch.Tensor).unsqueeze(0)
+    batch = collate_handles([image])
+    return batch.view_of(image) if isinstance(batch, LazyBatch) else NotImplemented
+
+
+@recorded(torch.Tensor.__getitem__)
+def _index(image: Any, index: Any) -> Any:
+    return _batch_of_one(image, 0) if index is None else NotImplemented
