@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torchvision.transforms import functional as F
+from torchvision.transforms import v2
 
 import torch_sink
 from image.check import INTERPRETED, assert_same_bits
@@ -58,3 +60,42 @@ def test_batch_of_one(kind: str, name: str, write: str, waits: bool, monkeypatch
     assert not reports
     assert_same_bits(actual, expected)
     assert_same_bits(ours, image)
+
+
+USES: dict[str, Callable[[Any, Any], Any]] = {
+    "printed": lambda image, batch: repr(batch),
+    "pickled": lambda image, batch: pickle.loads(pickle.dumps(batch)).clone(),
+    "mixed": lambda image, batch: v2.MixUp(num_classes=3)(batch, torch.tensor([1]))[0].clone(),
+    "viewed again": lambda image, batch: image[None].clone(),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("written_to", ["image", "batch"])
+@pytest.mark.parametrize("waits", [False, True])
+def test_used_after_a_write(use: str, written_to: str, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> Any:
+        image = KINDS["to_tensor"](OPEN())
+        batch = image[None]
+        WRITES[written_to](image, batch)
+        torch.manual_seed(0)
+        return USES[use](image, batch)
+
+    expected = made()
+    with torch_sink.image_backend("device", device="cpu"):
+        if waits:
+            monkeypatch.setattr(type(state.settled()), "executes_at_once", False)
+        actual = made()
+    assert actual == expected if isinstance(expected, str) else torch.equal(actual, expected)
+
+
+def test_arguments_by_name() -> None:
+    calls = [
+        lambda x: torch.unsqueeze(input=x, dim=0),
+        lambda x: torch.mul(input=x, other=3),
+        lambda x: torch.sub(input=x, other=3),
+    ]
+    for call in calls:
+        expected = call(KINDS["to_tensor"](OPEN()))
+        with torch_sink.image_backend("device", device="cpu"):
+            assert torch.equal(call(KINDS["to_tensor"](OPEN())), expected)

@@ -100,6 +100,12 @@ class LazyBatch(torch.Tensor):
         if self._tensor is None and image is not None and not (image.is_recording and image.sink_ops is self._recorded):
             self._tensor = image.materialise().unsqueeze(0)
 
+    @property
+    def is_recording(self) -> bool:
+        """False once somebody has asked for the values."""
+        self._follow_view()
+        return self._tensor is None
+
     def record_mix(self, op: Op) -> LazyBatch:
         """A new batch with one more call that mixes its images; they run after every image is made."""
         *fields, mixes = self._fields()
@@ -113,6 +119,7 @@ class LazyBatch(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """As of the ordinary tensor. The batch goes on waiting: a debugger's look at it changes nothing."""
+        self._follow_view()
         if self._tensor is None and self.destination == "meta":
             return f"LazyBatch(shape={tuple(self.shape)}, dtype={self.dtype}, recorded only)"
         return repr(self._made_on_cpu() if self._tensor is None else self._tensor)

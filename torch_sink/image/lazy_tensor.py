@@ -136,7 +136,7 @@ class _Handle:
         if func in METADATA and args[0].is_recording:
             with _plain_call():
                 return func(*args, **kwargs)
-        if func in RECORDED:
+        if func in RECORDED and "input" not in kwargs:
             result = RECORDED[func](*args, **kwargs)
             if result is not NotImplemented:
                 return result

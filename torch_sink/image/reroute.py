@@ -181,7 +181,8 @@ def _mix(name: str, parameter: str) -> Make:
     def make(stock: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(stock)
         def transform(self: Any, inpt: Any, params: dict[str, Any]) -> Any:
-            recorded = isinstance(inpt, LazyBatch) and (inpt.dtype.is_floating_point or name == "batch.cut_mix")
+            recorded = isinstance(inpt, LazyBatch) and inpt.is_recording
+            recorded = recorded and (inpt.dtype.is_floating_point or name == "batch.cut_mix")
             if recorded and inpt is not params["labels"]:
                 self._check_image_or_video(inpt, batch_size=params["batch_size"])
                 return inpt.record_mix(Op(name, (params[parameter],)))
