@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 LANES = 32
 SCHEDULERS = 4
-# Instructions of the machine for one of PTX, where it is not one: from listings of compiled kernels, rounded.
+# Instructions of the machine for one of PTX, where it is not one: assumed.
 EXPANDED = {"div.rn.f32": 10, "div.rn.f64": 30, "div.s32": 20, "div.u32": 20, "rem.s32": 20, "rem.u32": 20}
 _WIDE_INTEGER = re.compile(r"\.(s64|u64|b64)$|^(mad|mul)\.wide\.[su]32$")
 _ELSEWHERE = ("ld", "st", "atom", "red", "ldmatrix", "stmatrix", "bar", "bra", "brx", "ret", "shfl", "redux", "vote")
