@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo import trace_rules
 from torch.autograd import graph as autograd_graph
 
 from .autograd import backward_of
@@ -188,6 +189,8 @@ class FakeCuda:
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Take the place of `torch.cuda` until `patch` is undone."""
+        # Dynamo makes its list of torch's functions once, when it first compiles: it must not hold those put here.
+        trace_rules.get_torch_obj_rule_map()
         kernels, contexts = _replacements()
         kernels.cuda = self
         contexts.install()
