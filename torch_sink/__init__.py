@@ -12,9 +12,9 @@ from torch_sink.errors import (
     UnsupportedOperation,
 )
 from torch_sink.image.backend import get_image_backend, image_backend, set_image_backend
+from torch_sink.image.core.fallback import FallbackReport, fallback_report
 from torch_sink.image.decode.images import decode_images
 from torch_sink.image.decode.providers import decode_providers, set_decode_provider
-from torch_sink.image.fallback import FallbackReport, fallback_report
 from torch_sink.image.support import SupportRow, support_table
 from torch_sink.loop import (
     Callback,
@@ -45,10 +45,10 @@ from torch_sink.sink import QueueStats, SinkLoader
 
 # The classes of recorded images and tensors: importing them imports torchvision, so they wait until they are asked for.
 _HANDLES = {
-    "LazyBatch": "torch_sink.image.batch",
-    "LazyImage": "torch_sink.image.lazy_image",
-    "LazyTVImage": "torch_sink.image.lazy_tensor",
-    "LazyTensor": "torch_sink.image.lazy_tensor",
+    "LazyBatch": "torch_sink.image.execute.batch",
+    "LazyImage": "torch_sink.image.handles.image",
+    "LazyTVImage": "torch_sink.image.handles.tensor",
+    "LazyTensor": "torch_sink.image.handles.tensor",
 }
 
 

@@ -29,11 +29,11 @@ from harness import (
     write,
 )
 from torch_sink.cli.bench import percentiles
-from torch_sink.image.decode.jpeg import decode_jpegs
-from torch_sink.image.decode.jpeg_batch import pack_jpegs
-from torch_sink.image.decode.jpeg_file import jpeg_file
-from torch_sink.image.decode.jpeg_header import read_jpeg_header
-from torch_sink.image.source import EncodedSource
+from torch_sink.image.decode.jpeg.decode import decode_jpegs
+from torch_sink.image.decode.jpeg.file import jpeg_file
+from torch_sink.image.decode.jpeg.pack import pack_jpegs
+from torch_sink.image.sources.jpeg_header import read_jpeg_header
+from torch_sink.image.sources.source import EncodedSource
 from torch_sink.triton_kernels.jpeg.entropy import choose_lane_shape
 
 # Part of a kernel's name -> the stage that it belongs to; everything else is copies, fills and small sums.

@@ -10,8 +10,8 @@ from torchvision import transforms as v1
 import torch_sink
 from torch_sink.cli.photos import make_photo
 from torch_sink.cli.pipelines import CROP, build_pipeline
+from torch_sink.image.core.atoms import Atom, Kind
 from torch_sink.image.execute.programs import programs_of
-from torch_sink.image.plan.atoms import Atom, Kind
 from torch_sink.image.plan.stages import Stage, stages_of
 
 PHOTO = (500, 375)  # width and height in pixels, the usual size of ImageNet

@@ -15,11 +15,11 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 import torch_sink
-from torch_sink.image.batch import LazyBatch
-from torch_sink.image.lazy_tensor import HANDLES
-from torch_sink.image.ops import Op, makes_floats
-from torch_sink.image.packed import pack_batch
-from torch_sink.image.record.exactness import rounds_by_processor
+from torch_sink.image.core.exactness import rounds_by_processor
+from torch_sink.image.core.ops import Op, makes_floats
+from torch_sink.image.execute.batch import LazyBatch
+from torch_sink.image.execute.packed import pack_batch
+from torch_sink.image.handles.tensor import HANDLES
 
 # In a process with this variable, batches run through the Triton kernels; in any other one through the CPU path.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

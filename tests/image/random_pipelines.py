@@ -28,7 +28,7 @@ import torch_sink
 from image.check import EXACT, assert_keeps, device_in_use, promise_of_calls, runs_kernels
 from image.random_transforms import random_pipeline
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.lazy_tensor import HANDLES
+from torch_sink.image.handles.tensor import HANDLES
 
 # mode of the file -> formats that can hold it
 _FORMATS = {

@@ -14,8 +14,8 @@ from torchvision.transforms import v2
 import torch_sink
 from image.cases import encoded, opener
 from image.check import assert_same_bits
-from torch_sink.image.lazy_image import LazyImage
-from torch_sink.image.lazy_tensor import HANDLES
+from torch_sink.image.handles.image import LazyImage
+from torch_sink.image.handles.tensor import HANDLES
 
 TO_FLOAT = {
     "v1": v1.ToTensor(),

@@ -18,8 +18,8 @@ from torchvision.datasets.folder import default_loader
 import torch_sink
 from image.cases import encoded
 from torch_sink.image import reroute
-from torch_sink.image.fallback import report_fallback
-from torch_sink.image.lazy_image import LazyImage
+from torch_sink.image.core.fallback import report_fallback
+from torch_sink.image.handles.image import LazyImage
 
 
 @pytest.fixture(autouse=True)

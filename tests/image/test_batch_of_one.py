@@ -14,8 +14,8 @@ from torchvision.transforms import v2
 import torch_sink
 from image.check import INTERPRETED, assert_same_bits
 from image.test_lazy_tensor import KINDS, OPEN
-from torch_sink.image import state
-from torch_sink.image.batch import LazyBatch
+from torch_sink.image.core import state
+from torch_sink.image.execute.batch import LazyBatch
 
 BATCHES: dict[str, Callable[[Any], Any]] = {
     "None": lambda image: image[None],

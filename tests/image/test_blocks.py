@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import torch_sink
 from image.test_backend import assert_same_objects, places
 from torch_sink.image import reroute
-from torch_sink.image.fallback import ledger, report_fallback
+from torch_sink.image.core.fallback import ledger, report_fallback
 
 
 @pytest.fixture(autouse=True)

@@ -42,7 +42,7 @@ from image.broken_files import (
 )
 from image.check import assert_same_bits
 from torch_sink.damage.cause import broken_file
-from torch_sink.image.lazy_tensor import HANDLES
+from torch_sink.image.handles.tensor import HANDLES
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*multi-threaded, use of fork:DeprecationWarning", "ignore::UserWarning", "ignore:.*DecompressionBomb"

@@ -18,9 +18,9 @@ import torch_sink
 from image.cases import array_opener, encoded, opener
 from image.check import assert_same_bits, device_in_use, runs_kernels
 from image.worker_data import Structured, stacking_collate, train_transform
-from torch_sink.image.batch import LazyBatch
-from torch_sink.image.packed import pack
-from torch_sink.image.source import EncodedSource, FinishedSource, Source
+from torch_sink.image.execute.batch import LazyBatch
+from torch_sink.image.execute.packed import pack
+from torch_sink.image.sources.source import EncodedSource, FinishedSource, Source
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 

@@ -18,10 +18,11 @@ from torchvision.io import ImageReadMode
 from image.cases import encoded
 from torch_sink.cli import doctor
 from torch_sink.errors import DecodeError
-from torch_sink.image.decode import jpeg, proof, providers
-from torch_sink.image.decode.decoded import Box, Decoded
+from torch_sink.image.decode import proof, providers
+from torch_sink.image.decode.jpeg import decode as jpeg
 from torch_sink.image.decode.providers import candidates, decode_sources, providers_for
-from torch_sink.image.source import EncodedSource, PixelSource, encoded_source
+from torch_sink.image.sources.decoded import Box, Decoded
+from torch_sink.image.sources.source import EncodedSource, PixelSource, encoded_source
 
 GPU = torch.device("cuda", 0)
 Kernels = Callable[..., list[Decoded | None]]
@@ -172,7 +173,7 @@ def test_kernels_that_are_wrong_decode_nothing(
 )
 def test_doctor_says_who_decodes(fault: Any, state: str, detail: str, gpu: pytest.MonkeyPatch) -> None:
     use(gpu, FakeKernels(fault))
-    gpu.setattr("torch_sink.image.state.default_device", lambda: "cuda")
+    gpu.setattr("torch_sink.image.core.state.default_device", lambda: "cuda")
     found = doctor._check_decoder()
     assert found.state == state
     assert detail in found.detail

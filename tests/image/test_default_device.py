@@ -18,7 +18,7 @@ from torchvision.transforms.v2 import functional as F2
 import torch_sink
 from image.cases import encoded
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.decode.jpeg_batch import pack_jpegs
+from torch_sink.image.decode.jpeg.pack import pack_jpegs
 from torch_sink.image.execute.launch import _value_tables
 
 Call = Callable[[Any], Any]

@@ -20,7 +20,7 @@ from PIL import Image
 import torch_sink
 from image.cases import encoded, opener
 from torch_sink import fallback_report
-from torch_sink.image import fallback, state
+from torch_sink.image.core import fallback, state
 
 TASKS = 10
 

@@ -12,7 +12,7 @@ import torch_sink
 from image.cases import SIZE, rgb_images
 from image.cases_float import BICUBIC, FALLS_BACK, FLOAT
 from image.check import assert_same_bits, check_pipeline
-from torch_sink.image.lazy_tensor import HANDLES
+from torch_sink.image.handles.tensor import HANDLES
 
 
 @pytest.mark.parametrize("name", FLOAT)

@@ -21,8 +21,8 @@ import torch_sink
 from image.cases import encoded
 from image.check import assert_same_bits
 from torch_sink import fallback_report
-from torch_sink.image.lazy_image import LazyImage
-from torch_sink.image.lazy_tensor import HANDLES
+from torch_sink.image.handles.image import LazyImage
+from torch_sink.image.handles.tensor import HANDLES
 
 FILE = encoded(40, 30, 3)
 

@@ -11,13 +11,13 @@ from PIL import Image
 
 from image.cases import encoded
 from image.jpeg_files import SAMPLINGS, jpeg
-from torch_sink.image.decode.decoded import Box
-from torch_sink.image.decode.jpeg_batch import pack_jpegs
-from torch_sink.image.decode.jpeg_file import jpeg_file
-from torch_sink.image.decode.jpeg_header import read_jpeg_header
-from torch_sink.image.decode.jpeg_tables import COLUMN
-from torch_sink.image.decode.jpeg_tables import WINDOW_COLUMN as WINDOW
-from torch_sink.image.source import EncodedSource
+from torch_sink.image.decode.jpeg.file import jpeg_file
+from torch_sink.image.decode.jpeg.pack import pack_jpegs
+from torch_sink.image.decode.jpeg.tables import COLUMN
+from torch_sink.image.decode.jpeg.tables import WINDOW_COLUMN as WINDOW
+from torch_sink.image.sources.decoded import Box
+from torch_sink.image.sources.jpeg_header import read_jpeg_header
+from torch_sink.image.sources.source import EncodedSource
 from torch_sink.triton_kernels.jpeg import layout
 from torch_sink.triton_kernels.jpeg.window import TileShape
 

@@ -20,8 +20,8 @@ from torchvision.transforms.functional import hflip, resize
 
 import torch_sink
 from image.cases import array_opener, encoded
-from torch_sink.image.lazy_file import LazyJpegImageFile
-from torch_sink.image.lazy_image import LazyImage, lazy_image
+from torch_sink.image.handles.file import LazyJpegImageFile
+from torch_sink.image.handles.image import LazyImage, lazy_image
 
 
 @pytest.fixture(params=["RGB", "L"])

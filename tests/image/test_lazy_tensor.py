@@ -22,7 +22,7 @@ from torchvision.utils import make_grid
 import torch_sink
 from image.cases import encoded, opener
 from image.check import assert_same_bits
-from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage
+from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 
 KINDS: dict[str, Callable[[Any], Any]] = {
     "to_tensor": lambda image: F.to_tensor(image),
@@ -201,7 +201,7 @@ def test_errors_come_from_the_same_call(name: str) -> None:
         with pytest.raises(Exception) as caught:  # noqa: PT011  which one is what is compared
             call(tensor)
         return type(caught.value), str(caught.value).replace(
-            "torch_sink.image.lazy_tensor.LazyTensor", "torch.Tensor"
+            "torch_sink.image.handles.tensor.LazyTensor", "torch.Tensor"
         ).replace("LazyTensor", "Tensor")
 
     stock, lazy = stock_and_lazy(kind, error)

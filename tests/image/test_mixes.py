@@ -14,7 +14,7 @@ from image.cases import CORE, encoded, opener
 from image.check import assert_same_bits, device_in_use, lazy_batch
 from image.test_bad_input import corrupt
 from torch_sink.errors import DecodeError
-from torch_sink.image.batch import LazyBatch
+from torch_sink.image.execute.batch import LazyBatch
 
 CLASSES = 7
 

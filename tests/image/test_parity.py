@@ -16,7 +16,7 @@ import torch_sink
 from torch_sink.cli.parity import ImageKind, Measured, Parity, Promise, measure, promise_of
 from torch_sink.cli.parity_calls import REFERENCES, converted
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.ops import STOCK
+from torch_sink.image.core.ops import STOCK
 
 ROOT = Path(__file__).resolve().parents[2]
 # torch's own arithmetic on a finished batch, and a part of what is recorded as "to_pil_image".

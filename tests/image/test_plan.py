@@ -15,11 +15,11 @@ from torchvision.transforms import v2
 import torch_sink
 from image.augmix_cases import NoStatistics, OnlyStatistics
 from image.cases import encoded, opener
-from torch_sink.image.decode.decoded import Box
+from torch_sink.image.core.atoms import Kind
 from torch_sink.image.lower.lowering import lower
-from torch_sink.image.plan.atoms import Kind
 from torch_sink.image.plan.regions import boxes_read
 from torch_sink.image.plan.stages import split_stages
+from torch_sink.image.sources.decoded import Box
 from torch_sink.triton_kernels import program as layout
 
 BATCH_SIZES = (64, 256)

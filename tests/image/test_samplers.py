@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 import torch_sink
 from image.cases import array_opener
 from image.check import run
-from torch_sink.image.lazy_image import LazyImage, lazy_image
+from torch_sink.image.handles.image import LazyImage, lazy_image
 from torch_sink.image.samplers import augmentation_space, resized_crop_v1, resized_crop_v2
 
 SEEDS = range(10_000)

@@ -16,7 +16,8 @@ from torchvision import transforms
 from torchvision.transforms import v2
 
 import torch_sink
-from torch_sink.image import fallback, state, support
+from torch_sink.image import support
+from torch_sink.image.core import fallback, state
 from torch_sink.image.support import FALLBACK, NOT_TRIED, PASSES, RECORDED, REFUSED, SupportRow
 from torch_sink.image.support_samples import Sample, functional_samples, transform_samples
 

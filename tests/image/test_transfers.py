@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 import torch_sink
 from image.cases import encoded
 from torch_sink.cli.photos import make_photo
-from torch_sink.image import transfer
+from torch_sink.image.core import transfer
 from torch_sink.image.decode.images import decode_images
 from torch_sink.triton_kernels import float_stage, stage
 

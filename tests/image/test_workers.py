@@ -14,7 +14,7 @@ from torchvision.datasets import ImageFolder
 import torch_sink
 from image.check import assert_same_bits
 from image.worker_data import WatchedCollate, count_decodes, jitter_transform, train_transform
-from torch_sink.image.batch import LazyBatch
+from torch_sink.image.execute.batch import LazyBatch
 
 SAMPLES, EPOCHS = 10, 3
 

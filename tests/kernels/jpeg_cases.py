@@ -14,12 +14,12 @@ from PIL import Image, ImageDraw
 
 from kernels.jpeg_golden import decode_segment
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.decode.jpeg_batch import Capacity, JpegBatch, pack_jpegs
-from torch_sink.image.decode.jpeg_decoder import JpegDecoder
-from torch_sink.image.decode.jpeg_file import JpegFile, jpeg_file
-from torch_sink.image.decode.jpeg_header import read_jpeg_header
-from torch_sink.image.decode.jpeg_tables import COLUMN
-from torch_sink.image.source import EncodedSource
+from torch_sink.image.decode.jpeg.decoder import JpegDecoder
+from torch_sink.image.decode.jpeg.file import JpegFile, jpeg_file
+from torch_sink.image.decode.jpeg.pack import Capacity, JpegBatch, pack_jpegs
+from torch_sink.image.decode.jpeg.tables import COLUMN
+from torch_sink.image.sources.jpeg_header import read_jpeg_header
+from torch_sink.image.sources.source import EncodedSource
 from torch_sink.triton_kernels.interpreter import is_interpreted
 from torch_sink.triton_kernels.jpeg.entropy import LaneShape, choose_lane_shape
 from torch_sink.triton_kernels.jpeg.window import tile_shape

@@ -9,7 +9,7 @@ from image.check import kernels_on
 from image.jpeg_files import stock
 
 from kernels.jpeg_cases import golden_coefficients, new_decoder, open_clean_files, pixels_of, results
-from torch_sink.image.decode.jpeg_batch import pack_jpegs
+from torch_sink.image.decode.jpeg.pack import pack_jpegs
 from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES, LaneShape
 
 

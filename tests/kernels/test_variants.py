@@ -19,14 +19,14 @@ from torchvision.transforms.v2 import functional as F2
 import torch_sink
 from kernels.jpeg_cases import encode, open_file, photo
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.decode.decoded import Decoded
-from torch_sink.image.decode.jpeg_batch import pack_jpegs
-from torch_sink.image.decode.jpeg_decoder import JpegDecoder
+from torch_sink.image.decode.jpeg.decoder import JpegDecoder
+from torch_sink.image.decode.jpeg.pack import pack_jpegs
 from torch_sink.image.execute.programs import programs_of, shape_of
 from torch_sink.image.execute.run import run_programs
-from torch_sink.image.lazy_tensor import HANDLES
+from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.plan import build
-from torch_sink.image.source import FinishedSource
+from torch_sink.image.sources.decoded import Decoded
+from torch_sink.image.sources.source import FinishedSource
 from torch_sink.triton_kernels import float_stage, stage
 from torch_sink.triton_kernels.jpeg import colour, entropy, idct, owners
 from torch_sink.triton_kernels.jpeg.variants import JpegVariant, jpeg_variants

@@ -8,7 +8,7 @@ import fake_cuda as fake
 import pytest
 from fake_cuda import fake_cuda, rehearse
 
-from torch_sink.loop import host_sync
+from torch_sink.loop.core import host_sync
 
 __all__ = ["fake_cuda", "rehearse"]
 

@@ -34,7 +34,7 @@ from torch_sink.loop import (
     ReduceLROnPlateau,
     StepLoop,
 )
-from torch_sink.loop.metrics import Loss, TopK
+from torch_sink.loop.evaluation.metrics import Loss, TopK
 
 EPOCHS = 6
 CASES: dict[str, Callable[..., Any]] = {}

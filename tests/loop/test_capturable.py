@@ -15,8 +15,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_sink.loop import LambdaCallback, StepLoop
 from torch_sink.loop.amp import DynamicLossScaler
-from torch_sink.loop.baked import Places, address
-from torch_sink.loop.capturable import capture_obstacle, make_capturable
+from torch_sink.loop.engines.baked import Places, address
+from torch_sink.loop.step.capturable import capture_obstacle, make_capturable
 
 from .reference import make_batches, make_model, plain_loop
 from .test_on_fake_cuda import UNCOMPILED, assert_trained_alike, make_loop

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torch_sink.loop import Callback, Evaluation, JitConfig, Model, StepLoop, no_host_sync
-from torch_sink.loop.metrics import TopK
+from torch_sink.loop.evaluation.metrics import TopK
 from torch_sink.sink import SinkLoader
 
 from .reference import make_batches, make_model

@@ -17,8 +17,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torchvision.ops import stochastic_depth
 
-from torch_sink.loop import JitConfig, Model, StepLoop, build, data_sink, eager_random, jit
-from torch_sink.loop.jit import jit_with
+from torch_sink.loop import JitConfig, Model, StepLoop, data_sink, jit
+from torch_sink.loop.engines import build, eager_random
+from torch_sink.loop.engines.jit import jit_with
 
 from .reference import make_batches, make_model, plain_loop
 

@@ -13,7 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from torch_sink.loop import JitConfig, StepLoop, amp, eager_random
+from torch_sink.loop import JitConfig, StepLoop, amp
+from torch_sink.loop.engines import eager_random
 
 LOW = (torch.bfloat16, torch.float16)
 LABELS = torch.tensor([0, 2])

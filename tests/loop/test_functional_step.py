@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torch_sink.errors import UnsupportedOperation
-from torch_sink.loop import data_sink, eager_random, jit, no_host_sync
+from torch_sink.loop import data_sink, jit, no_host_sync
 from torch_sink.loop.amp import DynamicLossScaler, StaticLossScaler, auto_mixed_precision, grads_finite
+from torch_sink.loop.engines import eager_random
 
 from .reference import assert_equal_training, make_batches, make_model
 from .test_scaler import DENSE_OPTIMIZERS

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torch_sink.loop import JitConfig, data_sink, eager_random, jit
+from torch_sink.loop import JitConfig, data_sink, jit
+from torch_sink.loop.engines import eager_random
 
 # torch 2.11 warns about itself when its compiler is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")

@@ -11,8 +11,9 @@ from fake_cuda import FakeCuda
 from torch.nn import functional
 
 from torch_sink.errors import HostSyncError
-from torch_sink.loop import JitConfig, LambdaCallback, StepLoop, baked, graph, no_host_sync
-from torch_sink.loop.host_sync import host_sync_allowed
+from torch_sink.loop import JitConfig, LambdaCallback, StepLoop, no_host_sync
+from torch_sink.loop.core.host_sync import host_sync_allowed
+from torch_sink.loop.engines import baked, graph
 from torch_sink.sink import SinkLoader
 
 from .reference import make_batches, make_model, plain_loop

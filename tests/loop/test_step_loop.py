@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import lr_scheduler
 
-from torch_sink.loop import LambdaCallback, StepLoop, SummaryCollector, no_host_sync, step_log
+from torch_sink.loop import LambdaCallback, StepLoop, SummaryCollector, no_host_sync
 from torch_sink.loop.amp import StaticLossScaler
+from torch_sink.loop.step import step_log
 from torch_sink.sink import SinkLoader
 
 from .reference import make_batches, make_model, plain_loop

@@ -12,7 +12,7 @@ import pytest
 from fake_cuda import fake_cuda, rehearse
 
 from torch_sink.sink import loader as loader_module
-from torch_sink.sink.ring import DeviceRing
+from torch_sink.sink.slots.ring import DeviceRing
 
 from .simulated_device import ImmediateOps
 

@@ -10,10 +10,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torch_sink.sink import ring as ring_module
-from torch_sink.sink.ring import DeviceRing
-from torch_sink.sink.ring_protocol import SlotProtocol
-from torch_sink.sink.stage import ImageFormat
+from torch_sink.sink.producers.stage import ImageFormat
+from torch_sink.sink.slots import ring as ring_module
+from torch_sink.sink.slots.protocol import SlotProtocol
+from torch_sink.sink.slots.ring import DeviceRing
 
 from .simulated_device import SimulatedOps
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from torch_sink.sink import QueueStats, SinkLoader
-from torch_sink.sink.stats import StatsRecorder
+from torch_sink.sink.producers.stats import StatsRecorder
 
 
 class Throttled(Dataset):

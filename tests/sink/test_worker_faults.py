@@ -14,12 +14,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from torch_sink.errors import SinkError, SinkTimeout
-from torch_sink.sink import SinkLoader, thread_producer, workers
-from torch_sink.sink.host_slots import HostSlots
-from torch_sink.sink.source import Pass, PassStart
-from torch_sink.sink.stage import ImageFormat
-from torch_sink.sink.stats import StatsRecorder
-from torch_sink.sink.thread_producer import ThreadProducer
+from torch_sink.sink import SinkLoader
+from torch_sink.sink.producers import thread as thread_producer
+from torch_sink.sink.producers.stage import ImageFormat
+from torch_sink.sink.producers.stats import StatsRecorder
+from torch_sink.sink.producers.thread import ThreadProducer
+from torch_sink.sink.slots.host import HostSlots
+from torch_sink.sink.sources.base import Pass, PassStart
+from torch_sink.sink.workers import guard as workers
 
 from .test_faults import read_until_error, wait_until_received
 

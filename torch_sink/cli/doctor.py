@@ -167,9 +167,9 @@ def _check_decoder() -> Finding:
     from PIL import features
 
     import torch_sink
+    from torch_sink.image.core.state import default_device
     from torch_sink.image.decode.proof import prove
     from torch_sink.image.decode.providers import candidates
-    from torch_sink.image.state import default_device
 
     device = torch.device(default_device())
     providers = [provider.name for provider in candidates(device)]

@@ -20,8 +20,8 @@ from torchvision.transforms import functional
 from torch_sink.cli.parity_calls import REFERENCES, Call, converted, random_calls
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.backend import image_backend
-from torch_sink.image.batch import LazyBatch
-from torch_sink.image.lazy_tensor import HANDLES
+from torch_sink.image.execute.batch import LazyBatch
+from torch_sink.image.handles.tensor import HANDLES
 
 _WARPS = ("rotate", "affine", "perspective", "elastic")
 
@@ -108,7 +108,7 @@ class Parity(NamedTuple):
     Attributes:
         rows: one for each operation and reference that is recorded.
         fallbacks: (operation, reference) that ran in stock code.
-        recorded: names of all operations that were recorded, as `torch_sink.image.ops.STOCK` knows them.
+        recorded: names of all operations that were recorded, as `torch_sink.image.core.ops.STOCK` knows them.
     """
 
     rows: list[Measured]

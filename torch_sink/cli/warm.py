@@ -20,10 +20,10 @@ import torch_sink
 from torch_sink.cli.photos import SIZES, make_photo
 from torch_sink.cli.pipelines import PIPELINES, build_pipeline
 from torch_sink.errors import SinkError
-from torch_sink.image.batch import LazyBatch
-from torch_sink.image.collate import collate_handles
 from torch_sink.image.execute import ahead
-from torch_sink.image.lazy_tensor import HANDLES
+from torch_sink.image.execute.batch import LazyBatch
+from torch_sink.image.execute.collate import collate_handles
+from torch_sink.image.handles.tensor import HANDLES
 
 BATCHES = 6  # of each pipeline: what is drawn at random decides which kernels a batch needs
 _BAR_COLUMNS = 30

@@ -38,8 +38,8 @@ _OPENERS = {
     "PIL.Image": ("open",),
     "torchvision.datasets.folder": ("pil_loader", "accimage_loader", "default_loader"),
     "torchvision.io.image": None,
-    "torch_sink.image.lazy_file": None,
-    "torch_sink.image.source": None,
+    "torch_sink.image.handles.file": None,
+    "torch_sink.image.sources.source": None,
 }
 _SUFFIXES = frozenset(
     (

@@ -14,10 +14,10 @@ from torch.utils.data import get_worker_info
 
 from torch_sink.damage.policy import check_policy
 from torch_sink.damage.report import clear_report
-from torch_sink.image import state
 from torch_sink.image.blocks import Blocks
-from torch_sink.image.fallback import Aside, ledger
-from torch_sink.image.state import State, available_device, default_device
+from torch_sink.image.core import state
+from torch_sink.image.core.fallback import Aside, ledger
+from torch_sink.image.core.state import State, available_device, default_device
 
 _NAMES = ("device", "PIL", "accimage")
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_sink.image.fallback import executing
-from torch_sink.image.lazy_file import LazyJpegImageFile
-from torch_sink.image.lazy_image import LazyImage
-from torch_sink.image.lazy_tensor import HANDLES
+from torch_sink.image.core.fallback import executing
+from torch_sink.image.handles.file import LazyJpegImageFile
+from torch_sink.image.handles.image import LazyImage
+from torch_sink.image.handles.tensor import HANDLES
 
 _IMAGES = (LazyImage, LazyJpegImageFile)
 _LEAVES = (torch.Tensor, np.ndarray, str, bytes, int, float, complex, type(None), type)

@@ -31,20 +31,21 @@ from torchvision.transforms.v2.functional import _misc, _type_conversion
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.damage import loaders, policy
-from torch_sink.image import samplers, state, stock_types
-from torch_sink.image.batch import LazyBatch
-from torch_sink.image.collate import collate_handles
-from torch_sink.image.fallback import ledger
-from torch_sink.image.lazy_file import jpeg_factory, opener, pil_loader
-from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage, run_on_real
+from torch_sink.image import samplers, stock_types
+from torch_sink.image.core import state
+from torch_sink.image.core.fallback import ledger
+from torch_sink.image.core.ops import Op
+from torch_sink.image.core.state import State
+from torch_sink.image.execute.batch import LazyBatch
+from torch_sink.image.execute.collate import collate_handles
+from torch_sink.image.handles.file import jpeg_factory, opener, pil_loader
+from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage, run_on_real
 from torch_sink.image.leaving import with_real_batches
-from torch_sink.image.ops import Op
 from torch_sink.image.record import augmix as record_augmix
 from torch_sink.image.record import conversion as record_conversion
 from torch_sink.image.record import enhance as record_enhance
 from torch_sink.image.record import pil as record_pil
 from torch_sink.image.record import tensor as record_tensor
-from torch_sink.image.state import State
 
 _MISSING = object()
 Make = Callable[[Any], Any]

@@ -16,8 +16,8 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import Transform
 from torchvision.transforms.v2._utils import check_type, query_size
 
-from torch_sink.image.lazy_image import LazyImage
-from torch_sink.image.lazy_tensor import HANDLES
+from torch_sink.image.handles.image import LazyImage
+from torch_sink.image.handles.tensor import HANDLES
 
 _HANDLE_TYPES = (LazyImage, *HANDLES)
 

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from torch_sink.errors import SinkError
-from torch_sink.image import state
 from torch_sink.image.backend import image_backend
-from torch_sink.image.fallback import ledger
+from torch_sink.image.core import state
+from torch_sink.image.core.fallback import ledger
 
 if TYPE_CHECKING:
     from torch_sink.image.support_samples import Sample
@@ -168,7 +168,7 @@ def sample_image(family: str, number: int) -> Any:
     from PIL import Image
     from torchvision.transforms import functional, v2
 
-    from torch_sink.image.lazy_image import lazy_image
+    from torch_sink.image.handles.image import lazy_image
     from torch_sink.image.support_samples import HEIGHT, WIDTH
 
     image = Image.frombytes("RGB", (WIDTH, HEIGHT), _noise(3 * WIDTH * HEIGHT))
@@ -219,9 +219,9 @@ def _takes(call: Callable[..., Any], inputs: tuple[Any, ...]) -> bool:
 
 def _way(result: Any, before: tuple[Any, ...]) -> str:
     """What became of an image on which the calls `before` were recorded, when nothing ran in stock code."""
-    from torch_sink.image.batch import LazyBatch
-    from torch_sink.image.lazy_image import LazyImage
-    from torch_sink.image.lazy_tensor import HANDLES
+    from torch_sink.image.execute.batch import LazyBatch
+    from torch_sink.image.handles.image import LazyImage
+    from torch_sink.image.handles.tensor import HANDLES
 
     parts = list(result) if isinstance(result, (tuple, list)) else [result]
     if all(isinstance(part, (bool, int)) for part in parts):

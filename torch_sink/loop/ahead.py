@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_sink.loop.checkpoint import random_state, set_random_state
-from torch_sink.loop.positions import sink_over
-from torch_sink.loop.progress import epoch_length
+from torch_sink.loop.checkpoints.files import random_state, set_random_state
+from torch_sink.loop.checkpoints.positions import sink_over
+from torch_sink.loop.core.progress import epoch_length
 from torch_sink.loop.run import UNKNOWN_EPOCH_SINK
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from torch_sink.loop.arguments import check_choice
-from torch_sink.loop.cast_at_use import NORMALISATION, CastAtUse
-from torch_sink.loop.precision import LEVELS, Autocast, Precision, PrecisionForward
-from torch_sink.loop.scaler import DynamicLossScaler, StaticLossScaler, all_finite, grads_finite
+from torch_sink.loop.core.arguments import check_choice
+from torch_sink.loop.step.cast_at_use import NORMALISATION, CastAtUse
+from torch_sink.loop.step.precision import LEVELS, Autocast, Precision, PrecisionForward
+from torch_sink.loop.step.scaler import DynamicLossScaler, StaticLossScaler, all_finite, grads_finite
 
 __all__ = [
     "DynamicLossScaler",

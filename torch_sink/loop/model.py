@@ -9,19 +9,19 @@ import torch
 from torch import nn
 
 from torch_sink.loop.ahead import compile_ahead
-from torch_sink.loop.argument_names import explains_other_names, run_places
-from torch_sink.loop.arguments import MODES, check_bool, check_choice, check_count
-from torch_sink.loop.callbacks import Callback, RunArguments, check_callbacks
-from torch_sink.loop.distributed import Ranks
-from torch_sink.loop.evaluation import FitEvaluation, check_fit_callbacks
-from torch_sink.loop.evaluators import Evaluators, device_of
-from torch_sink.loop.history import RunHistory
-from torch_sink.loop.inference import InferenceSettings
-from torch_sink.loop.jit import JitConfig
-from torch_sink.loop.members import TwoColumns, call_with
-from torch_sink.loop.metrics import Loss, make_metrics
-from torch_sink.loop.precision import Precision
-from torch_sink.loop.scaler import StaticLossScaler
+from torch_sink.loop.callbacks.base import Callback, RunArguments, check_callbacks
+from torch_sink.loop.callbacks.members import TwoColumns, call_with
+from torch_sink.loop.core.argument_names import explains_other_names, run_places
+from torch_sink.loop.core.arguments import MODES, check_bool, check_choice, check_count
+from torch_sink.loop.core.distributed import Ranks
+from torch_sink.loop.core.history import RunHistory
+from torch_sink.loop.engines.inference import InferenceSettings
+from torch_sink.loop.engines.jit import JitConfig
+from torch_sink.loop.evaluation.evaluation import FitEvaluation, check_fit_callbacks
+from torch_sink.loop.evaluation.evaluators import Evaluators, device_of
+from torch_sink.loop.evaluation.metrics import Loss, make_metrics
+from torch_sink.loop.step.precision import Precision
+from torch_sink.loop.step.scaler import StaticLossScaler
 from torch_sink.loop.step_loop import StepLoop
 from torch_sink.thread_waits import waits_allowed
 

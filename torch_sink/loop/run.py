@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from torch_sink.loop.agreement import agree_on_rates, all_have, equalise_weights
-from torch_sink.loop.callbacks import Callback, RunArguments, RunContext
-from torch_sink.loop.engine import Engine
-from torch_sink.loop.history import RunHistory, SinkRecord
-from torch_sink.loop.host_sync import host_sync_allowed, syncs_are_watched, watch_host_syncs
-from torch_sink.loop.signals import StopSignals
-from torch_sink.loop.step import batch_tensors, check_device
+from torch_sink.loop.callbacks.base import Callback, RunArguments, RunContext
+from torch_sink.loop.core.agreement import agree_on_rates, all_have, equalise_weights
+from torch_sink.loop.core.history import RunHistory, SinkRecord
+from torch_sink.loop.core.host_sync import host_sync_allowed, syncs_are_watched, watch_host_syncs
+from torch_sink.loop.core.signals import StopSignals
+from torch_sink.loop.engines.eager import Engine
+from torch_sink.loop.step.step import batch_tensors, check_device
 
 if TYPE_CHECKING:
     from torch_sink.loop.step_loop import StepLoop

@@ -12,26 +12,26 @@ import torch
 from torch import Tensor, nn
 
 from torch_sink.errors import SinkError
-from torch_sink.loop import arguments as check
-from torch_sink.loop.argument_names import explains_other_names, run_places
-from torch_sink.loop.build import EngineParts, build_engine
-from torch_sink.loop.callbacks import Callback, check_callbacks
-from torch_sink.loop.distributed import Ranks
-from torch_sink.loop.ema import WeightAverage
-from torch_sink.loop.engine import Engine
-from torch_sink.loop.evaluators import Evaluators
-from torch_sink.loop.history import RunHistory
-from torch_sink.loop.inference import InferenceSettings
-from torch_sink.loop.jit import JitConfig
-from torch_sink.loop.loop_state import load_loop_state, loop_state, resume_loop, save_loop
-from torch_sink.loop.positions import LoaderPositions
-from torch_sink.loop.precision import precision_of_copy, resolve_precision
-from torch_sink.loop.prepared import own_scaler, scheduler_repeats, unwrap_optimizer
-from torch_sink.loop.progress import Progress, epoch_length
-from torch_sink.loop.reasons import Reasons
+from torch_sink.loop.callbacks.base import Callback, check_callbacks
+from torch_sink.loop.checkpoints.positions import LoaderPositions
+from torch_sink.loop.checkpoints.state import load_loop_state, loop_state, resume_loop, save_loop
+from torch_sink.loop.core import arguments as check
+from torch_sink.loop.core.argument_names import explains_other_names, run_places
+from torch_sink.loop.core.distributed import Ranks
+from torch_sink.loop.core.history import RunHistory
+from torch_sink.loop.core.progress import Progress, epoch_length
+from torch_sink.loop.core.reasons import Reasons
+from torch_sink.loop.engines.build import EngineParts, build_engine
+from torch_sink.loop.engines.eager import Engine
+from torch_sink.loop.engines.inference import InferenceSettings
+from torch_sink.loop.engines.jit import JitConfig
+from torch_sink.loop.evaluation.evaluators import Evaluators
 from torch_sink.loop.run import TrainingRun
-from torch_sink.loop.scaler import OverflowCount, StaticLossScaler, resolve_loss_scaler
-from torch_sink.loop.schedule import Schedule
+from torch_sink.loop.step.adapters import own_scaler, scheduler_repeats, unwrap_optimizer
+from torch_sink.loop.step.ema import WeightAverage
+from torch_sink.loop.step.precision import precision_of_copy, resolve_precision
+from torch_sink.loop.step.scaler import OverflowCount, StaticLossScaler, resolve_loss_scaler
+from torch_sink.loop.step.schedule import Schedule
 from torch_sink.thread_waits import waits_allowed
 
 _log = logging.getLogger("torch_sink")

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from torch_sink.errors import SinkError
-from torch_sink.sink.lifetime import Life, close_parts, register
-from torch_sink.sink.on_demand import OnDemandProducer
 from torch_sink.sink.options import SinkOptions, open_source, resolve_device
+from torch_sink.sink.placement import make_slots
+from torch_sink.sink.producers.on_demand import OnDemandProducer
+from torch_sink.sink.producers.stats import QueueStats, StatsRecorder
+from torch_sink.sink.producers.thread import ThreadProducer
 from torch_sink.sink.rehearsal import rehearsing
 from torch_sink.sink.sharding import warn_if_unsharded
-from torch_sink.sink.slots import make_slots
-from torch_sink.sink.stats import QueueStats, StatsRecorder
-from torch_sink.sink.thread_producer import ThreadProducer
 from torch_sink.sink.traversal import Epoch, Traversal
+from torch_sink.sink.workers.lifetime import Life, close_parts, register
 from torch_sink.thread_waits import here, waits_allowed
 
 

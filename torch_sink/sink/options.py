@@ -10,11 +10,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from torch_sink.damage.policy import check_policy
-from torch_sink.sink.dataloader_source import DataLoaderSource
-from torch_sink.sink.own_iterator import OwnIteratorSource
-from torch_sink.sink.source import FactorySource, IterableSource, Source
-from torch_sink.sink.stage import ImageFormat
-from torch_sink.sink.stateful_source import StatefulSource
+from torch_sink.sink.producers.stage import ImageFormat
+from torch_sink.sink.sources.base import FactorySource, IterableSource, Source
+from torch_sink.sink.sources.dataloader import DataLoaderSource
+from torch_sink.sink.sources.own_iterator import OwnIteratorSource
+from torch_sink.sink.sources.stateful import StatefulSource
 
 DEFAULT_SLOTS = 3
 MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_sink.sink.random_state import RandomState, as_bytes, as_tensor
-from torch_sink.sink.source import PassStart, ResumePoint, Sampling
+from torch_sink.common.random_state import RandomState, as_bytes, as_tensor
+from torch_sink.sink.sources.base import PassStart, ResumePoint, Sampling
 
 FORMAT_VERSION = 1
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from torch_sink.sink.random_state import global_random_state, set_global_random_state
+from torch_sink.common.random_state import global_random_state, set_global_random_state
 from torch_sink.sink.traversal import Traversal
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import warnings
 from typing import Any, NoReturn
 
+from torch_sink.common.random_state import global_random_state
 from torch_sink.damage.loaders import end_pass
 from torch_sink.damage.report import NO_LOSS, DecodeReport, Loss, add_to_report
 from torch_sink.errors import SinkError
-from torch_sink.sink.items import Item
-from torch_sink.sink.on_demand import OnDemandProducer
 from torch_sink.sink.position import Position, check_sampling, read_state, write_state
-from torch_sink.sink.random_state import global_random_state
-from torch_sink.sink.source import NO_MARK, Mark, Pass, ResumePoint, Source
-from torch_sink.sink.stats import StatsRecorder
-from torch_sink.sink.thread_producer import ThreadProducer
+from torch_sink.sink.producers.items import Item
+from torch_sink.sink.producers.on_demand import OnDemandProducer
+from torch_sink.sink.producers.stats import StatsRecorder
+from torch_sink.sink.producers.thread import ThreadProducer
+from torch_sink.sink.sources.base import NO_MARK, Mark, Pass, ResumePoint, Source
 
 
 class Epoch:

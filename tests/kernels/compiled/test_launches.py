@@ -11,8 +11,8 @@ from kernels.compiled.target import Launched, target_only
 from kernels.jpeg_cases import encode, open_file, photo
 from kernels.test_variants import launch
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.decode.jpeg_batch import pack_jpegs
-from torch_sink.image.decode.jpeg_decoder import JpegDecoder
+from torch_sink.image.decode.jpeg.decoder import JpegDecoder
+from torch_sink.image.decode.jpeg.pack import pack_jpegs
 from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES
 from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
 from torch_sink.triton_kernels.options import compiler_options

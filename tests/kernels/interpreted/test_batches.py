@@ -19,7 +19,7 @@ from image.worker_data import train_transform
 from torch.utils.data import default_collate
 
 import torch_sink
-from torch_sink.image.batch import LazyBatch
+from torch_sink.image.execute.batch import LazyBatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 

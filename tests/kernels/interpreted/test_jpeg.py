@@ -32,14 +32,14 @@ from torchvision import transforms as v1
 import torch_sink
 from kernels.jpeg_cases import new_decoder, open_file, pixels_of
 from torch_sink import decode_images, decode_providers
-from torch_sink.image.decode import jpeg as jpeg_decode
 from torch_sink.image.decode import proof
-from torch_sink.image.decode.decoded import Box
-from torch_sink.image.decode.jpeg_batch import Capacity, pack_jpegs
-from torch_sink.image.decode.jpeg_decoder import JpegDecoder
-from torch_sink.image.decode.jpeg_file import JpegFile
+from torch_sink.image.decode.jpeg import decode as jpeg_decode
+from torch_sink.image.decode.jpeg.decoder import JpegDecoder
+from torch_sink.image.decode.jpeg.file import JpegFile
+from torch_sink.image.decode.jpeg.pack import Capacity, pack_jpegs
 from torch_sink.image.decode.providers import decode_sources
-from torch_sink.image.source import EncodedSource, encoded_source
+from torch_sink.image.sources.decoded import Box
+from torch_sink.image.sources.source import EncodedSource, encoded_source
 from torch_sink.triton_kernels.interpreter import is_interpreted
 from torch_sink.triton_kernels.jpeg.colour import colour_kernel
 from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES, LaneShape

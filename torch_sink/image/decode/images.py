@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 from torch_sink.errors import DecodeError
+from torch_sink.image.core.fallback import executing
+from torch_sink.image.core.state import available_device, default_device
+from torch_sink.image.core.transfer import to_device
 from torch_sink.image.decode.providers import check_provider, decode_sources
-from torch_sink.image.fallback import executing
-from torch_sink.image.source import EncodedSource, PixelSource, encoded_source, read_file
-from torch_sink.image.state import available_device, default_device
-from torch_sink.image.transfer import to_device
+from torch_sink.image.sources.source import EncodedSource, PixelSource, encoded_source, read_file
 
 
 def decode_images(

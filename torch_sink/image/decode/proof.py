@@ -19,13 +19,13 @@ import PIL
 import torch
 from PIL import Image, features
 
-from torch_sink.image.decode.decoded import Box
-from torch_sink.image.fallback import executing
-from torch_sink.image.source import EncodedSource, encoded_source
-from torch_sink.image.transfer import to_host
+from torch_sink.image.core.fallback import executing
+from torch_sink.image.core.transfer import to_host
+from torch_sink.image.sources.decoded import Box
+from torch_sink.image.sources.source import EncodedSource, encoded_source
 
 if TYPE_CHECKING:
-    from torch_sink.image.decode.jpeg_batch import JpegBatch
+    from torch_sink.image.decode.jpeg.pack import JpegBatch
     from torch_sink.triton_kernels.jpeg.entropy import LaneShape
 
 _FILE = "jpeg_kernels.json"
@@ -104,7 +104,7 @@ def prove(device: torch.device) -> Verdict:
 
 def _first_difference(device: torch.device) -> str:
     """The first file whose pixels are not Pillow's, in words; "" where there is none."""
-    from torch_sink.image.decode.jpeg import decode_jpegs
+    from torch_sink.image.decode.jpeg.decode import decode_jpegs
     from torch_sink.triton_kernels.interpreter import is_interpreted
     from torch_sink.triton_kernels.jpeg.entropy import INTERPRETED_LANE_SHAPE, LANE_SHAPES
 
@@ -123,8 +123,8 @@ def _first_difference(device: torch.device) -> str:
 
 def packed_for(shape: LaneShape) -> JpegBatch:
     """The files as the kernels get them."""
-    from torch_sink.image.decode.jpeg_batch import pack_jpegs
-    from torch_sink.image.decode.jpeg_file import jpeg_file
+    from torch_sink.image.decode.jpeg.file import jpeg_file
+    from torch_sink.image.decode.jpeg.pack import pack_jpegs
 
     files = [jpeg_file(case.source, case.box) for case in _cases()]
     return pack_jpegs([file for file in files if file is not None], shape.bits)

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from torch_sink.errors import DecodeError
+from torch_sink.image.core.state import default_device
 from torch_sink.image.decode import proof
-from torch_sink.image.decode.decoded import Box, Decoded
-from torch_sink.image.source import EncodedSource, PixelSource
-from torch_sink.image.state import default_device
+from torch_sink.image.sources.decoded import Box, Decoded
+from torch_sink.image.sources.source import EncodedSource, PixelSource
 
 
 class Provider(Protocol):
@@ -101,7 +101,7 @@ class TritonProvider:
     def decode(
         self, sources: Sequence[EncodedSource | PixelSource], device: torch.device, boxes: Sequence[Box | None]
     ) -> list[Decoded | DecodeError]:
-        from torch_sink.image.decode.jpeg import decode_jpegs
+        from torch_sink.image.decode.jpeg.decode import decode_jpegs
 
         found = decode_jpegs(sources, boxes, device)  # type: ignore[arg-type]
         others = [at for at, image in enumerate(found) if image is None]

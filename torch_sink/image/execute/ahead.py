@@ -22,7 +22,7 @@ from torch_sink.errors import SinkError
 if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
 
-    from torch_sink.image.batch import LazyBatch
+    from torch_sink.image.execute.batch import LazyBatch
 
 META = torch.device("meta")
 _DTYPES = {
@@ -141,7 +141,7 @@ def recorded(target: GPUTarget) -> Iterator[set[Job]]:
 
 def launch_decoder() -> None:
     """Launches what decodes JPEG files, in every shape that a batch may choose."""
-    from torch_sink.image.decode.jpeg_decoder import JpegDecoder
+    from torch_sink.image.decode.jpeg.decoder import JpegDecoder
     from torch_sink.image.decode.proof import packed_for
     from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES
 

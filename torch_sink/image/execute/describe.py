@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from torch_sink.image.core.atoms import Program
+from torch_sink.image.core.ops import Op
+from torch_sink.image.core.state import default_device
 from torch_sink.image.decode.providers import candidates
 from torch_sink.image.execute.programs import ImageShape, earlier_passes, programs_of, shape_of
-from torch_sink.image.ops import Op
-from torch_sink.image.plan.atoms import Program
-from torch_sink.image.source import FinishedSource, Source
-from torch_sink.image.state import default_device
+from torch_sink.image.sources.source import FinishedSource, Source
 
 if TYPE_CHECKING:
     from torch_sink.image.plan.build import Plan

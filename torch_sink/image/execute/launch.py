@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from torch_sink.image.decode.decoded import Decoded
-from torch_sink.image.fallback import executing
+from torch_sink.image.core.atoms import Program
+from torch_sink.image.core.fallback import executing
+from torch_sink.image.core.ops import Op
+from torch_sink.image.core.transfer import host_buffer, to_device
 from torch_sink.image.lower.lowering import value_table
-from torch_sink.image.ops import Op
-from torch_sink.image.plan.atoms import Program
-from torch_sink.image.transfer import host_buffer, to_device
+from torch_sink.image.sources.decoded import Decoded
 
 if TYPE_CHECKING:
     from torch_sink.image.plan.build import Plan

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_sink.image.fallback import executing
+from torch_sink.image.core.atoms import Atom, Kind, Program
+from torch_sink.image.core.fallback import executing
+from torch_sink.image.core.ops import WIDE_TYPES, Op
 from torch_sink.image.lower.lowering import lower, value_table
-from torch_sink.image.ops import WIDE_TYPES, Op
-from torch_sink.image.plan.atoms import Atom, Kind, Program
 from torch_sink.image.plan.passes import passes_of
-from torch_sink.image.source import Source
+from torch_sink.image.sources.source import Source
 
 
 class ImageShape(NamedTuple):

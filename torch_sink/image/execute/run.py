@@ -8,14 +8,14 @@ import numpy as np
 import torch
 
 from torch_sink.errors import DecodeError
-from torch_sink.image.decode.decoded import Box, Decoded
+from torch_sink.image.core.atoms import Program
+from torch_sink.image.core.ops import Op
+from torch_sink.image.core.transfer import to_device
 from torch_sink.image.decode.providers import decode_sources
 from torch_sink.image.execute.launch import run_on_device
 from torch_sink.image.execute.programs import earlier_passes, is_wide, last_passes, values_of
-from torch_sink.image.ops import Op
-from torch_sink.image.plan.atoms import Program
-from torch_sink.image.source import FinishedSource, Source
-from torch_sink.image.transfer import to_device
+from torch_sink.image.sources.decoded import Box, Decoded
+from torch_sink.image.sources.source import FinishedSource, Source
 
 
 def decoded_images(

@@ -6,9 +6,9 @@ import functools
 
 import torch
 
-from torch_sink.image.fallback import executing
-from torch_sink.image.ops import Op, replay
-from torch_sink.image.source import Source
+from torch_sink.image.core.fallback import executing
+from torch_sink.image.core.ops import Op, replay
+from torch_sink.image.sources.source import Source
 
 
 def run_image_on_cpu(source: Source, ops: tuple[Op, ...], target: torch.Tensor) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from torch_sink.image.ops import Op
-from torch_sink.image.plan.atoms import LOWER, Atom, Branch, Kind, Lowering, lowers
+from torch_sink.image.core.atoms import LOWER, Atom, Branch, Kind, Lowering, lowers
+from torch_sink.image.core.ops import Op
 
 
 @lowers("augmix")

@@ -15,7 +15,7 @@ import torch
 from torchvision.transforms import _functional_tensor
 from torchvision.transforms.v2.functional import _misc as v2_misc
 
-from torch_sink.image.plan.atoms import Kind, Lowering, lowers
+from torch_sink.image.core.atoms import Kind, Lowering, lowers
 
 # The largest kernel, in taps, that is done as torch does it.
 _EXACT_TAPS = 81

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from torch_sink.image.plan.atoms import Kind, Lowering, lowers
+from torch_sink.image.core.atoms import Kind, Lowering, lowers
 
 
 @lowers("pil.convert")

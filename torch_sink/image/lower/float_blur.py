@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 
+from torch_sink.image.core.atoms import FloatKind
 from torch_sink.image.lower.blur import is_fused, kernel_weights
 from torch_sink.image.lower.floats import FloatLowering, bits, lowers_float
-from torch_sink.image.plan.atoms import FloatKind
 
 
 def _blur(family: str, state: FloatLowering, kernel_size: tuple[int, int], sigma: tuple[float, float]) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from torch_sink.image.core.atoms import FloatKind
 from torch_sink.image.lower.floats import FloatLowering, bits, lowers_float, three
-from torch_sink.image.plan.atoms import FloatKind
 
 # How gray is made, as `float_program.py` numbers it.
 _CHANNEL_ITSELF, _GRAY_V1, _GRAY_V2 = range(3)

@@ -8,6 +8,8 @@ import torch
 from PIL import Image
 from torchvision.transforms import InterpolationMode
 
+from torch_sink.image.core.atoms import LOWER, Atom, FloatKind, Kind
+from torch_sink.image.core.tensor_argument import TensorArgument
 from torch_sink.image.lower import warp as lower_warp  # noqa: F401  it fills `LOWER`
 from torch_sink.image.lower.floats import FloatLowering, bits, lowers_float, three
 from torch_sink.image.lower.geometry import narrow_resize, repeat_border, three_planes
@@ -17,8 +19,6 @@ from torch_sink.image.lower.resample_weights import (
     tap_range,
     tensor_nearest_table,
 )
-from torch_sink.image.plan.atoms import LOWER, Atom, FloatKind, Kind
-from torch_sink.image.record.tensor_argument import TensorArgument
 
 Resampling = Image.Resampling
 

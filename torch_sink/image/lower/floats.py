@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from torch_sink.image.plan.atoms import Atom, FloatKind, Kind
+from torch_sink.image.core.atoms import Atom, FloatKind, Kind
 
 
 class FloatLowering:

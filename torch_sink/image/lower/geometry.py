@@ -13,6 +13,9 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2.functional._geometry import _do_native_uint8_resize_on_cpu
 
+from torch_sink.image.core.arguments import Sides, cropped_size, padding_fits
+from torch_sink.image.core.atoms import Atom, Kind, Lowering, lowers, packed_colour
+from torch_sink.image.core.tensor_argument import TensorArgument
 from torch_sink.image.lower.resample_weights import (
     PILLOW_PRECISION_BITS,
     ResampleTable,
@@ -26,9 +29,6 @@ from torch_sink.image.lower.resample_weights import (
     tensor_table,
     tensor_table_without_antialias,
 )
-from torch_sink.image.plan.atoms import Atom, Kind, Lowering, lowers, packed_colour
-from torch_sink.image.record.arguments import Sides, cropped_size, padding_fits
-from torch_sink.image.record.tensor_argument import TensorArgument
 
 Resampling, Transpose = Image.Resampling, Image.Transpose
 

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from torch_sink.image.fallback import executing
+from torch_sink.image.core.atoms import LOWER, Atom, Kind, Lowering, Program
+from torch_sink.image.core.fallback import executing
+from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.lower import (  # noqa: F401  they fill the registries
     augmix,
     blur,
@@ -28,8 +30,6 @@ from torch_sink.image.lower import (  # noqa: F401  they fill the registries
 )
 from torch_sink.image.lower.floats import LOWER_FLOAT, FloatLowering
 from torch_sink.image.lower.geometry import three_planes
-from torch_sink.image.ops import Op, replay
-from torch_sink.image.plan.atoms import LOWER, Atom, Kind, Lowering, Program
 
 # Calls that only change values, from the conversion to a tensor on.
 VALUE_OPS = frozenset(

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from torch_sink.image.core.atoms import Formula, Kind, Lowering, lowers
+from torch_sink.image.core.ops import STOCK
 from torch_sink.image.lower.colour import lookup
-from torch_sink.image.ops import STOCK
-from torch_sink.image.plan.atoms import Formula, Kind, Lowering, lowers
 
 _FORMULAS = {"v1": Formula.TENSOR_V1, "v2": Formula.TENSOR_V2}
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
+from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
+from torch_sink.image.core.atoms import Lowering, lowers
+from torch_sink.image.core.tensor_argument import TensorArgument
 from torch_sink.image.lower.floats import FloatLowering
 from torch_sink.image.lower.geometry import transpose
-from torch_sink.image.plan.atoms import Lowering, lowers
-from torch_sink.image.record.tensor_argument import TensorArgument
-from torch_sink.image.record.tensor_warp import affine_matrix, rotation_matrix
 
 # What the kernel reads of the kind of a grid, and of how the fill is worked in.
 AFFINE, PERSPECTIVE, DISPLACED = range(3)
@@ -26,6 +26,22 @@ NO_FILL, FILL_V1, FILL_V2 = range(3)
 # The number of a mode is its place here.
 MODES = ("nearest", "bilinear")
 _FILL_RULES = {"v1": FILL_V1, "v2": FILL_V2}
+
+
+def affine_matrix(
+    height: int, width: int, angle: float, translate: Any, scale: float, shear: Any, center: Any
+) -> list[float]:
+    """The inverse of an affine transform, as the kernels of `transforms.v2` compute it."""
+    middle = [0.0, 0.0]
+    if center is not None:
+        middle = [at - side * 0.5 for at, side in zip(center, (width, height), strict=True)]
+    translation = [float(value) for value in translate]
+    return v2_geometry._get_inverse_affine_matrix(middle, angle, translation, scale, list(shear))
+
+
+def rotation_matrix(height: int, width: int, angle: float, center: Any) -> list[float]:
+    """The inverse of a rotation, as the kernels of `transforms.v2` compute it."""
+    return affine_matrix(height, width, -angle, (0.0, 0.0), 1.0, (0.0, 0.0), center)
 
 
 class Grid(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_sink.image.plan.atoms import Atom, Kind
+from torch_sink.image.core.atoms import Atom, Kind
 from torch_sink.image.plan.stages import Stage, stages_of, whole_view
 
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torch_sink.image.ops import Op
-from torch_sink.image.plan.atoms import FloatKind, Kind, Program
+from torch_sink.image.core.atoms import FloatKind, Kind, Program
+from torch_sink.image.core.ops import Op
 from torch_sink.image.plan.branches import branched_stages, depth, longest_branch
 from torch_sink.image.plan.jobs import COLUMN, ImageInput, ImageJobs, RowBuilder
 from torch_sink.image.plan.stages import Stage, only_crops_and_flips, stages_of

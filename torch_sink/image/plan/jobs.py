@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torch_sink.image.ops import Op
-from torch_sink.image.plan.atoms import Atom, FloatKind, Kind, Program
+from torch_sink.image.core.atoms import Atom, FloatKind, Kind, Program
+from torch_sink.image.core.ops import Op
 from torch_sink.image.plan.stages import Stage
 from torch_sink.triton_kernels import program as layout
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torchvision.transforms import InterpolationMode
 
-from torch_sink.image.ops import Op, makes_bytes, makes_floats
+from torch_sink.image.core.ops import Op, makes_bytes, makes_floats
 
 _SMOOTH = (InterpolationMode.BILINEAR, InterpolationMode.BICUBIC)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_sink.image.decode.decoded import Box
-from torch_sink.image.plan.atoms import Program
+from torch_sink.image.core.atoms import Program
 from torch_sink.image.plan.build import chains_of
 from torch_sink.image.plan.jobs import ImageInput
+from torch_sink.image.sources.decoded import Box
 
 
 def boxes_read(

@@ -11,9 +11,9 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torch_sink.image.core.atoms import Atom, FloatKind, Formula, Kind
 from torch_sink.image.lower.float_geometry import needed_float_rows
 from torch_sink.image.lower.geometry import needed_rows
-from torch_sink.image.plan.atoms import Atom, FloatKind, Formula, Kind
 
 
 class StageSplit(NamedTuple):

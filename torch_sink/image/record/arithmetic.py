@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
-from torch_sink.image.lazy_tensor import HANDLES, LazyTVImage, recorded
+from torch_sink.image.core.arguments import is_number
+from torch_sink.image.core.exactness import since_conversion
+from torch_sink.image.core.ops import Op
+from torch_sink.image.handles.tensor import HANDLES, LazyTVImage, recorded
 from torch_sink.image.lower.lowering import is_tabled
-from torch_sink.image.ops import Op
-from torch_sink.image.record.arguments import is_number
-from torch_sink.image.record.exactness import since_conversion
 
 _SMALLEST, _LARGEST = 1e-6, 1e6
 

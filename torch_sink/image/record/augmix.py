@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
-from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage, recorded
-from torch_sink.image.ops import Op
+from torch_sink.image.core.ops import Op
+from torch_sink.image.core.tensor_argument import tensor_arguments
+from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage, recorded
 from torch_sink.image.record.arithmetic import multiplied
-from torch_sink.image.record.tensor_argument import tensor_arguments
 
 # True inside `AugMix.forward`; elsewhere a view shares memory with its image, which these handles do not.
 _inside: ContextVar[bool] = ContextVar("inside AugMix", default=False)

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from PIL import Image
 
-from torch_sink.image.lazy_image import LazyImage, lazy_image
-from torch_sink.image.lazy_tensor import HANDLES, LazyTensor, LazyTVImage
-from torch_sink.image.ops import Op
-from torch_sink.image.record.exactness import is_scaled_bytes
-from torch_sink.image.source import FinishedSource
+from torch_sink.image.core.exactness import is_scaled_bytes
+from torch_sink.image.core.ops import Op
+from torch_sink.image.handles.image import LazyImage, lazy_image
+from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
+from torch_sink.image.sources.source import FinishedSource
 
 Recorder = Callable[..., Any]
 

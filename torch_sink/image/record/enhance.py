@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_sink.image.lazy_image import LazyImage, is_recording_image
-from torch_sink.image.ops import Op
-from torch_sink.image.record.arguments import is_number
-from torch_sink.image.record.exactness import is_rounded_by_torch
+from torch_sink.image.core.arguments import is_number
+from torch_sink.image.core.exactness import is_rounded_by_torch
+from torch_sink.image.core.ops import Op
+from torch_sink.image.handles.image import LazyImage, is_recording_image
 
 
 class ModuleStandIn:

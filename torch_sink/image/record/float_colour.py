@@ -10,9 +10,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from torch_sink.image.ops import Op
-from torch_sink.image.record.arguments import is_number, permutation_of
-from torch_sink.image.record.exactness import is_normalized, may_overshoot
+from torch_sink.image.core.arguments import is_number, permutation_of
+from torch_sink.image.core.exactness import is_normalized, may_overshoot
+from torch_sink.image.core.ops import Op
 
 Recorder = Callable[..., Any]
 

@@ -12,10 +12,10 @@ from torchvision.transforms.v2.functional._geometry import (
     _compute_resized_output_size,
 )
 
+from torch_sink.image.core.arguments import crop_fits, is_number, padding_fits, sides_of, size_of
+from torch_sink.image.core.ops import Op
+from torch_sink.image.handles.shared_memory import share_memory
 from torch_sink.image.lower.geometry import NEAREST_MODES
-from torch_sink.image.ops import Op
-from torch_sink.image.record.arguments import crop_fits, is_number, padding_fits, sides_of, size_of
-from torch_sink.image.shared_memory import share_memory
 
 
 def crop(family: str, handle: Any, top: Any, left: Any, height: Any, width: Any) -> Any:

@@ -16,10 +16,10 @@ from torchvision.transforms.v2.functional._geometry import (
     _center_crop_compute_padding,
 )
 
-from torch_sink.image.lazy_image import LazyImage, lazy_image
-from torch_sink.image.ops import Op
-from torch_sink.image.record.arguments import colour_of, cropped_size, is_number, sides_of, size_of, with_numbers
-from torch_sink.image.record.exactness import is_rounded_by_torch
+from torch_sink.image.core.arguments import colour_of, cropped_size, is_number, sides_of, size_of, with_numbers
+from torch_sink.image.core.exactness import is_rounded_by_torch
+from torch_sink.image.core.ops import Op
+from torch_sink.image.handles.image import LazyImage, lazy_image
 
 Recorder = Callable[..., Any]
 

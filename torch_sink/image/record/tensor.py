@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from torch_sink.image.fallback import executing, report_fallback
-from torch_sink.image.lazy_tensor import HANDLES, LazyTVImage
+from torch_sink.image.core.arguments import with_numbers
+from torch_sink.image.core.fallback import executing, report_fallback
+from torch_sink.image.handles.tensor import HANDLES, LazyTVImage
 from torch_sink.image.record import tensor_blur as blur
 from torch_sink.image.record import tensor_colour as colour
 from torch_sink.image.record import tensor_geometry as geometry
 from torch_sink.image.record import tensor_values as values
 from torch_sink.image.record import tensor_warp as warp
-from torch_sink.image.record.arguments import with_numbers
 from torch_sink.image.record.floats import V1_FLOAT_RECORDERS, V2_FLOAT_RECORDERS
 
 Recorder = Callable[..., Any]

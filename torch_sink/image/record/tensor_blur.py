@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from torch_sink.image.ops import Op
-from torch_sink.image.record.arguments import is_number
+from torch_sink.image.core.arguments import is_number
+from torch_sink.image.core.ops import Op
 
 
 def gaussian_blur(family: str, handle: Any, kernel_size: Any, sigma: Any = None) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from torch_sink.image.ops import Op
-from torch_sink.image.record.arguments import is_number, permutation_of
-from torch_sink.image.record.exactness import is_rounded_by_torch
+from torch_sink.image.core.arguments import is_number, permutation_of
+from torch_sink.image.core.exactness import is_rounded_by_torch
+from torch_sink.image.core.ops import Op
 
 Recorder = Callable[..., Any]
 

@@ -13,13 +13,13 @@ from torchvision.transforms.v2.functional._geometry import (
     _compute_resized_output_size,
 )
 
-from torch_sink.image.lazy_tensor import HANDLES, recorded
+from torch_sink.image.core.arguments import colour_of, crop_fits, padding_fits, sides_of, size_of
+from torch_sink.image.core.ops import WIDE_TYPES, Op
+from torch_sink.image.core.tensor_argument import TensorArgument
+from torch_sink.image.handles.shared_memory import share_memory
+from torch_sink.image.handles.tensor import HANDLES, recorded
 from torch_sink.image.lower.geometry import NEAREST_MODES, integer_resize_fits
-from torch_sink.image.ops import WIDE_TYPES, Op
-from torch_sink.image.record.arguments import colour_of, crop_fits, padding_fits, sides_of, size_of
-from torch_sink.image.record.tensor_argument import TensorArgument
 from torch_sink.image.record.tensor_values import is_expanded, record_maybe_in_place
-from torch_sink.image.shared_memory import share_memory
 
 
 def crop(family: str, handle: Any, top: int, left: int, height: int, width: int) -> Any:

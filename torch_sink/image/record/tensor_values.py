@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_sink.image.ops import WIDE_TYPES, InPlaceOp, Op
-from torch_sink.image.record.arguments import is_number
-from torch_sink.image.record.exactness import is_from_bytes, is_scaled_bytes
+from torch_sink.image.core.arguments import is_number
+from torch_sink.image.core.exactness import is_from_bytes, is_scaled_bytes
+from torch_sink.image.core.ops import WIDE_TYPES, InPlaceOp, Op
 
 
 def _statistics(values: Any, channels: int) -> tuple[float, ...] | None:

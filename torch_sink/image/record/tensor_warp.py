@@ -11,9 +11,10 @@ import torch
 from torchvision.transforms import InterpolationMode, _functional_tensor
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
-from torch_sink.image.ops import Op
-from torch_sink.image.record.arguments import is_number
-from torch_sink.image.record.tensor_argument import TensorArgument
+from torch_sink.image.core.arguments import is_number
+from torch_sink.image.core.ops import Op
+from torch_sink.image.core.tensor_argument import TensorArgument
+from torch_sink.image.lower.warp import rotation_matrix
 
 _MODES = ("nearest", "bilinear")
 
@@ -102,22 +103,6 @@ def rotate_v2(
         )
         size = new_height, new_width
     return _record(handle, "v2.rotate", (*parameters, size), _mode_v2(interpolation), fill, size)
-
-
-def affine_matrix(
-    height: int, width: int, angle: float, translate: Any, scale: float, shear: Any, center: Any
-) -> list[float]:
-    """The inverse of an affine transform, as the kernels of `transforms.v2` compute it."""
-    middle = [0.0, 0.0]
-    if center is not None:
-        middle = [at - side * 0.5 for at, side in zip(center, (width, height), strict=True)]
-    translation = [float(value) for value in translate]
-    return v2_geometry._get_inverse_affine_matrix(middle, angle, translation, scale, list(shear))
-
-
-def rotation_matrix(height: int, width: int, angle: float, center: Any) -> list[float]:
-    """The inverse of a rotation, as the kernels of `transforms.v2` compute it."""
-    return affine_matrix(height, width, -angle, (0.0, 0.0), 1.0, (0.0, 0.0), center)
 
 
 def perspective_v2(

@@ -1,0 +1,102 @@
+"""The house, floor by floor: a folder imports from those below it only, and none is crowded."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[1]
+MOST_FILES = 16
+# Flat still: the stage kernels, their maps, points and heads.
+CROWDED = {"triton_kernels"}
+
+# The lowest first: what a floor imports stands before it.
+FLOORS = [
+    *("triton_kernels", "triton_kernels.jpeg"),
+    *("damage", "common"),
+    *("sink.workers", "sink.sources", "sink.producers", "sink.slots", "sink"),
+    *("image.core", "image.sources", "image.lower", "image.plan", "image.decode.jpeg", "image.decode"),
+    *("image.handles", "image.execute", "image.record", "image"),
+    *("loop.core", "loop.step", "loop.engines", "loop.checkpoints", "loop.callbacks", "loop.evaluation", "loop"),
+    "cli",
+]
+
+
+def modules() -> dict[str, Path]:
+    """Each module of the package, as "loop.step.update", and its file."""
+    files = [*(ROOT / "torch_sink").rglob("*.py"), *(ROOT / "triton_kernels").rglob("*.py")]
+    return {name: file for file in files if (name := _name_of(file)) is not None}
+
+
+def _name_of(file: Path) -> str | None:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    if parts[:2] == ("torch_sink", "triton_kernels"):
+        return None  # a link to the other folder, which some checkouts have
+    parts = parts[1:] if parts[0] == "torch_sink" else parts
+    return ".".join(parts)
+
+
+def floor_of(module: str) -> str:
+    """The folder of a module; files of the package's own folder have none."""
+    return module.rpartition(".")[0]
+
+
+MODULES = modules()
+
+
+def imported(module: str) -> Iterator[str]:
+    """The modules of the package that one imports, but for those that only a type checker needs."""
+    tree = ast.parse(MODULES[module].read_text())
+    unneeded = {
+        id(node)
+        for branch in ast.walk(tree)
+        if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.dump(branch.test)
+        for node in ast.walk(branch)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and id(node) not in unneeded:
+            package = _package_of(module, node)
+            for alias in node.names:
+                name = f"{package}.{alias.name}".strip(".")
+                yield next((found for found in (name, package, f"{package}.__init__") if found in MODULES), "")
+
+
+def _package_of(module: str, node: ast.ImportFrom) -> str:
+    """What an import names, as `MODULES` does; "" for other packages."""
+    if node.level:
+        base = module.split(".")[: -node.level]
+        return ".".join([*base, *([node.module] if node.module else [])])
+    name = node.module or ""
+    return name.removeprefix("torch_sink.") if name.startswith("torch_sink.") else ""
+
+
+def test_every_folder_is_a_floor() -> None:
+    assert {floor_of(module) for module in MODULES} - {""} == set(FLOORS)
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_imports_go_down(floor: str) -> None:
+    upwards = [
+        f"{module} imports {name}"
+        for module in MODULES
+        if floor_of(module) == floor
+        for name in imported(module)
+        if floor_of(name) and FLOORS.index(floor_of(name)) > FLOORS.index(floor)
+    ]
+    assert not upwards
+
+
+def test_imports_are_seen() -> None:
+    assert "loop.core.distributed" in set(imported("loop.step.ema"))
+    assert "triton_kernels.program" in set(imported("triton_kernels.stage"))
+
+
+@pytest.mark.parametrize("floor", [floor for floor in FLOORS if floor not in CROWDED])
+def test_no_folder_is_crowded(floor: str) -> None:
+    files = [module for module in MODULES if floor_of(module) == floor and not module.endswith("__init__")]
+    assert len(files) <= MOST_FILES

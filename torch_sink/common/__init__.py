@@ -1,0 +1,1 @@
+"""What the layers share: nested batches, random state."""

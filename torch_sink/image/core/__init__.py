@@ -1,0 +1,1 @@
+"""What every part of the image backend uses: recorded calls, atoms, the fallback report."""

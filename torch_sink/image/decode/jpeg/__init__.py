@@ -1,0 +1,1 @@
+"""JPEG files for the kernels that decode them."""

@@ -1,0 +1,102 @@
+"""Handles -> a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torchvision.tv_tensors import _torch_function_helpers as return_types
+
+from torch_sink.errors import DecodeError
+from torch_sink.image.core import state as backend_state
+from torch_sink.image.execute.batch import LazyBatch
+from torch_sink.image.execute.packed import collated_tensor, pack_batch
+from torch_sink.image.execute.stock import run_image_on_cpu
+from torch_sink.image.handles.tensor import HANDLES, LazyTVImage, finished_handle, recorded
+from torch_sink.image.sources.source import BrokenSource, FinishedSource
+
+
+def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
+    """Stacks handles (and ordinary tensors among them) into a batch.
+
+    Returns:
+        A `LazyBatch` where something else than this process's CPU will execute it, else an ordinary tensor, in shared
+        memory when made in a worker.
+
+    Raises:
+        RuntimeError: the images differ in shape, with the message of `torch.stack`.
+    """
+    active = backend_state.settled()
+    at_once = active is None or active.executes_at_once
+    items = [_packable(item, at_once) for item in handles]
+    shape, dtype = items[0].sink_shape, items[0].sink_dtype
+    for position, item in enumerate(items):
+        if item.sink_shape != shape:
+            raise RuntimeError(
+                f"stack expects each tensor to be equal size, but got {list(shape)} at entry 0 and "
+                f"{list(item.sink_shape)} at entry {position}"
+            )
+    dtypes = {item.sink_dtype for item in items}
+    if len(dtypes) > 1 or any(_wants_gradient(item) for item in items):
+        return torch.stack([item.materialise() for item in items])
+    full_shape = (len(items), *shape)
+    if at_once:
+        out = collated_tensor(full_shape, dtype)
+        try:
+            for row, item in enumerate(items):
+                run_image_on_cpu(item.sink_source, item.sink_ops, out[row])
+                item.was_collated = True
+            return out
+        except DecodeError:
+            # Whoever uses the batch decides what becomes of a damaged image.
+            pass
+    packed, programs = pack_batch([item.sink_source for item in items], [item.sink_ops for item in items])
+    if active is None:
+        return LazyBatch(packed, programs, full_shape, dtype)
+    return LazyBatch(packed, programs, full_shape, dtype, active.device, active.interpreted)
+
+
+def _packable(item: Any, at_once: bool) -> Any:
+    """A handle whose values can be made, or those that exist.
+
+    What comes a second time is kept by its dataset: its values are kept, too, unless a device makes them anew.
+    """
+    if not isinstance(item, HANDLES):
+        return finished_handle(item)
+    if isinstance(item.sink_source, BrokenSource):
+        return finished_handle(item.materialise())
+    if item.is_recording and not (at_once and item.was_collated):
+        return item
+    return finished_handle(item.materialise())
+
+
+def _wants_gradient(item: Any) -> bool:
+    return isinstance(item.sink_source, FinishedSource) and item.sink_source.tensor.requires_grad
+
+
+@recorded(torch.stack)
+def _stack(tensors: Sequence[Any], dim: int = 0, *, out: torch.Tensor | None = None) -> Any:
+    if dim != 0 or any(item.ndim != 3 for item in tensors):
+        return NotImplemented
+    batch = collate_handles(tensors)
+    return batch if out is None else out.copy_(batch)
+
+
+@recorded(torch.unsqueeze)
+@recorded(torch.Tensor.unsqueeze)
+def _batch_of_one(image: Any, dim: Any = None) -> Any:
+    """An image as a batch, as `preprocess(image).unsqueeze(0)` makes one for a network: a view of the image."""
+    keeps_type = type(image) is LazyTVImage and return_types._must_return_subclass()
+    if type(image) not in HANDLES or not image.is_recording or type(dim) is not int or dim != 0 or keeps_type:
+        return NotImplemented
+    active = backend_state.settled()
+    if active is None or active.executes_at_once:
+        return image.materialise().as_subclass(torch.Tensor).unsqueeze(0)
+    batch = collate_handles([image])
+    return batch.view_of(image) if isinstance(batch, LazyBatch) else NotImplemented
+
+
+@recorded(torch.Tensor.__getitem__)
+def _index(image: Any, index: Any) -> Any:
+    return _batch_of_one(image, 0) if index is None else NotImplemented

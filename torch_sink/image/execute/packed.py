@@ -1,0 +1,133 @@
+"""The sources of a batch, packed so that they cross to another process cheaply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from torch.utils.data import get_worker_info
+
+from torch_sink.image.core.ops import Op
+from torch_sink.image.core.tensor_argument import PackedArgument, tensor_arguments, with_packed
+from torch_sink.image.sources.source import EncodedSource, FinishedSource, PixelSource, Source
+
+_ALIGNMENT_BYTES = 16
+
+
+class Packed(NamedTuple):
+    """The sources of a batch, in a form that crosses to another process cheaply.
+
+    Attributes:
+        blob: uint8 [bytes], every file, pixel array and finished tensor, and every tensor among the arguments of calls,
+            one after the other; shared memory in a worker. Nothing in it changes with what was packed.
+        entries: how to cut a source out of the blob.
+        entry_of_image: position in `entries` of each image's source; the same file twice is packed once.
+    """
+
+    blob: torch.Tensor
+    entries: tuple[tuple[Any, ...], ...]
+    entry_of_image: tuple[int, ...]
+
+    def sources(self) -> list[Source]:
+        """One source for each entry."""
+        data = self.blob.numpy()
+        found: list[Source] = []
+        for kind, begin, end, *rest in self.entries:
+            if kind == "file":
+                found.append(EncodedSource(data[begin:end].tobytes(), *rest))
+            elif kind == "pixels":
+                mode, size, path = rest
+                found.append(PixelSource(Image.frombytes(mode, size, data[begin:end].tobytes()), path))
+            else:
+                shape, dtype, path = rest
+                found.append(FinishedSource(self.blob[begin:end].view(dtype).reshape(shape), path))
+        return found
+
+
+def pack(sources: Sequence[Source]) -> Packed:
+    """Packs the sources of a batch; the same one is packed once."""
+    return pack_batch(sources, ())[0]
+
+
+def pack_batch(
+    sources: Sequence[Source], programs: Sequence[tuple[Op, ...]]
+) -> tuple[Packed, tuple[tuple[Op, ...], ...]]:
+    """Packs the sources of a batch, and the tensors among the arguments of its calls.
+
+    Returns:
+        What was packed, and the programs, which say where in the blob their tensors lie.
+    """
+    places: dict[Any, int] = {}
+    entries: list[tuple[Any, ...]] = []
+    entry_of_image = []
+    packed_sources: list[Source] = []
+    chunks: list[bytes | memoryview] = []
+    end = 0
+    for source in sources:
+        key = _identity(source)
+        place = places.get(key)
+        # A file may change between two reads of it, and images in memory share a name: compare the bytes as well.
+        if place is None or (isinstance(source, EncodedSource) and source.data != packed_sources[place].data):  # type: ignore[union-attr]
+            place = places[key] = len(entries)
+            packed_sources.append(source)
+            kind, chunk, *described = _payload(source)
+            begin = end + _gap(end, kind)
+            chunks += [bytes(begin - end), chunk]
+            end = begin + len(chunk)
+            entries.append((kind, begin, end, *described))
+        entry_of_image.append(place)
+    arguments: dict[int, PackedArgument] = {}
+    for argument in tensor_arguments(programs):
+        if id(argument) not in arguments:
+            begin = end + _gap(end, "tensor")
+            arguments[id(argument)] = PackedArgument(begin, tuple(argument.tensor.shape), argument.tensor.dtype)
+            chunk = _bytes_of(argument.tensor)
+            chunks += [bytes(begin - end), chunk]
+            end = begin + len(chunk)
+    packed = Packed(_blob(chunks, end), tuple(entries), tuple(entry_of_image))
+    return packed, tuple(with_packed(ops, arguments) for ops in programs) if arguments else tuple(programs)
+
+
+def _payload(source: Source) -> tuple[Any, ...]:
+    """Kind of entry, bytes for the blob, and what else the entry has to say."""
+    if isinstance(source, EncodedSource):
+        return "file", source.data, source.path, source.header, source.mode
+    if isinstance(source, PixelSource):
+        return "pixels", source.image.tobytes(), source.image.mode, source.image.size, source.path
+    return "tensor", _bytes_of(source.tensor), tuple(source.tensor.shape), source.tensor.dtype, source.path
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    values = tensor.detach().as_subclass(torch.Tensor).contiguous().reshape(-1)
+    return memoryview(values.view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def _gap(end: int, kind: str) -> int:
+    """Bytes to leave free after `end`, so that a tensor can be read where it lies."""
+    return -end % _ALIGNMENT_BYTES if kind == "tensor" else 0
+
+
+def _identity(source: Source) -> tuple[Any, ...]:
+    """Equal for one file in one mode, and for handles that were recorded from one image in memory."""
+    if isinstance(source, EncodedSource):
+        return source.path, source.mode
+    return (id(source[0]),)
+
+
+def _blob(chunks: Sequence[bytes | memoryview], size: int) -> torch.Tensor:
+    blob = collated_tensor((size,), torch.uint8)
+    view, begin = memoryview(blob.numpy().data), 0
+    for chunk in chunks:
+        view[begin : begin + len(chunk)] = chunk
+        begin += len(chunk)
+    return blob
+
+
+def collated_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A new tensor, in shared memory when made in a data worker."""
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    storage = torch.UntypedStorage._new_shared(max(torch.Size(shape).numel() * dtype.itemsize, 1))
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape)  # type: ignore[call-overload]

@@ -1,0 +1,1 @@
+"""What user code holds instead of pixels."""

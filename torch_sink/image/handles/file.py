@@ -1,0 +1,193 @@
+"""What `Image.open` and torchvision's loader give for a complete JPEG file while the backend is on."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import io
+import os
+from collections.abc import Callable
+from typing import Any
+
+from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
+
+from torch_sink.damage.cause import broken_file
+from torch_sink.damage.stream import is_reading_stream, note_placeholder, opening
+from torch_sink.image.core import state
+from torch_sink.image.core.fallback import executing, is_executing, report_fallback
+from torch_sink.image.handles.image import LazyImage, handle_of_file, lazy_image
+from torch_sink.image.handles.pixel_access import PixelAccess, asked_by_user
+from torch_sink.image.sources.source import BrokenSource, EncodedSource, PixelSource, encoded_source, read_file
+
+_RECORDED_MODES = ("L", "RGB")
+# Pixels of an image whose sample will be left out; stock code's own checks must accept it.
+_PLACEHOLDER_SIZE = (1024, 1024)
+
+
+class LazyJpegImageFile(JpegImageFile):
+    """A `JpegImageFile` that has read its bytes and closed its file; its first operation gives a handle.
+
+    `format`, `info`, `draft`, `verify`, `load` and the rest are Pillow's own.
+    """
+
+    sink_file_source: EncodedSource
+
+    def _handle(self) -> LazyImage | None:
+        return lazy_image(self) if self._im is None and not self.decoderconfig else None
+
+    @property
+    def im(self) -> Any:
+        if self._im is None and self.tile:
+            self._load()
+        return JpegImageFile.im.fget(self)  # type: ignore[attr-defined]
+
+    @im.setter
+    def im(self, value: Any) -> None:
+        self._im = value
+
+    def load(self) -> Any:
+        if self._im is None and self.tile and not self.decoderconfig and asked_by_user():
+            return PixelAccess(self._load)
+        return self._load()
+
+    def _load(self) -> Any:
+        """The pixels themselves, as Pillow gives access to them."""
+        if self._im is None and self.tile:
+            report_fallback("pixels of a Pillow image", "read by other code", inner_module="PIL")
+        return super().load()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As Pillow's own file, whose pixels travel."""
+        if state.sends_pixels():
+            with executing():
+                self._load()
+        return copyreg._reconstructor, (JpegImageFile, object, None), self.__getstate__()  # type: ignore[attr-defined]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "__class__":  # a cast to a class that knows nothing of pixels that do not exist
+            self._load()
+            del self.sink_file_source
+        super().__setattr__(name, value)
+
+    def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
+        wanted = mode or self.mode
+        if self._im is None and not self.decoderconfig and not args and not kwargs and wanted in _RECORDED_MODES:
+            return handle_of_file(self, self.sink_file_source._replace(mode=wanted))
+        return super().convert(mode, *args, **kwargs)
+
+
+def _through_handle(name: str) -> Callable[..., Any]:
+    stock = getattr(JpegImageFile, name)
+
+    @functools.wraps(stock)
+    def method(self: LazyJpegImageFile, *args: Any, **kwargs: Any) -> Any:
+        handle = self._handle()
+        return stock(self, *args, **kwargs) if handle is None else getattr(handle, name)(*args, **kwargs)
+
+    return method
+
+
+for _name in ("copy", "crop", "resize", "transpose", "transform"):
+    setattr(LazyJpegImageFile, _name, _through_handle(_name))
+
+
+def jpeg_factory(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand-in for the factory in `PIL.Image.OPEN["JPEG"]`."""
+
+    @functools.wraps(stock)
+    def factory(fp: Any, filename: Any = None) -> Any:
+        image = stock(fp, filename)
+        if type(image) is not JpegImageFile:
+            return image
+        position = fp.tell()
+        fp.seek(0)
+        data = fp.read()
+        name = filename or getattr(fp, "name", None)
+        source = encoded_source(data, str(name or "an image in memory"))
+        if source is None:
+            fp.seek(position)
+            vars(image)["sink_name"] = name  # for messages, when the file is closed
+            return image
+        image.__class__ = LazyJpegImageFile
+        image.sink_file_source = source  # type: ignore[attr-defined]
+        image.fp = io.BytesIO(data)
+        image.fp.seek(position)
+        if filename:
+            # `Image.open` opened this file itself, and would keep it open until the pixels are read.
+            fp.close()
+        return image
+
+    return factory
+
+
+def opener(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand-in for `PIL.Image.open` where broken files are skipped or replaced; it does something in streams only."""
+
+    def loaded(*args: Any, **kwargs: Any) -> Any:
+        image = stock(*args, **kwargs)
+        if type(image) is not LazyJpegImageFile:
+            with executing():
+                image.load()  # later its exception would end the stream
+        return image
+
+    @functools.wraps(stock)
+    def open(*args: Any, **kwargs: Any) -> Any:
+        return stock(*args, **kwargs) if is_executing() else _or_placeholder(stock, loaded, *args, **kwargs)
+
+    return open
+
+
+def _or_placeholder(load: Callable[..., Any], in_stream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What an opener returns, or in a stream a placeholder for a broken file.
+
+    Args:
+        load: opens a file.
+        in_stream: the same in a stream, where all that can be broken has to raise at once.
+        *args: of both.
+        **kwargs: of both.
+    """
+    if not is_reading_stream():
+        return load(*args, **kwargs)
+    with opening() as wants_placeholder:
+        if not wants_placeholder:
+            return load(*args, **kwargs)
+        try:
+            return in_stream(*args, **kwargs)
+        except Exception as error:
+            broken = broken_file(error, "")
+            if broken is None:
+                raise
+    note_placeholder()
+    source: Any = BrokenSource(broken, _PLACEHOLDER_SIZE)
+    placeholder = LazyImage(source, (), _PLACEHOLDER_SIZE, "RGB")
+    placeholder.__dict__["info"] = {}
+    return placeholder
+
+
+def pil_loader(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand-in for `torchvision.datasets.folder.pil_loader`."""
+
+    def load(path: Any) -> Image.Image:
+        try:
+            data, name = read_file(path), os.fsdecode(path)
+        except (OSError, TypeError):
+            return stock(path)  # raises what stock code raises; an open file's descriptor is read through `Image.open`
+        source = encoded_source(data, name, "RGB")
+        if source is not None:
+            return LazyImage(source, (), source.size, "RGB")
+        try:
+            with executing():
+                image = stock(path)
+                image.load()
+        except (OSError, Image.DecompressionBombError) as error:
+            if name in str(error):
+                raise
+            raise type(error)(f"{error} (in {name})") from error
+        return LazyImage(PixelSource(image, name), (), image.size, "RGB")
+
+    @functools.wraps(stock)
+    def loader(path: Any) -> Image.Image:
+        return _or_placeholder(load, load, path)
+
+    return loader

@@ -1,0 +1,255 @@
+"""LazyTensor and LazyTVImage: tensors whose values do not exist yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+from torchvision import tv_tensors
+from torchvision.tv_tensors import _torch_function_helpers as return_types
+
+from torch_sink.image.core import state
+from torch_sink.image.core.fallback import executing, report_fallback
+from torch_sink.image.core.ops import Op, replay
+from torch_sink.image.handles.shared_memory import share_memory
+from torch_sink.image.sources.source import FinishedSource, Source
+
+_plain_call = torch._C.DisableTorchFunctionSubclass
+
+# What torch may ask of a handle without getting its values.
+METADATA = {
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    torch.Tensor.ndimension,
+    torch.Tensor.numel,
+    torch.Tensor.nelement,
+    torch.Tensor.element_size,
+    torch.Tensor.is_floating_point,
+    torch.Tensor.is_complex,
+    torch.Tensor.__len__,
+    torch.Tensor.__dir__,
+    torch.is_floating_point,
+    torch.is_complex,
+    torch.is_tensor,
+    torch.numel,
+    torch.Tensor.device.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.layout.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.is_cuda.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.is_cpu.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.is_meta.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.is_sparse.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.is_quantized.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.is_leaf.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.grad_fn.__get__,  # type: ignore[attr-defined, union-attr]
+    torch.Tensor.itemsize.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.nbytes.__get__,  # type: ignore[attr-defined]
+}
+
+
+class _Handle:
+    """What both kinds of handle share.
+
+    A handle holds a source and the calls recorded on it. Any torch operation but a question for shape or type first
+    makes the real tensor, of the exact type that stock code would have, and repeats the call on it. From then on the
+    handle stands for that tensor, also for writes in place.
+    """
+
+    sink_source: Source
+    sink_ops: tuple[Op, ...]
+    sink_shape: torch.Size
+    sink_dtype: torch.dtype
+    was_collated = False  # its values were made for a batch, in this process
+
+    @staticmethod
+    def __new__(cls: Any, source: Source, ops: tuple[Op, ...], shape: tuple[int, int, int], dtype: torch.dtype) -> Any:
+        handle = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)  # type: ignore[attr-defined]
+        handle.__dict__.update(sink_source=source, sink_ops=ops, sink_shape=torch.Size(shape), sink_dtype=dtype)
+        return handle
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__()
+
+    # Once there is a real tensor it answers: its shape may change in place, and its dtype with `data`.
+
+    @property
+    def shape(self) -> torch.Size:
+        fields = self.__dict__
+        return fields["sink_real"].shape if "sink_real" in fields else fields["sink_shape"]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        fields = self.__dict__
+        return fields["sink_real"].dtype if "sink_real" in fields else fields["sink_dtype"]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def is_recording(self) -> bool:
+        """False once somebody has asked for the values."""
+        return "sink_real" not in self.__dict__
+
+    def record(self, op: Op, shape: tuple[int, int, int] | None = None, dtype: torch.dtype | None = None) -> Any:
+        """A new handle of the same kind with one more call; `shape` and `dtype` where the call changes them."""
+        fields = self.__dict__
+        ops = (*fields["sink_ops"], op)
+        return type(self)(fields["sink_source"], ops, shape or fields["sink_shape"], dtype or fields["sink_dtype"])  # type: ignore[call-arg]
+
+    def become(self, other: Any) -> Any:
+        """Takes over what another handle stands for: a recorded call that works in place."""
+        self.__dict__.pop("sink_memory", None)
+        self.__dict__.update(other.__dict__)
+        return self
+
+    def materialise(self) -> torch.Tensor:
+        """The tensor of the exact stock type that this handle stands for, made once."""
+        fields = self.__dict__
+        if "sink_real" not in fields and self.shares_memory:
+            fields["sink_memory"].make_real()
+        if "sink_real" not in fields:
+            fields["sink_real"] = self._stock_type(self._replayed())
+        return fields["sink_real"]
+
+    def _replayed(self) -> torch.Tensor:
+        with executing():
+            return replay(self.sink_source.decode(), self.sink_ops, in_place=True)
+
+    @property
+    def shares_memory(self) -> bool:
+        """True for a handle that stands for a part of what other handles stand for as well."""
+        memory = self.__dict__.get("sink_memory")
+        return memory is not None and len(memory.members()) > 1
+
+    @staticmethod
+    def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in METADATA and args[0].is_recording:
+            with _plain_call():
+                return func(*args, **kwargs)
+        if func in RECORDED and "input" not in kwargs:
+            result = RECORDED[func](*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return run_on_real(func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return run_on_real(func, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        """As of the stock tensor. The handle goes on recording: a debugger's look at it changes nothing."""
+        return repr(self._stock_type(self._replayed()) if self.is_recording else self.materialise())
+
+    def as_subclass(self, cls: type) -> Any:
+        """The same values as another tensor type; to a pure tensor this records nothing and costs nothing."""
+        if cls is torch.Tensor and self.is_recording:
+            return self.record_as(LazyTensor)
+        return self.materialise().as_subclass(cls)
+
+    def record_as(self, kind: type) -> Any:
+        """A handle of another kind for the same memory."""
+        return share_memory(self, kind(self.sink_source, self.sink_ops, self.sink_shape, self.sink_dtype))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Protocol 2 is that of torch.save: what it writes has to be readable without this package.
+        if protocol == 2 or not self.is_recording or state.sends_pixels():
+            return self.materialise().__reduce_ex__(protocol)
+        return type(self), (self.sink_source, self.sink_ops, tuple(self.sink_shape), self.sink_dtype)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if not self.is_recording:
+            return self.materialise().__deepcopy__(memo)
+        return self.record_nothing()
+
+    def record_nothing(self) -> Any:
+        """A second, independent handle for the same values."""
+        return type(self)(self.sink_source, self.sink_ops, self.sink_shape, self.sink_dtype)  # type: ignore[call-arg]
+
+
+class LazyTensor(_Handle, torch.Tensor):  # type: ignore[misc, override]
+    """A pure tensor [C, H, W] that `ToTensor` or `PILToTensor` would return; uint8 in [0, 255] or float in [0, 1]."""
+
+    @staticmethod
+    def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.as_subclass(torch.Tensor)
+
+
+class LazyTVImage(_Handle, tv_tensors.Image):
+    """A `tv_tensors.Image` [C, H, W] that `ToImage` would return; uint8 in [0, 255] or float."""
+
+    @staticmethod
+    def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.as_subclass(tv_tensors.Image)
+
+
+HANDLES = (LazyTensor, LazyTVImage)
+
+# torch function -> what to do on handles instead; NotImplemented means: on the real tensor.
+RECORDED: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def recorded(func: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a stand-in for one torch function on handles."""
+
+    def register(stand_in: Callable[..., Any]) -> Callable[..., Any]:
+        if func in RECORDED:
+            raise ValueError(f"{func} is registered twice")
+        RECORDED[func] = stand_in
+        return stand_in
+
+    return register
+
+
+def run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], kinds: Any = HANDLES) -> Any:
+    """A call with the real tensors of the handles among its arguments; `kinds` are their types."""
+    handles: dict[int, Any] = {}
+    call = (*args[1:], *kwargs.values())
+
+    def materialised(value: Any) -> Any:
+        if not isinstance(value, kinds):
+            return value
+        if kinds is HANDLES and value.is_recording:
+            report_fallback(f"torch: {getattr(func, '__name__', func)}", _reason(func, call), "torch")
+        tensor = value.materialise()
+        handles[id(tensor)] = value
+        return tensor
+
+    args, kwargs = tree_map(materialised, (args, kwargs))
+    result = func(*args, **kwargs)
+    # A call in place returns its tensor: give back the handle that the caller holds.
+    return handles.get(id(result), result)
+
+
+def _reason(func: Callable[..., Any], arguments: Sequence[Any]) -> str:
+    """Why a call needs the values of a handle."""
+    places = [value for value in arguments if isinstance(value, (str, torch.device))]
+    is_move = func is torch.Tensor.cuda or (func is torch.Tensor.to and any(str(place) != "cpu" for place in places))
+    return "one image is moved by itself, a batch is made on the device" if is_move else "tensor read by other code"
+
+
+@recorded(torch.Tensor.contiguous)
+def _contiguous(handle: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
+    if type(handle) not in HANDLES or not handle.is_recording or memory_format != torch.contiguous_format:
+        return NotImplemented
+    result = share_memory(handle, handle.record(Op("contiguous")))
+    # Of a `tv_tensors.Image` torchvision returns the type that its user asked for.
+    if type(handle) is LazyTVImage and not return_types._must_return_subclass():
+        result = result.as_subclass(torch.Tensor)
+    return result
+
+
+def finished_handle(tensor: torch.Tensor) -> LazyTensor:
+    """A handle around values that exist, so that they can travel in a batch of handles."""
+    return LazyTensor(FinishedSource(tensor), (), tuple(tensor.shape), tensor.dtype)  # type: ignore[arg-type]

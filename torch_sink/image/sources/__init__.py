@@ -1,0 +1,1 @@
+"""Encoded and decoded images."""

@@ -1,0 +1,235 @@
+"""The markers of a JPEG file, read far enough to know its size and kind, and that libjpeg will take it.
+
+Marker names and segment layouts: ITU-T T.81, annex B. What is refused beyond it is what libjpeg-turbo refuses
+(`jdmarker.c`, `jdinput.c`, `jdhuff.c`, `jdphuff.c`, `jdsample.c`).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+from typing import NamedTuple
+
+from torch_sink.image.sources.jpeg_scan import AC, DC, QUANTISATION, BaselineScan, find_scan
+
+_START_OF_IMAGE = b"\xff\xd8\xff"
+_END_OF_IMAGE = b"\xff\xd9"
+# In the data of a scan, 0xFF is followed by 0 where it is data, or by a restart marker; 0xFF before 0xFF is padding.
+_MARKER_AFTER_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+_FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended sequential, progressive; all Huffman coded
+_OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)
+# For extensions, arithmetic coding and hierarchical files.
+_RESERVED = (0xC8, 0xCC, 0xDE, 0xDF, *range(0xF0, 0xFE))
+_REFUSED = frozenset((*_OTHER_FRAMES, *_RESERVED, *range(0xD0, 0xD9)))  # restart markers and the start belong elsewhere
+_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
+_LONGEST_SIDE = 65500
+_MOST_BLOCKS_IN_A_UNIT = 10
+# A set of tables is a number with a bit for each: 4 for the DC coefficients, 4 for the AC ones, 4 of quantisation. The
+# position of a Huffman table's bit is its byte in the file, class and number.
+_HUFFMAN = frozenset(kind | number for kind in (DC, AC) for number in range(4))
+_WORDS_OF_A_CODE = tuple(1 << (16 - bits) for bits in range(1, 17))
+_YCC = 1  # in an Adobe marker
+
+
+class JpegHeader(NamedTuple):
+    """What the header of a complete JPEG file says.
+
+    Attributes:
+        width: pixels.
+        height: pixels.
+        mode: Pillow's mode of the decoded file: "L", "RGB" or "CMYK".
+        progressive: several scans refine the coefficients.
+        full_chroma: every component is stored at full size (4:4:4, or a single component).
+        adobe: an Adobe marker is there, which may change the colour space.
+        scan: what the JPEG kernels need to know; None where they do not cover the file.
+    """
+
+    width: int
+    height: int
+    mode: str
+    progressive: bool
+    full_chroma: bool
+    adobe: bool
+    scan: BaselineScan | None = None
+
+
+class _Components(NamedTuple):
+    """The components of a frame.
+
+    Attributes:
+        layout: {identifier: (blocks in a unit, bit of its quantisation table)}.
+        full_chroma: all have the same sampling factors.
+    """
+
+    layout: dict[int, tuple[int, int]]
+    full_chroma: bool
+
+
+def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | None:
+    """Walks the markers up to the first scan; where there are several scans, up to the last.
+
+    Args:
+        data: the whole file.
+        thorough: looks at everything that can make libjpeg raise: also at the codes of a baseline file's Huffman
+            tables, and at the data of its only scan, in which a marker may stand.
+
+    Returns:
+        The header, or None when the file is no JPEG, ends early, has a marker on the way that libjpeg stops at, or
+        holds what Pillow treats specially (multi-picture files, arithmetic coding, 12 bits). Those go to Pillow at
+        once, which raises or decodes as it always does.
+    """
+    if data[:3] != _START_OF_IMAGE or data[-2:] != _END_OF_IMAGE:
+        return None
+    position, tables, frame, adobe, scans = 2, 0, b"", False, 0
+    progressive, restart_interval, is_ycc, only_scan = False, 0, True, None
+    places: dict[int, int] = {}
+    try:
+        while True:
+            if data[position] != 0xFF:
+                return None
+            marker = data[position + 1]
+            if marker == 0xD9:
+                break
+            length = (data[position + 2] << 8) | data[position + 3]
+            body, after = position + 4, position + 2 + length
+            if marker == 0xDB or marker == 0xC4:
+                if marker == 0xDB:
+                    added = _quantisation_tables(data, body, after, places)
+                else:
+                    added = _huffman_tables(data, body, after, places, check_codes=progressive or thorough)
+                if not added:
+                    return None
+                tables |= added
+            elif marker == 0xDA:
+                needed = _tables_of_scan(data[body:after], frame[5:], progressive)
+                if not needed or needed & ~tables:
+                    return None
+                scans += 1
+                if not progressive and data[body] == frame[5]:
+                    if thorough and _next_marker(data, after) != len(data) - 2:
+                        return None
+                    if is_ycc:
+                        only_scan = find_scan(after, frame, data[body:after], places, restart_interval)
+                    break
+                after = _next_marker(data, after)
+            elif marker in _FRAMES:
+                if frame:
+                    return None
+                frame, progressive = data[body:after], marker == 0xC2
+            elif marker == 0xE2 and data[body : body + 4] == b"MPF\0":
+                return None
+            elif marker == 0xEE:
+                adobe = adobe or not scans
+                is_ycc = is_ycc and (data[body : body + 5] != b"Adobe" or length < 14 or data[body + 11] == _YCC)
+            elif marker == 0xDD:
+                if length != 4:
+                    return None
+                restart_interval = (data[body] << 8) | data[body + 1]
+            elif marker in _REFUSED or marker < 0xC0 or length < 2:
+                return None
+            position = after
+        return _header(frame, progressive, adobe, only_scan) if scans else None
+    except IndexError:
+        return None
+
+
+def _next_marker(data: bytes, position: int) -> int:
+    """Where the data of a scan end."""
+    following = _MARKER_AFTER_SCAN.search(data, position)
+    return len(data) if following is None else following.start()
+
+
+def _header(frame: bytes, progressive: bool, adobe: bool, scan: BaselineScan | None) -> JpegHeader | None:
+    height, width = (frame[1] << 8) | frame[2], (frame[3] << 8) | frame[4]
+    components = _components(frame[5:])
+    if frame[0] != 8 or not 0 < width <= _LONGEST_SIDE or not 0 < height <= _LONGEST_SIDE or components is None:
+        return None
+    return JpegHeader(width, height, _MODES[frame[5]], progressive, components.full_chroma, adobe, scan)
+
+
+@functools.lru_cache(maxsize=256)
+def _components(frame: bytes) -> _Components | None:
+    """The components in the end of a frame header, from their number on; None where libjpeg refuses them."""
+    count = frame[0]
+    if count not in _MODES or len(frame) != 1 + 3 * count:
+        return None
+    samplings = frame[2::3]
+    for factors in ([sampling >> 4 for sampling in samplings], [sampling & 15 for sampling in samplings]):
+        # A component is enlarged by a whole factor.
+        if not 1 <= min(factors) <= max(factors) <= 4 or any(max(factors) % factor for factor in factors):
+            return None
+    layout = {
+        identifier: ((sampling >> 4) * (sampling & 15), 1 << (QUANTISATION + table))
+        for identifier, sampling, table in zip(frame[1::3], samplings, frame[3::3], strict=True)
+    }
+    return _Components(layout, len(set(samplings)) == 1) if len(layout) == count else None
+
+
+@functools.lru_cache(maxsize=256)
+def _tables_of_scan(scan: bytes, frame: bytes, progressive: bool) -> int:
+    """The tables that have to be defined before a scan; 0 where libjpeg refuses its header.
+
+    Args:
+        scan: its header, from the number of components on.
+        frame: the end of the frame header, from the number of components on; empty where there is none.
+        progressive: the kind of frame.
+    """
+    components = _components(frame) if frame else None
+    count = scan[0]
+    if components is None or not 1 <= count <= 4 or len(scan) != 4 + 2 * count:
+        return 0
+    first, last, high, low = scan[-3], scan[-2], scan[-1] >> 4, scan[-1] & 15
+    if progressive:
+        spectrum_fits = last == 0 if first == 0 else first <= last <= 63 and count == 1
+        if not spectrum_fits or (high and low != high - 1) or low > 13:
+            return 0
+    remaining = dict(components.layout)
+    tables = blocks = 0
+    for identifier, choice in zip(scan[1:-3:2], scan[2:-3:2], strict=True):
+        if identifier not in remaining:
+            return 0
+        blocks_of_component, quantisation = remaining.pop(identifier)
+        blocks += blocks_of_component
+        tables |= quantisation
+        if not progressive or (first == 0 and high == 0):
+            tables |= 1 << (DC + (choice >> 4))
+        if not progressive or first:
+            tables |= 1 << (AC + (choice & 15))
+    return tables if count == 1 or blocks <= _MOST_BLOCKS_IN_A_UNIT else 0
+
+
+def _quantisation_tables(data: bytes, position: int, end: int, places: dict[int, int]) -> int:
+    """The tables that a segment defines; 0 where it is damaged. Their places are noted."""
+    tables = 0
+    while position < end:
+        kind = data[position]
+        if kind & 15 > 3 or kind > 0x1F:
+            return 0
+        tables |= 1 << (QUANTISATION + (kind & 15))
+        places[QUANTISATION + (kind & 15)] = position
+        position += 129 if kind > 15 else 65
+    return tables if position == end else 0
+
+
+def _huffman_tables(data: bytes, position: int, end: int, places: dict[int, int], *, check_codes: bool) -> int:
+    """The tables that a segment defines; 0 where it is damaged. Their places are noted.
+
+    The codes of a baseline file are not checked here: its only scan is decoded on the device.
+    """
+    tables = 0
+    while position < end:
+        kind = data[position]
+        counts = data[position + 1 : position + 17]  # codes of 1, 2, ... 16 bits
+        symbols, position = position + 17, position + 17 + sum(counts)
+        if kind not in _HUFFMAN or position - symbols > 256:
+            return 0
+        if check_codes:
+            # As shares of all words of 16 bits: the codes have to leave at least the word of ones.
+            if sum(map(operator.mul, counts, _WORDS_OF_A_CODE)) >= 1 << 16:
+                return 0
+            if kind < AC and max(data[symbols:position], default=0) > 15:
+                return 0
+        tables |= 1 << kind
+        places[kind] = symbols - 16
+    return tables if position == end else 0

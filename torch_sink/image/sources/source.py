@@ -1,0 +1,164 @@
+"""Where the pixels of a handle come from: the bytes of a file, the pixels of a Pillow image, or a finished tensor."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
+
+from torch_sink.damage.cause import BrokenFile
+from torch_sink.damage.policy import current_policy
+from torch_sink.damage.stream import note_pixels
+from torch_sink.errors import DecodeError
+from torch_sink.image.sources.jpeg_header import JpegHeader, read_jpeg_header
+
+
+class EncodedSource(NamedTuple):
+    """A complete JPEG file that nobody has decoded yet.
+
+    Attributes:
+        data: the file.
+        path: its name, for messages.
+        header: what its header says.
+        mode: "L" or "RGB", the mode its pixels are wanted in.
+    """
+
+    data: bytes
+    path: str
+    header: JpegHeader
+    mode: str
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) in pixels."""
+        return self.header.width, self.header.height
+
+    def open(self) -> Image.Image:
+        """The file as stock Pillow sees it: header only, with its `info`."""
+        return JpegImageFile(io.BytesIO(self.data), self.path)
+
+    def decode(self) -> Image.Image:
+        """A plain Pillow image in `mode`.
+
+        Raises:
+            DecodeError: the scan of the file is damaged.
+        """
+        try:
+            return self.open().convert(self.mode)
+        except (OSError, SyntaxError, ValueError) as error:
+            raise DecodeError(self.path, -1, str(error)) from error
+
+
+class PixelSource(NamedTuple):
+    """Pixels that exist already, in a Pillow image that nobody else writes to; mode "L" or "RGB"."""
+
+    image: Image.Image
+    path: str = "an image in memory"
+
+    @property
+    def mode(self) -> str:
+        return self.image.mode
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) in pixels."""
+        return self.image.size
+
+    def decode(self) -> Image.Image:
+        """A copy, so that whoever gets it may write to it."""
+        return Image.Image.copy(self.image)
+
+
+class FinishedSource(NamedTuple):
+    """A tensor that stock code made: no operation can be recorded on it; it only travels with its batch."""
+
+    tensor: torch.Tensor
+    path: str = "a tensor in memory"
+
+    def decode(self) -> torch.Tensor:
+        return self.tensor
+
+
+class BrokenSource(NamedTuple):
+    """In a stream, in the place of a file that cannot be opened or decoded, until its sample is left out.
+
+    Attributes:
+        broken_file: which file.
+        size: (width, height) in pixels; made up where the file does not say it.
+        mode: "RGB".
+    """
+
+    broken_file: BrokenFile
+    size: tuple[int, int]
+    mode: str = "RGB"
+
+    @property
+    def path(self) -> str:
+        return self.broken_file.path
+
+    @property
+    def image(self) -> Image.Image:
+        """Black pixels."""
+        return Image.new(self.mode, self.size)
+
+    def decode(self) -> Image.Image:
+        """Black pixels, for stock code on the way to the end of the sample.
+
+        Raises:
+            DecodeError: outside of a stream.
+        """
+        note_pixels(self.broken_file)
+        return self.image
+
+
+Source = EncodedSource | PixelSource | FinishedSource
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a file, without the buffering that Python's file objects add."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(descriptor).st_size
+        data = os.read(descriptor, size)
+        while len(data) < size:
+            chunk = os.read(descriptor, size - len(data))
+            if not chunk:
+                break
+            data += chunk
+        return data
+    finally:
+        os.close(descriptor)
+
+
+def encoded_source(data: bytes, path: str, mode: str | None = None) -> EncodedSource | None:
+    """A source for `data`, or None when Pillow has to look at it at once (no JPEG, damaged, or suspiciously large).
+
+    Where broken files are skipped or replaced, whatever could raise later has to raise now: its sample is left out.
+
+    Args:
+        data: a whole file.
+        path: for messages.
+        mode: "L" or "RGB"; by default the file's own mode, or "RGB" for CMYK files.
+    """
+    thorough = current_policy() != "raise"
+    header = read_jpeg_header(data, thorough=thorough)
+    if header is None:
+        return None
+    if Image.MAX_IMAGE_PIXELS is not None and header.width * header.height > Image.MAX_IMAGE_PIXELS:
+        return None
+    if mode is None:
+        mode = "RGB" if header.mode == "CMYK" else header.mode
+    source = EncodedSource(data, path, header, mode)
+    return source if not thorough or _opens(source) else None
+
+
+def _opens(source: EncodedSource) -> bool:
+    try:
+        source.open()
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,204 @@
+"""Callbacks that show what a run does: LossMonitor, TimeMonitor, ProgressBar, History."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from torch_sink.errors import NonFiniteLoss
+from torch_sink.loop.callbacks.base import Callback, RunArguments, RunContext
+from torch_sink.loop.core.arguments import check_choice, check_count
+
+
+def show(text: str, *, error: bool = False) -> None:
+    """Print a line; where a tqdm bar runs, above it."""
+    stream = sys.stderr if error else sys.stdout
+    tqdm: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if getattr(tqdm, "_instances", None):
+        tqdm.write(text, file=stream)
+    else:
+        print(text, file=stream, flush=True)
+
+
+class NewResults:
+    """Finds out whether the context holds results that were not there at the event before."""
+
+    def __init__(self) -> None:
+        self._seen_at: int | None = None
+
+    def after_step(self, arguments: RunArguments) -> dict[str, Any]:
+        """Results of an evaluation right after the latest step, else none."""
+        if arguments.eval_step != arguments.cur_step_num:
+            return {}
+        self._seen_at = arguments.cur_step_num
+        return arguments.eval_results or {}
+
+    def after_epoch(self, arguments: RunArguments) -> dict[str, Any]:
+        """Results that came at the epoch's end, from whichever callback, else none."""
+        step = arguments.cur_step_num
+        is_old = arguments.eval_step not in (None, step) or self._seen_at == step
+        return {} if is_old else arguments.eval_results or {}
+
+
+class LossMonitor(Callback):
+    """Prints the loss with the step's number in its epoch, and watches every step for NaN and infinity.
+
+    Args:
+        per_print_times: print at the first host return at which so many steps have passed since the last print.
+        on_nonfinite: "raise", "warn" or "ignore". Steps whose update was skipped for overflow do not count.
+
+    Raises:
+        NonFiniteLoss: in a run, after the sink, naming the first such step.
+    """
+
+    def __init__(self, per_print_times: int = 1, *, on_nonfinite: str = "raise") -> None:
+        check_count("per_print_times", per_print_times, minimum=0)
+        check_choice("on_nonfinite", on_nonfinite, ("raise", "warn", "ignore"))
+        self._every, self._on_nonfinite = per_print_times, on_nonfinite
+        self._last_printed = 0
+        self._new_results = NewResults()
+        self._suspects: dict[int, float] = {}
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        self._last_printed = run_context.original_args().cur_step_num or 0
+        self._new_results = NewResults()
+        self._suspects = {}
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        if self._on_nonfinite != "ignore":
+            self._check(arguments)
+        if self._every and arguments.cur_step_num - self._last_printed >= self._every:
+            self._last_printed = arguments.cur_step_num
+            loss = float(arguments.losses[-1])
+            step = arguments.loop.progress.epoch_steps
+            show(f"epoch: {arguments.cur_epoch_num} step: {step}, loss is {loss}")
+        results = self._new_results.after_step(arguments)
+        if results:
+            step = arguments.loop.progress.epoch_steps
+            show(f"Eval result: epoch {arguments.cur_epoch_num} step {step}, metrics: {results}")
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        results = self._new_results.after_epoch(arguments)
+        if results:
+            show(f"Eval result: epoch {arguments.cur_epoch_num}, metrics: {results}")
+
+    def _check(self, arguments: RunArguments) -> None:
+        losses, overflows = arguments.losses, arguments.overflows
+        first, accumulate = arguments.cur_step_num - len(losses) + 1, arguments.accumulate or 1
+        for index in (~losses.isfinite()).nonzero().flatten().tolist():
+            self._suspects[first + index] = float(losses[index])
+        skipped = {first + index for index in overflows.nonzero().flatten().tolist()}
+        for step, loss in list(self._suspects.items()):
+            update = -(-step // accumulate) * accumulate
+            if update > arguments.cur_step_num:
+                continue
+            del self._suspects[step]
+            if update not in skipped:
+                self._report(step, loss)
+
+    def _report(self, step: int, loss: float) -> None:
+        message = (
+            f"the loss of step {step} is {loss}; look at that step's batch, lower the learning rate, "
+            "or clip the gradients (clip_grad_norm=1.0)"
+        )
+        if self._on_nonfinite == "raise":
+            raise NonFiniteLoss(message)
+        show(f"warning: {message}", error=True)
+
+
+class TimeMonitor(Callback):
+    """Prints the time of each epoch and of a step, in training and in evaluation.
+
+    Args:
+        data_size: steps to divide by; default the steps executed in the epoch.
+        data_time: also print how long the training loop waited for batches.
+    """
+
+    def __init__(self, data_size: int | None = None, data_time: bool = False) -> None:
+        if data_size is not None:
+            check_count("data_size", data_size, minimum=1)
+        self._data_size, self._data_time = data_size, data_time
+        self._started: dict[str, tuple[float, int, float]] = {}
+
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        self._started[arguments.mode] = time.perf_counter(), arguments.cur_step_num, arguments.wait_seconds or 0.0
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        began, first, waited = self._started[arguments.mode]
+        milliseconds = (time.perf_counter() - began) * 1e3
+        steps = max(self._data_size or arguments.cur_step_num - first, 1)
+        phase = arguments.mode.title()
+        text = f"{phase} epoch time: {milliseconds:5.3f} ms, per step time: {milliseconds / steps:5.3f} ms"
+        if self._data_time and arguments.wait_seconds is not None:
+            text += f", data time: {((arguments.wait_seconds or 0.0) - waited) * 1e3:5.3f} ms"
+        show(text)
+
+    on_eval_epoch_begin, on_eval_epoch_end = on_train_epoch_begin, on_train_epoch_end
+
+
+class ProgressBar(Callback):
+    """Shows the run's executed steps and the last loss: a tqdm bar where tqdm is installed, else one line a return.
+
+    A resumed run goes on where the interrupted one stood.
+    """
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._before = self._shown = 0
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        self._shown = arguments.loop.progress.steps
+        self._before = arguments.cur_step_num - self._shown
+        try:
+            from tqdm.auto import tqdm
+        except ImportError:
+            return
+        self._bar = tqdm(total=arguments.total_steps, initial=self._shown, unit="step", dynamic_ncols=True)
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        last, self._shown = self._shown, arguments.cur_step_num - self._before
+        loss = float(arguments.losses[-1])
+        if self._bar is None:
+            total = f"/{arguments.total_steps}" if arguments.total_steps else ""
+            print(f"step {self._shown}{total}: loss {loss:.4f}", file=sys.stderr, flush=True)
+            return
+        self._bar.set_postfix(epoch=arguments.cur_epoch_num, loss=f"{loss:.4f}", refresh=False)
+        self._bar.update(self._shown - last)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class History(Callback):
+    """Keeps, per epoch, the last loss and the evaluation results.
+
+    Attributes:
+        epoch: name -> list with one entry an epoch; "epoch" holds the epochs' numbers.
+    """
+
+    def __init__(self) -> None:
+        self.epoch: dict[str, list[Any]] = {}
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        self.epoch = {"epoch": []}
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        self.epoch["epoch"].append(arguments.cur_epoch_num)
+        values = dict(arguments.eval_results or {})
+        if arguments.net_outputs is not None:
+            values["net_output"] = float(arguments.net_outputs)
+        for name, value in values.items():
+            self.epoch.setdefault(name, []).append(value)

@@ -1,0 +1,225 @@
+"""Checkpoints as directories that are either complete or ignored."""
+
+from __future__ import annotations
+
+import glob
+import json
+import logging
+import os
+import pickle
+import random
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_sink.errors import SinkError
+from torch_sink.loop.core.distributed import Ranks
+
+_log = logging.getLogger("torch_sink")
+STATE_FILE, MANIFEST_FILE, FORMAT = "state.pt", "complete.json", 1
+RANK_FILE, SHARDS_FOLDER = "rank-{:05d}.pt", "shards"
+# What each process has for itself: its draws, its share of the data, its part of an unfinished accumulation, and its
+# buffers: the running statistics of BatchNorm are those of its own batches, unless DistributedDataParallel sends them.
+PER_RANK = ("random", "loader", "gradients", "other_buffers")
+_NAME = re.compile(r"^(?P<prefix>.+)-(?P<step>\d{8,})(?P<replaced>\.replaced)?$")
+
+
+def write_checkpoint(
+    directory: Path,
+    prefix: str,
+    step: int,
+    state: dict[str, Any],
+    *,
+    ranks: Ranks,
+    write_shards: Callable[[str], None] | None = None,
+) -> Path:
+    """Write a checkpoint so that a kill at any moment leaves the older ones usable and no half one in their place.
+
+    1. Files go to a directory with a temporary name and are synced to the disk.
+    2. The manifest is written last, with names and sizes: a directory without it, or unlike it, is torn.
+    3. The directory is renamed to its final name; an older one of the same step steps aside until that is done.
+
+    With more than one process, rank 0 writes what all share and each rank what is its own; all must call.
+
+    Args:
+        directory: parent, made if missing; a file system that all ranks see.
+        prefix: first part of the name.
+        step: second part.
+        state: tensors and plain containers.
+        ranks: the processes.
+        write_shards: writes a sharded model below the path that it is given.
+
+    Returns:
+        Path of the complete checkpoint.
+
+    Raises:
+        SinkError: the state holds an object that would not load with weights_only=True.
+    """
+    final = directory / f"{prefix}-{step:08d}"
+    temporary = directory / f".{final.name}.tmp"
+    if ranks.rank == 0:
+        directory.mkdir(parents=True, exist_ok=True)
+        _clear_leftovers(directory, prefix)
+        temporary.mkdir()
+    ranks.wait()
+    own = {name: state[name] for name in PER_RANK if name in state} if ranks.many else {}
+    if ranks.many:
+        _write_tensors(temporary / RANK_FILE.format(ranks.rank), own)
+    if write_shards is not None:
+        write_shards(str(temporary / SHARDS_FOLDER))
+    if ranks.rank == 0:
+        _write_tensors(temporary / STATE_FILE, {name: value for name, value in state.items() if name not in own})
+    ranks.wait()
+    if ranks.rank == 0:
+        about = {"format": FORMAT, "step": step, "ranks": ranks.size, "torch": torch.__version__}
+        _complete(temporary, final, {**about, "files": _sizes(temporary, mine=(STATE_FILE, RANK_FILE.format(0)))})
+    ranks.wait()
+    return final
+
+
+def _write_tensors(path: Path, state: dict[str, Any]) -> None:
+    with open(path, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    if unsafe:
+        raise SinkError(
+            f"the state holds {', '.join(unsafe)}, which would not load with weights_only=True; keep tensors and plain "
+            "numbers in state_dict(), or name the class to torch.serialization.add_safe_globals"
+        )
+
+
+def _sizes(directory: Path, mine: tuple[str, ...]) -> dict[str, int | None]:
+    """Names of a checkpoint's files, with sizes where this process wrote them: those of others may look old here."""
+    names = [str(path.relative_to(directory)) for path in sorted(directory.rglob("*")) if path.is_file()]
+    return {name: (directory / name).stat().st_size if name in mine else None for name in names}
+
+
+def _complete(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
+    with open(temporary / MANIFEST_FILE, "w", encoding="utf-8") as file:
+        json.dump(manifest, file)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_directory(temporary)
+    replaced = final.with_name(f"{final.name}.replaced")
+    if final.exists():
+        os.replace(final, replaced)
+    os.replace(temporary, final)
+    _sync_directory(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def list_checkpoints(directory: Path, prefix: str | None = None) -> list[Path]:
+    """Complete checkpoints under `directory`, oldest step first; torn ones are left out."""
+    if not directory.is_dir():
+        return []
+    found: list[tuple[int, int, float, Path]] = []
+    for path in directory.iterdir():
+        match = _NAME.match(path.name)
+        if match is None or path.name.startswith(".") or not (path / MANIFEST_FILE).is_file():
+            continue
+        problem = _damage(path)
+        if problem is not None:
+            _log.warning("%s is left out: %s", path, problem)
+            continue
+        if prefix is None or match["prefix"] == prefix:
+            found.append((int(match["step"]), match["replaced"] is None, path.stat().st_mtime, path))
+    return [entry[-1] for entry in sorted(found)]
+
+
+def _damage(path: Path) -> str | None:
+    """What is missing of a checkpoint that has a manifest, or None."""
+    try:
+        files = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8")).get("files", {})
+    except ValueError:
+        return f"{MANIFEST_FILE} is no JSON"
+    for name, size in files.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if size is not None and file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes of {size}"
+    return None
+
+
+def read_checkpoint(path: Path, ranks: Ranks) -> dict[str, Any]:
+    """Load the state of a complete checkpoint, without shards; tensors arrive on the CPU.
+
+    Raises:
+        SinkError: written in another format, by another number of processes, or unreadable.
+    """
+    manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+    if manifest.get("format") != FORMAT:
+        raise SinkError(f"{path} has checkpoint format {manifest.get('format')}, this version reads {FORMAT}")
+    if manifest["ranks"] != ranks.size:
+        raise SinkError(
+            f"{path} was written by {manifest['ranks']} processes and this run has {ranks.size}; the positions in the "
+            "data belong to processes, so resume with as many"
+        )
+    state = _read_tensors(path / STATE_FILE)
+    if ranks.many:
+        state.update(_read_tensors(path / RANK_FILE.format(ranks.rank)))
+    return state
+
+
+def _read_tensors(path: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise SinkError(f"{path} cannot be read; delete {path.parent} to resume from the one before it") from error
+    return state
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Delete a checkpoint, manifest first, so that a kill half-way leaves a torn one and not a wrong one."""
+    (path / MANIFEST_FILE).unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def random_state() -> dict[str, Any]:
+    """States of torch's, numpy's and Python's global generators, as tensors and plain containers."""
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": (
+            name,
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ),
+        "python": random.getstate(),
+    }
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Put back what `random_state` returned."""
+    torch.set_rng_state(state["torch"])
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    random.setstate(state["python"])
+    if "cuda" in state and torch.cuda.is_available():
+        for device, device_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(device_state, device)
+
+
+def _clear_leftovers(directory: Path, prefix: str) -> None:
+    for path in directory.glob(f".{glob.escape(prefix)}-*.tmp"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,142 @@
+"""The state of a StepLoop as one dict of tensors and plain containers, and as a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from torch_sink.errors import SinkError
+from torch_sink.loop.checkpoints.files import (
+    SHARDS_FOLDER,
+    list_checkpoints,
+    random_state,
+    read_checkpoint,
+    set_random_state,
+    write_checkpoint,
+)
+from torch_sink.loop.core.distributed import load_shards, save_shards
+from torch_sink.loop.core.progress import Progress
+
+if TYPE_CHECKING:
+    from torch_sink.loop.step_loop import StepLoop
+
+
+def loop_state(loop: StepLoop) -> dict[str, Any]:
+    """Everything that the next step depends on, but the loader's position."""
+    state: dict[str, Any] = {
+        "step_count": loop.step_count,
+        "progress": loop.progress.state_dict(),
+        "accumulate": loop.accumulate,
+        "random": random_state(),
+    }
+    if not loop.ranks.sharded:
+        state["model"] = loop.model.state_dict()
+        state["optimizer"] = optimizer = loop.optimizer.state_dict()
+        optimizer["param_groups"] = plain_numbers(optimizer["param_groups"])
+    # Buffers that state_dict() leaves out can still change from step to step, and all can differ from rank to rank.
+    saved = {} if loop.ranks.many else state.get("model", {})
+    hidden = {name: buffer for name, buffer in loop.model.named_buffers() if name not in saved}
+    state["other_buffers"] = {name: buffer.detach() for name, buffer in hidden.items()}
+    if loop.scheduler is not None:
+        state["scheduler"] = plain_numbers(loop.scheduler.state_dict())
+    if loop.scaler is not None:
+        state["scaler"] = loop.scaler.state_dict()
+    if loop.average is not None:
+        state["average"] = loop.average.state_dict()
+    if loop.step_count % loop.accumulate:
+        if loop.ranks.sharded:
+            raise SinkError(
+                f"step {loop.step_count} is inside an accumulation of {loop.accumulate}, whose gradients a sharded "
+                "model keeps to itself; save at a multiple of accumulate"
+            )
+        named = loop.model.named_parameters()
+        state["gradients"] = {name: p.grad.detach() for name, p in named if p.grad is not None}
+    return state
+
+
+def plain_numbers(value: Any) -> Any:
+    """Python numbers for NumPy's, which weights_only refuses: a schedule with `np.cos` makes every rate one of those.
+
+    Args:
+        value: nested dicts, lists and tuples; anything else in them stays as it is.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) is dict:
+        return {key: plain_numbers(member) for key, member in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(plain_numbers(member) for member in value)
+    return value
+
+
+def load_loop_state(loop: StepLoop, state: dict[str, Any]) -> None:
+    """Put a state back, in place wherever a tensor exists.
+
+    Raises:
+        ValueError: it was taken with another `accumulate`, or lacks what this loop needs.
+    """
+    if state["accumulate"] != loop.accumulate:
+        raise ValueError(
+            f"the state was taken with accumulate={state['accumulate']}, this loop has {loop.accumulate}; "
+            "make the loop with the same accumulate"
+        )
+    for name, part in (("scheduler", loop.scheduler), ("scaler", loop.scaler), ("average", loop.average)):
+        if (part is not None) != (name in state):
+            holds = "lacks" if part is not None else "holds"
+            raise ValueError(f"the state {holds} {name!r}, unlike this loop; make the loop as it was made then")
+    if not loop.ranks.sharded:
+        loop.model.load_state_dict(state["model"])
+        _load_optimizer(loop.optimizer, state["optimizer"])
+    _load_buffers(loop, state["other_buffers"])
+    for name, part in (("scheduler", loop.scheduler), ("scaler", loop.scaler), ("average", loop.average)):
+        if part is not None:
+            part.load_state_dict(state[name])
+    gradients = state.get("gradients", {})
+    for name, parameter in loop.model.named_parameters():
+        gradient = gradients.get(name)
+        parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype, copy=True)
+    loop.step_count = state["step_count"]
+    loop.progress = Progress(**{field.name: state["progress"][field.name] for field in fields(Progress)})
+    set_random_state(state["random"])
+
+
+def save_loop(loop: StepLoop, directory: Path, prefix: str, further: dict[str, Any]) -> Path:
+    """Write the loop's state and `further` entries as a checkpoint; see `StepLoop.save`."""
+    shards = partial(save_shards, loop.model, loop.optimizer) if loop.ranks.sharded else None
+    state = {**loop.state_dict(), **further}
+    return write_checkpoint(directory, prefix, loop.step_count, state, ranks=loop.ranks, write_shards=shards)
+
+
+def resume_loop(loop: StepLoop, directory: Path) -> dict[str, Any] | None:
+    """Load the newest complete checkpoint into the loop; returns its state, None if there is none."""
+    checkpoints = list_checkpoints(directory)
+    if not checkpoints:
+        return None
+    state = read_checkpoint(checkpoints[-1], loop.ranks)
+    if loop.ranks.sharded:
+        load_shards(loop.model, loop.optimizer, str(checkpoints[-1] / SHARDS_FOLDER))
+    loop.load_state_dict(state)
+    return state
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load a state, but keep the flags that say how this device computes: the state may come from another one."""
+    flags = ("capturable", "foreach", "fused", "differentiable")
+    kept = [{name: group[name] for name in flags if name in group} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, values in zip(optimizer.param_groups, kept, strict=True):
+        group.update(values)
+        group["lr"] = float(group["lr"]) if not isinstance(group["lr"], torch.Tensor) else group["lr"]
+
+
+@torch.no_grad()
+def _load_buffers(loop: StepLoop, buffers: dict[str, torch.Tensor]) -> None:
+    present = dict(loop.model.named_buffers())
+    for name, value in buffers.items():
+        if name in present:
+            present[name].copy_(value)

@@ -1,0 +1,1 @@
+"""What every part of the loop uses: arguments, ranks, waits for the device."""

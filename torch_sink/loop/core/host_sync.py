@@ -1,0 +1,245 @@
+"""Find the places where the host waits for the device."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from torch_sink import thread_waits
+from torch_sink.errors import HostSyncError
+from torch_sink.loop.core import function_dtypes
+from torch_sink.thread_waits import device_waits, here
+from torch_sink.thread_waits import host_sync_allowed as host_sync_allowed
+from torch_sink.thread_waits import syncs_are_watched as syncs_are_watched
+
+_TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
+_OWN_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the loop
+_OPTIMIZER_FOLDER = os.path.join(_TORCH_FOLDER, "optim") + os.sep
+
+# What stands between a user's line and the operator that it calls.
+_WATCHING_FILES = (__file__, thread_waits.__file__, function_dtypes.__file__, warnings.__file__)
+
+# Operators whose result, or whose result's shape, the host needs before it can go on.
+_WAITING_OPERATORS = {
+    "aten::_local_scalar_dense": "reads one element (item, float, bool, an index that is a tensor)",
+    "aten::nonzero": "has a shape that depends on the data",
+    "aten::nonzero_numpy": "has a shape that depends on the data",
+    "aten::masked_select": "has a shape that depends on the data",
+    "aten::_unique": "has a shape that depends on the data",
+    "aten::_unique2": "has a shape that depends on the data",
+    "aten::unique_dim": "has a shape that depends on the data",
+    "aten::unique_consecutive": "has a shape that depends on the data",
+    "aten::bincount": "has a shape that depends on the data",
+    "aten::equal": "compares on the host",
+    "aten::is_nonzero": "reads one element",
+    "aten::_linalg_check_errors": "checks for errors on the host (there is a form that does not, such as inv_ex)",
+    "torchvision::nms": "has a shape that depends on the data",
+    # These wait inside, below the dispatcher's modes.
+    "aten::_linalg_eigh": "checks for errors on the host",
+    "aten::_linalg_svd": "checks for errors on the host",
+    "aten::linalg_eig": "checks for errors on the host",
+    "aten::linalg_lstsq": "checks for errors on the host",
+    "aten::multinomial": "checks the probabilities on the host",
+    "aten::embedding_renorm_": "counts the distinct rows on the host (embedding without max_norm does not)",
+}
+# What never reaches the dispatcher for tensors that already lie on the CPU, but copies from any other device.
+_WAITING_FUNCTIONS: dict[Any, str] = {
+    Tensor.tolist: "tolist",
+    Tensor.numpy: "numpy",
+    Tensor.__array__: "numpy.asarray",
+    Tensor.cpu: "cpu",
+    Tensor.__repr__: "print or repr",
+    Tensor.__format__: "format",
+    Tensor.allclose: "allclose",
+    torch.allclose: "allclose",
+    Tensor.equal: "equal",
+    torch.equal: "equal",
+}
+_MAKING_FUNCTIONS = (torch.tensor, torch.as_tensor, Tensor.new_tensor)
+
+
+def _caller() -> tuple[str, bool]:
+    """File and line of the innermost frame outside torch and modes, and whether an optimizer lies between."""
+    frame: FrameType | None = sys._getframe(1)
+    inside_optimizer = False
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_OPTIMIZER_FOLDER):
+            inside_optimizer = True
+        elif not name.startswith((_TORCH_FOLDER, "<")) and name not in _WATCHING_FILES:
+            return f"{name}:{frame.f_lineno}", inside_optimizer
+        frame = frame.f_back
+    return "unknown place", inside_optimizer
+
+
+def _reason(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    name = operator._schema.name
+    if name in _WAITING_OPERATORS:
+        return _WAITING_OPERATORS[name]
+    if name == "aten::repeat_interleave" and kwargs.get("output_size") is None and isinstance(args[0], Tensor):
+        return "has a shape that depends on the data (pass output_size)"
+    if name == "aten::normal" and len(args) > 1 and isinstance(args[1], Tensor):
+        return "checks the deviations on the host (mean + std * torch.randn_like(mean) does not)"
+    if name == "aten::histc":
+        low, high = (*args[2:], 0, 0)[:2]
+        return "looks for the bounds on the host (pass min and max)" if low == high else None
+    if name in ("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"):
+        return _mask_reason(name, args)
+    if name in ("aten::_to_copy", "aten::copy_"):
+        return _copy_reason(name, args, kwargs)
+    return None
+
+
+def _mask_reason(name: str, args: tuple[Any, ...]) -> str | None:
+    masked = any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    filled = name != "aten::index" and args[2].numel() == 1  # runs as masked_fill: no wait
+    return "indexes with a mask, so its shape depends on the data" if masked and not filled else None
+
+
+def _copy_reason(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    if name == "aten::copy_":
+        target, source = args[0], args[1]
+        target_device, waits = target.device, not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+    else:
+        target, source = None, args[0]
+        target_device, waits = kwargs.get("device") or source.device, not kwargs.get("non_blocking", False)
+    if target_device.type == source.device.type:
+        return None
+    host_side = source if source.device.type == "cpu" else target
+    pageable = host_side is not None and not host_side.is_pinned()
+    if waits or (pageable and host_side.numel() > 1):
+        return f"copies from {source.device} to {target_device} and waits (pin the host side, use non_blocking=True)"
+    return None
+
+
+def _function_reason(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    if func is Tensor.to:
+        target = args[1] if len(args) > 1 else kwargs.get("device")
+        # Only the name: a torch.device may be the model's own, which a run on the CPU cannot tell apart.
+        goes_to_host = isinstance(target, str) and target.startswith("cpu") and not kwargs.get("non_blocking")
+        return "to('cpu')" if goes_to_host else None
+    if func in _MAKING_FUNCTIONS:
+        data = args[-1] if args else kwargs.get("data")
+        holds_tensors = isinstance(data, (list, tuple)) and any(isinstance(d, Tensor) for d in tree_leaves(data))
+        return f"{func.__name__} of tensors reads each of them and" if holds_tensors else None
+    return _WAITING_FUNCTIONS.get(func)
+
+
+def _checks_on_the_cpu_only(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function reads a tensor on the CPU to check it, as it does on no other device."""
+    if func is not functional.one_hot or args[0].device.type != "cpu":
+        return False
+    return (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) >= 0
+
+
+class _OperatorWatch(TorchDispatchMode):
+    """Reports each operator that makes the host wait."""
+
+    def __init__(self, report: Callable[[str, str], None]) -> None:
+        super().__init__()
+        self._report = report
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        reason = None if here.allowances else _reason(func, args, kwargs)
+        if reason is not None:
+            place, inside_optimizer = _caller()
+            # torch.optim keeps its step counters on the CPU on purpose: reading them waits for nothing.
+            if not (inside_optimizer and args[0].device.type == "cpu"):
+                self._report(place, f"{func._schema.name} {reason}")
+        return func(*args, **kwargs)
+
+
+class _FunctionWatch(TorchFunctionMode):
+    """Reports the ways to the host that bypass the dispatcher."""
+
+    def __init__(self, report: Callable[[str, str], None]) -> None:
+        super().__init__()
+        self._report = report
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if _checks_on_the_cpu_only(func, args, kwargs):
+            with host_sync_allowed():
+                return func(*args, **kwargs)
+        name = None if here.allowances else _function_reason(func, args, kwargs)
+        if name is None:
+            return func(*args, **kwargs)
+        self._report(_caller()[0], f"{name} brings a tensor to the host")
+        with host_sync_allowed():
+            return func(*args, **kwargs)
+
+
+@contextmanager
+def watch_host_syncs(report: Callable[[str, str], None]) -> Iterator[None]:
+    """Call `report(place, what)` for each wait of the host that eager code of this thread causes inside."""
+    # Under these modes the compiler gives a function up, with torch 2.11 for good, unless it is told not to look.
+    with torch.compiler.set_stance("force_eager"), _OperatorWatch(report), _FunctionWatch(report):
+        here.watches += 1
+        try:
+            yield
+        finally:
+            here.watches -= 1
+
+
+def is_foreign(filename: str) -> bool:
+    """Whether a file belongs neither to torch nor to the loop."""
+    return not filename.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<")) and filename not in _WATCHING_FILES
+
+
+def user_place(error: BaseException) -> str:
+    """File and line of the innermost frame of an error outside torch and torch_sink."""
+    place, frames = "unknown place", error.__traceback__
+    while frames is not None:
+        name = frames.tb_frame.f_code.co_filename
+        if is_foreign(name):
+            place = f"{name}:{frames.tb_lineno}"
+        frames = frames.tb_next
+    return place
+
+
+def _raise_sync(place: str, what: str) -> None:
+    raise HostSyncError(
+        f"the host waits for the device at {place}: {what}; keep the value on the device, or move this to a callback"
+    )
+
+
+def _raise_device_wait() -> None:
+    _raise_sync(_caller()[0], "torch's sync debug mode sees a synchronizing CUDA operation")
+
+
+@contextmanager
+def no_host_sync() -> Iterator[None]:
+    """Raise if the host waits for the device inside; works on any device, so a CPU run proves it for a GPU.
+
+    Flags reads of single elements (`item`, `float`, `if tensor`, a tensor as index), results whose shape depends on
+    the data (`nonzero`, mask indexing, `unique`), copies between host and device that wait, and `tolist`, `numpy`,
+    `cpu`, `to("cpu")`, `print`. Exempt are counters that torch.optim keeps on the CPU, and what torch_sink does between
+    sinks: reading the log, callbacks in all their events, making batches, saving, resuming, compiling ahead. A model, a
+    loss, metrics and the function of a `data_sink` are not exempt, nor is a model that is evaluated in a callback.
+
+    It sees the eager code of its own thread. It does not see: other threads, `torch.cuda.synchronize`,
+    `Event.synchronize`, pickling, reads of a tensor's memory by its address, waits inside a library's own kernels and
+    the replay of a captured graph; and on the CPU, where nothing has to be copied, `to` with a device that is not
+    spelled "cpu" and tensors made from numbers. On CUDA, torch's own sync debug mode looks as well, which sees waits
+    below the dispatcher; its warnings about other threads are passed over. Compiled functions run their eager code
+    inside, which is seen. It costs about 10 microseconds an operator: a tool for tests, not for training.
+
+    Raises:
+        HostSyncError: at the line that waits; the message names file and line.
+    """
+    cuda = device_waits(_raise_device_wait) if torch.cuda.is_initialized() else nullcontext()
+    with cuda, watch_host_syncs(_raise_sync):
+        yield

@@ -1,0 +1,1 @@
+"""How steps run: eagerly, compiled, or as captured graphs."""

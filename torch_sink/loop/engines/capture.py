@@ -1,0 +1,187 @@
+"""Turning a function into a CUDA graph; all that is specific to the device lies here."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import graph as autograd_graph
+
+from torch_sink.capture_lock import capture_lock
+from torch_sink.loop.engines.trial import stale_streams_noted, waits_noted
+
+_streams: dict[int, torch.cuda.Stream] = {}
+_streams_lock = threading.Lock()
+# Memory allocators of torch 2.11 go on asking a graph whose capture has failed.
+_failed: list[torch.cuda.CUDAGraph] = []
+
+
+def capture_stream_of(device: torch.device) -> torch.cuda.Stream:
+    """The stream of captured training on a device, one for the life of the process.
+
+    torch hands streams out round robin from a pool of 32, so that a stream per loop could end up as an alias of the
+    stream on which batches are copied.
+    """
+    with _streams_lock:
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        if index not in _streams:
+            _streams[index] = torch.cuda.Stream(index)
+        return _streams[index]
+
+
+class Capture(Protocol):
+    """Records functions whose device work can be replayed."""
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """Context in which all work of a run is queued, captured or not."""
+        ...
+
+    def trial(self, problems: list[str], parameters: Sequence[Tensor]) -> AbstractContextManager[Any]:
+        """Context of an uncaptured step: adds to `problems` what would make its capture fail."""
+        ...
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Record the device work of `function` without executing it; the result replays it."""
+        ...
+
+    def reset(self) -> None:
+        """Destroy every recording."""
+        ...
+
+
+class CudaCapture:
+    """CUDA graphs in one memory pool, recorded and replayed on one stream.
+
+    Sharing the pool is sound because replays follow one another on the stream and no recording leaves a live tensor
+    in it. All backward passes run on this stream from the first step on, because autograd remembers the stream on
+    which a gradient was first accumulated.
+
+    Args:
+        device: of the model.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = capture_stream_of(device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+
+    def stream(self) -> AbstractContextManager[Any]:
+        return _OnStream(self._stream)
+
+    @contextmanager
+    def trial(self, problems: list[str], parameters: Sequence[Tensor]) -> Iterator[None]:
+        with waits_noted(problems):
+            if hasattr(autograd_graph, "set_override_stale_capture_stream"):
+                yield
+            else:
+                with stale_streams_noted(problems, parameters, self._stream):
+                    yield
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        """See `Capture.record`.
+
+        Raises:
+            Exception: what `function` raised, or the capture's own error. Another capture may be tried afterwards.
+        """
+        graph = torch.cuda.CUDAGraph()
+        reason: BaseException | None = None
+        try:
+            # thread_local: the pin thread of some DataLoader may query events meanwhile, and cannot be parked from
+            # here.
+            with (
+                capture_lock,
+                _no_collection(),
+                _stale_streams_overridden(),
+                torch.cuda.graph(  # host sync
+                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                ),
+            ):
+                try:
+                    function()
+                except BaseException as error:
+                    reason = error
+                    raise
+        except BaseException:
+            self._recover(graph)
+            if reason is not None:
+                raise reason from None  # torch's own error only says that there was one
+            raise
+        self._graphs.append(graph)
+        return graph.replay
+
+    def reset(self) -> None:
+        if self._graphs:
+            self._stream.synchronize()  # host sync
+        for graph in self._graphs:
+            graph.reset()
+        self._graphs.clear()
+        # torch asserts that no graph is captured into a pool which all graphs have left, while a tensor lies in it.
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def _recover(self, graph: torch.cuda.CUDAGraph) -> None:
+        """After a failed capture: torch 2.11 leaves the allocator and the random generator in it (pytorch #180395)."""
+        index, pool = self._stream.device.index, self._pool
+        self._pool = torch.cuda.graph_pool_handle()
+        try:
+            torch._C._cuda_endAllocateToPool(index, pool)
+        except RuntimeError:
+            return  # it was ended
+        torch._C._cuda_releasePool(index, pool)
+        _failed.append(graph)
+        scratch, complete = torch.zeros(1, device=self._stream.device), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(complete, stream=self._stream, capture_error_mode="thread_local"):  # host sync
+            scratch.zero_()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collecting garbage inside a capture could free memory of an earlier one."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@contextmanager
+def _stale_streams_overridden() -> Iterator[None]:
+    """Let autograd stay in the capture where it remembers another stream, as under DistributedDataParallel."""
+    set_override: Any = getattr(autograd_graph, "set_override_stale_capture_stream", None)
+    if set_override is None:
+        yield
+        return
+    before = getattr(torch._C, "_override_stale_capture_stream", lambda: False)()
+    set_override(True)
+    try:
+        yield
+    finally:
+        set_override(before)
+
+
+class _OnStream:
+    """Makes a stream current, ordered after the work before it and before the work after it.
+
+    torch's warning about gradients that it keeps on another stream is not for the user: the trial looks for them.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._context = torch.cuda.stream(stream)
+
+    def __enter__(self) -> None:
+        self._warned = getattr(torch._C, "_warn_on_accumulate_grad_stream_mismatch", lambda: True)()
+        autograd_graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        self._context.__enter__()
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._context.__exit__(*exc_info)
+        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+        autograd_graph.set_warn_on_accumulate_grad_stream_mismatch(self._warned)

@@ -1,0 +1,168 @@
+"""Settings of compilation, and `jit`, which compiles a function with them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import nn
+
+from torch_sink.loop.engines import eager_random
+
+_LEVELS, _EXC_MODES = ("O0", "O1", "O2"), ("auto", "sink", "no_sink")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class JitConfig:
+    """How a step is compiled.
+
+    Attributes:
+        jit_level: "O0" does not compile, "O1" compiles, "O2" also captures CUDA graphs where there is CUDA.
+        fullgraph: raise where the compiler would have to leave the graph, instead of falling back.
+        dynamic: one compiled function for all batch shapes; else the first shape is compiled and odd ones run eagerly.
+        exc_mode: "sink" captures CUDA graphs, "no_sink" never does, "auto" leaves it to `jit_level`.
+        fast_random: let the compiler draw random numbers its own way; dropout then differs from eager code. Without
+            it, a graph with dropout between its convolutions also keeps the layout of eager code; give such a model
+            the fast one yourself: `model.to(memory_format=torch.channels_last)`.
+
+    Raises:
+        ValueError: a value that is not listed.
+    """
+
+    jit_level: str = "O1"
+    fullgraph: bool = False
+    dynamic: bool = False
+    exc_mode: str = "auto"
+    fast_random: bool = False
+
+    def __post_init__(self) -> None:
+        if self.jit_level not in _LEVELS:
+            raise ValueError(f"jit_level={self.jit_level!r}: the levels are {', '.join(_LEVELS)}")
+        if self.exc_mode not in _EXC_MODES:
+            raise ValueError(f"exc_mode={self.exc_mode!r}: the modes are {', '.join(_EXC_MODES)}")
+        for name in ("fullgraph", "dynamic", "fast_random"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name}={getattr(self, name)!r}: pass True or False")
+
+    @property
+    def captures(self) -> bool:
+        """Whether CUDA graphs are asked for."""
+        return self.exc_mode == "sink" or (self.exc_mode == "auto" and self.jit_level == "O2")
+
+
+def compile_function(
+    function: Callable[..., Any], config: JitConfig, *, cuda_graphs: bool = False
+) -> Callable[..., Any]:
+    """torch.compile with the settings of `config`; nothing happens before the first call."""
+    backend: Any = "inductor" if config.fast_random else eager_random.backend()
+    options: dict[str, Any] = {} if config.fast_random else dict(eager_random.OPTIONS)
+    if cuda_graphs:
+        options["triton.cudagraphs"] = True
+    return torch.compile(function, backend=backend, fullgraph=config.fullgraph, dynamic=config.dynamic, options=options)
+
+
+def with_code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy with a code object of its own: Dynamo counts recompilations, up to its limit, by code object."""
+    return FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
+
+
+def compiler_problem() -> str | None:
+    """Why torch.compile cannot work here, or None."""
+    try:
+        from torch._inductor import cpp_builder
+
+        cpp_builder.get_cpp_compiler()
+    except Exception as error:  # whatever is wrong with it, the remedy is the same
+        return f"no working C++ compiler ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
+    return None
+
+
+@overload
+def jit(fn: Function, *, jit_level: str = ..., fullgraph: bool = ..., dynamic: bool = ...) -> Function: ...
+@overload
+def jit(
+    fn: None = None, *, jit_level: str = ..., fullgraph: bool = ..., dynamic: bool = ...
+) -> Callable[[Function], Function]: ...
+def jit(fn: Any = None, *, jit_level: str = "O1", fullgraph: bool = False, dynamic: bool = False) -> Any:
+    """Compile a function, a module or a class, as `fn = jit(fn)`, `@jit` or `@jit(fullgraph=True)`.
+
+    A module is compiled in place and returned: it keeps its parameters, attributes, `state_dict` and mode, and hooks go
+    on working. A class is changed in place too: the `forward` of a module class, or else `__call__`, is compiled for
+    all its instances. Static and class methods may be decorated from above or below.
+
+    Without a working C++ compiler everything runs as it is, unless `fullgraph=True`.
+
+    Args:
+        fn: the function, module or class.
+        jit_level: "O0" leaves the function as it is, "O1" compiles it, "O2" lets torch.compile use CUDA graphs too.
+        fullgraph: raise where the compiler would have to leave the graph.
+        dynamic: compile once for all shapes.
+
+    Raises:
+        ValueError: unknown `jit_level`.
+        TypeError: `fn` is not callable, or a class whose instances are not.
+
+    Example:
+        >>> model = jit(torch.nn.Linear(3, 2))
+        >>> list(model.state_dict()), model.in_features, model.eval().training
+        (['weight', 'bias'], 3, False)
+    """
+    config = JitConfig(jit_level=jit_level, fullgraph=fullgraph, dynamic=dynamic)
+    if fn is None:
+        return functools.partial(jit, jit_level=jit_level, fullgraph=fullgraph, dynamic=dynamic)
+    if not callable(fn) and not isinstance(fn, (staticmethod, classmethod)):
+        raise TypeError(f"jit got {type(fn).__name__}; pass a function, a torch.nn.Module, or a class of either")
+    return jit_with(fn, config)
+
+
+def jit_with(fn: Any, config: JitConfig) -> Any:
+    """`jit` with every setting of `config`; where there is CUDA and it captures, torch.compile uses CUDA graphs."""
+    if isinstance(fn, type):
+        name = _called_method(fn)
+        setattr(fn, name, jit_with(getattr(fn, name), config))
+        return fn
+    if config.jit_level == "O0" or hasattr(fn, "_torchdynamo_orig_callable"):  # nothing asked for, or done already
+        return fn
+    if not config.fullgraph and compiler_problem():
+        return fn
+    if isinstance(fn, (staticmethod, classmethod)):
+        return type(fn)(jit_with(fn.__func__, config))
+    cuda_graphs = config.captures and torch.cuda.is_available()
+    if isinstance(fn, nn.Module):
+        fn._compiled_call_impl = compile_function(_call_of(fn), config, cuda_graphs=cuda_graphs)
+        return fn
+    return functools.wraps(fn)(compile_function(fn, config, cuda_graphs=cuda_graphs))
+
+
+def _call_of(module: nn.Module) -> Callable[..., Any]:
+    """What to compile of a module: the compiler leaves hooks to Python and takes up its forward.
+
+    Forwards of torch.nn, such as Sequential's, it skips as code of torch, unless another function calls them.
+    """
+    if not type(module).forward.__module__.startswith("torch."):
+        return module._call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    return with_code_of_its_own(call)
+
+
+def _called_method(cls: type) -> str:
+    """Name of the method that runs when an instance of `cls` is called.
+
+    Raises:
+        TypeError: there is none.
+    """
+    if issubclass(cls, nn.Module):
+        found = cls.forward is not nn.Module.forward
+    else:
+        found = any("__call__" in vars(base) for base in cls.__mro__)
+    if not found:
+        raise TypeError(f"jit got the class {cls.__name__}, which has no forward or __call__; decorate its methods")
+    return "forward" if issubclass(cls, nn.Module) else "__call__"

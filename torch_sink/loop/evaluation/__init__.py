@@ -1,0 +1,1 @@
+"""Evaluation beside training: metrics, and how models are judged."""

@@ -1,0 +1,178 @@
+"""The evaluations of one network: compiled code and recordings are made once for what is asked for repeatedly."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_sink.loop.callbacks.base import Callback
+from torch_sink.loop.checkpoints.positions import sink_over
+from torch_sink.loop.core.distributed import Ranks
+from torch_sink.loop.engines.inference import Inference, InferenceSettings
+from torch_sink.loop.evaluation import judging
+from torch_sink.loop.evaluation.evaluator import Evaluator, copied, evaluating
+from torch_sink.loop.evaluation.metrics import Loss, make_metrics
+from torch_sink.loop.step.precision import Precision, map_container
+
+_KEPT = 8
+Forward = Callable[[nn.Module, Any], Any]
+
+
+class Evaluators:
+    """Evaluates and predicts with one network.
+
+    Args:
+        network: on its device, without the wrapper of DistributedDataParallel.
+        ranks: that evaluate.
+        loss_fn: `loss_fn(output, *labels)`, or None.
+        precision: of the forward pass.
+        settings: how forward passes run.
+        forward: the training loop's own, or None.
+        eval_network: `eval_network(*batch)` -> (loss, output, labels), or None.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        ranks: Ranks,
+        loss_fn: Callable[..., Any] | None,
+        precision: Precision,
+        settings: InferenceSettings,
+        *,
+        forward: Forward | None = None,
+        eval_network: nn.Module | None = None,
+    ) -> None:
+        self._network, self._ranks, self._loss_fn, self._forward = network, ranks, loss_fn, forward
+        self._evaluated = eval_network if eval_network is not None else self._network
+        self._eval_network, self._precision, self._settings = eval_network, precision, settings
+        self._inferences: OrderedDict[Any, tuple[Inference, Any]] = OrderedDict()
+        self._evaluators: OrderedDict[Any, tuple[Evaluator, Any]] = OrderedDict()
+        self._predictor: Any = None
+
+    def evaluate(
+        self,
+        dataset: Any,
+        metrics: Any,
+        *,
+        forward: Forward | None = None,
+        callbacks: list[Callback] | None = None,
+        sink_mode: bool = True,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """One pass over a loader or SinkLoader, which it leaves where it was; see `Evaluator.run`.
+
+        Args:
+            metrics: see `make_metrics`.
+            forward: `forward(network, batch)` -> (loss, output, *labels); default as the network was given.
+        """
+        evaluator = self._evaluator(metrics, forward)
+        with sink_over(dataset, self._settings.device) as loader, loader.whole_pass():
+            return evaluator.run(loader, callbacks or [], sink_mode=sink_mode, stays=loader is dataset, **fields)
+
+    def compile_ahead(self, dataset: Any, metrics: Any) -> None:
+        """Compile and record what `evaluate` will run; dataset and random generators are left as they were."""
+        evaluator = self._evaluator(metrics, None)
+        with sink_over(dataset, self._settings.device) as loader, loader.rehearsal() as batches:
+            stays = loader is dataset
+            # Once unrecorded, then once for each slot; what lies in no slot is copied to one place.
+            evaluator.warm(islice(batches, 1 + (loader.ring_slots if stays else 1)), loader, stays=stays)
+
+    def predict(self, inputs: tuple[Any, ...]) -> Any:
+        """Outputs of the network, in memory of their own."""
+        if self._predictor is None:
+            inference = Inference(self._outputs, self._network, self._settings)
+            self._predictor = inference.runner(inference.forward)
+        inputs = tuple(move_to(value, self._settings.device) for value in inputs)
+        with evaluating(self._network), self._predictor.running(None, stays=False):
+            outputs = self._predictor(inputs)
+            return copied(outputs) if self._predictor.reuses_results else outputs
+
+    def explain(self) -> list[str]:
+        """How evaluations run, and what ran in a lower mode; empty before the first."""
+        lines = self._settings.reasons.lines()
+        modes = sorted({inference.mode for inference, _ in self._inferences.values()})
+        return [f"evaluation: mode {mode}" for mode in modes] + [f"note on evaluation: {line}" for line in lines]
+
+    def close(self) -> None:
+        """Release what the device holds."""
+        for evaluator, _ in self._evaluators.values():
+            evaluator.close()
+        if self._predictor is not None:
+            self._predictor.close()
+        self._evaluators.clear()
+        self._inferences.clear()
+        self._predictor = None
+
+    def _evaluator(self, metrics: Any, forward: Forward | None) -> Evaluator:
+        made = make_metrics(metrics)  # also where one is kept: what cannot be used never is
+        named = frozenset(metrics) if isinstance(metrics, (set, frozenset, list, tuple)) else None
+        objects = tuple((name, id(one)) for name, one in metrics.items()) if isinstance(metrics, Mapping) else None
+        key = named, objects, id(forward)
+        if key not in self._evaluators:
+            if made and self._forward is not None and forward is None and self._eval_network is None:
+                _check_needs_no_output(made)
+            evaluator = Evaluator(
+                self._evaluated,
+                self._inference(forward),
+                made,
+                has_loss=forward is not None or self._has_loss,
+                ranks=self._ranks,
+                device=self._settings.device,
+            )
+            self._evaluators[key] = evaluator, (metrics, forward)  # what the key names must live as long
+            if len(self._evaluators) > _KEPT:
+                self._evaluators.popitem(last=False)[1][0].close()
+        self._evaluators.move_to_end(key)
+        return self._evaluators[key][0]
+
+    @property
+    def _has_loss(self) -> bool:
+        return any(one is not None for one in (self._loss_fn, self._forward, self._eval_network))
+
+    def _inference(self, forward: Forward | None) -> Inference:
+        if id(forward) not in self._inferences:
+            inference = Inference(self._judge(forward), self._evaluated, self._settings)
+            self._inferences[id(forward)] = inference, forward
+            if len(self._inferences) > _KEPT:
+                self._inferences.popitem(last=False)
+        return self._inferences[id(forward)][0]
+
+    def _judge(self, forward: Forward | None) -> judging.Judge:
+        network = self._network
+        if forward is not None:
+            return judging.by_function(lambda batch: forward(network, batch), self._precision)
+        if self._eval_network is not None:
+            return judging.by_network(self._eval_network, self._precision)
+        if self._forward is not None:
+            return judging.by_forward(network, self._forward, self._precision)
+        return judging.supervised(network, self._loss_fn, self._precision)
+
+    def _outputs(self, inputs: tuple[Any, ...]) -> Any:
+        with self._precision.context():
+            return self._precision.outputs(self._network(*inputs))
+
+
+def device_of(network: nn.Module) -> torch.device:
+    """Where the network's parameters are; the CPU for one without."""
+    return next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
+
+
+def move_to(value: Any, device: torch.device) -> Any:
+    """Move the tensors in nested containers to a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return map_container(lambda member: move_to(member, device), value)
+
+
+def _check_needs_no_output(metrics: dict[str, Any]) -> None:
+    blind = [name for name, metric in metrics.items() if not isinstance(metric, Loss)]
+    if blind:
+        raise ValueError(
+            f"metrics {', '.join(blind)} need outputs and labels, and this loop's forward= returns a loss; pass "
+            "evaluate(loader, metrics=..., forward=lambda model, batch: (loss, output, labels))"
+        )

@@ -1,0 +1,290 @@
+"""Loss scalers whose state lives on the device, so that neither scaling nor adjusting waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_sink.errors import SinkError
+from torch_sink.loop.core.history import SinkRecord
+from torch_sink.loop.core.host_sync import host_sync_allowed
+
+LONGEST_OVERFLOW = 1000
+
+
+def all_finite(inputs: Tensor | Iterable[Tensor | None]) -> Tensor:
+    """Tell whether every value of every tensor is finite, without waiting for the device.
+
+    Args:
+        inputs: tensors of any shape and dtype; None among them, as for a parameter without gradient, counts as finite.
+
+    Returns:
+        A bool tensor of shape [], on the device of the first tensor.
+
+    Raises:
+        ValueError: `inputs` holds no tensor.
+    """
+    tensors = [inputs] if isinstance(inputs, Tensor) else [tensor for tensor in inputs if tensor is not None]
+    if not tensors:
+        raise ValueError("all_finite got no tensor; pass at least one")
+    dense = [tensor._values() if tensor.is_sparse else tensor for tensor in tensors]
+    return torch.stack([tensor.isfinite().all().to(dense[0].device) for tensor in dense]).all()
+
+
+def grads_finite(source: torch.optim.Optimizer | nn.Module | Iterable[Tensor]) -> Tensor:
+    """Tell whether every gradient is finite, without waiting for the device.
+
+    Args:
+        source: an optimizer, a module, or parameters; those without a gradient are passed over.
+
+    Returns:
+        A bool tensor of shape [], on the device of the gradients.
+
+    Raises:
+        ValueError: there is no gradient.
+    """
+    parameters: Iterable[Tensor]
+    if isinstance(source, torch.optim.Optimizer):
+        parameters = [parameter for group in source.param_groups for parameter in group["params"]]
+    else:
+        parameters = source.parameters() if isinstance(source, nn.Module) else source
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        raise ValueError("grads_finite found no gradient; call it after backward()")
+    return all_finite(gradients)
+
+
+def unscale_gradients(gradients: list[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> None:
+    """Multiply `gradients` by `inverse_scale` in place; set `found_inf` (float32 []) to 1 if one is not finite."""
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for gradient in gradients:
+        local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+        local = local._values() if local.is_sparse else local
+        groups.setdefault((local.device, local.dtype), []).append(local)
+    for group in groups.values():
+        torch._amp_foreach_non_finite_check_and_unscale_(group, found_inf, inverse_scale)
+
+
+def _map_tensors(function: Any, inputs: Any) -> Any:
+    if isinstance(inputs, Tensor):
+        return function(inputs)
+    if isinstance(inputs, dict):
+        return {key: _map_tensors(function, value) for key, value in inputs.items()}
+    if isinstance(inputs, (list, tuple)):
+        return type(inputs)(_map_tensors(function, value) for value in inputs)
+    raise TypeError(f"cannot scale {type(inputs).__name__}; pass a tensor, or a list, tuple or dict of tensors")
+
+
+class StaticLossScaler:
+    """Multiplies the loss by a fixed number; updates with gradients that are not finite are skipped.
+
+    Args:
+        scale_value: factor, at least 1.
+
+    Raises:
+        ValueError: `scale_value` is below 1.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> scaler = StaticLossScaler(1024.0)
+        >>> scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+        >>> finite = scaler.step(optimizer)  # skipped on the device where a gradient is not finite
+        >>> bool(finite), scaler.adjust(finite)
+        (True, False)
+    """
+
+    _steps: Any = None
+
+    def __init__(self, scale_value: float) -> None:
+        if not scale_value >= 1:
+            raise ValueError(f"scale_value={scale_value!r}: a loss scale is at least 1")
+        self.scale_value = torch.tensor(float(scale_value), dtype=torch.float32, device="cpu")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._scale_text()})"
+
+    def _scale_text(self) -> str:
+        if self.scale_value.device.type != "cpu":  # reading it would wait for the device
+            return f"scale_value=<on {self.scale_value.device}>"
+        with host_sync_allowed():
+            return f"scale_value={self.scale_value.item():g}"
+
+    def to(self, device: torch.device) -> StaticLossScaler:
+        """Move the state to `device`; returns the scaler itself."""
+        with host_sync_allowed():  # once, where a run is set up
+            for name, value in self.state_dict().items():
+                setattr(self, name, value.to(device))
+        return self
+
+    def scale(self, inputs: Any) -> Any:
+        """Multiply a tensor, or nested lists, tuples and dicts of them, by the scale.
+
+        The state moves to the device of what is scaled. A float16 scalar becomes float32, whose range the scale needs.
+        """
+        return _map_tensors(self._scaled, inputs)
+
+    def _scaled(self, tensor: Tensor) -> Tensor:
+        if tensor.device != self.scale_value.device:
+            self.to(tensor.device)
+        return tensor * self.scale_value
+
+    def unscale(self, inputs: Any) -> Any:
+        """Multiply a tensor, or nested lists, tuples and dicts of them, by the inverse of the scale."""
+        inverse = self.inverse()
+        return _map_tensors(lambda tensor: tensor * inverse, inputs)
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients of an optimizer by the scale, in place, as before clipping them by their norm.
+
+        Raises:
+            RuntimeError: done already since the optimizer's last step.
+            ValueError: no parameter of the optimizer has a gradient.
+        """
+        self._run_eagerly("unscale", optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Unscale the gradients, unless `unscale_` did, and step the optimizer unless one of them is not finite.
+
+        The step is skipped on the device; the host learns nothing of it. Only until an update has succeeded the host
+        looks itself, because the optimizer's state, which a skipped step must put back, does not exist yet. Parameters
+        and state have the bits of `torch.amp.GradScaler.step`. In compiled code it runs as it is, between graphs.
+
+        Args:
+            optimizer: a dense torch.optim optimizer that keeps tensors in its state. On CUDA its flag `capturable`, or
+                `fused` of SGD, is set: without it there is arithmetic on the host.
+
+        Returns:
+            Whether all gradients are finite, a bool tensor of shape []: what `adjust` takes. With several optimizers,
+            `adjust(first & second)`.
+
+        Raises:
+            ValueError: no parameter of the optimizer has a gradient.
+            UnsupportedOperation: the optimizer counts in Python numbers.
+        """
+        finite: Tensor = self._run_eagerly("step", optimizer)
+        return finite
+
+    def _run_eagerly(self, name: str, optimizer: torch.optim.Optimizer) -> Any:
+        from torch_sink.loop.step.functional_step import run_eagerly
+
+        return run_eagerly(self, name, optimizer)
+
+    def inverse(self) -> Tensor:
+        """1 / scale as float32 of shape [], rounded once from float64."""
+        return self.scale_value.double().reciprocal().float()
+
+    def adjust(self, grads_finite: Tensor | bool) -> bool:
+        """Take note of a step; a static scale never changes. Returns False."""
+        return False
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Device tensors that hold the whole state."""
+        return {"scale_value": self.scale_value}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Copy a state in, in place: captured graphs keep reading the same memory."""
+        for name, value in self.state_dict().items():
+            value.copy_(state[name])
+
+
+class DynamicLossScaler(StaticLossScaler):
+    """Grows the scale after a window of finite steps and shrinks it at an overflow.
+
+    After `scale_window` finite steps in a row the scale is multiplied by `scale_factor` unless the product is not
+    finite in float32; after a step with a gradient that is not finite it is divided by it, down to 1 at the least.
+
+    Args:
+        scale_value: first scale, at least 1.
+        scale_factor: above 1.
+        scale_window: finite steps in a row before the scale grows, at least 1.
+
+    Raises:
+        ValueError: an argument outside the bounds above.
+    """
+
+    def __init__(self, scale_value: float = 2.0**16, scale_factor: float = 2, scale_window: int = 2000) -> None:
+        super().__init__(scale_value)
+        if not scale_factor > 1:
+            raise ValueError(f"scale_factor={scale_factor!r}: the factor is above 1")
+        if isinstance(scale_window, bool) or not isinstance(scale_window, int) or scale_window < 1:
+            raise ValueError(f"scale_window={scale_window!r}: the window is an int of at least 1")
+        self.scale_factor, self.scale_window = float(scale_factor), scale_window
+        self.counter = torch.tensor(0, dtype=torch.int32, device="cpu")
+
+    def __repr__(self) -> str:
+        rule = f"scale_factor={self.scale_factor:g}, scale_window={self.scale_window}"
+        return f"{type(self).__name__}({self._scale_text()}, {rule})"
+
+    def adjust(self, grads_finite: Tensor | bool) -> bool:
+        """Update scale and counter in place, without waiting for the device. Returns True."""
+        finite = torch.as_tensor(grads_finite, device=self.counter.device).reshape(())
+        product = self.scale_value * self.scale_factor
+        grows = (self.counter == self.scale_window - 1) & product.isfinite()
+        grown = torch.where(grows, product, self.scale_value)
+        shrunk = (self.scale_value / self.scale_factor).clamp_(min=1)
+        self.scale_value.copy_(torch.where(finite, grown, shrunk))
+        self.counter.copy_((self.counter + 1) % self.scale_window * finite)
+        return True
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Device tensors that hold the whole state."""
+        return {"scale_value": self.scale_value, "counter": self.counter}
+
+
+class OverflowCount:
+    """Aborts a run whose updates overflow for ever: at any scale, the gradients are not finite.
+
+    Args:
+        scaler: only a dynamic one is counted; with a static one skipping is what was asked for.
+        accumulate: iterations per update.
+    """
+
+    def __init__(self, scaler: StaticLossScaler | None, accumulate: int) -> None:
+        self._counts, self._accumulate = isinstance(scaler, DynamicLossScaler), accumulate
+        self._in_a_row = 0
+
+    def add(self, sink: SinkRecord, last_step: int) -> None:
+        """Take in the flags of a sink that ended with step `last_step`.
+
+        Raises:
+            SinkError: 1,000 updates in a row overflowed.
+        """
+        if not self._counts:
+            return
+        for step, overflow in enumerate(sink.values.overflows.tolist(), last_step - sink.steps + 1):
+            if step % self._accumulate == 0:
+                self._in_a_row = self._in_a_row + 1 if overflow else 0
+            if self._in_a_row >= LONGEST_OVERFLOW:
+                raise SinkError(
+                    f"{LONGEST_OVERFLOW} optimizer updates in a row overflowed, the last at step {step}: the gradients "
+                    "are not finite at any loss scale; check the data and the learning rate, or use torch.bfloat16"
+                )
+
+
+def resolve_loss_scaler(
+    loss_scaler: str | StaticLossScaler | None,
+    level: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    own: torch.amp.GradScaler | None = None,
+) -> StaticLossScaler | None:
+    """Turn the `loss_scaler` argument into a scaler on `device`, or None.
+
+    "default" is dynamic scaling where float16 is used, and none elsewhere: bfloat16 has the range of float32. An
+    optimizer that was prepared with a GradScaler of its own (`own`) gets one with its scale, factor and window.
+    """
+    if loss_scaler is None:
+        return None
+    if isinstance(loss_scaler, StaticLossScaler):
+        return loss_scaler.to(device)
+    if loss_scaler == "default":
+        if own is not None:
+            return DynamicLossScaler(own.get_scale(), own.get_growth_factor(), own.get_growth_interval()).to(device)
+        return DynamicLossScaler().to(device) if level != "O0" and dtype == torch.float16 else None
+    raise TypeError(
+        f"loss_scaler={loss_scaler!r}: pass 'default', None, or a torch_sink.amp.StaticLossScaler or DynamicLossScaler"
+    )

@@ -1,0 +1,203 @@
+"""Learning rates: stepped on the host in eager code, laid out in a device table for captured steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_sink.loop.core.host_sync import host_sync_allowed
+from torch_sink.loop.step.capturable import cycles_momentum
+
+
+class Schedule:
+    """Steps a scheduler as a plain loop does, and records the learning rate in force at every iteration.
+
+    `param_groups` holds Python numbers between steps, so that schedulers, callbacks and checkpoints see what they
+    expect; only the body of `RateTable.bound()` sees tensors.
+
+    Args:
+        optimizer: whose groups are read and written.
+        scheduler: any torch.optim.lr_scheduler but ReduceLROnPlateau, or None.
+        per_epoch: step at the end of each epoch instead of after each optimizer update.
+        accumulate: iterations per optimizer update.
+        repeats: steps of the scheduler where one is due.
+
+    Attributes:
+        cycles_betas: whether the scheduler writes `betas` too; a row then holds the groups' learning rates, followed
+            by the groups' first betas.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any | None,
+        *,
+        per_epoch: bool,
+        accumulate: int,
+        repeats: int = 1,
+    ) -> None:
+        self.optimizer, self.scheduler, self._repeats = optimizer, scheduler, repeats
+        self._per_epoch, self._accumulate = per_epoch, accumulate
+        self.cycles_betas = cycles_momentum(scheduler) and "betas" in optimizer.defaults
+        self._rates: list[list[Any]] = []
+        self._snapshot: tuple[Any, list[dict[str, Any]]] | None = None
+
+    def start(self) -> None:
+        """Begin a sink."""
+        self._rates = []
+
+    def before_step(self) -> None:
+        """Record the learning rates of the coming iteration."""
+        row = []
+        for group in self.optimizer.param_groups:
+            rate = group["lr"]
+            row.append(rate if type(rate) is float else _as_it_is(rate))
+        if self.cycles_betas:
+            row += [_as_it_is(group["betas"][0]) for group in self.optimizer.param_groups]
+        self._rates.append(row)
+
+    def after_update(self) -> None:
+        """Step the scheduler after an optimizer update, also after one that was skipped by overflow."""
+        if self.scheduler is not None and not self._per_epoch:
+            self._advance(self.scheduler)
+
+    def after_epoch(self) -> None:
+        """Step the scheduler at an epoch's end."""
+        if self.scheduler is not None and self._per_epoch:
+            self._advance(self.scheduler)
+
+    def rates(self, steps: int) -> Callable[[], Tensor]:
+        """Gives the learning rates of the sink's first `steps` iterations: float64 [steps, groups]."""
+        return partial(_rate_table, _as_numbers(self._rates[:steps]), len(self.optimizer.param_groups))
+
+    def plan(self, steps: int, iteration: int) -> list[list[float]]:
+        """Run the scheduler ahead for a sink of `steps` iterations after `iteration`; returns a row for each."""
+        self.start()
+        self._snapshot = None
+        if self.scheduler is not None and not self._per_epoch:
+            self._snapshot = copy.deepcopy(self.scheduler.state_dict()), self._group_options()
+        self._run(steps, iteration)
+        self._rates = _as_numbers(self._rates)
+        return self._rates
+
+    def rewind(self, steps: int, iteration: int) -> None:
+        """After a plan that was cut short: put the scheduler where it is after `steps` iterations."""
+        if self._snapshot is None or self.scheduler is None:
+            return
+        state, options = self._snapshot
+        self.scheduler.load_state_dict(state)
+        for group, values in zip(self.optimizer.param_groups, options, strict=True):
+            group.update(values)
+        self.start()
+        self._run(steps, iteration)
+
+    def _run(self, steps: int, iteration: int) -> None:
+        if self.scheduler is None or self._per_epoch:
+            self.before_step()
+            self._rates *= steps
+            return
+        for step in range(iteration + 1, iteration + steps + 1):
+            self.before_step()
+            if step % self._accumulate == 0:
+                self.after_update()
+
+    def _advance(self, scheduler: Any) -> None:
+        # A planned scheduler runs ahead of the updates on purpose: its warning about the order is beside the point.
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        for _ in range(self._repeats):
+            scheduler.step()
+
+    def _group_options(self) -> list[dict[str, Any]]:
+        return [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+
+
+def _rate_table(rows: list[list[float]], groups: int) -> Tensor:
+    return torch.tensor([row[:groups] for row in rows], dtype=torch.float64, device="cpu")
+
+
+def _as_it_is(value: Any) -> Any:
+    """A number; or a copy of a tensor, which schedulers change in place and only a sink's end may read."""
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _as_numbers(rows: list[list[Any]]) -> list[list[float]]:
+    """Rows of numbers; tensors among them come to the host in one copy."""
+    tensors = [value for row in rows for value in row if isinstance(value, Tensor)]
+    if not tensors:
+        return rows
+    with host_sync_allowed():
+        numbers = iter(torch.stack([tensor.reshape(()).double() for tensor in tensors]).tolist())  # host sync
+    return [[next(numbers) if isinstance(value, Tensor) else value for value in row] for row in rows]
+
+
+class RateTable:
+    """A sink's learning rates on the device, one row a step; a captured step reads the row at the log's cursor.
+
+    Where the schedule cycles betas they are in the row too.
+
+    Args:
+        schedule: its optimizer's groups are bound to the table inside `bound()`.
+        capacity: steps of the longest sink.
+        device: of the parameters.
+        cursor: int64 [1] on `device`, the row of the current step.
+
+    Attributes:
+        capacity, groups: steps and parameter groups that fit.
+    """
+
+    def __init__(self, schedule: Schedule, capacity: int, device: torch.device, cursor: Tensor) -> None:
+        self._optimizer, self._cursor, self._cycles_betas = schedule.optimizer, cursor, schedule.cycles_betas
+        self.capacity = capacity
+        groups = schedule.optimizer.param_groups
+        self.groups = len(groups)
+        columns = len(groups) * (2 if self._cycles_betas else 1)
+        # Float64 gives the bits of a Python float. On CUDA the fused kernels read float32, and those for lists of
+        # tensors take a number of another type than theirs one tensor at a time; betas are subtracted from 1.
+        pinned = device.type == "cuda"
+        dtype = torch.float32 if pinned and not self._cycles_betas else torch.float64
+        self._host = torch.zeros(capacity, columns, dtype=dtype, device="cpu", pin_memory=pinned)
+        self._table = torch.zeros(capacity, columns, dtype=dtype, device=device)
+        self._row = torch.zeros(1, columns, dtype=dtype, device=device)
+        self._rates = list(self._row[0].unbind(0))
+        self._written: list[list[float]] = []
+
+    def write(self, rows: list[list[float]]) -> None:
+        """Fill the first rows, unless they are there; queued on the current stream.
+
+        The host has seen the end of the sink before.
+        """
+        count = len(rows)
+        if rows == self._written[:count]:
+            return
+        self._written = rows
+        self._host[:count] = torch.tensor(rows, dtype=self._host.dtype, device="cpu")
+        self._table[:count].copy_(self._host[:count], non_blocking=True)
+
+    def load_row(self) -> None:
+        """On the device: fetch the current step's row."""
+        self._row.copy_(self._table.index_select(0, self._cursor))
+
+    @contextmanager
+    def bound(self, row: list[float] | None = None) -> Iterator[None]:
+        """Let the optimizer read the row on the device, or the numbers of `row`; what was there is put back after."""
+        values: list[Any] = list(self._rates) if row is None else list(row)
+        groups = self._optimizer.param_groups
+        kept: list[dict[str, Any]] = [
+            {name: group[name] for name in ("lr", "betas", "foreach") if name in group} for group in groups
+        ]
+        for index, group in enumerate(groups):
+            group["lr"] = values[index]
+            if self._cycles_betas:
+                group["betas"] = (values[len(groups) + index], group["betas"][1])
+                group["foreach"] = False  # the foreach form would read the beta on the host
+        try:
+            yield
+        finally:
+            for group, options in zip(groups, kept, strict=True):
+                group.update(options)

@@ -1,0 +1,1 @@
+"""What fetches batches ahead: a thread, or the consumer itself."""

@@ -1,0 +1,1 @@
+"""Where batches wait: slots on a device, or on the host."""

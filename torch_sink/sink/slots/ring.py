@@ -1,0 +1,281 @@
+"""A ring of preallocated device slots, filled on one copy stream, read in place."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torch_sink.common.containers import is_lazy, is_plain, leaves, map_leaves
+from torch_sink.damage.report import Loss
+from torch_sink.sink.producers.stage import ImageFormat, execute_lazy
+from torch_sink.sink.slots.device import DeviceOps
+from torch_sink.sink.slots.plan import LeafPlan, RingPlan, make_plan
+from torch_sink.sink.slots.protocol import SlotProtocol
+
+log = logging.getLogger("torch_sink")
+
+
+@dataclass
+class Slot:
+    """Memory of one slot, aligned with the leaves of a batch.
+
+    Attributes:
+        buffers: device tensors; None for leaves without one.
+        staging: page-locked host tensors; None for lazy leaves and leaves without a buffer.
+        kept: what lies outside the ring that this slot's batch needs until the slot is filled again.
+        is_static: whether the batch lies completely in `buffers`, at full size.
+    """
+
+    buffers: list[Any]
+    staging: list[Any]
+    kept: list[Any] = field(default_factory=list)
+    is_static: bool = False
+
+
+class DeviceRing:
+    """Slots on a device: allocated at the first batch, never again.
+
+    A batch with fewer rows (the last one of a pass) uses the first rows of a slot's buffers. A batch of another shape
+    or structure gets memory of its own, from the copy stream's cache: the slot holds it until the copy stream waits
+    for the consumer's last use, so it is never reused too early and no `record_stream` is needed.
+
+    `fill` is called by one producer at a time, `open` and `free` by the consumer; a slot is with one of them only.
+
+    Args:
+        count: slots wanted.
+        form: how image batches are produced.
+        ops: the device.
+        max_bytes: bound for the device memory.
+        reads_pinned: whether page-locked tensors of the source are read in place, which takes a source that does not
+            write to them again; else they are copied to the staging memory like others.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        form: ImageFormat,
+        ops: DeviceOps,
+        max_bytes: int | None = None,
+        reads_pinned: bool = False,
+    ) -> None:
+        self.count = count
+        self.form = form
+        self.ops = ops
+        self.max_bytes = max_bytes
+        self.reads_pinned = reads_pinned
+        self.plan: RingPlan | None = None
+        self.slots: list[Slot] = []
+        self.arrivals: list[torch.Tensor | None] = []
+        self.protocol: SlotProtocol | None = None
+        self.allocations = 0
+
+    def fill(self, slot: int, batch: Any) -> tuple[Any, Loss]:
+        """Issues the copies and kernels that bring `batch` into `slot`; the host waits only for staging memory."""
+        protocol = self._allocate(leaves(batch)) if self.protocol is None else self.protocol
+        memory = self.slots[slot]
+        source_stream = self.ops.current_stream()
+        is_made_there = any(self._is_on_device(leaf) for leaf in leaves(batch))
+        if is_made_there:
+            self.ops.follow(source_stream)
+        protocol.begin_staging(slot)
+        with self.ops.on_copy_stream(), torch.no_grad():
+            protocol.begin_filling(slot)
+            memory.kept.clear()  # after the wait: the copy stream may reuse this memory from here on
+            try:
+                filled = self._copy_ordinary(memory, batch)
+            finally:
+                protocol.end_staging(slot)
+                if is_made_there:
+                    protocol.give_back(slot, source_stream)
+            filled, loss = execute_lazy(filled, self.form, self._lazy_targets(memory, batch))
+            filled = self._settle(memory, filled)
+            protocol.end_filling(slot)
+        return filled, loss
+
+    def open(self, slot: int, batch: Any) -> Any:
+        """Makes the current stream wait, on the device, until the batch is there."""
+        if self.protocol is not None:
+            self.protocol.begin_use(slot)
+        return batch
+
+    def free(self, slot: int) -> None:
+        """The consumer issued its last use of the slot to its current stream."""
+        if self.protocol is not None:
+            self.protocol.end_use(slot)
+
+    def static_index(self, slot: int) -> int | None:
+        """The slot, if its batch lies in it at full size: its addresses are those of every such batch."""
+        return slot if self.slots[slot].is_static else None
+
+    def static_batches(self, batch: Any) -> dict[int, Any]:
+        """By slot, what a batch like `batch`, which lies in fixed memory, would be in each of them."""
+        return {number: self._in_slot(slot, batch) for number, slot in enumerate(self.slots)}
+
+    def _in_slot(self, slot: Slot, batch: Any) -> Any:
+        places = {id(leaf): buffer for leaf, buffer in zip(leaves(batch), slot.buffers, strict=True)}
+        return map_leaves(batch, lambda leaf: places[id(leaf)] if isinstance(leaf, torch.Tensor) else leaf)
+
+    def describe(self) -> str:
+        """The plan, for `repr`."""
+        if self.plan is not None:
+            return str(self.plan)
+        bound = "" if self.max_bytes is None else f" within {self.max_bytes:,} bytes"
+        return f"up to slots={self.count}{bound}, planned at the first batch"
+
+    def bytes_planned(self) -> int | None:
+        """Device bytes of the whole ring; 0 before the first batch."""
+        return 0 if self.plan is None else self.plan.device_bytes
+
+    def close(self) -> None:
+        """Waits until nothing is in flight, then gives all memory back."""
+        if self.plan is not None and self.slots:
+            self.ops.finish()
+        self.slots, self.arrivals = [], []
+
+    def _allocate(self, first: list[Any]) -> SlotProtocol:
+        plan = make_plan(first, self.form, self.count, self.max_bytes)
+        log.info("SinkLoader ring on %s: %s", self.ops.device, plan)
+        with self.ops.on_copy_stream():
+            self.slots = [
+                Slot([self._buffer(leaf) for leaf in plan.leaves], [self._staging(leaf) for leaf in plan.leaves])
+                for _ in range(plan.slots)
+            ]
+            self.arrivals = [self._arrival(leaf) for leaf in plan.leaves]
+            self.ops.follow(self.ops.default_stream())  # the cache hands out blocks that its kernels may still read
+        self.count, self.plan = plan.slots, plan
+        self.protocol = SlotProtocol(plan.slots, self.ops)
+        return self.protocol
+
+    def _buffer(self, leaf: LeafPlan | None) -> torch.Tensor | None:
+        if leaf is None:
+            return None
+        self.allocations += 1
+        return self.ops.empty(leaf.shape, leaf.dtype, leaf.memory_format)
+
+    def _staging(self, leaf: LeafPlan | None) -> torch.Tensor | None:
+        if leaf is None or leaf.is_lazy:
+            return None
+        self.allocations += 1
+        return self.ops.empty_pinned(leaf.shape, leaf.source_dtype)
+
+    def _arrival(self, leaf: LeafPlan | None) -> torch.Tensor | None:
+        if leaf is None or not leaf.is_converted:
+            return None
+        self.allocations += 1
+        return self.ops.empty(leaf.shape, leaf.source_dtype, torch.contiguous_format)
+
+    def _rows_of(self, position: int, leaf: Any) -> int | None:
+        """Rows of the planned buffer that a leaf fills; None if it needs memory of its own."""
+        planned = () if self.plan is None else self.plan.leaves
+        plan = planned[position] if position < len(planned) else None
+        return None if plan is None else plan.rows(leaf)
+
+    def _move(self, memory: Slot, leaf: Any) -> Any:
+        """A leaf that knows best how it is moved: a sparse or nested tensor, a subclass, an object with `to`."""
+        if not moves_itself(leaf):
+            return leaf  # numbers and strings stay on the host
+        moved = leaf.to(self.ops.device)  # host sync: the producer's thread, because the memory is not page-locked
+        if isinstance(moved, torch.Tensor) and self.form.is_image(moved):
+            moved = moved.to(dtype=self.form.dtype_of(moved), memory_format=self.form.layout_of(moved))
+        memory.kept.append(moved)
+        return moved
+
+    def _copy_ordinary(self, memory: Slot, batch: Any) -> Any:
+        position = -1
+
+        def copy(leaf: Any) -> Any:
+            nonlocal position
+            position += 1
+            if is_lazy(leaf):
+                return leaf
+            if not is_plain(leaf):
+                return self._move(memory, leaf)
+            rows = self._rows_of(position, leaf)
+            return self._copy_odd(memory, leaf) if rows is None else self._copy_planned(memory, position, leaf, rows)
+
+        return map_leaves(batch, copy)
+
+    def _copy_planned(self, memory: Slot, position: int, leaf: torch.Tensor, rows: int) -> torch.Tensor:
+        target = first_rows(memory.buffers[position], rows)
+        arrival = self.arrivals[position]
+        landing = target if arrival is None else first_rows(arrival, rows)
+        self.ops.copy(landing, self._sendable(leaf, first_rows(memory.staging[position], rows), memory))
+        if arrival is not None:
+            self.ops.copy(target, landing)  # dtype and layout change here, on the device
+        return target
+
+    def _sendable(self, leaf: torch.Tensor, staging: torch.Tensor, memory: Slot) -> torch.Tensor:
+        """`leaf` as page-locked or device memory in contiguous layout."""
+        if self._is_on_device(leaf):
+            memory.kept.append(leaf)
+            return leaf.contiguous()
+        if self.reads_pinned and leaf.device.type == "cpu" and leaf.is_contiguous() and leaf.is_pinned():
+            memory.kept.append(leaf)
+            return leaf
+        return staging.copy_(leaf)
+
+    def _is_on_device(self, leaf: Any) -> bool:
+        return isinstance(leaf, torch.Tensor) and leaf.device == self.ops.device and leaf.device.type != "cpu"
+
+    def _copy_odd(self, memory: Slot, leaf: torch.Tensor) -> torch.Tensor:
+        """A tensor that no planned buffer holds."""
+        self.allocations += 1
+        landing = torch.empty(leaf.shape, dtype=leaf.dtype, device=self.ops.device)
+        self.ops.copy(landing, self._sendable(leaf, self.ops.empty_pinned(leaf.shape, leaf.dtype), memory))
+        if self.form.is_image(leaf):
+            landing = landing.to(dtype=self.form.dtype_of(leaf), memory_format=self.form.layout_of(leaf))
+        return landing
+
+    def _lazy_targets(self, memory: Slot, batch: Any) -> Any:
+        places = {}
+        for position, leaf in enumerate(leaves(batch)):
+            rows = self._rows_of(position, leaf) if is_lazy(leaf) else None
+            if rows is not None:
+                places[id(leaf)] = first_rows(memory.buffers[position], rows)
+        return lambda leaf: places.get(id(leaf))
+
+    def _settle(self, memory: Slot, batch: Any) -> Any:
+        """Moves tensors that were made outside the slot into it where they fit, and keeps the others alive."""
+        position = -1
+        memory.is_static = True
+
+        def settle(leaf: Any) -> Any:
+            nonlocal position
+            position += 1
+            if not isinstance(leaf, torch.Tensor):
+                memory.is_static &= not moves_itself(leaf)
+                return leaf
+            buffer = memory.buffers[position] if position < len(memory.buffers) else None
+            if buffer is not None and has_address(leaf) and leaf.data_ptr() == buffer.data_ptr():
+                memory.is_static &= leaf.shape == buffer.shape
+                return leaf
+            memory.kept.append(leaf)
+            if buffer is not None and _is_like(leaf, buffer):
+                self.ops.copy(buffer, leaf)
+                return buffer
+            memory.is_static = False
+            return leaf
+
+        return map_leaves(batch, settle)
+
+
+def first_rows(buffer: torch.Tensor, rows: int) -> torch.Tensor:
+    """The first rows of a buffer; the buffer itself when that is all of it, or it has no rows."""
+    return buffer if buffer.ndim == 0 or buffer.shape[0] == rows else buffer[:rows]
+
+
+def moves_itself(leaf: Any) -> bool:
+    """Whether `leaf` offers the method by which tensors, and by convention other parts of a batch, change device."""
+    return callable(getattr(leaf, "to", None))
+
+
+def has_address(leaf: torch.Tensor) -> bool:
+    """Whether the values of `leaf` lie in one place."""
+    return leaf.layout is torch.strided and not leaf.is_nested
+
+
+def _is_like(leaf: torch.Tensor, buffer: torch.Tensor) -> bool:
+    return is_plain(leaf) and leaf.shape == buffer.shape and leaf.dtype == buffer.dtype

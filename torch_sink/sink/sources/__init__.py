@@ -1,0 +1,1 @@
+"""Where batches come from: loaders of every kind, opened at a position."""

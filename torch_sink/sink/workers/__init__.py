@@ -1,0 +1,1 @@
+"""Data workers: watched, guarded, and their queue of results."""

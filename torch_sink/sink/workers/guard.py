@@ -1,0 +1,298 @@
+"""Guards the worker processes of a DataLoader's iterator: death in order, no stuck reader, a bounded stop."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from multiprocessing.connection import wait as wait_for_sentinels
+from typing import Any
+
+import torch
+from torch.utils.data import _utils
+
+from torch_sink.sink.workers.lifetime import run_first_at_exit
+
+POLL_SECONDS = 0.5  # torch's own interval is 5 s: too long to close, or to report a death, in time
+GRACE_SECONDS = 1.5  # what workers get to leave by themselves
+KILL_SECONDS = 1.0
+DEATH_SHOWS_SECONDS = 1.0
+FEEDER_SECONDS = 0.1
+
+
+_guards: weakref.WeakSet[WorkerGuard] = weakref.WeakSet()
+
+
+class PassCancelled(Exception):
+    """The producer was asked to leave the source's `next`."""
+
+
+class WorkerTimeout(RuntimeError):
+    """No batch within the DataLoader's own `timeout`; it may still come."""
+
+
+class WorkerGuard:
+    """Watches the workers of one multi-process DataLoader iterator.
+
+    Three things that torch does are changed, on this one iterator only:
+
+    * its workers are taken out of the process-wide SIGCHLD check, which raises in the main thread, at any bytecode,
+      before the batches that are already there were used;
+    * the wait for a result wakes twice a second, to see a dead worker or a cancelled pass;
+    * after a death the workers are not asked to leave (a worker killed inside a lock would block the one who asks)
+      but killed.
+
+    Args:
+        iterator: what `iter(loader)` gave for `num_workers > 0`.
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+        self.cancelled = threading.Event()
+        self._is_broken = False
+        self._first_dead: list[Any] = []
+        self._unreadable: list[Exception] = []
+        if getattr(iterator, "_worker_pids_set", False):
+            torch._C._remove_worker_pids(id(iterator))
+            iterator._worker_pids_set = False
+        # Weak, because the cycle would keep the workers until the garbage collector runs.
+        iterator._try_get_data = _Poll(weakref.ref(self))
+        _guards.add(self)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the pass cannot go on: a worker died, a result is lost, or the thread that pins memory has ended."""
+        return self._is_broken or self._has_lost_pin_thread()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the workers were stopped, by the iterator itself or from here."""
+        return bool(getattr(self.iterator, "_shutdown", True))
+
+    def cancel(self) -> None:
+        """Makes a wait for the workers end within half a second."""
+        self.cancelled.set()
+
+    def allow(self) -> None:
+        """Before the next pass of the same workers: takes `cancel` back."""
+        self.cancelled.clear()
+
+    def dead(self) -> bool:
+        """Whether a worker that still has work to do is gone. Does not reap it, so torch sees the exit as well."""
+        sentinels = [] if self.is_stopped else [worker.sentinel for worker in self._busy()]
+        return bool(sentinels) and bool(wait_for_sentinels(sentinels, timeout=0))
+
+    def _busy(self) -> list[Any]:
+        """Workers that did not come to the end of an iterable dataset."""
+        return [
+            worker for worker, busy in zip(self.iterator._workers, self.iterator._workers_status, strict=True) if busy
+        ]
+
+    def free_reader(self, is_free: threading.Event, seconds: float) -> None:
+        """Frees a thread that waits for the rest of a message whose writer is dead.
+
+        Kills all workers, then fills the pipe with zeros until the message is complete: unpickling it fails, torch
+        finds the dead worker and raises in order. Closing the write end alone is not enough, because workers of
+        other loaders that were forked later hold copies of it.
+
+        Args:
+            is_free: set by the reader when it has left.
+            seconds: the longest to try.
+        """
+        self._note_death(self._busy(), 0.0)
+        self._kill()
+        _complete_message(self.iterator, is_free.is_set, seconds)
+
+    def stop(self) -> None:
+        """Stops all workers, within about 3 s, whatever state they are in."""
+        iterator = self.iterator
+        if self.is_stopped:
+            return
+        iterator._shutdown = True  # torch's own shutdown would wait 5 s for each worker
+        deadline = time.monotonic() + GRACE_SECONDS
+        if not self.broken and not self.dead():
+            # In a thread: setting an event can block for ever when a worker died holding its lock.
+            asking = threading.Thread(target=_ask_to_leave, args=(iterator,), name="torch_sink-ask", daemon=True)
+            asking.start()
+            asking.join(GRACE_SECONDS)
+            for worker in iterator._workers:
+                worker.join(max(0.0, deadline - time.monotonic()))
+        self._kill()
+        _stop_pin_thread(iterator, self.broken)
+        for one in [*iterator._index_queues, iterator._worker_result_queue]:
+            one.cancel_join_thread()
+            feeder = getattr(one, "_thread", None)
+            one.close()
+            if feeder is not None:
+                feeder.join(FEEDER_SECONDS)
+
+    def _note_death(self, busy: list[Any], seconds: float) -> bool:
+        """Remembers which workers died by themselves, before the others are killed; waits for it to show."""
+        if busy and not self._first_dead:
+            still_busy = self._busy()
+            self._first_dead = [worker for worker in busy if worker not in still_busy]  # torch found them dead
+            if not self._first_dead:
+                closed = wait_for_sentinels([worker.sentinel for worker in busy], timeout=seconds)
+                self._first_dead = [worker for worker in busy if worker.sentinel in closed]
+            for worker in self._first_dead:
+                worker.join(KILL_SECONDS)  # its sentinel closes a moment before it can be reaped
+            self._is_broken = self._is_broken or bool(self._first_dead)
+        return bool(self._first_dead)
+
+    def _explain(self, busy: list[Any], error: Exception) -> None:
+        """Raises a RuntimeError that names the dead workers; returns when none is dead.
+
+        A worker that dies while its message is read shows first as a broken connection, a moment before it is gone.
+        """
+        if not self._note_death(busy, DEATH_SHOWS_SECONDS):
+            return
+        pids = ", ".join(str(worker.pid) for worker in self._first_dead)
+        how = ", ".join(_exit_reason(worker.exitcode) for worker in self._first_dead)
+        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {how}") from error
+
+    def poll(self, timeout: float) -> tuple[bool, Any]:
+        """What the iterator's `_try_get_data` does, in slices of half a second.
+
+        A result that cannot be read (an object that does not unpickle, no file descriptor left) is lost, and torch
+        would wait for it for ever. Which one it was is not known, so its error comes when all others are there.
+        """
+        iterator = self.iterator
+        deadline = time.monotonic() + timeout
+        while True:
+            if self._unreadable and iterator._tasks_outstanding <= len(self._unreadable):
+                raise self._unreadable[0]
+            left = min(POLL_SECONDS, max(0.0, deadline - time.monotonic()))
+            busy = self._busy()
+            try:
+                got, data = type(iterator)._try_get_data(iterator, left)
+            except Exception as error:
+                self._explain(busy, error)
+                self._unreadable.append(error)
+                self._is_broken = True
+                continue
+            if got:
+                return True, data
+            if self.cancelled.is_set():
+                raise PassCancelled
+            if self._has_lost_pin_thread():
+                raise RuntimeError("the thread that pins memory has ended, as after a batch that cannot be unpickled")
+            if time.monotonic() >= deadline:
+                if iterator._timeout > 0:
+                    raise WorkerTimeout(f"DataLoader timed out after {iterator._timeout} seconds")
+                return False, None
+
+    def _has_lost_pin_thread(self) -> bool:
+        thread = getattr(self.iterator, "_pin_memory_thread", None)
+        return thread is not None and not self.is_stopped and not thread.is_alive()
+
+    def _kill(self) -> None:
+        workers = self.iterator._workers
+        for worker in workers:
+            if worker.is_alive():
+                worker.kill()
+        deadline = time.monotonic() + KILL_SECONDS
+        for worker in workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
+
+
+class _Poll:
+    """Stands in for the iterator's `_try_get_data` as long as its guard lives."""
+
+    def __init__(self, guard_of: weakref.ref[WorkerGuard]) -> None:
+        self.guard_of = guard_of
+
+    def __call__(self, timeout: float = _utils.MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+        watch = self.guard_of()
+        if watch is None:
+            raise PassCancelled
+        return watch.poll(timeout)
+
+
+def _disown() -> None:
+    """In a forked child: the workers are the parent's. Dropping their iterator there, or leaving, would stop them."""
+    for one in list(_guards):
+        one.iterator._shutdown = True
+        multiprocessing.process._children.difference_update(one.iterator._workers)  # type: ignore[attr-defined]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown)
+
+
+def _exit_reason(exit_code: int | None) -> str:
+    if exit_code is None or exit_code >= 0:
+        return f"exit code {exit_code}"
+    name = signal.Signals(-exit_code).name
+    return f"killed by {name}" + (" (often the out-of-memory killer)" if name == "SIGKILL" else "")
+
+
+def _ask_to_leave(iterator: Any) -> None:
+    iterator._workers_done_event.set()
+    for one in iterator._index_queues:
+        with contextlib.suppress(ValueError, OSError):
+            one.put(None)
+
+
+def _complete_message(iterator: Any, is_done: Callable[[], bool], seconds: float) -> None:
+    writer = getattr(getattr(iterator, "_worker_result_queue", None), "_writer", None)
+    if writer is None:
+        return
+    deadline = time.monotonic() + seconds
+    filler = bytes(1 << 16)
+    with contextlib.suppress(OSError):  # closed meanwhile: the reader is free
+        os.set_blocking(writer.fileno(), False)
+        while not is_done() and time.monotonic() < deadline:
+            try:
+                os.write(writer.fileno(), filler)
+            except BlockingIOError:
+                time.sleep(0.002)
+
+
+def _stop_pin_thread(iterator: Any, is_broken: bool) -> None:
+    thread = getattr(iterator, "_pin_memory_thread", None)
+    if thread is None:
+        return
+    iterator._pin_memory_thread_done_event.set()
+    if is_broken:
+        thread.join(GRACE_SECONDS)  # it may be the reader of half a message
+        _complete_message(iterator, lambda: not thread.is_alive(), KILL_SECONDS)
+        return
+    with contextlib.suppress(ValueError, OSError, queue.Full):
+        iterator._worker_result_queue.put((None, None))
+    thread.join(KILL_SECONDS)
+
+
+def guard(iterator: Any) -> WorkerGuard | None:
+    """A guard for `iterator`, or None when it has no worker processes that torch's DataLoader runs."""
+    parts = ("_workers", "_workers_status", "_index_queues", "_worker_result_queue", "_workers_done_event")
+    if not all(hasattr(iterator, part) for part in parts):
+        return None
+    run_first_at_exit()
+    return WorkerGuard(iterator)
+
+
+def leave_with_parent() -> None:
+    """Called in a worker: ends it at once when the training process is killed, whatever it is doing.
+
+    torch's own watch looks between two batches, only at whether the parent's number changes. It misses a death before
+    the worker was ready, and under "forkserver" every death, because the server lives as long as its children.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_leave_after, args=(parent,), name="torch_sink-parent", daemon=True).start()
+
+
+def _leave_after(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
+
+
+def pin_memory(batch: Any, device: str | None = None) -> Any:
+    """Pins the tensors of `batch` like the DataLoader's own thread does."""
+    return _utils.pin_memory.pin_memory(batch, device)  # type: ignore[no-untyped-call]
