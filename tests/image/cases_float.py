@@ -14,6 +14,7 @@ from torchvision.transforms.v2 import functional as F2
 
 from image.cases import MEAN, SIZE, STD
 from image.check import Pipeline
+from torch_sink.image.lower.geometry import integer_resize_fits
 
 BILINEAR, BICUBIC = InterpolationMode.BILINEAR, InterpolationMode.BICUBIC
 
@@ -82,6 +83,9 @@ TO_FLOATS, TO_BYTES = v2.ToDtype(torch.float32, scale=True), v2.ToDtype(torch.ui
 JITTER = {1: v1.ColorJitter(0.4, 0.4, 0.4, 0.1), 2: v2.ColorJitter(0.4, 0.4, 0.4, 0.1)}
 TURN = {1: v1.RandomRotation(20, BILINEAR), 2: v2.RandomRotation(20, BILINEAR)}
 
+# torch 2.11 refuses it on tensors.
+HAS_LANCZOS = integer_resize_fits(InterpolationMode.LANCZOS)
+
 # What would turn a difference in the last bits into a large one, or is not worth a kernel: torchvision's own code runs.
 FALLS_BACK: dict[str, Callable[[], Pipeline]] = {
     "v1 solarize": lambda: _v1(v1.RandomSolarize(0.5, 1.0)),
@@ -100,7 +104,7 @@ FALLS_BACK: dict[str, Callable[[], Pipeline]] = {
     "v1 an image of blended values": lambda: _v1(v1.RandomAdjustSharpness(2.0, 1.0), v1.ToPILImage(), v1.PILToTensor()),
     "v2 double precision": lambda: _v2(v2.ToDtype(torch.float64), v2.RandomHorizontalFlip(1.0)),
     "v2 AugMix": lambda: _v2(v2.AugMix()),
-    "v2 Lanczos": lambda: _v2(v2.Resize(SIZE, InterpolationMode.LANCZOS)),
+    **({"v2 Lanczos": lambda: _v2(v2.Resize(SIZE, InterpolationMode.LANCZOS))} if HAS_LANCZOS else {}),
     "v2 cubic elastic": lambda: _v2(v2.ElasticTransform(30.0, 2.0, BICUBIC)),
     "v2 cubic elastic of bytes": lambda: v2.Compose([v2.ToImage(), v2.ElasticTransform(30.0, 2.0, BICUBIC)]),
     "v1 to one column": lambda: _v1(v1.Resize((9, 1))),

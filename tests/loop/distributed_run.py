@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from torch_sink.loop import CheckpointConfig, LambdaCallback, ModelCheckpoint, StepLoop
 from torch_sink.loop.amp import DynamicLossScaler
+from torch_sink.loop.core.distributed import forget_shardings
 
 STEPS = 8
 
@@ -237,6 +238,7 @@ def join() -> None:
 def main() -> None:
     join()
     {"CASES": cases, "CRASH": crash}[sys.argv[1]](Path(sys.argv[2]))
+    forget_shardings()
     distributed.barrier()
     distributed.destroy_process_group()
 

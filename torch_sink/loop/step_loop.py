@@ -17,7 +17,7 @@ from torch_sink.loop.checkpoints.positions import LoaderPositions
 from torch_sink.loop.checkpoints.state import load_loop_state, loop_state, resume_loop, save_loop
 from torch_sink.loop.core import arguments as check
 from torch_sink.loop.core.argument_names import explains_other_names, run_places
-from torch_sink.loop.core.distributed import Ranks
+from torch_sink.loop.core.distributed import Ranks, forget_shardings
 from torch_sink.loop.core.history import RunHistory
 from torch_sink.loop.core.progress import Progress, epoch_length
 from torch_sink.loop.core.reasons import Reasons
@@ -322,6 +322,8 @@ class StepLoop:
             evaluators.close()
         self._evaluators.clear()
         self.precision.close()
+        if self.ranks.sharded:
+            forget_shardings()
 
     def __repr__(self) -> str:
         """What is trained, by what, how, and how far."""

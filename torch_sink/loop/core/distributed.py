@@ -141,3 +141,16 @@ def load_shards(model: nn.Module, optimizer: torch.optim.Optimizer, path: str) -
     state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
     load(state, checkpoint_id=path)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+
+def forget_shardings() -> None:
+    """Empty torch's cache of how operations on sharded tensors are sharded; it fills again when they are used.
+
+    It keeps process groups alive until the process ends, where gloo's threads can no longer be joined and now and then
+    abort the process.
+    """
+    from torch.distributed.tensor import debug
+
+    clear = getattr(debug, "_clear_sharding_prop_cache", None)
+    if clear is not None:
+        clear()
