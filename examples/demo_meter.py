@@ -76,7 +76,7 @@ class Meter:
         Args:
             path: file to write.
             losses: the loss of every training step.
-            accuracy: share of the test images that were recognised, in [0, 1].
+            accuracy: share of the test images that were recognized, in [0, 1].
             images: number of images trained on, over all epochs.
             host_syncs: how often the host waited for the device while training.
         """

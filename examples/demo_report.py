@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 RUNS = ("stock", "torch_sink")
-COLOURS = ("0.75", "tab:blue")
+COLORS = ("0.75", "tab:blue")
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,12 @@ def draw_chart(report: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (curves, speed, workers) = pyplot.subplots(1, 3, figsize=(13, 4), width_ratios=(3, 1, 1))
-    curves.plot(report["losses"]["stock"], linewidth=3, color=COLOURS[0], label="stock")
-    curves.plot(report["losses"]["torch_sink"], linewidth=1, color=COLOURS[1], label="torch_sink")
+    curves.plot(report["losses"]["stock"], linewidth=3, color=COLORS[0], label="stock")
+    curves.plot(report["losses"]["torch_sink"], linewidth=1, color=COLORS[1], label="torch_sink")
     curves.set(xlabel="training step", ylabel="loss", title="loss of every step")
     curves.legend()
     for axes, name in ((speed, "images per second"), (workers, "worker CPU ms per image")):
-        bars = axes.bar(RUNS, [report[run][name] for run in RUNS], color=COLOURS)
+        bars = axes.bar(RUNS, [report[run][name] for run in RUNS], color=COLORS)
         axes.bar_label(bars, fmt=lambda value: f"{value:.0f}" if value >= 100 else f"{value:.3g}")
         axes.margins(y=0.15)
         axes.set(title=name)

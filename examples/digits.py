@@ -40,5 +40,5 @@ def write_digits(folder: Path, *, seed: int = 0) -> tuple[int, int]:
 
 def _draw(digit: np.ndarray, tint: np.ndarray) -> Image.Image:
     gray = Image.fromarray((digit * (255 / BRIGHTEST)).astype(np.uint8)).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-    colours = np.asarray(gray, dtype=np.float64)[..., None] * tint
-    return Image.fromarray(colours.round().astype(np.uint8))
+    colors = np.asarray(gray, dtype=np.float64)[..., None] * tint
+    return Image.fromarray(colors.round().astype(np.uint8))

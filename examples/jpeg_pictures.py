@@ -26,7 +26,7 @@ SIZE = (500, 375)
 # Bits of a lane, and bits that it begins earlier.
 SHAPES = ((1024, 0), (1024, 512), (2048, 512), (4096, 1024))
 # Out of step, in step with the codes but not with the units of the MCU, in step.
-COLOURS = ("tab:red", "tab:orange", "tab:green")
+COLORS = ("tab:red", "tab:orange", "tab:green")
 
 State = tuple[int, int, int]  # position in bits, unit in the MCU, index in zigzag order
 
@@ -91,7 +91,7 @@ def walk(scan: Scan, state: State, end: int) -> list[State]:
     return states
 
 
-class Synchronisation(NamedTuple):
+class Synchronization(NamedTuple):
     """How the lanes of a scan agreed.
 
     Attributes:
@@ -105,7 +105,7 @@ class Synchronisation(NamedTuple):
     symbols: tuple[int, int, int]
 
 
-def synchronise(scan: Scan, lane_bits: int, warm_up_bits: int) -> Synchronisation:
+def synchronize(scan: Scan, lane_bits: int, warm_up_bits: int) -> Synchronization:
     """Decodes every lane from a guess, then again those that began wrong, until none did."""
     starts = range(0, scan.bits, lane_bits)
     warm_ups = [walk(scan, (max(start - warm_up_bits, 0), 0, 0), start) for start in starts]
@@ -125,7 +125,7 @@ def synchronise(scan: Scan, lane_bits: int, warm_up_bits: int) -> Synchronisatio
         items = following
     walks = [[*before[:-1], *states] for before, states in zip(warm_ups, first, strict=True)]
     counts = sum(len(states) - 1 for states in warm_ups), sum(len(states) - 1 for states in first), again
-    return Synchronisation(walks, wrong, counts)
+    return Synchronization(walks, wrong, counts)
 
 
 def draw_lanes(output: Path) -> None:
@@ -135,16 +135,16 @@ def draw_lanes(output: Path) -> None:
     for axis, subsampling in zip(axes, ("4:4:4", "4:2:0"), strict=True):
         scan = make_scan(subsampling)
         truth = {state[0]: state for state in walk(scan, (0, 0, 0), scan.bits)}
-        for lane, states in enumerate(synchronise(scan, lane_bits, warm_up_bits).walks[:lanes]):
+        for lane, states in enumerate(synchronize(scan, lane_bits, warm_up_bits).walks[:lanes]):
             for (begin, *_), (end, *_), state in zip(states, states[1:], states, strict=False):
                 in_step = 2 if truth.get(begin) == state else 1 if begin in truth else 0
-                axis.barh(lane, end - begin, left=begin - lane * lane_bits, color=COLOURS[in_step], height=0.8)
+                axis.barh(lane, end - begin, left=begin - lane * lane_bits, color=COLORS[in_step], height=0.8)
         axis.axvline(0, color="black", linewidth=0.8)
         axis.set(title=subsampling, xlabel="bits after the lane's first bit", xlim=(-warm_up_bits, lane_bits))
     axes[0].set(ylabel="lane")
     axes[0].invert_yaxis()
     labels = ("out of step", "in step with the codes only", "in step")
-    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS]
+    handles = [plt.Rectangle((0, 0), 1, 1, color=color) for color in COLORS]
     figure.legend(handles, labels, loc="lower center", ncols=3, frameon=False)
     figure.tight_layout(rect=(0, 0.06, 1, 1))
     figure.savefig(output, dpi=90)
@@ -156,7 +156,7 @@ def draw_work(output: Path) -> None:
     symbols = len(walk(scan, (0, 0, 0), scan.bits)) - 1
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
     names = [f"{bits} bits,\nwarm-up {warm_up}" for bits, warm_up in SHAPES]
-    results = [synchronise(scan, *shape) for shape in SHAPES]
+    results = [synchronize(scan, *shape) for shape in SHAPES]
     for name, result in zip(names, results, strict=True):
         left.plot(range(len(result.wrong) + 1), [*result.wrong, 0], marker=".", label=name.replace("\n", " "))
     left.set(title="lanes decoded again", xlabel="round", yscale="symlog")
@@ -194,7 +194,7 @@ def bytes_moved(scan: Scan) -> dict[str, tuple[int, int]]:
         "write": (stream, 2 * 2 * samples),
         "DC": (2 * blocks, 2 * blocks),
         "inverse transform": (2 * samples, samples),
-        "colour": (samples, 3 * width * height),
+        "color": (samples, 3 * width * height),
     }
 
 

@@ -1,4 +1,4 @@
-"""Boxes that are written over: one colour a channel, or given pixels."""
+"""Boxes that are written over: one color a channel, or given pixels."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .pixel_math import colour
+from .pixel_math import color
 from .program import (
     SOURCE,
     SOURCE_CHANNEL,
@@ -55,7 +55,7 @@ def _locate(view, x, y):
 def _value(view, pixel, inside, CHANNEL: tl.constexpr):
     step, fill = view[3], view[8]
     value = tl.load(pixel + CHANNEL * step, mask=inside, other=0).to(tl.int32)
-    return tl.where(inside, value, colour(fill, CHANNEL))
+    return tl.where(inside, value, color(fill, CHANNEL))
 
 
 @triton.jit

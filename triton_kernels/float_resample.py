@@ -15,9 +15,9 @@ from .program import BICUBIC
 
 
 @triton.jit
-def tap_weight(tap, first, count, centre, inverse_scale, FILTER):
+def tap_weight(tap, first, count, center, inverse_scale, FILTER):
     """The weight of one tap before all are divided by their sum; float32 with torch's roundings."""
-    distance = (first + tap).to(tl.float32) - centre
+    distance = (first + tap).to(tl.float32) - center
     x = tl.abs(((distance.to(tl.float64) + 0.5) * inverse_scale.to(tl.float64)).to(tl.float32))
     weight = tl.where(x < 1.0, 1.0 - x, 0.0)
     if FILTER == BICUBIC:
@@ -43,17 +43,17 @@ def resample_float(view, head, x, y, is_x: tl.constexpr, red, green, blue):
     stretch = tl.maximum(scale, 1.0)
     support = tl.where(FILTER == BICUBIC, 2.0, 1.0) * stretch
     inverse_scale = tl.div_rn(stretch * 0.0 + 1.0, stretch)
-    centre = ((position.to(tl.float64) + 0.5) * scale.to(tl.float64)).to(tl.float32)
-    first = tl.maximum(((centre - support).to(tl.float64) + 0.5).to(tl.int32), 0)
-    count = tl.minimum(((centre + support).to(tl.float64) + 0.5).to(tl.int32), in_size) - first
+    center = ((position.to(tl.float64) + 0.5) * scale.to(tl.float64)).to(tl.float32)
+    first = tl.maximum(((center - support).to(tl.float64) + 0.5).to(tl.int32), 0)
+    count = tl.minimum(((center + support).to(tl.float64) + 0.5).to(tl.int32), in_size) - first
     # torch multiplies and adds after the first tap in groups of four, with two roundings; those left over, with one.
     in_groups = 1 + (count - 1) // 4 * 4
-    total = tl.zeros_like(centre)
+    total = tl.zeros_like(center)
     for tap in range(taps):
-        total += tap_weight(tap, first, count, centre, inverse_scale, FILTER)
+        total += tap_weight(tap, first, count, center, inverse_scale, FILTER)
     total = tl.where(total == 0.0, 1.0, total)
     for tap in range(taps):
-        weight = tl.div_rn(tap_weight(tap, first, count, centre, inverse_scale, FILTER), total)
+        weight = tl.div_rn(tap_weight(tap, first, count, center, inverse_scale, FILTER), total)
         # Past the last tap the weight is zero; what lies there may never have been written.
         at = first + tl.minimum(tap, count - 1) - origin
         two_roundings = tap < in_groups
@@ -75,8 +75,8 @@ def resample_float(view, head, x, y, is_x: tl.constexpr, red, green, blue):
 def linear_taps(position, in_size, out_size):
     """(first tap, second tap, weight of the first, of the second) of a bilinear resize without antialiasing."""
     scale = tl.div_rn(in_size.to(tl.float32), out_size.to(tl.float32))
-    centre = position.to(tl.float32) + 0.5
-    real = tl.maximum(fused(centre, scale + tl.zeros_like(centre), tl.full((1,), -0.5, tl.float32)), 0.0)
+    center = position.to(tl.float32) + 0.5
+    real = tl.maximum(fused(center, scale + tl.zeros_like(center), tl.full((1,), -0.5, tl.float32)), 0.0)
     first = tl.minimum(real.to(tl.int32), in_size - 1)
     second = tl.minimum(first + 1, in_size - 1)
     weight = tl.minimum(tl.maximum(real - first.to(tl.float32), 0.0), 1.0)

@@ -155,7 +155,7 @@ def float_stage_kernel(
                 red, green, blue = apply_contrast(operation, gray_sum, red, green, blue)
 
     inside = (rows < height)[:, None] & (columns < width)[None, :]
-    colour_inside = inside & (tl.load(job + CHANNELS).to(tl.int32) + tl.zeros_like(x)[None, :] > 1)
+    color_inside = inside & (tl.load(job + CHANNELS).to(tl.int32) + tl.zeros_like(x)[None, :] > 1)
     step = tl.load(job + TARGET_CHANNEL)
     target = (
         tl.load(job + TARGET)
@@ -165,8 +165,8 @@ def float_stage_kernel(
     if IS_LAST:
         element = output.dtype.element_ty
         tl.store(output + target, rounded(red, element), mask=inside)
-        tl.store(output + target + step, rounded(green, element), mask=colour_inside)
-        tl.store(output + target + 2 * step, rounded(blue, element), mask=colour_inside)
+        tl.store(output + target + step, rounded(green, element), mask=color_inside)
+        tl.store(output + target + 2 * step, rounded(blue, element), mask=color_inside)
     else:
         tl.store(floats + target, red, mask=inside)
         tl.store(floats + target + step, green, mask=inside)

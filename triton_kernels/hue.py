@@ -1,4 +1,4 @@
-"""Hue: RGB to HSV, a turn of the colour circle, and back. Values are int32 in [0, 255]."""
+"""Hue: RGB to HSV, a turn of the color circle, and back. Values are int32 in [0, 255]."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pillow_from_hsv(hue, saturation, value):
 
 @triton.jit
 def shift_hue(red, green, blue, formula, amount, part):
-    """Turns the colour circle: by `amount` of 256 for Pillow images, by `part` of 1 for tensors."""
+    """Turns the color circle: by `amount` of 256 for Pillow images, by `part` of 1 for tensors."""
     value = tl.maximum(red, tl.maximum(green, blue))
     lowest = tl.minimum(red, tl.minimum(green, blue))
     if formula == PILLOW:

@@ -13,8 +13,8 @@ from .tensor_math import tensor_gray
 
 
 @triton.jit
-def colour(packed, channel: tl.constexpr):
-    """One channel of a packed colour."""
+def color(packed, channel: tl.constexpr):
+    """One channel of a packed color."""
     return ((packed >> (8 * channel)) & 255).to(tl.int32)
 
 
@@ -49,9 +49,9 @@ def gray_value(red, green, blue, formula, HAS_FLOAT64: tl.constexpr):
 
 
 @triton.jit
-def smooth(total, centre):
-    """`ImageFilter.SMOOTH`: `total` is the sum of the nine pixels, the centre counts five times."""
-    return (2 * (total + 4 * centre) + 13) // 26
+def smooth(total, center):
+    """`ImageFilter.SMOOTH`: `total` is the sum of the nine pixels, the center counts five times."""
+    return (2 * (total + 4 * center) + 13) // 26
 
 
 @triton.jit

@@ -42,18 +42,18 @@ def filter_scale_of(scale):
 
 @triton.jit
 def tap_span(position, scale, filter_scale, FILTER, in_size):
-    """(centre, first tap, number of taps) of each output position; float64, int32, int32."""
-    centre = (position.to(tl.float64) + 0.5) * scale
+    """(center, first tap, number of taps) of each output position; float64, int32, int32."""
+    center = (position.to(tl.float64) + 0.5) * scale
     support = filter_support(FILTER) * filter_scale
-    first = tl.maximum((centre - support + 0.5).to(tl.int32), 0)
-    end = tl.minimum((centre + support + 0.5).to(tl.int32), in_size)
-    return centre, first, end - first
+    first = tl.maximum((center - support + 0.5).to(tl.int32), 0)
+    end = tl.minimum((center + support + 0.5).to(tl.int32), in_size)
+    return center, first, end - first
 
 
 @triton.jit
-def tap_value(tap, centre, first, count, filter_scale, FILTER):
+def tap_value(tap, center, first, count, filter_scale, FILTER):
     """The weight of one tap before all are divided by their sum; 0 past the last tap."""
-    value = filter_value(((first + tap).to(tl.float64) - centre + 0.5) * (1.0 / filter_scale), FILTER)
+    value = filter_value(((first + tap).to(tl.float64) - center + 0.5) * (1.0 / filter_scale), FILTER)
     return tl.where(tap < count, value, 0.0)
 
 
@@ -79,13 +79,13 @@ def resample(view, head, tables, x, y, is_x: tl.constexpr, red, green, blue):
     position = (x if is_x else y) + tl.load(head + 4)
     scale = in_size.to(tl.float64) / out_size.to(tl.float64)
     filter_scale = filter_scale_of(scale)
-    centre, first, count = tap_span(position, scale, filter_scale, FILTER, in_size)
-    total = tl.zeros_like(centre)
+    center, first, count = tap_span(position, scale, filter_scale, FILTER, in_size)
+    total = tl.zeros_like(center)
     if FILTER == FROM_TABLE:
         first = tl.load(tables + tl.load(head + 8) + position)
     else:
         for tap in range(taps):
-            total += tap_value(tap, centre, first, count, filter_scale, FILTER)
+            total += tap_value(tap, center, first, count, filter_scale, FILTER)
     total = tl.where(total == 0.0, 1.0, total)
     half = 1 << (precision - 1)
     red = tl.zeros_like(red) + half
@@ -95,7 +95,7 @@ def resample(view, head, tables, x, y, is_x: tl.constexpr, red, green, blue):
         if FILTER == FROM_TABLE:
             weight = tl.load(tables + tl.load(head + 9) + position * taps + tap)
         else:
-            weight = fixed_point(tap_value(tap, centre, first, count, filter_scale, FILTER) / total)
+            weight = fixed_point(tap_value(tap, center, first, count, filter_scale, FILTER) / total)
         # Past the last tap the weight is zero; the position only has to exist.
         at = tl.minimum(first + tap, in_size - 1) - origin
         if is_x:

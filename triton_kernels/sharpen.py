@@ -33,9 +33,9 @@ def sharpen(view, head, x, y, red, green, blue, HAS_FLOAT64: tl.constexpr):
     total_red = tl.zeros_like(red)
     total_green = tl.zeros_like(green)
     total_blue = tl.zeros_like(blue)
-    for neighbour in range(9):
-        column = tl.minimum(tl.maximum(x + neighbour % 3 - 1, 0), width - 1)
-        row = tl.minimum(tl.maximum(y + neighbour // 3 - 1, 0), height - 1)
+    for neighbor in range(9):
+        column = tl.minimum(tl.maximum(x + neighbor % 3 - 1, 0), width - 1)
+        row = tl.minimum(tl.maximum(y + neighbor // 3 - 1, 0), height - 1)
         r, g, b = fetch(view, column, row)
         total_red += r
         total_green += g

@@ -22,7 +22,7 @@ from .grid import sample_grid
 from .histogram import count_values, write_tables
 from .mix import mix
 from .options import compiler_options
-from .pixel_math import colour, gray_value, rounded
+from .pixel_math import color, gray_value, rounded
 from .program import (
     AFFINE,
     BLUR,
@@ -174,9 +174,9 @@ def stage_kernel(
         code = tl.load(operation)
         if (code == SHIFT) | (code == REMAP) | (code == ERASE):
             fill = tl.load(operation + 5)
-            red = tl.where(left_at == index, colour(fill, 0), red)
-            green = tl.where(left_at == index, colour(fill, 1), green)
-            blue = tl.where(left_at == index, colour(fill, 2), blue)
+            red = tl.where(left_at == index, color(fill, 0), red)
+            green = tl.where(left_at == index, color(fill, 1), green)
+            blue = tl.where(left_at == index, color(fill, 2), blue)
         elif (code >= BRIGHTNESS) & (code < CONTRAST):
             red, green, blue = apply_point(code, operation, tables, red, green, blue, HAS_FLOAT64)
         if HAS_ERASE:
@@ -196,7 +196,7 @@ def stage_kernel(
         + rows[:, None] * tl.load(job + TARGET_ROW)
         + columns[None, :] * tl.load(job + TARGET_COLUMN)
     )
-    colour_inside = inside & (channels + tl.zeros_like(red) > 1)
+    color_inside = inside & (channels + tl.zeros_like(red) > 1)
     if IS_LAST:
         values = value_tables + tl.load(job + VALUE_TABLE) * 768
         element = output.dtype.element_ty
@@ -215,17 +215,17 @@ def stage_kernel(
                     second = tl.where(here, tl.load(operation + 8).to(tl.float32, bitcast=True), second)
                     third = tl.where(here, tl.load(operation + 9).to(tl.float32, bitcast=True), third)
         tl.store(output + target, rounded(first, element), mask=inside)
-        tl.store(output + target + step, rounded(second, element), mask=colour_inside)
-        tl.store(output + target + 2 * step, rounded(third, element), mask=colour_inside)
+        tl.store(output + target + step, rounded(second, element), mask=color_inside)
+        tl.store(output + target + 2 * step, rounded(third, element), mask=color_inside)
     elif (head_code == BLUR_X) | (head_code == RESIZE_X):
         sums = workspace.to(tl.pointer_type(tl.int32))
         tl.store(sums + target, red, mask=inside)
-        tl.store(sums + target + step, green, mask=colour_inside)
-        tl.store(sums + target + 2 * step, blue, mask=colour_inside)
+        tl.store(sums + target + step, green, mask=color_inside)
+        tl.store(sums + target + 2 * step, blue, mask=color_inside)
     else:
         tl.store(workspace + target, red.to(tl.uint8), mask=inside)
-        tl.store(workspace + target + step, green.to(tl.uint8), mask=colour_inside)
-        tl.store(workspace + target + 2 * step, blue.to(tl.uint8), mask=colour_inside)
+        tl.store(workspace + target + step, green.to(tl.uint8), mask=color_inside)
+        tl.store(workspace + target + 2 * step, blue.to(tl.uint8), mask=color_inside)
         if HAS_STATISTIC:
             written = tl.load(job + HISTOGRAM_WRITTEN)
             if written >= 0:
@@ -237,7 +237,7 @@ def stage_kernel(
                     count_values(histogram + plane * 256, value, inside, BLOCK_Y * BLOCK_X)
 
 
-# Rows and columns of a tile. Wide rather than square: neighbours in memory are neighbours in a row.
+# Rows and columns of a tile. Wide rather than square: neighbors in memory are neighbors in a row.
 TILE_ROWS = 8
 TILE_COLUMNS = 64
 # The interpreter pays per operation, not per pixel.

@@ -114,7 +114,7 @@ def tensor_from_hsv(turn, saturation, value, formula):
 
 @triton.jit
 def by_sextant(sextant, value, low, falling, rising):
-    """Red, green and blue of a colour in a sextant of the colour circle, 0 to 5."""
+    """Red, green and blue of a color in a sextant of the color circle, 0 to 5."""
     red = tl.where(
         (sextant == 0) | (sextant == 5), value, tl.where(sextant == 1, falling, tl.where(sextant == 4, rising, low))
     )

@@ -1,6 +1,6 @@
 """Affine and perspective transforms, as Pillow's `Geometry.c` computes them.
 
-Nearest-neighbour affine transforms work in 16.16 integers; everything else in float64, without fused multiply-add.
+Nearest-neighbor affine transforms work in 16.16 integers; everything else in float64, without fused multiply-add.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import triton
 import triton.language as tl
 
 from .fetch import fetch, fetch_channel
-from .pixel_math import colour
+from .pixel_math import color
 from .program import BICUBIC, BILINEAR
 
 
 @triton.jit
 def warp_fixed(view, head, x, y):
-    """Nearest-neighbour affine transform in 16.16 integers. `x` [1, X], `y` [Y, 1]."""
+    """Nearest-neighbor affine transform in 16.16 integers. `x` [1, X], `y` [Y, 1]."""
     column = (tl.load(head + 1) * x + tl.load(head + 2) * y + tl.load(head + 3)) >> 16
     row = (tl.load(head + 4) * x + tl.load(head + 5) * y + tl.load(head + 6)) >> 16
     width = tl.load(head + 7)
@@ -23,9 +23,9 @@ def warp_fixed(view, head, x, y):
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     red, green, blue = fetch(view, tl.where(inside, column, 0), tl.where(inside, row, 0))
     fill = tl.load(head + 9)
-    red = tl.where(inside, red, colour(fill, 0))
-    green = tl.where(inside, green, colour(fill, 1))
-    blue = tl.where(inside, blue, colour(fill, 2))
+    red = tl.where(inside, red, color(fill, 0))
+    green = tl.where(inside, green, color(fill, 1))
+    blue = tl.where(inside, blue, color(fill, 2))
     return red, green, blue
 
 
@@ -131,7 +131,7 @@ def warp_float(view, head, tables, x, y, red, green, blue):
             blue = bicubic_channel(view, at_x, at_y, width, height, dx, dy, 2)
     else:
         red, green, blue = fetch(view, u.to(tl.int32), v.to(tl.int32))
-    red = tl.where(inside, red, colour(fill, 0))
-    green = tl.where(inside, green, colour(fill, 1))
-    blue = tl.where(inside, blue, colour(fill, 2))
+    red = tl.where(inside, red, color(fill, 0))
+    green = tl.where(inside, green, color(fill, 1))
+    blue = tl.where(inside, blue, color(fill, 2))
     return red, green, blue

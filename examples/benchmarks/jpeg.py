@@ -46,7 +46,7 @@ STAGES = {
     "write": "write",
     "dc_kernel": "DC",
     "idct": "inverse transform",
-    "colour": "colour",
+    "color": "color",
 }
 OTHERS = "copies and sums"
 

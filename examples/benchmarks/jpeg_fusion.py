@@ -1,9 +1,9 @@
-"""Write into docs/jpeg.md what making the colours inside of the resize would save and cost; with --check only compare.
+"""Write into docs/jpeg.md what making the colors inside of the resize would save and cost; with --check only compare.
 
     python examples/benchmarks/jpeg_fusion.py [--check]
 
 An estimate, from sizes and formulas. The decoder writes the RGB pixels of a crop, and the horizontal pass of the resize
-reads them. A resize that made the colours itself would save both, and make them again for each of its taps.
+reads them. A resize that made the colors itself would save both, and make them again for each of its taps.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ PHOTO = (500, 375)  # width and height in pixels, the usual size of ImageNet
 OUTPUT = 224
 CROPS = 1000
 CHANNELS = 3
-# For one pixel, in the formulas of `colour.py`: loads, additions, multiplications, shifts, comparisons. Addresses are
-# left aside. One component takes 4 loads and 12 operations from 2 x 2 samples, or a load; the colours take 19.
+# For one pixel, in the formulas of `color.py`: loads, additions, multiplications, shifts, comparisons. Addresses are
+# left aside. One component takes 4 loads and 12 operations from 2 x 2 samples, or a load; the colors take 19.
 FULL_CHROMA, HALVED_CHROMA = 3 + 19, 1 + 2 * (4 + 12) + 19
 # Instructions of a thread a second, and bytes a second: data sheets' multiprocessors x 128 x clock, and bandwidth.
 DEVICES = {

@@ -1,4 +1,4 @@
-"""How long kernels would take on some GPUs, modelled from what they execute; nothing here was measured on one.
+"""How long kernels would take on some GPUs, modeled from what they execute; nothing here was measured on one.
 
 Each SM has four schedulers, each of which issues one instruction of a warp a cycle, some units for each kind of
 arithmetic, and a load-store unit that does a wavefront a cycle. The time is that of whichever is busy longest, if all

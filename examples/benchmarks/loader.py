@@ -196,10 +196,10 @@ def measure(make: Callable[[str], Any], arguments: argparse.Namespace) -> Iterat
             turns[name].append(Turn(loader, arguments.epochs, arguments.step_ms / 1e3))
             loader.close()
             del loader
-        yield {name: summarise(turns[name], turns["DataLoader"]) for name in CONTENDERS}
+        yield {name: summarize(turns[name], turns["DataLoader"]) for name in CONTENDERS}
 
 
-def summarise(turns: list[Turn], plain: list[Turn]) -> dict[str, Any]:
+def summarize(turns: list[Turn], plain: list[Turn]) -> dict[str, Any]:
     """p20, p50 and p80 over the turns, and of the ratios to the plain DataLoader's turn of the same round."""
     waits = sorted(wait for turn in turns for wait in turn.waits)
     pairs = list(zip(turns, plain, strict=True))

@@ -69,7 +69,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "depth 2, width 5": {"chain_depth": 2, "mixture_width": 5, "severity": 7},
     "width 1, depth 5": {"chain_depth": 5, "mixture_width": 1, "alpha": 0.2},
     "nearest": {"interpolation": NEAREST, "fill": 7.5, "severity": 9, "alpha": 3.0},
-    "a colour": {"fill": [1, 2, 3.5], "severity": 9},
+    "a color": {"fill": [1, 2, 3.5], "severity": 9},
 }
 INPUTS: dict[str, Callable[[dict[str, Any]], Pipeline]] = {
     "v1 Pillow images": lambda options: _v1(v1.AugMix(**options), v1.ToTensor()),

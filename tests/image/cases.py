@@ -165,7 +165,7 @@ RESIZES = {
     "nearest exact": lambda: _v1(v1.Resize(SIZE, InterpolationMode.NEAREST_EXACT)),
 }  # fmt: skip
 
-COLOUR: dict[str, Callable[[], Pipeline]] = {
+COLOR: dict[str, Callable[[], Pipeline]] = {
     "brightness": lambda: _v1(v1.Resize(SIZE), v1.ColorJitter(brightness=(0.3, 2.5)), normalize=False),
     "contrast": lambda: _v1(v1.Resize(SIZE), v1.ColorJitter(contrast=(0.0, 3.0)), normalize=False),
     "saturation": lambda: _v1(v1.Resize(SIZE), v1.ColorJitter(saturation=(0.0, 3.0)), normalize=False),
@@ -220,12 +220,12 @@ COLOUR: dict[str, Callable[[], Pipeline]] = {
          v2.ToDtype(torch.float32, scale=True),
          v2.RandomErasing(1.0, value=0.25), v2.Normalize(MEAN, STD), v2.RandomVerticalFlip(0.5)]
     ),
-    "v1 colour on uint8": lambda: v1.Compose(
+    "v1 color on uint8": lambda: v1.Compose(
         [v1.Resize(SIZE), v1.PILToTensor(), v1.ColorJitter(brightness=(0.3, 2.5)), v1.RandomInvert(),
          v1.RandomEqualize(),
          v1.RandomPosterize(3), v1.RandomSolarize(90.5), v1.ConvertImageDtype(torch.float32)]
     ),
-    "v2 colour on uint8": lambda: v2.Compose(
+    "v2 color on uint8": lambda: v2.Compose(
         [v2.ToImage(), v2.Resize(SIZE), v2.ColorJitter(brightness=(0.3, 2.5)), v2.RandomInvert(), v2.RandomEqualize(),
          v2.RandomPosterize(3), v2.RandomSolarize(90.5), v2.ToDtype(torch.float32, scale=True)]
     ),
@@ -237,7 +237,7 @@ GRAY: dict[str, Callable[[], Pipeline]] = {
     ),
     "pads": lambda: v1.Compose([v1.Resize(SIZE), v1.Pad(2, fill=33), v1.Pad(1, padding_mode="edge"), v1.PILToTensor()]),
     "to three channels": lambda: v1.Compose([v1.Resize(SIZE), v1.Grayscale(3), v1.ToTensor()]),
-    "colour": lambda: v1.Compose(
+    "color": lambda: v1.Compose(
         [v1.Resize(SIZE), v1.ColorJitter(0.5, 0.5), v1.RandomEqualize(1.0), v1.RandomAutocontrast(1.0),
          v1.RandomAdjustSharpness(3, 1.0), v1.RandomInvert(1.0), v1.ToTensor()]
     ),

@@ -217,7 +217,7 @@ def check_pipeline(
         assert_keeps(kept, collated.to(device_in_use()).cpu(), together)
         if dtypes:
             _check_outputs(handles, expected, together, dtypes, kept)
-        assert_same_bits(handles[-1].materialise(), expected[-1])
+        assert_same_bits(handles[-1].materialize(), expected[-1])
 
 
 def _check_outputs(

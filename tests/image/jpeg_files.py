@@ -79,7 +79,7 @@ def jpeg(
     return bytes(data)
 
 
-def with_quantisation(data: bytes, values: Sequence[int]) -> bytes:
+def with_quantization(data: bytes, values: Sequence[int]) -> bytes:
     """The file with one table of 64 values of 16 bits in the place of each of its tables."""
     changed = bytearray(data)
     at = changed.find(b"\xff\xdb")

@@ -214,7 +214,7 @@ def same_value(actual: Any, expected: Any) -> None:
     assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
     assert isinstance(actual, type(expected))
     if isinstance(actual, HANDLES):
-        actual = actual.materialise()
+        actual = actual.materialize()
     assert type(actual) is type(expected)
     _same_bits(actual, expected)
 

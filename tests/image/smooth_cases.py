@@ -84,7 +84,7 @@ RANDOM_ERASE: dict[str, Callable[[], Pipeline]] = {
         v1.ConvertImageDtype(torch.float16), v1.RandomErasing(1.0, value="random"), v1.Normalize(MEAN, STD),
         v1.RandomErasing(1.0, value=(0.1, 0.2, 0.3)), v1.Normalize(MEAN, STD),
     ),
-    "v1, before colour": lambda: _v1_tensors(
+    "v1, before color": lambda: _v1_tensors(
         v1.ConvertImageDtype(torch.float32), v1.RandomErasing(1.0, value="random"), v1.RandomHorizontalFlip(1.0),
         v1.RandomGrayscale(1.0), v1.RandomErasing(1.0, value="random"),
     ),

@@ -31,7 +31,7 @@ def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 
 def ycck() -> bytes:
-    """A CMYK file that says that its colours are YCCK."""
+    """A CMYK file that says that its colors are YCCK."""
     data = saved(PHOTO.convert("CMYK"), "JPEG")
     transform = data.index(b"Adobe") + 11
     return data[:transform] + b"\x02" + data[transform + 1 :]
@@ -54,7 +54,7 @@ def turned() -> bytes:
 FILES: dict[str, Callable[[], bytes]] = {
     "JPEG, baseline": lambda: saved(PHOTO, "JPEG", quality=90),
     "JPEG, progressive": lambda: saved(PHOTO, "JPEG", progressive=True),
-    "JPEG, optimised": lambda: saved(PHOTO, "JPEG", optimize=True),
+    "JPEG, optimized": lambda: saved(PHOTO, "JPEG", optimize=True),
     "JPEG, gray": lambda: saved(GRAY, "JPEG"),
     "JPEG, CMYK": lambda: saved(PHOTO.convert("CMYK"), "JPEG"),
     "JPEG, YCCK": ycck,

@@ -114,7 +114,7 @@ def test_a_kernel_is_compiled_once(cache: Path) -> None:
 
 def test_a_kernel_that_cannot_be_compiled_is_named(cache: Path) -> None:
     (job,) = [job for job in ahead.jobs_of(ahead.launch_decoder, TARGET) if job.kernel == "dc_kernel"]
-    broken = job._replace(specialisation=job.specialisation.replace('"num_warps": 4', '"num_warps": 3'))
+    broken = job._replace(specialization=job.specialization.replace('"num_warps": 4', '"num_warps": 3'))
     outcome = ahead.compile_job(broken, TARGET)
     assert "num_warps must be a power of 2" in outcome.error
     assert not outcome.was_there

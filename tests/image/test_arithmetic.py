@@ -62,7 +62,7 @@ def photo() -> Image.Image:
 def outcome(call: Callable[[Any], Any], to_float: str) -> tuple[Any, bool]:
     result = call(TO_FLOAT[to_float](photo()))
     recorded = isinstance(result, HANDLES) and result.is_recording
-    return (result.materialise() if isinstance(result, HANDLES) else result), recorded
+    return (result.materialize() if isinstance(result, HANDLES) else result), recorded
 
 
 @pytest.mark.parametrize("to_float", TO_FLOAT)

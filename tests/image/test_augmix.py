@@ -63,7 +63,7 @@ def test_a_recorded_image_is_small_and_crosses_pickle() -> None:
         assert [op.name for op in handle.sink_ops][-3:] == ["to_pil_image", "to_tensor", "v1.normalize"]
         sent = pickle.dumps(handle)
         assert len(sent) < len(handle.sink_source.data) + 4000
-        assert_same_bits(pickle.loads(sent).materialise(), expected)
+        assert_same_bits(pickle.loads(sent).materialize(), expected)
 
 
 # --- stock code, exactly
@@ -74,7 +74,7 @@ def run_both(pipeline: Callable[[Any], Any]) -> tuple[Any, Any, str]:
     expected, state = run(pipeline, images(4), 6)
     with torch_sink.image_backend("device", device="cpu"):
         results, own_state = run(pipeline, images(4), 6)
-        made = [result.materialise() if hasattr(result, "materialise") else result for result in results]
+        made = [result.materialize() if hasattr(result, "materialize") else result for result in results]
         report = str(torch_sink.fallback_report())
     assert torch.equal(state, own_state)
     return expected, made, report

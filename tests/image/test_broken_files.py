@@ -70,7 +70,7 @@ def assert_same_batches(made: list[Any], expected: list[Any]) -> None:
     assert len(made) == len(expected) > 0
     for (images, labels), (stock_images, stock_labels) in zip(made, expected, strict=True):
         # Without a batch, a handle comes as far as the loop.
-        assert_same_bits(images.materialise() if isinstance(images, HANDLES) else images, stock_images)
+        assert_same_bits(images.materialize() if isinstance(images, HANDLES) else images, stock_images)
         assert torch.equal(torch.as_tensor(labels), torch.as_tensor(stock_labels))
 
 

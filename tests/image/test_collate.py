@@ -184,7 +184,7 @@ def test_a_batch_is_a_tensor_to_whoever_asks(use: str) -> None:
     for one, other in zip(leaves(made), leaves(expected), strict=True):
         if isinstance(other, torch.Tensor):
             assert use.startswith("in place") or not isinstance(one, LazyBatch)
-            assert_same_bits(one.materialise() if isinstance(one, LazyBatch) else one, other)
+            assert_same_bits(one.materialize() if isinstance(one, LazyBatch) else one, other)
         else:
             assert one == other
 

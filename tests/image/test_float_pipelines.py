@@ -29,13 +29,17 @@ def test_what_would_enlarge_a_difference_runs_in_stock_code(name: str) -> None:
         torch.manual_seed(3)
         made = FALLS_BACK[name]()(image())
         assert torch_sink.fallback_report()
-        assert_same_bits(made.materialise() if isinstance(made, HANDLES) else made, expected)
+        assert_same_bits(made.materialize() if isinstance(made, HANDLES) else made, expected)
 
 
 @pytest.mark.parametrize("mode", [InterpolationMode.NEAREST, BICUBIC])
 def test_exact_operations_before_a_threshold_are_recorded(mode: InterpolationMode) -> None:
     """Pillow's own rotations and blurs, and those of tensors that only move bytes."""
-    before = [v2.RandomRotation(20, mode), lambda image: image.filter(ImageFilter.GaussianBlur(2)), v2.RandomSolarize(99, 1.0)]
+    before = [
+        v2.RandomRotation(20, mode),
+        lambda image: image.filter(ImageFilter.GaussianBlur(2)),
+        v2.RandomSolarize(99, 1.0),
+    ]
     check_pipeline(v2.Compose([v2.Resize(SIZE), *before, v2.ToImage()]), rgb_images()[:1])
     moved = [v2.RandomRotation(20), v2.RandomResizedCrop(SIZE), v2.ColorJitter(0.3, 0.3), v2.RandomEqualize(1.0)]
     check_pipeline(v2.Compose([v2.ToImage(), *moved]), rgb_images()[:1])
@@ -44,6 +48,11 @@ def test_exact_operations_before_a_threshold_are_recorded(mode: InterpolationMod
 def test_scaled_bytes_become_bytes_again() -> None:
     """As long as they were only moved."""
     begin = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
-    moves = [v2.RandomHorizontalFlip(1.0), v2.RandomCrop(9), v2.RandomVerticalFlip(1.0), v2.ToDtype(torch.uint8, scale=True)]
+    moves = [
+        v2.RandomHorizontalFlip(1.0),
+        v2.RandomCrop(9),
+        v2.RandomVerticalFlip(1.0),
+        v2.ToDtype(torch.uint8, scale=True),
+    ]
     check_pipeline(v2.Compose([*begin, *moves, v2.RandomEqualize(1.0)]), rgb_images()[:2])
     check_pipeline(v1.Compose([v1.ToTensor(), v1.RandomCrop(9), v1.ToPILImage(), v1.ToTensor()]), rgb_images()[:2])

@@ -93,7 +93,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 def assert_same(made: Any, expected: Any) -> None:
     if isinstance(expected, torch.Tensor):
-        assert_same_bits(made.materialise() if isinstance(made, HANDLES) else made, expected)
+        assert_same_bits(made.materialize() if isinstance(made, HANDLES) else made, expected)
         return
     assert type(made) in (type(expected), LazyImage if type(expected) is Image.Image else type(expected))
     assert (made.mode, made.size, made.tobytes()) == (expected.mode, expected.size, expected.tobytes())

@@ -39,7 +39,7 @@ def test_what_the_kernels_cover(sampling: str) -> None:
     assert scan.sampling == FACTORS[sampling]
     assert scan.restart_interval == 2
     assert data[scan.begin - 3 : scan.begin] == b"\x00\x3f\x00"
-    assert len(scan.quantisation) == len(scan.dc) == len(scan.ac) == (1 if sampling == "gray" else 3)
+    assert len(scan.quantization) == len(scan.dc) == len(scan.ac) == (1 if sampling == "gray" else 3)
 
 
 def changed(data: bytes, marker: bytes, at: int, value: int) -> bytes:
@@ -49,20 +49,20 @@ def changed(data: bytes, marker: bytes, at: int, value: int) -> bytes:
 
 
 ADOBE_RGB, ADOBE_YCC = (b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00" + bytes((kind,)) for kind in (0, 1))
-COLOUR, GRAY = jpeg(33, 17, "4:2:0"), jpeg(33, 17, "gray")
+COLOR, GRAY = jpeg(33, 17, "4:2:0"), jpeg(33, 17, "gray")
 OUTSIDE = {
     "progressive": encoded(33, 17, progressive=True),
     "CMYK": encoded(33, 17, 0, "CMYK"),
     "chroma larger than 1x1": changed(jpeg(33, 17, "4:4:4"), b"\xff\xc0", 14, 0x21),
-    "luma 4x1": changed(COLOUR, b"\xff\xc0", 11, 0x41),
+    "luma 4x1": changed(COLOR, b"\xff\xc0", 11, 0x41),
     "RGB by its identifiers": changed(
         changed(changed(changed(changed(changed(
-            COLOUR, b"\xff\xc0", 10, 82), b"\xff\xc0", 13, 71), b"\xff\xc0", 16, 66),
+            COLOR, b"\xff\xc0", 10, 82), b"\xff\xc0", 13, 71), b"\xff\xc0", 16, 66),
             b"\xff\xda", 5, 82), b"\xff\xda", 7, 71), b"\xff\xda", 9, 66,
     ),
-    "RGB by its Adobe marker": COLOUR[:2] + ADOBE_RGB + COLOUR[2:],
+    "RGB by its Adobe marker": COLOR[:2] + ADOBE_RGB + COLOR[2:],
     "components of the scan in another order": changed(
-        changed(COLOUR, b"\xff\xda", 7, 3), b"\xff\xda", 9, 2
+        changed(COLOR, b"\xff\xda", 7, 3), b"\xff\xda", 9, 2
     ),
 }  # fmt: skip
 
@@ -72,8 +72,8 @@ def test_what_they_do_not_cover(name: str) -> None:
     assert source(OUTSIDE[name]).header.scan is None
 
 
-def test_colour_spaces_that_are_ycc_all_the_same() -> None:
-    assert source(COLOUR[:2] + ADOBE_YCC + COLOUR[2:]).header.scan is not None
+def test_color_spaces_that_are_ycc_all_the_same() -> None:
+    assert source(COLOR[:2] + ADOBE_YCC + COLOR[2:]).header.scan is not None
     assert source(changed(GRAY, b"\xff\xc0", 11, 0x22)).header.scan is not None
 
 
@@ -111,9 +111,9 @@ def test_the_arrays_of_a_batch() -> None:
         assert not any(stream[first + length : first + length + 16])
         assert row[COLUMN["LANES"]] == layout.lane_count(length, 256)
     for file, row in zip(files, batch.images, strict=True):
-        quantised = Image.open(io.BytesIO(file.source.data)).quantization  # type: ignore[attr-defined]
-        table = batch.quantisation[row[COLUMN["QUANTISATION"]]]
-        assert sorted(table.tolist()) == sorted(quantised[0])
+        quantized = Image.open(io.BytesIO(file.source.data)).quantization  # type: ignore[attr-defined]
+        table = batch.quantization[row[COLUMN["QUANTIZATION"]]]
+        assert sorted(table.tolist()) == sorted(quantized[0])
     assert len(np.unique(batch.huffman, axis=0)) == len(batch.huffman)
 
 

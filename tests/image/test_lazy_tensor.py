@@ -47,7 +47,7 @@ def assert_same(actual: Any, expected: Any) -> None:
     if isinstance(expected, torch.Tensor):
         if isinstance(actual, HANDLES):
             assert isinstance(actual, type(expected))
-            actual = actual.materialise()
+            actual = actual.materialize()
         assert_same_bits(actual, expected)
         assert actual.requires_grad == expected.requires_grad
     elif isinstance(expected, (list, tuple)):

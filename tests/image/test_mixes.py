@@ -20,7 +20,7 @@ CLASSES = 7
 
 
 class Photographs(torch.utils.data.Dataset):
-    """Eight labelled images through torchvision's usual training pipeline."""
+    """Eight labeled images through torchvision's usual training pipeline."""
 
     def __init__(self) -> None:
         self.transform = CORE["v1 imagenet train"]()

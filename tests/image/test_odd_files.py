@@ -117,7 +117,7 @@ def _refused_by_libjpeg() -> dict[str, bytes]:
     baseline, progressive_file = files
     frame, scan = (baseline.index(marker) for marker in (b"\xff\xc0", b"\xff\xda"))
     table = progressive_file.index(b"\xff\xc4")
-    quantisation = baseline.index(b"\xff\xdb")
+    quantization = baseline.index(b"\xff\xdb")
     later = progressive_file.index(b"\xff\xda", progressive_file.index(b"\xff\xda") + 2)
 
     def changed(data: bytes, at: int, *values: int) -> bytes:
@@ -127,9 +127,9 @@ def _refused_by_libjpeg() -> dict[str, bytes]:
         "codes that do not fit": changed(progressive_file, table + 5, 3),
         "a DC symbol beyond 15": changed(progressive_file, table + 21, 16),
         "a table numbered 4": changed(progressive_file, table + 4, 4),
-        "a quantisation table numbered 4": changed(baseline, quantisation + 4, 4),
+        "a quantization table numbered 4": changed(baseline, quantization + 4, 4),
         "a Huffman table that is not there": changed(baseline, scan + 6, 0x22),
-        "a quantisation table that is not there": changed(baseline, frame + 12, 3),
+        "a quantization table that is not there": changed(baseline, frame + 12, 3),
         "an unknown component in the scan": changed(baseline, scan + 5, 77),
         "the same component twice in the scan": changed(baseline, scan + 7, baseline[scan + 5]),
         "units of too many blocks": changed(baseline, frame + 11, 0x44),

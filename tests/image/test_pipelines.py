@@ -7,15 +7,15 @@ import torch
 from torch.utils.data import default_collate
 
 import torch_sink
-from image.cases import COLOUR, CORE, GRAY, RESIZES, gray_images, images_of_other_modes, rgb_images
+from image.cases import COLOR, CORE, GRAY, RESIZES, gray_images, images_of_other_modes, rgb_images
 from image.check import check_pipeline
 from image.smooth_cases import BLUR, RANDOM_ERASE, WARPS
-from image.uint8_cases import UINT8_COLOUR, UINT8_GEOMETRY, colour_images
+from image.uint8_cases import UINT8_COLOR, UINT8_GEOMETRY, color_images
 
 
-@pytest.mark.parametrize("name", [*CORE, *COLOUR])
+@pytest.mark.parametrize("name", [*CORE, *COLOR])
 def test_rgb(name: str) -> None:
-    pipeline = {**CORE, **COLOUR}[name]()
+    pipeline = {**CORE, **COLOR}[name]()
     check_pipeline(pipeline, rgb_images(), seed=1)
 
 
@@ -39,9 +39,9 @@ def test_smooth_gray(name: str) -> None:
     check_pipeline(BLUR[name](), gray_images(), seed=2)
 
 
-@pytest.mark.parametrize("name", UINT8_COLOUR)
-def test_colour_of_uint8_tensors(name: str) -> None:
-    check_pipeline(UINT8_COLOUR[name](), [*colour_images(), *rgb_images()[2:4]], seed=1)
+@pytest.mark.parametrize("name", UINT8_COLOR)
+def test_color_of_uint8_tensors(name: str) -> None:
+    check_pipeline(UINT8_COLOR[name](), [*color_images(), *rgb_images()[2:4]], seed=1)
 
 
 @pytest.mark.parametrize("name", UINT8_GEOMETRY)
@@ -61,7 +61,7 @@ def test_gray(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["v1 imagenet train", "v2 imagenet eval", "jitter"])
 def test_other_modes(name: str) -> None:
-    check_pipeline({**CORE, **COLOUR}[name](), images_of_other_modes(), seed=4)
+    check_pipeline({**CORE, **COLOR}[name](), images_of_other_modes(), seed=4)
 
 
 def test_other_output_dtypes() -> None:

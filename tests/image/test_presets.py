@@ -54,7 +54,7 @@ def test_optical_flow(name: str) -> None:
     with torch_sink.image_backend("device", device="cpu", strict=True):
         made = preset(PHOTOGRAPHS[0](), PHOTOGRAPHS[0]())
         for actual, stock in zip(made, expected, strict=True):
-            assert_same_bits(actual.materialise(), stock)
+            assert_same_bits(actual.materialize(), stock)
 
 
 @pytest.mark.parametrize("name", VIDEO)

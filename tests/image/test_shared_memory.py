@@ -117,7 +117,7 @@ def test_what_nobody_else_sees_changes_in_place_without_pixels() -> None:
     with torch_sink.image_backend("device", device="cpu", strict=True):
         made = pipeline(OPEN())
         assert made.is_recording
-        assert_same_bits(made.materialise(), expected)
+        assert_same_bits(made.materialize(), expected)
 
 
 def test_an_image_does_not_keep_what_was_cropped_from_it() -> None:

@@ -158,7 +158,7 @@ def test_tables_of_every_kind_of_image() -> None:
     with torch_sink.image_backend("device", device="cpu"):
         torch.manual_seed(9)
         for index, stock in enumerate(expected):
-            assert_same_bits(Table(rows)[index][0].materialise(), stock)
+            assert_same_bits(Table(rows)[index][0].materialize(), stock)
 
 
 def test_turning_upright_is_seen_by_later_calls(tmp_path: Path) -> None:

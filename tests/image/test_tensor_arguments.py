@@ -63,7 +63,7 @@ def test_later_writes_to_the_tensor_are_not_seen() -> None:
         field = torch.zeros(1, 13, 19, 2)
         moved = v1.functional.elastic_transform(transform(OPENERS[0]()), field)
         field.fill_(0.5)
-        assert torch.equal(moved.materialise(), expected)
+        assert torch.equal(moved.materialize(), expected)
 
 
 def test_they_come_from_workers() -> None:

@@ -28,8 +28,8 @@ def _v2(*transforms: Pipeline) -> Pipeline:
     return v2.Compose([v2.Resize(SIZE), v2.ToImage(), *transforms])
 
 
-def colour_images() -> list[Opener]:
-    """Noise, whose colours lie everywhere, and a photograph."""
+def color_images() -> list[Opener]:
+    """Noise, whose colors lie everywhere, and a photograph."""
     noise = np.random.default_rng(0).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
     return [lambda: Image.fromarray(noise), opener(encoded(61, 47, 1))]
 
@@ -68,7 +68,7 @@ UINT8_GEOMETRY: dict[str, Callable[[], Pipeline]] = {
     "v2 dtype": lambda: _v2(lambda image: F2.convert_image_dtype(image, torch.float32)),
 }
 
-UINT8_COLOUR: dict[str, Callable[[], Pipeline]] = {
+UINT8_COLOR: dict[str, Callable[[], Pipeline]] = {
     "v1 contrast": lambda: _v1(v1.ColorJitter(contrast=(0.0, 3.0)), v1.RandomHorizontalFlip()),
     "v1 saturation": lambda: _v1(v1.ColorJitter(saturation=(0.0, 3.0))),
     "v1 hue": lambda: _v1(v1.ColorJitter(hue=0.5)),
@@ -89,7 +89,7 @@ UINT8_COLOUR: dict[str, Callable[[], Pipeline]] = {
     "v2 gray, one channel": lambda: _v2(
         v2.Grayscale(), v2.RandomAutocontrast(1.0), v2.ColorJitter(0.2, 0.9), v2.ToDtype(torch.float32, scale=True)
     ),
-    "v2 gray, and colours again": lambda: _v2(v2.Grayscale(), v2.RandomVerticalFlip(1.0), v2.RGB(), v2.RandomCrop(9)),
+    "v2 gray, and colors again": lambda: _v2(v2.Grayscale(), v2.RandomVerticalFlip(1.0), v2.RGB(), v2.RandomCrop(9)),
     "v2 sharpness": lambda: _v2(v2.RandomAdjustSharpness(2.3, 1.0), v2.RandomAdjustSharpness(0.2, 1.0)),
     "v2 autocontrast": lambda: _v2(v2.CenterCrop(9), v2.RandomAutocontrast(1.0), v2.RandomEqualize(1.0)),
     "v2 gamma": lambda: _v2(functools.partial(F2.adjust_gamma, gamma=0.4, gain=1.3)),

@@ -80,9 +80,9 @@ def clean_files() -> dict[str, bytes]:
     # Where blocks are full to the last coefficient, lanes agree late: these files are short.
     for name, image in {"noise": noise(16, 8), "bilevel": bilevel(8, 16)}.items():
         files[name] = encode(image, quality=70)
-        files[f"{name}, optimised"] = encode(image, quality=95, subsampling="4:4:4", optimize=True)
+        files[f"{name}, optimized"] = encode(image, quality=95, subsampling="4:4:4", optimize=True)
     files["4:4:0"] = encode_440(48, 64, quality=85)
-    files["4:4:0, optimised"] = encode_440(16, 16, quality=85, optimize=True)
+    files["4:4:0, optimized"] = encode_440(16, 16, quality=85, optimize=True)
     files["gray"] = encode(photo(50, 60).convert("L"))
     files["gray, restart every row"] = encode(photo(30, 50).convert("L"), restart_marker_rows=1)
     for quality in (1, 10, 30, 50, 90, 95, 98, 100):

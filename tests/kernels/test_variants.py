@@ -28,7 +28,7 @@ from torch_sink.image.plan import build
 from torch_sink.image.sources.decoded import Decoded
 from torch_sink.image.sources.source import FinishedSource
 from torch_sink.triton_kernels import float_stage, stage
-from torch_sink.triton_kernels.jpeg import colour, entropy, idct, owners
+from torch_sink.triton_kernels.jpeg import color, entropy, idct, owners
 from torch_sink.triton_kernels.jpeg.variants import JpegVariant, jpeg_variants
 from torch_sink.triton_kernels.variants import Variant, variants
 
@@ -84,7 +84,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     """What is launched, of kernels that are chosen as for a device."""
     found: Launched = set()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    for module in (stage, float_stage, owners, entropy, idct, colour):
+    for module in (stage, float_stage, owners, entropy, idct, color):
         for name, kernel in list(vars(module).items()):
             if name.endswith("_kernel"):
                 monkeypatch.setattr(module, name, RecordedKernel(kernel, found))
@@ -141,7 +141,9 @@ def test_every_listed_variant_of_the_stages_is_launched(launched: Launched) -> N
     pipelines.append(v2.Compose([v2.Resize(12), v2.PILToTensor()]))
     # Bytes that the float stages make: of a box beyond the image, and of v1's resize without antialiasing.
     to_floats, to_bytes = v2.ToDtype(torch.float32, scale=True), v2.ToDtype(torch.uint8, scale=True)
-    pipelines.append(v2.Compose([v2.ToImage(), to_floats, partial(F2.crop, top=-1, left=0, height=9, width=9), to_bytes]))
+    pipelines.append(
+        v2.Compose([v2.ToImage(), to_floats, partial(F2.crop, top=-1, left=0, height=9, width=9), to_bytes])
+    )
     pipelines.append(v1.Compose([v1.PILToTensor(), v1.Resize((9, 8), antialias=False)]))
     with torch_sink.image_backend("device", device="meta"):
         for pipeline in pipelines:

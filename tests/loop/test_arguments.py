@@ -58,7 +58,7 @@ def make_loop(**options: Any) -> StepLoop:
         ({"callbacks": []}, TypeError, r"'callbacks'; it belongs to the run: .*run\(loader.*callbacks="),
         ({"metrics": {"loss"}}, TypeError, r"'metrics'; it belongs to an evaluation: .*evaluate\(loader, metrics="),
         ({"sinksize": 3}, TypeError, "'sinksize'; did you mean sink_size="),
-        ({"colour": 3}, TypeError, "'colour'; its arguments are model, loss_fn, optimizer, sink_size"),
+        ({"color": 3}, TypeError, "'color'; its arguments are model, loss_fn, optimizer, sink_size"),
         ({"device": "meta"}, ValueError, "'meta', but the model is on cpu.*model.to"),
         ({"jit_config": {}}, TypeError, "JitConfig"),
         ({"forward": 3}, TypeError, "forward is a int"),

@@ -131,7 +131,9 @@ def test_what_only_callbacks_can_change_is_compared_behind_them_only(
     """The device is idle meanwhile."""
     looks = []
     take_in = graph.GraphEngine._take_changes_in
-    monkeypatch.setattr(graph.GraphEngine, "_take_changes_in", lambda e, steps: (looks.append(steps), take_in(e, steps)))
+    monkeypatch.setattr(
+        graph.GraphEngine, "_take_changes_in", lambda e, steps: (looks.append(steps), take_in(e, steps))
+    )
     loop = make_loop(sink_size=2)
     loop.run(make_batches(8), callbacks=[LambdaCallback(on_train_step_end=lambda _: None)] if callbacks else [])
     assert len(looks) == (4 if callbacks else 1)

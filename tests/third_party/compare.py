@@ -11,7 +11,7 @@ from image.random_pipelines import Scenario, compare_scenario
 
 
 def photographs() -> list[Opener]:
-    """A colour and a gray JPEG file, a PNG file, and an image that never was a file."""
+    """A color and a gray JPEG file, a PNG file, and an image that never was a file."""
     return [
         opener(encoded(120, 90, 1, quality=90)),
         opener(encoded(64, 100, 2, "L")),

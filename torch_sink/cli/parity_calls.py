@@ -99,7 +99,7 @@ class _Arguments:
 def random_calls(chance: random.Random, reference: str, height: int, width: int, channels: int) -> Iterator[Call]:
     """Every operation once, for images [channels, height, width] of a reference; some raise in stock code."""
     a = _Arguments(chance, reference, height, width, channels)
-    for group in (_moves, _resizes, _warps, _colours, _erasures, _conversions, _mixes):
+    for group in (_moves, _resizes, _warps, _colors, _erasures, _conversions, _mixes):
         for operation, function, args, kwargs in group(a):
             yield Call(operation, _bound(function, args, kwargs))
     flip = a.functional.hflip
@@ -139,7 +139,7 @@ def _moves(a: _Arguments) -> Iterator[_Row]:
     for mode in _PADDINGS:
         fill = {"fill": a.chance.randrange(256) * a.scale} if mode == "constant" else {}
         yield f"pad, {mode}", F.pad, (a.padding,), {"padding_mode": mode, **fill}
-    yield "pad, a colour", F.pad, (a.padding,), {"fill": tuple(a.fill()) if a.is_pillow else a.fill()}
+    yield "pad, a color", F.pad, (a.padding,), {"fill": tuple(a.fill()) if a.is_pillow else a.fill()}
 
 
 def _resizes(a: _Arguments) -> Iterator[_Row]:
@@ -168,7 +168,7 @@ def _warps(a: _Arguments) -> Iterator[_Row]:
     yield "rotate, BILINEAR, a quarter turn", F.rotate, (90.0, _BILINEAR), {"expand": True}
 
 
-def _colours(a: _Arguments) -> Iterator[_Row]:
+def _colors(a: _Arguments) -> Iterator[_Row]:
     F, largest = a.functional, 255 * a.scale
     for name in ("brightness", "contrast", "saturation", "sharpness"):
         yield f"adjust_{name}", getattr(F, f"adjust_{name}"), (a.factor(),), {}
@@ -191,8 +191,8 @@ def _colours(a: _Arguments) -> Iterator[_Row]:
 
 def _erasures(a: _Arguments) -> Iterator[_Row]:
     F, (top, left), (height, width) = (F2 if a.is_pillow else a.functional), a.corner(), a.smaller
-    colour = torch.tensor(a.fill()).to(torch.uint8 if a.scale == 1 else torch.float32).reshape(-1, 1, 1)
-    yield "erase", F.erase, (top, left, height, width, colour), {}
+    color = torch.tensor(a.fill()).to(torch.uint8 if a.scale == 1 else torch.float32).reshape(-1, 1, 1)
+    yield "erase", F.erase, (top, left, height, width, color), {}
     yield "erase, random values", F.erase, (top, left, height, width, a.noise(height, width)), {}
 
 

@@ -54,7 +54,7 @@ def make_photo(width: int, height: int, seed: int) -> Image.Image:
     cell = max(width, height)
     while cell >= 2:
         coarse = random.normal(size=(height // cell + 2, width // cell + 2, 3))
-        # Colours of a photograph vary together: most of the noise is shared by the channels.
+        # Colors of a photograph vary together: most of the noise is shared by the channels.
         coarse = 0.75 * coarse.mean(axis=2, keepdims=True) * 3**0.5 + 0.35 * coarse
         pixels += 5.5 * cell**0.38 * _enlarge(coarse, width, height)
         cell //= 2
@@ -106,9 +106,9 @@ def _draw_edges(image: Image.Image, random: np.random.Generator) -> None:
     for _ in range(6):
         left, top = int(random.integers(0, width)), int(random.integers(0, height))
         right, bottom = left + int(random.integers(2, width // 4 + 3)), top + int(random.integers(2, height // 4 + 3))
-        colour = tuple(int(value) for value in random.integers(0, 256, size=3))
-        draw.ellipse((left, top, right, bottom), outline=colour, width=3)
-        draw.line((left, bottom, right, top), fill=colour, width=2)
+        color = tuple(int(value) for value in random.integers(0, 256, size=3))
+        draw.ellipse((left, top, right, bottom), outline=color, width=3)
+        draw.line((left, bottom, right, top), fill=color, width=2)
 
 
 def _save(image: Image.Image, path: Path, kind: FileKind) -> None:

@@ -42,7 +42,7 @@ class RealBatches:
         batch = self.collate(samples)
         with executing():
             for handle in _handles_in(batch):
-                handle.load() if type(handle) in _IMAGES else handle.materialise()
+                handle.load() if type(handle) in _IMAGES else handle.materialize()
         return batch
 
 

@@ -199,7 +199,7 @@ def _try_once(call: Callable[..., Any], image: Any, form: str) -> str:
         result = call(*inputs)
     except SinkError:
         # Pixels of a batch were asked for, and a backend that only records has none.
-        return FALLBACK if _takes(call, arranged(image.materialise(), form)) else REFUSED
+        return FALLBACK if _takes(call, arranged(image.materialize(), form)) else REFUSED
     except Exception:
         return REFUSED
     if ledger.counts:

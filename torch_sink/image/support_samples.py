@@ -64,8 +64,8 @@ def _interpolations(*args: Any, usual: str, **kwargs: Any) -> list[Sample]:
     """The usual call, and one for each interpolation that is not the usual one."""
     named = {"NEAREST": _NEAREST, "BILINEAR": _BILINEAR, "BICUBIC": _BICUBIC}
     others = [name for name in named if name != usual]
-    labelled = [Sample(args, {**kwargs, **named[name]}, f"interpolation={name}") for name in others]
-    return [Sample(args, kwargs), *labelled]
+    labeled = [Sample(args, {**kwargs, **named[name]}, f"interpolation={name}") for name in others]
+    return [Sample(args, kwargs), *labeled]
 
 
 def _paddings(*args: Any, **kwargs: Any) -> list[Sample]:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from torch_sink.loop.core.arguments import check_choice
-from torch_sink.loop.step.cast_at_use import NORMALISATION, CastAtUse
+from torch_sink.loop.step.cast_at_use import NORMALIZATION, CastAtUse
 from torch_sink.loop.step.precision import LEVELS, Autocast, Precision, PrecisionForward
 from torch_sink.loop.step.scaler import DynamicLossScaler, StaticLossScaler, all_finite, grads_finite
 
@@ -74,10 +74,10 @@ def auto_mixed_precision(
 
     Args:
         model: changed in place.
-        amp_level: "O0" nothing; "O1" and "auto" torch.autocast; "O2" low precision but for normalisation, softmax and
+        amp_level: "O0" nothing; "O1" and "auto" torch.autocast; "O2" low precision but for normalization, softmax and
             losses; "O3" low precision.
         dtype: torch.float16 or torch.bfloat16.
-        keep_batchnorm_fp32: at O2 and O3, whether normalisation runs in float32; default what the level says.
+        keep_batchnorm_fp32: at O2 and O3, whether normalization runs in float32; default what the level says.
 
     Returns:
         The model. Its outputs are float32.
@@ -96,7 +96,7 @@ def auto_mixed_precision(
         precision = Autocast(dtype, parameter.device.type if parameter is not None else "cpu")
     else:
         keep = keep_batchnorm_fp32 if keep_batchnorm_fp32 is not None else amp_level == "O2"
-        precision = CastAtUse(amp_level, dtype, model, keep_float32=NORMALISATION if keep else ())
+        precision = CastAtUse(amp_level, dtype, model, keep_float32=NORMALIZATION if keep else ())
     return _install(model, precision)
 
 

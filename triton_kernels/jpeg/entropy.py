@@ -1,4 +1,4 @@
-"""Entropy decoding of a batch: from the bytes of the scans to the quantised coefficients.
+"""Entropy decoding of a batch: from the bytes of the scans to the quantized coefficients.
 
     stage               programs            what it leaves
     assign lanes        a segment each      the segment of each lane
@@ -28,7 +28,7 @@ from .layout import FIRST_LANE, LANES
 from .lookup import FIRST_ENTRIES, LOOKUP_ENTRIES, lookup_kernel
 from .owners import assign_owners
 from .prefix import sum_before_kernel
-from .synchronise import compare_kernel, round_kernel, warm_up_kernel
+from .synchronize import compare_kernel, round_kernel, warm_up_kernel
 from .unstuff import count_unstuffed_kernel, unstuff_kernel
 from .write import write_kernel
 
@@ -54,7 +54,7 @@ class LaneShape(NamedTuple):
     rounds: int
 
 
-# Long lanes waste less on synchronisation, short ones fill a device with few images. The rounds suffice for 99 of 100
+# Long lanes waste less on synchronization, short ones fill a device with few images. The rounds suffice for 99 of 100
 # photographs; the others are decoded elsewhere.
 LANE_SHAPES = (LaneShape(1024, 512, 32), LaneShape(2048, 512, 16), LaneShape(4096, 1024, 8))
 ENOUGH_LANES = 50_000
@@ -190,7 +190,7 @@ def decode_coefficients(
         interpreted: the kernels run in Triton's interpreter.
 
     Returns:
-        The quantised coefficients, int16 [blocks, 64], and the status, int32 [images]: both are of the buffers. The
+        The quantized coefficients, int16 [blocks, 64], and the status, int32 [images]: both are of the buffers. The
         coefficients of an image whose status is not 0 may be anything.
     """
     unstuffed, lookups, entries, exits = buffers.unstuffed, buffers.lookups, buffers.entries, buffers.exits

@@ -1,4 +1,4 @@
-"""Dequantisation and the inverse DCT: coefficients of blocks -> samples in planes.
+"""Dequantization and the inverse DCT: coefficients of blocks -> samples in planes.
 
 The transform is the "slow but accurate" integer one of libjpeg (`jidctint.c`; Loeffler, Ligtenberg and Moschytz, 1989:
 12 multiplications a row or column): first down the columns, with 2 more bits than the samples have, then along the
@@ -18,7 +18,7 @@ from ..options import compiler_options
 from .layout import (
     FIRST_BLOCK,
     MCUS_PER_ROW,
-    QUANTISATION,
+    QUANTIZATION,
     UNITS,
 )
 from .owners import assign_owners
@@ -35,12 +35,12 @@ from .window import (
 
 
 @triton.jit
-def idct_kernel(coefficients, quantisation, planes, images, windows, tile_images, BLOCKS: tl.constexpr):
+def idct_kernel(coefficients, quantization, planes, images, windows, tile_images, BLOCKS: tl.constexpr):
     """Transforms a run of BLOCKS blocks of the window of one image.
 
     Args:
         coefficients: int16 [blocks, 64], zigzag order.
-        quantisation: int32 [tables, 64], zigzag order.
+        quantization: int32 [tables, 64], zigzag order.
         planes: uint8 [bytes], written to.
         images: int32 [images, IMAGE_COLUMNS].
         windows: int32 [images, WINDOW_COLUMNS].
@@ -64,7 +64,7 @@ def idct_kernel(coefficients, quantisation, planes, images, windows, tile_images
 
     is_luma = unit < luma_units
     component = tl.where(is_luma, 0, unit - luma_units + 1)
-    table = tl.load(image + QUANTISATION + component, mask=exists, other=0)
+    table = tl.load(image + QUANTIZATION + component, mask=exists, other=0)
     column = tl.where(is_luma, column * luma_across + unit % luma_across, column)
     row = tl.where(is_luma, row * luma_down + unit // luma_across, row)
     stride = 8 * tl.where(is_luma, across * luma_across, across)
@@ -74,7 +74,7 @@ def idct_kernel(coefficients, quantisation, planes, images, windows, tile_images
 
     at = tl.arange(0, 8)[None, :]
     source = coefficients + block.to(tl.int64)[:, None] * 64
-    steps = quantisation + table[:, None] * 64
+    steps = quantization + table[:, None] * 64
     exists = exists[:, None]
     c0 = tl.load(source + _zigzag(0, at), mask=exists, other=0)
     c1 = tl.load(source + _zigzag(1, at), mask=exists, other=0)
@@ -85,14 +85,14 @@ def idct_kernel(coefficients, quantisation, planes, images, windows, tile_images
     c6 = tl.load(source + _zigzag(6, at), mask=exists, other=0)
     c7 = tl.load(source + _zigzag(7, at), mask=exists, other=0)
     only_first_row = tl.max(((c1 | c2 | c3 | c4 | c5 | c6 | c7) != 0).to(tl.int32), axis=1)[:, None] == 0
-    c0 = _dequantised(c0, steps, 0, at)
-    c1 = _dequantised(c1, steps, 1, at)
-    c2 = _dequantised(c2, steps, 2, at)
-    c3 = _dequantised(c3, steps, 3, at)
-    c4 = _dequantised(c4, steps, 4, at)
-    c5 = _dequantised(c5, steps, 5, at)
-    c6 = _dequantised(c6, steps, 6, at)
-    c7 = _dequantised(c7, steps, 7, at)
+    c0 = _dequantized(c0, steps, 0, at)
+    c1 = _dequantized(c1, steps, 1, at)
+    c2 = _dequantized(c2, steps, 2, at)
+    c3 = _dequantized(c3, steps, 3, at)
+    c4 = _dequantized(c4, steps, 4, at)
+    c5 = _dequantized(c5, steps, 5, at)
+    c6 = _dequantized(c6, steps, 6, at)
+    c7 = _dequantized(c7, steps, 7, at)
 
     # The 13 bits of the constants, less the 2 that are kept.
     c0, c1, c2, c3, c4, c5, c6, c7 = _inverse_dct(c0, c1, c2, c3, c4, c5, c6, c7, 11)
@@ -136,7 +136,7 @@ def _wrapped(value):
 
 
 @triton.jit
-def _dequantised(coefficient, steps, ROW: tl.constexpr, column):
+def _dequantized(coefficient, steps, ROW: tl.constexpr, column):
     return _wrapped(coefficient.to(tl.int32) * tl.load(steps + _zigzag(ROW, column)))
 
 
@@ -210,7 +210,7 @@ WARPS = 4
 
 def run_idct(
     coefficients: torch.Tensor,
-    quantisation: torch.Tensor,
+    quantization: torch.Tensor,
     planes: torch.Tensor,
     images: torch.Tensor,
     windows: torch.Tensor,
@@ -221,13 +221,13 @@ def run_idct(
     """Launches the inverse transform of a batch.
 
     Args:
-        coefficients, quantisation, planes, images, windows: as in `idct_kernel`.
+        coefficients, quantization, planes, images, windows: as in `idct_kernel`.
         tile_images: int32 [tiles], written; it has room for the tiles of all windows.
         shape: of a tile, as the windows were counted out with.
     """
     if len(tile_images):
         assign_owners(windows, tile_images, first=FIRST_BLOCK_TILE, count=BLOCK_TILES)
         idct_kernel[(len(tile_images),)](
-            coefficients, quantisation, planes, images, windows, tile_images, BLOCKS=shape.blocks,
+            coefficients, quantization, planes, images, windows, tile_images, BLOCKS=shape.blocks,
             **compiler_options(WARPS),
         )  # fmt: skip

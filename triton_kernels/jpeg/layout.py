@@ -27,7 +27,7 @@ FIRST_BLOCK = tl.constexpr(8)  # row in the coefficients
 BLOCKS = tl.constexpr(9)  # all MCUs are whole
 FIRST_SEGMENT = tl.constexpr(10)
 SEGMENTS = tl.constexpr(11)
-QUANTISATION = tl.constexpr(12)  # three columns, one a component: row in the quantisation tables, int32 [rows, 64]
+QUANTIZATION = tl.constexpr(12)  # three columns, one a component: row in the quantization tables, int32 [rows, 64]
 DC_TABLE = tl.constexpr(15)  # three columns: row in the Huffman tables
 AC_TABLE = tl.constexpr(18)  # three columns
 IMAGE_COLUMNS = tl.constexpr(21)
@@ -58,7 +58,7 @@ RUN_TOO_LONG = tl.constexpr(4)  # a coefficient after the 64th
 DATA_MISSING = tl.constexpr(8)  # fewer blocks than the header says
 DATA_LEFT = tl.constexpr(16)  # a whole byte or more after the last block
 NOT_CONVERGED = tl.constexpr(32)  # the lanes did not agree after the last round
-OUT_OF_RANGE = tl.constexpr(64)  # a coefficient that 16 bits do not hold once it is dequantised
+OUT_OF_RANGE = tl.constexpr(64)  # a coefficient that 16 bits do not hold once it is dequantized
 
 
 def lane_count(segment_bytes: Any, lane_bits: int) -> Any:

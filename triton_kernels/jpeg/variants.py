@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..options import WARPS
-from .colour import WARPS as COLOUR_WARPS
-from .colour import colour_kernel
+from .color import WARPS as COLOR_WARPS
+from .color import color_kernel
 from .dc import dc_kernel
 from .entropy import BLOCK, BLOCK_BYTES, LANE_SHAPES
 from .idct import WARPS as IDCT_WARPS
@@ -18,7 +18,7 @@ from .owners import BLOCK as OWNERS_BLOCK
 from .owners import assign_kernel
 from .prefix import sum_before_kernel
 from .symbols import SYMBOLS_A_TURN
-from .synchronise import compare_kernel, round_kernel, warm_up_kernel
+from .synchronize import compare_kernel, round_kernel, warm_up_kernel
 from .unstuff import count_unstuffed_kernel, unstuff_kernel
 from .window import (
     BLOCK_TILES,
@@ -108,7 +108,7 @@ def jpeg_variants(threads_of_warp: int) -> Iterator[JpegVariant]:
     yield JpegVariant(dc_kernel, "jpeg DC", {"BLOCK": BLOCK}, WARPS)
     yield JpegVariant(idct_kernel, "jpeg inverse transform", {"BLOCKS": TILE_SHAPE.blocks}, IDCT_WARPS)
     constants = {"BLOCK_Y": TILE_SHAPE.rows, "BLOCK_X": TILE_SHAPE.columns}
-    yield JpegVariant(colour_kernel, "jpeg colour", constants, COLOUR_WARPS)
+    yield JpegVariant(color_kernel, "jpeg color", constants, COLOR_WARPS)
 
 
 def some_jpeg_variants(threads_of_warp: int) -> Iterator[JpegVariant]:

@@ -54,8 +54,8 @@ class TileShape(NamedTuple):
     columns: int
 
 
-# More blocks need more registers than they save instructions. Pixels: wide rather than square, because neighbours in
-# memory are neighbours in a row.
+# More blocks need more registers than they save instructions. Pixels: wide rather than square, because neighbors in
+# memory are neighbors in a row.
 TILE_SHAPE = TileShape(32, 8, 64)
 # The interpreter pays per operation, not per block or pixel.
 INTERPRETED_TILE_SHAPE = TileShape(512, 128, 128)

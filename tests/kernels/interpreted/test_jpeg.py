@@ -24,7 +24,7 @@ from image.jpeg_files import (
     jpeg,
     stock,
     watched_pillow,
-    with_quantisation,
+    with_quantization,
 )
 from PIL import Image
 from torchvision import transforms as v1
@@ -41,7 +41,7 @@ from torch_sink.image.decode.providers import decode_sources
 from torch_sink.image.sources.decoded import Box
 from torch_sink.image.sources.source import EncodedSource, encoded_source
 from torch_sink.triton_kernels.interpreter import is_interpreted
-from torch_sink.triton_kernels.jpeg.colour import colour_kernel
+from torch_sink.triton_kernels.jpeg.color import color_kernel
 from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES, LaneShape
 from torch_sink.triton_kernels.jpeg.window import tile_shape
 
@@ -89,7 +89,7 @@ def test_coefficients_beyond_sixteen_bits() -> None:
         chance = random.Random(seed)
         values = [chance.choice([1, 255, 1000, 5000, 32767, 65535, 0]) for _ in range(64)]
         data = jpeg(24, 16, SAMPLINGS[seed % 4], content="noise", seed=seed, quality=50)
-        files.append(with_quantisation(data, values))
+        files.append(with_quantization(data, values))
     assert len(check_files(files, device_in_use())) < len(files)
 
 
@@ -208,7 +208,7 @@ def test_the_launches_of_a_device_do_not_depend_on_the_batch(shape: LaneShape) -
     largest = Capacity(*map(max, *[batch.capacity for batch in batches]))
     decoder = JpegDecoder(largest, shape, torch.device("cpu"), interpreted=False)
     seen = []
-    with mock.patch.object(type(colour_kernel), "run", record):
+    with mock.patch.object(type(color_kernel), "run", record):
         for batch in batches:
             decoder.load(batch)
             decoder.launch()

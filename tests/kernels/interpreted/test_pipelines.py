@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from image.cases import (
-    COLOUR,
+    COLOR,
     CORE,
     GRAY,
     RESIZES,
@@ -24,9 +24,9 @@ import torch_sink
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", [*CORE, *COLOUR])
+@pytest.mark.parametrize("name", [*CORE, *COLOR])
 def test_rgb(name: str) -> None:
-    check_pipeline({**CORE, **COLOUR}[name](), some_rgb_images(name, 3), seed=1)
+    check_pipeline({**CORE, **COLOR}[name](), some_rgb_images(name, 3), seed=1)
 
 
 @pytest.mark.parametrize("name", RESIZES)
@@ -53,7 +53,7 @@ def test_uint8_outputs_and_one_by_one() -> None:
 
 
 def test_erased_outputs_and_one_by_one() -> None:
-    check_pipeline(COLOUR["erase"](), rgb_images()[:2], seed=7, dtypes=FLOATS)
+    check_pipeline(COLOR["erase"](), rgb_images()[:2], seed=7, dtypes=FLOATS)
 
 
 def test_gray_outputs_and_one_by_one() -> None:
@@ -63,7 +63,7 @@ def test_gray_outputs_and_one_by_one() -> None:
 @pytest.mark.parametrize("name", ["v1 imagenet train", "v2 tensor first", "jitter"])
 def test_photographs(name: str) -> None:
     large = [opener(encoded(500, 375, 1, quality=90)), opener(encoded(333, 517, 2, quality=90))]
-    check_pipeline({**CORE, **COLOUR}[name](), large, seed=8)
+    check_pipeline({**CORE, **COLOR}[name](), large, seed=8)
 
 
 def test_mixes() -> None:

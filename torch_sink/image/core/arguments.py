@@ -17,7 +17,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def colour_of(fill: Any, channels: int) -> Any:
+def color_of(fill: Any, channels: int) -> Any:
     """A fill as stock code reads it (an int, or one int a channel), or None where stock code should look at it."""
     if fill is None:
         fill = 0

@@ -2,7 +2,7 @@
 
 Four classes (`Kind.role`):
     map: output position -> input position, each axis by itself. Crops, pads, flips, nearest resizing, translation.
-    point: pixel -> pixel. Colour operations.
+    point: pixel -> pixel. Color operations.
     gather: reads several pixels or arbitrary positions. One axis of a resize, warps, sharpness, blur.
     statistic: needs the histogram of the whole image first, then works on pixels. Contrast, autocontrast, equalize.
 """
@@ -215,8 +215,8 @@ def lowers(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return register
 
 
-def packed_colour(fill: Any) -> int:
-    """A colour as the kernels read it: 8 bits a channel, the first lowest; one value fills all channels.
+def packed_color(fill: Any) -> int:
+    """A color as the kernels read it: 8 bits a channel, the first lowest; one value fills all channels.
 
     Pillow cuts values off at 0 and 255.
     """

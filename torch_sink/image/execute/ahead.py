@@ -1,7 +1,7 @@
 """Compiles kernels before anybody waits for them: launches are recorded, and compiled in all cores' processes.
 
 Code that launches kernels runs unchanged on the meta device. What Triton would compile for it is noted in the form that
-Triton itself serialises, so that a process that launches it later finds it in Triton's cache under the same name.
+Triton itself serializes, so that a process that launches it later finds it in Triton's cache under the same name.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Job(NamedTuple):
     Attributes:
         module: where it is defined.
         kernel: its name there.
-        specialisation: types of its arguments, constants and options, as Triton serialises them.
+        specialization: types of its arguments, constants and options, as Triton serializes them.
     """
 
     module: str
     kernel: str
-    specialisation: str
+    specialization: str
 
 
 class Outcome(NamedTuple):
@@ -180,7 +180,7 @@ def compile_all(jobs: Sequence[Job], target: GPUTarget, processes: int | None = 
     # Not forked: this process may hold a device, or threads.
     with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
         # Kernels with many arguments take longest: the first ones, so that no core is left with one at the end.
-        longest_first = sorted(jobs, key=lambda job: (-len(job.specialisation), job))
+        longest_first = sorted(jobs, key=lambda job: (-len(job.specialization), job))
         for done in as_completed([pool.submit(compile_job, job, target) for job in longest_first]):
             yield done.result()
 
@@ -197,7 +197,7 @@ def compile_job(job: Job, target: GPUTarget) -> Outcome:
     error = ""
     try:
         with _compiling_for(target):
-            kernel.preload(job.specialisation)
+            kernel.preload(job.specialization)
     except Exception as raised:  # whatever a compiler raises: the other jobs go on
         error = f"{type(raised).__name__}: {raised}"
     finally:

@@ -82,7 +82,7 @@ class LazyBatch(torch.Tensor):
         self._follow_view()
         # Protocol 2 is that of torch.save: what it writes has to be readable without this package.
         if protocol == 2 or self._tensor is not None:
-            return self.materialise().__reduce_ex__(protocol)
+            return self.materialize().__reduce_ex__(protocol)
         return LazyBatch, self._fields()
 
     def _fields(self) -> tuple[Any, ...]:
@@ -98,7 +98,7 @@ class LazyBatch(torch.Tensor):
         """Takes the values of the image where they were made, or changed in place, since."""
         image = self._viewed
         if self._tensor is None and image is not None and not (image.is_recording and image.sink_ops is self._recorded):
-            self._tensor = image.materialise().unsqueeze(0)
+            self._tensor = image.materialize().unsqueeze(0)
 
     @property
     def is_recording(self) -> bool:
@@ -131,7 +131,7 @@ class LazyBatch(torch.Tensor):
         self._follow_view()
         device, dtype, memory_format = _parsed_to(*args, **kwargs)
         if device is None or self._tensor is not None or (device.type == "cpu" and not self.interpreted):
-            return self.materialise().to(*args, **kwargs)
+            return self.materialize().to(*args, **kwargs)
         if device.type == "meta":
             return torch.empty(self.shape, dtype=dtype or self.dtype, device="meta")
         wanted = {} if memory_format is None else {"memory_format": memory_format}
@@ -274,13 +274,13 @@ class LazyBatch(torch.Tensor):
         """The calls recorded on an image, with the tensors among their arguments."""
         return with_unpacked(self.programs[row], self.packed.blob)
 
-    def materialise(self) -> torch.Tensor:
+    def materialize(self) -> torch.Tensor:
         """The ordinary CPU tensor, made once, in stock code."""
         if self._tensor is None:
             self._refuse_meta()
             report_fallback("batch", "used on the CPU before it was moved to the device", "torch")
             viewed = self._viewed
-            self._tensor = self._made_on_cpu() if viewed is None else viewed.materialise().unsqueeze(0)
+            self._tensor = self._made_on_cpu() if viewed is None else viewed.materialize().unsqueeze(0)
         return self._tensor
 
     def _made_on_cpu(self) -> torch.Tensor:
@@ -328,7 +328,7 @@ def _run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         return result
     # A call in place gives back the object that the caller holds; one that changed nothing, an ordinary tensor.
     name = getattr(func, "__name__", "").partition(".")[0]
-    return result if name.startswith("__i") or name.rstrip("_") + "_" == name else result.materialise()
+    return result if name.startswith("__i") or name.rstrip("_") + "_" == name else result.materialize()
 
 
 def _parsed_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, torch.memory_format | None]:

@@ -39,7 +39,7 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
             )
     dtypes = {item.sink_dtype for item in items}
     if len(dtypes) > 1 or any(_wants_gradient(item) for item in items):
-        return torch.stack([item.materialise() for item in items])
+        return torch.stack([item.materialize() for item in items])
     full_shape = (len(items), *shape)
     if at_once:
         out = collated_tensor(full_shape, dtype)
@@ -65,10 +65,10 @@ def _packable(item: Any, at_once: bool) -> Any:
     if not isinstance(item, HANDLES):
         return finished_handle(item)
     if isinstance(item.sink_source, BrokenSource):
-        return finished_handle(item.materialise())
+        return finished_handle(item.materialize())
     if item.is_recording and not (at_once and item.was_collated):
         return item
-    return finished_handle(item.materialise())
+    return finished_handle(item.materialize())
 
 
 def _wants_gradient(item: Any) -> bool:
@@ -92,7 +92,7 @@ def _batch_of_one(image: Any, dim: Any = None) -> Any:
         return NotImplemented
     active = backend_state.settled()
     if active is None or active.executes_at_once:
-        return image.materialise().as_subclass(torch.Tensor).unsqueeze(0)
+        return image.materialize().as_subclass(torch.Tensor).unsqueeze(0)
     batch = collate_handles([image])
     return batch.view_of(image) if isinstance(batch, LazyBatch) else NotImplemented
 

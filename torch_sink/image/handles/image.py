@@ -83,7 +83,7 @@ class LazyImage(Image.Image, metaclass=_StockType):
             recorded.__dict__["info"] = dict(fields["info"])
         return recorded
 
-    def _materialise(self) -> None:
+    def _materialize(self) -> None:
         report_fallback("pixels of a Pillow image", "read by other code", inner_module="PIL")
         with executing():
             image = replay(self.sink_source.decode(), self.sink_ops)
@@ -94,7 +94,7 @@ class LazyImage(Image.Image, metaclass=_StockType):
     @property
     def im(self) -> Any:
         if self.__dict__["_im"] is None:
-            self._materialise()
+            self._materialize()
         return Image.Image.im.fget(self)  # type: ignore[attr-defined]
 
     @im.setter
@@ -109,7 +109,7 @@ class LazyImage(Image.Image, metaclass=_StockType):
     def _load(self) -> Any:
         """The pixels themselves, as Pillow gives access to them."""
         if self.is_recording:
-            self._materialise()
+            self._materialize()
         return super().load()
 
     @property
@@ -273,7 +273,7 @@ def _radii(blur: Any) -> tuple[float, float] | None:
 
 
 def _fill_fits(mode: str, fill: Any) -> bool:
-    """True for a colour given as stock code gives it: three numbers for "RGB", one for "L", or None for black."""
+    """True for a color given as stock code gives it: three numbers for "RGB", one for "L", or None for black."""
     if fill is None:
         return True
     values = fill if isinstance(fill, tuple) else (fill,)

@@ -105,7 +105,7 @@ class _Handle:
         self.__dict__.update(other.__dict__)
         return self
 
-    def materialise(self) -> torch.Tensor:
+    def materialize(self) -> torch.Tensor:
         """The tensor of the exact stock type that this handle stands for, made once."""
         fields = self.__dict__
         if "sink_real" not in fields and self.shares_memory:
@@ -150,13 +150,13 @@ class _Handle:
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """As of the stock tensor. The handle goes on recording: a debugger's look at it changes nothing."""
-        return repr(self._stock_type(self._replayed()) if self.is_recording else self.materialise())
+        return repr(self._stock_type(self._replayed()) if self.is_recording else self.materialize())
 
     def as_subclass(self, cls: type) -> Any:
         """The same values as another tensor type; to a pure tensor this records nothing and costs nothing."""
         if cls is torch.Tensor and self.is_recording:
             return self.record_as(LazyTensor)
-        return self.materialise().as_subclass(cls)
+        return self.materialize().as_subclass(cls)
 
     def record_as(self, kind: type) -> Any:
         """A handle of another kind for the same memory."""
@@ -165,12 +165,12 @@ class _Handle:
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Protocol 2 is that of torch.save: what it writes has to be readable without this package.
         if protocol == 2 or not self.is_recording or state.sends_pixels():
-            return self.materialise().__reduce_ex__(protocol)
+            return self.materialize().__reduce_ex__(protocol)
         return type(self), (self.sink_source, self.sink_ops, tuple(self.sink_shape), self.sink_dtype)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if not self.is_recording:
-            return self.materialise().__deepcopy__(memo)
+            return self.materialize().__deepcopy__(memo)
         return self.record_nothing()
 
     def record_nothing(self) -> Any:
@@ -217,16 +217,16 @@ def run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     handles: dict[int, Any] = {}
     call = (*args[1:], *kwargs.values())
 
-    def materialised(value: Any) -> Any:
+    def materialized(value: Any) -> Any:
         if not isinstance(value, kinds):
             return value
         if kinds is HANDLES and value.is_recording:
             report_fallback(f"torch: {getattr(func, '__name__', func)}", _reason(func, call), "torch")
-        tensor = value.materialise()
+        tensor = value.materialize()
         handles[id(tensor)] = value
         return tensor
 
-    args, kwargs = tree_map(materialised, (args, kwargs))
+    args, kwargs = tree_map(materialized, (args, kwargs))
     result = func(*args, **kwargs)
     # A call in place returns its tensor: give back the handle that the caller holds.
     return handles.get(id(result), result)

@@ -14,7 +14,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2.functional._geometry import _do_native_uint8_resize_on_cpu
 
 from torch_sink.image.core.arguments import Sides, cropped_size, padding_fits
-from torch_sink.image.core.atoms import Atom, Kind, Lowering, lowers, packed_colour
+from torch_sink.image.core.atoms import Atom, Kind, Lowering, lowers, packed_color
 from torch_sink.image.core.tensor_argument import TensorArgument
 from torch_sink.image.lower.resample_weights import (
     PILLOW_PRECISION_BITS,
@@ -40,7 +40,7 @@ def _shift(state: Lowering, top: int, left: int, height: int, width: int, fill: 
     if inside and narrow_resize(state, top, left):
         return
     if (top, left, height, width) != (0, 0, old_height, old_width):
-        state.add(Kind.SHIFT, left, top, old_width, old_height, packed_colour(fill))
+        state.add(Kind.SHIFT, left, top, old_width, old_height, packed_color(fill))
 
 
 def narrow_resize(state: Any, top: int, left: int) -> bool:
@@ -136,7 +136,7 @@ def transpose(state: Lowering, method: int) -> None:
 def _remap(state: Lowering, x_table: np.ndarray, y_table: np.ndarray, fill: Any) -> None:
     """REMAP: (-, -, -, -, fill) and two tables: input x by output x, input y by output y; -1 is outside."""
     state.resize_to(len(y_table), len(x_table))
-    state.add(Kind.REMAP, 0, 0, 0, 0, packed_colour(fill), tables=(x_table, y_table))
+    state.add(Kind.REMAP, 0, 0, 0, 0, packed_color(fill), tables=(x_table, y_table))
 
 
 @lowers("pil.resize")
@@ -232,7 +232,7 @@ _WARP_FILTERS = (Resampling.NEAREST, Resampling.BILINEAR, Resampling.BICUBIC)
 def transform_fits(method: int, data: Sequence[float], resample: int, size: Sequence[int]) -> bool:
     """True for a call of `Image.transform` that the kernels know.
 
-    Not known: nearest-neighbour affine transforms that reach beyond 16.16 integers, where Pillow adds up positions.
+    Not known: nearest-neighbor affine transforms that reach beyond 16.16 integers, where Pillow adds up positions.
     """
     if resample not in _WARP_FILTERS or not all(map(math.isfinite, data)) or min(size) <= 0:
         return False
@@ -267,7 +267,7 @@ def _transform(
     if not perspective:
         coefficients[6:] = 0.0
     old_height, old_width = state.resize_to(height, width)
-    values = (old_width, old_height, packed_colour(fill), resample, int(perspective))
+    values = (old_width, old_height, packed_color(fill), resample, int(perspective))
     state.add(Kind.WARP, *values, tables=(coefficients.view(np.int32),))
 
 
@@ -288,22 +288,22 @@ def _affine_nearest(state: Lowering, height: int, width: int, matrix: tuple[floa
     old_height, old_width = state.resize_to(height, width)
     x_row = _fixed(a0), _fixed(a1), _fixed(a2 + a0 * 0.5 + a1 * 0.5)
     y_row = _fixed(a3), _fixed(a4), _fixed(a5 + a3 * 0.5 + a4 * 0.5)
-    state.add(Kind.AFFINE, *x_row, *y_row, old_width, old_height, packed_colour(fill))
+    state.add(Kind.AFFINE, *x_row, *y_row, old_width, old_height, packed_color(fill))
 
 
 @lowers("v1.erase", "v2.erase")
 def _erase(state: Lowering, top: int, left: int, height: int, width: int, value: tuple[float, ...]) -> None:
     """ERASE: (left, top, right, bottom, fill, is float, three float32 values as they are stored in the result).
 
-    While the image is still uint8 the fill is a colour; afterwards the values go through what follows, in stock code.
+    While the image is still uint8 the fill is a color; afterwards the values go through what follows, in stock code.
     """
-    colours = value * 3 if len(value) == 1 else value
+    colors = value * 3 if len(value) == 1 else value
     box = left, top, left + width, top + height
     if state.is_uint8:
-        state.add(Kind.ERASE, *box, packed_colour(tuple(int(colour) for colour in colours)), 0)
+        state.add(Kind.ERASE, *box, packed_color(tuple(int(color) for color in colors)), 0)
     else:
         state.add(Kind.ERASE, *box, 0, 1)
-        values = torch.tensor(colours, device="cpu").view(-1, 1, 1)
+        values = torch.tensor(colors, device="cpu").view(-1, 1, 1)
         state.erased.append((len(state.atoms) - 1, len(state.value_ops), values))
 
 

@@ -1,7 +1,7 @@
 """Recorded calls -> the program of an image.
 
 What follows the conversion to a float tensor is often a function of one uint8 value and becomes a table of 256 entries
-a channel, made by the stock code itself. Where a call needs more (other channels, neighbours, a fill), the image goes
+a channel, made by the stock code itself. Where a call needs more (other channels, neighbors, a fill), the image goes
 on in float32 from there.
 """
 
@@ -20,12 +20,12 @@ from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.lower import (  # noqa: F401  they fill the registries
     augmix,
     blur,
-    colour,
+    color,
     float_blur,
-    float_colour,
+    float_color,
     float_geometry,
     geometry,
-    tensor_colour,
+    tensor_color,
     warp,
 )
 from torch_sink.image.lower.floats import LOWER_FLOAT, FloatLowering

@@ -122,7 +122,7 @@ def tap_range(in_size: int, out_size: int, resample: int, first: int, last: int)
     return begin, end
 
 
-def _normalised(in_size: int, out_size: int, resample: int) -> tuple[np.ndarray, np.ndarray]:
+def _normalized(in_size: int, out_size: int, resample: int) -> tuple[np.ndarray, np.ndarray]:
     scale = in_size / out_size
     filter_scale = max(scale, 1.0)
     support = SUPPORT[Resampling(resample)] * filter_scale
@@ -141,7 +141,7 @@ def _normalised(in_size: int, out_size: int, resample: int) -> tuple[np.ndarray,
 @functools.lru_cache(maxsize=1024)
 def pillow_table(in_size: int, out_size: int, resample: int) -> ResampleTable:
     """Weights of `Image.resize` for images of 8 bits."""
-    first, weights = _normalised(in_size, out_size, resample)
+    first, weights = _normalized(in_size, out_size, resample)
     scaled = weights * (1 << PILLOW_PRECISION_BITS)
     return ResampleTable(first, (scaled + np.copysign(0.5, scaled)).astype(np.int32), PILLOW_PRECISION_BITS)
 
@@ -149,7 +149,7 @@ def pillow_table(in_size: int, out_size: int, resample: int) -> ResampleTable:
 @functools.lru_cache(maxsize=1024)
 def tensor_table(in_size: int, out_size: int, resample: int) -> ResampleTable:
     """Weights of `interpolate(antialias=True)` for uint8 tensors on a CPU with AVX2."""
-    return _in_16_bits(*_normalised(in_size, out_size, resample))
+    return _in_16_bits(*_normalized(in_size, out_size, resample))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -211,16 +211,16 @@ def _outer_cubic(x: np.ndarray) -> np.ndarray:
 
 
 def _float_spans(in_size: int, out_size: int, resample: int) -> tuple[np.ndarray, np.float32, np.ndarray, np.ndarray]:
-    """Of `interpolate(antialias=True)` for float32 tensors: centre of each output position, float32 [out]; how much
+    """Of `interpolate(antialias=True)` for float32 tensors: center of each output position, float32 [out]; how much
     wider than its definition the filter is; first source index, int64 [out]; number of taps, int64 [out]."""
     half = np.float32(0.5)
     scale = np.float32(in_size) / np.float32(out_size)
     stretch = max(scale, np.float32(1))
     support = np.float32(SUPPORT[Resampling(resample)]) * stretch
-    centre = ((np.arange(out_size) + 0.5) * np.float64(scale)).astype(np.float32)
-    first = np.maximum(((centre - support).astype(np.float64) + half).astype(np.int64), 0)
-    count = np.minimum(((centre + support).astype(np.float64) + half).astype(np.int64), in_size) - first
-    return centre, stretch, first, count
+    center = ((np.arange(out_size) + 0.5) * np.float64(scale)).astype(np.float32)
+    first = np.maximum(((center - support).astype(np.float64) + half).astype(np.int64), 0)
+    count = np.minimum(((center + support).astype(np.float64) + half).astype(np.int64), in_size) - first
+    return center, stretch, first, count
 
 
 @functools.lru_cache(maxsize=1024)
@@ -231,9 +231,9 @@ def float_table(in_size: int, out_size: int, resample: int) -> tuple[np.ndarray,
         First source index of each output position, int32 [out]; how many of its products are rounded before they are
         added, int32 [out]; and the weights, float32 [out, taps] by their bits as int32.
     """
-    centre, stretch, first, count = _float_spans(in_size, out_size, resample)
+    center, stretch, first, count = _float_spans(in_size, out_size, resample)
     taps = np.arange(int(count.max()))
-    distance = (taps[None, :] + first[:, None]).astype(np.float32) - centre[:, None]
+    distance = (taps[None, :] + first[:, None]).astype(np.float32) - center[:, None]
     inverse = np.float64(np.float32(1) / stretch)
     x = np.abs(((distance.astype(np.float64) + 0.5) * inverse).astype(np.float32))
     weights = np.where(x < 1, 1 - x, np.float32(0))

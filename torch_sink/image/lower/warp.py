@@ -74,7 +74,7 @@ def affine_grid(matrix: Sequence[float], height: int, width: int, new_height: in
 
 
 def perspective_grid(coefficients: Sequence[float], height: int, width: int) -> Grid:
-    """The grid of a perspective transform, in pixels whose centres are at halves."""
+    """The grid of a perspective transform, in pixels whose centers are at halves."""
     *numerators, g, h = coefficients
     theta = _floats(numerators).view(2, 3) / _floats([[0.5 * width], [0.5 * height]])
     origin, divisor = _floats([0.5, 0.5]), _floats([g, h, 1.0])

@@ -121,7 +121,7 @@ class ImageJobs:
         height, width = stage.size
         target = self.output
         if not is_last:
-            # Planes of the three channels, one after the other: neighbours in a row are neighbours in memory.
+            # Planes of the three channels, one after the other: neighbors in a row are neighbors in memory.
             value_bytes = 4 if stage.head is not None and stage.head.kind in _FLOAT_OUTPUTS else 1
             offset = self.builder.reserve(3 * height * width * value_bytes) // value_bytes
             target = (offset, width, 1, height * width)

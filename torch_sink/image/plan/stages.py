@@ -79,11 +79,11 @@ def compose_view(height: int, width: int, maps: Sequence[Atom]) -> View | None:
             y = _flipped(y, old_height) if flip_y else y
         elif atom.kind == Kind.SHIFT:
             left, top, old_width, old_height, *fill_values = atom.values
-            colour = tuple(fill_values)
+            color = tuple(fill_values)
             leaves = left < 0 or top < 0 or left + atom.size[1] > old_width or top + atom.size[0] > old_height
-            if leaves and fill is not None and fill != colour:
+            if leaves and fill is not None and fill != color:
                 return None
-            fill = colour if leaves else fill
+            fill = color if leaves else fill
             x, y = _shifted(x, left, old_width), _shifted(y, top, old_height)
         else:
             return None

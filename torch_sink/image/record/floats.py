@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from torch_sink.image.record import float_colour as colour
+from torch_sink.image.record import float_color as color
 from torch_sink.image.record import float_geometry as geometry
 from torch_sink.image.record import tensor_warp as warp
 
@@ -15,7 +15,7 @@ Recorder = Callable[..., Any]
 
 def _of_both(family: str) -> dict[str, Recorder]:
     return {
-        **colour.recorders(family),
+        **color.recorders(family),
         "crop": functools.partial(geometry.crop, family),
         "pad": functools.partial(geometry.pad, family),
     }
@@ -32,8 +32,8 @@ V1_FLOAT_RECORDERS: dict[str, Recorder] = {
 
 V2_FLOAT_RECORDERS: dict[str, Recorder] = {
     **_of_both("v2"),
-    "grayscale_to_rgb": colour.grayscale_to_rgb,
-    "permute_channels": colour.permute_channels,
+    "grayscale_to_rgb": color.grayscale_to_rgb,
+    "permute_channels": color.permute_channels,
     "center_crop": geometry.center_crop,
     "resize": geometry.resize_v2,
     "resized_crop": geometry.resized_crop,

@@ -16,7 +16,7 @@ from torchvision.transforms.v2.functional._geometry import (
     _center_crop_compute_padding,
 )
 
-from torch_sink.image.core.arguments import colour_of, cropped_size, is_number, sides_of, size_of, with_numbers
+from torch_sink.image.core.arguments import color_of, cropped_size, is_number, sides_of, size_of, with_numbers
 from torch_sink.image.core.exactness import is_rounded_by_torch
 from torch_sink.image.core.ops import Op
 from torch_sink.image.handles.image import LazyImage, lazy_image
@@ -76,12 +76,12 @@ def _by_factor(name: str, accepts: Callable[..., bool] = _factor) -> Callable[[R
     return lambda stock: with_numbers(make(stock))
 
 
-def _colour_factor(handle: LazyImage, *args: Any) -> bool:
+def _color_factor(handle: LazyImage, *args: Any) -> bool:
     return handle.mode == "RGB" and _factor(handle, *args)
 
 
 def _hue(handle: LazyImage, *args: Any) -> bool:
-    return _colour_factor(handle, *args) and -0.5 <= args[0] <= 0.5
+    return _color_factor(handle, *args) and -0.5 <= args[0] <= 0.5
 
 
 def _is_exact(handle: LazyImage) -> bool:
@@ -119,11 +119,11 @@ def pad_pil(stock: Recorder) -> Recorder:
         if handle is not None and sides is not None and isinstance(padding_mode, str):
             width, height = handle.size
             unused = padding_mode != "constant" and (fill is None or isinstance(fill, (int, float, tuple, list)))
-            colour = colour_of(0 if unused else fill, 3 if handle.mode == "RGB" else 1)
+            color = color_of(0 if unused else fill, 3 if handle.mode == "RGB" else 1)
             size = width + sides[0] + sides[2], height + sides[1] + sides[3]
             known = padding_mode in ("constant", "edge", "reflect", "symmetric")
-            if colour is not None and known and min(size) > 0 and min(cropped_size(sides, height, width)) > 0:
-                return handle.record(Op("pil.pad", (sides, colour, padding_mode)), size=size)
+            if color is not None and known and min(size) > 0 and min(cropped_size(sides, height, width)) > 0:
+                return handle.record(Op("pil.pad", (sides, color, padding_mode)), size=size)
         return stock(img, padding, fill, padding_mode)
 
     return stand_in
@@ -131,7 +131,7 @@ def pad_pil(stock: Recorder) -> Recorder:
 
 def _saturation(stock: Recorder) -> Recorder:
     """Stand-in for `_functional_pil.adjust_saturation`, which gives a copy of a gray image."""
-    record = _by_factor("pil.adjust_saturation", _colour_factor)(stock)
+    record = _by_factor("pil.adjust_saturation", _color_factor)(stock)
 
     @functools.wraps(stock)
     def stand_in(img: Any, saturation_factor: Any) -> Any:
@@ -168,8 +168,8 @@ def center_crop(stock: Recorder) -> Recorder:
             if size[0] > height or size[1] > width:
                 sides = tuple(_center_crop_compute_padding(*size, height, width))
                 width, height = width + sides[0] + sides[2], height + sides[1] + sides[3]
-                colour = colour_of(0, 3 if handle.mode == "RGB" else 1)
-                handle = handle.record(Op("pil.pad", (sides, colour, "constant")), size=(width, height))
+                color = color_of(0, 3 if handle.mode == "RGB" else 1)
+                handle = handle.record(Op("pil.pad", (sides, color, "constant")), size=(width, height))
                 if size == (height, width):
                     return handle
             top, left = _center_crop_compute_crop_anchor(*size, height, width)

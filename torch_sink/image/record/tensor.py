@@ -17,7 +17,7 @@ from torch_sink.image.core.arguments import with_numbers
 from torch_sink.image.core.fallback import executing, report_fallback
 from torch_sink.image.handles.tensor import HANDLES, LazyTVImage
 from torch_sink.image.record import tensor_blur as blur
-from torch_sink.image.record import tensor_colour as colour
+from torch_sink.image.record import tensor_color as color
 from torch_sink.image.record import tensor_geometry as geometry
 from torch_sink.image.record import tensor_values as values
 from torch_sink.image.record import tensor_warp as warp
@@ -54,14 +54,14 @@ _V1_COMPUTING: dict[str, Recorder] = {
     "crop": functools.partial(geometry.crop, "v1"),
     "pad": functools.partial(geometry.pad, "v1"),
     "resize": geometry.resize_v1,
-    **colour.colour_recorders("v1"),
+    **color.color_recorders("v1"),
     "gaussian_blur": functools.partial(blur.gaussian_blur, "v1"),
     "affine": _on_bytes(warp.affine_v1),
     "rotate": _on_bytes(warp.rotate_v1),
     "perspective": _on_bytes(warp.perspective_v1),
     "elastic_transform": _on_bytes(warp.elastic_v1),
-    "adjust_gamma": functools.partial(colour.gamma, "v1"),
-    "rgb_to_grayscale": functools.partial(colour.grayscale, "v1"),
+    "adjust_gamma": functools.partial(color.gamma, "v1"),
+    "rgb_to_grayscale": functools.partial(color.grayscale, "v1"),
 }
 
 
@@ -105,16 +105,16 @@ _V2_RECORDERS: dict[str, Recorder] = {
     "center_crop": geometry.center_crop,
     "pad": functools.partial(geometry.pad, "v2"),
     "erase": functools.partial(geometry.erase, "v2"),
-    **colour.colour_recorders("v2"),
+    **color.color_recorders("v2"),
     "gaussian_blur": functools.partial(blur.gaussian_blur, "v2"),
     "affine": _on_bytes(warp.affine_v2),
     "rotate": _on_bytes(warp.rotate_v2),
     "perspective": _on_bytes(warp.perspective_v2),
     "elastic": _on_bytes(warp.elastic_v2),
-    "adjust_gamma": functools.partial(colour.gamma, "v2"),
-    "rgb_to_grayscale": functools.partial(colour.grayscale, "v2"),
-    "grayscale_to_rgb": colour.grayscale_to_rgb,
-    "permute_channels": colour.permute_channels,
+    "adjust_gamma": functools.partial(color.gamma, "v2"),
+    "rgb_to_grayscale": functools.partial(color.grayscale, "v2"),
+    "grayscale_to_rgb": color.grayscale_to_rgb,
+    "permute_channels": color.permute_channels,
     "five_crop": geometry.five_crop,
     "ten_crop": geometry.ten_crop,
     "resize": geometry.resize_v2,
@@ -141,7 +141,7 @@ def on_tensor(name: str, recorder: Recorder | None) -> Callable[[Recorder], Reco
                 if result is not NotImplemented:
                     return result
             with executing():
-                tensor = image.materialise()
+                tensor = image.materialize()
             result = stock(tensor, *args, **kwargs)  # wrong arguments raise here, and are no fallback
             if is_recording:
                 arguments = " with these arguments" if recorder is not None else ""

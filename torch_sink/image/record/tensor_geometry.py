@@ -13,7 +13,7 @@ from torchvision.transforms.v2.functional._geometry import (
     _compute_resized_output_size,
 )
 
-from torch_sink.image.core.arguments import colour_of, crop_fits, padding_fits, sides_of, size_of
+from torch_sink.image.core.arguments import color_of, crop_fits, padding_fits, sides_of, size_of
 from torch_sink.image.core.ops import WIDE_TYPES, Op
 from torch_sink.image.core.tensor_argument import TensorArgument
 from torch_sink.image.handles.shared_memory import share_memory
@@ -36,17 +36,17 @@ def crop(family: str, handle: Any, top: int, left: int, height: int, width: int)
 def pad(family: str, handle: Any, padding: Any, fill: Any = None, padding_mode: str = "constant") -> Any:
     channels, height, width = handle.sink_shape
     sides = sides_of(padding)
-    colour = colour_of(fill, channels)
-    if sides is None or colour is None or not padding_fits(sides, padding_mode, height, width):
+    color = color_of(fill, channels)
+    if sides is None or color is None or not padding_fits(sides, padding_mode, height, width):
         return NotImplemented
     a_fill_a_channel = isinstance(fill, (list, tuple)) and len(fill) > 1
     if (family == "v1" and isinstance(fill, (list, tuple))) or (a_fill_a_channel and padding_mode != "constant"):
         return NotImplemented
-    colours = colour if isinstance(colour, tuple) else (colour,)
-    if padding_mode == "constant" and (handle.sink_dtype != torch.uint8 or min(colours) < 0 or max(colours) > 255):
+    colors = color if isinstance(color, tuple) else (color,)
+    if padding_mode == "constant" and (handle.sink_dtype != torch.uint8 or min(colors) < 0 or max(colors) > 255):
         return NotImplemented
     left, top, right, bottom = sides
-    op = Op(f"{family}.pad", ([left, top, right, bottom], colours if a_fill_a_channel else colours[0], padding_mode))
+    op = Op(f"{family}.pad", ([left, top, right, bottom], colors if a_fill_a_channel else colors[0], padding_mode))
     return handle.record(op, shape=(channels, height + top + bottom, width + left + right))
 
 

@@ -1,4 +1,4 @@
-"""Recording on tensors: normalisation and dtypes. How a recorder works is said in `tensor.py`."""
+"""Recording on tensors: normalization and dtypes. How a recorder works is said in `tensor.py`."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import operator
 import re
 from typing import NamedTuple
 
-from torch_sink.image.sources.jpeg_scan import AC, DC, QUANTISATION, BaselineScan, find_scan
+from torch_sink.image.sources.jpeg_scan import AC, DC, QUANTIZATION, BaselineScan, find_scan
 
 _START_OF_IMAGE = b"\xff\xd8\xff"
 _END_OF_IMAGE = b"\xff\xd9"
@@ -25,7 +25,7 @@ _REFUSED = frozenset((*_OTHER_FRAMES, *_RESERVED, *range(0xD0, 0xD9)))  # restar
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 _LONGEST_SIDE = 65500
 _MOST_BLOCKS_IN_A_UNIT = 10
-# A set of tables is a number with a bit for each: 4 for the DC coefficients, 4 for the AC ones, 4 of quantisation. The
+# A set of tables is a number with a bit for each: 4 for the DC coefficients, 4 for the AC ones, 4 of quantization. The
 # position of a Huffman table's bit is its byte in the file, class and number.
 _HUFFMAN = frozenset(kind | number for kind in (DC, AC) for number in range(4))
 _WORDS_OF_A_CODE = tuple(1 << (16 - bits) for bits in range(1, 17))
@@ -41,7 +41,7 @@ class JpegHeader(NamedTuple):
         mode: Pillow's mode of the decoded file: "L", "RGB" or "CMYK".
         progressive: several scans refine the coefficients.
         full_chroma: every component is stored at full size (4:4:4, or a single component).
-        adobe: an Adobe marker is there, which may change the colour space.
+        adobe: an Adobe marker is there, which may change the color space.
         scan: what the JPEG kernels need to know; None where they do not cover the file.
     """
 
@@ -58,7 +58,7 @@ class _Components(NamedTuple):
     """The components of a frame.
 
     Attributes:
-        layout: {identifier: (blocks in a unit, bit of its quantisation table)}.
+        layout: {identifier: (blocks in a unit, bit of its quantization table)}.
         full_chroma: all have the same sampling factors.
     """
 
@@ -95,7 +95,7 @@ def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | Non
             body, after = position + 4, position + 2 + length
             if marker == 0xDB or marker == 0xC4:
                 if marker == 0xDB:
-                    added = _quantisation_tables(data, body, after, places)
+                    added = _quantization_tables(data, body, after, places)
                 else:
                     added = _huffman_tables(data, body, after, places, check_codes=progressive or thorough)
                 if not added:
@@ -160,7 +160,7 @@ def _components(frame: bytes) -> _Components | None:
         if not 1 <= min(factors) <= max(factors) <= 4 or any(max(factors) % factor for factor in factors):
             return None
     layout = {
-        identifier: ((sampling >> 4) * (sampling & 15), 1 << (QUANTISATION + table))
+        identifier: ((sampling >> 4) * (sampling & 15), 1 << (QUANTIZATION + table))
         for identifier, sampling, table in zip(frame[1::3], samplings, frame[3::3], strict=True)
     }
     return _Components(layout, len(set(samplings)) == 1) if len(layout) == count else None
@@ -189,9 +189,9 @@ def _tables_of_scan(scan: bytes, frame: bytes, progressive: bool) -> int:
     for identifier, choice in zip(scan[1:-3:2], scan[2:-3:2], strict=True):
         if identifier not in remaining:
             return 0
-        blocks_of_component, quantisation = remaining.pop(identifier)
+        blocks_of_component, quantization = remaining.pop(identifier)
         blocks += blocks_of_component
-        tables |= quantisation
+        tables |= quantization
         if not progressive or (first == 0 and high == 0):
             tables |= 1 << (DC + (choice >> 4))
         if not progressive or first:
@@ -199,15 +199,15 @@ def _tables_of_scan(scan: bytes, frame: bytes, progressive: bool) -> int:
     return tables if count == 1 or blocks <= _MOST_BLOCKS_IN_A_UNIT else 0
 
 
-def _quantisation_tables(data: bytes, position: int, end: int, places: dict[int, int]) -> int:
+def _quantization_tables(data: bytes, position: int, end: int, places: dict[int, int]) -> int:
     """The tables that a segment defines; 0 where it is damaged. Their places are noted."""
     tables = 0
     while position < end:
         kind = data[position]
         if kind & 15 > 3 or kind > 0x1F:
             return 0
-        tables |= 1 << (QUANTISATION + (kind & 15))
-        places[QUANTISATION + (kind & 15)] = position
+        tables |= 1 << (QUANTIZATION + (kind & 15))
+        places[QUANTIZATION + (kind & 15)] = position
         position += 129 if kind > 15 else 65
     return tables if position == end else 0
 

@@ -2,7 +2,7 @@
 
 They cover what cameras, encoders and datasets write: Huffman-coded sequential files of 8 bits with one interleaved
 scan, gray, or YCbCr with chroma at full size, or halved along either axis or both. Whatever else libjpeg reads is left
-to it. Names of markers and layouts of segments: ITU-T T.81, annex B; colour spaces as libjpeg-turbo's
+to it. Names of markers and layouts of segments: ITU-T T.81, annex B; color spaces as libjpeg-turbo's
 `default_decompress_parms` (`jdapimin.c`) guesses them.
 """
 
@@ -12,7 +12,7 @@ import functools
 from typing import NamedTuple
 
 # Bits 0 to 3 of a table's kind are its number.
-DC, AC, QUANTISATION = 0x00, 0x10, 0x20
+DC, AC, QUANTIZATION = 0x00, 0x10, 0x20
 
 _LUMA_SAMPLINGS = frozenset((0x11, 0x21, 0x12, 0x22))  # horizontal factor in the high four bits
 _CHROMA_SAMPLING = 0x11
@@ -26,7 +26,7 @@ class BaselineScan(NamedTuple):
         begin: first byte of the entropy-coded data.
         sampling: horizontal and vertical factor of the luma; (1, 1) for a gray file, whatever it says.
         restart_interval: MCUs between two restart markers; 0 where there are none.
-        quantisation: for each component the byte before its 64 values, which says their precision.
+        quantization: for each component the byte before its 64 values, which says their precision.
         dc: for each component the counts of its DC codes, 16 bytes; the symbols follow.
         ac: for each component the counts of its AC codes.
     """
@@ -34,7 +34,7 @@ class BaselineScan(NamedTuple):
     begin: int
     sampling: tuple[int, int]
     restart_interval: int
-    quantisation: tuple[int, ...]
+    quantization: tuple[int, ...]
     dc: tuple[int, ...]
     ac: tuple[int, ...]
 
@@ -43,7 +43,7 @@ class _Layout(NamedTuple):
     """What the two headers say: the luma's sampling, and for each component the kinds of its tables."""
 
     sampling: tuple[int, int]
-    quantisation: tuple[int, ...]
+    quantization: tuple[int, ...]
     dc: tuple[int, ...]
     ac: tuple[int, ...]
 
@@ -63,8 +63,8 @@ def find_scan(
     layout = _layout(frame[5:], scan)
     if layout is None or frame[0] != 8:
         return None
-    quantisation, dc, ac = (tuple([places[kind] for kind in kinds]) for kinds in layout[1:])
-    return BaselineScan(begin, layout.sampling, restart_interval, quantisation, dc, ac)
+    quantization, dc, ac = (tuple([places[kind] for kind in kinds]) for kinds in layout[1:])
+    return BaselineScan(begin, layout.sampling, restart_interval, quantization, dc, ac)
 
 
 @functools.lru_cache(maxsize=256)
@@ -84,7 +84,7 @@ def _layout(frame: bytes, scan: bytes) -> _Layout | None:
     choices = scan[2:-3:2]
     return _Layout(
         sampling,
-        tuple(QUANTISATION | table for table in tables),
+        tuple(QUANTIZATION | table for table in tables),
         tuple(DC | choice >> 4 for choice in choices),
         tuple(AC | choice & 15 for choice in choices),
     )

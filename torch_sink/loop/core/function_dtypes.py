@@ -146,7 +146,7 @@ _LOSSES = _named(
     functional,
     torch,
 )
-_NORMALISATION = _named("batch_norm group_norm instance_norm layer_norm rms_norm", functional, torch) + _named(
+_NORMALIZATION = _named("batch_norm group_norm instance_norm layer_norm rms_norm", functional, torch) + _named(
     "local_response_norm normalize", functional
 )
 _PRODUCTS = (
@@ -179,7 +179,7 @@ _WRITES = _named(
     Tensor,
 )
 
-NORMALISATION_RULES: Rules = dict.fromkeys(_NORMALISATION, in_float32_and_back)
+NORMALIZATION_RULES: Rules = dict.fromkeys(_NORMALIZATION, in_float32_and_back)
 SOFTMAX_AND_LOSS_RULES: Rules = dict.fromkeys(_SOFTMAX + _LOSSES, in_float32)
 _CALLING_RULES: Rules = (
     dict.fromkeys(_BODIES, inside_the_mode)
@@ -187,7 +187,7 @@ _CALLING_RULES: Rules = (
     | ({Tensor.unflatten: _unflatten} if hasattr(Tensor, "refine_names") else {})
 )
 # Autocast on the CPU leaves these to the dtype of their input; on CUDA it has lists of its own.
-CPU_AUTOCAST_RULES: Rules = _CALLING_RULES | NORMALISATION_RULES | SOFTMAX_AND_LOSS_RULES
+CPU_AUTOCAST_RULES: Rules = _CALLING_RULES | NORMALIZATION_RULES | SOFTMAX_AND_LOSS_RULES
 # What a model that computes in low precision must not fail at, because a buffer or a softmax is float32.
 MIXTURE_RULES: Rules = (
     dict.fromkeys(_PRODUCTS, in_one_dtype)
@@ -201,7 +201,7 @@ TABLES: dict[str, Rules] = {
     # Where only some modules compute in low precision; a module may use the parameters of another one.
     "white list": dict.fromkeys(_PRODUCTS, in_widest_dtype) | _CALLING_RULES,
     "low": MIXTURE_RULES,
-    "low but normalisation": MIXTURE_RULES | NORMALISATION_RULES,
+    "low but normalization": MIXTURE_RULES | NORMALIZATION_RULES,
     "low but softmax and losses": MIXTURE_RULES | SOFTMAX_AND_LOSS_RULES,
     "low but both": MIXTURE_RULES | CPU_AUTOCAST_RULES,
 }

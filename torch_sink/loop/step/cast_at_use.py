@@ -15,7 +15,7 @@ from torch_sink.loop.core.function_dtypes import FunctionDtypes
 from torch_sink.loop.core.recompute import recomputing_in
 from torch_sink.loop.step.precision import Precision, WeakModule, map_container, to_float32
 
-NORMALISATION: tuple[type[nn.Module], ...] = (
+NORMALIZATION: tuple[type[nn.Module], ...] = (
     _NormBase,
     nn.LayerNorm,
     nn.GroupNorm,
@@ -31,8 +31,8 @@ class CastAtUse(Precision):
 
     In `context()` each module finds low precision copies of its own parameters, made by a cast that the backward
     pass goes through, so gradients arrive in float32. Every module with parameters casts its inputs; the model's
-    outputs are float32. At O2, normalisation runs in float32 and hands low precision on, softmax and losses run in
-    float32 and hand that on: as modules and as functions. At O3 normalisation takes low precision inputs and
+    outputs are float32. At O2, normalization runs in float32 and hands low precision on, softmax and losses run in
+    float32 and hand that on: as modules and as functions. At O3 normalization takes low precision inputs and
     parameters; the running statistics of BatchNorm stay float32, as in torch's mixed kernels.
 
     Outside `context()` the model is what it was: the hooks do nothing. Neither they nor this object keep it alive.
@@ -41,7 +41,7 @@ class CastAtUse(Precision):
         level: "O2" or "O3".
         dtype: torch.bfloat16 or torch.float16.
         model: its parameters are float32.
-        keep_float32: module types that run in float32; default the normalisation layers at O2, none at O3.
+        keep_float32: module types that run in float32; default the normalization layers at O2, none at O3.
         only: the only module types to run in low precision, with float32 outputs; default all but `keep_float32`.
 
     Raises:
@@ -65,7 +65,7 @@ class CastAtUse(Precision):
                 f"amp={level!r} casts parameters itself and cannot do so for a model sharded by fully_shard; "
                 "use amp='O1', or amp='O0' with fully_shard(..., mp_policy=MixedPrecisionPolicy(...))"
             )
-        self._keep = keep_float32 if keep_float32 is not None else (NORMALISATION if level == "O2" else ())
+        self._keep = keep_float32 if keep_float32 is not None else (NORMALIZATION if level == "O2" else ())
         self._losses = LOSSES if level == "O2" else ()
         self._only = only
         self._table = self._functions_table()
@@ -140,10 +140,10 @@ class CastAtUse(Precision):
     def _functions_table(self) -> str:
         if self._only is not None:
             return "white list"
-        normalisation = self._keep == NORMALISATION
+        normalization = self._keep == NORMALIZATION
         if self._losses:
-            return "low but both" if normalisation else "low but softmax and losses"
-        return "low but normalisation" if normalisation else "low"
+            return "low but both" if normalization else "low but softmax and losses"
+        return "low but normalization" if normalization else "low"
 
     def _adopt(self, module: nn.Module) -> None:
         dtype = self._input_dtype(module)
@@ -170,7 +170,7 @@ class CastAtUse(Precision):
             return self.dtype if isinstance(module, self._only) else None
         if isinstance(module, self._keep + self._losses):
             return torch.float32
-        return self.dtype if isinstance(module, NORMALISATION) or _own_floating(module) else None
+        return self.dtype if isinstance(module, NORMALIZATION) or _own_floating(module) else None
 
     def _refresh_recurrent(self) -> None:
         for reference in self._recurrent:

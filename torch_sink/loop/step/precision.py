@@ -56,7 +56,7 @@ class Precision:
 class Autocast(Precision):
     """O1: torch.autocast chooses the dtype by operator; outputs and loss are float32.
 
-    On CUDA, autocast computes softmax, normalisation and losses in float32. On the CPU it would not, so it is told to.
+    On CUDA, autocast computes softmax, normalization and losses in float32. On the CPU it would not, so it is told to.
     """
 
     casts = True

@@ -9,7 +9,7 @@ from torch_sink.damage.cause import BrokenFile
 from torch_sink.damage.report import DecodeReport
 
 INPUT_BOUND_SHARE = 0.3  # MindInsight's rule: empty in more than 30 % of the fetches
-WAITS_KEPT = 4096  # percentiles describe the latest waits, so a slow start does not colour a long run
+WAITS_KEPT = 4096  # percentiles describe the latest waits, so a slow start does not color a long run
 LAST_SHOWN = 10
 WARM_UP = 10  # fetches in which workers start, files come from a cold disk, and the consumer's code is compiled
 FEWEST = 20

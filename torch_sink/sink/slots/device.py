@@ -43,10 +43,10 @@ class DeviceOps(Protocol):
         """Work issued inside goes to the copy stream."""
 
     def empty(self, shape: torch.Size, dtype: torch.dtype, memory_format: torch.memory_format) -> torch.Tensor:
-        """Uninitialised device memory that outlives any one batch."""
+        """Uninitialized device memory that outlives any one batch."""
 
     def empty_pinned(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """Uninitialised page-locked host memory, contiguous."""
+        """Uninitialized page-locked host memory, contiguous."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Issues a copy to the copy stream: from page-locked memory of the same dtype and layout, or on the device."""

@@ -7,7 +7,7 @@ import torch
 
 from torch_sink.image.decode.jpeg.pack import Capacity, JpegBatch
 from torch_sink.image.decode.jpeg.tables import COLUMN, WINDOW_COLUMN
-from torch_sink.triton_kernels.jpeg import colour, entropy, idct
+from torch_sink.triton_kernels.jpeg import color, entropy, idct
 from torch_sink.triton_kernels.jpeg.window import tile_shape
 
 
@@ -25,7 +25,7 @@ class JpegDecoder:
 
     Attributes:
         pixels: uint8 [capacity.pixels_bytes], the pixels of all boxes once they are decoded.
-        coefficients: int16 [capacity.blocks, 64], quantised, zigzag order.
+        coefficients: int16 [capacity.blocks, 64], quantized, zigzag order.
         status: int32 [capacity.images], 0 where the pixels of an image are libjpeg's.
     """
 
@@ -42,7 +42,7 @@ class JpegDecoder:
         self._stream = room(capacity.stream_bytes, dtype=torch.uint8)
         self._images = room(capacity.images, COLUMN["IMAGE_COLUMNS"])
         self._segments = room(capacity.segments, COLUMN["SEGMENT_COLUMNS"])
-        self._quantisation = room(capacity.quantisation_tables, 64)
+        self._quantization = room(capacity.quantization_tables, 64)
         self._huffman = room(capacity.huffman_tables, COLUMN["HUFFMAN_COLUMNS"], dtype=torch.uint8)
         self._windows = room(capacity.images, WINDOW_COLUMN["WINDOW_COLUMNS"])
         self._entropy = entropy.new_buffers(
@@ -76,7 +76,7 @@ class JpegDecoder:
         for room, table in (
             (self._images, batch.images),
             (self._segments, batch.segments),
-            (self._quantisation, batch.quantisation),
+            (self._quantization, batch.quantization),
             (self._huffman, batch.huffman),
             (self._windows, batch.windows),
         ):
@@ -102,9 +102,9 @@ class JpegDecoder:
     def make_pixels(self) -> None:
         """The second half of `launch`: from `coefficients` to `pixels`."""
         tile, tables = tile_shape(interpreted=self._interpreted), (self._images, self._windows)
-        steps = self.coefficients, self._quantisation
+        steps = self.coefficients, self._quantization
         idct.run_idct(*steps, self._planes, *tables, self._block_tiles, shape=tile)
-        colour.run_colour(self._planes, self.pixels, *tables, self._pixel_tiles, shape=tile)
+        color.run_color(self._planes, self.pixels, *tables, self._pixel_tiles, shape=tile)
 
 
 def _copy_padded(room: torch.Tensor, table: np.ndarray) -> None:

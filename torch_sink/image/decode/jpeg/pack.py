@@ -23,7 +23,7 @@ from torch_sink.triton_kernels.jpeg.window import TILE_SHAPE, TileShape
 _TABLE_VALUES = 64
 _MOST_PADDING_BYTES = 32
 _ZEROS = bytes(_MOST_PADDING_BYTES)
-_WIDE_QUANTISATION = 0x10
+_WIDE_QUANTIZATION = 0x10
 
 
 class Capacity(NamedTuple):
@@ -33,7 +33,7 @@ class Capacity(NamedTuple):
         stream_bytes: of all segments, with the zeros between them.
         images: rows of the images and of the windows.
         segments: rows of the segments.
-        quantisation_tables: rows of these.
+        quantization_tables: rows of these.
         huffman_tables: rows of these.
         lanes: of all segments.
         blocks: of all images.
@@ -46,7 +46,7 @@ class Capacity(NamedTuple):
     stream_bytes: int
     images: int
     segments: int
-    quantisation_tables: int
+    quantization_tables: int
     huffman_tables: int
     lanes: int
     blocks: int
@@ -63,7 +63,7 @@ class JpegBatch(NamedTuple):
         stream: uint8 [bytes], the segments, each from a multiple of 16 bytes on and followed by 16 zeros or more.
         images: int32 [images, IMAGE_COLUMNS].
         segments: int32 [segments, SEGMENT_COLUMNS].
-        quantisation: int32 [tables, 64], zigzag order; each table once.
+        quantization: int32 [tables, 64], zigzag order; each table once.
         huffman: uint8 [tables, HUFFMAN_COLUMNS]; each table once.
         windows: int32 [images, WINDOW_COLUMNS].
         capacity: what it needs.
@@ -72,7 +72,7 @@ class JpegBatch(NamedTuple):
     stream: torch.Tensor
     images: np.ndarray
     segments: np.ndarray
-    quantisation: np.ndarray
+    quantization: np.ndarray
     huffman: np.ndarray
     windows: np.ndarray
     capacity: Capacity
@@ -95,8 +95,8 @@ def pack_jpegs(
         tile: how much a program of the pixel kernels makes.
         pinned: the stream lies in pinned memory.
     """
-    quantisation, huffman = _Tables(_quantisation_values), _Tables(_huffman_row)
-    headers = Headers.of_files([_header(file, quantisation, huffman) for file in files])
+    quantization, huffman = _Tables(_quantization_values), _Tables(_huffman_row)
+    headers = Headers.of_files([_header(file, quantization, huffman) for file in files])
     images = image_rows(headers)
     windows, planes_bytes, pixels_bytes = window_rows(headers, images, tile)
     lengths = np.array([length for file in files for _, length in file.segments], dtype=np.int64)
@@ -105,7 +105,7 @@ def pack_jpegs(
         stream_bytes=int(padded(lengths).sum()),
         images=len(images),
         segments=len(segments),
-        quantisation_tables=len(quantisation.rows),
+        quantization_tables=len(quantization.rows),
         huffman_tables=len(huffman.rows),
         lanes=int(segments[:, COLUMN["LANES"]].sum()),
         blocks=int(images[:, COLUMN["BLOCKS"]].sum()),
@@ -118,7 +118,7 @@ def pack_jpegs(
         _stream(files, segments, capacity.stream_bytes, pinned),
         images.astype(np.int32),
         segments.astype(np.int32),
-        np.frombuffer(b"".join(quantisation.rows), ">u2").reshape(-1, _TABLE_VALUES).astype(np.int32),
+        np.frombuffer(b"".join(quantization.rows), ">u2").reshape(-1, _TABLE_VALUES).astype(np.int32),
         np.frombuffer(b"".join(huffman.rows), np.uint8).reshape(-1, COLUMN["HUFFMAN_COLUMNS"]).copy(),
         windows.astype(np.int32),
         capacity,
@@ -138,21 +138,21 @@ class _Tables:
         return [rows[at] for at in places] * (3 // len(places))
 
 
-def _header(file: JpegFile, quantisation: _Tables, huffman: _Tables) -> tuple[int, ...]:
+def _header(file: JpegFile, quantization: _Tables, huffman: _Tables) -> tuple[int, ...]:
     """One row of `Headers.of_files`."""
     data, scan = file.source.data, file.scan
     sizes = *file.source.size, len(scan.dc), *scan.sampling, scan.restart_interval, len(file.segments), file.channels
     tables = (
-        quantisation.of_file(data, scan.quantisation),
+        quantization.of_file(data, scan.quantization),
         huffman.of_file(data, scan.dc),
         huffman.of_file(data, scan.ac),
     )
     return *sizes, *file.box, *tables[0], *tables[1], *tables[2]
 
 
-def _quantisation_values(data: bytes, at: int) -> bytes:
+def _quantization_values(data: bytes, at: int) -> bytes:
     """The 64 values of a table, of two bytes each; `at` is the byte before, which says how many they have there."""
-    if data[at] >= _WIDE_QUANTISATION:
+    if data[at] >= _WIDE_QUANTIZATION:
         return data[at + 1 : at + 1 + 2 * _TABLE_VALUES]
     values = bytearray(2 * _TABLE_VALUES)
     values[1::2] = data[at + 1 : at + 1 + _TABLE_VALUES]

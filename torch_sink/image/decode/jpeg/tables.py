@@ -38,7 +38,7 @@ class Headers(NamedTuple):
         top: pixels.
         box_width: pixels.
         box_height: pixels.
-        tables: [9, images], rows of the quantisation, the DC and the AC tables, of three components each.
+        tables: [9, images], rows of the quantization, the DC and the AC tables, of three components each.
     """
 
     width: np.ndarray
@@ -83,7 +83,7 @@ def image_rows(headers: Headers) -> np.ndarray:
         FIRST_SEGMENT=_starts(headers.segments),
         SEGMENTS=headers.segments,
     )
-    for number, name in enumerate(("QUANTISATION", "DC_TABLE", "AC_TABLE")):
+    for number, name in enumerate(("QUANTIZATION", "DC_TABLE", "AC_TABLE")):
         images[:, COLUMN[name] : COLUMN[name] + 3] = headers.tables[3 * number : 3 * number + 3].T
     return images
 

@@ -213,23 +213,23 @@ TENSOR_USES: dict[str, Use] = {
 
 @pytest.fixture(scope="module")
 def openers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[[], Image.Image]]:
-    folder = tmp_path_factory.mktemp("stock_behaviour")
+    folder = tmp_path_factory.mktemp("stock_behavior")
     photo = make_photo(50, 37, 3)
     exif = photo.getexif()
     exif[EXIF_ORIENTATION_TAG] = 6
-    files = {"colour.jpg": photo, "gray.jpg": photo.convert("L"), "cmyk.jpg": photo.convert("CMYK"), "photo.png": photo}
+    files = {"color.jpg": photo, "gray.jpg": photo.convert("L"), "cmyk.jpg": photo.convert("CMYK"), "photo.png": photo}
     for name, image in files.items():
-        image.save(folder / name, **({"exif": exif, "dpi": (72, 72)} if name == "colour.jpg" else {}))
+        image.save(folder / name, **({"exif": exif, "dpi": (72, 72)} if name == "color.jpg" else {}))
     data = {name: (folder / name).read_bytes() for name in files}
     return {
-        "file": lambda: Image.open(io.BytesIO(data["colour.jpg"])),
+        "file": lambda: Image.open(io.BytesIO(data["color.jpg"])),
         "gray file": lambda: Image.open(io.BytesIO(data["gray.jpg"])),
         "CMYK file": lambda: Image.open(io.BytesIO(data["cmyk.jpg"])),
         "PNG file": lambda: Image.open(io.BytesIO(data["photo.png"])),
-        "converted": lambda: Image.open(folder / "colour.jpg").convert("RGB"),
-        "converted to gray": lambda: Image.open(folder / "colour.jpg").convert("L"),
-        "loaded": lambda: default_loader(str(folder / "colour.jpg")),
-        "resized": lambda: Image.open(folder / "colour.jpg").convert("RGB").resize((33, 21)),
+        "converted": lambda: Image.open(folder / "color.jpg").convert("RGB"),
+        "converted to gray": lambda: Image.open(folder / "color.jpg").convert("L"),
+        "loaded": lambda: default_loader(str(folder / "color.jpg")),
+        "resized": lambda: Image.open(folder / "color.jpg").convert("RGB").resize((33, 21)),
     }
 
 

@@ -1,4 +1,4 @@
-"""Colour -> atoms: operations on pixels, operations that need a histogram, sharpness."""
+"""Color -> atoms: operations on pixels, operations that need a histogram, sharpness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Colour on float32 images -> atoms. `is_v2` is 1 where the kernels of `transforms.v2` round differently from v1's."""
+"""Color on float32 images -> atoms. `is_v2` is 1 where the kernels of `transforms.v2` round differently from v1's."""
 
 from __future__ import annotations
 

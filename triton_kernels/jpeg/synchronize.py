@@ -1,4 +1,4 @@
-"""Where each lane begins: self-synchronisation of Huffman codes (Weissenberger and Schmidt, arXiv 2111.09219).
+"""Where each lane begins: self-synchronization of Huffman codes (Weissenberger and Schmidt, arXiv 2111.09219).
 
 A lane does not know which bit of its part is the first of a symbol, nor in which unit of an MCU and at which place of
 a block that symbol lies: that is the state in which the lane before it ends. But a decoder that begins in a wrong

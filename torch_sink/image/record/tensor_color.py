@@ -1,4 +1,4 @@
-"""Recording on tensors: colour. How a recorder works is said in `tensor.py`."""
+"""Recording on tensors: color. How a recorder works is said in `tensor.py`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch_sink.image.core.ops import Op
 Recorder = Callable[..., Any]
 
 
-def colour_recorders(family: str) -> dict[str, Recorder]:
-    """Colour operations on uint8 tensors that take at most one argument, and that keep the shape."""
+def color_recorders(family: str) -> dict[str, Recorder]:
+    """Color operations on uint8 tensors that take at most one argument, and that keep the shape."""
 
     def steep(name: str, accepts: Callable[..., bool]) -> Recorder:
         """For what would turn a rounding difference into a large one."""
@@ -35,7 +35,7 @@ def colour_recorders(family: str) -> dict[str, Recorder]:
 
         return record
 
-    def on_colours(record: Recorder) -> Recorder:
+    def on_colors(record: Recorder) -> Recorder:
         """Stock code gives an image of one channel back as it is."""
         return lambda handle, *args, **kwargs: _unless(handle.sink_shape[0] == 1, record, handle, *args, **kwargs)
 
@@ -46,8 +46,8 @@ def colour_recorders(family: str) -> dict[str, Recorder]:
     return {
         "adjust_brightness": recorder("adjust_brightness", _is_factor),
         "adjust_contrast": recorder("adjust_contrast", _is_factor),
-        "adjust_saturation": on_colours(recorder("adjust_saturation", _is_factor)),
-        "adjust_hue": on_colours(recorder("adjust_hue", lambda part: is_number(part) and -0.5 <= part <= 0.5)),
+        "adjust_saturation": on_colors(recorder("adjust_saturation", _is_factor)),
+        "adjust_hue": on_colors(recorder("adjust_hue", lambda part: is_number(part) and -0.5 <= part <= 0.5)),
         "adjust_sharpness": on_inner_pixels(recorder("adjust_sharpness", _is_factor)),
         "invert": recorder("invert", lambda: True),
         "posterize": steep("posterize", lambda bits: type(bits) is int and 0 <= bits <= 8),

@@ -1,4 +1,4 @@
-"""Colour on uint8 tensors -> atoms. The kernels of `transforms` (v1) and `transforms.v2` compute differently."""
+"""Color on uint8 tensors -> atoms. The kernels of `transforms` (v1) and `transforms.v2` compute differently."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from torch_sink.image.core.atoms import Formula, Kind, Lowering, lowers
 from torch_sink.image.core.ops import STOCK
-from torch_sink.image.lower.colour import lookup
+from torch_sink.image.lower.color import lookup
 
 _FORMULAS = {"v1": Formula.TENSOR_V1, "v2": Formula.TENSOR_V2}
 

@@ -1,4 +1,4 @@
-"""Recording on float32 tensors: colour. How a recorder works is said in `tensor.py`.
+"""Recording on float32 tensors: color. How a recorder works is said in `tensor.py`.
 
 Thresholds, stretched ranges and gammas fall back to stock torchvision: they would turn a difference in the last bits
 into a large one.

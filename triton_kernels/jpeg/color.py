@@ -1,8 +1,8 @@
-"""Chroma at full size, and colours: planes of samples -> pixels.
+"""Chroma at full size, and colors: planes of samples -> pixels.
 
 Upsampling is libjpeg's "fancy" one (`jdsample.c`), a triangle filter: a sample of the image lies a quarter of the way
 between the two nearest chroma samples, so it takes 3/4 of the nearer and 1/4 of the other, on each axis that was
-halved. Written as one formula with clamped neighbours, the special cases at libjpeg's edges need no code. Colours are
+halved. Written as one formula with clamped neighbors, the special cases at libjpeg's edges need no code. Colors are
 those of JFIF in 16.16 integers (`jdcolor.c`), gray is Pillow's.
 """
 
@@ -36,7 +36,7 @@ from .window import (
 
 
 @triton.jit
-def colour_kernel(planes, pixels, images, windows, tile_images, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr):
+def color_kernel(planes, pixels, images, windows, tile_images, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr):
     """Makes the pixels of one box that lie in one tile [BLOCK_Y, BLOCK_X] of its window.
 
     Args:
@@ -85,8 +85,8 @@ def colour_kernel(planes, pixels, images, windows, tile_images, BLOCK_Y: tl.cons
             chroma_width = (tl.load(image + WIDTH) + luma_across - 1) // luma_across
             chroma_height = (tl.load(image + HEIGHT) + luma_down - 1) // luma_down
             repeats = (luma_across == 2) & (chroma_width <= 2)
-            columns = _neighbours(x, luma_across, repeats, left * 8, chroma_width)
-            rows = _neighbours(y, luma_down, repeats, top * 8, chroma_height)
+            columns = _neighbors(x, luma_across, repeats, left * 8, chroma_width)
+            rows = _neighbors(y, luma_down, repeats, top * 8, chroma_height)
             # A half, less or more in turn, so that the halves do not all go one way.
             along_y = (4 + 4 * (y % 2))[:, None]
             along_x = tl.where(luma_down == 2, 8 - x % 2, 4 + 4 * (x % 2))[None, :]
@@ -108,7 +108,7 @@ def colour_kernel(planes, pixels, images, windows, tile_images, BLOCK_Y: tl.cons
 
 
 @triton.jit
-def _neighbours(position, factor, repeats, first, size):
+def _neighbors(position, factor, repeats, first, size):
     """The two chroma samples next to positions of one axis of the window, and the second one's weight in quarters.
 
     Args:
@@ -126,7 +126,7 @@ def _neighbours(position, factor, repeats, first, size):
 
 @triton.jit
 def _upsampled(plane, stride, rows, columns, rounding, inside):
-    """One chroma component at full size, int32 [Y, X]; `rows` and `columns` as `_neighbours` gives them."""
+    """One chroma component at full size, int32 [Y, X]; `rows` and `columns` as `_neighbors` gives them."""
     near_y, far_y, weight_y = rows
     near_x, far_x, weight_x = columns
     near_row = plane + near_y[:, None] * stride
@@ -154,7 +154,7 @@ def _rgb(luma, cb, cr):
 WARPS = 4
 
 
-def run_colour(
+def run_color(
     planes: torch.Tensor,
     pixels: torch.Tensor,
     images: torch.Tensor,
@@ -163,16 +163,16 @@ def run_colour(
     *,
     shape: TileShape,
 ) -> None:
-    """Launches upsampling and colours of a batch.
+    """Launches upsampling and colors of a batch.
 
     Args:
-        planes, pixels, images, windows: as in `colour_kernel`.
+        planes, pixels, images, windows: as in `color_kernel`.
         tile_images: int32 [tiles], written; it has room for the tiles of all windows.
         shape: of a tile, as the windows were counted out with.
     """
     if len(tile_images):
         assign_owners(windows, tile_images, first=FIRST_PIXEL_TILE, count=PIXEL_TILES)
-        colour_kernel[(len(tile_images),)](
+        color_kernel[(len(tile_images),)](
             planes, pixels, images, windows, tile_images, BLOCK_Y=shape.rows, BLOCK_X=shape.columns,
             **compiler_options(WARPS),
         )  # fmt: skip
