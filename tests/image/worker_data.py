@@ -91,8 +91,10 @@ _decodes: list[str] = []
 
 
 def kernel_modules() -> list[str]:
-    """The modules with device code that this process has imported."""
-    return [name for name in sys.modules if name.startswith("torch_sink.triton_kernels")]
+    """The modules with device code that this process has imported; that of plain integers holds none."""
+    return [
+        name for name in sys.modules if name.startswith("torch_sink.triton_kernels.") and not name.endswith(".rows")
+    ]
 
 
 class WatchedCollate:

@@ -10,9 +10,9 @@ import numpy as np
 from torch_sink.image.core.atoms import Atom, FloatKind, Kind, Program
 from torch_sink.image.core.ops import Op
 from torch_sink.image.plan.stages import Stage
-from torch_sink.triton_kernels import program as layout
+from torch_sink.triton_kernels import rows
 
-COLUMN = {name: value.value for name, value in vars(layout).items() if hasattr(value, "value")}
+COLUMN = {name: value for name, value in vars(rows).items() if name.isupper()}
 _TABLE_COLUMN = {Kind.REMAP: 2, Kind.LOOKUP: 2, Kind.GRID: 10, FloatKind.WARP: 10}
 _HEAD_TABLE_COLUMN = 8
 # What hands float32 values to the next stage.
