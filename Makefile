@@ -2,6 +2,7 @@
 # make test          the test-suite on the newest releases; make test-oldest: on the oldest supported ones
 # make test-slow     the soak tests
 # make check         ruff and mypy
+# make docs          the pages as a site, in local/site; warnings and dead links are errors
 # make gpu           all that needs a GPU, in nine minutes; PART=tests|train|decode|..., RESULTS=folder, DATA=photographs
 # make kernels       compile what changed of the kernels for every target, count what they execute; rewrites docs/kernels.md
 # make report        write docs/performance.md and the figures of the README from the committed results
@@ -23,7 +24,7 @@ GPU_PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON))
 OLDEST_RELEASES = torch==2.11.0 torchvision==0.26.0 triton==3.6.0 "numpy<2.4"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-oldest demo test test-oldest test-slow check gpu kernels report clean
+.PHONY: help setup setup-oldest demo test test-oldest test-slow check docs gpu kernels report clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -53,6 +54,10 @@ check: setup
 	$(VENV)/bin/python -m pip install -q ruff mypy
 	$(VENV)/bin/python -m ruff check torch_sink triton_kernels tests examples
 	$(VENV)/bin/python -m mypy torch_sink
+
+docs: setup
+	$(VENV)/bin/python -m pip install -q mkdocs-material "mkdocstrings[python]"
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
 
 # Sets nothing up: a GPU machine often has its own PyTorch and no registry.
 gpu:

@@ -100,7 +100,7 @@ def decode_report() -> DecodeReport:
     end of each pass that met broken files, the counts and the first files are also logged as a warning of the logger
     "torch_sink".
 
-    Example:
+    Examples:
         >>> print(decode_report())
         no broken files
     """

@@ -69,7 +69,7 @@ def set_image_backend(
         RuntimeError: the device is not there.
         SinkError: another thread is inside of `with image_backend(...)`.
 
-    Example:
+    Examples:
         >>> set_image_backend("device", device="cpu")
         >>> get_image_backend()
         'device'

@@ -63,7 +63,7 @@ def support_table() -> list[SupportRow]:
     `fallback_report()`. The backend, the random generators and the fallback counts are left as they were. An entry that
     a newer torchvision brought says "not tried".
 
-    Example:
+    Examples:
         >>> {row.name: row.on_pillow for row in support_table()}["v1.RandomResizedCrop"]
         'kernel'
     """

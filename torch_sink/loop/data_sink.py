@@ -31,7 +31,7 @@ def data_sink(
     Raises:
         TypeError, ValueError: an argument that cannot be used, such as a SinkLoader that another function is bound to.
 
-    Example:
+    Examples:
         >>> import torch
         >>> step = data_sink(lambda x: x.sum(), [torch.ones(2), torch.zeros(2)], sink_size=3)
         >>> float(step()), float(step())

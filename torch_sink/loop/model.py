@@ -37,7 +37,13 @@ class Model:
         metrics: a set of "accuracy", "top5" and "loss", or name -> object with `reset`, `update(output, *labels)` and
             `compute`; needed by `eval` and `fit`.
         amp_level: see `StepLoop(amp=)`.
-        amp_dtype, loss_scaler, scheduler, schedule, clip_grad_norm, accumulate, ema: see StepLoop.
+        amp_dtype: see `StepLoop`.
+        loss_scaler: see `StepLoop`.
+        scheduler: see `StepLoop`.
+        schedule: see `StepLoop`.
+        clip_grad_norm: see `StepLoop`.
+        accumulate: see `StepLoop`.
+        ema: see `StepLoop`.
         mode: see StepLoop; default what `jit_config` asks for.
         jit_config: how to compile; default eager code on the CPU, compiled and captured on CUDA.
         eval_network: `eval_network(*batch)` -> (loss, output, labels), used by `eval` instead of `network`.

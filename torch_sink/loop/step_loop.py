@@ -65,7 +65,7 @@ class StepLoop:
     Raises:
         TypeError, ValueError: an argument that cannot be used; the message says what can.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Linear(3, 2)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> loop = StepLoop(model, torch.nn.functional.cross_entropy, optimizer, sink_size=10)
@@ -216,7 +216,7 @@ class StepLoop:
             TypeError, ValueError: a batch or a metric that does not fit.
             SinkError: `ema=True`, and the loop was made without `ema`.
 
-        Example:
+        Examples:
             >>> model = torch.nn.Linear(3, 2)
             >>> loop = StepLoop(model, torch.nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1))
             >>> sorted(loop.evaluate([(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))], metrics={"accuracy"}))

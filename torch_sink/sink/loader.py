@@ -67,7 +67,7 @@ class SinkLoader:
         ValueError: an argument is out of range, or the device is not there.
         TypeError: an argument has the wrong type.
 
-    Example:
+    Examples:
         >>> loader = SinkLoader([torch.zeros(2, 3), torch.ones(2, 3)])
         >>> [float(batch.sum()) for batch in loader]
         [0.0, 6.0]

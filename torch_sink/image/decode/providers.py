@@ -319,7 +319,7 @@ def set_decode_provider(name: str | None) -> None:
     Raises:
         ValueError: the provider is unknown, or does not work here.
 
-    Example:
+    Examples:
         >>> set_decode_provider("pillow")
         >>> set_decode_provider(None)
     """
@@ -334,7 +334,7 @@ def decode_providers() -> list[str]:
     "nvjpeg", whose pixels are not quite Pillow's, decodes only where it is named; "triton" on a GPU once it has decoded
     a few small files there to Pillow's pixels, in Triton's interpreter where it is named.
 
-    Example:
+    Examples:
         >>> "pillow" in decode_providers()
         True
     """

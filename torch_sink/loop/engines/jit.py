@@ -107,7 +107,7 @@ def jit(fn: Any = None, *, jit_level: str = "O1", fullgraph: bool = False, dynam
         ValueError: unknown `jit_level`.
         TypeError: `fn` is not callable, or a class whose instances are not.
 
-    Example:
+    Examples:
         >>> model = jit(torch.nn.Linear(3, 2))
         >>> list(model.state_dict()), model.in_features, model.eval().training
         (['weight', 'bias'], 3, False)

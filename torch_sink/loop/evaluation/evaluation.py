@@ -103,7 +103,9 @@ class Evaluation(RunEvaluation):
 
     Args:
         loader: a loader or SinkLoader; not the SinkLoader that the run trains on.
-        metrics, forward, ema: see `StepLoop.evaluate`.
+        metrics: see `StepLoop.evaluate`.
+        forward: see `StepLoop.evaluate`.
+        ema: see `StepLoop.evaluate`.
         every_epochs: evaluate after so many epochs; default 1, or none if `every_steps` is given.
         every_steps: evaluate after exactly so many steps; sinks shrink to meet them.
         verbose: print the results.
@@ -114,7 +116,7 @@ class Evaluation(RunEvaluation):
     Raises:
         TypeError, ValueError: an argument that cannot be used.
 
-    Example:
+    Examples:
         >>> import torch, torch_sink
         >>> model = torch.nn.Linear(3, 2)
         >>> data = [(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))] * 10

@@ -87,7 +87,7 @@ class StaticLossScaler:
     Raises:
         ValueError: `scale_value` is below 1.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> scaler = StaticLossScaler(1024.0)

@@ -1,0 +1,66 @@
+"""The guide: its code runs in the order of each page, and every page is reachable from the site's menu."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torch_sink.cli.photos import write_photos
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+# What the pages take for granted: a model, an optimizer, loaders of small batches.
+PRELUDE = """
+import torch
+from torch import nn
+import torch_sink
+
+torch.manual_seed(0)
+device = torch.device("cpu")
+batches = [(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 1])) for _ in range(6)]
+loader = train_loader = valid_loader = batches
+network = model = nn.Sequential(nn.Flatten(), nn.Linear(192, 6))
+loss_fn = nn.functional.cross_entropy
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+images, labels = batches[0]
+"""
+# The others show code that needs several processes or a package of its own.
+RUN = ("start", "step_loop", "mixed_precision")
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_the_code_of_a_page_runs(name: str, tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos", count=20)
+    script = tmp_path / "page.py"
+    code = [PRELUDE, *blocks(DOCS / f"{name}.md")]
+    # A page counts in epochs of ImageNet; here a run is as long as its data are short.
+    code = [re.sub(r"epochs=90|range\(900\)|fit\(10|train\(10", _shorter, block) for block in code]
+    script.write_text("\n\n".join(code))
+    finished = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert finished.returncode == 0, finished.stderr
+
+
+def _shorter(found: re.Match[str]) -> str:
+    return re.sub(r"\d+", "2", found[0])
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+def test_the_code_of_a_page_compiles(page: Path) -> None:
+    for block in blocks(page):
+        compile(block, str(page), "exec")
+
+
+def test_every_page_stands_in_the_menu() -> None:
+    menu = set(re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    assert menu == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
