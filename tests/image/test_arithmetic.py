@@ -13,6 +13,7 @@ from torchvision.transforms import v2
 
 import torch_sink
 from image.cases import encoded, opener
+from image.cases_float import scaled_in_place
 from image.check import assert_same_bits
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES
@@ -31,17 +32,16 @@ RECORDED: dict[str, Callable[[Any], Any]] = {
     "division": lambda x: x / 255,
     "negative division": lambda x: x / -0.3 + -0.0,
     "in a pipeline": v1.Compose([v1.Lambda(lambda x: x * 2 - 1), v1.RandomHorizontalFlip(1.0)]),
-}
-# While a table of 256 values stands for the floats.
-PRODUCTS: dict[str, Callable[[Any], Any]] = {
     "x * 255": lambda x: x * 255,
     "0.3 * x": lambda x: 0.3 * x,
     "x * -1.7 + 0.2": lambda x: x.mul(-1.7) + 0.2,
-    "x * 0": lambda x: x * 0,
     "a product in a pipeline": v1.Compose(
         [v1.RandomHorizontalFlip(1.0), v1.Lambda(lambda x: x * 255), v1.Normalize([9], [6])]
     ),
+    "in place": scaled_in_place,
 }
+# While a table of 256 values stands for the floats.
+IN_TABLES: dict[str, Callable[[Any], Any]] = {"x * 0": lambda x: x * 0, "x * 1e-9": lambda x: x * 1e-9}
 IN_STOCK_CODE: dict[str, Callable[[Any], Any]] = {
     "x / 0": lambda x: x / 0,
     "alpha": lambda x: x.sub(1, alpha=2),
@@ -52,6 +52,8 @@ IN_STOCK_CODE: dict[str, Callable[[Any], Any]] = {
     "nan": lambda x: x - float("nan"),
     "large": lambda x: x / 1e30,
     "two images": lambda x: x + x,
+    "an image in place": lambda x: x.mul_(x),
+    "alpha in place": lambda x: x.add_(1, alpha=2),
 }
 
 
@@ -66,16 +68,38 @@ def outcome(call: Callable[[Any], Any], to_float: str) -> tuple[Any, bool]:
 
 
 @pytest.mark.parametrize("to_float", TO_FLOAT)
-@pytest.mark.parametrize("name", [*RECORDED, *PRODUCTS, *IN_STOCK_CODE])
+@pytest.mark.parametrize("name", [*RECORDED, *IN_TABLES, *IN_STOCK_CODE])
 def test_constants(name: str, to_float: str) -> None:
-    call = {**RECORDED, **PRODUCTS, **IN_STOCK_CODE}[name]
-    records = name in RECORDED or (name in PRODUCTS and to_float != "warped")
+    call = {**RECORDED, **IN_TABLES, **IN_STOCK_CODE}[name]
+    records = name in RECORDED or (name in IN_TABLES and to_float != "warped")
     expected, _ = outcome(call, to_float)
     with torch_sink.image_backend("device", device="cpu"):
         actual, recorded = outcome(call, to_float)
         assert recorded == records
         assert bool(torch_sink.fallback_report()) != recorded
     assert_same_bits(actual, expected)
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "a crop": lambda whole: v2.functional.crop(whole, 2, 3, 9, 8),
+    "a pure tensor": lambda whole: whole.as_subclass(torch.Tensor),
+}
+
+
+@pytest.mark.parametrize("in_place", [scaled_in_place, v1.Normalize([0.1], [0.7], inplace=True)])
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_change_in_place_is_one_of_every_view(view: str, in_place: Callable[[Any], Any]) -> None:
+    def views(image: Any) -> tuple[Any, ...]:
+        whole = TO_FLOAT["v2"](image)
+        part = VIEWS[view](whole)
+        return whole, part, in_place(whole)
+
+    expected = views(photo())
+    with torch_sink.image_backend("device", device="cpu"):
+        results = views(photo())
+        assert bool(torch_sink.fallback_report()) == (view == "a crop")
+        for actual, stock in zip(results, expected, strict=True):
+            assert_same_bits(actual.materialize() if isinstance(actual, HANDLES) else actual, stock)
 
 
 def test_other_constants_have_stock_codes_bits() -> None:

@@ -54,3 +54,20 @@ def share_memory(whole: Any, view: Any) -> Any:
     memory = fields["sink_memory"] if "sink_memory" in fields else SharedMemory(whole)
     memory.add(view)
     return view
+
+
+def aliases(handle: Any) -> list[Any] | None:
+    """The handles for the very values of this one, itself among them; None where others stand for parts of them."""
+    memory = handle.__dict__.get("sink_memory")
+    members = memory.members() if memory is not None else [handle]
+    return members if all(member.sink_ops == handle.sink_ops for member in members) else None
+
+
+def record_in_place(handles: list[Any], op: Any) -> None:
+    """Records a call that changes what all of these aliases stand for."""
+    ops = (*handles[0].sink_ops, op)
+    for handle in handles:
+        handle.__dict__.pop("sink_memory", None)
+        handle.__dict__["sink_ops"] = ops
+    for alias in handles[1:]:
+        share_memory(handles[0], alias)

@@ -26,6 +26,11 @@ def _normalize(state: FloatLowering, mean: tuple[float, ...], std: tuple[float, 
     state.add(FloatKind.NORMALIZE, *bits(*three(mean), *three(std)))
 
 
+@lowers_float("mul")
+def _multiply(state: FloatLowering, factor: float) -> None:
+    _normalize(state, (0.0,), (1 / factor,))
+
+
 @lowers_float("v1.adjust_brightness", "v2.adjust_brightness")
 def _brightness(state: FloatLowering, factor: float) -> None:
     """SCALE: (factor,)."""

@@ -85,15 +85,16 @@ def is_tabled(op: Op) -> bool:
 def _first_float_op(ops: Sequence[Op], in_floats: bool) -> int | None:
     """Position of the first call that runs on float32 values; None where a table stands for all of them.
 
-    No kernel multiplies floats: every product is in a table.
+    A product is in the table where it can be, which holds stock code's bits.
     """
     converted = next((at for at, op in enumerate(ops, 1) if op.name in _CONVERSIONS), None)
     if converted is None:
         return len(ops) if in_floats else None
     if not (in_floats or any(map(_needs_floats, ops[converted:]))):
         return None
-    begin = max((at for at, op in enumerate(ops, 1) if op.name == "mul"), default=converted)
-    while begin < len(ops) and ops[begin].name in VALUE_OPS:
+    tabled = next((at for at in range(converted, len(ops)) if not is_tabled(ops[at])), len(ops))
+    begin = max((at for at, op in enumerate(ops[:tabled], 1) if op.name == "mul"), default=converted)
+    while begin < len(ops) and ops[begin].name in VALUE_OPS and ops[begin].name != "mul":
         begin += 1
     return begin
 

@@ -20,7 +20,7 @@ from torchvision.tv_tensors import _torch_function_helpers as return_types
 from torch_sink.image.core.ops import Op
 from torch_sink.image.core.tensor_argument import tensor_arguments
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage, recorded
-from torch_sink.image.record.arithmetic import multiplied
+from torch_sink.image.record.arithmetic import added_in_place, multiplied
 
 # True inside `AugMix.forward`; elsewhere a view shares memory with its image, which these handles do not.
 _inside: ContextVar[bool] = ContextVar("inside AugMix", default=False)
@@ -102,7 +102,9 @@ def _weigh(weight: Any, batch: Any = None, **kwargs: Any) -> Any:
 @recorded(torch.Tensor.add_)
 def _add(total: Any, other: Any = None, **kwargs: Any) -> Any:
     """Adds the weighted result of a chain to what began as the weighted image, in place."""
-    if type(total) is not _Sum or type(other) is not _Sum or kwargs or total.sink_source is not other.sink_source:
+    if type(total) is not _Sum:
+        return added_in_place(total, other, **kwargs)
+    if type(other) is not _Sum or kwargs or total.sink_source is not other.sink_source:
         return NotImplemented
     *image, (_, (terms, _)) = total.sink_ops
     *result, (_, (added, _)) = other.sink_ops

@@ -19,7 +19,7 @@ from torch_sink.image.core.tensor_argument import TensorArgument
 from torch_sink.image.handles.shared_memory import share_memory
 from torch_sink.image.handles.tensor import HANDLES, recorded
 from torch_sink.image.lower.geometry import NEAREST_MODES, integer_resize_fits
-from torch_sink.image.record.tensor_values import is_expanded, record_maybe_in_place
+from torch_sink.image.record.tensor_values import changes_in_place, record_maybe_in_place
 
 
 def crop(family: str, handle: Any, top: int, left: int, height: int, width: int) -> Any:
@@ -155,7 +155,7 @@ def erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inpl
         h, w = min(h, height - i), min(w, width - j)
     if min(i, j, h, w) < 0 or i + h > height or j + w > width:
         return NotImplemented
-    if inplace and (handle.shares_memory or is_expanded(handle)):
+    if inplace and not changes_in_place(handle):
         return NotImplemented
     if v.shape != (channels, h, w) and v.shape[1:] != (1, 1) and _broadcasts(v.shape, (channels, h, w)):
         v = v.expand(channels, h, w)

@@ -10,6 +10,8 @@ import torch
 from torch_sink.image.core.arguments import is_number
 from torch_sink.image.core.exactness import is_from_bytes, is_scaled_bytes
 from torch_sink.image.core.ops import WIDE_TYPES, InPlaceOp, Op
+from torch_sink.image.handles.shared_memory import aliases, record_in_place
+from torch_sink.image.handles.tensor import LazyTVImage
 
 
 def _statistics(values: Any, channels: int) -> tuple[float, ...] | None:
@@ -35,17 +37,28 @@ def normalize(family: str, handle: Any, mean: Any, std: Any, inplace: bool = Fal
         return NotImplemented
     if handle.sink_dtype != torch.float32 and not is_from_bytes(handle):
         return NotImplemented
-    if min(map(abs, std)) < _SMALLEST_STD or (inplace and (handle.shares_memory or is_expanded(handle))):
+    if min(map(abs, std)) < _SMALLEST_STD or (inplace and not changes_in_place(handle)):
         return NotImplemented
-    return record_maybe_in_place(handle, inplace, f"{family}.normalize", (mean, std))
+    result = record_maybe_in_place(handle, inplace, f"{family}.normalize", (mean, std))
+    # What the methods of a `tv_tensors.Image` change in place they return as a pure tensor of the same memory.
+    is_pure = inplace and family == "v1" and type(handle) is LazyTVImage
+    return result.as_subclass(torch.Tensor) if is_pure else result
 
 
 def record_maybe_in_place(handle: Any, inplace: bool, name: str, args: tuple[Any, ...]) -> Any:
-    """Records a call that gives a new handle, or changes what the handle stands for."""
-    return handle.become(handle.record(InPlaceOp(name, args))) if inplace else handle.record(Op(name, args))
+    """Records a call that gives a new handle, or changes what the handle and its aliases stand for."""
+    if not inplace:
+        return handle.record(Op(name, args))
+    record_in_place(aliases(handle) or [handle], InPlaceOp(name, args))
+    return handle
 
 
-def is_expanded(handle: Any) -> bool:
+def changes_in_place(handle: Any) -> bool:
+    """True where a call in place can be recorded: nobody holds a part of what it changes."""
+    return aliases(handle) is not None and not _is_expanded(handle)
+
+
+def _is_expanded(handle: Any) -> bool:
     """True where the channels of stock code's tensor may share memory, which it does not write to in place."""
     for op in reversed(handle.sink_ops):
         name = op.name.split(".")[-1]
