@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import shutil
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 
+from torch_sink.common.platforms import usable_cores
 from torch_sink.errors import SinkError
 
 OLDEST_RELEASES = {"torch": (2, 11), "torchvision": (0, 26), "triton": (3, 6), "PIL": (11, 3), "numpy": (1, 0)}
@@ -44,7 +46,7 @@ def examine() -> list[Finding]:
     """Look at everything; a check that fails becomes a finding and never ends the report."""
     findings = [_check_python()]
     findings += [_check_release(module, oldest) for module, oldest in OLDEST_RELEASES.items()]
-    if all(finding.state == "ok" for finding in findings):
+    if all(finding.state != "broken" for finding in findings):
         for check in (_check_compiled_part, _check_device, _check_kernels, _check_decoder, _check_mode):
             findings.append(_run(check))
         findings += list(_check_machine())
@@ -83,6 +85,8 @@ def _check_release(module: str, oldest: tuple[int, int]) -> Finding:
     wanted = f"{package}>={'.'.join(map(str, oldest))}"
     # torch and torchvision have compiled parts that fit each other only when they come from one place.
     names = "torch torchvision" if module in ("torch", "torchvision") else f"'{wanted}'"
+    if module == "triton" and _needs_no_triton():
+        return Finding(package, "missing", "not installed: pixels are made on the CPU, with the same results")
     try:
         release: str = importlib.import_module(module).__version__
     except (ImportError, RuntimeError, OSError, AttributeError) as error:
@@ -91,6 +95,13 @@ def _check_release(module: str, oldest: tuple[int, int]) -> Finding:
     if _numbers(release) < oldest:
         return Finding(package, "broken", f"{release} is too old, {wanted} is needed", f"pip install -U {names}")
     return Finding(package, "ok", release)
+
+
+def _needs_no_triton() -> bool:
+    """Whether Triton is not there and nothing would use it."""
+    import torch
+
+    return importlib.util.find_spec("triton") is None and not torch.cuda.is_available()
 
 
 def _numbers(release: str) -> tuple[int, ...]:
@@ -147,6 +158,8 @@ def _explain_unusable_gpu() -> Finding:
 def _check_kernels() -> Finding:
     import torch
 
+    if _needs_no_triton():
+        return Finding("kernels", "missing", "they need Triton")
     importlib.import_module("torch_sink.triton_kernels")
     if not torch.cuda.is_available():
         return Finding("kernels", "ok", "torch_sink.triton_kernels can be imported; kernels run where there is a GPU")
@@ -200,7 +213,7 @@ def _check_mode() -> Finding:
 def _check_machine() -> Iterator[Finding]:
     from torch_sink.cli.machine import cpu_name
 
-    yield Finding("processor", "ok", f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores for this process")
+    yield Finding("processor", "ok", f"{cpu_name()}, {usable_cores()} cores for this process")
     shared = "/dev/shm"
     if os.path.isdir(shared):
         free = shutil.disk_usage(shared).free

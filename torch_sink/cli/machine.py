@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 import time
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from torch_sink.common.platforms import usable_cores
 
 RELEASES = ("torch-sink", "torch", "torchvision", "triton", "pillow", "numpy")
 
@@ -23,7 +24,7 @@ def describe_machine() -> dict[str, Any]:
         "releases": {name: release_of(name) for name in RELEASES},
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(),
-        "cpu_cores": len(os.sched_getaffinity(0)),
+        "cpu_cores": usable_cores(),
         "torch_threads": torch.get_num_threads(),
         "gpu": gpu_name(),
         "gpu_driver": gpu_driver(),

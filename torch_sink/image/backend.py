@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import get_worker_info
 
+from torch_sink.common.platforms import after_fork_in_child
 from torch_sink.damage.policy import check_policy
 from torch_sink.damage.report import clear_report
 from torch_sink.image.blocks import Blocks
@@ -218,5 +219,4 @@ def _begin_in_child() -> None:
     _switching = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_in_child)
+after_fork_in_child(_begin_in_child)

@@ -20,10 +20,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
+from torch_sink.common.platforms import after_fork_in_child, is_running
 from torch_sink.damage.report import DecodeReport, decode_report
 from torch_sink.errors import UnsupportedOperation
 
@@ -85,31 +86,30 @@ class _ChildFile:
 
     def write(self, row: Row, count: int) -> None:
         """Writes one count. A disk that is full, or a folder that is gone, costs the report this count and no more."""
-        with contextlib.suppress(OSError):
-            file = self._open()
-            try:
-                if row in self._places:
-                    os.pwrite(file, b"%0*d" % (_COUNT_DIGITS, count), self._places[row])
-                else:
-                    line = b"%0*d %s\n" % (_COUNT_DIGITS, count, json.dumps(row).encode())
-                    os.pwrite(file, line, self._end)
-                    self._places[row], self._end = self._end, self._end + len(line)
-            finally:
-                os.close(file)
+        with contextlib.suppress(OSError), self._open() as file:
+            if row in self._places:
+                file.seek(self._places[row])
+                file.write(b"%0*d" % (_COUNT_DIGITS, count))
+            else:
+                line = b"%0*d %s\n" % (_COUNT_DIGITS, count, json.dumps(row).encode())
+                file.seek(self._end)
+                file.write(line)
+                self._places[row], self._end = self._end, self._end + len(line)
 
-    def _open(self) -> int:
+    def _open(self) -> BinaryIO:
         try:
-            return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            return open(self.path, "r+b" if self._places else "xb")
         except FileNotFoundError:
             if not _is_owner_alive(self.path.parent):
                 raise
             self.path.parent.mkdir(mode=0o700, exist_ok=True)
-            return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._places, self._end = {}, 0
+            return open(self.path, "xb")
 
 
 def _is_owner_alive(folder: Path) -> bool:
     """Whether the process that named the folder can still remove it."""
-    return Path("/proc", folder.name.split("_")[-2]).exists()
+    return is_running(int(folder.name.split("_")[-2]))
 
 
 def _read_counts(folder: str) -> Iterator[tuple[Row, int]]:
@@ -217,7 +217,7 @@ class _Ledger:
 
 ledger = _Ledger()
 atexit.register(ledger.close_all)
-os.register_at_fork(after_in_child=ledger.begin_in_child)
+after_fork_in_child(ledger.begin_in_child)
 _muted = threading.local()
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from torch_sink.common.platforms import usable_cores
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.state import default_device
 from torch_sink.image.decode import proof
@@ -227,7 +228,7 @@ def _pillow(sources: Sequence[EncodedSource | PixelSource], device: torch.device
 @functools.lru_cache(maxsize=1)
 def _threads(process: int) -> ThreadPoolExecutor:
     """Decoding threads of this process; a forked child makes its own."""
-    return ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 16), thread_name_prefix="torch_sink-decode")
+    return ThreadPoolExecutor(min(usable_cores(), 16), thread_name_prefix="torch_sink-decode")
 
 
 def _decode_with_pillow(source: EncodedSource | PixelSource) -> Decoded | DecodeError:

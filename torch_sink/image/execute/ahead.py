@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from torch_sink.common.platforms import usable_cores
 from torch_sink.errors import SinkError
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def compile_all(jobs: Sequence[Job], target: GPUTarget, processes: int | None = 
         target: what they were recorded for.
         processes: by default one for each core of this process.
     """
-    count = max(min(processes or len(os.sched_getaffinity(0)), len(jobs)), 1)
+    count = max(min(processes or usable_cores(), len(jobs)), 1)
     # Not forked: this process may hold a device, or threads.
     with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
         # Kernels with many arguments take longest: the first ones, so that no core is left with one at the end.

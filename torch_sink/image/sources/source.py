@@ -118,9 +118,13 @@ class BrokenSource(NamedTuple):
 Source = EncodedSource | PixelSource | FinishedSource
 
 
+# Not on every system: files are closed where another program begins, and Windows translates no line ends.
+_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """The bytes of a file, without the buffering that Python's file objects add."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | _FLAGS)
     try:
         size = os.fstat(descriptor).st_size
         data = os.read(descriptor, size)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import _utils
 
+from torch_sink.common.platforms import after_fork_in_child
 from torch_sink.sink.workers.lifetime import run_first_at_exit
 
 POLL_SECONDS = 0.5  # torch's own interval is 5 s: too long to close, or to report a death, in time
@@ -221,8 +222,7 @@ def _disown() -> None:
         multiprocessing.process._children.difference_update(one.iterator._workers)  # type: ignore[attr-defined]
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown)
+after_fork_in_child(_disown)
 
 
 def _exit_reason(exit_code: int | None) -> str:

@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch_sink.common.platforms import after_fork_in_child
+
 _open: set[weakref.finalize[..., Any]] = set()
 _lock = threading.Lock()
 _lives: weakref.WeakSet[Life] = weakref.WeakSet()
@@ -42,8 +44,7 @@ def _end_lives_of_parent() -> None:
         )
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_end_lives_of_parent)
+after_fork_in_child(_end_lives_of_parent)
 
 
 def register(close: weakref.finalize[..., Any]) -> None:
