@@ -14,7 +14,6 @@ from image.jpeg_files import SAMPLINGS, jpeg
 from torch_sink.image.decode.jpeg.file import jpeg_file
 from torch_sink.image.decode.jpeg.pack import pack_jpegs
 from torch_sink.image.decode.jpeg.tables import COLUMN
-from torch_sink.image.decode.jpeg.tables import WINDOW_COLUMN as WINDOW
 from torch_sink.image.sources.decoded import Box
 from torch_sink.image.sources.jpeg_header import read_jpeg_header
 from torch_sink.image.sources.source import EncodedSource
@@ -117,12 +116,16 @@ def test_the_arrays_of_a_batch() -> None:
     assert len(np.unique(batch.huffman, axis=0)) == len(batch.huffman)
 
 
+WINDOW = ("MCU_LEFT", "MCU_TOP", "MCUS_ACROSS", "MCUS_DOWN", "BLOCK_TILES", "PIXEL_TILES")
+WINDOW += ("FIRST_BLOCK_TILE", "FIRST_PIXEL_TILE")
+
+
 @pytest.mark.parametrize("box", [Box(0, 0, 61, 47), Box(16, 16, 16, 16), Box(60, 46, 1, 1), Box(15, 31, 3, 2)])
 def test_windows_hold_the_box_and_the_chroma_beside_it(box: Box) -> None:
     file = jpeg_file(source(jpeg(61, 47, "4:2:0")), box)
     assert file is not None
     batch = pack_jpegs([file, file], 256, TileShape(4, 8, 16))
-    row = {name: int(batch.windows[1, at]) for name, at in WINDOW.items() if at < WINDOW["WINDOW_COLUMNS"]}
+    row = {name: int(batch.windows[1, COLUMN[name]]) for name in WINDOW}
     left, right = 16 * row["MCU_LEFT"], 16 * (row["MCU_LEFT"] + row["MCUS_ACROSS"])
     top, bottom = 16 * row["MCU_TOP"], 16 * (row["MCU_TOP"] + row["MCUS_DOWN"])
     # A pixel needs the chroma samples at distance 1, which stand for two pixels.

@@ -14,15 +14,15 @@ import triton.language as tl
 
 from ..options import compiler_options
 from ..pixel_math import luminance
-from .layout import COMPONENTS, HEIGHT, WIDTH
-from .owners import assign_owners
-from .window import (
+from .layout import (
     BOX_HEIGHT,
     BOX_LEFT,
     BOX_TOP,
     BOX_WIDTH,
     CHANNELS,
+    COMPONENTS,
     FIRST_PIXEL_TILE,
+    HEIGHT,
     MCU_LEFT,
     MCU_TOP,
     PIXEL_TILES,
@@ -30,9 +30,10 @@ from .window import (
     PIXELS_UNIT,
     PLANES,
     PLANES_UNIT,
-    TileShape,
-    window_of,
+    WIDTH,
 )
+from .owners import assign_owners
+from .window import TileShape, window_of
 
 
 @triton.jit

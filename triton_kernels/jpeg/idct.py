@@ -16,22 +16,19 @@ import triton.language as tl
 
 from ..options import compiler_options
 from .layout import (
+    BLOCK_TILES,
     FIRST_BLOCK,
+    FIRST_BLOCK_TILE,
+    MCU_LEFT,
+    MCU_TOP,
     MCUS_PER_ROW,
+    PLANES,
+    PLANES_UNIT,
     QUANTIZATION,
     UNITS,
 )
 from .owners import assign_owners
-from .window import (
-    BLOCK_TILES,
-    FIRST_BLOCK_TILE,
-    MCU_LEFT,
-    MCU_TOP,
-    PLANES,
-    PLANES_UNIT,
-    TileShape,
-    window_of,
-)
+from .window import TileShape, window_of
 
 
 @triton.jit

@@ -12,7 +12,16 @@ from .dc import dc_kernel
 from .entropy import BLOCK, BLOCK_BYTES, LANE_SHAPES
 from .idct import WARPS as IDCT_WARPS
 from .idct import idct_kernel
-from .layout import FIRST_LANE, LANES, SEGMENT_COLUMNS
+from .layout import (
+    BLOCK_TILES,
+    FIRST_BLOCK_TILE,
+    FIRST_LANE,
+    FIRST_PIXEL_TILE,
+    LANES,
+    PIXEL_TILES,
+    SEGMENT_COLUMNS,
+    WINDOW_COLUMNS,
+)
 from .lookup import FIRST_ENTRIES, lookup_kernel
 from .owners import BLOCK as OWNERS_BLOCK
 from .owners import assign_kernel
@@ -20,14 +29,7 @@ from .prefix import sum_before_kernel
 from .symbols import SYMBOLS_A_TURN
 from .synchronize import compare_kernel, round_kernel, warm_up_kernel
 from .unstuff import count_unstuffed_kernel, unstuff_kernel
-from .window import (
-    BLOCK_TILES,
-    FIRST_BLOCK_TILE,
-    FIRST_PIXEL_TILE,
-    PIXEL_TILES,
-    TILE_SHAPE,
-    WINDOW_COLUMNS,
-)
+from .window import TILE_SHAPE
 from .write import write_kernel
 
 # Triton's type of each tensor, wherever it is an argument; all others are int32.

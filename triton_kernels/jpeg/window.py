@@ -1,4 +1,4 @@
-"""Which part of each image the pixel kernels make: the columns of a window, and the tiles that it is dealt out in.
+"""Which part of each image the pixel kernels make, its window, and the tiles that it is dealt out in.
 
 A window is the rectangle of whole MCUs that a box of pixels needs: the box, and the chroma samples next to it that
 upsampling reads. Inverse transforms run for its blocks only. What they give lies in planes of one byte a sample: the
@@ -16,28 +16,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from .layout import IMAGE_COLUMNS, SAMPLING_H, SAMPLING_V
-
-# Columns of a window, int32; a padding row is zero.
-MCU_LEFT = tl.constexpr(0)  # its first MCU in the image
-MCU_TOP = tl.constexpr(1)
-MCUS_ACROSS = tl.constexpr(2)
-MCUS_DOWN = tl.constexpr(3)
-PLANES = tl.constexpr(4)  # where its planes begin, in units of 64 bytes
-PIXELS = tl.constexpr(5)  # where the pixels of the box begin, in units of 16 bytes: [channels, box height, box width]
-BOX_LEFT = tl.constexpr(6)  # the box, in pixels of the image
-BOX_TOP = tl.constexpr(7)
-BOX_WIDTH = tl.constexpr(8)
-BOX_HEIGHT = tl.constexpr(9)
-CHANNELS = tl.constexpr(10)  # that are wanted: 3 for RGB, 1 for gray
-FIRST_BLOCK_TILE = tl.constexpr(11)  # tiles of the inverse transform
-BLOCK_TILES = tl.constexpr(12)
-FIRST_PIXEL_TILE = tl.constexpr(13)
-PIXEL_TILES = tl.constexpr(14)
-WINDOW_COLUMNS = tl.constexpr(15)
-
-PLANES_UNIT = tl.constexpr(64)  # the samples of a block
-PIXELS_UNIT = tl.constexpr(16)
+from .layout import IMAGE_COLUMNS, MCUS_ACROSS, MCUS_DOWN, SAMPLING_H, SAMPLING_V, WINDOW_COLUMNS
 
 
 class TileShape(NamedTuple):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from torch_sink.image.decode.jpeg.pack import Capacity, JpegBatch
-from torch_sink.image.decode.jpeg.tables import COLUMN, WINDOW_COLUMN
+from torch_sink.image.decode.jpeg.tables import COLUMN
 from torch_sink.triton_kernels.jpeg import color, entropy, idct
 from torch_sink.triton_kernels.jpeg.window import tile_shape
 
@@ -44,7 +44,7 @@ class JpegDecoder:
         self._segments = room(capacity.segments, COLUMN["SEGMENT_COLUMNS"])
         self._quantization = room(capacity.quantization_tables, 64)
         self._huffman = room(capacity.huffman_tables, COLUMN["HUFFMAN_COLUMNS"], dtype=torch.uint8)
-        self._windows = room(capacity.images, WINDOW_COLUMN["WINDOW_COLUMNS"])
+        self._windows = room(capacity.images, COLUMN["WINDOW_COLUMNS"])
         self._entropy = entropy.new_buffers(
             stream_bytes=capacity.stream_bytes,
             images=capacity.images,

@@ -11,7 +11,6 @@ import torch
 from torch_sink.image.decode.jpeg.file import JpegFile
 from torch_sink.image.decode.jpeg.tables import (
     COLUMN,
-    WINDOW_COLUMN,
     Headers,
     image_rows,
     padded,
@@ -80,8 +79,8 @@ class JpegBatch(NamedTuple):
     @property
     def pixel_offsets(self) -> list[int]:
         """Where the pixels of each box begin, in bytes."""
-        units = self.windows[:, WINDOW_COLUMN["PIXELS"]].astype(np.int64)
-        return (units * WINDOW_COLUMN["PIXELS_UNIT"]).tolist()
+        units = self.windows[:, COLUMN["PIXELS"]].astype(np.int64)
+        return (units * COLUMN["PIXELS_UNIT"]).tolist()
 
 
 def pack_jpegs(
@@ -111,8 +110,8 @@ def pack_jpegs(
         blocks=int(images[:, COLUMN["BLOCKS"]].sum()),
         planes_bytes=planes_bytes,
         pixels_bytes=pixels_bytes,
-        block_tiles=int(windows[:, WINDOW_COLUMN["BLOCK_TILES"]].sum()),
-        pixel_tiles=int(windows[:, WINDOW_COLUMN["PIXEL_TILES"]].sum()),
+        block_tiles=int(windows[:, COLUMN["BLOCK_TILES"]].sum()),
+        pixel_tiles=int(windows[:, COLUMN["PIXEL_TILES"]].sum()),
     )
     return JpegBatch(
         _stream(files, segments, capacity.stream_bytes, pinned),

@@ -1,6 +1,6 @@
 """The tables that describe a batch to the JPEG kernels, as NumPy arrays.
 
-What each column means: `triton_kernels/jpeg/layout.py` and `window.py`.
+What each column means: `triton_kernels/jpeg/rows.py`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torch_sink.triton_kernels.jpeg import layout
-from torch_sink.triton_kernels.jpeg import window as window_layout
+from torch_sink.triton_kernels.jpeg import layout, rows
 from torch_sink.triton_kernels.jpeg.window import TileShape
 
-COLUMN = {name: value.value for name, value in vars(layout).items() if hasattr(value, "value")}
-WINDOW_COLUMN = {name: value.value for name, value in vars(window_layout).items() if hasattr(value, "value")}
+COLUMN = {name: value for name, value in vars(rows).items() if name.isupper()}
 
 # Upsampling reads one chroma sample beside the box.
 _CHROMA_MARGIN_PIXELS = 2
@@ -115,13 +113,13 @@ def window_rows(headers: Headers, images: np.ndarray, tile: TileShape) -> tuple[
     left, right, first_column, last_column = _mcus(headers.left, headers.box_width, headers.width, headers.across)
     top, bottom, first_row, last_row = _mcus(headers.top, headers.box_height, headers.height, headers.down)
     blocks = (right - left) * (bottom - top) * images[:, COLUMN["UNITS"]]
-    planes = blocks * _BLOCK_SAMPLES // WINDOW_COLUMN["PLANES_UNIT"]
-    pixels = -(-headers.channels * headers.box_width * headers.box_height // WINDOW_COLUMN["PIXELS_UNIT"])
+    planes = blocks * _BLOCK_SAMPLES // COLUMN["PLANES_UNIT"]
+    pixels = -(-headers.channels * headers.box_width * headers.box_height // COLUMN["PIXELS_UNIT"])
     block_tiles = -(-blocks // tile.blocks)
     tiles_across = -(-last_column // tile.columns) - first_column // tile.columns
     pixel_tiles = tiles_across * (-(-last_row // tile.rows) - first_row // tile.rows)
     windows = _rows(
-        WINDOW_COLUMN,
+        COLUMN,
         "WINDOW_COLUMNS",
         MCU_LEFT=left,
         MCU_TOP=top,
@@ -139,7 +137,7 @@ def window_rows(headers: Headers, images: np.ndarray, tile: TileShape) -> tuple[
         FIRST_PIXEL_TILE=_starts(pixel_tiles),
         PIXEL_TILES=pixel_tiles,
     )
-    sizes = planes.sum() * WINDOW_COLUMN["PLANES_UNIT"], pixels.sum() * WINDOW_COLUMN["PIXELS_UNIT"]
+    sizes = planes.sum() * COLUMN["PLANES_UNIT"], pixels.sum() * COLUMN["PIXELS_UNIT"]
     return windows, int(sizes[0]), int(sizes[1])
 
 

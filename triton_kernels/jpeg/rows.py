@@ -1,0 +1,79 @@
+"""The tables that describe a batch of JPEG files to the kernels, as plain integers: columns, bits of the status.
+
+All tables may have more rows than the batch needs, so that a captured graph serves every batch that fits. Such padding
+rows are zero.
+
+Blocks stand in the order of the scan: block = FIRST_BLOCK of the image + UNITS * number of the MCU + unit in the MCU.
+The units of an MCU are its luma blocks row by row, then Cb, then Cr. The coefficients of a block are int16 [64] in
+zigzag order.
+
+A window is the rectangle of whole MCUs that a box of pixels needs: see `window.py`. This module imports nothing, so
+that a data worker can lay files out without loading a kernel.
+"""
+
+# Columns of an image, int32.
+WIDTH = 0  # pixels
+HEIGHT = 1
+COMPONENTS = 2  # 1 or 3
+SAMPLING_H = 3  # luma blocks of an MCU across and down; chroma has one, and so has a gray image
+SAMPLING_V = 4
+MCUS_PER_ROW = 5
+MCU_ROWS = 6
+UNITS = 7  # blocks of an MCU
+FIRST_BLOCK = 8  # row in the coefficients
+BLOCKS = 9  # all MCUs are whole
+FIRST_SEGMENT = 10
+SEGMENTS = 11
+QUANTIZATION = 12  # three columns, one a component: row in the quantization tables, int32 [rows, 64]
+DC_TABLE = 15  # three columns: row in the Huffman tables
+AC_TABLE = 18  # three columns
+IMAGE_COLUMNS = 21
+
+# Columns of a segment, int32: what lies between two restart markers, or the whole scan where there are none.
+# Its bytes start at a multiple of 16 in the stream and are followed by at least 16 zeros; they are still stuffed.
+SEGMENT_IMAGE = 0
+FIRST_BYTE = 1
+BYTES = 2
+SEGMENT_FIRST_BLOCK = 3
+SEGMENT_BLOCKS = 4
+FIRST_LANE = 5
+LANES = 6  # `lane_count`
+SEGMENT_COLUMNS = 7
+
+# Columns of a Huffman table, uint8: how many codes have 1 ... 16 bits, the symbols in the order of their codes, and
+# 0 where it is a table for DC, 1 where it is one for AC.
+CODE_COUNTS = 0
+SYMBOLS = 16
+TABLE_CLASS = 272
+HUFFMAN_COLUMNS = 273
+
+# Columns of a window, int32; a padding row is zero.
+MCU_LEFT = 0  # its first MCU in the image
+MCU_TOP = 1
+MCUS_ACROSS = 2
+MCUS_DOWN = 3
+PLANES = 4  # where its planes begin, in units of 64 bytes
+PIXELS = 5  # where the pixels of the box begin, in units of 16 bytes: [channels, box height, box width]
+BOX_LEFT = 6  # the box, in pixels of the image
+BOX_TOP = 7
+BOX_WIDTH = 8
+BOX_HEIGHT = 9
+CHANNELS = 10  # that are wanted: 3 for RGB, 1 for gray
+FIRST_BLOCK_TILE = 11  # tiles of the inverse transform
+BLOCK_TILES = 12
+FIRST_PIXEL_TILE = 13
+PIXEL_TILES = 14
+WINDOW_COLUMNS = 15
+
+PLANES_UNIT = 64  # the samples of a block
+PIXELS_UNIT = 16
+
+# Bits of an image's status, int32; 0 where its pixels are those of libjpeg. A cheap test may fail for a file that
+# libjpeg reads without complaint, never the other way round.
+FOREIGN_MARKER = 1  # 0xFF and anything but 0x00 inside a segment
+UNUSED_CODE = 2  # bits that no code begins with, or a table that is no Huffman table
+RUN_TOO_LONG = 4  # a coefficient after the 64th
+DATA_MISSING = 8  # fewer blocks than the header says
+DATA_LEFT = 16  # a whole byte or more after the last block
+NOT_CONVERGED = 32  # the lanes did not agree after the last round
+OUT_OF_RANGE = 64  # a coefficient that 16 bits do not hold once it is dequantized
