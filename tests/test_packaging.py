@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -42,3 +47,45 @@ def test_the_version_is_that_of_the_package(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(metadata, "version", not_installed)
     assert torch_sink.__version__ == "0+unknown"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy of what a clone holds, so that building leaves nothing here."""
+    folder = tmp_path_factory.mktemp("wheel")
+    sources = folder / "sources"
+    for name in ("torch_sink", "triton_kernels"):
+        shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__", "triton_kernels"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, sources)
+    _run(folder, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), str(sources))
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+def _run(folder: Path, *arguments: str, **environment: str) -> str:
+    finished = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout
+
+
+def test_the_wheel_holds_the_code_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    folders = {name.split("/")[0] for name in names}
+    assert folders == {"torch_sink", "torch_sink-0.1.0.dist-info"}
+    code = sum(1 for folder in ("torch_sink", "triton_kernels") for _ in (ROOT / folder).rglob("*.py"))
+    assert sum(name.endswith(".py") for name in names) == code
+    assert "torch_sink/py.typed" in names
+
+
+def test_a_project_runs_on_the_installed_wheel(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    _run(tmp_path, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(wheel))
+    assert str(site) in _run(tmp_path, str(ROOT / "tests" / "user_project.py"), PYTHONPATH=str(site))
