@@ -33,7 +33,7 @@ from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 from torch_sink.damage import loaders, policy
 from torch_sink.image import samplers, stock_types
 from torch_sink.image.core import state
-from torch_sink.image.core.fallback import ledger
+from torch_sink.image.core.fallback import executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op
 from torch_sink.image.core.state import State
 from torch_sink.image.execute.batch import LazyBatch
@@ -84,6 +84,7 @@ def _rows() -> Iterator[Row]:
     yield Row(PIL.Image.OPEN, "JPEG", lambda entry: (jpeg_factory(entry[0]), *entry[1:]))
     yield Row(tv_tensors, "wrap", _wrap)
     yield Row(tv_tensors.Image, "__new__", _new_image)
+    yield Row(tv_tensors.Mask, "__new__", _new_mask)
 
     for name, make in record_pil.PIL_RECORDERS.items():
         yield Row(_functional_pil, name, make)
@@ -217,6 +218,22 @@ def _new_image(stock: Callable[..., Any]) -> Callable[..., Any]:
             if isinstance(data, HANDLES) and data.is_recording:
                 return data.record_as(LazyTVImage)
         return stock(cls, data, dtype=dtype, device=device, requires_grad=requires_grad)
+
+    return new
+
+
+def _new_mask(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand-in for `tv_tensors.Mask.__new__`: there is no handle for masks, and the report should say so."""
+
+    @functools.wraps(stock)
+    def new(cls: Any, data: Any, **kwargs: Any) -> Any:
+        if isinstance(data, PIL.Image.Image):
+            data = v2.functional.pil_to_tensor(data)
+        if isinstance(data, HANDLES) and data.is_recording:
+            report_fallback("tv_tensors.Mask", "a mask is made from its image at once, and what moves it is stock code")
+            with executing():
+                data = data.materialize()
+        return stock(cls, data, **kwargs)
 
     return new
 

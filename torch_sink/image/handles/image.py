@@ -13,6 +13,7 @@ from torch_sink.image.core import state
 from torch_sink.image.core.exactness import is_rounded_by_torch
 from torch_sink.image.core.fallback import executing, is_executing, report_fallback
 from torch_sink.image.core.ops import Op, replay
+from torch_sink.image.handles.palette import color_planes, has_plain_palette, palette_of
 from torch_sink.image.handles.pixel_access import PixelAccess, asked_by_user
 from torch_sink.image.lower.geometry import transform_fits
 from torch_sink.image.sources.source import EncodedSource, PixelSource, Source
@@ -61,7 +62,7 @@ class LazyImage(Image.Image, metaclass=_StockType):
             _im=None,
             _mode=mode,
             _size=size,
-            palette=None,
+            palette=palette_of(source) if mode == "P" else None,
             _readonly=0,
             _exif=None,
             sink_source=source,
@@ -171,11 +172,23 @@ class LazyImage(Image.Image, metaclass=_StockType):
 
     def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
         if self.is_recording and not args and not kwargs:
-            if mode is None or mode == self._mode:
+            if mode == self._mode or (mode is None and self._mode != "P"):
                 return self.copy()
             if mode in _RECORDED_MODES:
-                return self.record(Op("pil.convert", (mode,)), mode=mode)
+                return self._colored(mode) if self._mode == "P" else self.record(Op("pil.convert", (mode,)), mode=mode)
         return super().convert(mode, *args, **kwargs)
+
+    def _colored(self, mode: str) -> Image.Image:
+        """The colors of a palette image: its numbers, looked up in a table for each channel."""
+        if "transparency" in self.info:
+            return super().convert(mode)
+        numbers = self.record(Op("pil_to_tensor"))
+        if mode == "RGB":
+            numbers = numbers.record(Op("v2.grayscale_to_rgb"))
+        table = color_planes(self.sink_source, mode)
+        colored = numbers.record(Op("to_pil_image")).record(Op("pil.point", (table,)), mode=mode)
+        colored.info = dict(self.info)
+        return colored
 
     def crop(self, box: Sequence[float] | None = None) -> Image.Image:
         if not self.is_recording or (box is not None and len(box) != 4):
@@ -202,7 +215,11 @@ class LazyImage(Image.Image, metaclass=_StockType):
             return super().resize(size, resample, box, reducing_gap)  # type: ignore[arg-type]
         if sides == self._size:
             return self.copy()
-        return self.record(Op("pil.resize", (sides, int(resample))), size=sides)
+        return self.record(Op("pil.resize", (sides, int(self._filter(resample)))), size=sides)
+
+    def _filter(self, resample: int) -> int:
+        """The filter that Pillow uses: no color lies between two numbers of colors."""
+        return Image.Resampling.NEAREST if self._mode == "P" else resample
 
     def transpose(self, method: Image.Transpose) -> Image.Image:
         if not self.is_recording or method not in _FLIPS:
@@ -223,7 +240,7 @@ class LazyImage(Image.Image, metaclass=_StockType):
         known = method in _MATRIX_TRANSFORMS and data is not None
         if self.is_recording and known and _fill_fits(self._mode, fillcolor):
             width, height = size
-            matrix = tuple(map(float, data))
+            matrix, resample = tuple(map(float, data)), self._filter(resample)
             if transform_fits(method, matrix, resample, (width, height)):
                 args = (width, height), int(method), matrix, int(resample), fillcolor
                 return self.record(Op("pil.transform", args), size=(width, height))
@@ -231,7 +248,7 @@ class LazyImage(Image.Image, metaclass=_StockType):
 
     def filter(self, filter: Any) -> Image.Image:
         kind = filter if isinstance(filter, type) else type(filter)
-        if self.is_recording and kind in _BLURS:
+        if self.is_recording and kind in _BLURS and self._mode != "P":
             radii = _radii(filter() if isinstance(filter, type) else filter)
             if radii is not None:
                 return self.record(Op(_BLURS[kind], (radii,))) if any(radii) else self.copy()
@@ -253,7 +270,7 @@ class LazyImage(Image.Image, metaclass=_StockType):
         return recorded
 
     def point(self, lut: Any, mode: str | None = None) -> Image.Image:
-        if self.is_recording and mode in (None, self._mode):
+        if self.is_recording and mode in (None, self._mode) and self._mode != "P":
             table = _byte_table(lut, 3 if self._mode == "RGB" else 1)
             if table is not None and not is_rounded_by_torch(self):
                 return self.record(Op("pil.point", (table,)))
@@ -303,14 +320,18 @@ def is_recording_image(image: Any) -> TypeGuard[LazyImage]:
     return type(image) is LazyImage and image.is_recording
 
 
-def lazy_image(image: Image.Image) -> LazyImage | None:
+def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | None:
     """The handle to record on for `image`, or None where none can stand for it.
 
     A handle that still records is returned as it is. An ordinary image of mode "L" or "RGB" (and a handle whose
     pixels were read) is copied into a new handle, so that later writes to it are not seen. An image of another
     package's class keeps its type: no handle stands for it.
+
+    Args:
+        image: any Pillow image.
+        palettes: also take images of mode "P", for operations that only move pixels.
     """
-    if is_recording_image(image):
+    if is_recording_image(image) and (palettes or image.mode != "P"):
         return image
     if is_executing():
         return None
@@ -321,14 +342,15 @@ def lazy_image(image: Image.Image) -> LazyImage | None:
         name = f"{type(image).__module__}.{type(image).__qualname__}"
         report_fallback("Pillow image", f"{name} is a class of its own, which a recorded image would not be")
         return None
-    if image.mode not in _RECORDED_MODES:
+    with executing():
+        image.load()  # the file of another format, which nobody has read yet, or what was recorded on a palette
+    if image.mode not in _RECORDED_MODES and not (palettes and has_plain_palette(image)):
         # The values of a palette image may be classes, which a conversion would destroy.
         advice = "" if image.mode == "P" else ": convert it to 'RGB' or 'L' first"
         report_fallback("Pillow image", f"no kernel for mode {image.mode!r}{advice}")
         return None
     if not image.width or not image.height:
         return None
-    image.load()  # the file of another format, which nobody has read yet
     plain = image._new(image.im.copy())
     return LazyImage(PixelSource(plain), (), plain.size, plain.mode)
 

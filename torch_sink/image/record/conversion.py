@@ -27,7 +27,7 @@ def _conversion(name: str, kind: type, dtype: Callable[[], torch.dtype]) -> Call
         @functools.wraps(stock)
         def stand_in(pic: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(pic, Image.Image) and not args and not kwargs:
-                handle = lazy_image(pic)
+                handle = lazy_image(pic, palettes=True)
                 wanted = dtype()
                 if handle is not None and wanted in (torch.uint8, torch.float32):
                     width, height = handle.size

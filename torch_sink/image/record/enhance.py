@@ -42,16 +42,21 @@ class _Enhancer:
         return getattr(self._stock(self._image), name)
 
 
+def _is_colored(image: Any) -> bool:
+    """True for a handle whose pixels are colors, and not numbers of colors."""
+    return is_recording_image(image) and image.mode != "P"
+
+
 def _enhancer(stock: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
     def make(image: Any) -> Any:
-        return _Enhancer(stock, name, image) if is_recording_image(image) else stock(image)
+        return _Enhancer(stock, name, image) if _is_colored(image) else stock(image)
 
     return make
 
 
 def _operation(stock: Callable[..., Any], name: str) -> Callable[..., Any]:
     def operation(image: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_recording_image(image) and not args and not kwargs and not is_rounded_by_torch(image):
+        if _is_colored(image) and not args and not kwargs and not is_rounded_by_torch(image):
             return image.record(Op(name))
         return stock(image, *args, **kwargs)
 

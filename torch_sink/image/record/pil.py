@@ -30,7 +30,7 @@ def through_methods(stock: Recorder) -> Recorder:
     @functools.wraps(stock)
     def stand_in(img: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(img, Image.Image):
-            img = lazy_image(img) or img
+            img = lazy_image(img, palettes=True) or img
         return stock(img, *args, **kwargs)
 
     return stand_in
@@ -114,7 +114,7 @@ def pad_pil(stock: Recorder) -> Recorder:
 
     @functools.wraps(stock)
     def stand_in(img: Any, padding: Any, fill: Any = 0, padding_mode: Any = "constant") -> Any:
-        handle = lazy_image(img) if isinstance(img, Image.Image) else None
+        handle = lazy_image(img, palettes=True) if isinstance(img, Image.Image) else None
         sides = sides_of(padding)
         if handle is not None and sides is not None and isinstance(padding_mode, str):
             width, height = handle.size
@@ -161,7 +161,7 @@ def center_crop(stock: Recorder) -> Recorder:
 
     @functools.wraps(stock)
     def stand_in(image: Any, output_size: Any) -> Any:
-        handle = lazy_image(image) if isinstance(image, Image.Image) else None
+        handle = lazy_image(image, palettes=True) if isinstance(image, Image.Image) else None
         size = size_of(output_size)
         if handle is not None and size is not None:
             width, height = handle.size
