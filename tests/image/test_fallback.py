@@ -62,6 +62,9 @@ def test_fallbacks_are_exact_and_counted(workers: int) -> None:
     assert len(table) == len(report) + 1
 
 
+NOTHING_RECORDED = "nothing was recorded: whatever ran, ran in stock code"
+
+
 def test_counting_begins_when_the_backend_is_set() -> None:
     with torch_sink.image_backend("device", device="cpu"):
         inverted(opener(encoded(30, 31))())
@@ -69,7 +72,37 @@ def test_counting_begins_when_the_backend_is_set() -> None:
     assert fallback_report()
     with torch_sink.image_backend("device", device="cpu"):
         assert not fallback_report()
-        assert str(fallback_report()) == "nothing ran in stock code"
+        assert str(fallback_report()) == NOTHING_RECORDED
+
+
+class OrdinaryTensors(Dataset[Any]):
+    """What no backend sees: arrays that a dataset makes itself."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return v1.functional.resize(torch.full((3, 8, 8), index, dtype=torch.uint8), [4, 4])
+
+
+class Photographs(OrdinaryTensors):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return v1.functional.to_tensor(v1.functional.resize(opener(encoded(30, 31, index))(), [4, 4]))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_the_report_says_where_nothing_fell_back(workers: int) -> None:
+    said = []
+    for dataset in (OrdinaryTensors(), Photographs()):
+        with torch_sink.image_backend("device", device="cpu"):
+            loader = DataLoader(dataset, num_workers=workers, multiprocessing_context="fork" if workers else None)
+            assert len(list(loader)) == 4
+            report = fallback_report()
+            assert not report
+            assert len(report) == 0
+            said.append(str(report))
+    assert said == [NOTHING_RECORDED, "nothing that was recorded ran in stock code"]
 
 
 @pytest.mark.parametrize(

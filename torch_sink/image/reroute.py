@@ -38,6 +38,7 @@ from torch_sink.image.core.ops import Op
 from torch_sink.image.core.state import State
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.collate import collate_handles
+from torch_sink.image.handles import tensor_file
 from torch_sink.image.handles.file import jpeg_factory, opener, pil_loader
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage, run_on_real
 from torch_sink.image.leaving import with_real_batches
@@ -82,6 +83,7 @@ def _rows() -> Iterator[Row]:
     """All rows, for the packages as they are installed and imported now."""
     yield Row(folder, "pil_loader", pil_loader)
     yield Row(PIL.Image.OPEN, "JPEG", lambda entry: (jpeg_factory(entry[0]), *entry[1:]))
+    yield from _operator_rows()
     yield Row(tv_tensors, "wrap", _wrap)
     yield Row(tv_tensors.Image, "__new__", _new_image)
     yield Row(tv_tensors.Mask, "__new__", _new_mask)
@@ -125,6 +127,13 @@ def _rows() -> Iterator[Row]:
     yield Row(dataloader._BaseDataLoaderIter, "__init__", loaders.begin_iterator)
     for module in _worker_modules():
         yield Row(module, "_worker_loop", WorkerLoop)
+
+
+def _operator_rows() -> Iterator[Row]:
+    """torchvision's operators that read and decode files to tensors, as far as this build of it has them."""
+    for name, call in tensor_file.OPERATORS.items():
+        if hasattr(torch.ops.image, name):  # which puts it where a row finds it
+            yield Row(torch.ops.image, name, functools.partial(tensor_file.Operator, call=call))
 
 
 def _later_rows() -> Iterator[Row]:

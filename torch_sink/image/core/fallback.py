@@ -30,6 +30,7 @@ from torch_sink.errors import UnsupportedOperation
 
 # An operation, and the reason why it was not recorded.
 Row = tuple[str, ...]
+_RECORDED: Row = ("", "")  # among the counts: that something was recorded at all
 _COUNT_DIGITS = 12
 
 
@@ -38,10 +39,12 @@ class FallbackReport:
 
     Attributes:
         counts: {(operation, reason): how often}.
+        has_recorded: something was recorded at all.
         broken: what `decode_report()` says.
     """
 
     def __init__(self, counts: Counter[Row], broken: DecodeReport) -> None:
+        self.has_recorded = counts.pop(_RECORDED, 0) > 0
         self.counts, self.broken = counts, broken
 
     def __bool__(self) -> bool:
@@ -55,7 +58,8 @@ class FallbackReport:
 
     def _table(self) -> str:
         if not self.counts:
-            return "nothing ran in stock code"
+            what = "nothing that was recorded" if self.has_recorded else "nothing was recorded: whatever ran,"
+            return f"{what} ran in stock code"
         rows = [("operation", "reason", "count")]
         rows += [(operation, reason, str(count)) for (operation, reason), count in self.counts.most_common()]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -206,6 +210,11 @@ class _Ledger:
             self.counts[row] += 1
             if self.file is not None:
                 self.file.write(row, self.counts[row])
+
+    def note_recorded(self) -> None:
+        """Notes, once, that something was recorded."""
+        if _RECORDED not in self.counts:
+            self.add(*_RECORDED)
 
     def total(self) -> Counter[Row]:
         counts = Counter(self.counts)

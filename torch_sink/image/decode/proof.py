@@ -108,10 +108,10 @@ def _first_difference(device: torch.device) -> str:
     from torch_sink.triton_kernels.interpreter import is_interpreted
     from torch_sink.triton_kernels.jpeg.entropy import INTERPRETED_LANE_SHAPE, LANE_SHAPES
 
-    cases = list(_cases())
-    sources, boxes = [case.source for case in cases], [case.box for case in cases]
+    files = list(cases())
+    sources, boxes = [case.source for case in files], [case.box for case in files]
     for shape in (INTERPRETED_LANE_SHAPE,) if is_interpreted() else LANE_SHAPES:
-        for case, image in zip(cases, decode_jpegs(sources, boxes, device, shape), strict=True):
+        for case, image in zip(files, decode_jpegs(sources, boxes, device, shape), strict=True):
             if image is None:
                 return f"the kernels take a {case.name} file for damaged"
             expected = _pillows_pixels(case)
@@ -126,7 +126,7 @@ def packed_for(shape: LaneShape) -> JpegBatch:
     from torch_sink.image.decode.jpeg.file import jpeg_file
     from torch_sink.image.decode.jpeg.pack import pack_jpegs
 
-    files = [jpeg_file(case.source, case.box) for case in _cases()]
+    files = [jpeg_file(case.source, case.box) for case in cases()]
     return pack_jpegs([file for file in files if file is not None], shape.bits)
 
 
@@ -140,18 +140,18 @@ def _pillows_pixels(case: _Case) -> torch.Tensor:
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
 
 
-def _cases() -> Iterator[_Case]:
+def cases() -> Iterator[_Case]:
     """Every sampling and mode that the kernels decode, restart markers, tables of a file's own, a part of an image."""
     with executing():
         picture = _picture(*_SIZE)
         gray = picture.convert("L")
         for sampling in ("4:4:4", "4:2:2", "4:2:0"):
-            yield _case(sampling, _encoded(picture, subsampling=sampling, quality=90))
-        yield _case("4:4:0", _with_halved_height(_encoded(picture, subsampling="4:2:2", quality=90)))
-        yield _case("gray", _encoded(gray, quality=90))
-        yield _case("4:2:0, as gray", _encoded(picture, quality=75), mode="L")
-        yield _case("4:2:0, restarted", _encoded(picture, quality=75, restart_marker_blocks=3, optimize=True))
-        yield _case("4:2:0, cropped", _encoded(picture, quality=50), box=Box(19, 7, 30, 22))
+            yield _case(sampling, encoded(picture, subsampling=sampling, quality=90))
+        yield _case("4:4:0", _with_halved_height(encoded(picture, subsampling="4:2:2", quality=90)))
+        yield _case("gray", encoded(gray, quality=90))
+        yield _case("4:2:0, as gray", encoded(picture, quality=75), mode="L")
+        yield _case("4:2:0, restarted", encoded(picture, quality=75, restart_marker_blocks=3, optimize=True))
+        yield _case("4:2:0, cropped", encoded(picture, quality=50), box=Box(19, 7, 30, 22))
 
 
 def _case(name: str, data: bytes, mode: str | None = None, box: Box | None = None) -> _Case:
@@ -169,7 +169,7 @@ def _picture(width: int, height: int) -> Image.Image:
     return Image.fromarray(values.clip(0, 255).astype(np.uint8))
 
 
-def _encoded(image: Image.Image, **options: object) -> bytes:
+def encoded(image: Image.Image, **options: object) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", **options)
     return buffer.getvalue()

@@ -11,7 +11,7 @@ from PIL import Image, ImageFilter
 
 from torch_sink.image.core import state
 from torch_sink.image.core.exactness import is_rounded_by_torch
-from torch_sink.image.core.fallback import executing, is_executing, report_fallback
+from torch_sink.image.core.fallback import executing, is_executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.handles.palette import color_planes, has_plain_palette, palette_of
 from torch_sink.image.handles.pixel_access import PixelAccess, asked_by_user
@@ -68,6 +68,7 @@ class LazyImage(Image.Image, metaclass=_StockType):
             sink_source=source,
             sink_ops=ops,
         )
+        ledger.note_recorded()
 
     @property
     def is_recording(self) -> bool:

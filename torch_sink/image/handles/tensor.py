@@ -11,7 +11,7 @@ from torchvision import tv_tensors
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.image.core import state
-from torch_sink.image.core.fallback import executing, report_fallback
+from torch_sink.image.core.fallback import executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.handles.shared_memory import share_memory
 from torch_sink.image.sources.source import FinishedSource, Source
@@ -67,6 +67,8 @@ class _Handle:
     def __new__(cls: Any, source: Source, ops: tuple[Op, ...], shape: tuple[int, int, int], dtype: torch.dtype) -> Any:
         handle = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)  # type: ignore[attr-defined]
         handle.__dict__.update(sink_source=source, sink_ops=ops, sink_shape=torch.Size(shape), sink_dtype=dtype)
+        if ops:
+            ledger.note_recorded()
         return handle
 
     def __init__(self, *args: Any) -> None:

@@ -138,7 +138,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         os.close(descriptor)
 
 
-def encoded_source(data: bytes, path: str, mode: str | None = None) -> EncodedSource | None:
+def encoded_source(data: bytes, path: str, mode: str | None = None, *, thorough: bool = False) -> EncodedSource | None:
     """A source for `data`, or None when Pillow has to look at it at once (no JPEG, damaged, or suspiciously large).
 
     Where broken files are skipped or replaced, whatever could raise later has to raise now: its sample is left out.
@@ -147,8 +147,9 @@ def encoded_source(data: bytes, path: str, mode: str | None = None) -> EncodedSo
         data: a whole file.
         path: for messages.
         mode: "L" or "RGB"; by default the file's own mode, or "RGB" for CMYK files.
+        thorough: None also for what could raise later, whatever becomes of broken files.
     """
-    thorough = current_policy() != "raise"
+    thorough = thorough or current_policy() != "raise"
     header = read_jpeg_header(data, thorough=thorough)
     if header is None:
         return None
