@@ -153,6 +153,7 @@ class Model:
             )
         return self._loop
 
+    @explains_other_names()
     def train(
         self,
         epoch: int,
@@ -180,6 +181,7 @@ class Model:
             epoch, train_dataset, check_callbacks(callbacks), dataset_sink_mode, sink_size, initial_epoch, None
         )
 
+    @explains_other_names()
     def fit(
         self,
         epoch: int,
@@ -217,6 +219,7 @@ class Model:
             evaluation = FitEvaluation(valid_dataset, evaluate, valid_frequency)
         return self._train(epoch, train_dataset, members, dataset_sink_mode, sink_size, initial_epoch, evaluation)
 
+    @explains_other_names()
     def eval(
         self, valid_dataset: Any, callbacks: Callback | list[Callback] | None = None, dataset_sink_mode: bool = True
     ) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from torch_sink.common.hints import add_hints, add_note
 from torch_sink.loop.callbacks.base import Callback, RunArguments, RunContext
 from torch_sink.loop.core.agreement import agree_on_rates, all_have, equalise_weights
 from torch_sink.loop.core.history import RunHistory, SinkRecord
@@ -178,12 +179,16 @@ class TrainingRun:
             self.history.samples += tensors[0].shape[0]
         iteration = loop.step_count = loop.step_count + 1
         first, last = (iteration - 1) % loop.accumulate == 0, iteration % loop.accumulate == 0
-        if loop.watches_next_step:
-            loop.watches_next_step = False
-            with watch_host_syncs(loop.report_sync) if engine.watchable else nullcontext():
+        watched = loop.watches_next_step and engine.watchable
+        loop.watches_next_step = False
+        try:
+            with watch_host_syncs(loop.report_sync) if watched else nullcontext():
                 engine.step(batch, tensors, first=first, last=last)
-        else:
-            engine.step(batch, tensors, first=first, last=last)
+        except Exception as error:
+            shapes = (f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors)
+            add_note(error, f"in step {iteration}, with a batch of {', '.join(shapes)}")
+            add_hints(error)
+            raise
 
     def _finish_sink(self, record: SinkRecord, engine: Engine) -> None:
         self.history.add(record)

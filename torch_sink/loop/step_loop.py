@@ -140,6 +140,7 @@ class StepLoop:
         self._positions = LoaderPositions()
         self._evaluators: dict[bool, Evaluators] = {}
 
+    @explains_other_names()
     def run(
         self,
         loader: Any,
@@ -279,6 +280,10 @@ class StepLoop:
 
         Returns:
             The step count; 0 if there is no checkpoint.
+
+        Raises:
+            NotADirectoryError, ValueError: `directory` is a file, or is itself a checkpoint.
+            RuntimeError: the checkpoint is of another model.
         """
         state = resume_loop(self, Path(directory))
         if state is None:

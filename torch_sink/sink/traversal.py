@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any, NoReturn
 
+from torch_sink.common.hints import add_hints, add_note
 from torch_sink.common.random_state import global_random_state
 from torch_sink.damage.loaders import end_pass
 from torch_sink.damage.report import NO_LOSS, DecodeReport, Loss, add_to_report
@@ -253,8 +254,8 @@ class Traversal:
             position.batch_in_pass += not item.is_pending
             self._note(item.mark)
             self.producer.submit(self.passes[0])
-        if hasattr(error, "add_note"):  # Python 3.11
-            error.add_note(where)
+        add_note(error, where)
+        add_hints(error)
         try:
             raise error
         finally:

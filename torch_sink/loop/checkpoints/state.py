@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from torch_sink.common.hints import add_hints, add_note
 from torch_sink.errors import SinkError
 from torch_sink.loop.checkpoints.files import (
+    MANIFEST_FILE,
     SHARDS_FOLDER,
     list_checkpoints,
     random_state,
@@ -114,13 +116,22 @@ def save_loop(loop: StepLoop, directory: Path, prefix: str, further: dict[str, A
 
 def resume_loop(loop: StepLoop, directory: Path) -> dict[str, Any] | None:
     """Load the newest complete checkpoint into the loop; returns its state, None if there is none."""
+    if directory.is_file():
+        raise NotADirectoryError(f"{directory} is a file; pass the directory that checkpoints were saved to")
+    if (directory / MANIFEST_FILE).is_file():
+        raise ValueError(f"{directory} is itself a checkpoint; pass the directory that it lies in: {directory.parent}")
     checkpoints = list_checkpoints(directory)
     if not checkpoints:
         return None
     state = read_checkpoint(checkpoints[-1], loop.ranks)
     if loop.ranks.sharded:
         load_shards(loop.model, loop.optimizer, str(checkpoints[-1] / SHARDS_FOLDER))
-    loop.load_state_dict(state)
+    try:
+        loop.load_state_dict(state)
+    except (RuntimeError, ValueError) as error:
+        add_note(error, f"while loading {checkpoints[-1]}")
+        add_hints(error)
+        raise
     return state
 
 

@@ -31,13 +31,21 @@ _SAME = {
     "jit_config": ("compile_config", "jit"),
     "forward": ("train_step", "training_step", "step_fn", "forward_fn"),
     "metrics": ("metric", "metric_fns"),
+    "epochs": ("epoch", "num_epochs", "n_epochs", "max_epochs"),
+    "epoch": ("epochs", "num_epochs", "n_epochs", "max_epochs"),
+    "callbacks": ("callback", "hooks"),
+    "max_steps": ("steps", "num_steps", "total_steps", "max_iterations"),
+    "loader": ("dataloader", "train_loader", "train_dataset", "data", "dataset"),
+    "train_dataset": ("dataloader", "train_loader", "loader", "data", "dataset"),
+    "valid_dataset": ("val_loader", "valid_loader", "eval_dataset", "val_dataset", "loader", "dataset"),
+    "valid_frequency": ("validation_freq", "eval_every", "valid_freq"),
 }
 _FOR_A_RUN = ("loader", "dataloader", "train_loader", "train_dataset", "data")
 _OF_A_RUN = ("callbacks", "epochs", "max_steps", "timeline", "epoch", *_FOR_A_RUN)
 
 
 def explains_other_names(**places: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator of a constructor: an argument that it does not have is an error that names the right one, or the place.
+    """Decorator: an argument that the callable does not have is an error that names the right one, or the place.
 
     Args:
         places: argument -> where it belongs, for those that belong elsewhere.
@@ -46,17 +54,17 @@ def explains_other_names(**places: str) -> Callable[[Callable[P, R]], Callable[P
         TypeError: in the call, for an unknown keyword argument.
     """
 
-    def decorate(constructor: Callable[P, R]) -> Callable[P, R]:
-        known = [name for name in inspect.signature(constructor).parameters if name != "self"]
-        owner = constructor.__qualname__.split(".")[0]
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        known = [name for name in inspect.signature(function).parameters if name != "self"]
+        owner = function.__qualname__.removesuffix(".__init__")
         meant = {other: name for name in known for other in _SAME.get(name, ()) if other not in known}
 
-        @functools.wraps(constructor)
+        @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             for name in kwargs:
                 if name not in known:
                     raise TypeError(f"{owner} has no argument {name!r}; {_advice(name, known, meant, places)}")
-            return constructor(*args, **kwargs)
+            return function(*args, **kwargs)
 
         return checked
 

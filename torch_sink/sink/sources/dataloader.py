@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from torch_sink.common.hints import add_hints
 from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
 from torch_sink.sink.sources.base import NO_MARK, Mark, Pass, PassStart, ResumePoint, Sampling, Source, sampling_of
 from torch_sink.sink.sources.recording import (
@@ -260,6 +261,9 @@ class DataLoaderSource(Source):
         try:
             with self.guard.making_iterator(self.copy):
                 iterator = iter(self.copy)
+        except Exception as error:
+            add_hints(error)
+            raise
         finally:
             if self.sampler is not None:
                 self.sampler.disarm()

@@ -1,0 +1,377 @@
+"""Mistakes that users make: each message says what was given, what is allowed, and what to do."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torchvision import transforms
+
+import torch_sink
+from torch_sink import Model, SinkLoader, StepLoop
+
+pytestmark = pytest.mark.once
+
+BATCHES = [(torch.randn(4, 3, 2, 2), torch.tensor([0, 1, 2, 1]))] * 4
+loss_of = functional.cross_entropy
+
+
+class Samples(Dataset[Any]):
+    """Two samples, each made by `make(index)`."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+def network(outputs: int = 3) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, outputs))
+
+
+def sgd(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def loop(model: nn.Module | None = None, loss: Any = loss_of, **options: Any) -> StepLoop:
+    model = model or network()
+    return StepLoop(model, loss, sgd(model), **options)
+
+
+def run(*batch: torch.Tensor, **options: Any) -> Any:
+    return loop(**options).run([batch])
+
+
+def collate_recorded(*sizes: tuple[int, int]) -> None:
+    with torch_sink.image_backend("device"):
+        default_collate([transforms.functional.to_tensor(Image.new("RGB", size)) for size in sizes])
+
+
+def deliver(make: Callable[[int], Any], backend: str = "PIL", **options: Any) -> None:
+    with torch_sink.image_backend(backend), SinkLoader(DataLoader(Samples(make), 2, **options)) as loader:
+        list(loader)
+
+
+def cuda_in_a_worker(index: int) -> Any:
+    # What torch raises in a forked worker whose parent has used CUDA.
+    raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, use 'spawn'")
+
+
+class TwoOutputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return self.layers(images), None
+
+
+def scheduled(make: Callable[[torch.optim.Optimizer], Any], **options: Any) -> StepLoop:
+    model = network()
+    optimizer = sgd(model)
+    return StepLoop(model, loss_of, optimizer, scheduler=make(optimizer), **options)
+
+
+def resume_another_model() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        loop().save(folder)
+        loop(network(outputs=5)).resume(folder)
+
+
+def resume_inside_a_checkpoint() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        loop().resume(loop().save(folder))
+
+
+def use_an_older_iterator() -> None:
+    loader = SinkLoader(BATCHES)
+    older = iter(loader)
+    next(older)
+    next(iter(loader))
+    next(older)
+
+
+def use_after_close() -> None:
+    loader = SinkLoader(BATCHES)
+    loader.close()
+    next(iter(loader))
+
+
+def iterate_a_generator_twice() -> None:
+    loader = SinkLoader(batch for batch in BATCHES)
+    list(loader)
+    list(loader)
+
+
+def wait_on_the_host() -> None:
+    with torch_sink.no_host_sync():
+        torch.ones(1).item()
+
+
+def read_pixels_under_strict() -> None:
+    with torch_sink.image_backend("device", strict=True):
+        transforms.functional.hflip(Image.new("RGB", (4, 4))).getpixel((0, 0))
+
+
+# name: (what the user did, exception, what its message and notes say)
+MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
+    # image backend
+    "unknown backend": (
+        lambda: torch_sink.set_image_backend("cuda"),
+        ValueError,
+        "unknown image backend 'cuda'.*'device', 'PIL'",
+    ),
+    "device that is not there": (
+        lambda: torch_sink.set_image_backend("device", device="cuda:99"),
+        (RuntimeError, ValueError),
+        "cuda:99.*not available.*available:",
+    ),
+    "unknown policy": (
+        lambda: torch_sink.set_image_backend("device", on_decode_error="ignore"),
+        ValueError,
+        "'ignore'.*'raise', 'skip', 'replace'",
+    ),
+    "normalize before to_tensor": (
+        lambda: transforms.Normalize([0.5], [0.5])(Image.new("RGB", (4, 4))),
+        TypeError,
+        "img should be Tensor Image. Got",
+    ),
+    "unequal sizes": (lambda: collate_recorded((8, 8), (9, 8)), RuntimeError, "equal size.*3, 8, 8.*3, 8, 9"),
+    "unequal sizes in a loader": (
+        lambda: deliver(lambda index: torch.zeros(3, 4 + index)),
+        RuntimeError,
+        "equal size.*batch 0.*one size: add transforms.Resize",
+    ),
+    "images instead of tensors": (
+        lambda: deliver(lambda index: Image.new("RGB", (4, 4)), backend="device"),
+        TypeError,
+        r"batch 0.*end its transform with transforms.ToTensor\(\)",
+    ),
+    "None for a sample": (lambda: deliver(lambda index: None), TypeError, "returned None.*on_decode_error='skip'"),
+    "pixels under strict": (read_pixels_under_strict, torch_sink.UnsupportedOperation, "read by other code.*strict=False"),
+    "a path instead of a list": (lambda: torch_sink.decode_images("a.jpg"), TypeError, "got one str; put it in a list"),
+    "unknown decoder": (
+        lambda: torch_sink.decode_images([], provider="turbo"),
+        ValueError,
+        "'turbo' cannot be used.*usable: ",
+    ),
+    # loaders
+    "a dataset": (lambda: SinkLoader(TensorDataset(torch.zeros(3))), TypeError, r"samples, not batches.*DataLoader\("),
+    "sink_size=0": (lambda: SinkLoader(BATCHES, sink_size=0), ValueError, "sink_size=0 is not allowed.*-1 for one pass"),
+    "sink_size=1.5": (lambda: SinkLoader(BATCHES, sink_size=1.5), TypeError, "must be an int, got 1.5"),
+    "slots=0": (lambda: SinkLoader(BATCHES, slots=0), ValueError, "slots=0 is not allowed.*None for the default"),
+    "a device of the sink that is not there": (
+        lambda: SinkLoader(BATCHES, device="cuda:99"),
+        ValueError,
+        "'cuda:99' is not there.*device='cpu'",
+    ),
+    "empty loader": (lambda: loop().run([]), ValueError, "gave no batch.*drop_last=True"),
+    "a generator twice": (iterate_a_generator_twice, ValueError, "traversed once only: pass the generator function"),
+    "an older iterator": (use_an_older_iterator, torch_sink.SinkError, "replaced by a later iter.*one SinkLoader for each"),
+    "after close": (use_after_close, torch_sink.SinkError, "is closed; make a new one"),
+    "CUDA in a worker": (
+        lambda: deliver(cuda_in_a_worker, num_workers=1),
+        RuntimeError,
+        "batch 0.*cannot use CUDA: return CPU tensors",
+    ),
+    "a lambda for spawned workers": (
+        lambda: deliver(lambda index: index, num_workers=1, multiprocessing_context="spawn"),
+        Exception,
+        "at the top of a module instead of lambdas.*multiprocessing_context='fork'",
+    ),
+    # what a loop is made of
+    "a class for a loss": (lambda: loop(loss=nn.CrossEntropyLoss), TypeError, r"pass an instance: CrossEntropyLoss\(\)"),
+    "a class for a model": (lambda: StepLoop(nn.Linear, loss_of, None), TypeError, "model is a type; pass a torch.nn.Module"),
+    "no optimizer": (lambda: StepLoop(network(), loss_of, None), TypeError, "NoneType; pass a torch.optim.Optimizer"),
+    "the optimizer of another model": (
+        lambda: StepLoop(network(), loss_of, sgd(network())),
+        ValueError,
+        "none of the model's parameters; build it after the model",
+    ),
+    "LBFGS": (
+        lambda: StepLoop(model := network(), loss_of, torch.optim.LBFGS(model.parameters())),
+        TypeError,
+        "several times a step.*any other torch.optim optimizer",
+    ),
+    "nothing to train": (
+        lambda: loop(network().requires_grad_(False)).run(BATCHES),
+        ValueError,
+        "no parameter that requires a gradient",
+    ),
+    "ReduceLROnPlateau as scheduler": (
+        lambda: scheduled(torch.optim.lr_scheduler.ReduceLROnPlateau),
+        TypeError,
+        r"pass callbacks=\[torch_sink.ReduceLROnPlateau",
+    ),
+    "the scheduler of another optimizer": (
+        lambda: scheduled(lambda _: torch.optim.lr_scheduler.StepLR(sgd(network()), 1)),
+        ValueError,
+        "another optimizer than the one passed",
+    ),
+    "unknown schedule": (
+        lambda: scheduled(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1), schedule="batch"),
+        ValueError,
+        "'batch': allowed are 'step', 'epoch'",
+    ),
+    "unknown level": (lambda: loop(amp="fp16"), ValueError, "'fp16': the levels are O0, O1, O2, O3, auto"),
+    "a dtype as text": (lambda: loop(amp="O1", amp_dtype="float16"), ValueError, "pass torch.bfloat16 or torch.float16"),
+    "a scaler as text": (lambda: loop(loss_scaler="dynamic"), TypeError, "'dynamic': pass 'default', None, or"),
+    "unknown mode": (lambda: loop(mode="compiled"), ValueError, "allowed are 'auto', 'eager', 'compile', 'graph'"),
+    "accumulate=0": (lambda: loop(accumulate=0), ValueError, "accumulate=0; pass an int of at least 1"),
+    "a negative norm": (lambda: loop(clip_grad_norm=-1), ValueError, "clip_grad_norm=-1; pass a number above 0"),
+    "ema=1.5": (lambda: loop(ema=1.5), ValueError, "between 0 and 1, such as 0.999"),
+    "the name of another library": (
+        lambda: StepLoop(network(), criterion=loss_of),
+        TypeError,
+        "no argument 'criterion'; pass loss_fn=",
+    ),
+    # runs
+    "epoch= instead of epochs=": (lambda: loop().run(BATCHES, epoch=2), TypeError, "StepLoop.run has no.*pass epochs="),
+    "epochs= instead of epoch=": (
+        lambda: Model(network(), loss_of).train(epochs=2, train_dataset=BATCHES),
+        TypeError,
+        "Model.train has no.*pass epoch=",
+    ),
+    "epochs=1.5": (lambda: loop().run(BATCHES, epochs=1.5), TypeError, "1.5 is a float; pass an int"),
+    "a class for a callback": (
+        lambda: loop().run(BATCHES, callbacks=[torch_sink.LossMonitor]),
+        TypeError,
+        "pass an instance, not the class",
+    ),
+    "a function for a callback": (
+        lambda: loop().run(BATCHES, callbacks=[print]),
+        TypeError,
+        "each must be a torch_sink.Callback",
+    ),
+    "a batch that is a dict": (
+        lambda: loop().run([{"x": BATCHES[0][0], "y": BATCHES[0][1]}]),
+        TypeError,
+        "a dict of 2.*pass forward=",
+    ),
+    "a batch of three": (lambda: run(*BATCHES[0], BATCHES[0][1]), TypeError, "a tuple of 3.*pass forward="),
+    "labels of a wrong dtype": (
+        lambda: run(BATCHES[0][0], torch.zeros(4)),
+        RuntimeError,
+        r"step 1, with a batch of float32 \[4, 3, 2, 2\], float32 \[4\].*labels.long\(\)",
+    ),
+    "labels beyond the outputs": (
+        lambda: run(BATCHES[0][0], torch.tensor([0, 1, 7, 1])),
+        IndexError,
+        "Target 7.*step 1.*compare num_classes",
+    ),
+    "a model that returns a tuple": (lambda: loop(TwoOutputs()).run(BATCHES), TypeError, "step 1.*pass forward="),
+    "images of other channels": (
+        lambda: loop(nn.Conv2d(1, 2, 1)).run(BATCHES),
+        RuntimeError,
+        r"step 1.*Grayscale\(3\) makes three",
+    ),
+    "a model on another device": (
+        lambda: loop(network().to("meta")).run(BATCHES),
+        ValueError,
+        r"model is on meta, the batch on cpu; move the model",
+    ),
+    "a loss for each sample": (
+        lambda: loop(loss=nn.CrossEntropyLoss(reduction="none")).run(BATCHES),
+        ValueError,
+        r"shape \[4\]; a scalar is needed.*reduction='mean'",
+    ),
+    "a loss as a number": (
+        lambda: loop(loss=lambda *given: loss_of(*given).item()).run(BATCHES),
+        TypeError,
+        "the loss is a float; .* return a tensor",
+    ),
+    "a detached loss": (
+        lambda: loop(loss=lambda *given: loss_of(*given).detach()).run(BATCHES),
+        ValueError,
+        "does not depend on any parameter",
+    ),
+    "a loss that is NaN": (
+        lambda: loop(loss=lambda *given: loss_of(*given) * torch.nan).run(BATCHES, callbacks=[torch_sink.LossMonitor()]),
+        torch_sink.NonFiniteLoss,
+        "step 1 is nan.*clip the gradients",
+    ),
+    "a wait for the device": (wait_on_the_host, torch_sink.HostSyncError, rf"{re.escape(__file__)}:\d+.*in a callback|callback"),
+    # checkpoints
+    "a checkpoint of another model": (resume_another_model, RuntimeError, "size mismatch.*while loading.*another model"),
+    "a checkpoint instead of its folder": (resume_inside_a_checkpoint, ValueError, "itself a checkpoint; pass the directory"),
+    "a file instead of a folder": (lambda: loop().resume(__file__), NotADirectoryError, "is a file; pass the directory"),
+    # Model
+    "Model without an optimizer": (lambda: Model(network(), loss_of).train(1, BATCHES), ValueError, "no optimizer"),
+    "eval without metrics": (lambda: Model(network(), loss_of).eval(BATCHES), ValueError, r"metrics=\{'accuracy'\}"),
+    "unknown metric": (lambda: Model(network(), loss_of, metrics={"acc"}), ValueError, "'acc'; the names are 'accuracy'"),
+    "a metric as text": (lambda: Model(network(), loss_of, metrics="accuracy"), TypeError, "is a str; pass a set"),
+    "sink_size=-2": (
+        lambda: Model(model := network(), loss_of, sgd(model)).train(1, BATCHES, sink_size=-2),
+        ValueError,
+        "sink_size=-2; .*-1 for one pass",
+    ),
+    "data_sink without an end": (
+        lambda: torch_sink.data_sink(lambda x, y: x, BATCHES, -1),
+        ValueError,
+        "sink_size=-1; pass an int of at least 1",
+    ),
+    "jit of a number": (lambda: torch_sink.jit(3), TypeError, "jit got int; pass a function"),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes under a message came with Python 3.11")
+@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+def test_what_a_mistake_says(name: str) -> None:
+    make, kind, says = MISTAKES[name]
+    with pytest.raises(kind) as caught:
+        make()
+    text = " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert re.search(says, text, re.DOTALL), text
+
+
+def script(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    file = folder / "script.py"
+    file.write_text(textwrap.dedent(code))
+    return subprocess.run([sys.executable, file], cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def test_spawn_without_a_main_guard(tmp_path: Path) -> None:
+    finished = script(
+        """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        import torch_sink
+
+        data = TensorDataset(torch.zeros(4, 1))
+        list(torch_sink.SinkLoader(DataLoader(data, 2, num_workers=1, multiprocessing_context="spawn")))
+        """,
+        tmp_path,
+    )
+    assert finished.returncode != 0
+    assert 'if __name__ == "__main__":' in finished.stderr or "if __name__ == '__main__':" in finished.stderr
+
+
+def test_what_keeps_a_graph_from_being_captured_is_explained() -> None:
+    class Waits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = network()
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.layers(images) * (1 if images.sum().item() > 0 else 2)
+
+    waiting = loop(Waits())
+    waiting.run(BATCHES)
+    assert re.search(rf"{re.escape(__file__)}:\d+: aten::_local_scalar_dense reads one element", waiting.explain())
