@@ -124,7 +124,7 @@ WINDOW += ("FIRST_BLOCK_TILE", "FIRST_PIXEL_TILE")
 def test_windows_hold_the_box_and_the_chroma_beside_it(box: Box) -> None:
     file = jpeg_file(source(jpeg(61, 47, "4:2:0")), box)
     assert file is not None
-    batch = pack_jpegs([file, file], 256, TileShape(4, 8, 16))
+    batch = pack_jpegs([file, file], 256, TileShape(2, 4, 8, 16))
     row = {name: int(batch.windows[1, COLUMN[name]]) for name in WINDOW}
     left, right = 16 * row["MCU_LEFT"], 16 * (row["MCU_LEFT"] + row["MCUS_ACROSS"])
     top, bottom = 16 * row["MCU_TOP"], 16 * (row["MCU_TOP"] + row["MCUS_DOWN"])
@@ -140,7 +140,15 @@ def test_windows_hold_the_box_and_the_chroma_beside_it(box: Box) -> None:
         for x in range(box.left - left, box.left - left + box.width)
     }
     assert row["PIXEL_TILES"] == row["FIRST_PIXEL_TILE"] == len(tiles)
-    assert row["BLOCK_TILES"] == row["FIRST_BLOCK_TILE"] == -(-row["MCUS_ACROSS"] * row["MCUS_DOWN"] * 6 // 4)
+    across, down = row["MCUS_ACROSS"], row["MCUS_DOWN"]
+    planes = ((2 * across, 2 * down), (across, down), (across, down))
+    block_tiles = {
+        (plane, y // 2, x // 4)
+        for plane, (columns, rows) in enumerate(planes)
+        for y in range(rows)
+        for x in range(columns)
+    }
+    assert row["BLOCK_TILES"] == row["FIRST_BLOCK_TILE"] == len(block_tiles)
     assert batch.capacity.pixel_tiles == 2 * len(tiles)
 
 

@@ -35,10 +35,14 @@ from .layout import (
 from .owners import assign_owners
 from .window import TileShape, window_of
 
+# Two samples of a byte each, in the halves of 32 bits.
+HALVES = tl.constexpr(0x00FF00FF)
+ONES = tl.constexpr(0x00010001)
+
 
 @triton.jit
 def color_kernel(planes, pixels, images, windows, tile_images, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr):
-    """Makes the pixels of one box that lie in one tile [BLOCK_Y, BLOCK_X] of its window.
+    """Makes the pixels of one box that lie in one tile [BLOCK_Y, BLOCK_X] of its window, four neighbors at a time.
 
     Args:
         planes: uint8 [bytes], samples.
@@ -51,105 +55,166 @@ def color_kernel(planes, pixels, images, windows, tile_images, BLOCK_Y: tl.const
     if number < 0:
         return
     image, window, across, down, luma_across, luma_down = window_of(number, images, windows)
-    top = tl.load(window + MCU_TOP)
-    left = tl.load(window + MCU_LEFT)
+    top = tl.load(window + MCU_TOP) * 8
+    left = tl.load(window + MCU_LEFT) * 8
     box_width = tl.load(window + BOX_WIDTH)
     box_height = tl.load(window + BOX_HEIGHT)
     # The box in the window.
-    box_top = tl.load(window + BOX_TOP) - top * luma_down * 8
-    box_left = tl.load(window + BOX_LEFT) - left * luma_across * 8
+    box_top = tl.load(window + BOX_TOP) - top * luma_down
+    box_left = tl.load(window + BOX_LEFT) - left * luma_across
     tiles_across = tl.cdiv(box_left + box_width, BLOCK_X) - box_left // BLOCK_X
     tile = tl.program_id(0) - tl.load(window + FIRST_PIXEL_TILE)
 
-    # Rows and columns in the window, where the samples of a row begin at a multiple of 8 bytes; then in the box.
+    # In the window, where the samples of a row begin at a multiple of 8 bytes. What lies outside reads the last.
+    rows, samples = down * 8, across * 8
     y = (box_top // BLOCK_Y + tile // tiles_across) * BLOCK_Y + tl.arange(0, BLOCK_Y)
-    x = (box_left // BLOCK_X + tile % tiles_across) * BLOCK_X + tl.arange(0, BLOCK_X)
-    row = y - box_top
-    column = x - box_left
-    inside = ((row >= 0) & (row < box_height))[:, None] & ((column >= 0) & (column < box_width))[None, :]
+    word = (box_left // BLOCK_X + tile % tiles_across) * (BLOCK_X // 4) + tl.arange(0, BLOCK_X // 4)
+    row, column = y - box_top, word * 4 - box_left
+    y = tl.minimum(y, rows * luma_down - 1)
+    word = tl.minimum(word, samples * luma_across // 4 - 1)
 
-    luma_plane = planes + tl.load(window + PLANES).to(tl.int64) * PLANES_UNIT
-    stride = across * 8
-    # All the samples of the window may be read, several at once.
-    readable = (y < down * luma_down * 8)[:, None] & (x < stride * luma_across)[None, :]
-    luma = tl.load(luma_plane + y[:, None] * (stride * luma_across) + x[None, :], mask=readable, other=0).to(tl.int32)
-    red, green, blue = luma, luma, luma
+    plane = planes + tl.load(window + PLANES).to(tl.int64) * PLANES_UNIT
+    luma = tl.load(_words(plane) + (y[:, None] * (samples * luma_across // 4) + word[None, :]))
+    # A gray file has chroma of 128 everywhere.
+    even_cb = tl.full((BLOCK_Y, BLOCK_X // 4), 128 * ONES, tl.int32)
+    odd_cb, even_cr, odd_cr = even_cb, even_cb, even_cb
     if tl.load(image + COMPONENTS) == 3:
-        cb_plane = luma_plane + across * down * (luma_across * luma_down * 64)
-        cr_plane = cb_plane + across * down * 64
-        if luma_across * luma_down == 1:
-            at = y[:, None] * stride + x[None, :]
-            cb = tl.load(cb_plane + at, mask=readable, other=0).to(tl.int32)
-            cr = tl.load(cr_plane + at, mask=readable, other=0).to(tl.int32)
+        cb_plane = plane + rows * samples * luma_across * luma_down
+        cr_plane = cb_plane + rows * samples
+        if luma_across == 1:
+            near, far = _rows(y, luma_down, False, tl.load(image + HEIGHT) - top * luma_down, rows)
+            even_cb, odd_cb = _upsampled_down(cb_plane, samples, near, far, word, y, luma_down)
+            even_cr, odd_cr = _upsampled_down(cr_plane, samples, near, far, word, y, luma_down)
         else:
             # libjpeg repeats the samples of a plane that is one or two columns wide.
-            chroma_width = (tl.load(image + WIDTH) + luma_across - 1) // luma_across
-            chroma_height = (tl.load(image + HEIGHT) + luma_down - 1) // luma_down
-            repeats = (luma_across == 2) & (chroma_width <= 2)
-            columns = _neighbors(x, luma_across, repeats, left * 8, chroma_width)
-            rows = _neighbors(y, luma_down, repeats, top * 8, chroma_height)
-            # A half, less or more in turn, so that the halves do not all go one way.
-            along_y = (4 + 4 * (y % 2))[:, None]
-            along_x = tl.where(luma_down == 2, 8 - x % 2, 4 + 4 * (x % 2))[None, :]
-            rounding = tl.where(repeats, 0, tl.where(luma_across == 2, along_x, along_y))
-            cb = _upsampled(cb_plane, stride, rows, columns, rounding, inside)
-            cr = _upsampled(cr_plane, stride, rows, columns, rounding, inside)
-        red, green, blue = _rgb(luma, cb - 128, cr - 128)
+            width = (tl.load(image + WIDTH) + 1) // 2
+            repeats = width <= 2
+            near, far = _rows(y, luma_down, repeats, tl.load(image + HEIGHT) - top * luma_down, rows)
+            last = tl.minimum(width - left, samples) - 1
+            even_cb, odd_cb = _upsampled(cb_plane, samples, near, far, word, last, repeats, luma_down)
+            even_cr, odd_cr = _upsampled(cr_plane, samples, near, far, word, last, repeats, luma_down)
 
     target = pixels + tl.load(window + PIXELS).to(tl.int64) * PIXELS_UNIT
-    target += row.to(tl.int64)[:, None] * box_width + column[None, :]
-    if tl.load(window + CHANNELS) == 1:
-        # A gray file is its own gray.
-        tl.store(target, luminance(red, green, blue).to(tl.uint8), mask=inside)
-    else:
-        step = box_height.to(tl.int64) * box_width
-        tl.store(target, red.to(tl.uint8), mask=inside)
-        tl.store(target + step, green.to(tl.uint8), mask=inside)
-        tl.store(target + 2 * step, blue.to(tl.uint8), mask=inside)
+    target += row[:, None] * box_width + column[None, :]
+    step = box_height.to(tl.int64) * box_width
+    is_gray = tl.load(window + CHANNELS) == 1
+    for PIXEL in tl.static_range(4):
+        cb, cr = (even_cb, even_cr) if PIXEL % 2 == 0 else (odd_cb, odd_cr)
+        red, green, blue = _rgb(_high_byte(luma, PIXEL), _half(cb, PIXEL // 2), _half(cr, PIXEL // 2))
+        at = column + PIXEL
+        inside = ((row >= 0) & (row < box_height))[:, None] & ((at >= 0) & (at < box_width))[None, :]
+        if is_gray:
+            # A gray file is its own gray.
+            tl.store(target + PIXEL, luminance(red, green, blue).to(tl.uint8), mask=inside)
+        else:
+            tl.store(target + PIXEL, red.to(tl.uint8), mask=inside)
+            tl.store(target + step + PIXEL, green.to(tl.uint8), mask=inside)
+            tl.store(target + 2 * step + PIXEL, blue.to(tl.uint8), mask=inside)
 
 
 @triton.jit
-def _neighbors(position, factor, repeats, first, size):
-    """The two chroma samples next to positions of one axis of the window, and the second one's weight in quarters.
+def _words(plane):
+    return plane.to(tl.pointer_type(tl.int32))
+
+
+@triton.jit
+def _high_byte(word, BYTE: tl.constexpr):
+    """One byte of four, shifted left by 16 bits."""
+    if BYTE < 2:
+        return (word << (16 - 8 * BYTE)) & 0xFF0000
+    else:
+        return (word >> (8 * BYTE - 16)) & 0xFF0000
+
+
+@triton.jit
+def _half(pair, HALF: tl.constexpr):
+    return pair >> 16 if HALF else pair & 0xFF
+
+
+@triton.jit
+def _rows(y, factor, repeats, height, rows):
+    """The two rows of chroma samples next to each row of pixels, the nearer first; that one twice where one counts.
 
     Args:
-        position: int32 [B], in the window.
-        factor: 1 or 2, luma samples for a chroma sample.
-        repeats: the nearer sample alone counts.
-        first: the chroma sample of the image that the window begins with.
-        size: chroma samples of the image.
+        y: int32 [Y], rows of the window.
+        factor: 1 or 2, rows of pixels for a row of samples.
+        repeats: the nearest counts alone.
+        height: rows of pixels of the image, from the window's first on.
+        rows: of samples in the window.
     """
-    near = position // factor
-    far = tl.minimum(tl.maximum(first + near + 2 * (position % 2) - 1, 0), size - 1) - first
-    blends = (factor == 2) & (repeats == 0)
-    return near, tl.where(blends, far, near), tl.where(blends, 1, 0)
+    near = y >> (factor - 1)
+    last = tl.minimum((height + factor - 1) >> (factor - 1), rows) - 1
+    far = tl.minimum(tl.maximum(near + 2 * (y & 1) - 1, 0), last)
+    return near, tl.where((factor == 2) & (repeats == 0), far, near)
 
 
 @triton.jit
-def _upsampled(plane, stride, rows, columns, rounding, inside):
-    """One chroma component at full size, int32 [Y, X]; `rows` and `columns` as `_neighbors` gives them."""
-    near_y, far_y, weight_y = rows
-    near_x, far_x, weight_x = columns
-    near_row = plane + near_y[:, None] * stride
-    far_row = plane + far_y[:, None] * stride
-    near = (4 - weight_y) * tl.load(near_row + near_x[None, :], mask=inside, other=0)
-    near += weight_y * tl.load(far_row + near_x[None, :], mask=inside, other=0)
-    far = (4 - weight_y) * tl.load(near_row + far_x[None, :], mask=inside, other=0)
-    far += weight_y * tl.load(far_row + far_x[None, :], mask=inside, other=0)
-    return ((4 - weight_x) * near + weight_x * far + rounding) >> 4
+def _upsampled_down(plane, samples, near, far, word, y, factor):
+    """One chroma component for words of four pixels, of a plane with a sample for each column.
+
+    Returns:
+        The samples of the even pixels, and those of the odd ones, int32 [Y, X], two in a value.
+    """
+    near_four = tl.load(_words(plane) + (near[:, None] * (samples // 4) + word[None, :]))
+    even, odd = near_four & HALVES, (near_four >> 8) & HALVES
+    if factor == 2:
+        far_four = tl.load(_words(plane) + (far[:, None] * (samples // 4) + word[None, :]))
+        # A half, less or more in turn, so that the halves do not all go one way.
+        rounding = ((1 + (y & 1)) * ONES)[:, None]
+        even = ((3 * even + (far_four & HALVES) + rounding) >> 2) & HALVES
+        odd = ((3 * odd + ((far_four >> 8) & HALVES) + rounding) >> 2) & HALVES
+    return even, odd
+
+
+@triton.jit
+def _upsampled(plane, samples, near, far, word, last, repeats, factor):
+    """`_upsampled_down` of a plane with a sample for two columns: first between rows, then between columns.
+
+    Args:
+        last: the last sample of a row.
+        repeats: the nearest sample counts alone.
+        factor: 1 or 2, rows of pixels for a row of samples.
+    """
+    two = plane.to(tl.pointer_type(tl.uint16))
+    own = 3 * _spread(tl.load(two + (near[:, None] * (samples // 2) + word[None, :])))
+    own += _spread(tl.load(two + (far[:, None] * (samples // 2) + word[None, :])))
+    before = _blended(plane, samples, near, far, tl.maximum(2 * word - 1, 0))
+    after = _blended(plane, samples, near, far, tl.minimum(2 * word + 2, last))
+    swapped = (own << 16) | (own >> 16)
+    # The two as neighbors of each other, where they are.
+    own_or_first = tl.where((repeats | (2 * word >= last))[None, :], swapped, own)
+    # In sixteenths. A half, or a bit less, in turn.
+    even = 3 * own + ((own_or_first << 16) | before) + tl.where(factor == 2, 8 * ONES, 4 * ONES)
+    odd = 3 * own + ((own_or_first >> 16) | (after << 16)) + tl.where(factor == 2, 7 * ONES, 8 * ONES)
+    return (even >> 4) & HALVES, (odd >> 4) & HALVES
+
+
+@triton.jit
+def _spread(two):
+    """Two bytes, uint16 -> int32 with a byte in each half."""
+    two = two.to(tl.int32)
+    return (two | (two << 8)) & HALVES
+
+
+@triton.jit
+def _blended(plane, samples, near, far, column):
+    """Quarters between two rows of samples: three of the nearer, one of the other."""
+    near_one = tl.load(plane + (near[:, None] * samples + column[None, :])).to(tl.int32)
+    return 3 * near_one + tl.load(plane + (far[:, None] * samples + column[None, :])).to(tl.int32)
 
 
 @triton.jit
 def _rgb(luma, cb, cr):
-    """YCbCr -> RGB, int32 in [0, 255]; `cb` and `cr` in [-128, 127]."""
-    red = luma + ((91881 * cr + 32768) >> 16)
-    green = luma + ((-22554 * cb - 46802 * cr + 32768) >> 16)
-    blue = luma + ((116130 * cb + 32768) >> 16)
-    return (
-        tl.minimum(tl.maximum(red, 0), 255),
-        tl.minimum(tl.maximum(green, 0), 255),
-        tl.minimum(tl.maximum(blue, 0), 255),
-    )
+    """YCbCr -> RGB, int32 in [0, 255]; `luma` is shifted left by 16 bits, `cb` and `cr` are in [0, 255]."""
+    red = luma + 91881 * cr + (32768 - 128 * 91881)
+    green = luma - 22554 * cb - 46802 * cr + (32768 + 128 * (22554 + 46802))
+    blue = luma + 116130 * cb + (32768 - 128 * 116130)
+    return _clamped(red >> 16), _clamped(green >> 16), _clamped(blue >> 16)
+
+
+@triton.jit
+def _clamped(value):
+    return tl.minimum(tl.maximum(value, 0), 255)
 
 
 WARPS = 4

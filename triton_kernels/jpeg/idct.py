@@ -32,8 +32,11 @@ from .window import TileShape, window_of
 
 
 @triton.jit
-def idct_kernel(coefficients, quantization, planes, images, windows, tile_images, BLOCKS: tl.constexpr):
-    """Transforms a run of BLOCKS blocks of the window of one image.
+def idct_kernel(
+    coefficients, quantization, planes, images, windows, tile_images,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Transforms BLOCK_ROWS x BLOCK_COLUMNS blocks of one plane of the window of one image.
 
     Args:
         coefficients: int16 [blocks, 64], zigzag order.
@@ -47,61 +50,58 @@ def idct_kernel(coefficients, quantization, planes, images, windows, tile_images
     if number < 0:
         return
     image, window, across, down, luma_across, luma_down = window_of(number, images, windows)
-    mcus = across * down
-    units = tl.load(image + UNITS)
-    luma_units = luma_across * luma_down
+    # The tiles of the luma come first, then those of Cb, then those of Cr.
+    tile = tl.program_id(0) - tl.load(window + FIRST_BLOCK_TILE)
+    luma_tiles = _tiles(across * luma_across, down * luma_down, BLOCK_ROWS, BLOCK_COLUMNS)
+    chroma_tiles = _tiles(across, down, BLOCK_ROWS, BLOCK_COLUMNS)
+    is_luma = tile < luma_tiles
+    chroma = tl.where(tile >= luma_tiles + chroma_tiles, 1, 0)
+    tile -= tl.where(is_luma, 0, luma_tiles + chroma * chroma_tiles)
+    component = tl.where(is_luma, 0, 1 + chroma)
+    first_unit = tl.where(is_luma, 0, luma_across * luma_down + chroma)
+    factor_x = tl.where(is_luma, luma_across, 1)
+    factor_y = tl.where(is_luma, luma_down, 1)
+    columns = across * factor_x
+    tiles_across = tl.cdiv(columns, BLOCK_COLUMNS)
 
-    index = (tl.program_id(0) - tl.load(window + FIRST_BLOCK_TILE)) * BLOCKS + tl.arange(0, BLOCKS)
-    exists = index < mcus * units
-    mcu, unit = index // units, index % units
-    column, row = mcu % across, mcu // across
-    mcu_of_image = tl.load(window + MCU_LEFT) + column
-    mcu_of_image += (tl.load(window + MCU_TOP) + row) * tl.load(image + MCUS_PER_ROW)
-    block = tl.load(image + FIRST_BLOCK) + mcu_of_image * units + unit
+    # Blocks of the plane. Both factors are 1 or 2.
+    BLOCKS: tl.constexpr = BLOCK_ROWS * BLOCK_COLUMNS
+    index = tl.arange(0, BLOCKS)
+    column = tile % tiles_across * BLOCK_COLUMNS + index % BLOCK_COLUMNS
+    row = tile // tiles_across * BLOCK_ROWS + index // BLOCK_COLUMNS
+    exists = (column < columns) & (row < down * factor_y)
+    mcu_column = tl.load(window + MCU_LEFT) + (column >> (factor_x - 1))
+    mcu_row = tl.load(window + MCU_TOP) + (row >> (factor_y - 1))
+    mcu = mcu_row * tl.load(image + MCUS_PER_ROW) + mcu_column
+    unit = first_unit + (row & (factor_y - 1)) * factor_x + (column & (factor_x - 1))
+    block = tl.load(image + FIRST_BLOCK) + mcu * tl.load(image + UNITS) + unit
+    stride = 8 * columns
+    plane = planes + (tl.load(window + PLANES) + across * down * first_unit).to(tl.int64) * PLANES_UNIT
+    target = plane + (row * (8 * stride) + column * 8)
 
-    is_luma = unit < luma_units
-    component = tl.where(is_luma, 0, unit - luma_units + 1)
-    table = tl.load(image + QUANTIZATION + component, mask=exists, other=0)
-    column = tl.where(is_luma, column * luma_across + unit % luma_across, column)
-    row = tl.where(is_luma, row * luma_down + unit // luma_across, row)
-    stride = 8 * tl.where(is_luma, across * luma_across, across)
-    # Planes before this one, in blocks: those of the luma, and one for each chroma component.
-    before = mcus * tl.where(is_luma, 0, unit)
-    target = planes + (tl.load(window + PLANES) + before).to(tl.int64) * PLANES_UNIT + row * (8 * stride) + column * 8
-
-    at = tl.arange(0, 8)[None, :]
     source = coefficients + block.to(tl.int64)[:, None] * 64
-    steps = quantization + table[:, None] * 64
+    steps = quantization + tl.load(image + QUANTIZATION + component) * 64
     exists = exists[:, None]
-    c0 = tl.load(source + _zigzag(0, at), mask=exists, other=0)
-    c1 = tl.load(source + _zigzag(1, at), mask=exists, other=0)
-    c2 = tl.load(source + _zigzag(2, at), mask=exists, other=0)
-    c3 = tl.load(source + _zigzag(3, at), mask=exists, other=0)
-    c4 = tl.load(source + _zigzag(4, at), mask=exists, other=0)
-    c5 = tl.load(source + _zigzag(5, at), mask=exists, other=0)
-    c6 = tl.load(source + _zigzag(6, at), mask=exists, other=0)
-    c7 = tl.load(source + _zigzag(7, at), mask=exists, other=0)
+    # Places of the rows in zigzag order, those of a row in the bytes of two numbers.
+    c0, s0 = _row(source, steps, exists, 0x06050100, 0x1C1B0F0E)
+    c1, s1 = _row(source, steps, exists, 0x0D070402, 0x2A1D1A10)
+    c2, s2 = _row(source, steps, exists, 0x110C0803, 0x2B291E19)
+    c3, s3 = _row(source, steps, exists, 0x18120B09, 0x352C281F)
+    c4, s4 = _row(source, steps, exists, 0x2017130A, 0x36342D27)
+    c5, s5 = _row(source, steps, exists, 0x26211614, 0x3C37332E)
+    c6, s6 = _row(source, steps, exists, 0x2F252215, 0x3D3B3832)
+    c7, s7 = _row(source, steps, exists, 0x31302423, 0x3F3E3A39)
     only_first_row = tl.max(((c1 | c2 | c3 | c4 | c5 | c6 | c7) != 0).to(tl.int32), axis=1)[:, None] == 0
-    c0 = _dequantized(c0, steps, 0, at)
-    c1 = _dequantized(c1, steps, 1, at)
-    c2 = _dequantized(c2, steps, 2, at)
-    c3 = _dequantized(c3, steps, 3, at)
-    c4 = _dequantized(c4, steps, 4, at)
-    c5 = _dequantized(c5, steps, 5, at)
-    c6 = _dequantized(c6, steps, 6, at)
-    c7 = _dequantized(c7, steps, 7, at)
+    c0, c1, c2, c3 = _wrapped(c0 * s0), _wrapped(c1 * s1), _wrapped(c2 * s2), _wrapped(c3 * s3)
+    c4, c5, c6, c7 = _wrapped(c4 * s4), _wrapped(c5 * s5), _wrapped(c6 * s6), _wrapped(c7 * s7)
+    # The first pass makes 4 * c0 of an otherwise empty column. libjpeg-turbo has a way of its own if all are empty,
+    # on which 16 bits of that are kept.
+    c0 = tl.where(only_first_row, (c0 << 18) >> 18, c0)
 
     # The 13 bits of the constants, less the 2 that are kept.
     c0, c1, c2, c3, c4, c5, c6, c7 = _inverse_dct(c0, c1, c2, c3, c4, c5, c6, c7, 11)
-    c0 = _between(c0, only_first_row)
-    c1 = _between(c1, only_first_row)
-    c2 = _between(c2, only_first_row)
-    c3 = _between(c3, only_first_row)
-    c4 = _between(c4, only_first_row)
-    c5 = _between(c5, only_first_row)
-    c6 = _between(c6, only_first_row)
-    c7 = _between(c7, only_first_row)
-    values = tl.trans(_together(c0, c1, c2, c3, c4, c5, c6, c7, BLOCKS), (0, 2, 1))
+    values = _together(c0, c1, c2, c3, c4, c5, c6, c7, BLOCKS)
+    values = tl.trans(tl.minimum(tl.maximum(values, -32768), 32767), (0, 2, 1))
     c0, c1, c2, c3, c4, c5, c6, c7 = _apart(values, BLOCKS)
     # Those 13, those 2, and 3 for the scale of the transform.
     c0, c1, c2, c3, c4, c5, c6, c7 = _inverse_dct(c0, c1, c2, c3, c4, c5, c6, c7, 18)
@@ -109,38 +109,27 @@ def idct_kernel(coefficients, quantization, planes, images, windows, tile_images
 
     samples = tl.minimum(tl.maximum(values + 128, 0), 255).to(tl.uint8)
     at = tl.arange(0, 8)
-    target = target[:, None, None] + at[None, :, None] * stride[:, None, None] + at[None, None, :]
+    target = target[:, None, None] + (at[:, None] * stride + at[None, :])[None, :, :]
     tl.store(target, samples, mask=exists[:, :, None])
 
 
 @triton.jit
-def _zigzag(ROW: tl.constexpr, column):
-    """Position of a coefficient in zigzag order; diagonals with an odd number run downwards."""
-    diagonal = ROW + column
-    # The second half of the order is the first half backwards.
-    flipped = diagonal > 7
-    row = tl.where(flipped, 7 - ROW, ROW)
-    column = tl.where(flipped, 7 - column, column)
-    diagonal = row + column
-    position = diagonal * (diagonal + 1) // 2 + tl.where(diagonal % 2 == 1, row, column)
-    return tl.where(flipped, 63 - position, position)
+def _tiles(columns, rows, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
+    return tl.cdiv(columns, BLOCK_COLUMNS) * tl.cdiv(rows, BLOCK_ROWS)
+
+
+@triton.jit
+def _row(source, steps, exists, LEFT: tl.constexpr, RIGHT: tl.constexpr):
+    """One row of each block, int32 [B, 8], and the steps of its quantization [1, 8]."""
+    column = tl.arange(0, 8)[None, :]
+    place = (tl.where(column < 4, LEFT, RIGHT) >> (column % 4 * 8)) & 0xFF
+    return tl.load(source + place, mask=exists, other=0).to(tl.int32), tl.load(steps + place)
 
 
 @triton.jit
 def _wrapped(value):
     """int32 -> what 16 bits keep of it."""
     return value.to(tl.int16).to(tl.int32)
-
-
-@triton.jit
-def _dequantized(coefficient, steps, ROW: tl.constexpr, column):
-    return _wrapped(coefficient.to(tl.int32) * tl.load(steps + _zigzag(ROW, column)))
-
-
-@triton.jit
-def _between(value, only_first_row):
-    """16 bits for the second pass: saturated, or wrapped where libjpeg-turbo takes its way for empty rows."""
-    return tl.where(only_first_row, _wrapped(value), tl.minimum(tl.maximum(value, -32768), 32767))
 
 
 @triton.jit
@@ -202,7 +191,7 @@ def _apart(values, BLOCKS: tl.constexpr):
     return c0, c1, c2, c3, c4, c5, c6, c7
 
 
-WARPS = 4
+WARPS = 2
 
 
 def run_idct(
@@ -225,6 +214,6 @@ def run_idct(
     if len(tile_images):
         assign_owners(windows, tile_images, first=FIRST_BLOCK_TILE, count=BLOCK_TILES)
         idct_kernel[(len(tile_images),)](
-            coefficients, quantization, planes, images, windows, tile_images, BLOCKS=shape.blocks,
-            **compiler_options(WARPS),
+            coefficients, quantization, planes, images, windows, tile_images,
+            BLOCK_ROWS=shape.block_rows, BLOCK_COLUMNS=shape.block_columns, **compiler_options(WARPS),
         )  # fmt: skip

@@ -108,7 +108,8 @@ def jpeg_variants(threads_of_warp: int) -> Iterator[JpegVariant]:
         yield JpegVariant(round_kernel, f"jpeg round, {shape.bits} bits", constants, 1, symbols)
         yield JpegVariant(write_kernel, f"jpeg write, {shape.bits} bits", constants, 1, symbols)
     yield JpegVariant(dc_kernel, "jpeg DC", {"BLOCK": BLOCK}, WARPS)
-    yield JpegVariant(idct_kernel, "jpeg inverse transform", {"BLOCKS": TILE_SHAPE.blocks}, IDCT_WARPS)
+    constants = {"BLOCK_ROWS": TILE_SHAPE.block_rows, "BLOCK_COLUMNS": TILE_SHAPE.block_columns}
+    yield JpegVariant(idct_kernel, "jpeg inverse transform", constants, IDCT_WARPS)
     constants = {"BLOCK_Y": TILE_SHAPE.rows, "BLOCK_X": TILE_SHAPE.columns}
     yield JpegVariant(color_kernel, "jpeg color", constants, COLOR_WARPS)
 

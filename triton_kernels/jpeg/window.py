@@ -4,9 +4,9 @@ A window is the rectangle of whole MCUs that a box of pixels needs: the box, and
 upsampling reads. Inverse transforms run for its blocks only. What they give lies in planes of one byte a sample: the
 luma plane of the window row by row, then those of Cb and Cr, each as large as its blocks.
 
-A program makes a tile: of the inverse transform a run of blocks, counted MCU by MCU through the window; of the pixels a
-rectangle, aligned in the window. The rectangles that the box touches are counted row by row. Tiles are numbered through
-all windows.
+A program makes a tile, a rectangle: of the inverse transform, blocks of one plane, counted plane by plane and row by
+row; of the pixels, those that the box touches of a grid in the window, row by row. Tiles are numbered through all
+windows.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ class TileShape(NamedTuple):
     """How much a program makes.
 
     Attributes:
-        blocks: of the inverse transform.
+        block_rows: of the inverse transform.
+        block_columns: of the inverse transform.
         rows: of pixels.
         columns: of pixels.
     """
 
-    blocks: int
+    block_rows: int
+    block_columns: int
     rows: int
     columns: int
 
 
-# More blocks need more registers than they save instructions. Pixels: wide rather than square, because neighbors in
-# memory are neighbors in a row.
-TILE_SHAPE = TileShape(32, 8, 64)
+# Larger tiles share more of what is computed once, and need more registers. Wide rather than square, because neighbors
+# in memory are neighbors in a row.
+TILE_SHAPE = TileShape(4, 8, 32, 64)
 # The interpreter pays per operation, not per block or pixel.
-INTERPRETED_TILE_SHAPE = TileShape(512, 128, 128)
+INTERPRETED_TILE_SHAPE = TileShape(16, 32, 128, 128)
 
 
 def tile_shape(*, interpreted: bool) -> TileShape:

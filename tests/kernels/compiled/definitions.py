@@ -226,6 +226,8 @@ def _fill() -> None:
     define("not.pred", "pred -> pred", operator.not_)
     define("shl.{}", f"{bits}: T u32 -> T", lambda a, by: a << by if by < 64 else 0)
     define("shr.{}", "s32 s64 u16 u32 u64: T u32 -> T", lambda a, by: a >> min(by, 64))
+    define("shf.l.wrap.b32", "b32 b32 u32 -> b32", lambda low, high, by: (high << 32 | low) << by % 32 >> 32)
+    define("shf.r.wrap.b32", "b32 b32 u32 -> b32", lambda low, high, by: (high << 32 | low) >> by % 32)
     define("bfe.u32", "u32 u32 u32 -> u32", lambda *values: _extract(*values, False))
     define("bfe.s32", "s32 u32 u32 -> s32", lambda *values: _extract(*values, True))
     define("prmt.b32", "b32 b32 b32 -> b32", _permute)

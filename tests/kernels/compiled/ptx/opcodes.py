@@ -180,6 +180,19 @@ def _shift(name: str, modifiers: Modifiers) -> Form:
     return Form({"shl": arithmetic.shifted_left, "shr": arithmetic.shifted_right}[name], (kind, "u32"), kind)
 
 
+@opcode("shf")
+def _funnel(modifiers: Modifiers) -> Form:
+    """32 bits of the 64 that two words make, the first of them the lower."""
+    start = {"l": lambda by: 32 - (by & 31), "r": lambda by: by & 31}[modifiers[0]]
+    kind = {("wrap", "b32"): "b32"}[modifiers[1:]]
+
+    def cut(low: Array, high: Array, by: Array) -> Array:
+        both = high.astype(np.uint64) << np.uint64(32) | low
+        return (both >> start(by).astype(np.uint64)).astype(np.uint32)
+
+    return Form(cut, (kind, kind, "u32"), kind)
+
+
 @opcode("bfe")
 def _extract(modifiers: Modifiers) -> Form:
     kind = {("s32",): "s32", ("u32",): "u32"}[modifiers]

@@ -115,7 +115,8 @@ def window_rows(headers: Headers, images: np.ndarray, tile: TileShape) -> tuple[
     blocks = (right - left) * (bottom - top) * images[:, COLUMN["UNITS"]]
     planes = blocks * _BLOCK_SAMPLES // COLUMN["PLANES_UNIT"]
     pixels = -(-headers.channels * headers.box_width * headers.box_height // COLUMN["PIXELS_UNIT"])
-    block_tiles = -(-blocks // tile.blocks)
+    luma_tiles = _block_tiles((right - left) * headers.across, (bottom - top) * headers.down, tile)
+    block_tiles = luma_tiles + (headers.components - 1) * _block_tiles(right - left, bottom - top, tile)
     tiles_across = -(-last_column // tile.columns) - first_column // tile.columns
     pixel_tiles = tiles_across * (-(-last_row // tile.rows) - first_row // tile.rows)
     windows = _rows(
@@ -139,6 +140,11 @@ def window_rows(headers: Headers, images: np.ndarray, tile: TileShape) -> tuple[
     )
     sizes = planes.sum() * COLUMN["PLANES_UNIT"], pixels.sum() * COLUMN["PIXELS_UNIT"]
     return windows, int(sizes[0]), int(sizes[1])
+
+
+def _block_tiles(columns: np.ndarray, rows: np.ndarray, tile: TileShape) -> np.ndarray:
+    """Tiles of planes with so many blocks."""
+    return -(-columns // tile.block_columns) * -(-rows // tile.block_rows)
 
 
 def padded(lengths: np.ndarray) -> np.ndarray:
