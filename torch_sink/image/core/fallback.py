@@ -30,7 +30,7 @@ from torch_sink.errors import UnsupportedOperation
 
 # An operation, and the reason why it was not recorded.
 Row = tuple[str, ...]
-_RECORDED: Row = ("", "")  # among the counts: that something was recorded at all
+_RECORDED: Row = ("", "")  # among the counts of a child: that something was recorded at all
 _COUNT_DIGITS = 12
 
 
@@ -43,9 +43,8 @@ class FallbackReport:
         broken: what `decode_report()` says.
     """
 
-    def __init__(self, counts: Counter[Row], broken: DecodeReport) -> None:
-        self.has_recorded = counts.pop(_RECORDED, 0) > 0
-        self.counts, self.broken = counts, broken
+    def __init__(self, counts: Counter[Row], has_recorded: bool, broken: DecodeReport) -> None:
+        self.counts, self.has_recorded, self.broken = counts, has_recorded, broken
 
     def __bool__(self) -> bool:
         return bool(self.counts)
@@ -133,6 +132,7 @@ class _Ledger:
 
     def __init__(self) -> None:
         self.counts: Counter[Row] = Counter()
+        self.has_recorded = False
         self.strict = False
         self.folder = ""
         self.file: _ChildFile | None = None
@@ -150,7 +150,7 @@ class _Ledger:
             The folder. "" where there is no place for temporary files: the report then lacks the children's counts.
         """
         self.close()
-        self.strict, self.counts = strict, Counter()
+        self.strict, self.counts, self.has_recorded = strict, Counter(), False
         self.folder = self._name_folder() if folder is None else folder
         self.file = _ChildFile(folder) if folder else None
         return self.folder
@@ -174,9 +174,9 @@ class _Ledger:
 
     def put_aside(self) -> Aside:
         """Begins without counts; `put_back` goes on with those from before."""
-        kept = {name: getattr(self, name) for name in ("counts", "strict", "folder", "file")}
+        kept = {name: getattr(self, name) for name in ("counts", "has_recorded", "strict", "folder", "file")}
         # Without a folder of its own the ledger has none to clear.
-        self.folder, self.counts, self.file = "", Counter(), None
+        self.folder, self.counts, self.has_recorded, self.file = "", Counter(), False, None
         return kept
 
     def put_back(self, kept: Aside) -> None:
@@ -201,7 +201,7 @@ class _Ledger:
 
     def begin_in_child(self) -> None:
         """After a fork: another thread of the parent may have held the lock."""
-        self._lock, self._named, self.counts = threading.Lock(), [], Counter()
+        self._lock, self._named, self.counts, self.has_recorded = threading.Lock(), [], Counter(), False
         self.file = _ChildFile(self.folder) if self.folder else None
 
     def add(self, operation: str, reason: str) -> None:
@@ -213,8 +213,12 @@ class _Ledger:
 
     def note_recorded(self) -> None:
         """Notes, once, that something was recorded."""
-        if _RECORDED not in self.counts:
-            self.add(*_RECORDED)
+        if self.has_recorded:
+            return
+        self.has_recorded = True
+        if self.file is not None:
+            with self._lock:
+                self.file.write(_RECORDED, 1)
 
     def total(self) -> Counter[Row]:
         counts = Counter(self.counts)
@@ -232,7 +236,9 @@ _muted = threading.local()
 
 def fallback_report() -> FallbackReport:
     """What ran in stock code since the backend was set, in this process and in the data workers that it started."""
-    return FallbackReport(ledger.total(), decode_report())
+    counts = ledger.total()
+    has_recorded = counts.pop(_RECORDED, 0) > 0
+    return FallbackReport(counts, has_recorded or ledger.has_recorded, decode_report())
 
 
 def is_executing() -> bool:
