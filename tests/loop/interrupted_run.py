@@ -59,7 +59,7 @@ def main(directory: Path, seconds_per_sink: float) -> None:
         first = arguments.cur_step_num - len(arguments.losses) + 1
         losses.update({step: loss for step, loss in enumerate(arguments.losses.tolist(), first)})
         print(f"step {arguments.cur_step_num}", flush=True)
-        time.sleep(seconds_per_sink)
+        time.sleep(seconds_per_sink)  # what a sink takes: a signal is to come before the run has ended
 
     config = CheckpointConfig(save_checkpoint_steps=5, keep_checkpoint_max=2)
     callbacks = [ModelCheckpoint("CKP", directory, config), LambdaCallback(on_train_step_end=note)]

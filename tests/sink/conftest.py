@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
 from fake_cuda import fake_cuda, rehearse
 
 from torch_sink.sink import loader as loader_module
+from torch_sink.sink.producers.thread import ThreadProducer
 from torch_sink.sink.slots.ring import DeviceRing
 
 from .simulated_device import ImmediateOps
@@ -31,10 +33,17 @@ def nothing_left_behind() -> Iterator[None]:
     yield
     gc.collect()
     deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and not is_clean(before, threads):
-        time.sleep(0.02)
-    assert not [child for child in worker_processes() if child.pid not in before]
+    for left in (*multiprocessing.active_children(), *(set(threading.enumerate()) - threads)):
+        left.join(max(deadline - time.monotonic(), 0))
+    children = [child for child in worker_processes() if child.pid not in before]
+    assert not psutil.wait_procs(children, timeout=max(deadline - time.monotonic(), 0))[1]
     assert not set(threading.enumerate()) - threads
+
+
+def wait_for(producer: ThreadProducer, condition: Callable[[], bool]) -> None:
+    """Waits until something holds of what the producer's thread guards."""
+    with producer.changed:
+        assert producer.changed.wait_for(condition, 20)
 
 
 @pytest.fixture
@@ -53,10 +62,6 @@ def place(request: pytest.FixtureRequest) -> str:
     if request.param == "ring":
         request.getfixturevalue("on_a_ring")
     return request.param
-
-
-def is_clean(before: set[int], threads: set[threading.Thread]) -> bool:
-    return {child.pid for child in worker_processes()} <= before and set(threading.enumerate()) <= threads
 
 
 def worker_processes() -> list[psutil.Process]:

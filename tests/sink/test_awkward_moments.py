@@ -7,9 +7,7 @@ import gc
 import multiprocessing
 import os
 import threading
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,6 +18,7 @@ from torch.utils.data import DataLoader
 from torch_sink.errors import SinkError
 from torch_sink.sink import SinkLoader
 
+from .test_faults import hang
 from .test_worker_faults import Faulty
 
 ALL = [list(range(i, i + 4)) for i in range(0, 40, 4)]
@@ -30,10 +29,8 @@ def workers_of(loader: SinkLoader) -> list[int]:
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 20
-    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    there = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    assert not psutil.wait_procs(there, timeout=20)[1]
 
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
@@ -55,7 +52,7 @@ def test_a_forked_child_that_drops_the_loader_and_leaves_stops_nobody(persistent
 
 
 def train_for_ever(pids: Any) -> None:
-    loader = SinkLoader(DataLoader(Faulty(fault=lambda: time.sleep(60)), batch_size=4, num_workers=2))
+    loader = SinkLoader(DataLoader(Faulty(fault=hang), batch_size=4, num_workers=2))
     for _ in loader:
         pids.send(workers_of(loader))
 
@@ -152,31 +149,39 @@ def test_a_generator_s_cleanup_that_raises_does_not_keep_the_rest_open(monkeypat
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_closing_from_another_thread_ends_a_wait(num_workers: int) -> None:
-    loader = SinkLoader(DataLoader(Faulty(pause=0.2), batch_size=4, num_workers=num_workers))
-    closing = threading.Timer(0.3, loader.close)
+    waits, is_closed = multiprocessing.Event(), threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        hang() if num_workers else is_closed.wait(60)
+
+    def close() -> None:
+        assert waits.wait(60)
+        loader.close()
+        is_closed.set()
+
+    loader = SinkLoader(DataLoader(Faulty(wait), batch_size=4, num_workers=num_workers))
+    closing = threading.Thread(target=close)
     closing.start()
     with pytest.raises(SinkError):
         list(loader)
     closing.join()
 
 
-def test_the_loader_s_own_timeout_is_raised_and_its_batch_still_comes(tmp_path: Path) -> None:
-    def wait_for_flag() -> None:
-        while not (tmp_path / "flag").exists():
-            time.sleep(0.01)
-
-    with SinkLoader(DataLoader(Faulty(wait_for_flag), batch_size=4, num_workers=1, timeout=1)) as loader:
+def test_the_loader_s_own_timeout_is_raised_and_its_batch_still_comes() -> None:
+    goes_on = multiprocessing.Event()
+    with SinkLoader(DataLoader(Faulty(goes_on.wait), batch_size=4, num_workers=1, timeout=1)) as loader:
         seen = []
         with pytest.raises(RuntimeError, match="timed out after 1 seconds"):
             seen.extend(batch.tolist() for batch in loader)
         assert loader.state_dict()["batch_in_pass"] == len(seen) == 2
-        (tmp_path / "flag").touch()
+        goes_on.set()
         seen.extend(batch.tolist() for batch in loader.rest())
     assert seen == ALL
 
 
 def test_without_the_thread_that_pins_memory_the_pass_is_lost() -> None:
-    with SinkLoader(DataLoader(Faulty(lambda: time.sleep(60)), batch_size=4, num_workers=2)) as loader:
+    with SinkLoader(DataLoader(Faulty(hang), batch_size=4, num_workers=2)) as loader:
         batches = iter(loader)
         next(batches)
         ended = threading.Thread(target=int)

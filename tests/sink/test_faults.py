@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
-import multiprocessing
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -24,14 +24,36 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch_sink.errors import SinkError, SinkTimeout
 from torch_sink.sink import SinkLoader
 
-received = multiprocessing.RawValue("b")  # without a lock, in which a worker could die
+
+class Flag:
+    """An event for forked processes without a lock, in which one of them could die: a pipe that holds a byte, or none."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+
+    def set(self) -> None:
+        if not self.wait(0):
+            os.write(self.writer, b"!")
+
+    def clear(self) -> None:
+        if self.wait(0):
+            os.read(self.reader, 1)
+
+    def wait(self, seconds: float) -> bool:
+        return bool(select.select([self.reader], [], [], seconds)[0])
+
+
+received = Flag()
 
 
 def wait_until_received() -> None:
     """A worker that is about to die has to wait: the files of earlier batches are shared by a live process."""
-    deadline = time.monotonic() + 30
-    while not received.value and time.monotonic() < deadline:
-        time.sleep(0.01)
+    received.wait(30)
+
+
+def hang() -> None:
+    """User code that does not come back while a test lasts."""
+    time.sleep(60)
 
 
 class Numbers(Dataset):
@@ -50,7 +72,7 @@ class Numbers(Dataset):
             wait_until_received()
             os.kill(os.getpid(), signal.SIGKILL)
         if index == self.slow:
-            time.sleep(60)
+            hang()
         return torch.tensor(index)
 
 
@@ -76,12 +98,12 @@ def unchanged(sample: object) -> object:
 def read_until_error(loader: SinkLoader, count: int = 2) -> tuple[list[list[int]], BaseException | None]:
     """The batches and what ended them; `received` is set after `count` batches."""
     batches = []
-    received.value = 0
+    received.clear()
     try:
         for batch in loader.rest():
             batches.append(batch.tolist())
             if len(batches) == count:
-                received.value = 1
+                received.set()
     except BaseException as error:
         return batches, error
     return batches, None
@@ -250,6 +272,7 @@ from torch_sink.sink import SinkLoader
 loaders = []
 
 class Numbers(Dataset):
+    # User code that takes a moment: workers are at work when the process leaves.
     def __len__(self):
         return 1000
     def __getitem__(self, index):
@@ -286,7 +309,7 @@ def run_script(body: str, *persistent: bool, group_signal: int | None = None) ->
     assert len(workers) == 2 * len(persistent)
     started = time.monotonic()
     if group_signal is not None:
-        time.sleep(0.3)
+        assert process.stdout.readline() == "in the loop\n"
         os.killpg(process.pid, group_signal)
     _, errors = process.communicate(timeout=30)
     seconds = time.monotonic() - started
@@ -305,7 +328,7 @@ def test_terminal_interrupt_kills_workers_and_leaves_in_time() -> None:
     body = """
     try:
         for batch in batches:
-            pass
+            print("in the loop", flush=True)
     except KeyboardInterrupt:
         started = time.monotonic()
         loader.close()
@@ -316,7 +339,9 @@ def test_terminal_interrupt_kills_workers_and_leaves_in_time() -> None:
 
 
 def test_terminal_interrupt_without_close_ends_the_process() -> None:
-    code, errors, seconds = run_script("for batch in batches: pass", True, group_signal=signal.SIGINT)
+    code, errors, seconds = run_script(
+        "for batch in batches: print('in the loop', flush=True)", True, group_signal=signal.SIGINT
+    )
     assert code != 0
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert seconds < 8

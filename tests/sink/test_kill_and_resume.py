@@ -25,7 +25,7 @@ STEPS = 2 * BATCHES_PER_PASS
 
 
 class Augmented(Dataset):
-    """Sample i is i, and noise of a data-dependent number of draws."""
+    """Sample i is i, and noise of a data-dependent number of draws; it takes a moment, so that kills hit the middle."""
 
     def __len__(self) -> int:
         return SAMPLES

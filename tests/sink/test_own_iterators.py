@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch_sink.errors import SinkTimeout
 from torch_sink.sink import SinkLoader
 
+from .conftest import wait_for
 from .test_matches_plain_loop import Augmented, train
 
 
@@ -77,7 +78,10 @@ KINDS = [Generated, Kept, Wrapping]
 
 
 class Slow(Dataset):
-    """Batches that do not share files with the worker, so that its death takes none with it."""
+    """Batches that do not share files with the worker, so that its death takes none with it.
+
+    They take a moment, as user code does: a worker is killed, or left, before it has made them all.
+    """
 
     def __len__(self) -> int:
         return 400
@@ -260,8 +264,7 @@ def test_a_start_for_which_the_consumer_does_not_wait(ending: str) -> None:
         with pytest.raises(SinkTimeout):
             next(batches)
         loader.loader.may_start.set()
-        while loader._producer.request is None:
-            time.sleep(0.001)
+        wait_for(loader._producer, lambda: loader._producer.request is not None)
         started = time.monotonic()
         if ending == "asked again":
             loader._traversal.timeout_seconds = 60

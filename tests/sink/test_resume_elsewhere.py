@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import time
+import multiprocessing
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from torch_sink.sink import SinkLoader
 
@@ -37,14 +37,28 @@ def test_between_passes_it_need_not() -> None:
         assert [batch.tolist()[0] for batch in loader] == list(range(0, 48, 8))
 
 
-def start_late(worker: int) -> None:
-    time.sleep(0.5 if worker == 0 else 0)
+class SecondWorkerFirst(Dataset):
+    """The first worker begins when the second one has come to its second batch."""
+
+    def __init__(self) -> None:
+        self.began, self.made = multiprocessing.Event(), 0
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        self.made += 1
+        if get_worker_info().id == 0:
+            assert self.began.wait(60)
+        elif self.made == 5:
+            self.began.set()
+        return index
 
 
 def test_batches_that_come_in_any_order_are_not_taken_for_placeholders() -> None:
     options: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "in_order": False}
     state = state_after(3, **options)
-    with SinkLoader(DataLoader(range(40), worker_init_fn=start_late, **options)) as loader:
+    with SinkLoader(DataLoader(SecondWorkerFirst(), **options)) as loader:
         loader.load_state_dict(state)
         rest = torch.cat(list(loader))
     assert sorted(rest.tolist()) == list(range(12, 40))

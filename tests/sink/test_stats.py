@@ -12,8 +12,12 @@ from torch.utils.data import DataLoader, Dataset
 from torch_sink.sink import QueueStats, SinkLoader
 from torch_sink.sink.producers.stats import StatsRecorder
 
+from .conftest import wait_for
+
 
 class Throttled(Dataset):
+    """User code that is slow, for real: how long it is waited for is what is measured."""
+
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
@@ -67,9 +71,7 @@ def test_bytes_held_are_those_of_the_batches_that_exist() -> None:
         assert loader.stats().bytes_held == 0
         batches = iter(loader)
         next(batches)
-        deadline = time.monotonic() + 5
-        while loader.stats().bytes_held < 3 * 2 * 1000 * 4 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(loader._producer, lambda: loader._producer.bytes_held() >= 3 * 2 * 1000 * 4)
         assert loader.stats().bytes_held == 3 * 2 * 1000 * 4
 
 

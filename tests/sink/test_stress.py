@@ -27,7 +27,7 @@ ROUNDS = range(20)
 
 
 class Paced(Dataset):
-    """Samples that take a moment, so that a fault can hit any stage."""
+    """Samples that take a moment, as user code does, so that a fault can hit any stage."""
 
     def __len__(self) -> int:
         return 10_000

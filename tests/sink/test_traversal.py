@@ -11,8 +11,12 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from torch_sink.errors import SinkError
 from torch_sink.sink import SinkLoader
+from torch_sink.sink.workers import guard
 
+from .conftest import wait_for
 from .numbered import numbered, values
+
+POLL_SECONDS = 0.05  # in place of torch_sink's, for a test
 
 
 def test_sink_size_is_the_length_of_an_epoch_and_the_traversal_goes_on() -> None:
@@ -78,8 +82,7 @@ def test_restart_with_workers_gives_the_plain_loop_s_later_shuffles(persistent: 
     with SinkLoader(make(), slots=8) as loader:
         batches = iter(loader)
         assert next(batches)[0].tolist() == first[0]
-        while not loader._producer.wants_pass():
-            time.sleep(0.001)
+        wait_for(loader._producer, loader._producer.wants_pass)
         assert next(batches)[0].tolist() == first[1]
         assert len(loader._traversal.passes) == 2
         loader.restart()
@@ -107,26 +110,26 @@ def test_no_pass_is_begun_ahead_of_the_last_epoch_s_end(sink_size: int) -> None:
         loader.is_last_epoch = True
         for i, _ in enumerate(loader):
             assert loader.batch_in_epoch == i + 1
-            deadline = time.monotonic() + 1
-            while i >= len(loader) - 3 and not loader._producer.wants_pass() and time.monotonic() < deadline:
-                time.sleep(0.001)
+            if i == len(loader) - 2:  # before the last batch is taken, when a pass would be begun ahead
+                wait_for(loader._producer, loader._producer.wants_pass)
         assert sampler.passes == begun
         loader.is_last_epoch = False
         assert len(list(loader)) == len(loader)
 
 
 class Pausing(torch.utils.data.Dataset):
-    """Longer than the producer's poll between two samples."""
+    """User code that for one sample takes longer than a producer waits before it looks whether to go on."""
 
     def __len__(self) -> int:
         return 3
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(0.7 if index == 2 else 0.0)
+        time.sleep(4 * POLL_SECONDS if index == 2 else 0.0)
         return torch.tensor(index)
 
 
-def test_restart_does_not_cancel_the_next_pass_of_the_same_workers() -> None:
+def test_restart_does_not_cancel_the_next_pass_of_the_same_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "POLL_SECONDS", POLL_SECONDS)
     with SinkLoader(DataLoader(Pausing(), num_workers=1, persistent_workers=True), timeout_seconds=10) as loader:
         next(iter(loader))
         loader.restart()
@@ -134,6 +137,8 @@ def test_restart_does_not_cancel_the_next_pass_of_the_same_workers() -> None:
 
 
 class Slow(torch.utils.data.Dataset):
+    """User code that takes a moment, so that a restart finds workers at work."""
+
     def __len__(self) -> int:
         return 60
 
@@ -176,7 +181,8 @@ def test_an_error_of_a_pass_begun_ahead_waits_for_its_turn() -> None:
         seen = []
         for batch in loader:
             seen.append(int(batch[0]))
-            time.sleep(0.02)
+            if len(seen) == 7:  # one is left, which is ready when the second pass has failed
+                wait_for(loader._producer, loader._producer.wants_pass)
         assert seen == list(range(8))
         with pytest.raises(LookupError, match="no second traversal"):
             next(iter(loader))

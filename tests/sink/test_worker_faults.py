@@ -27,7 +27,7 @@ from .test_faults import read_until_error, wait_until_received
 
 
 class Faulty(Dataset):
-    """Sample i is i; at sample 9 something happens."""
+    """Sample i is i; at sample 9 something happens. `pause` is what user code takes, in seconds."""
 
     def __init__(self, fault: Callable[[], None] | None = None, pause: float = 0.0) -> None:
         self.fault, self.pause = fault, pause
@@ -127,7 +127,7 @@ class Unreadable:
 def collate(samples: list[torch.Tensor]) -> object:
     if int(samples[0]) != 8:
         return torch.stack(samples)
-    time.sleep(0.2)
+    wait_until_received()
     return collate.third()  # type: ignore[attr-defined]
 
 
