@@ -3,8 +3,8 @@
     python examples/benchmarks/jpeg.py [--data DIR] [--batches 64 256 512 1024]
 
 The times of kernels are the GPU's own, from the profiler; where there is no GPU, only what the host does is timed:
-reading headers and packing a batch. Also says how many images Pillow had to decode again. Prints a table and writes
-JSON.
+reading headers, laying files out and making their tables. Also says how many images Pillow had to decode again. Prints
+a table and writes JSON.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from harness import (
 )
 from torch_sink.cli.bench import percentiles
 from torch_sink.image.decode.jpeg.decode import decode_jpegs
-from torch_sink.image.decode.jpeg.file import jpeg_file
-from torch_sink.image.decode.jpeg.pack import pack_jpegs
+from torch_sink.image.decode.jpeg.files import lay_out_jpegs
+from torch_sink.image.decode.jpeg.tables import batch_of
 from torch_sink.image.sources.jpeg_header import read_jpeg_header
 from torch_sink.image.sources.source import EncodedSource
 from torch_sink.triton_kernels.jpeg.entropy import choose_lane_shape
@@ -67,18 +67,22 @@ def covered_files(files: list[bytes]) -> list[EncodedSource]:
 
 
 def on_the_host(sources: list[EncodedSource], rounds: int) -> dict[str, Any]:
-    """Microseconds an image of what the host does."""
+    """Microseconds an image of what the host does: in a data worker headers and layout, later the tables."""
     shape = choose_lane_shape(sum(len(source.data) for source in sources))
+    files = lay_out_jpegs(sources).files
+    boxes = files.whole_images()
 
     def read_headers() -> None:
         for source in sources:
             read_jpeg_header(source.data)
 
-    def pack() -> None:
-        files = [file for file in (jpeg_file(source, None) for source in sources) if file is not None]
-        pack_jpegs(files, shape.bits, pinned=torch.cuda.is_available())
+    def lay_out() -> None:
+        lay_out_jpegs(sources)
 
-    seconds = in_turns({"header": read_headers, "pack": pack}, rounds)
+    def make_tables() -> None:
+        batch_of(files, boxes, shape.bits)
+
+    seconds = in_turns({"header": read_headers, "layout": lay_out, "tables": make_tables}, rounds)
     return {name: percentiles([1e6 * value / len(sources) for value in values]) for name, values in seconds.items()}
 
 

@@ -121,6 +121,14 @@ def test_the_verdict_outlives_the_process(gpu: pytest.MonkeyPatch) -> None:
     assert kernels.calls == 1 + 4
 
 
+def test_a_verdict_is_of_all_the_code_that_decodes(gpu: pytest.MonkeyPatch) -> None:
+    before = proof._fingerprint(GPU)
+    read_bytes = Path.read_bytes
+    for name in ("decode/jpeg/tables.py", "decode/jpeg/decoder.py", "jpeg/entropy.py", "jpeg/rows.py"):
+        gpu.setattr(Path, "read_bytes", lambda path, name=name: read_bytes(path) + b" " * str(path).endswith(name))
+        assert proof._fingerprint(GPU) != before, name
+
+
 def one_value_is_wrong(images: list[Decoded | None]) -> None:
     gray = next(image for image in images if image is not None and image.channels == 1)
     gray.pixels[0, 3, 4] ^= 1

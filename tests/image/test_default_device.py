@@ -18,7 +18,8 @@ from torchvision.transforms.v2 import functional as F2
 import torch_sink
 from image.cases import encoded
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.decode.jpeg.pack import pack_jpegs
+from torch_sink.image.decode.jpeg.decode import block_on_device
+from torch_sink.image.decode.jpeg.files import lay_out_jpegs
 from torch_sink.image.execute.launch import _value_tables
 
 Call = Callable[[Any], Any]
@@ -83,9 +84,10 @@ def test_decoded_images() -> None:
         assert torch.equal(image, expected)
 
 
-def test_packed_files() -> None:
+def test_the_block_of_files() -> None:
     file = open_file(encoded(40, 20, 1))
     assert file is not None
+    laid_out = lay_out_jpegs([file.source])
     with torch.device("meta"):
-        elsewhere = pack_jpegs([file], 1024)
-    assert torch.equal(elsewhere.stream, pack_jpegs([file], 1024).stream)
+        block = block_on_device(laid_out, torch.device("cpu"))
+    assert block.numpy().tobytes() == b"".join(laid_out.chunks)

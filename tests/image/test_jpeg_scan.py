@@ -12,11 +12,11 @@ from PIL import Image
 from image.cases import encoded
 from image.jpeg_files import SAMPLINGS, jpeg
 from torch_sink.image.decode.jpeg.file import jpeg_file
-from torch_sink.image.decode.jpeg.pack import pack_jpegs
-from torch_sink.image.decode.jpeg.tables import COLUMN
+from torch_sink.image.decode.jpeg.files import joined, lay_out_jpegs
+from torch_sink.image.decode.jpeg.tables import COLUMN, batch_of
 from torch_sink.image.sources.decoded import Box
 from torch_sink.image.sources.jpeg_header import read_jpeg_header
-from torch_sink.image.sources.source import EncodedSource
+from torch_sink.image.sources.source import EncodedSource, PixelSource
 from torch_sink.triton_kernels.jpeg import layout
 from torch_sink.triton_kernels.jpeg.window import TileShape
 
@@ -78,7 +78,7 @@ def test_color_spaces_that_are_ycc_all_the_same() -> None:
 
 def test_restart_markers_cut_the_scan() -> None:
     data = jpeg(33, 17, "4:2:0", restart_blocks=1)
-    file = jpeg_file(source(data), None)
+    file = jpeg_file(source(data))
     assert file is not None
     assert len(file.segments) == 6
     pieces = [data[begin : begin + length] for begin, length in file.segments]
@@ -86,14 +86,15 @@ def test_restart_markers_cut_the_scan() -> None:
         b"".join(piece + bytes((0xFF, 0xD0 + number)) for number, piece in enumerate(pieces))[:-2]
         == (data[file.scan.begin : -2])
     )
-    assert jpeg_file(source(data.replace(b"\xff\xd1", b"\xff\xd2", 1)), None) is None
-    assert jpeg_file(source(data.replace(b"\xff\xd4", b"\xff\x00", 1)), None) is None
+    assert jpeg_file(source(data.replace(b"\xff\xd1", b"\xff\xd2", 1))) is None
+    assert jpeg_file(source(data.replace(b"\xff\xd4", b"\xff\x00", 1))) is None
 
 
 def test_the_arrays_of_a_batch() -> None:
     sources = [source(jpeg(33, 17, "4:2:0", restart_blocks=2)), source(GRAY, "L"), source(jpeg(20, 40, "4:4:0"))]
-    files = [file for file in (jpeg_file(item, None) for item in sources) if file is not None]
-    batch = pack_jpegs(files, 256)
+    laid_out = lay_out_jpegs(sources)
+    block = b"".join(laid_out.chunks)
+    batch = batch_of(laid_out.files, laid_out.files.whole_images(), 256)
     blocks = [3 * 2 * 6, 5 * 3, 3 * 3 * 4]
     assert batch.images[:, COLUMN["BLOCKS"]].tolist() == blocks
     assert batch.images[:, COLUMN["FIRST_BLOCK"]].tolist() == [0, blocks[0], blocks[0] + blocks[1]]
@@ -101,19 +102,62 @@ def test_the_arrays_of_a_batch() -> None:
     assert batch.images[:, COLUMN["SEGMENTS"]].tolist() == [3, 1, 1]
     assert batch.segments[:, COLUMN["SEGMENT_IMAGE"]].tolist() == [0, 0, 0, 1, 2]
     assert batch.segments[:, COLUMN["SEGMENT_BLOCKS"]].tolist() == [12, 12, 12, 15, 36]
-    stream = bytes(batch.stream.numpy())
+    files = [file for file in map(jpeg_file, sources) if file is not None]
     places = [(file.source.data, *place) for file in files for place in file.segments]
+    ends = [-64]
     for row, (data, begin, length) in zip(batch.segments, places, strict=True):
-        first = row[COLUMN["FIRST_BYTE"]]
+        first = batch.first_byte + row[COLUMN["FIRST_BYTE"]]
         assert first % 16 == 0
-        assert stream[first : first + length] == data[begin : begin + length]
-        assert not any(stream[first + length : first + length + 16])
+        assert block[first : first + length] == data[begin : begin + length]
+        assert first >= ends[-1] + 64
+        ends.append(first + length)
         assert row[COLUMN["LANES"]] == layout.lane_count(length, 256)
+    huffman = np.frombuffer(block, np.uint8)[batch.huffman :][: batch.capacity.huffman_tables * 273].reshape(-1, 273)
+    assert batch.huffman >= ends[-1] + 64
+    assert len(np.unique(huffman, axis=0)) == len(huffman)
+    tables = np.frombuffer(block[batch.quantization :], np.int32).reshape(-1, 64)
+    assert batch.huffman % 16 == batch.quantization % 16 == 0
     for file, row in zip(files, batch.images, strict=True):
         quantized = Image.open(io.BytesIO(file.source.data)).quantization  # type: ignore[attr-defined]
-        table = batch.quantization[row[COLUMN["QUANTIZATION"]]]
-        assert sorted(table.tolist()) == sorted(quantized[0])
-    assert len(np.unique(batch.huffman, axis=0)) == len(batch.huffman)
+        assert sorted(tables[row[COLUMN["QUANTIZATION"]]].tolist()) == sorted(quantized[0])
+        dc = file.scan.dc[0]
+        counts = huffman[row[COLUMN["DC_TABLE"]]]
+        assert counts[:16].tobytes() == file.source.data[dc : dc + 16]
+        assert counts[272] == 0
+        assert huffman[row[COLUMN["AC_TABLE"]], 272] == 1
+
+
+def test_every_file_can_be_cut_out_of_the_block_again() -> None:
+    chances = zip(SAMPLINGS * 2, (0, 1, 0, 3, 0, 2, 0, 0, 1, 0), (0, 3) * 5, strict=True)
+    sources = [
+        source(
+            COLOR[:2] + b"\xff\xfe" + bytes((0, 2 + more)) + bytes(more) + jpeg(40, 21, name, restart_blocks=every)[2:]
+        )
+        for name, every, more in chances
+    ]
+    sources.insert(3, source(OUTSIDE["progressive"]))
+    sources.insert(7, PixelSource(Image.new("RGB", (3, 4))))
+    laid_out = lay_out_jpegs(sources)
+    block = np.frombuffer(b"".join(laid_out.chunks), np.uint8)
+    assert len(block) == laid_out.size == laid_out.files.size
+    assert sorted({0, *range(2), *range(2, 12)} - {3, 7}) == list(laid_out.pieces) == laid_out.files.sources.tolist()
+    for at, pieces in laid_out.pieces.items():
+        assert joined(block, pieces) == sources[at].data  # type: ignore[union-attr]
+
+
+def test_files_can_be_launched_in_parts() -> None:
+    sources = [
+        source(jpeg(40, 21, name, restart_blocks=every)) for name, every in zip(SAMPLINGS, (0, 1, 0, 3, 2), strict=True)
+    ]
+    files = lay_out_jpegs(sources).files
+    whole = batch_of(files, files.whole_images(), 256)
+    for first, last in ((0, 5), (0, 2), (1, 4), (4, 5)):
+        part = batch_of(files.part(first, last), files.whole_images()[first:last], 256)
+        begins = part.first_byte + part.segments[:, COLUMN["FIRST_BYTE"]]
+        is_inside = (whole.segments[:, 0] >= first) & (whole.segments[:, 0] < last)
+        assert begins.tolist() == (whole.first_byte + whole.segments[is_inside, COLUMN["FIRST_BYTE"]]).tolist()
+        assert part.images[:, COLUMN["BLOCKS"]].tolist() == whole.images[first:last, COLUMN["BLOCKS"]].tolist()
+        assert part.images[0, COLUMN["FIRST_BLOCK"]] == part.images[0, COLUMN["FIRST_SEGMENT"]] == 0
 
 
 WINDOW = ("MCU_LEFT", "MCU_TOP", "MCUS_ACROSS", "MCUS_DOWN", "BLOCK_TILES", "PIXEL_TILES")
@@ -122,9 +166,8 @@ WINDOW += ("FIRST_BLOCK_TILE", "FIRST_PIXEL_TILE")
 
 @pytest.mark.parametrize("box", [Box(0, 0, 61, 47), Box(16, 16, 16, 16), Box(60, 46, 1, 1), Box(15, 31, 3, 2)])
 def test_windows_hold_the_box_and_the_chroma_beside_it(box: Box) -> None:
-    file = jpeg_file(source(jpeg(61, 47, "4:2:0")), box)
-    assert file is not None
-    batch = pack_jpegs([file, file], 256, TileShape(2, 4, 8, 16))
+    files = lay_out_jpegs([source(jpeg(61, 47, "4:2:0"))] * 2).files
+    batch = batch_of(files, np.array([box, box]), 256, TileShape(2, 4, 8, 16))
     row = {name: int(batch.windows[1, COLUMN[name]]) for name in WINDOW}
     left, right = 16 * row["MCU_LEFT"], 16 * (row["MCU_LEFT"] + row["MCUS_ACROSS"])
     top, bottom = 16 * row["MCU_TOP"], 16 * (row["MCU_TOP"] + row["MCUS_DOWN"])
@@ -159,7 +202,7 @@ def test_a_file_too_short_for_its_blocks_is_not_packed() -> None:
     # In rows of 8 blocks, three components and two bits each.
     for rows, fits in ((scan_bytes // 6, True), (scan_bytes // 6 + 1, False), (8000, False)):
         data[frame + 5 : frame + 9] = (8 * rows).to_bytes(2, "big") + (64).to_bytes(2, "big")
-        assert (jpeg_file(source(bytes(data)), None) is not None) == fits
+        assert (jpeg_file(source(bytes(data))) is not None) == fits
 
 
 def test_the_page_holds_the_estimate_of_its_script(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,9 +91,12 @@ _decodes: list[str] = []
 
 
 def kernel_modules() -> list[str]:
-    """The modules with device code that this process has imported; that of plain integers holds none."""
+    """The modules with device code that this process has imported; those of plain integers hold none."""
+    empty = ("torch_sink.triton_kernels", "torch_sink.triton_kernels.jpeg")
     return [
-        name for name in sys.modules if name.startswith("torch_sink.triton_kernels.") and not name.endswith(".rows")
+        name
+        for name in sys.modules
+        if name.startswith("torch_sink.triton_kernels") and name not in empty and not name.endswith(".rows")
     ]
 
 

@@ -16,13 +16,13 @@ from kernels.jpeg_golden import decode_segment
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.jpeg.decoder import JpegDecoder
 from torch_sink.image.decode.jpeg.file import JpegFile, jpeg_file
-from torch_sink.image.decode.jpeg.pack import Capacity, JpegBatch, pack_jpegs
-from torch_sink.image.decode.jpeg.tables import COLUMN
+from torch_sink.image.decode.jpeg.files import lay_out_jpegs
+from torch_sink.image.decode.jpeg.tables import COLUMN, Capacity, JpegBatch, batch_of
 from torch_sink.image.sources.jpeg_header import read_jpeg_header
 from torch_sink.image.sources.source import EncodedSource
 from torch_sink.triton_kernels.interpreter import is_interpreted
 from torch_sink.triton_kernels.jpeg.entropy import LaneShape, choose_lane_shape
-from torch_sink.triton_kernels.jpeg.window import tile_shape
+from torch_sink.triton_kernels.jpeg.window import TileShape, tile_shape
 
 
 def photo(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -96,7 +96,7 @@ def open_file(data: bytes) -> JpegFile | None:
     header = read_jpeg_header(data)
     if header is None or header.scan is None:
         return None
-    return jpeg_file(EncodedSource(data, "a test's file", header, header.mode), None)
+    return jpeg_file(EncodedSource(data, "a test's file", header, header.mode))
 
 
 def open_clean_files() -> dict[str, JpegFile]:
@@ -159,10 +159,27 @@ class Decoded(NamedTuple):
     coefficients: np.ndarray
 
 
-def new_decoder(largest: Capacity, shape: LaneShape) -> JpegDecoder:
+class PackedFiles(NamedTuple):
+    """Files as the kernels get them: tables, and a block, uint8 [bytes], on the device."""
+
+    batch: JpegBatch
+    block: torch.Tensor
+
+
+def pack_files(files: Sequence[JpegFile], bits: int, tile: TileShape | None = None) -> PackedFiles:
+    """Whole files for lanes of so many bits, by default with the tiles of this process."""
+    laid_out = lay_out_jpegs([file.source for file in files])
+    assert len(laid_out.files.headers) == len(files)
+    block = torch.frombuffer(bytearray(b"".join(laid_out.chunks)), dtype=torch.uint8)
+    tile = tile or tile_shape(interpreted=is_interpreted())
+    return PackedFiles(batch_of(laid_out.files, laid_out.files.whole_images(), bits, tile), block.to(device_in_use()))
+
+
+def new_decoder(largest: Capacity, shape: LaneShape, *, in_graph: bool = False) -> JpegDecoder:
     """A decoder with rubbish in its memory."""
-    decoder = JpegDecoder(largest, shape, torch.device(device_in_use()), interpreted=is_interpreted())
-    for memory in (*vars(decoder).values(), *decoder._entropy):
+    device = torch.device(device_in_use())
+    decoder = JpegDecoder(largest, shape, device, interpreted=is_interpreted(), in_graph=in_graph)
+    for memory in (*vars(decoder).values(), *decoder._entropy, *(decoder._inputs if in_graph else ())):
         if isinstance(memory, torch.Tensor):
             memory.view(torch.uint8).fill_(0x5A)
     return decoder
@@ -182,10 +199,10 @@ def results(decoder: JpegDecoder, batch: JpegBatch) -> list[Decoded]:
 def pixels_of(decoder: JpegDecoder, files: Sequence[JpegFile], batch: JpegBatch) -> list[torch.Tensor]:
     """The pixels of a batch, uint8 [C, H, W] each."""
     pixels = decoder.pixels.cpu()
-    shapes = [(file.channels, file.box.height, file.box.width) for file in files]
+    shapes = [(file.channels, *reversed(file.source.size)) for file in files]
     return [
         pixels[begin : begin + math.prod(shape)].view(shape)
-        for begin, shape in zip(batch.pixel_offsets, shapes, strict=True)
+        for begin, shape in zip(batch.pixel_offsets.tolist(), shapes, strict=True)
     ]
 
 
@@ -198,8 +215,8 @@ def decode_files(files: Sequence[JpegFile], shape: LaneShape | None = None, time
         times: there is room for a batch that is so many times as large.
     """
     shape = shape or choose_lane_shape(0, interpreted=is_interpreted())
-    batch = pack_jpegs(files, shape.bits, tile_shape(interpreted=is_interpreted()))
-    decoder = new_decoder(Capacity(*(times * value for value in batch.capacity)), shape)
-    decoder.load(batch)
+    batch, block = pack_files(files, shape.bits)
+    decoder = new_decoder(Capacity(*(times * value for value in batch.capacity)), shape, in_graph=times > 1)
+    decoder.load(batch, block)
     decoder.decode_coefficients()
     return results(decoder, batch)

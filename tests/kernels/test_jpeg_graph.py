@@ -8,8 +8,7 @@ import torch
 from image.check import kernels_on
 from image.jpeg_files import stock
 
-from kernels.jpeg_cases import golden_coefficients, new_decoder, open_clean_files, pixels_of, results
-from torch_sink.image.decode.jpeg.pack import pack_jpegs
+from kernels.jpeg_cases import golden_coefficients, new_decoder, open_clean_files, pack_files, pixels_of, results
 from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES, LaneShape
 
 
@@ -17,16 +16,16 @@ from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES, LaneShape
 @pytest.mark.parametrize("shape", LANE_SHAPES, ids=str)
 def test_a_captured_batch_decodes_others(shape: LaneShape) -> None:
     files = list(open_clean_files().values())
-    largest, *others = [(some, pack_jpegs(some, shape.bits)) for some in (files, files[::-3], files[:1])]
     with kernels_on("cuda"):
-        decoder = new_decoder(largest[1].capacity, shape)
-        decoder.load(largest[1])
+        largest, *others = [(some, *pack_files(some, shape.bits)) for some in (files, files[::-3], files[:1])]
+        decoder = new_decoder(largest[1].capacity, shape, in_graph=True)
+        decoder.load(*largest[1:])
         decoder.launch()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             decoder.launch()
-        for chosen, batch in (*others, largest):
-            decoder.load(batch)
+        for chosen, batch, block in (*others, largest):
+            decoder.load(batch, block)
             graph.replay()
             pixels = pixels_of(decoder, chosen, batch)
             for file, found, image in zip(chosen, results(decoder, batch), pixels, strict=True):

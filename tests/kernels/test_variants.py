@@ -17,10 +17,9 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F2
 
 import torch_sink
-from kernels.jpeg_cases import encode, open_file, photo
+from kernels.jpeg_cases import encode, open_file, pack_files, photo
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.jpeg.decoder import JpegDecoder
-from torch_sink.image.decode.jpeg.pack import pack_jpegs
 from torch_sink.image.execute.programs import programs_of, shape_of
 from torch_sink.image.execute.run import run_programs
 from torch_sink.image.handles.tensor import HANDLES
@@ -159,6 +158,6 @@ def test_exactly_the_listed_variants_of_the_jpeg_kernels_are_launched(
     file = open_file(encode(photo(16, 16)))
     assert file is not None
     for shape in {entropy.choose_lane_shape(2**exponent) for exponent in range(40)}:
-        decoder = JpegDecoder(pack_jpegs([file], shape.bits).capacity, shape, torch.device("cpu"), interpreted=False)
-        decoder.launch()
+        capacity = pack_files([file], shape.bits).batch.capacity
+        JpegDecoder(capacity, shape, torch.device("cpu"), interpreted=False, in_graph=True).launch()
     assert launched == {key_of(variant) for variant in jpeg_variants(threads_of_warp)}

@@ -30,7 +30,8 @@ AC_TABLE = 18  # three columns
 IMAGE_COLUMNS = 21
 
 # Columns of a segment, int32: what lies between two restart markers, or the whole scan where there are none.
-# Its bytes start at a multiple of 16 in the stream and are followed by at least 16 zeros; they are still stuffed.
+# Its bytes are still stuffed. They start at a multiple of 16 in the stream, and at least 64 bytes of no segment lie
+# between the end of one segment and the beginning of the next: whatever they hold, whole vectors may be loaded there.
 SEGMENT_IMAGE = 0
 FIRST_BYTE = 1
 BYTES = 2

@@ -8,11 +8,10 @@ from torchvision.transforms import v2
 
 import torch_sink
 from kernels.compiled.target import Launched, target_only
-from kernels.jpeg_cases import encode, open_file, photo
+from kernels.jpeg_cases import encode, open_file, pack_files, photo
 from kernels.test_variants import launch
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.jpeg.decoder import JpegDecoder
-from torch_sink.image.decode.jpeg.pack import pack_jpegs
 from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES
 from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
 from torch_sink.triton_kernels.options import compiler_options
@@ -29,8 +28,8 @@ def launch_pipelines() -> None:
 def launch_decoder() -> None:
     file = open_file(encode(photo(16, 16)))
     assert file is not None
-    capacity = pack_jpegs([file], LANE_SHAPES[0].bits).capacity
-    JpegDecoder(capacity, LANE_SHAPES[0], torch.device("cpu"), interpreted=False).launch()
+    capacity = pack_files([file], LANE_SHAPES[0].bits).batch.capacity
+    JpegDecoder(capacity, LANE_SHAPES[0], torch.device("cpu"), interpreted=False, in_graph=True).launch()
 
 
 @pytest.fixture(scope="module")

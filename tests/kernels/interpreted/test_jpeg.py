@@ -30,20 +30,20 @@ from PIL import Image
 from torchvision import transforms as v1
 
 import torch_sink
-from kernels.jpeg_cases import new_decoder, open_file, pixels_of
+from kernels.jpeg_cases import new_decoder, open_file, pack_files, pixels_of
 from torch_sink import decode_images, decode_providers
 from torch_sink.image.decode import proof
 from torch_sink.image.decode.jpeg import decode as jpeg_decode
 from torch_sink.image.decode.jpeg.decoder import JpegDecoder
 from torch_sink.image.decode.jpeg.file import JpegFile
-from torch_sink.image.decode.jpeg.pack import Capacity, pack_jpegs
+from torch_sink.image.decode.jpeg.tables import Capacity
 from torch_sink.image.decode.providers import decode_sources
 from torch_sink.image.sources.decoded import Box
 from torch_sink.image.sources.source import EncodedSource, encoded_source
 from torch_sink.triton_kernels.interpreter import is_interpreted
 from torch_sink.triton_kernels.jpeg.color import color_kernel
 from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES, LaneShape
-from torch_sink.triton_kernels.jpeg.window import tile_shape
+from torch_sink.triton_kernels.jpeg.window import TILE_SHAPE
 
 SIZES = [(1, 1), (3, 17), (8, 8), (5, 33), (33, 31)]
 
@@ -179,21 +179,21 @@ def opened_batches() -> list[list[JpegFile]]:
     return [[file for file in map(open_file, batch) if file is not None] for batch in batches]
 
 
-def test_one_decoder_for_batch_after_batch() -> None:
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_one_decoder_for_batch_after_batch(in_graph: bool) -> None:
     shape = LaneShape(128, 128, 8)
-    tile = tile_shape(interpreted=is_interpreted())
-    opened = [(files, pack_jpegs(files, shape.bits, tile)) for files in opened_batches()]
-    sizes = [batch.capacity for _, batch in opened]
-    decoder = new_decoder(Capacity(*map(max, *sizes)), shape)
-    for files, batch in opened:
-        decoder.load(batch)
+    opened = [(files, *pack_files(files, shape.bits)) for files in opened_batches()]
+    sizes = [batch.capacity for _, batch, _ in opened]
+    decoder = new_decoder(Capacity(*map(max, *sizes)), shape, in_graph=in_graph)
+    for files, batch, block in opened:
+        decoder.load(batch, block)
         decoder.launch()
         assert not decoder.status.any()
         for file, pixels in zip(files, pixels_of(decoder, files, batch), strict=True):
             assert torch.equal(pixels, stock(file.source.data, file.source.mode))
     small = JpegDecoder(sizes[1], shape, torch.device(device_in_use()), interpreted=is_interpreted())
     with pytest.raises(ValueError, match="there is room for"):
-        small.load(opened[0][1])
+        small.load(*opened[0][1:])
 
 
 @pytest.mark.parametrize("shape", LANE_SHAPES, ids=str)
@@ -204,13 +204,13 @@ def test_the_launches_of_a_device_do_not_depend_on_the_batch(shape: LaneShape) -
         places = [item.data_ptr() if isinstance(item, torch.Tensor) else item for item in arguments]
         launches.append((kernel, grid, places, options))
 
-    batches = [pack_jpegs(files, shape.bits) for files in opened_batches()]
-    largest = Capacity(*map(max, *[batch.capacity for batch in batches]))
-    decoder = JpegDecoder(largest, shape, torch.device("cpu"), interpreted=False)
+    batches = [pack_files(files, shape.bits, TILE_SHAPE) for files in opened_batches()]
+    largest = Capacity(*map(max, *[batch.capacity for batch, _ in batches]))
+    decoder = JpegDecoder(largest, shape, torch.device("cpu"), interpreted=False, in_graph=True)
     seen = []
     with mock.patch.object(type(color_kernel), "run", record):
-        for batch in batches:
-            decoder.load(batch)
+        for batch, block in batches:
+            decoder.load(batch, block)
             decoder.launch()
             seen.append(list(launches))
             launches.clear()
@@ -234,11 +234,11 @@ def test_batches_decode_what_their_crops_read() -> None:
         opener(jpeg(40, 53, "4:4:4")),
         opener(encoded(40, 56, 5, progressive=True)),
     ]
-    with mock.patch.object(jpeg_decode, "decode_jpegs", wraps=jpeg_decode.decode_jpegs) as calls:
+    with mock.patch.object(jpeg_decode, "launch_jpegs", wraps=jpeg_decode.launch_jpegs) as calls:
         check_pipeline(pipeline, openers, seed=3)
-    boxes = [box for call in calls.call_args_list for box in call.args[1]]
+    (boxes,) = [call.args[1] for call in calls.call_args_list]
     assert len(boxes) == 2
-    assert sum(box.width * box.height for box in boxes) < 0.5 * (61 * 47 + 40 * 53)
+    assert boxes[:, 2:].prod(axis=1).sum() < 0.5 * (61 * 47 + 40 * 53)
 
 
 @pytest.mark.usefixtures("_decoded_by_kernels")

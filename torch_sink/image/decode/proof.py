@@ -25,7 +25,7 @@ from torch_sink.image.sources.decoded import Box
 from torch_sink.image.sources.source import EncodedSource, encoded_source
 
 if TYPE_CHECKING:
-    from torch_sink.image.decode.jpeg.pack import JpegBatch
+    from torch_sink.image.decode.jpeg.tables import JpegBatch
     from torch_sink.triton_kernels.jpeg.entropy import LaneShape
 
 _FILE = "jpeg_kernels.json"
@@ -122,12 +122,12 @@ def _first_difference(device: torch.device) -> str:
 
 
 def packed_for(shape: LaneShape) -> JpegBatch:
-    """The files as the kernels get them."""
-    from torch_sink.image.decode.jpeg.file import jpeg_file
-    from torch_sink.image.decode.jpeg.pack import pack_jpegs
+    """The files, whole, as the kernels get them."""
+    from torch_sink.image.decode.jpeg.files import lay_out_jpegs
+    from torch_sink.image.decode.jpeg.tables import batch_of
 
-    files = [jpeg_file(case.source, case.box) for case in cases()]
-    return pack_jpegs([file for file in files if file is not None], shape.bits)
+    files = lay_out_jpegs([case.source for case in cases()]).files
+    return batch_of(files, files.whole_images(), shape.bits)
 
 
 def _pillows_pixels(case: _Case) -> torch.Tensor:
@@ -199,7 +199,8 @@ def _fingerprint(device: torch.device) -> str:
     facts = [torch.cuda.get_device_name(device), _driver(), torch.__version__, triton.__version__]
     facts += [PIL.__version__, str(features.version("libjpeg_turbo"))]
     digest = hashlib.sha256(json.dumps(facts).encode())
-    for folder in (Path(__file__).parent, Path(kernels.__file__).parent):
+    here = Path(__file__).parent
+    for folder in (here, here / "jpeg", Path(kernels.__file__).parent):
         for path in sorted(folder.glob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -14,9 +14,14 @@ import torch
 from torch_sink.common.platforms import usable_cores
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.state import default_device
+from torch_sink.image.core.transfer import to_device
 from torch_sink.image.decode import proof
+from torch_sink.image.decode.jpeg.files import JpegFiles
 from torch_sink.image.sources.decoded import Box, Decoded
 from torch_sink.image.sources.source import EncodedSource, PixelSource
+
+if TYPE_CHECKING:
+    from torch_sink.image.decode.jpeg.decode import LaunchedJpegs
 
 
 class Provider(Protocol):
@@ -309,6 +314,28 @@ def decode_sources(
             for at, result in zip(chosen, found, strict=True):
                 results[at] = result
     return results  # type: ignore[return-value]
+
+
+def launch_packed(
+    files: JpegFiles, boxes: np.ndarray, blob: torch.Tensor, device: torch.device
+) -> LaunchedJpegs | None:
+    """Launches the decoding of the JPEG files of a packed batch, on the current stream; waits for nothing.
+
+    Args:
+        files: what the blob holds of them.
+        boxes: int32 [files, 4], left, top, width, height of what is wanted of each image, in pixels.
+        blob: uint8 [bytes], where the batch was packed, on the host or on the device.
+        device: where the pixels are wanted.
+
+    Returns:
+        None where there is no such file, or the kernels are not the first to decode on this device.
+    """
+    first = candidates(device)[0]
+    if not len(files.headers) or first.name != "triton" or not (_named(device, None) or first.is_right(device)):
+        return None
+    from torch_sink.image.decode.jpeg.decode import launch_jpegs
+
+    return launch_jpegs(files, boxes, to_device(blob[: files.size], device))
 
 
 def set_decode_provider(name: str | None) -> None:

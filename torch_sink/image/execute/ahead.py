@@ -146,7 +146,7 @@ def launch_decoder() -> None:
     from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES
 
     for shape in LANE_SHAPES:
-        JpegDecoder(packed_for(shape).capacity, shape, META).launch()
+        JpegDecoder(packed_for(shape).capacity, shape, META, in_graph=True).launch()
 
 
 def launch_batches(batches: Iterable[LazyBatch]) -> None:

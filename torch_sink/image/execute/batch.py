@@ -245,7 +245,7 @@ class LazyBatch(torch.Tensor):
             entries = [self.packed.entry_of_image[row] for row in programs]
             sizes = [sources[entry].size for entry in entries]  # type: ignore[union-attr]
             boxes = boxes_read(sizes, [passes[0] for passes in programs.values()], entries, len(sources))
-        return decoded_images(sources, device, boxes)
+        return decoded_images(self.packed, sources, device, boxes)
 
     def _fill(
         self,

@@ -11,6 +11,7 @@ from torch.utils.data import get_worker_info
 
 from torch_sink.image.core.ops import Op
 from torch_sink.image.core.tensor_argument import PackedArgument, tensor_arguments, with_packed
+from torch_sink.image.decode.jpeg.files import JpegFiles, joined, lay_out_jpegs
 from torch_sink.image.sources.source import EncodedSource, FinishedSource, PixelSource, Source
 
 _ALIGNMENT_BYTES = 16
@@ -24,20 +25,24 @@ class Packed(NamedTuple):
             one after the other; shared memory in a worker. Nothing in it changes with what was packed.
         entries: how to cut a source out of the blob.
         entry_of_image: position in `entries` of each image's source; the same file twice is packed once.
+        jpegs: what the JPEG kernels have to know of the files at the beginning of the blob.
     """
 
     blob: torch.Tensor
     entries: tuple[tuple[Any, ...], ...]
     entry_of_image: tuple[int, ...]
+    jpegs: JpegFiles
 
     def sources(self) -> list[Source]:
         """One source for each entry."""
         data = self.blob.numpy()
         found: list[Source] = []
-        for kind, begin, end, *rest in self.entries:
+        for kind, pieces, *rest in self.entries:
             if kind == "file":
-                found.append(EncodedSource(data[begin:end].tobytes(), *rest))
-            elif kind == "pixels":
+                found.append(EncodedSource(joined(data, pieces), *rest))
+                continue
+            ((begin, end),) = pieces
+            if kind == "pixels":
                 mode, size, path = rest
                 found.append(PixelSource(Image.frombytes(mode, size, data[begin:end].tobytes()), path))
             else:
@@ -60,24 +65,27 @@ def pack_batch(
         What was packed, and the programs, which say where in the blob their tensors lie.
     """
     places: dict[Any, int] = {}
-    entries: list[tuple[Any, ...]] = []
     entry_of_image = []
     packed_sources: list[Source] = []
-    chunks: list[bytes | memoryview] = []
-    end = 0
     for source in sources:
         key = _identity(source)
         place = places.get(key)
         # A file may change between two reads of it, and images in memory share a name: compare the bytes as well.
         if place is None or (isinstance(source, EncodedSource) and source.data != packed_sources[place].data):  # type: ignore[union-attr]
-            place = places[key] = len(entries)
+            place = places[key] = len(packed_sources)
             packed_sources.append(source)
-            kind, chunk, *described = _payload(source)
+        entry_of_image.append(place)
+    jpegs, pieces_of_source, chunks, end = lay_out_jpegs(packed_sources)
+    entries: list[tuple[Any, ...]] = []
+    for at, source in enumerate(packed_sources):
+        kind, chunk, *described = _payload(source)
+        pieces = pieces_of_source.get(at)
+        if pieces is None:
             begin = end + _gap(end, kind)
             chunks += [bytes(begin - end), chunk]
             end = begin + len(chunk)
-            entries.append((kind, begin, end, *described))
-        entry_of_image.append(place)
+            pieces = [(begin, end)]
+        entries.append((kind, pieces, *described))
     arguments: dict[int, PackedArgument] = {}
     for argument in tensor_arguments(programs):
         if id(argument) not in arguments:
@@ -86,7 +94,7 @@ def pack_batch(
             chunk = _bytes_of(argument.tensor)
             chunks += [bytes(begin - end), chunk]
             end = begin + len(chunk)
-    packed = Packed(_blob(chunks, end), tuple(entries), tuple(entry_of_image))
+    packed = Packed(_blob(chunks, end), tuple(entries), tuple(entry_of_image), jpegs)
     return packed, tuple(with_packed(ops, arguments) for ops in programs) if arguments else tuple(programs)
 
 

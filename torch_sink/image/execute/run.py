@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,21 +12,42 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.core.atoms import Program
 from torch_sink.image.core.ops import Op
 from torch_sink.image.core.transfer import to_device
-from torch_sink.image.decode.providers import decode_sources
+from torch_sink.image.decode.providers import decode_sources, launch_packed
 from torch_sink.image.execute.launch import run_on_device
+from torch_sink.image.execute.packed import Packed
 from torch_sink.image.execute.programs import earlier_passes, is_wide, last_passes, values_of
 from torch_sink.image.sources.decoded import Box, Decoded
 from torch_sink.image.sources.source import FinishedSource, Source
 
 
 def decoded_images(
-    sources: Sequence[Source], device: torch.device, boxes: Sequence[Box | None]
+    packed: Packed, sources: Sequence[Source], device: torch.device, boxes: Sequence[Box | None]
 ) -> list[Decoded | DecodeError | FinishedSource]:
-    """Pixels of every source that is not a finished tensor: those of its box, where there is one, or all of them."""
-    encoded = [at for at, source in enumerate(sources) if not isinstance(source, FinishedSource)]
-    chosen = [sources[at] for at in encoded]
-    pixels = iter(decode_sources(chosen, device, boxes=[boxes[at] for at in encoded]))  # type: ignore[arg-type]
-    return [source if isinstance(source, FinishedSource) else next(pixels) for source in sources]
+    """Pixels of every source that is not a finished tensor: those of its box, where there is one, or all of them.
+
+    Args:
+        packed: a batch.
+        sources: its sources.
+        device: where the pixels are wanted.
+        boxes: the part of each that is read.
+    """
+    results: list[Any] = [source if isinstance(source, FinishedSource) else None for source in sources]
+    in_kernels, wanted = packed.jpegs.sources.tolist(), packed.jpegs.whole_images()
+    for row, at in enumerate(in_kernels):
+        wanted[row] = boxes[at] or wanted[row]
+    launched = launch_packed(packed.jpegs, wanted, packed.blob, device)
+    if launched is not None:
+        for at, pixels in zip(in_kernels, launched.images(), strict=True):
+            results[at] = pixels
+    others = [at for at, result in enumerate(results) if result is None]
+    images = decode_sources([sources[at] for at in others], device, boxes=[boxes[at] for at in others])  # type: ignore[misc]
+    if launched is not None:
+        damaged = [in_kernels[row] for row in launched.damaged()]
+        images += decode_sources([sources[at] for at in damaged], device, "pillow")  # type: ignore[misc]
+        others += damaged
+    for at, image in zip(others, images, strict=True):
+        results[at] = image
+    return results
 
 
 def run_programs(

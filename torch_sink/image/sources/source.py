@@ -21,13 +21,13 @@ class EncodedSource(NamedTuple):
     """A complete JPEG file that nobody has decoded yet.
 
     Attributes:
-        data: the file.
+        data: the file; a view of the block that a batch travels in, or bytes of its own.
         path: its name, for messages.
         header: what its header says.
         mode: "L" or "RGB", the mode its pixels are wanted in.
     """
 
-    data: bytes
+    data: bytes | memoryview
     path: str
     header: JpegHeader
     mode: str

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from torch_sink.image.core.transfer import host_buffer
+from torch_sink.image.core.transfer import host_buffer, pins, to_host
 from torch_sink.image.decode.jpeg.decoder import JpegDecoder
-from torch_sink.image.decode.jpeg.file import JpegFile, block_count, jpeg_file
-from torch_sink.image.decode.jpeg.pack import pack_jpegs
+from torch_sink.image.decode.jpeg.files import JpegBlock, JpegFiles, lay_out_jpegs
+from torch_sink.image.decode.jpeg.tables import batch_of, block_counts
 from torch_sink.image.sources.decoded import Box, Decoded
 from torch_sink.image.sources.source import EncodedSource
 from torch_sink.triton_kernels.interpreter import is_interpreted
@@ -23,22 +24,83 @@ _MOST_BLOCKS = 1 << 23
 _MOST_STREAM_BYTES = 1 << 29
 
 
-class _Launched(NamedTuple):
-    """A batch whose kernels run.
+class LaunchedJpegs(NamedTuple):
+    """Files whose kernels run: their pixels may be used by what is launched after them on the same stream.
 
     Attributes:
-        files: its images.
-        pixels: uint8, those of all boxes.
-        offsets: where those of each box begin.
-        status: int32 [images] on the host once `copied`; 0 where the pixels of an image are libjpeg's.
-        copied: when `status` has arrived; None where it is there already.
+        files: what a block holds.
+        boxes: int32 [files, 4], the part of each image that is made, in pixels.
+        owners: uint8 [bytes], which the pixels lie in.
+        owner_of_file: int64 [files], which of these it is.
+        offsets: int64 [files], where the pixels begin, uint8 [channels, box height, box width].
+        status: int32 [files] on the device; 0 where the pixels of an image are libjpeg's. Elsewhere they may be
+            anything, and libjpeg has to look at the file.
     """
 
-    files: Sequence[JpegFile]
-    pixels: torch.Tensor
-    offsets: list[int]
+    files: JpegFiles
+    boxes: np.ndarray
+    owners: tuple[torch.Tensor, ...]
+    owner_of_file: np.ndarray
+    offsets: np.ndarray
     status: torch.Tensor
-    copied: torch.Event | None
+
+    @property
+    def places(self) -> np.ndarray:
+        """int64 [files, 4], address of pixel (0, 0) of each image, bytes between its rows, columns and channels.
+
+        Where only a box is made, as if the rest were there. One channel: 0 bytes.
+        """
+        left, top, width, height = self.boxes.T.astype(np.int64)
+        first = np.array([owner.data_ptr() for owner in self.owners])[self.owner_of_file] + self.offsets
+        channels = self.files.columns().channels
+        steps = width, np.ones_like(width), np.where(channels > 1, width * height, 0)
+        return np.stack([first - top * width - left, *steps], axis=1)
+
+    def images(self) -> list[Decoded]:
+        """The pixels of each image, planes of channels; waits for nothing."""
+        sizes, channels = self.files.headers[:, :2].tolist(), self.files.columns().channels.tolist()
+        memory = zip(self.owner_of_file.tolist(), self.offsets.tolist(), channels, strict=True)
+        found = []
+        for box, size, (owner, offset, count) in zip(map(Box._make, self.boxes.tolist()), sizes, memory, strict=True):
+            shape = count, box.height, box.width
+            pixels = self.owners[owner][offset : offset + count * box.height * box.width].view(shape)
+            found.append(Decoded(pixels, False, box, (size[1], size[0])))
+        return found
+
+    def damaged(self) -> list[int]:
+        """Which of `files` have to be decoded elsewhere; waits for the kernels."""
+        return np.flatnonzero(to_host(self.status).numpy()).tolist()
+
+
+def launch_jpegs(
+    files: JpegFiles, boxes: np.ndarray, block: torch.Tensor, shape: LaneShape | None = None
+) -> LaunchedJpegs:
+    """Launches the decoding of files on the device where they lie, on its current stream; waits for nothing.
+
+    Args:
+        files: what the block holds, one at least.
+        boxes: int32 [files, 4], left, top, width, height of what is wanted of each image, in pixels.
+        block: uint8 [bytes] on the device; the CPU in a process with Triton's interpreter.
+        shape: of the lanes; by default what suits the size of the batch.
+    """
+    interpreted = is_interpreted()
+    shape = shape or choose_lane_shape(int(files.segments[:, 1].sum()), interpreted=interpreted)
+    tile = tile_shape(interpreted=interpreted)
+    results: list[tuple[torch.Tensor, torch.Tensor]] = []
+    offsets, owner_of_file = [], []
+    # Triton launches on the current device, wherever the tensors are.
+    with nullcontext() if block.device.type == "cpu" else torch.accelerator.device_index(block.device.index):
+        for first, last in _parts(files):
+            batch = batch_of(files.part(first, last), boxes[first:last], shape.bits, tile)
+            decoder = JpegDecoder(batch.capacity, shape, block.device, interpreted=interpreted)
+            decoder.load(batch, block)
+            decoder.launch()
+            owner_of_file += [len(results)] * (last - first)
+            results.append((decoder.pixels, decoder.status))
+            offsets.append(batch.pixel_offsets)
+    owners, statuses = zip(*results, strict=True)
+    status = statuses[0] if len(statuses) == 1 else torch.cat(statuses)
+    return LaunchedJpegs(files, boxes, owners, np.array(owner_of_file), np.concatenate(offsets), status)
 
 
 def decode_jpegs(
@@ -47,7 +109,7 @@ def decode_jpegs(
     device: torch.device,
     shape: LaneShape | None = None,
 ) -> list[Decoded | None]:
-    """Decodes files whose headers name a scan.
+    """Decodes files that lie in this process.
 
     Args:
         sources: the files.
@@ -58,66 +120,40 @@ def decode_jpegs(
     Returns:
         The pixels of each image, planes of channels; None where a check failed, and libjpeg has to look at the file.
     """
-    found = [jpeg_file(source, box) for source, box in zip(sources, boxes, strict=True)]
-    places = [at for at, file in enumerate(found) if file is not None]
+    laid_out = lay_out_jpegs(sources)
     results: list[Decoded | None] = [None] * len(sources)
-    # Triton launches on the current device, wherever the tensors are.
-    with nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index):
-        launched = [_launch(files, device, shape) for files in _chunks([file for file in found if file is not None])]
-    decoded = iter([image for batch in launched for image in _finish(batch)])
-    for at in places:
-        image = next(decoded)
-        if image is not None and boxes[at] is not None:
-            width, height = sources[at].size
-            image = image._replace(box=boxes[at], image_size=(height, width))
+    if not len(laid_out.files.headers):
+        return results
+    wanted, places = laid_out.files.whole_images(), laid_out.files.sources.tolist()
+    for row, at in enumerate(places):
+        wanted[row] = boxes[at] or wanted[row]
+    launched = launch_jpegs(laid_out.files, wanted, block_on_device(laid_out, device), shape)
+    for at, image in zip(places, launched.images(), strict=True):
         results[at] = image
+    for row in launched.damaged():
+        results[places[row]] = None
     return results
 
 
-def _chunks(files: Sequence[JpegFile]) -> Iterator[list[JpegFile]]:
-    """The files in groups that fit into a launch; a larger file is a group of its own."""
-    group: list[JpegFile] = []
-    blocks = stream_bytes = 0
-    for file in files:
-        file_blocks = block_count(file.source, file.scan)
-        file_bytes = len(file.source.data)
-        if group and (blocks + file_blocks > _MOST_BLOCKS or stream_bytes + file_bytes > _MOST_STREAM_BYTES):
-            yield group
-            group, blocks, stream_bytes = [], 0, 0
-        group.append(file)
-        blocks, stream_bytes = blocks + file_blocks, stream_bytes + file_bytes
-    if group:
-        yield group
+def block_on_device(laid_out: JpegBlock, device: torch.device) -> torch.Tensor:
+    """uint8 [bytes], written on the host and copied to the device."""
+    block = host_buffer(laid_out.size, torch.uint8, device)
+    view, begin = memoryview(block.numpy().data), 0
+    for chunk in laid_out.chunks:
+        view[begin : begin + len(chunk)] = chunk
+        begin += len(chunk)
+    return block.to(device, non_blocking=pins(device))
 
 
-def _launch(files: Sequence[JpegFile], device: torch.device, shape: LaneShape | None) -> _Launched:
-    interpreted, on_host = is_interpreted(), device.type == "cpu"
-    if shape is None:
-        scan_bytes = sum(length for file in files for _, length in file.segments)
-        shape = choose_lane_shape(scan_bytes, interpreted=interpreted)
-    batch = pack_jpegs(files, shape.bits, tile_shape(interpreted=interpreted), pinned=not on_host)
-    decoder = JpegDecoder(batch.capacity, shape, device, interpreted=interpreted)
-    decoder.load(batch)
-    decoder.launch()
-    status = decoder.status
-    copied = None
-    if not on_host:
-        # It travels while the host prepares the next chunk.
-        arriving = host_buffer(status.shape, status.dtype, device)
-        arriving.copy_(status, non_blocking=True)
-        copied = torch.Event(device)
-        copied.record()
-        status = arriving
-    return _Launched(files, decoder.pixels, batch.pixel_offsets, status, copied)
-
-
-def _finish(batch: _Launched) -> Iterator[Decoded | None]:
-    if batch.copied is not None:
-        batch.copied.synchronize()  # host sync
-    for file, offset, status in zip(batch.files, batch.offsets, batch.status.tolist(), strict=True):
-        if status:
-            yield None
-            continue
-        shape = file.channels, file.box.height, file.box.width
-        size = file.channels * file.box.height * file.box.width
-        yield Decoded(batch.pixels[offset : offset + size].view(shape), channels_last=False)
+def _parts(files: JpegFiles) -> Iterator[tuple[int, int]]:
+    """The files in parts that fit into a launch, first and last + 1 of each; a larger file is a part of its own."""
+    headers = files.columns()
+    blocks = np.cumsum(block_counts(headers))
+    last_bytes = files.segments.sum(axis=1)[np.cumsum(headers.segments) - 1]
+    first = blocks_before = bytes_before = 0
+    while first < len(files.headers):
+        fit = np.searchsorted(blocks, blocks_before + _MOST_BLOCKS, "right")
+        fit = min(fit, np.searchsorted(last_bytes, bytes_before + _MOST_STREAM_BYTES, "right"))
+        last = max(int(fit), first + 1)
+        yield first, last
+        first, blocks_before, bytes_before = last, blocks[last - 1], last_bytes[last - 1]

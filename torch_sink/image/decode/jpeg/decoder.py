@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import NamedTuple
+
 import torch
 
-from torch_sink.image.decode.jpeg.pack import Capacity, JpegBatch
-from torch_sink.image.decode.jpeg.tables import COLUMN
+from torch_sink.image.core.transfer import host_buffer
+from torch_sink.image.decode.jpeg.tables import COLUMN, Capacity, JpegBatch
 from torch_sink.triton_kernels.jpeg import color, entropy, idct
 from torch_sink.triton_kernels.jpeg.window import tile_shape
+
+_INT32_BYTES = 4
+# A tensor that does not begin at a multiple of 16 bytes would need another variant of each kernel.
+_ALIGNED_VALUES = 4
+
+
+class Inputs(NamedTuple):
+    """What the kernels read of a block.
+
+    Attributes:
+        stream: uint8 [bytes], the segments and what lies between them.
+        huffman: uint8 [tables, HUFFMAN_COLUMNS].
+        quantization: int32 [tables, 64].
+    """
+
+    stream: torch.Tensor
+    huffman: torch.Tensor
+    quantization: torch.Tensor
+
+    @classmethod
+    def of_block(cls, block: torch.Tensor, batch: JpegBatch) -> Inputs:
+        """Views of a block."""
+        columns, capacity = COLUMN["HUFFMAN_COLUMNS"], batch.capacity
+        stream = block[batch.first_byte :][: capacity.stream_bytes]
+        huffman = block[batch.huffman :][: columns * capacity.huffman_tables].view(-1, columns)
+        values = block[batch.quantization :][: 64 * _INT32_BYTES * capacity.quantization_tables].view(torch.int32)
+        return cls(stream, huffman, values.view(-1, 64))
 
 
 class JpegDecoder:
     """Decodes one batch after another in the same memory.
 
-    Addresses, grids and all other arguments of the launches follow from the capacity alone. So `launch` can be captured
-    in a CUDA graph, which is replayed after `load` for any batch that fits.
+    Grids and all other arguments of the launches follow from the capacity alone; so do their addresses, but for those
+    of the block.
 
     Args:
         capacity: the largest batch, or more.
-        shape: of the lanes; the batches are packed with its `bits`.
+        shape: of the lanes; the batches are made with its `bits`.
         device: where the kernels run.
         interpreted: they run in Triton's interpreter, on the CPU.
+        in_graph: `load` copies what it needs of the block. So `launch` can be captured in a CUDA graph, which is
+            replayed after `load` for any batch that fits.
 
     Attributes:
         pixels: uint8 [capacity.pixels_bytes], the pixels of all boxes once they are decoded.
@@ -30,7 +60,13 @@ class JpegDecoder:
     """
 
     def __init__(
-        self, capacity: Capacity, shape: entropy.LaneShape, device: torch.device, *, interpreted: bool = False
+        self,
+        capacity: Capacity,
+        shape: entropy.LaneShape,
+        device: torch.device,
+        *,
+        interpreted: bool = False,
+        in_graph: bool = False,
     ) -> None:
         self.capacity = capacity
         self._shape = shape
@@ -39,12 +75,15 @@ class JpegDecoder:
         def room(*size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.empty(size, dtype=dtype, device=device)
 
-        self._stream = room(capacity.stream_bytes, dtype=torch.uint8)
-        self._images = room(capacity.images, COLUMN["IMAGE_COLUMNS"])
-        self._segments = room(capacity.segments, COLUMN["SEGMENT_COLUMNS"])
-        self._quantization = room(capacity.quantization_tables, 64)
-        self._huffman = room(capacity.huffman_tables, COLUMN["HUFFMAN_COLUMNS"], dtype=torch.uint8)
-        self._windows = room(capacity.images, COLUMN["WINDOW_COLUMNS"])
+        self._tables = room(sum(map(_room_of, self._table_shapes())))
+        self._images, self._segments, self._windows = self._split(self._tables)
+        self._in_graph = in_graph
+        if in_graph:
+            self._inputs = Inputs(
+                room(capacity.stream_bytes, dtype=torch.uint8),
+                room(capacity.huffman_tables, COLUMN["HUFFMAN_COLUMNS"], dtype=torch.uint8),
+                room(capacity.quantization_tables, 64),
+            )
         self._entropy = entropy.new_buffers(
             stream_bytes=capacity.stream_bytes,
             images=capacity.images,
@@ -62,8 +101,24 @@ class JpegDecoder:
         self.pixels = room(capacity.pixels_bytes, dtype=torch.uint8)
         self.coefficients, self.status = self._entropy.coefficients, self._entropy.status
 
-    def load(self, batch: JpegBatch) -> None:
-        """Copies a batch to the device, and padding after it.
+    def _table_shapes(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of the images, the segments and the windows."""
+        images, segments = self.capacity.images, self.capacity.segments
+        columns = COLUMN["IMAGE_COLUMNS"], COLUMN["SEGMENT_COLUMNS"], COLUMN["WINDOW_COLUMNS"]
+        return tuple(zip((images, segments, images), columns, strict=True))
+
+    def _split(self, together: torch.Tensor) -> list[torch.Tensor]:
+        """The three tables that lie in one tensor."""
+        shapes = self._table_shapes()
+        parts = together.split([_room_of(shape) for shape in shapes])
+        return [part[: rows * columns].view(rows, columns) for part, (rows, columns) in zip(parts, shapes, strict=True)]
+
+    def load(self, batch: JpegBatch, block: torch.Tensor) -> None:
+        """Makes a batch the next that is decoded.
+
+        Args:
+            batch: its tables, which go to the device in one transfer, with rows of 0 after them.
+            block: uint8 [bytes], what they describe, on the device.
 
         Raises:
             ValueError: it does not fit.
@@ -72,15 +127,17 @@ class JpegDecoder:
         for name, available in self.capacity._asdict().items():
             if needed[name] > available:
                 raise ValueError(f"the batch needs {needed[name]} {name}, there is room for {available}")
-        self._stream[: len(batch.stream)].copy_(batch.stream, non_blocking=True)
-        for room, table in (
-            (self._images, batch.images),
-            (self._segments, batch.segments),
-            (self._quantization, batch.quantization),
-            (self._huffman, batch.huffman),
-            (self._windows, batch.windows),
-        ):
-            _copy_padded(room, table)
+        on_host = host_buffer(self._tables.shape, torch.int32, self._tables.device).zero_()
+        for room, table in zip(self._split(on_host), (batch.images, batch.segments, batch.windows), strict=True):
+            room[: len(table)] = torch.from_numpy(table)
+        self._tables.copy_(on_host, non_blocking=True)
+        inputs = Inputs.of_block(block, batch)
+        if not self._in_graph:
+            self._inputs = inputs
+            return
+        for kept, given in zip(self._inputs, inputs, strict=True):
+            kept[: len(given)].copy_(given)
+            kept[len(given) :].zero_()
 
     def launch(self) -> None:
         """Decodes what was loaded, on the current stream; `pixels` and `status` hold the result afterwards."""
@@ -90,10 +147,10 @@ class JpegDecoder:
     def decode_coefficients(self) -> None:
         """The first half of `launch`: leaves `coefficients` and `status`."""
         entropy.decode_coefficients(
-            self._stream,
+            self._inputs.stream,
             self._images,
             self._segments,
-            self._huffman,
+            self._inputs.huffman,
             self._entropy,
             shape=self._shape,
             interpreted=self._interpreted,
@@ -102,15 +159,11 @@ class JpegDecoder:
     def make_pixels(self) -> None:
         """The second half of `launch`: from `coefficients` to `pixels`."""
         tile, tables = tile_shape(interpreted=self._interpreted), (self._images, self._windows)
-        steps = self.coefficients, self._quantization
+        steps = self.coefficients, self._inputs.quantization
         idct.run_idct(*steps, self._planes, *tables, self._block_tiles, shape=tile)
         color.run_color(self._planes, self.pixels, *tables, self._pixel_tiles, shape=tile)
 
 
-def _copy_padded(room: torch.Tensor, table: np.ndarray) -> None:
-    """Copies a table to the device; the rows after it become 0."""
-    on_host = torch.from_numpy(table)
-    if room.device.type != "cpu":
-        on_host = on_host.pin_memory()
-    room[: len(table)].copy_(on_host, non_blocking=True)
-    room[len(table) :].zero_()
+def _room_of(shape: tuple[int, int]) -> int:
+    """Values that a table takes, with those up to where the next one may begin."""
+    return -(-shape[0] * shape[1] // _ALIGNED_VALUES) * _ALIGNED_VALUES

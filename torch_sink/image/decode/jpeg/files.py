@@ -1,0 +1,229 @@
+"""JPEG files laid out as the kernels read them, and all that the kernels need to know of them, made in a data worker.
+
+The block that a batch travels in begins with the files. Each stands there once, as it is, but for the gaps that make
+its entropy-coded data begin at a multiple of 16 bytes: before the file, and after each restart marker. The tables of
+the files follow. The block is copied to the device as a whole, and nobody touches its bytes on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torch_sink.image.decode.jpeg.file import MARKER_BYTES, JpegFile, jpeg_file
+from torch_sink.image.sources.source import EncodedSource, Source
+
+ALIGNMENT_BYTES = 16
+# Between the end of a segment and the next: kernels load whole vectors, and write zeros after what they unstuff.
+_SPARE_BYTES = 64
+_TABLE_VALUES = 64
+_HEADER_COLUMNS = 17
+_QUANTIZATION_BYTES = 4 * _TABLE_VALUES
+_WIDE_QUANTIZATION = 0x10
+# The row of a Huffman table is a number of 16 bits; a file has six at most.
+_MOST_TABLES = (1 << 16) - 6
+
+
+class Headers(NamedTuple):
+    """What the files of a batch say: of each attribute a number for every file, int64 [images].
+
+    Attributes:
+        width: pixels.
+        height: pixels.
+        components: 1 or 3.
+        across: luma blocks of an MCU across.
+        down: luma blocks of an MCU down.
+        interval: MCUs between two restart markers; 0 where there are none.
+        segments: pieces of the scan.
+        channels: that are wanted.
+        tables: [9, images], rows of the quantization, the DC and the AC tables, of three components each.
+    """
+
+    width: np.ndarray
+    height: np.ndarray
+    components: np.ndarray
+    across: np.ndarray
+    down: np.ndarray
+    interval: np.ndarray
+    segments: np.ndarray
+    channels: np.ndarray
+    tables: np.ndarray
+
+
+class JpegFiles(NamedTuple):
+    """The files of a block that the kernels decode; n of them, in the order of their bytes.
+
+    Attributes:
+        sources: int32 [n], position of each among the sources of the batch.
+        headers: int32 [n, 17], `columns` gives them names.
+        segments: int64 [segments, 2], first byte in the block and length of all pieces of entropy-coded data.
+        huffman: first byte in the block, and number, of the Huffman tables; uint8 [HUFFMAN_COLUMNS] each.
+        quantization: the same of the quantization tables; int32 [64] each, zigzag order.
+    """
+
+    sources: np.ndarray
+    headers: np.ndarray
+    segments: np.ndarray
+    huffman: tuple[int, int]
+    quantization: tuple[int, int]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the block that the files and their tables take."""
+        first, tables = self.quantization
+        return first + _QUANTIZATION_BYTES * tables
+
+    def columns(self) -> Headers:
+        """The headers, attribute by attribute."""
+        columns = self.headers.T.astype(np.int64)
+        return Headers._make([*columns[:8], columns[8:]])
+
+    def part(self, first: int, last: int) -> JpegFiles:
+        """Some of them, up to the one before `last`."""
+        begin, end = np.cumsum([0, *self.columns().segments])[[first, last]]
+        headers, segments = self.headers[first:last], self.segments[begin:end]
+        return self._replace(sources=self.sources[first:last], headers=headers, segments=segments)
+
+    def whole_images(self) -> np.ndarray:
+        """int32 [n, 4], the box that holds all of each image: left, top, width, height."""
+        return np.pad(self.headers[:, :2], ((0, 0), (2, 0)))
+
+
+class JpegBlock(NamedTuple):
+    """The beginning of a block.
+
+    Attributes:
+        files: what it holds.
+        pieces: position among the sources -> begin and end of the pieces of that file in the block: one after the
+            other they are the file.
+        chunks: what to write, from byte 0 on without gaps.
+        size: bytes of all chunks.
+    """
+
+    files: JpegFiles
+    pieces: dict[int, list[tuple[int, int]]]
+    chunks: list[bytes | memoryview]
+    size: int
+
+
+def lay_out_jpegs(sources: Sequence[Source]) -> JpegBlock:
+    """Lays out those sources of a batch that the kernels decode; they have to be distinct."""
+    quantization, huffman = _Tables(_quantization_row), _Tables(_huffman_reader())
+    files: dict[int, JpegFile] = {}
+    headers = []
+    for at, source in enumerate(sources):
+        file = jpeg_file(source) if isinstance(source, EncodedSource) else None
+        if file is not None and len(huffman.rows) < _MOST_TABLES:
+            files[at] = file
+            headers.append(_header(file, quantization, huffman))
+    lengths, leads = _pieces(list(files.values()))
+    gaps = -leads % ALIGNMENT_BYTES
+    ends = np.cumsum(aligned(gaps + lengths + _SPARE_BYTES))
+    begins = ends - aligned(gaps + lengths + _SPARE_BYTES) + gaps
+    tables = [b"".join(huffman.rows), _values(b"".join(quantization.rows)).tobytes()]
+    first_table = int(ends[-1]) if files else 0
+    second_table = int(aligned(first_table + len(tables[0])))
+    laid_out = JpegFiles(
+        np.array(list(files), np.int32),
+        np.array(headers, np.int32).reshape(-1, _HEADER_COLUMNS),
+        np.stack([begins + leads, lengths - leads - MARKER_BYTES], axis=1),
+        (first_table, len(huffman.rows)),
+        (second_table, len(quantization.rows)),
+    )
+    pieces, chunks, end = _cut(files, begins.tolist())
+    for begin, table in zip((first_table, second_table), tables, strict=True):
+        chunks += [bytes(begin - end), table]
+        end = begin + len(table)
+    return JpegBlock(laid_out, pieces, chunks, end)
+
+
+def aligned(size: Any) -> Any:
+    """The next multiple of the alignment, of a number or an array."""
+    return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def joined(block: np.ndarray, pieces: Sequence[tuple[int, int]]) -> bytes | memoryview:
+    """A file whose pieces lie in a block, uint8 [bytes]; it is copied only where there are several."""
+    found = [memoryview(block[begin:end]) for begin, end in pieces]  # type: ignore[arg-type]
+    return found[0] if len(found) == 1 else b"".join(found)
+
+
+def _pieces(files: Sequence[JpegFile]) -> tuple[np.ndarray, np.ndarray]:
+    """Of all pieces of the files the length, and how many bytes come before its entropy-coded data."""
+    pieces = [(end - begin, 0 if begin else file.scan.begin) for file in files for begin, end in pairwise(file.cuts)]
+    lengths, leads = np.array(pieces, np.int64).reshape(-1, 2).T
+    return lengths, leads
+
+
+def _cut(
+    files: dict[int, JpegFile], begins: Sequence[int]
+) -> tuple[dict[int, list[tuple[int, int]]], list[bytes | memoryview], int]:
+    """Where the pieces of each file lie, what to write for them, and where that ends."""
+    pieces: dict[int, list[tuple[int, int]]] = {}
+    chunks: list[bytes | memoryview] = []
+    places, before = iter(begins), 0
+    for at, file in files.items():
+        pieces[at] = []
+        data = memoryview(file.source.data)
+        for first, last in pairwise(file.cuts):
+            begin = next(places)
+            end = begin + last - first
+            chunks += [bytes(begin - before), data[first:last]]
+            pieces[at].append((begin, end))
+            before = end
+    return pieces, chunks, before
+
+
+class _Tables:
+    """Distinct tables of a batch as bytes, in the order in which they first come."""
+
+    def __init__(self, read: Callable[[bytes | memoryview, int], bytes]) -> None:
+        self.rows: dict[bytes, int] = {}
+        self._read = read
+
+    def of_file(self, data: bytes | memoryview, places: Sequence[int]) -> list[int]:
+        """The rows of a file's three components, from the places of their tables; a gray file repeats its own."""
+        rows = {at: self.rows.setdefault(self._read(data, at), len(self.rows)) for at in set(places)}
+        return [rows[at] for at in places] * (3 // len(places))
+
+
+def _header(file: JpegFile, quantization: _Tables, huffman: _Tables) -> tuple[int, ...]:
+    data, scan = file.source.data, file.scan
+    return (
+        *file.source.size,
+        len(scan.dc),
+        *scan.sampling,
+        scan.restart_interval,
+        len(file.cuts) - 1,
+        file.channels,
+        *quantization.of_file(data, scan.quantization),
+        *huffman.of_file(data, scan.dc),
+        *huffman.of_file(data, scan.ac),
+    )
+
+
+def _quantization_row(data: bytes | memoryview, at: int) -> bytes:
+    """The 64 values of a table, of two bytes each; `at` is the byte before, which says how many they have there."""
+    if data[at] >= _WIDE_QUANTIZATION:
+        return bytes(data[at + 1 : at + 1 + 2 * _TABLE_VALUES])
+    values = bytearray(2 * _TABLE_VALUES)
+    values[1::2] = data[at + 1 : at + 1 + _TABLE_VALUES]
+    return bytes(values)
+
+
+def _values(rows: bytes) -> np.ndarray:
+    return np.frombuffer(rows, ">u2").astype(np.int32)
+
+
+def _huffman_reader() -> Callable[[bytes | memoryview, int], bytes]:
+    """What reads the row of a Huffman table; `at` is the first of its counts, and the byte before says the class."""
+    from torch_sink.triton_kernels.jpeg.rows import SYMBOLS, TABLE_CLASS
+
+    def read(data: bytes | memoryview, at: int) -> bytes:
+        used = SYMBOLS + sum(data[at : at + SYMBOLS])
+        return bytes(data[at : at + used]).ljust(TABLE_CLASS, b"\0") + (b"\1" if data[at - 1] >> 4 else b"\0")
+
+    return read
