@@ -65,7 +65,7 @@ def decode_file(stock: Callable[..., Any], data: Any, mode: int, apply_exif_orie
     source = _source(data, mode) if type(data) is torch.Tensor else None
     if source is None:
         return decode_pixels(stock, data, mode, apply_exif_orientation)
-    turns, swapped = _turns(stock, source.data) if apply_exif_orientation else _TURNS[1]
+    turns, swapped = _turns(stock, bytes(source.data)) if apply_exif_orientation else _TURNS[1]
     width, height = reversed(source.size) if swapped else source.size
     shape = (1 if source.mode == "L" else 3, height, width)
     return LazyTensor(source, (Op("pil_to_tensor"), *turns), shape, torch.uint8)
