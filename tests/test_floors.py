@@ -18,7 +18,7 @@ CROWDED = {"triton_kernels"}
 # The lowest first: what a floor imports stands before it.
 FLOORS = [
     *("triton_kernels", "triton_kernels.jpeg"),
-    *("damage", "common"),
+    *("damage", "common", "tracing"),
     *("sink.workers", "sink.sources", "sink.producers", "sink.slots", "sink"),
     *("image.core", "image.sources", "image.lower", "image.plan", "image.decode.jpeg", "image.decode"),
     *("image.handles", "image.execute", "image.record", "image"),

@@ -44,7 +44,7 @@ PUBLIC_NAMES = """
     LearningRateScheduler LossMonitor Model ModelCheckpoint NonFiniteLoss OnRequestExit ProgressBar QueueStats
     ReduceLROnPlateau RunContext RunHistory SinkError SinkLoader SinkTimeout StepLoop SummaryCollector SupportRow
     TimeMonitor UnsupportedOperation amp data_sink decode_images decode_providers decode_report fallback_report
-    get_image_backend image_backend jit no_host_sync set_image_backend support_table
+    get_image_backend image_backend jit no_host_sync set_image_backend support_table timeline
 """
 
 # The first layer is imported where not even torch is loaded, the others in forks of a process that has loaded it.

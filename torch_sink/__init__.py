@@ -42,6 +42,7 @@ from torch_sink.loop import (
     no_host_sync,
 )
 from torch_sink.sink import QueueStats, SinkLoader
+from torch_sink.tracing import timeline
 
 # The classes of recorded images and tensors: importing them imports torchvision, so they wait until they are asked for.
 _HANDLES = {
@@ -112,4 +113,5 @@ __all__ = [
     "set_decode_provider",
     "set_image_backend",
     "support_table",
+    "timeline",
 ]

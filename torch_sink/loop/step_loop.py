@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,6 +34,7 @@ from torch_sink.loop.step.precision import precision_of_copy, resolve_precision
 from torch_sink.loop.step.scaler import OverflowCount, StaticLossScaler, resolve_loss_scaler
 from torch_sink.loop.step.schedule import Schedule
 from torch_sink.thread_waits import waits_allowed
+from torch_sink.tracing import timeline as record_timeline
 
 _log = logging.getLogger("torch_sink")
 
@@ -148,6 +150,7 @@ class StepLoop:
         epochs: int = 1,
         callbacks: Callback | list[Callback] | tuple[Callback, ...] = (),
         max_steps: int | None = None,
+        timeline: str | Path | None = None,
     ) -> RunHistory:
         """Train.
 
@@ -156,6 +159,7 @@ class StepLoop:
             epochs: epochs of this run; after `resume`, of the interrupted run that is completed.
             callbacks: called in their order.
             max_steps: iterations of this run, counted as `epochs` are.
+            timeline: where to write a page that shows what ran when; see `torch_sink.timeline`.
 
         Returns:
             Every iteration's loss, learning rate and overflow.
@@ -168,7 +172,8 @@ class StepLoop:
         check.check_count("epochs", epochs, minimum=0)
         if max_steps is not None:
             check.check_count("max_steps", max_steps, minimum=1)
-        return self.run_with(loader, epochs=epochs, callbacks=check_callbacks(callbacks), max_steps=max_steps)
+        with nullcontext() if timeline is None else record_timeline(timeline):
+            return self.run_with(loader, epochs=epochs, callbacks=check_callbacks(callbacks), max_steps=max_steps)
 
     def run_with(
         self,

@@ -1,0 +1,160 @@
+"""What a timeline looks at: functions of torch and torch_sink, wrapped while it records and put back afterwards.
+
+So a run without a timeline costs nothing: its functions are the very same objects.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import fetch, worker
+
+from torch_sink.tracing.device import DeviceClock
+from torch_sink.tracing.spans import Recorder, Span, host_lane
+
+
+class Hook(NamedTuple):
+    """A function to look at.
+
+    Attributes:
+        module: where it is; modules that nobody has imported are left alone.
+        path: class and name.
+        name: of its spans.
+        on_device: what it launches is timed on its stream as well.
+        waits: the host waits for the device in it, where the tensor that it is called on lies on one.
+    """
+
+    module: str
+    path: str
+    name: str
+    on_device: bool = False
+    waits: bool = False
+
+
+HOOKS = (
+    Hook("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", "receive a batch"),
+    Hook("torch_sink.sink.producers.thread", "ThreadProducer.take", "wait for a batch"),
+    Hook("torch_sink.sink.slots.ring", "DeviceRing.fill", "copy a batch", on_device=True),
+    Hook("torch_sink.sink.slots.host", "HostSlots.fill", "take a batch"),
+    Hook("torch_sink.image.execute.batch", "LazyBatch.__torch_sink_execute__", "decode and transform", on_device=True),
+    Hook("torch_sink.loop.run", "TrainingRun._step", "step", on_device=True),
+    Hook("torch_sink.loop.run", "TrainingRun._finish_sink", "end of the sink", waits=True),
+    Hook("torch", "Tensor.backward", "backward", on_device=True),
+    Hook("torch.cuda", "synchronize", "synchronize", waits=True),
+    *(
+        Hook("torch", f"Tensor.{name}", name.strip("_"), waits=True)
+        for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
+    ),
+)
+_MISSING = object()
+
+
+class Hooks(ExitStack):
+    """Wraps the functions when entered, and puts them back when left.
+
+    Of calls inside of each other the outermost is recorded, and every wait for the device.
+    """
+
+    def __init__(self, recorder: Recorder, clock: DeviceClock) -> None:
+        super().__init__()
+        self.recorder, self.clock = recorder, clock
+        self.inside = threading.local()
+
+    def __enter__(self) -> Hooks:
+        super().__enter__()
+        for hook in HOOKS:
+            owner, _, attribute = f".{hook.path}".rpartition(".")
+            if hook.module in sys.modules:
+                holder = functools.reduce(getattr, filter(None, owner.split(".")), sys.modules[hook.module])
+                self._replace(holder, attribute, self._wrapped(getattr(holder, attribute), hook))
+        for name, register in (
+            ("pre", register_optimizer_step_pre_hook),
+            ("post", register_optimizer_step_post_hook),
+        ):
+            self.callback(register(getattr(self, f"_{name}_update")).remove)
+        stock = worker._worker_loop
+        self._replace(worker, "_worker_loop", WorkerLoop(stock, self.recorder.folder))
+        return self
+
+    def _replace(self, holder: Any, attribute: str, value: Any) -> None:
+        own = vars(holder).get(attribute, _MISSING)
+        setattr(holder, attribute, value)
+        self.callback(delattr, holder, attribute) if own is _MISSING else self.callback(setattr, holder, attribute, own)
+
+    def _wrapped(self, function: Callable[..., Any], hook: Hook) -> Callable[..., Any]:
+        add, clock, inside = self.recorder.add, self.clock, self.inside
+
+        @functools.wraps(function)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            is_seen = _waits_for_device(args) if hook.waits else not getattr(inside, "spans", 0)
+            if not is_seen:
+                return function(*args, **kwargs)
+            inside.spans = getattr(inside, "spans", 0) + 1
+            mark = clock.begin(hook.name) if hook.on_device else None
+            begin = time.perf_counter_ns()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                inside.spans -= 1
+                add(host_lane(), hook.name, begin, time.perf_counter_ns(), hook.waits)
+                clock.end(mark)
+
+        return traced
+
+    def _pre_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        is_seen = not getattr(self.inside, "spans", 0)
+        self._update = (time.perf_counter_ns(), self.clock.begin("optimizer")) if is_seen else None
+
+    def _post_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._update is not None:
+            begin, mark = self._update
+            self.recorder.add(host_lane(), "optimizer", begin, time.perf_counter_ns())
+            self.clock.end(mark)
+
+
+def _waits_for_device(args: tuple[Any, ...]) -> bool:
+    """Whether a call has to wait: not on a tensor that lies on the CPU, nor inside of what is compiled."""
+    on_host = bool(args) and isinstance(args[0], torch.Tensor) and args[0].device.type in ("cpu", "meta")
+    return not on_host and not torch.compiler.is_compiling()
+
+
+class WorkerLoop:
+    """Stands in for the function that a data worker runs; can be pickled, for workers that are spawned."""
+
+    def __init__(self, stock: Callable[..., Any] | None, folder: str) -> None:
+        self.stock = stock or worker._worker_loop
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        # torch's own goes by its name, which here leads to this stand-in: a spawned worker looks it up itself.
+        is_torchs = getattr(self.stock, "__module__", "") == worker.__name__
+        return WorkerLoop, (None if is_torchs else self.stock, self.folder)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        recorder = Recorder(self.folder)
+        for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+            kind.fetch = _fetching(kind.fetch, recorder)  # type: ignore[method-assign]
+        return self.stock(*args, **kwargs)
+
+
+def _fetching(stock: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def traced(fetcher: Any, indices: Any) -> Any:
+        begin = time.perf_counter_ns()
+        try:
+            return stock(fetcher, indices)
+        finally:
+            info = get_worker_info()
+            lane = f"worker {info.id if info is not None else 0}"
+            recorder.leave([Span(lane, "make a batch", begin, time.perf_counter_ns())])
+
+    return traced

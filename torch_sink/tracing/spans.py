@@ -1,0 +1,83 @@
+"""Spans of time and the lanes that they belong to, from all threads and processes of a run.
+
+Every process writes what it saw to a file of its own. Times are `time.perf_counter_ns()`, which on Linux and macOS is
+one clock for all processes of a machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+# From top to bottom; workers are numbered.
+LANES = ("worker", "producer", "copy stream", "device", "host")
+PRODUCER_THREAD = "torch_sink-producer"
+
+
+class Span(NamedTuple):
+    """Something that took time.
+
+    Attributes:
+        lane: one of `LANES`, a worker's with its number: "worker 0".
+        name: what was done.
+        begin: in nanoseconds.
+        end: in nanoseconds.
+        is_sync: the host waited for the device.
+    """
+
+    lane: str
+    name: str
+    begin: int
+    end: int
+    is_sync: bool = False
+
+
+def host_lane() -> str:
+    """The lane of the calling thread of the training process."""
+    return "producer" if threading.current_thread().name == PRODUCER_THREAD else "host"
+
+
+class Recorder:
+    """Collects the spans of one process.
+
+    Args:
+        folder: where child processes leave theirs.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.spans: list[Span] = []
+        self.began = time.perf_counter_ns()
+
+    def add(self, lane: str, name: str, begin: int, end: int, is_sync: bool = False) -> None:
+        """Appends a span; safe from any thread."""
+        self.spans.append(Span(lane, name, begin, end, is_sync))
+
+    def leave(self, spans: Iterable[Span]) -> None:
+        """In a child process: appends spans to its file. A full disk costs the timeline these, and no more."""
+        lines = "".join(json.dumps(span) + "\n" for span in spans)
+        try:
+            with open(Path(self.folder, str(os.getpid())), "a", encoding="utf-8") as file:
+                file.write(lines)
+        except OSError:
+            pass
+
+    def collected(self) -> list[Span]:
+        """The spans of all processes, in the order of their beginnings."""
+        found = list(self.spans)
+        for file in Path(self.folder).glob("*"):
+            *lines, _ = file.read_text(encoding="utf-8").split("\n")
+            found += [Span(*json.loads(line)) for line in lines]
+        return sorted((span for span in found if span.end >= self.began), key=lambda span: span.begin)
+
+
+def lanes_of(spans: Iterable[Span]) -> list[str]:
+    """The lanes that have spans, from top to bottom."""
+    return sorted(
+        {span.lane for span in spans}, key=lambda lane: (LANES.index(lane.rstrip(" 0123456789")), len(lane), lane)
+    )
