@@ -14,7 +14,8 @@ from PIL import Image, ImageDraw
 
 from kernels.jpeg_golden import decode_segment
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.decode.jpeg.decoder import JpegDecoder
+from torch_sink.image.decode.jpeg.decode import block_on_device
+from torch_sink.image.decode.jpeg.decoder import Inputs, JpegDecoder
 from torch_sink.image.decode.jpeg.file import JpegFile, jpeg_file
 from torch_sink.image.decode.jpeg.files import lay_out_jpegs
 from torch_sink.image.decode.jpeg.tables import COLUMN, Capacity, JpegBatch, batch_of
@@ -160,26 +161,49 @@ class Decoded(NamedTuple):
 
 
 class PackedFiles(NamedTuple):
-    """Files as the kernels get them: tables, and a block, uint8 [bytes], on the device."""
+    """Files as the kernels get them: their tables, and views of their block on the device."""
 
     batch: JpegBatch
-    block: torch.Tensor
+    inputs: Inputs
 
 
 def pack_files(files: Sequence[JpegFile], bits: int, tile: TileShape | None = None) -> PackedFiles:
     """Whole files for lanes of so many bits, by default with the tiles of this process."""
     laid_out = lay_out_jpegs([file.source for file in files])
     assert len(laid_out.files.headers) == len(files)
-    block = torch.frombuffer(bytearray(b"".join(laid_out.chunks)), dtype=torch.uint8)
+    block = block_on_device(laid_out, torch.device(device_in_use()))
     tile = tile or tile_shape(interpreted=is_interpreted())
-    return PackedFiles(batch_of(laid_out.files, laid_out.files.whole_images(), bits, tile), block.to(device_in_use()))
+    batch = batch_of(laid_out.files, laid_out.files.whole_images(), bits, tile)
+    return PackedFiles(batch, Inputs.of_block(block, batch))
 
 
-def new_decoder(largest: Capacity, shape: LaneShape, *, in_graph: bool = False) -> JpegDecoder:
+class GraphInputs(NamedTuple):
+    """Memory whose addresses stay, for the inputs of one batch after another; rubbish at first."""
+
+    rooms: Inputs
+
+    @classmethod
+    def of_capacity(cls, largest: Capacity) -> GraphInputs:
+        shapes = (
+            (largest.stream_bytes,),
+            (largest.huffman_tables, COLUMN["HUFFMAN_COLUMNS"]),
+            (4 * largest.quantization_tables, 64),
+        )
+        rooms = [torch.full(shape, 0x5A, dtype=torch.uint8, device=device_in_use()) for shape in shapes]
+        return cls(Inputs(*rooms[:2], rooms[2].view(-1).view(torch.int32).view(-1, 64)))
+
+    def holding(self, inputs: Inputs) -> Inputs:
+        """The memory with these inputs in it, and zeros after the tables."""
+        for room, given in zip(self.rooms, inputs, strict=True):
+            room[: len(given)].copy_(given)
+            room[len(given) :].zero_()
+        return self.rooms
+
+
+def new_decoder(largest: Capacity, shape: LaneShape) -> JpegDecoder:
     """A decoder with rubbish in its memory."""
-    device = torch.device(device_in_use())
-    decoder = JpegDecoder(largest, shape, device, interpreted=is_interpreted(), in_graph=in_graph)
-    for memory in (*vars(decoder).values(), *decoder._entropy, *(decoder._inputs if in_graph else ())):
+    decoder = JpegDecoder(largest, shape, torch.device(device_in_use()), interpreted=is_interpreted())
+    for memory in (*vars(decoder).values(), *decoder._entropy):
         if isinstance(memory, torch.Tensor):
             memory.view(torch.uint8).fill_(0x5A)
     return decoder
@@ -215,8 +239,9 @@ def decode_files(files: Sequence[JpegFile], shape: LaneShape | None = None, time
         times: there is room for a batch that is so many times as large.
     """
     shape = shape or choose_lane_shape(0, interpreted=is_interpreted())
-    batch, block = pack_files(files, shape.bits)
-    decoder = new_decoder(Capacity(*(times * value for value in batch.capacity)), shape, in_graph=times > 1)
-    decoder.load(batch, block)
+    batch, inputs = pack_files(files, shape.bits)
+    capacity = Capacity(*(times * value for value in batch.capacity))
+    decoder = new_decoder(capacity, shape)
+    decoder.load(batch, GraphInputs.of_capacity(capacity).holding(inputs))
     decoder.decode_coefficients()
     return results(decoder, batch)

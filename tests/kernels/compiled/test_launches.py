@@ -28,8 +28,10 @@ def launch_pipelines() -> None:
 def launch_decoder() -> None:
     file = open_file(encode(photo(16, 16)))
     assert file is not None
-    capacity = pack_files([file], LANE_SHAPES[0].bits).batch.capacity
-    JpegDecoder(capacity, LANE_SHAPES[0], torch.device("cpu"), interpreted=False, in_graph=True).launch()
+    batch, inputs = pack_files([file], LANE_SHAPES[0].bits)
+    decoder = JpegDecoder(batch.capacity, LANE_SHAPES[0], torch.device("cpu"), interpreted=False)
+    decoder.load(batch, inputs)
+    decoder.launch()
 
 
 @pytest.fixture(scope="module")

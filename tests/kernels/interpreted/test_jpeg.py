@@ -30,7 +30,7 @@ from PIL import Image
 from torchvision import transforms as v1
 
 import torch_sink
-from kernels.jpeg_cases import new_decoder, open_file, pack_files, pixels_of
+from kernels.jpeg_cases import GraphInputs, new_decoder, open_file, pack_files, pixels_of
 from torch_sink import decode_images, decode_providers
 from torch_sink.image.decode import proof
 from torch_sink.image.decode.jpeg import decode as jpeg_decode
@@ -179,14 +179,13 @@ def opened_batches() -> list[list[JpegFile]]:
     return [[file for file in map(open_file, batch) if file is not None] for batch in batches]
 
 
-@pytest.mark.parametrize("in_graph", [False, True])
-def test_one_decoder_for_batch_after_batch(in_graph: bool) -> None:
+def test_one_decoder_for_batch_after_batch() -> None:
     shape = LaneShape(128, 128, 8)
     opened = [(files, *pack_files(files, shape.bits)) for files in opened_batches()]
     sizes = [batch.capacity for _, batch, _ in opened]
-    decoder = new_decoder(Capacity(*map(max, *sizes)), shape, in_graph=in_graph)
-    for files, batch, block in opened:
-        decoder.load(batch, block)
+    decoder = new_decoder(Capacity(*map(max, *sizes)), shape)
+    for files, batch, inputs in opened:
+        decoder.load(batch, inputs)
         decoder.launch()
         assert not decoder.status.any()
         for file, pixels in zip(files, pixels_of(decoder, files, batch), strict=True):
@@ -206,11 +205,12 @@ def test_the_launches_of_a_device_do_not_depend_on_the_batch(shape: LaneShape) -
 
     batches = [pack_files(files, shape.bits, TILE_SHAPE) for files in opened_batches()]
     largest = Capacity(*map(max, *[batch.capacity for batch, _ in batches]))
-    decoder = JpegDecoder(largest, shape, torch.device("cpu"), interpreted=False, in_graph=True)
+    memory = GraphInputs.of_capacity(largest)
+    decoder = JpegDecoder(largest, shape, torch.device("cpu"), interpreted=False)
     seen = []
     with mock.patch.object(type(color_kernel), "run", record):
-        for batch, block in batches:
-            decoder.load(batch, block)
+        for batch, inputs in batches:
+            decoder.load(batch, memory.holding(inputs))
             decoder.launch()
             seen.append(list(launches))
             launches.clear()

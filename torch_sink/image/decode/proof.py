@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import PIL
@@ -21,12 +21,9 @@ from PIL import Image, features
 
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.transfer import to_host
+from torch_sink.image.decode.jpeg.files import JpegFiles, lay_out_jpegs
 from torch_sink.image.sources.decoded import Box
 from torch_sink.image.sources.source import EncodedSource, encoded_source
-
-if TYPE_CHECKING:
-    from torch_sink.image.decode.jpeg.tables import JpegBatch
-    from torch_sink.triton_kernels.jpeg.entropy import LaneShape
 
 _FILE = "jpeg_kernels.json"
 _SIZE = 67, 45  # pixels: no side is a multiple of an MCU's
@@ -121,13 +118,9 @@ def _first_difference(device: torch.device) -> str:
     return ""
 
 
-def packed_for(shape: LaneShape) -> JpegBatch:
-    """The files, whole, as the kernels get them."""
-    from torch_sink.image.decode.jpeg.files import lay_out_jpegs
-    from torch_sink.image.decode.jpeg.tables import batch_of
-
-    files = lay_out_jpegs([case.source for case in cases()]).files
-    return batch_of(files, files.whole_images(), shape.bits)
+def packed_files() -> JpegFiles:
+    """The files, as the kernels get them."""
+    return lay_out_jpegs([case.source for case in cases()]).files
 
 
 def _pillows_pixels(case: _Case) -> torch.Tensor:

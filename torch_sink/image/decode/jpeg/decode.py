@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from torch_sink.image.core.transfer import host_buffer, pins, to_host
-from torch_sink.image.decode.jpeg.decoder import JpegDecoder
+from torch_sink.image.decode.jpeg.decoder import Inputs, JpegDecoder
 from torch_sink.image.decode.jpeg.files import JpegBlock, JpegFiles, lay_out_jpegs
 from torch_sink.image.decode.jpeg.tables import batch_of, block_counts
 from torch_sink.image.sources.decoded import Box, Decoded
@@ -89,11 +89,11 @@ def launch_jpegs(
     results: list[tuple[torch.Tensor, torch.Tensor]] = []
     offsets, owner_of_file = [], []
     # Triton launches on the current device, wherever the tensors are.
-    with nullcontext() if block.device.type == "cpu" else torch.accelerator.device_index(block.device.index):
+    with torch.accelerator.device_index(block.device.index) if pins(block.device) else nullcontext():
         for first, last in _parts(files):
             batch = batch_of(files.part(first, last), boxes[first:last], shape.bits, tile)
             decoder = JpegDecoder(batch.capacity, shape, block.device, interpreted=interpreted)
-            decoder.load(batch, block)
+            decoder.load(batch, Inputs.of_block(block, batch))
             decoder.launch()
             owner_of_file += [len(results)] * (last - first)
             results.append((decoder.pixels, decoder.status))

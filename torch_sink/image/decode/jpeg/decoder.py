@@ -42,16 +42,14 @@ class Inputs(NamedTuple):
 class JpegDecoder:
     """Decodes one batch after another in the same memory.
 
-    Grids and all other arguments of the launches follow from the capacity alone; so do their addresses, but for those
-    of the block.
+    Grids and all other arguments of the launches follow from the capacity alone, but for the addresses of `Inputs`.
+    Where those stay as well, a CUDA graph that captured `launch` is replayed after `load` for any batch that fits.
 
     Args:
         capacity: the largest batch, or more.
         shape: of the lanes; the batches are made with its `bits`.
         device: where the kernels run.
         interpreted: they run in Triton's interpreter, on the CPU.
-        in_graph: `load` copies what it needs of the block. So `launch` can be captured in a CUDA graph, which is
-            replayed after `load` for any batch that fits.
 
     Attributes:
         pixels: uint8 [capacity.pixels_bytes], the pixels of all boxes once they are decoded.
@@ -60,13 +58,7 @@ class JpegDecoder:
     """
 
     def __init__(
-        self,
-        capacity: Capacity,
-        shape: entropy.LaneShape,
-        device: torch.device,
-        *,
-        interpreted: bool = False,
-        in_graph: bool = False,
+        self, capacity: Capacity, shape: entropy.LaneShape, device: torch.device, *, interpreted: bool = False
     ) -> None:
         self.capacity = capacity
         self._shape = shape
@@ -77,13 +69,6 @@ class JpegDecoder:
 
         self._tables = room(sum(map(_room_of, self._table_shapes())))
         self._images, self._segments, self._windows = self._split(self._tables)
-        self._in_graph = in_graph
-        if in_graph:
-            self._inputs = Inputs(
-                room(capacity.stream_bytes, dtype=torch.uint8),
-                room(capacity.huffman_tables, COLUMN["HUFFMAN_COLUMNS"], dtype=torch.uint8),
-                room(capacity.quantization_tables, 64),
-            )
         self._entropy = entropy.new_buffers(
             stream_bytes=capacity.stream_bytes,
             images=capacity.images,
@@ -113,12 +98,12 @@ class JpegDecoder:
         parts = together.split([_room_of(shape) for shape in shapes])
         return [part[: rows * columns].view(rows, columns) for part, (rows, columns) in zip(parts, shapes, strict=True)]
 
-    def load(self, batch: JpegBatch, block: torch.Tensor) -> None:
+    def load(self, batch: JpegBatch, inputs: Inputs) -> None:
         """Makes a batch the next that is decoded.
 
         Args:
             batch: its tables, which go to the device in one transfer, with rows of 0 after them.
-            block: uint8 [bytes], what they describe, on the device.
+            inputs: what they describe, on the device.
 
         Raises:
             ValueError: it does not fit.
@@ -131,13 +116,7 @@ class JpegDecoder:
         for room, table in zip(self._split(on_host), (batch.images, batch.segments, batch.windows), strict=True):
             room[: len(table)] = torch.from_numpy(table)
         self._tables.copy_(on_host, non_blocking=True)
-        inputs = Inputs.of_block(block, batch)
-        if not self._in_graph:
-            self._inputs = inputs
-            return
-        for kept, given in zip(self._inputs, inputs, strict=True):
-            kept[: len(given)].copy_(given)
-            kept[len(given) :].zero_()
+        self._inputs = inputs
 
     def launch(self) -> None:
         """Decodes what was loaded, on the current stream; `pixels` and `status` hold the result afterwards."""
