@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -151,6 +152,7 @@ class FakeEvent:
     def __init__(self, enable_timing: bool = False, blocking: bool = False, **_: Any) -> None:
         self.mark: Work | Capture | None = None
         self.recorded_on: FakeStream | None = None
+        self.enable_timing, self.seconds = enable_timing, 0.0
 
     def record(self, stream: FakeStream | None = None) -> None:
         """Mark what was issued to a stream so far; without one, to the current stream of the current device."""
@@ -158,8 +160,19 @@ class FakeEvent:
         with self.cuda.queues.lock:
             self.mark, self.recorded_on = stream.capture, stream
             if self.mark is None:
-                self.mark = Work()
+                self.mark = Work(self._note_time if self.enable_timing else None)
                 self.cuda.queues.of(stream).append(self.mark)
+
+    def _note_time(self) -> None:
+        self.seconds = time.perf_counter()
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        """Milliseconds between the moments at which the streams came to both events."""
+        if not (self.enable_timing and end.enable_timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if not (self.query() and end.query()):
+            raise RuntimeError("CUDA error: device not ready")
+        return (end.seconds - self.seconds) * 1e3
 
     def wait(self, stream: FakeStream | None = None) -> None:
         """The stream waits for the event."""

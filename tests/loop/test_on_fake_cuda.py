@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +94,22 @@ def test_no_order_of_the_streams_shows(fake_cuda: FakeCuda) -> None:
         history = loop.run(loader, epochs=2)
     losses = plain("SGD", batches * 2, scheduler=cosine)[1]
     torch.testing.assert_close(history.losses, losses, rtol=1e-5, atol=1e-6)
+    loop.close()
+
+
+def test_a_timeline_shows_what_the_streams_do(fake_cuda: FakeCuda, tmp_path: Path) -> None:
+    batches = make_batches(10)
+    loop = make_loop(sink_size=4)
+    with SinkLoader(batches, slots=3) as loader:
+        history = loop.run(loader, timeline=tmp_path / "run.html")
+    trace = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    lanes = {event["tid"]: event["args"]["name"] for event in trace if event["name"] == "thread_name"}
+    seen = Counter((lanes[event["tid"]], event["name"]) for event in trace if event["ph"] == "X")
+    assert seen["device", "step"] == seen["host", "step"] == 10
+    assert seen["copy stream", "copy a batch"] == 10
+    assert seen["host", "end of the sink"] == 3
+    assert sum(event["name"] == "sync" for event in trace) >= 3
+    torch.testing.assert_close(history.losses, plain("SGD", batches)[1], rtol=1e-5, atol=1e-6)
     loop.close()
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_sink.tracing.spans import Recorder, host_lane
+from torch_sink.tracing.spans import Recorder
 
 
 class Mark(NamedTuple):
@@ -30,7 +30,8 @@ class DeviceClock:
         self.is_on = torch.cuda.is_available()
         if self.is_on:
             torch.cuda.synchronize()
-            self.origin = self._event(torch.cuda.current_stream())
+            self.training_stream = torch.cuda.current_stream()
+            self.origin = self._event(self.training_stream)
             self.origin.synchronize()
             self.origin_nanoseconds = time.perf_counter_ns()
 
@@ -39,12 +40,13 @@ class DeviceClock:
         event.record(stream)
         return event
 
-    def begin(self, name: str) -> Mark | None:
-        """Before something is launched on the current stream."""
+    def begin(self, lane: str, name: str) -> Mark | None:
+        """Before something is launched on the current stream; the lane "stream" is found by that."""
         if not self.is_on or torch.cuda.is_current_stream_capturing():
             return None
         stream = torch.cuda.current_stream()
-        lane = "copy stream" if host_lane() == "producer" else "device"
+        if lane == "stream":
+            lane = "device" if stream == self.training_stream else "copy stream"
         return Mark(lane, name, stream, self._event(stream))
 
     def end(self, mark: Mark | None) -> None:

@@ -29,26 +29,29 @@ class Hook(NamedTuple):
         module: where it is; modules that nobody has imported are left alone.
         path: class and name.
         name: of its spans.
-        on_device: what it launches is timed on its stream as well.
+        lane: of what it launches on the stream that is current when it is called: "device", "copy stream", or "stream"
+            for the copy stream unless it is the one that trains; "" for what launches nothing.
+        is_part: left out inside of another hook.
         waits: the host waits for the device in it, where the tensor that it is called on lies on one.
     """
 
     module: str
     path: str
     name: str
-    on_device: bool = False
+    lane: str = ""
+    is_part: bool = False
     waits: bool = False
 
 
 HOOKS = (
-    Hook("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", "receive a batch"),
+    Hook("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", "receive a batch", is_part=True),
     Hook("torch_sink.sink.producers.thread", "ThreadProducer.take", "wait for a batch"),
-    Hook("torch_sink.sink.slots.ring", "DeviceRing.fill", "copy a batch", on_device=True),
+    Hook("torch_sink.sink.slots.ring", "DeviceRing._copy_ordinary", "copy a batch", "copy stream"),
     Hook("torch_sink.sink.slots.host", "HostSlots.fill", "take a batch"),
-    Hook("torch_sink.image.execute.batch", "LazyBatch.__torch_sink_execute__", "decode and transform", on_device=True),
-    Hook("torch_sink.loop.run", "TrainingRun._step", "step", on_device=True),
+    Hook("torch_sink.image.execute.batch", "LazyBatch.__torch_sink_execute__", "decode and transform", "stream"),
+    Hook("torch_sink.loop.run", "TrainingRun._step", "step", "device"),
     Hook("torch_sink.loop.run", "TrainingRun._finish_sink", "end of the sink", waits=True),
-    Hook("torch", "Tensor.backward", "backward", on_device=True),
+    Hook("torch", "Tensor.backward", "backward", "device", is_part=True),
     Hook("torch.cuda", "synchronize", "synchronize", waits=True),
     *(
         Hook("torch", f"Tensor.{name}", name.strip("_"), waits=True)
@@ -59,10 +62,7 @@ _MISSING = object()
 
 
 class Hooks(ExitStack):
-    """Wraps the functions when entered, and puts them back when left.
-
-    Of calls inside of each other the outermost is recorded, and every wait for the device.
-    """
+    """Wraps the functions when entered, and puts them back when left."""
 
     def __init__(self, recorder: Recorder, clock: DeviceClock) -> None:
         super().__init__()
@@ -95,11 +95,11 @@ class Hooks(ExitStack):
 
         @functools.wraps(function)
         def traced(*args: Any, **kwargs: Any) -> Any:
-            is_seen = _waits_for_device(args) if hook.waits else not getattr(inside, "spans", 0)
+            is_seen = _waits_for_device(args) if hook.waits else not (hook.is_part and getattr(inside, "spans", 0))
             if not is_seen:
                 return function(*args, **kwargs)
             inside.spans = getattr(inside, "spans", 0) + 1
-            mark = clock.begin(hook.name) if hook.on_device else None
+            mark = clock.begin(hook.lane, hook.name) if hook.lane else None
             begin = time.perf_counter_ns()
             try:
                 return function(*args, **kwargs)
@@ -112,7 +112,7 @@ class Hooks(ExitStack):
 
     def _pre_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         is_seen = not getattr(self.inside, "spans", 0)
-        self._update = (time.perf_counter_ns(), self.clock.begin("optimizer")) if is_seen else None
+        self._update = (time.perf_counter_ns(), self.clock.begin("device", "optimizer")) if is_seen else None
 
     def _post_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._update is not None:
