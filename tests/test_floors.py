@@ -21,7 +21,7 @@ FLOORS = [
     *("damage", "common", "tracing"),
     *("sink.workers", "sink.sources", "sink.producers", "sink.slots", "sink"),
     *("image.core", "image.sources", "image.lower", "image.plan", "image.decode.jpeg", "image.decode"),
-    *("image.handles", "image.execute", "image.record", "image"),
+    *("image.operations", "image.handles", "image.execute", "image"),
     *("loop.core", "loop.step", "loop.engines", "loop.checkpoints", "loop.callbacks", "loop.evaluation", "loop"),
     "cli",
 ]

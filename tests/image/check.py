@@ -15,8 +15,7 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 import torch_sink
-from torch_sink.image.core.exactness import rounds_by_processor
-from torch_sink.image.core.ops import Op, makes_floats
+from torch_sink.image.core.ops import BLENDED, Op, makes_floats
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.packed import pack_batch
 from torch_sink.image.handles.tensor import HANDLES
@@ -47,18 +46,7 @@ class Promise(NamedTuple):
 
 
 EXACT = Promise()
-# Differences of float32 values in [0, 1], and where torch may round the position that a value is taken from differently.
-CLOSE, MOVED = 4e-6, 1e-4
 _CLOSE_SHARE = 0.98  # of small images, where one pixel is many values of a hundred
-
-_WARPS = frozenset(("affine", "rotate", "rotate_expanded", "perspective", "elastic", "elastic_transform"))
-_BLENDS = frozenset(("adjust_contrast", "adjust_saturation", "adjust_hue"))
-# Calls on float32 tensors after which the bits are still stock code's: values are moved, written, or made one by one.
-_ONE_BY_ONE = frozenset(
-    ("to_tensor", "to_dtype", "convert_image_dtype", "normalize", "crop", "crop_beyond", "pad", "hflip", "vflip",
-     "horizontal_flip", "vertical_flip", "quarter_turns", "erase", "erase_pixels", "invert", "adjust_brightness",
-     "grayscale_to_rgb", "permute_channels", "contiguous", "mul")
-)  # fmt: skip
 
 
 def promise_of_calls(programs: Sequence[Sequence[Op]], expected: torch.Tensor) -> Promise:
@@ -68,29 +56,21 @@ def promise_of_calls(programs: Sequence[Sequence[Op]], expected: torch.Tensor) -
         programs: the recorded calls of each image.
         expected: the batch that stock code makes.
     """
-    calls = [op for program in programs for op in program if not op.name.startswith("pil.")]
-    on_bytes, on_floats = [], set()
+    on_bytes, on_floats = [], []
     for program in programs:
         converted = next((at for at, op in enumerate(program) if makes_floats(op)), len(program))
-        on_bytes += program[:converted]
-        on_floats |= {_short(op) for op in program[converted:]}
-    rounding = 0.0
-    if not on_floats <= _ONE_BY_ONE:
+        on_bytes += [op.promise for op in program[:converted]]
+        on_floats += [op.promise for op in program[converted:]]
+    rounding = max((promise.floats for promise in on_floats), default=0.0)
+    if rounding:
         spread = max((expected.max() - expected.min()).item(), 1.0)
         last_bit = torch.finfo(expected.dtype).eps if expected.dtype.itemsize == 2 else 0.0
-        rounding = spread * max(MOVED if on_floats & _WARPS else CLOSE, last_bit)
-    if any(_short(op) == "augmix" or (_short(op) in _WARPS and "nearest" in op.args) for op in calls):
+        rounding = spread * max(rounding, last_bit)
+    if any(promise.largest == math.inf for promise in (*on_bytes, *on_floats)):
         return Promise(math.inf, _CLOSE_SHARE, rounding)
-    rounded = sum(
-        rounds_by_processor(op) or (_short(op) in _BLENDS and not op.name.startswith("pil.")) for op in on_bytes
-    )
-    if rounded:
+    if rounded := sum(promise.is_rounded or promise == BLENDED for promise in on_bytes):
         return Promise(rounded if expected.dtype == torch.uint8 else math.inf, _CLOSE_SHARE, rounding)
     return Promise(rounding, 0.0) if rounding else EXACT
-
-
-def _short(op: Op) -> str:
-    return op.name.split(".")[-1]
 
 
 def assert_same_bits(actual: torch.Tensor, expected: torch.Tensor) -> None:

@@ -31,22 +31,15 @@ from torchvision.transforms.v2.functional import _misc, _type_conversion
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.damage import loaders, policy
-from torch_sink.image import samplers, stock_types
+from torch_sink.image import samplers, stand_ins, stock_types
 from torch_sink.image.core import state
-from torch_sink.image.core.fallback import executing, ledger, report_fallback
-from torch_sink.image.core.ops import Op
+from torch_sink.image.core.fallback import ledger
 from torch_sink.image.core.state import State
-from torch_sink.image.execute.batch import LazyBatch
-from torch_sink.image.execute.collate import collate_handles
-from torch_sink.image.handles import tensor_file
+from torch_sink.image.handles import augmix, tensor_file
 from torch_sink.image.handles.file import jpeg_factory, opener, pil_loader
-from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage, run_on_real
+from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.leaving import with_real_batches
-from torch_sink.image.record import augmix as record_augmix
-from torch_sink.image.record import conversion as record_conversion
-from torch_sink.image.record import enhance as record_enhance
-from torch_sink.image.record import pil as record_pil
-from torch_sink.image.record import tensor as record_tensor
+from torch_sink.image.operations import RECORDERS, timm
 
 _MISSING = object()
 Make = Callable[[Any], Any]
@@ -79,29 +72,39 @@ class Row(NamedTuple):
             self.owner[self.name] = value
 
 
+# Their stock code calls methods of Pillow's images.
+_THROUGH_METHODS = ("hflip", "vflip", "crop", "resize", "affine", "rotate", "perspective")
+_CONVERSIONS = {
+    "to_tensor": (functional,),
+    "pil_to_tensor": (functional, v2.functional, _type_conversion),
+    "to_pil_image": (functional, v2.functional, _type_conversion),
+    "to_image": (v2.functional, _type_conversion),
+}
+
+
 def _rows() -> Iterator[Row]:
     """All rows, for the packages as they are installed and imported now."""
     yield Row(folder, "pil_loader", pil_loader)
     yield Row(PIL.Image.OPEN, "JPEG", lambda entry: (jpeg_factory(entry[0]), *entry[1:]))
     yield from _operator_rows()
-    yield Row(tv_tensors, "wrap", _wrap)
-    yield Row(tv_tensors.Image, "__new__", _new_image)
-    yield Row(tv_tensors.Mask, "__new__", _new_mask)
+    yield Row(tv_tensors, "wrap", stand_ins.wrap)
+    yield Row(tv_tensors.Image, "__new__", stand_ins.new_image)
+    yield Row(tv_tensors.Mask, "__new__", stand_ins.new_mask)
 
-    for name, make in record_pil.PIL_RECORDERS.items():
-        yield Row(_functional_pil, name, make)
+    for name in vars(_functional_pil):
+        if f"pil.{name}" in RECORDERS:
+            yield Row(_functional_pil, name, stand_ins.on_image(f"pil.{name}"))
+        elif name in _THROUGH_METHODS:
+            yield Row(_functional_pil, name, stand_ins.through_methods)
     for name, function in vars(_functional_tensor).items():
         if inspect.isfunction(function) and function.__module__ == _functional_tensor.__name__ and name[0] != "_":
-            recorder = _TENSOR_QUERIES.get(name) or record_tensor.V1_TENSOR_RECORDERS.get(name)
-            yield Row(_functional_tensor, name, record_tensor.on_tensor(name, recorder))
-    yield Row(functional, "to_tensor", record_conversion.to_tensor)
-    for module in (functional, v2.functional, _type_conversion):
-        yield Row(module, "pil_to_tensor", record_conversion.pil_to_tensor)
-        yield Row(module, "to_pil_image", record_conversion.to_pil_image)
-    for module in (v2.functional, _type_conversion):
-        yield Row(module, "to_image", record_conversion.to_image)
+            yield Row(_functional_tensor, name, stand_ins.tensor_kernel("v1", name))
+    for name, modules in _CONVERSIONS.items():
+        for module in modules:
+            yield Row(module, name, stand_ins.on_image(f"functional.{name}"))
     for module in (v2.functional, _misc):
-        yield Row(module, "convert_image_dtype", record_tensor.on_tensor("convert_image_dtype", _convert_v2))
+        make = stand_ins.on_tensor("convert_image_dtype", stand_ins.convert_v2, makes_pure=True)
+        yield Row(module, "convert_image_dtype", make)
     yield from _kernel_rows()
 
     yield Row(transforms.RandomResizedCrop, "get_params", samplers.resized_crop_v1)
@@ -109,20 +112,20 @@ def _rows() -> Iterator[Row]:
     for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
         yield Row(kind, "_augmentation_space", samplers.augmentation_space)
     for kind in (autoaugment.AugMix, v2.AugMix):
-        yield Row(kind, "forward", record_augmix.forward)
-    yield Row(v2.MixUp, "transform", _mix("batch.mix_up", "lam"))
-    yield Row(v2.CutMix, "transform", _mix("batch.cut_mix", "box"))
+        yield Row(kind, "forward", augmix.forward)
+    for kind in (v2.MixUp, v2.CutMix):
+        yield Row(kind, "transform", stand_ins.mix(RECORDERS[f"{kind.__name__}.transform"]))
     for module in (v2_auto_augment, v2_geometry, v2_utils):
         yield Row(module, "_get_fill", stock_types.get_fill)
     yield Row(v2.ToDtype, "transform", stock_types.to_dtype_transform)
     yield Row(v2_transform.Transform, "forward", samplers.transform_forward)
     yield Row(v2_transform._RandomApplyTransform, "forward", samplers.random_apply_forward)
 
-    yield Row(torch.nn.Parameter, "__new__", _parameter)
+    yield Row(torch.nn.Parameter, "__new__", stand_ins.parameter)
     yield Row(torch.jit, "script", _script)
     for kind in HANDLES:
-        yield Row(collate.default_collate_fn_map, kind, lambda stock: _collate)
-    yield Row(collate.default_collate_fn_map, torch.Tensor, _collate_tensors)
+        yield Row(collate.default_collate_fn_map, kind, lambda stock: stand_ins.collate)
+    yield Row(collate.default_collate_fn_map, torch.Tensor, stand_ins.collate_tensors)
     yield Row(_DatasetKind, "create_fetcher", loaders.create_fetcher)
     yield Row(dataloader._BaseDataLoaderIter, "__init__", loaders.begin_iterator)
     for module in _worker_modules():
@@ -143,119 +146,15 @@ def _later_rows() -> Iterator[Row]:
         yield Row(PIL.Image, "open", opener)
 
 
-_TENSOR_QUERIES: dict[str, record_tensor.Recorder] = {
-    "get_dimensions": lambda handle: list(handle.sink_shape),
-    "get_image_size": lambda handle: [handle.sink_shape[2], handle.sink_shape[1]],
-    "get_image_num_channels": lambda handle: handle.sink_shape[0],
-}
-
-
-def _convert_v2(handle: Any, dtype: torch.dtype = torch.float32) -> Any:
-    """Stand-in for `v2.functional.convert_image_dtype`, a kernel that user code calls by itself."""
-    result = record_tensor.V2_TENSOR_RECORDERS["to_dtype"](handle, dtype, True)
-    computed = type(result) is LazyTVImage and result is not handle
-    return result.as_subclass(torch.Tensor) if computed else result
-
-
 def _kernel_rows() -> Iterator[Row]:
     """Rows of the kernel registry of `transforms.v2`: Pillow images, and both kinds of tensor handle."""
     for function, kernels in _KERNEL_REGISTRY.items():
         name = function.__name__
         if PIL.Image.Image in kernels and not name.startswith("get_"):
-            yield Row(kernels, PIL.Image.Image, _pillow_kernel(name))
-        recorder = record_tensor.V2_TENSOR_RECORDERS.get(name)
+            yield Row(kernels, PIL.Image.Image, stand_ins.pillow_kernel(name))
         for kind, stock_type in ((LazyTensor, torch.Tensor), (LazyTVImage, tv_tensors.Image)):
             if stock_type in kernels:
-                yield Row(kernels, kind, _kernel(name, function, recorder))
-
-
-# Their kernels on Pillow images turn them into tensors and back.
-_THROUGH_TENSORS = ("elastic", "erase", "gaussian_blur", "permute_channels")
-
-
-def _pillow_kernel(name: str) -> Make:
-    if name in _THROUGH_TENSORS:
-        return record_conversion.through_tensor(record_tensor.V2_TENSOR_RECORDERS[name])
-    if name == "center_crop":
-        return record_pil.center_crop
-    return record_pil.PIL_RECORDERS.get(name, record_pil.through_methods)
-
-
-def _kernel(name: str, function: Callable[..., Any], recorder: record_tensor.Recorder | None) -> Make:
-    # A handle that cannot record becomes the real tensor, which is dispatched anew by its own type.
-    return lambda stock: record_tensor.on_tensor(name, recorder)(function)
-
-
-def _mix(name: str, parameter: str) -> Make:
-    """Stand-in for the `transform` of `MixUp` and `CutMix`: records on a batch that does not exist yet."""
-
-    def make(stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
-        def transform(self: Any, inpt: Any, params: dict[str, Any]) -> Any:
-            recorded = isinstance(inpt, LazyBatch) and inpt.is_recording
-            recorded = recorded and (inpt.dtype.is_floating_point or name == "batch.cut_mix")
-            if recorded and inpt is not params["labels"]:
-                self._check_image_or_video(inpt, batch_size=params["batch_size"])
-                return inpt.record_mix(Op(name, (params[parameter],)))
-            return stock(self, inpt, params)
-
-        return transform
-
-    return make
-
-
-def _wrap(stock: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(stock)
-    def wrap(wrappee: Any, *, like: Any, **kwargs: Any) -> Any:
-        if isinstance(like, LazyTVImage) and type(wrappee) is LazyTensor and wrappee.is_recording:
-            return wrappee.record_as(LazyTVImage)
-        if isinstance(like, LazyTVImage):
-            return wrappee.as_subclass(tv_tensors.Image)
-        return stock(wrappee, like=like, **kwargs)
-
-    return wrap
-
-
-def _new_image(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Stand-in for `tv_tensors.Image.__new__`: of a Pillow image or a handle it makes a handle, in place of a view."""
-
-    @functools.wraps(stock)
-    def new(cls: Any, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool | None = None) -> Any:
-        if cls is tv_tensors.Image and dtype is None and device is None and not requires_grad:
-            if isinstance(data, PIL.Image.Image):
-                data = v2.functional.pil_to_tensor(data)
-            if isinstance(data, HANDLES) and data.is_recording:
-                return data.record_as(LazyTVImage)
-        return stock(cls, data, dtype=dtype, device=device, requires_grad=requires_grad)
-
-    return new
-
-
-def _new_mask(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Stand-in for `tv_tensors.Mask.__new__`: there is no handle for masks, and the report should say so."""
-
-    @functools.wraps(stock)
-    def new(cls: Any, data: Any, **kwargs: Any) -> Any:
-        if isinstance(data, PIL.Image.Image):
-            data = v2.functional.pil_to_tensor(data)
-        if isinstance(data, HANDLES) and data.is_recording:
-            report_fallback("tv_tensors.Mask", "a mask is made from its image at once, and what moves it is stock code")
-            with executing():
-                data = data.materialize()
-        return stock(cls, data, **kwargs)
-
-    return new
-
-
-def _parameter(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Stand-in for `Parameter.__new__`, which wants tensors whose `detach` returns their own type."""
-
-    @functools.wraps(stock)
-    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-        args = cls, data, requires_grad
-        return run_on_real(stock, args, {}) if isinstance(data, HANDLES) else stock(*args)
-
-    return new
+                yield Row(kernels, kind, stand_ins.handle_kernel(name, function))
 
 
 def _script(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -271,24 +170,10 @@ def _script(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 def _rows_of_timm() -> Iterator[Row]:
     """Pillow's modules as timm's augmentations see them, when timm is imported: before the workers start, at least."""
-    timm = sys.modules.get("timm.data.auto_augment")
-    if timm is not None:
-        yield Row(timm, "ImageEnhance", record_enhance.image_enhance)
-        yield Row(timm, "ImageOps", record_enhance.image_ops)
-
-
-def _collate(batch: Any, *, collate_fn_map: Any = None) -> Any:
-    return collate_handles(batch)
-
-
-def _collate_tensors(stock: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(stock)
-    def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
-        if any(isinstance(item, HANDLES) for item in batch):
-            return collate_handles(batch)
-        return stock(batch, collate_fn_map=collate_fn_map)
-
-    return collate_tensors
+    module = sys.modules.get("timm.data.auto_augment")
+    if module is not None:
+        yield Row(module, "ImageEnhance", timm.image_enhance)
+        yield Row(module, "ImageOps", timm.image_ops)
 
 
 # --- workers

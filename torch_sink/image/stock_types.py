@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
+from torch_sink.image.handles.augmix import BatchOfOne
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage
-from torch_sink.image.record.augmix import BatchOfOne
 
 STOCK_TYPES: dict[type, type] = {
     LazyImage: Image.Image,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ def is_number(value: Any) -> bool:
 
 
 def color_of(fill: Any, channels: int) -> Any:
-    """A fill as stock code reads it (an int, or one int a channel), or None where stock code should look at it."""
+    """A fill as stock code reads it (an int, or one int a channel), or None if unsupported."""
     if fill is None:
         fill = 0
     if isinstance(fill, (list, tuple)):
@@ -32,7 +33,7 @@ def color_of(fill: Any, channels: int) -> Any:
 
 
 def permutation_of(permutation: Any, channels: int) -> tuple[int, ...] | None:
-    """Channel of the input for each channel of the output, or None where stock code should look at it."""
+    """Channel of the input for each channel of the output, or None if unsupported."""
     if isinstance(permutation, torch.Tensor) and permutation.dtype == torch.int64:
         permutation = permutation.tolist()
     if not isinstance(permutation, (list, tuple)) or len(permutation) != channels:
@@ -59,7 +60,7 @@ def with_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sides_of(padding: Any) -> Sides | None:
-    """(left, top, right, bottom) of a padding argument, or None where stock code should look at it."""
+    """(left, top, right, bottom) of a padding argument, or None if unsupported."""
     if type(padding) is int:
         return (padding,) * 4
     if not isinstance(padding, (list, tuple)) or not all(type(side) is int for side in padding):
@@ -72,7 +73,7 @@ def sides_of(padding: Any) -> Sides | None:
 
 
 def size_of(size: Any) -> tuple[int, int] | None:
-    """(height, width) of a size argument, or None where stock code should look at it."""
+    """(height, width) of a size argument, or None if unsupported."""
     sides = (size,) if type(size) is int else size
     if not isinstance(sides, (list, tuple)) or len(sides) not in (1, 2):
         return None
@@ -103,3 +104,16 @@ def padding_fits(sides: Sides, mode: str, height: int, width: int) -> bool:
 def crop_fits(top: int, left: int, height: int, width: int) -> bool:
     """What stock code makes of a tensor and a box that ends above it or left of it has another size than the box."""
     return height > 0 and width > 0 and top + height >= 0 and left + width >= 0
+
+
+def whole_sides(size: Any) -> tuple[int, int] | None:
+    """A size of a Pillow image as two positive integers, or None if unsupported."""
+    try:
+        width, height = map(operator.index, size)
+    except (TypeError, ValueError):
+        return None
+    return (width, height) if width > 0 and height > 0 else None
+
+
+def is_factor(factor: Any) -> bool:
+    return is_number(factor) and factor >= 0

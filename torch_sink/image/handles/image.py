@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import copyreg
-import operator
-from collections.abc import Sequence
+import functools
 from typing import Any, TypeGuard
 
-from PIL import Image, ImageFilter
+import torch
+from PIL import Image
 
 from torch_sink.image.core import state
-from torch_sink.image.core.exactness import is_rounded_by_torch
 from torch_sink.image.core.fallback import executing, is_executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.handles.palette import color_planes, has_plain_palette, palette_of
 from torch_sink.image.handles.pixel_access import PixelAccess, asked_by_user
-from torch_sink.image.lower.geometry import transform_fits
+from torch_sink.image.handles.tensor import LazyTensor
+from torch_sink.image.operations import RECORDERS
 from torch_sink.image.sources.source import EncodedSource, PixelSource, Source
 
 _RECORDED_MODES = ("L", "RGB")
-_FILTERS = frozenset(range(6))  # Pillow 13 knows more; those are not recorded
-_LARGEST_BLUR = 1000.0  # pixels
-_FLIPS = frozenset(Image.Transpose)
-_MATRIX_TRANSFORMS = (Image.Transform.AFFINE, Image.Transform.PERSPECTIVE)
-_BLURS = {ImageFilter.GaussianBlur: "pil.gaussian_blur", ImageFilter.BoxBlur: "pil.box_blur"}
-_KEEPS_INFO = frozenset(
-    ("pil.convert", "pil.crop", "pil.resize", "pil.transpose", "pil.transform", "pil.point", *_BLURS.values(),
-     "pil.adjust_saturation", "pil.adjust_sharpness", "pil.adjust_gamma", "pil.invert", "pil.posterize", "pil.solarize",
-     "pil.autocontrast", "pil.equalize")
-)  # fmt: skip
 
 
 class _StockType(type):
@@ -44,13 +34,25 @@ class _StockType(type):
         return issubclass(subclass, Image.Image)
 
 
+def _recording(name: str) -> Any:
+    """Pillow's method of that name; while the image records, what the operation's recorder makes of the call."""
+    stock, record = getattr(Image.Image, name), RECORDERS[f"Image.{name}"]
+
+    @functools.wraps(stock)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = record(self, *args, **kwargs) if self.is_recording else NotImplemented
+        return stock(self, *args, **kwargs) if made is NotImplemented else made
+
+    return method
+
+
 class LazyImage(Image.Image, metaclass=_StockType):
     """A `PIL.Image.Image` that holds a source and the calls recorded on it.
 
-    `size`, `mode` and `getbands()` answer at once. `resize`, `crop`, `transpose`, `convert`, `copy`, `point` by a table
-    and an affine or perspective `transform` return a new handle with one more call recorded. Everything else that
-    Pillow offers goes through `im` or `load()`, which decode the source, replay the calls and leave an ordinary image
-    behind; later writes to it never reach handles that were recorded earlier.
+    `size`, `mode` and `getbands()` answer at once. The methods of which operations have recorders return a new handle
+    with one more call recorded. Everything else that Pillow offers, and arguments that these do not support, go through
+    `im` or `load()`, which decode the source, replay the calls and leave an ordinary image behind; later writes to it
+    never reach handles that were recorded earlier.
     """
 
     sink_source: EncodedSource | PixelSource
@@ -171,149 +173,30 @@ class LazyImage(Image.Image, metaclass=_StockType):
 
     __copy__ = copy
 
-    def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
-        if self.is_recording and not args and not kwargs:
-            if mode == self._mode or (mode is None and self._mode != "P"):
-                return self.copy()
-            if mode in _RECORDED_MODES:
-                return self._colored(mode) if self._mode == "P" else self.record(Op("pil.convert", (mode,)), mode=mode)
-        return super().convert(mode, *args, **kwargs)
+    convert = _recording("convert")
+    crop = _recording("crop")
+    filter = _recording("filter")
+    getchannel = _recording("getchannel")
+    point = _recording("point")
+    resize = _recording("resize")
+    split = _recording("split")
+    transform = _recording("transform")
+    transpose = _recording("transpose")
 
-    def _colored(self, mode: str) -> Image.Image:
-        """The colors of a palette image: its numbers, looked up in a table for each channel."""
-        if "transparency" in self.info:
-            return super().convert(mode)
-        numbers = self.record(Op("pil_to_tensor"))
-        if mode == "RGB":
-            numbers = numbers.record(Op("v2.grayscale_to_rgb"))
-        table = color_planes(self.sink_source, mode)
-        colored = numbers.record(Op("to_pil_image")).record(Op("pil.point", (table,)), mode=mode)
-        colored.info = dict(self.info)
-        return colored
+    def as_tensor(self, op: Op, dtype: torch.dtype) -> LazyTensor:
+        """The tensor [C, H, W] that a conversion makes."""
+        width, height = self.size
+        shape = (3 if self.mode == "RGB" else 1, height, width)
+        return LazyTensor(self.sink_source, (*self.sink_ops, op), shape, dtype)
 
-    def crop(self, box: Sequence[float] | None = None) -> Image.Image:
-        if not self.is_recording or (box is not None and len(box) != 4):
-            return super().crop(box)  # type: ignore[arg-type]
-        if box is None:
-            return self.copy()
-        left, upper, right, lower = map(int, map(round, box))
-        if right <= left or lower <= upper:
-            return super().crop(box)  # type: ignore[arg-type]
-        return self.record(Op("pil.crop", ((left, upper, right, lower),)), size=(right - left, lower - upper))
-
-    def resize(  # type: ignore[override]
-        self,
-        size: Sequence[int],
-        resample: int | None = None,
-        box: tuple[float, float, float, float] | None = None,
-        reducing_gap: float | None = None,
-    ) -> Image.Image:
-        if resample is None:
-            resample = Image.Resampling.BICUBIC
-        sides = _sides(size)
-        plain = box is None and reducing_gap is None
-        if not self.is_recording or resample not in _FILTERS or not plain or sides is None:
-            return super().resize(size, resample, box, reducing_gap)  # type: ignore[arg-type]
-        if sides == self._size:
-            return self.copy()
-        return self.record(Op("pil.resize", (sides, int(self._filter(resample)))), size=sides)
-
-    def _filter(self, resample: int) -> int:
-        """The filter that Pillow uses: no color lies between two numbers of colors."""
-        return Image.Resampling.NEAREST if self._mode == "P" else resample
-
-    def transpose(self, method: Image.Transpose) -> Image.Image:
-        if not self.is_recording or method not in _FLIPS:
-            return super().transpose(method)
-        width, height = self._size
-        turned = method not in (0, 1, 3)  # FLIP_LEFT_RIGHT, FLIP_TOP_BOTTOM, ROTATE_180 keep the shape
-        return self.record(Op("pil.transpose", (int(method),)), size=(height, width) if turned else self._size)
-
-    def transform(
-        self,
-        size: tuple[int, int],
-        method: Any,
-        data: Any = None,
-        resample: int = Image.Resampling.NEAREST,
-        fill: int = 1,
-        fillcolor: Any = None,
-    ) -> Image.Image:
-        known = method in _MATRIX_TRANSFORMS and data is not None
-        if self.is_recording and known and _fill_fits(self._mode, fillcolor):
-            width, height = size
-            matrix, resample = tuple(map(float, data)), self._filter(resample)
-            if transform_fits(method, matrix, resample, (width, height)):
-                args = (width, height), int(method), matrix, int(resample), fillcolor
-                return self.record(Op("pil.transform", args), size=(width, height))
-        return super().transform(size, method, data, resample, fill, fillcolor)
-
-    def filter(self, filter: Any) -> Image.Image:
-        kind = filter if isinstance(filter, type) else type(filter)
-        if self.is_recording and kind in _BLURS and self._mode != "P":
-            radii = _radii(filter() if isinstance(filter, type) else filter)
-            if radii is not None:
-                return self.record(Op(_BLURS[kind], (radii,))) if any(radii) else self.copy()
-        return super().filter(filter)
-
-    def split(self) -> tuple[Image.Image, ...]:
-        if not self.is_recording:
-            return super().split()
-        return tuple(map(self.getchannel, range(3))) if self._mode == "RGB" else (self.copy(),)
-
-    def getchannel(self, channel: int | str) -> Image.Image:
-        """Recorded as an image of which all channels are this one, of which the gray values are the channel's."""
-        number = "RGB".find(channel) if isinstance(channel, str) and len(channel) == 1 else channel
-        if not self.is_recording or self._mode != "RGB" or type(number) is not int or not 0 <= number < 3:
-            return super().getchannel(channel)
-        same = self.record(Op("pil_to_tensor")).record(Op("v2.permute_channels", ((number,) * 3,)))
-        recorded = same.record(Op("to_pil_image")).record(Op("pil.convert", ("L",)), mode="L")
-        recorded.info = dict(self.info)
-        return recorded
-
-    def point(self, lut: Any, mode: str | None = None) -> Image.Image:
-        if self.is_recording and mode in (None, self._mode) and self._mode != "P":
-            table = _byte_table(lut, 3 if self._mode == "RGB" else 1)
-            if table is not None and not is_rounded_by_torch(self):
-                return self.record(Op("pil.point", (table,)))
-        return super().point(lut, mode)
+    def color_planes(self, mode: str) -> bytes:
+        """What a conversion of a palette image makes of each of its numbers."""
+        return color_planes(self.sink_source, mode)
 
 
 def _keeps_info(op: Op) -> bool:
     """True for calls whose result has the `info` of the image that they are called on."""
-    return op.name in _KEEPS_INFO or op == Op("pil.to_grayscale", (1,))
-
-
-def _radii(blur: Any) -> tuple[float, float] | None:
-    """The radii of a blur across and down, or None where stock code should look at them."""
-    radii = blur.radius if isinstance(blur.radius, (tuple, list)) else (blur.radius, blur.radius)
-    fits = len(radii) == 2 and all(isinstance(radius, (int, float)) and 0 <= radius < _LARGEST_BLUR for radius in radii)
-    return tuple(map(float, radii)) if fits else None  # type: ignore[return-value]
-
-
-def _fill_fits(mode: str, fill: Any) -> bool:
-    """True for a color given as stock code gives it: three numbers for "RGB", one for "L", or None for black."""
-    if fill is None:
-        return True
-    values = fill if isinstance(fill, tuple) else (fill,)
-    return len(values) == (3 if mode == "RGB" else 1) and all(isinstance(value, int) for value in values)
-
-
-def _byte_table(lut: Any, channels: int) -> bytes | None:
-    """What `point` makes of each value of each channel, or None where stock code should look at it."""
-    if not isinstance(lut, (list, tuple)) or len(lut) != 256 * channels:
-        return None
-    if not all(type(value) in (int, float) and abs(value) < 2**31 for value in lut):
-        return None
-    return bytes(min(max(round(value), 0), 255) for value in lut)
-
-
-def _sides(size: Any) -> tuple[int, int] | None:
-    """A size as two positive integers, or None where stock code should look at it."""
-    try:
-        width, height = map(operator.index, size)
-    except (TypeError, ValueError):
-        return None
-    return (width, height) if width > 0 and height > 0 else None
+    return op.name.startswith("pil.") and op.operation.keeps_info(op)
 
 
 def is_recording_image(image: Any) -> TypeGuard[LazyImage]:

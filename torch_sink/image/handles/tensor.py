@@ -11,9 +11,11 @@ from torchvision import tv_tensors
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.image.core import state
+from torch_sink.image.core.exactness import is_scaled_bytes
 from torch_sink.image.core.fallback import executing, ledger, report_fallback
-from torch_sink.image.core.ops import Op, replay
-from torch_sink.image.handles.shared_memory import share_memory
+from torch_sink.image.core.ops import Op, Recorder, replay
+from torch_sink.image.handles.shared_memory import aliases, record_in_place, share_memory
+from torch_sink.image.operations import RECORDERS
 from torch_sink.image.sources.source import FinishedSource, Source
 
 _plain_call = torch._C.DisableTorchFunctionSubclass
@@ -95,11 +97,35 @@ class _Handle:
         """False once somebody has asked for the values."""
         return "sink_real" not in self.__dict__
 
-    def record(self, op: Op, shape: tuple[int, int, int] | None = None, dtype: torch.dtype | None = None) -> Any:
-        """A new handle of the same kind with one more call; `shape` and `dtype` where the call changes them."""
+    def record(
+        self,
+        op: Op,
+        shape: tuple[int, int, int] | None = None,
+        dtype: torch.dtype | None = None,
+        is_view: bool = False,
+    ) -> Any:
+        """A new handle of the same kind with one more call.
+
+        Args:
+            op: the call.
+            shape: of its result, where the call changes it.
+            dtype: the same.
+            is_view: stock code's result shares memory with the tensor that it is called on.
+        """
         fields = self.__dict__
         ops = (*fields["sink_ops"], op)
-        return type(self)(fields["sink_source"], ops, shape or fields["sink_shape"], dtype or fields["sink_dtype"])  # type: ignore[call-arg]
+        made = type(self)(fields["sink_source"], ops, shape or fields["sink_shape"], dtype or fields["sink_dtype"])  # type: ignore[call-arg]
+        return share_memory(self, made) if is_view else made
+
+    def record_in_place(self, op: Op) -> Any:
+        """Records a call that changes what this handle and its aliases stand for; returns the handle."""
+        record_in_place(aliases(self) or [self], op)
+        return self
+
+    @property
+    def changes_in_place(self) -> bool:
+        """True where a call in place can be recorded: nobody holds a part of what it changes."""
+        return aliases(self) is not None and not _is_expanded(self.sink_ops)
 
     def become(self, other: Any) -> Any:
         """Takes over what another handle stands for: a recorded call that works in place."""
@@ -164,6 +190,21 @@ class _Handle:
         """A handle of another kind for the same memory."""
         return share_memory(self, kind(self.sink_source, self.sink_ops, self.sink_shape, self.sink_dtype))
 
+    def as_tv_image(self) -> Any:
+        """A `tv_tensors.Image` of the same memory."""
+        return self.record_as(LazyTVImage)
+
+    def as_image(self) -> Any:
+        """The Pillow image with these values, as `to_pil_image` makes it; `NotImplemented` where they are no bytes."""
+        from torch_sink.image.handles.image import LazyImage
+
+        channels, height, width = self.sink_shape
+        is_bytes = self.sink_dtype == torch.uint8 or (self.sink_dtype == torch.float32 and is_scaled_bytes(self))
+        if isinstance(self.sink_source, FinishedSource) or not is_bytes:
+            return NotImplemented
+        ops = (*self.sink_ops, Op("to_pil_image"))
+        return LazyImage(self.sink_source, ops, (width, height), "RGB" if channels == 3 else "L")
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Protocol 2 is that of torch.save: what it writes has to be readable without this package.
         if protocol == 2 or not self.is_recording or state.sends_pixels():
@@ -198,16 +239,41 @@ class LazyTVImage(_Handle, tv_tensors.Image):
 
 HANDLES = (LazyTensor, LazyTVImage)
 
+
+def _is_expanded(ops: Sequence[Op]) -> bool:
+    """True where the channels of stock code's tensor may share memory, which it does not write to in place."""
+    for op in reversed(ops):
+        name = op.name.split(".")[-1]
+        if name != "crop":  # a view
+            return name == "grayscale_to_rgb" or (name == "rgb_to_grayscale" and op.args[0] == 3)
+    return False
+
+
+def _on_handles(recorder: Recorder) -> Recorder:
+    """Records a call of torch on a handle, which is among its first two arguments."""
+
+    def record(*args: Any, **kwargs: Any) -> Any:
+        handle = next((image for image in args[:2] if type(image) in HANDLES), None)
+        if handle is None or not handle.is_recording:
+            return NotImplemented
+        result = recorder(*args, **kwargs)
+        # Of a `tv_tensors.Image` torchvision returns the type that its user asked for.
+        is_typed = type(result) is LazyTVImage and not return_types._must_return_subclass()
+        return result.as_subclass(torch.Tensor) if is_typed else result
+
+    return record
+
+
 # torch function -> what to do on handles instead; NotImplemented means: on the real tensor.
-RECORDED: dict[Callable[..., Any], Callable[..., Any]] = {}
+RECORDED: dict[Callable[..., Any], Callable[..., Any]] = {
+    function: _on_handles(recorder) for function, recorder in RECORDERS.items() if callable(function)
+}
 
 
 def recorded(func: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a stand-in for one torch function on handles."""
+    """Registers a stand-in for one torch function on handles, in place of that of an operation."""
 
     def register(stand_in: Callable[..., Any]) -> Callable[..., Any]:
-        if func in RECORDED:
-            raise ValueError(f"{func} is registered twice")
         RECORDED[func] = stand_in
         return stand_in
 
@@ -239,17 +305,6 @@ def _reason(func: Callable[..., Any], arguments: Sequence[Any]) -> str:
     places = [value for value in arguments if isinstance(value, (str, torch.device))]
     is_move = func is torch.Tensor.cuda or (func is torch.Tensor.to and any(str(place) != "cpu" for place in places))
     return "one image is moved by itself, a batch is made on the device" if is_move else "tensor read by other code"
-
-
-@recorded(torch.Tensor.contiguous)
-def _contiguous(handle: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
-    if type(handle) not in HANDLES or not handle.is_recording or memory_format != torch.contiguous_format:
-        return NotImplemented
-    result = share_memory(handle, handle.record(Op("contiguous")))
-    # Of a `tv_tensors.Image` torchvision returns the type that its user asked for.
-    if type(handle) is LazyTVImage and not return_types._must_return_subclass():
-        result = result.as_subclass(torch.Tensor)
-    return result
 
 
 def finished_handle(tensor: torch.Tensor) -> LazyTensor:

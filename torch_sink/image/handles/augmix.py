@@ -19,8 +19,7 @@ from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.image.core.ops import Op
 from torch_sink.image.core.tensor_argument import tensor_arguments
-from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage, recorded
-from torch_sink.image.record.arithmetic import added_in_place, multiplied
+from torch_sink.image.handles.tensor import HANDLES, RECORDED, LazyTensor, LazyTVImage, recorded
 
 # True inside `AugMix.forward`; elsewhere a view shares memory with its image, which these handles do not.
 _inside: ContextVar[bool] = ContextVar("inside AugMix", default=False)
@@ -83,11 +82,14 @@ def _view(handle: Any, *sizes: Any, **kwargs: Any) -> Any:
     return BatchOfOne(handle.sink_source, handle.sink_ops, handle.sink_shape, handle.sink_dtype)
 
 
+_multiply, _add_constant = RECORDED[torch.Tensor.mul], RECORDED[torch.Tensor.add_]
+
+
 @recorded(torch.Tensor.mul)
 def _weigh(weight: Any, batch: Any = None, **kwargs: Any) -> Any:
     """A weight, float32 [1, 1, 1, 1], times the image or the result of a chain."""
     if type(batch) is not BatchOfOne:
-        return multiplied(weight, batch, **kwargs)
+        return _multiply(weight, batch, **kwargs)
     if not batch.is_recording or type(weight) is not torch.Tensor:
         return NotImplemented
     if weight.shape != (1, 1, 1, 1) or weight.dtype != torch.float32 or weight.requires_grad:
@@ -103,7 +105,7 @@ def _weigh(weight: Any, batch: Any = None, **kwargs: Any) -> Any:
 def _add(total: Any, other: Any = None, **kwargs: Any) -> Any:
     """Adds the weighted result of a chain to what began as the weighted image, in place."""
     if type(total) is not _Sum:
-        return added_in_place(total, other, **kwargs)
+        return _add_constant(total, other, **kwargs)
     if type(other) is not _Sum or kwargs or total.sink_source is not other.sink_source:
         return NotImplemented
     *image, (_, (terms, _)) = total.sink_ops

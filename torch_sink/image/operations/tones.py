@@ -1,0 +1,174 @@
+"""What is done to each value by itself, or by the histogram of its channel: inversion, thresholds, stretched ranges.
+
+A threshold or a stretched range turns a difference in the last bits into a large one. On float tensors these fall back
+to stock torchvision, and so they do on bytes that torch's float kernels have rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torchvision.transforms import _functional_pil as F_pil
+from torchvision.transforms import _functional_tensor as F_tensor
+from torchvision.transforms.v2 import functional as F_v2
+
+from torch_sink.image.core.arguments import is_factor, is_number
+from torch_sink.image.core.exactness import is_rounded_by_torch
+from torch_sink.image.core.ops import NUMERIC, Op, Operation, Recorder, both
+from torch_sink.image.operations.examples import Arguments, Example, of_method, sample
+
+
+def _is_steep(handle: Any) -> bool:
+    """True for bytes that nothing has rounded."""
+    return getattr(handle, "sink_dtype", torch.uint8) == torch.uint8 and not is_rounded_by_torch(handle)
+
+
+def _without_arguments(name: str) -> dict[Any, Recorder]:
+    def record(family: str, handle: Any) -> Any:
+        return handle.record(Op(f"{family}.{name}")) if _is_steep(handle) else NotImplemented
+
+    return {**both(name, record), f"pil.{name}": lambda image: record("pil", image)}
+
+
+def _stock(name: str) -> dict[str, Any]:
+    return {
+        f"pil.{name}": getattr(F_pil, name),
+        f"v1.{name}": getattr(F_tensor, name),
+        f"v2.{name}": getattr(F_v2, f"{name}_image"),
+    }
+
+
+for _name in ("autocontrast", "equalize"):
+    Operation(
+        _name,
+        stock=_stock(_name),
+        record=_without_arguments(_name),
+        examples=lambda a, name=_name: iter([Example(name)]),  # type: ignore[misc]
+        transforms={f"Random{_name.capitalize()}": [sample(p=1.0)]},
+        keeps_info=lambda op: True,
+    )
+
+
+def _posterize(family: str, handle: Any, bits: Any) -> Any:
+    if not _is_steep(handle) or type(bits) is not int or not 0 <= bits <= 8:
+        return NotImplemented
+    return handle.record(Op(f"{family}.posterize", (bits,)))
+
+
+def _posterize_image(image: Any, bits: Any) -> Any:
+    return _posterize("pil", image, bits) if type(bits) is int and bits else NotImplemented
+
+
+Operation(
+    "posterize",
+    stock=_stock("posterize"),
+    record={**both("posterize", _posterize), "pil.posterize": _posterize_image},
+    examples=lambda a: iter([Example("posterize", (a.chance.randint(1, 7),))]),
+    transforms={"RandomPosterize": [sample(2, p=1.0)]},
+    keeps_info=lambda op: True,
+)
+
+
+def _solarize(family: str, handle: Any, threshold: Any) -> Any:
+    if not _is_steep(handle) or not is_number(threshold) or threshold > 255:
+        return NotImplemented
+    return handle.record(Op(f"{family}.solarize", (threshold,)))
+
+
+def _solarize_image(image: Any, threshold: Any) -> Any:
+    if not _is_steep(image) or not is_number(threshold):
+        return NotImplemented
+    return image.record(Op("pil.solarize", (threshold,)))
+
+
+def _solarize_examples(a: Arguments) -> Iterator[Example]:
+    yield Example("solarize", (a.chance.uniform(0.1, 0.9) * 255 * a.scale,))
+    yield Example("solarize", (0.5,), label="a threshold below 1")
+
+
+Operation(
+    "solarize",
+    stock=_stock("solarize"),
+    record={**both("solarize", _solarize), "pil.solarize": _solarize_image},
+    examples=_solarize_examples,
+    transforms={"RandomSolarize": [sample(128, p=1.0), sample(0.5, p=1.0, label="a threshold below 1")]},
+    keeps_info=lambda op: True,
+)
+
+# --- inversion
+
+
+def _invert(family: str, handle: Any) -> Any:
+    return handle.record(Op(f"{family}.invert")) if handle.sink_dtype in NUMERIC else NotImplemented
+
+
+def _invert_image(image: Any) -> Any:
+    return image.record(Op("pil.invert"))
+
+
+Operation(
+    "invert",
+    stock={"pil.invert": F_pil.invert, "v1.invert": F_tensor.invert, "v2.invert": F_v2.invert_image},
+    record={**both("invert", _invert), "pil.invert": _invert_image},
+    examples=lambda a: iter([Example("invert")]),
+    transforms={"RandomInvert": [sample(p=1.0)]},
+    keeps_info=lambda op: True,
+)
+
+# --- tables
+
+
+def _gamma(family: str, handle: Any, gamma: Any, gain: Any = 1) -> Any:
+    if not _is_steep(handle) or not is_factor(gamma) or not is_number(gain):
+        return NotImplemented
+    return handle.record(Op(f"{family}.adjust_gamma", (gamma, gain)))
+
+
+def _gamma_of_image(image: Any, gamma: Any, gain: Any = 1.0) -> Any:
+    if not is_factor(gamma) or not is_number(gain) or not _is_steep(image):
+        return NotImplemented
+    return image.record(Op("pil.adjust_gamma", (gamma, gain)))
+
+
+Operation(
+    "gamma",
+    stock={
+        "pil.adjust_gamma": F_pil.adjust_gamma,
+        "v1.adjust_gamma": F_tensor.adjust_gamma,
+        "v2.adjust_gamma": F_v2.adjust_gamma_image,
+    },
+    record={**both("adjust_gamma", _gamma), "pil.adjust_gamma": _gamma_of_image},
+    examples=lambda a: iter([Example("adjust_gamma", (a.chance.uniform(0.3, 2.5), a.chance.uniform(0.5, 1.5)))]),
+    keeps_info=lambda op: True,
+)
+
+
+def _point(image: Any, lut: Any, mode: str | None = None) -> Any:
+    table = _byte_table(lut, 3 if image.mode == "RGB" else 1)
+    if image.mode == "P" or mode not in (None, image.mode) or table is None or not _is_steep(image):
+        return NotImplemented
+    return image.record(Op("pil.point", (table,)))
+
+
+def _byte_table(lut: Any, channels: int) -> bytes | None:
+    """What `point` makes of each value of each channel, or None if unsupported."""
+    if not isinstance(lut, (list, tuple)) or len(lut) != 256 * channels:
+        return None
+    if not all(type(value) in (int, float) and abs(value) < 2**31 for value in lut):
+        return None
+    return bytes(min(max(round(value), 0), 255) for value in lut)
+
+
+def _tables(a: Arguments) -> Any:
+    return of_method(a, "point", {"a table": ([a.chance.randrange(256) for _ in range(256 * a.channels)],)})
+
+
+Operation(
+    "point",
+    stock={"pil.point": lambda image, table: image.point(list(table))},
+    record={"Image.point": _point},
+    examples=_tables,
+    keeps_info=lambda op: True,
+)

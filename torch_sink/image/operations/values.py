@@ -1,0 +1,286 @@
+"""From images to tensors and back, types of tensors, normalization and arithmetic with constants.
+
+A sum, a difference or a quotient is a normalization with one step left out, (x - mean) / std, which gives stock code's
+very bits. A product is a call of its own: stock code's bits while a table of 256 values stands for the floats, and
+behind that a division by the reciprocal, whose last bit may differ where the constant is no power of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torchvision.transforms import _functional_tensor as F_tensor
+from torchvision.transforms import functional as F
+from torchvision.transforms.v2 import functional as F_v2
+
+from torch_sink.image.core.arguments import is_number
+from torch_sink.image.core.exactness import is_from_bytes, is_scaled_bytes, since_conversion
+from torch_sink.image.core.ops import WIDE_TYPES, Op, Operation, both, record_maybe_in_place
+from torch_sink.image.lower.lowering import is_tabled
+from torch_sink.image.operations.examples import STATISTICS, Arguments, Example, sample
+
+# --- from images to tensors and back
+
+
+def _to_tensor(image: Any) -> Any:
+    return _converted(image, "to_tensor", torch.get_default_dtype())
+
+
+def _pil_to_tensor(image: Any) -> Any:
+    return _converted(image, "pil_to_tensor", torch.uint8)
+
+
+def _to_image(image: Any) -> Any:
+    if isinstance(image, torch.Tensor):
+        return image.as_tv_image()  # type: ignore[attr-defined]
+    made = _converted(image, "to_image", torch.uint8)
+    return made if made is NotImplemented else made.as_tv_image()
+
+
+def _converted(image: Any, name: str, dtype: torch.dtype) -> Any:
+    if not isinstance(image, Image.Image) or dtype not in (torch.uint8, torch.float32):
+        return NotImplemented
+    return image.as_tensor(Op(name), dtype)  # type: ignore[attr-defined]
+
+
+def _to_pil_image(handle: Any, mode: str | None = None) -> Any:
+    image = NotImplemented if isinstance(handle, Image.Image) else handle.as_image()
+    return image if image is not NotImplemented and mode in (None, image.mode) else NotImplemented
+
+
+def _for_images(name: str) -> Any:
+    return lambda a: iter([Example(name)] if a.is_pillow else [])
+
+
+Operation(
+    "to tensor",
+    stock={"to_tensor": F.to_tensor},
+    record={"functional.to_tensor": _to_tensor},
+    examples=_for_images("to_tensor"),
+    transforms={"ToTensor": [sample()]},
+    takes_palettes=True,
+    result=lambda op: torch.float32,
+)
+Operation(
+    "Pillow image to tensor",
+    stock={"pil_to_tensor": F.pil_to_tensor},
+    record={"functional.pil_to_tensor": _pil_to_tensor},
+    examples=_for_images("pil_to_tensor"),
+    transforms={"PILToTensor": [sample()], "ToPureTensor": [sample()]},
+    takes_palettes=True,
+)
+Operation(
+    "to image",
+    stock={"to_image": F_v2.to_image},
+    record={"functional.to_image": _to_image},
+    examples=_for_images("to_image"),
+    transforms={"ToImage": [sample()]},
+    takes_palettes=True,
+)
+Operation(
+    "to Pillow image",
+    # The second is a part of the first, of floats.
+    stock={"to_pil_image": F.to_pil_image, "to_pil_bytes": lambda image: F.pil_to_tensor(F.to_pil_image(image))},
+    record={"functional.to_pil_image": _to_pil_image},
+    examples=lambda a: iter([] if a.is_pillow else [Example("to_pil_image")]),
+    transforms={"ToPILImage": [sample()]},
+    result=lambda op: torch.uint8,
+)
+
+# --- types
+
+
+def _convert_dtype(family: str, handle: Any, dtype: torch.dtype = torch.float32) -> Any:
+    return _to_type(handle, dtype, Op("v1.convert_image_dtype", (dtype,)))
+
+
+def to_dtype(family: str, handle: Any, dtype: torch.dtype = torch.float32, scale: bool = False) -> Any:
+    return _to_type(handle, dtype, Op("v2.to_dtype", (dtype, scale)))
+
+
+def _to_type(handle: Any, dtype: torch.dtype, op: Op) -> Any:
+    if handle.sink_dtype == dtype:
+        return handle
+    if dtype not in _CONVERSIONS.get(handle.sink_dtype, ()):
+        return NotImplemented
+    if handle.sink_dtype == torch.float32 and dtype == torch.uint8 and not is_scaled_bytes(handle):
+        return NotImplemented
+    return handle.record(op, dtype=dtype)
+
+
+# dtype -> those that the kernels can make of it; other types than uint8 and float32 are computed with in tables alone.
+_CONVERSIONS = {
+    torch.uint8: (torch.float32, torch.float16, torch.bfloat16, *WIDE_TYPES),
+    torch.float32: (torch.uint8, torch.float16, torch.bfloat16),
+}
+
+
+def _type_examples(a: Arguments) -> Iterator[Example]:
+    for dtype in (torch.float32, torch.float16, torch.uint8, torch.float64, *([torch.int32] if a.scale == 1 else [])):
+        label = "" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
+        yield Example("to_dtype", (dtype,), {"scale": True}, label)
+        yield Example("to_dtype", (dtype,), {}, f"{label or 'float32'}, unscaled")
+        yield Example("convert_image_dtype", (dtype,), label=label)
+
+
+_TYPE_SAMPLES = [
+    sample(dtype, label=str(dtype).removeprefix("torch.")) for dtype in (torch.float16, torch.float64, torch.int32)
+]
+
+Operation(
+    "to dtype",
+    stock={"v1.convert_image_dtype": F_tensor.convert_image_dtype, "v2.to_dtype": F_v2.to_dtype_image},
+    record={"v1.convert_image_dtype": _convert_dtype, "v2.to_dtype": to_dtype},
+    examples=_type_examples,
+    transforms={
+        "ConvertImageDtype": [sample(torch.float32), *_TYPE_SAMPLES],
+        "ToDtype": [
+            sample(torch.float32, scale=True), sample(torch.float32, label="scale=False"), *_TYPE_SAMPLES,
+        ],
+    },
+    leaves_range=lambda op: op.name == "v2.to_dtype" and not op.args[1],
+    result=lambda op: op.args[0],
+)  # fmt: skip
+
+# --- normalization
+
+# Less may be zero in the image's dtype, which stock code refuses.
+_SMALLEST_STD = 1e-6
+
+
+def _statistics(values: Any, channels: int) -> tuple[float, ...] | None:
+    """mean or std as a tuple of floats, or None if unsupported."""
+    if isinstance(values, (torch.Tensor, np.ndarray)) and values.ndim == 1:
+        values = values.tolist()
+    if not isinstance(values, (list, tuple)) or len(values) not in (1, channels):
+        return None
+    values = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
+    return values if all(map(is_number, values)) else None
+
+
+def _normalize(family: str, handle: Any, mean: Any, std: Any, inplace: bool = False) -> Any:
+    if family == "v2" and handle.sink_dtype == torch.float32 and not inplace:
+        handle = _spread(handle, mean, std)
+    channels = handle.sink_shape[0]
+    mean, std = _statistics(mean, channels), _statistics(std, channels)
+    if mean is None or std is None or not handle.sink_dtype.is_floating_point:
+        return NotImplemented
+    if handle.sink_dtype != torch.float32 and not is_from_bytes(handle):
+        return NotImplemented
+    if min(map(abs, std)) < _SMALLEST_STD or (inplace and not handle.changes_in_place):
+        return NotImplemented
+    return record_maybe_in_place(handle, inplace, f"{family}.normalize", (mean, std))
+
+
+def _spread(handle: Any, mean: Any, std: Any) -> Any:
+    """A gray image with as many channels as there are statistics: the kernel of `transforms.v2` makes so many."""
+    channels, height, width = handle.sink_shape
+    if channels != 1 or _statistics(mean, 3) is None or _statistics(std, 3) is None or len(mean) == len(std) == 1:
+        return handle
+    return handle.record(Op("v2.grayscale_to_rgb"), shape=(3, height, width))
+
+
+# --- arithmetic
+
+_SMALLEST, _LARGEST = 1e-6, 1e6
+
+
+def _sub(image: Any, constant: Any = None) -> Any:
+    return _shifted(image, constant)
+
+
+def _add(image: Any, constant: Any = None) -> Any:
+    return _shifted(image, -constant) if is_number(constant) else NotImplemented
+
+
+def _div(image: Any, constant: Any = None) -> Any:
+    return _divided(image, constant)
+
+
+def _mul(image: Any, constant: Any = None) -> Any:
+    """The image times a constant, or the other way around."""
+    return _multiplied(constant, image) if is_number(image) else _multiplied(image, constant)
+
+
+def _sub_in_place(image: Any, constant: Any = None) -> Any:
+    return _shifted(image, constant, in_place=True)
+
+
+def _add_in_place(image: Any, constant: Any = None) -> Any:
+    return _shifted(image, -constant, in_place=True) if is_number(constant) else NotImplemented
+
+
+def _div_in_place(image: Any, constant: Any = None) -> Any:
+    return _divided(image, constant, in_place=True)
+
+
+def _mul_in_place(image: Any, constant: Any = None) -> Any:
+    return _multiplied(image, constant, in_place=True)
+
+
+def _shifted(image: Any, mean: Any, *, in_place: bool = False) -> Any:
+    if not _computes(image, mean, in_place):
+        return NotImplemented
+    return record_maybe_in_place(image, in_place, "v1.normalize", ((float(mean),), (1.0,)))
+
+
+def _divided(image: Any, std: Any, *, in_place: bool = False) -> Any:
+    if not _computes(image, std, in_place) or abs(std) < _SMALLEST:
+        return NotImplemented
+    return record_maybe_in_place(image, in_place, "v1.normalize", ((0.0,), (float(std),)))
+
+
+def _multiplied(image: Any, factor: Any, *, in_place: bool = False) -> Any:
+    if not _computes(image, factor, in_place):
+        return NotImplemented
+    if abs(factor) < _SMALLEST and not all(map(is_tabled, since_conversion(image))):
+        return NotImplemented
+    return record_maybe_in_place(image, in_place, "mul", (float(factor),))
+
+
+def _computes(image: Any, constant: Any, in_place: bool) -> bool:
+    """True for float32 values and a number that leaves them far from infinity."""
+    fits = image.sink_dtype == torch.float32 and is_number(constant) and abs(constant) <= _LARGEST
+    return fits and (not in_place or image.changes_in_place)
+
+
+def _normalize_examples(a: Arguments) -> Iterator[Example]:
+    yield Example("normalize", ([0.4] * a.channels, [0.25] * a.channels))
+    if a.scale != 1:
+        yield Example("arithmetic", label="(x - 0.45) / 0.225 + 0.1", run=lambda image: (image - 0.45) / 0.225 + 0.1)
+        yield Example("arithmetic", label="in place", run=lambda image: image.sub_(0.5).div_(0.25))
+
+
+def _product_examples(a: Arguments) -> Iterator[Example]:
+    if a.scale != 1:
+        yield Example("arithmetic", label="x * 2 - 1", run=lambda image: image * 2 - 1)
+        yield Example("arithmetic", label="product in place", run=lambda image: image.mul_(-1.7))
+
+
+Operation(
+    "normalize",
+    stock={"v1.normalize": F_tensor.normalize, "v2.normalize": F_v2.normalize_image},
+    record={
+        **both("normalize", _normalize),
+        **dict.fromkeys((torch.sub, torch.Tensor.sub), _sub),
+        **dict.fromkeys((torch.add, torch.Tensor.add), _add),
+        **dict.fromkeys((torch.div, torch.Tensor.div), _div),
+        torch.Tensor.sub_: _sub_in_place,
+        torch.Tensor.add_: _add_in_place,
+        torch.Tensor.div_: _div_in_place,
+    },
+    examples=_normalize_examples,
+    transforms={"Normalize": [sample(*STATISTICS), sample(*STATISTICS, inplace=True, label="inplace=True")]},
+    leaves_range=lambda op: True,
+)
+Operation(
+    "product",
+    stock={"mul": lambda image, factor: image * factor},
+    record={torch.mul: _mul, torch.Tensor.mul: _mul, torch.Tensor.mul_: _mul_in_place},
+    examples=_product_examples,
+    leaves_range=lambda op: True,
+)

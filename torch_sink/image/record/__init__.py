@@ -1,1 +1,0 @@
-"""What a call of torchvision, Pillow or timm on a handle becomes: a recorded operation, or stock code."""
