@@ -50,10 +50,9 @@ def _on_image(recorder: Recorder, palettes: bool) -> Make:
     def make(stock: Stock) -> Stock:
         @functools.wraps(stock)
         def stand_in(image: Any, *args: Any, **kwargs: Any) -> Any:
+            handle: Any = image if isinstance(image, HANDLES) and image.is_recording else None
             if isinstance(image, Image.Image):
                 handle = lazy_image(image, palettes=palettes)
-            else:
-                handle = image if isinstance(image, HANDLES) and image.is_recording else None
             made = NotImplemented if handle is None else recorder(handle, *args, **kwargs)
             return stock(image, *args, **kwargs) if made is NotImplemented else made
 
@@ -103,8 +102,8 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
                     is_computed = type(made) is LazyTVImage and (made is not image or made.sink_ops is not ops)
                     return made.as_subclass(torch.Tensor) if makes_pure and is_computed else made
             with executing():
-                tensor = image.materialize()
-            result = stock(tensor, *args, **kwargs)  # wrong arguments raise here, and are no fallback
+                # Wrong arguments raise here, and are no fallback.
+                result = stock(image.materialize(), *args, **kwargs)
             if is_recording:
                 arguments = " with these arguments" if recorder is not None else ""
                 report_fallback(name, f"no kernel for {image.sink_dtype} tensors{arguments}")
