@@ -4,7 +4,7 @@ A job is one image in one launch: where it reads, what its head does, which oper
 module imports nothing, so that a data worker can plan a batch without loading a kernel.
 """
 
-# Columns of a job, int64.
+# Columns of a job, int64 on the device.
 # Positions in the workspace count bytes, or float32 values between BLUR_X and BLUR_Y.
 SOURCE = 0  # offset of its input in the workspace
 SOURCE_ROW = 1  # strides; the channel stride of a one-channel image is 0

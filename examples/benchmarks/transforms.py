@@ -49,28 +49,27 @@ class Images:
     """One batch of a folder's images: recorded, decoded on the device, and as Pillow images."""
 
     def __init__(self, folder: Path, pipeline: str, batch: int, device: torch.device) -> None:
-        from torch_sink.image.decode.providers import Decoded
+        from torch_sink.image.execute.pixels import pixels_of
+        from torch_sink.image.sources.decoded import Decoded
 
         self.pipeline, self.device, self.batch = pipeline, device, batch
         with torch_sink.image_backend("device", device="meta"):
             torch.manual_seed(0)
             dataset = ImageFolder(str(folder), build_pipeline(pipeline))
             recorded = default_collate([dataset[index % len(dataset)][0] for index in range(batch)])
-        sources = recorded.packed.sources()
-        self.sources = [sources[entry] for entry in recorded.packed.entry_of_image]
-        self.programs = recorded.programs
-        files = [source.data for source in self.sources]
+        packed, self.planned = recorded.recorded.packed, recorded.recorded.planned
+        sources = packed.sources()
+        files = [sources[entry].data for entry in packed.entry_of_image]
         pixels = [image.to(device) for image in torch_sink.decode_images(files, device="cpu", provider="pillow")]
         self.tensors = pixels
-        self.decoded = [Decoded(image, channels_last=False) for image in pixels]
+        self.pixels = pixels_of([Decoded(image, channels_last=False) for image in pixels], device)
         self.pillow = [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
         self.out = torch.empty(tuple(recorded.shape), device=device)
 
     def torch_sink(self) -> torch.Tensor:
-        from torch_sink.image.execute.programs import programs_of
-        from torch_sink.image.execute.run import run_programs
+        from torch_sink.image.execute.run import run_planned
 
-        run_programs(self.decoded, programs_of(self.sources, self.programs), range(self.batch), self.out)
+        run_planned(self.planned, self.pixels, self.out)
         return self.out
 
     def torchvision_cpu(self) -> torch.Tensor:

@@ -26,6 +26,8 @@ from torch_sink.cli import main
 from torch_sink.cli.photos import make_photo
 from torch_sink.errors import SinkError
 from torch_sink.image.execute import ahead
+from torch_sink.image.execute.on_device import make_on_device
+from torch_sink.image.execute.recorded import Wanted
 from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
 from torch_sink.triton_kernels.options import compiler_options
 from torch_sink.triton_kernels.variants import variants
@@ -77,7 +79,7 @@ def test_what_is_compiled_ahead_is_what_a_launch_looks_for(wanted: set[str]) -> 
 def jobs_of_batch(pipeline: Any, dtype: torch.dtype = torch.float32) -> set[ahead.Job]:
     with torch_sink.image_backend("device", device="meta"):
         batch = default_collate([pipeline(make_photo(40, 30, seed)) for seed in range(2)])
-        return set(ahead.jobs_of(lambda: batch._make(ahead.META, in_kernels=True, dtype=dtype), TARGET))
+        return set(ahead.jobs_of(lambda: make_on_device(batch.recorded, Wanted(ahead.META, dtype)), TARGET))
 
 
 def test_every_launch_is_among_the_listed_variants() -> None:

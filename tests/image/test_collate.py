@@ -251,9 +251,10 @@ def test_finished_tensors_of_any_kind_lie_in_one_block_of_memory() -> None:
         torch.ones(5) > 0,
     ]
     sources: list[Source] = [FinishedSource(tensor.contiguous() if tensor.ndim != 3 else tensor) for tensor in kinds]
-    packed = pack([*sources, FinishedSource(torch.tensor(3, dtype=torch.uint8)), *sources])
-    assert len(packed.entries) == len(kinds) + 1
-    assert not any(isinstance(part, torch.Tensor) for entry in packed.entries for part in entry)
+    packed = pack([*sources, FinishedSource(torch.tensor(3, dtype=torch.uint8)), *sources], ())
+    entries = packed.contents.value.entries
+    assert len(entries) == len(kinds) + 1
+    assert not any(isinstance(part, torch.Tensor) for entry in entries for part in entry)
     for place, tensor in enumerate(kinds):
         source = packed.sources()[place]
         assert isinstance(source, FinishedSource)
@@ -318,11 +319,11 @@ def test_the_same_file_twice_is_packed_once(folder: Path) -> None:
     with torch_sink.image_backend("device", device="meta"):
         dataset = ImageFolder(str(folder), train_transform())
         batch = default_collate([dataset[0][0], dataset[1][0], dataset[0][0]])
-        assert len(batch.packed.entries) == 2
-        assert batch.packed.entry_of_image == (0, 1, 0)
+        assert len(batch.recorded.packed.contents.value.entries) == 2
+        assert batch.recorded.packed.entry_of_image.tolist() == [0, 1, 0]
         handle = F.to_tensor(F.resize(array_opener(9, 8)(), [4, 4]))
         views = default_collate([F.hflip(handle), F.vflip(handle), handle])
-        assert len(views.packed.entries) == 1
+        assert len(views.recorded.packed.contents.value.entries) == 1
 
 
 def test_meta_records_only() -> None:

@@ -57,7 +57,7 @@ def planned(call: Call, default: torch.device) -> list[Any]:
             batch = default_collate([handle])
             plan = batch.plan.plan
             values = _value_tables(plan.value_chains, torch.float32)
-    return [batch.packed.blob.tolist(), *arrays(plan), *arrays(values.numpy())]
+    return [batch.recorded.packed.blob.tolist(), *arrays(plan), *arrays(values.numpy())]
 
 
 def made(call: Call, default: torch.device) -> list[Any]:

@@ -70,7 +70,7 @@ def test_mixing_decodes_nothing() -> None:
     with torch_sink.image_backend("device", device="meta", strict=True):
         images, labels = mix([Photographs()[index] for index in range(4)])
     assert isinstance(images, LazyBatch)
-    assert [op.name for op in images.mixes] == ["batch.mix_up", "batch.cut_mix"]
+    assert [op.name for op in images.recorded.mixes] == ["batch.mix_up", "batch.cut_mix"]
     assert labels.shape == (4, CLASSES)
 
 

@@ -16,11 +16,8 @@ import torch_sink
 from image.augmix_cases import NoStatistics, OnlyStatistics
 from image.cases import encoded, opener
 from torch_sink.image.core.atoms import Kind
-from torch_sink.image.lower.lowering import lower
-from torch_sink.image.plan.regions import boxes_read
 from torch_sink.image.plan.stages import split_stages
-from torch_sink.image.sources.decoded import Box
-from torch_sink.triton_kernels import program as layout
+from torch_sink.triton_kernels import rows
 
 BATCH_SIZES = (64, 256)
 
@@ -43,6 +40,11 @@ def planned(transform: Callable[[Any], Any], size: int, distinct: int | None = N
         torch.manual_seed(9)
         items = [transform(openers[at % 3]()) for at in range(distinct or size)]
         return default_collate([items[at % len(items)] for at in range(size)]).plan.plan
+
+
+def jobs_of(plan: Any, launch: Any) -> np.ndarray:
+    """The rows of the jobs of a launch."""
+    return plan.jobs[plan.slot_jobs[launch.begin : launch.end]]
 
 
 EXACT: dict[str, tuple[Callable[[Any], Any], int]] = {
@@ -85,7 +87,7 @@ def test_the_same_programs_take_the_same_launches_at_any_size(augmentation: Any)
             other.is_heavy,
             other.has_statistic,
         )
-        assert {text: 4 * count for text, count in launch.description.items()} == dict(other.description)
+        assert {text: 4 * count for text, count in small.work(launch).items()} == dict(large.work(other))
 
 
 @pytest.mark.parametrize("size", BATCH_SIZES)
@@ -101,11 +103,11 @@ def test_launches_of_augmix_are_bounded(size: int) -> None:
 def test_branches_share_what_comes_before_them(size: int) -> None:
     """Statistics at the beginning of every chain need one histogram, made by the stage before."""
     plan = planned(v2_train(OnlyStatistics(mixture_width=4, chain_depth=3)), size, distinct=8)
-    images = [sum(launch.description.values()) for launch in plan.launches]
+    images = [len(jobs_of(plan, launch)) for launch in plan.launches]
     assert images == [size, size, 4 * size, 4 * size, 4 * size, size]
     assert plan.histograms == size * (1 + 4 + 4 + 4)
     for launch in plan.launches[2:5]:
-        tables = plan.jobs[np.unique(launch.tiles[:, 0]), layout.TABLES_WRITTEN.value]
+        tables = jobs_of(plan, launch)[:, rows.TABLES_WRITTEN]
         assert len(np.unique(tables)) == 4 * size, "programs of one launch would write to each other's tables"
 
 
@@ -113,27 +115,27 @@ def test_a_mix_reads_a_decoded_image_where_only_crops_come_before() -> None:
     """Chains of one call: they run in the first launch, the mix and a flip after it in the second."""
     pipeline = v2.Compose([v2.CenterCrop(20), NoStatistics(chain_depth=1), v2.RandomHorizontalFlip(1.0), v2.ToImage()])
     plan = planned(pipeline, 8)
-    assert [sum(launch.description.values()) for launch in plan.launches] == [3 * 8, 8]
-    assert dict(plan.launches[1].description) == {"mix + flip": 8}
+    assert [len(jobs_of(plan, launch)) for launch in plan.launches] == [3 * 8, 8]
+    assert dict(plan.work(plan.launches[1])) == {"mix + flip": 8}
 
 
 def test_a_mix_needs_no_more_of_a_file_than_the_crop_before_it() -> None:
     with torch_sink.image_backend("device", device="meta", strict=True):
-        ops = v2.Compose([v2.CenterCrop(20), v2.ToImage(), NoStatistics()])(opener(encoded(60, 40))()).sink_ops
-    assert boxes_read([(60, 40)], [lower(40, 60, 3, ops)], [0], 1) == [Box(20, 10, 20, 20)]
+        handle = v2.Compose([v2.CenterCrop(20), v2.ToImage(), NoStatistics()])(opener(encoded(60, 40))())
+        assert default_collate([handle]).recorded.planned.boxes.tolist() == [[20, 10, 20, 20]]
 
 
 def test_images_that_need_no_floats_end_with_those_that_do() -> None:
     """Some images of the batch draw an operation on floats; all are written by the last float launch."""
     plan = planned(v1.Compose([train(), v1.RandomApply([v1.ColorJitter(0.4, 0.4, 0.4)], p=0.3)]), 64)
     assert [launch.on_floats for launch in plan.launches] == [False, False, True, True]
-    assert sum(plan.launches[-1].description.values()) == 64
-    assert 0 < sum(plan.launches[-2].description.values()) < 64
+    assert len(jobs_of(plan, plan.launches[-1])) == 64
+    assert 0 < len(jobs_of(plan, plan.launches[-2])) < 64
 
 
 def test_every_image_ends_in_the_last_launch() -> None:
     plan = planned(train(v1.RandAugment(2)), 64)
-    assert sum(plan.launches[-1].description.values()) == 64
+    assert len(jobs_of(plan, plan.launches[-1])) == 64
     assert [launch.is_last for launch in plan.launches] == [False] * (len(plan.launches) - 1) + [True]
 
 

@@ -20,13 +20,14 @@ import torch_sink
 from kernels.jpeg_cases import encode, open_file, pack_files, photo
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.jpeg.decoder import JpegDecoder
-from torch_sink.image.execute.programs import programs_of, shape_of
-from torch_sink.image.execute.run import run_programs
+from torch_sink.image.execute.pixels import pixels_of
+from torch_sink.image.execute.planned import plan_batch
+from torch_sink.image.execute.programs import shape_of
+from torch_sink.image.execute.run import run_planned
 from torch_sink.image.handles.tensor import HANDLES
-from torch_sink.image.plan import build
 from torch_sink.image.sources.decoded import Decoded
 from torch_sink.image.sources.source import FinishedSource
-from torch_sink.triton_kernels import float_stage, stage
+from torch_sink.triton_kernels import float_stage, interpreter, stage
 from torch_sink.triton_kernels.jpeg import color, entropy, idct, owners
 from torch_sink.triton_kernels.jpeg.variants import JpegVariant, jpeg_variants
 from torch_sink.triton_kernels.variants import Variant, variants
@@ -87,8 +88,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
         for name, kernel in list(vars(module).items()):
             if name.endswith("_kernel"):
                 monkeypatch.setattr(module, name, RecordedKernel(kernel, found))
-    plan = build.build_plan
-    monkeypatch.setattr(build, "build_plan", lambda *arguments: plan(*arguments[:4], interpreted=False))
+    monkeypatch.setattr(interpreter, "is_interpreted", lambda: False)
     return found
 
 
@@ -96,11 +96,11 @@ def launch(handle: Any, *others: torch.dtype) -> None:
     """Launches what makes a batch of one image, in the dtype of the handle and in others."""
     if isinstance(handle.sink_source, FinishedSource):
         return
-    programs = programs_of([handle.sink_source], [handle.sink_ops], handle.sink_dtype)
+    planned = plan_batch([handle.sink_source], [handle.sink_ops], [0], handle.sink_dtype)
     height, width, channels = shape_of(handle.sink_source)
     decoded = Decoded(torch.zeros(channels, height, width, dtype=torch.uint8), channels_last=False)
     for dtype in {handle.sink_dtype, *others}:
-        run_programs([decoded], programs, [0], torch.empty((1, *handle.shape), dtype=dtype))
+        run_planned(planned, pixels_of([decoded], torch.device("cpu")), torch.empty((1, *handle.shape), dtype=dtype))
 
 
 def launch_in_all(handle: Any) -> None:

@@ -9,9 +9,9 @@ import torch
 from image.cases import CORE, rgb_images
 from image.check import check_pipeline
 
-from torch_sink.image.execute import launch
+from torch_sink.image.execute.pixels import Pixels
 from torch_sink.image.lower import geometry as lower_geometry
-from torch_sink.image.plan import build as plan
+from torch_sink.image.plan import placed
 from torch_sink.triton_kernels import stage
 
 TRAIN = CORE["v1 imagenet train"]
@@ -46,14 +46,15 @@ def test_one_tap_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_tile_that_nobody_makes(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = plan._tiles
-    monkeypatch.setattr(plan, "_tiles", lambda *args: stock(*args)[:-1])
+    stock = placed.tiles_of
+    monkeypatch.setattr(placed, "tiles_of", lambda *args: [tiles[:-1] for tiles in stock(*args)])
     with pytest.raises(AssertionError, match=r"values differ.*nan"):
         check()
 
 
-def test_workspace_that_nobody_filled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_fill", lambda *args: None)
+def test_pixels_that_lie_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = Pixels.places_from
+    monkeypatch.setattr(Pixels, "places_from", lambda *args: stock(*args) + 1)
     with pytest.raises(AssertionError, match="values differ"):
         check()
 

@@ -5,6 +5,8 @@ Each function names the host as its device: scripts may have set another default
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -29,11 +31,20 @@ def to_device(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.
 
 def to_host(values: torch.Tensor) -> torch.Tensor:
     """The values on the host, once they are there; the wait is for them alone, and no fault where waits are faults."""
+    return to_host_later(values)()
+
+
+def to_host_later(values: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Sends values to the host. Returns what waits for them alone, whatever is launched meanwhile, and gives them."""
     if values.device.type == "cpu":
-        return values
+        return lambda: values
     on_host = host_buffer(values.shape, values.dtype, values.device)
     on_host.copy_(values, non_blocking=True)
     arrived = torch.Event(values.device)
     arrived.record(torch.accelerator.current_stream(values.device))
-    arrived.synchronize()  # host sync
-    return on_host
+
+    def arrive() -> torch.Tensor:
+        arrived.synchronize()  # host sync
+        return on_host
+
+    return arrive

@@ -30,13 +30,11 @@ class Provider(Protocol):
     Attributes:
         name: as `decode_images(provider=...)` takes it.
         exact: its pixels are Pillow's, bit for bit; another one decodes only where it is named.
-        decodes_boxes: it saves work where only a part of an image is needed.
         what_it_needs: what to do where it is not usable, as a part of a message.
     """
 
     name: str
     exact: bool
-    decodes_boxes: bool
     what_it_needs: str
 
     def usable(self, device: torch.device) -> bool:
@@ -84,7 +82,6 @@ class TritonProvider:
 
     name = "triton"
     exact = True
-    decodes_boxes = True
     what_it_needs = (
         "it decodes on a GPU: give device='cuda' on a machine that has one; to try its kernels on the CPU, in Triton's "
         "interpreter, set TRITON_INTERPRET=1 in the environment before Python starts"
@@ -125,7 +122,6 @@ class NvjpegProvider:
 
     name = "nvjpeg"
     exact = False
-    decodes_boxes = False
     what_it_needs = (
         "it decodes on NVIDIA GPUs: give device='cuda' on a machine that has one, with a torchvision that was built "
         "with nvJPEG"
@@ -202,7 +198,6 @@ class PillowProvider:
 
     name = "pillow"
     exact = True
-    decodes_boxes = False
     what_it_needs = "it works everywhere"
 
     def usable(self, device: torch.device) -> bool:
@@ -282,11 +277,6 @@ def candidates(device: torch.device, provider: str | None = None) -> list[Provid
 def _named(device: torch.device, provider: str | None) -> str | None:
     """The provider that a caller or `set_decode_provider` names; None where nobody does."""
     return provider or (_preferred if _preferred in [found.name for found in providers_for(device)] else None)
-
-
-def decodes_boxes(device: torch.device) -> bool:
-    """True where it is worth knowing which parts of images are needed."""
-    return any(provider.decodes_boxes for provider in candidates(device))
 
 
 def decode_sources(

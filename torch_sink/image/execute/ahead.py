@@ -153,8 +153,11 @@ def launch_decoder() -> None:
 
 def launch_batches(batches: Iterable[LazyBatch]) -> None:
     """Launches what makes the pixels of batches, without their pixels."""
+    from torch_sink.image.execute.on_device import make_on_device
+    from torch_sink.image.execute.recorded import Wanted
+
     for batch in batches:
-        batch._make(META, in_kernels=True)
+        make_on_device(batch.recorded, Wanted(META))
 
 
 def launch_everything(target: GPUTarget) -> None:

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torch_sink.damage.cause import BrokenFile
 from torch_sink.damage.policy import POLICIES
-from torch_sink.errors import DecodeError, SinkError
-from torch_sink.image.core.atoms import Program
+from torch_sink.errors import SinkError
 from torch_sink.image.core.fallback import report_fallback
-from torch_sink.image.core.ops import Op, replay
-from torch_sink.image.core.tensor_argument import with_unpacked
-from torch_sink.image.decode.providers import decodes_boxes
-from torch_sink.image.execute.damage import surviving_rows, try_decode
-from torch_sink.image.execute.describe import describe
-from torch_sink.image.execute.packed import Packed
-from torch_sink.image.execute.programs import programs_of
-from torch_sink.image.execute.run import decoded_images, run_programs
-from torch_sink.image.execute.stock import run_image_on_cpu
+from torch_sink.image.core.ops import Op
+from torch_sink.image.execute.describe import BatchPlan, describe
+from torch_sink.image.execute.on_device import make_on_device
+from torch_sink.image.execute.recorded import Made, Recorded, Wanted
+from torch_sink.image.execute.stock import make_in_stock_code
 from torch_sink.image.handles.tensor import METADATA, run_on_real
-from torch_sink.image.sources.decoded import Box
-from torch_sink.image.sources.source import FinishedSource, Source
-
-# row of the batch -> the programs of its image, one for each pass
-ProgramsByRow = dict[int, tuple[Program, ...]]
-# What the kernels convert values to, other than the dtype of the batch.
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class LazyBatch(torch.Tensor):
@@ -39,43 +27,24 @@ class LazyBatch(torch.Tensor):
     operation gives what it gives on the ordinary CPU tensor.
 
     Attributes:
-        packed: the sources.
-        programs: the calls recorded on each image; large arguments of theirs lie among the sources.
-        mixes: calls recorded on the whole batch, `MixUp` and `CutMix`.
-        destination: device that the backend was set to, as a string; nothing can be executed for "meta".
-        interpreted: the kernels run on the CPU under Triton's interpreter.
+        recorded: the sources, the calls, and the plan.
         broken_files: those whose images were skipped or replaced when it was executed.
     """
 
-    packed: Packed
-    programs: tuple[tuple[Op, ...], ...]
-    destination: str
-    interpreted: bool
-    mixes: tuple[Op, ...]
+    recorded: Recorded
     broken_files: tuple[BrokenFile, ...]
     _viewed: Any = None  # the handle whose memory a batch of one shares, and the calls recorded on it then
-    _recorded: tuple[Op, ...] = ()
+    _calls_then: tuple[Op, ...] = ()
     _tensor: torch.Tensor | None
 
     @staticmethod
-    def __new__(
-        cls: Any,
-        packed: Packed,
-        programs: tuple[tuple[Op, ...], ...],
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        destination: str = "cpu",
-        interpreted: bool = False,
-        mixes: tuple[Op, ...] = (),
-    ) -> Any:
-        batch = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)  # type: ignore[attr-defined]
-        batch.packed, batch.programs = packed, programs
-        batch.destination, batch.interpreted = destination, interpreted
-        batch.mixes = mixes
+    def __new__(cls: Any, recorded: Recorded) -> Any:
+        batch = torch.Tensor._make_wrapper_subclass(cls, recorded.shape, dtype=recorded.dtype)  # type: ignore[attr-defined]
+        batch.recorded = recorded
         batch._tensor = None
         return batch
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, recorded: Recorded) -> None:
         super().__init__()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -83,21 +52,19 @@ class LazyBatch(torch.Tensor):
         # Protocol 2 is that of torch.save: what it writes has to be readable without this package.
         if protocol == 2 or self._tensor is not None:
             return self.materialize().__reduce_ex__(protocol)
-        return LazyBatch, self._fields()
-
-    def _fields(self) -> tuple[Any, ...]:
-        shape = tuple(self.shape)
-        return self.packed, self.programs, shape, self.dtype, self.destination, self.interpreted, self.mixes
+        return LazyBatch, (self.recorded,)
 
     def view_of(self, handle: Any) -> LazyBatch:
         """This batch, as one of one image that shares its memory with a handle."""
-        self._viewed, self._recorded = handle, handle.sink_ops
+        self._viewed, self._calls_then = handle, handle.sink_ops
         return self
 
     def _follow_view(self) -> None:
         """Takes the values of the image where they were made, or changed in place, since."""
         image = self._viewed
-        if self._tensor is None and image is not None and not (image.is_recording and image.sink_ops is self._recorded):
+        if self._tensor is not None or image is None:
+            return
+        if not (image.is_recording and image.sink_ops is self._calls_then):
             self._tensor = image.materialize().unsqueeze(0)
 
     @property
@@ -108,8 +75,7 @@ class LazyBatch(torch.Tensor):
 
     def record_mix(self, op: Op) -> LazyBatch:
         """A new batch with one more call that mixes its images; they run after every image is made."""
-        *fields, mixes = self._fields()
-        return LazyBatch(*fields, (*mixes, op))
+        return LazyBatch(self.recorded._replace(mixes=(*self.recorded.mixes, op)))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return pickle.loads(pickle.dumps(self)) if self._tensor is None else self._tensor.__deepcopy__(memo)
@@ -120,7 +86,7 @@ class LazyBatch(torch.Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """As of the ordinary tensor. The batch goes on waiting: a debugger's look at it changes nothing."""
         self._follow_view()
-        if self._tensor is None and self.destination == "meta":
+        if self._tensor is None and self.recorded.destination == "meta":
             return f"LazyBatch(shape={tuple(self.shape)}, dtype={self.dtype}, recorded only)"
         return repr(self._made_on_cpu() if self._tensor is None else self._tensor)
 
@@ -130,7 +96,7 @@ class LazyBatch(torch.Tensor):
         """As `Tensor.to`; a move to an accelerator decodes and transforms there."""
         self._follow_view()
         device, dtype, memory_format = _parsed_to(*args, **kwargs)
-        if device is None or self._tensor is not None or (device.type == "cpu" and not self.interpreted):
+        if device is None or self._tensor is not None or (device.type == "cpu" and not self.recorded.interpreted):
             return self.materialize().to(*args, **kwargs)
         if device.type == "meta":
             return torch.empty(self.shape, dtype=dtype or self.dtype, device="meta")
@@ -146,11 +112,12 @@ class LazyBatch(torch.Tensor):
         """The same batch with its bytes in pinned memory; unchanged where there is no accelerator."""
         if not torch.accelerator.is_available() or self._tensor is not None:
             return self
-        return LazyBatch(self.packed._replace(blob=self.packed.blob.pin_memory()), *self._fields()[1:])
+        packed = self.recorded.packed
+        return LazyBatch(self.recorded._replace(packed=packed._replace(blob=packed.blob.pin_memory())))
 
     def is_pinned(self, device: Any = None) -> bool:  # type: ignore[override]
         """True when the bytes lie in pinned memory."""
-        return torch.accelerator.is_available() and self.packed.blob.is_pinned()
+        return torch.accelerator.is_available() and self.recorded.packed.blob.is_pinned()
 
     # --- executing
 
@@ -186,93 +153,13 @@ class LazyBatch(torch.Tensor):
         if self._tensor is not None:
             real = self._tensor.to(device, dtype or self.dtype, memory_format=memory_format)
             return (real if out is None else out.copy_(real)), None
-        in_kernels = device.type != "cpu" or self.interpreted
-        return self._make(device, in_kernels, dtype, memory_format, out, on_decode_error)
+        made = self._make(Wanted(device, dtype, memory_format, out, on_decode_error))
+        self.broken_files = made.broken_files
+        return made.tensor, made.rows
 
-    def _make(
-        self,
-        device: torch.device,
-        in_kernels: bool,
-        dtype: torch.dtype | None = None,
-        memory_format: torch.memory_format = torch.contiguous_format,
-        out: torch.Tensor | None = None,
-        on_decode_error: str = "raise",
-    ) -> tuple[torch.Tensor, list[int] | None]:
-        sources = self.packed.sources()
-        programs = self._programs(sources) if in_kernels else {}
-        results = self._decoded(sources, programs, device) if in_kernels else [try_decode(item) for item in sources]
-        images = [results[at] for at in self.packed.entry_of_image]
-        errors = {row: image for row, image in enumerate(images) if isinstance(image, DecodeError)}
-        for _ in self.mixes:
-            # Each image takes a part of the one before it, damage included.
-            errors |= {(row + 1) % len(images): error for row, error in errors.items()}
-        rows = surviving_rows(len(images), errors, on_decode_error)
-        self.broken_files = tuple(
-            BrokenFile(image.path, image.reason) for image in images if isinstance(image, DecodeError)
-        )
-        if out is None:
-            shape = (len(rows), *self.shape[1:])
-            out = torch.empty(shape, dtype=dtype or self.dtype, device=device, memory_format=memory_format)
-        out = out[: len(rows)]
-        if self.mixes:
-            whole = torch.zeros(tuple(self.shape), dtype=self.dtype, device=device)
-            intact = [row for row, image in enumerate(images) if not isinstance(image, DecodeError)]
-            self._fill(images, programs, intact, intact, whole, in_kernels)
-            out.copy_(replay(whole, self.mixes)[rows] if errors else replay(whole, self.mixes))
-        else:
-            # Half precision is made as such, for what is asked for may be wider; the kernels write no other integers.
-            converts = self.dtype.itemsize != 2 and out.dtype in _FLOATS
-            is_written = converts or out.dtype == self.dtype or not in_kernels
-            made = out if is_written else torch.empty_like(out, dtype=self.dtype)
-            self._fill(images, programs, rows, list(range(len(rows))), made, in_kernels)
-            if made is not out:
-                out.copy_(made)
-        return out, (rows if errors else None)
-
-    def _programs(self, sources: Sequence[Source]) -> ProgramsByRow:
-        """The programs of each image that is no finished tensor."""
-        images = [sources[at] for at in self.packed.entry_of_image]
-        rows = [row for row, image in enumerate(images) if not isinstance(image, FinishedSource)]
-        lowered = programs_of([images[row] for row in rows], [self._calls(row) for row in rows], self.dtype)
-        return dict(zip(rows, lowered, strict=True))
-
-    def _decoded(self, sources: list[Source], programs: ProgramsByRow, device: torch.device) -> list[Any]:
-        """Pixels of every source; of one that only crops are made of, those that they read."""
-        boxes: list[Box | None] = [None] * len(sources)
-        if programs and decodes_boxes(device):
-            from torch_sink.image.plan.regions import boxes_read
-
-            entries = [self.packed.entry_of_image[row] for row in programs]
-            sizes = [sources[entry].size for entry in entries]  # type: ignore[union-attr]
-            boxes = boxes_read(sizes, [passes[0] for passes in programs.values()], entries, len(sources))
-        return decoded_images(self.packed, sources, device, boxes)
-
-    def _fill(
-        self,
-        images: list[Any],
-        programs: ProgramsByRow,
-        rows: list[int],
-        places: list[int],
-        out: torch.Tensor,
-        in_kernels: bool,
-    ) -> None:
-        """Makes images `rows` of the batch at `places` of `out`."""
-        decoded, chosen, targets = [], [], []
-        for row, place in zip(rows, places, strict=True):
-            if not in_kernels:
-                run_image_on_cpu(images[row], self._calls(row), out[place])
-            elif isinstance(images[row], FinishedSource):
-                out[place].copy_(images[row].tensor, non_blocking=True)
-            else:
-                targets.append(place)
-                decoded.append(images[row])
-                chosen.append(programs[row])
-        if targets:
-            run_programs(decoded, chosen, targets, out)
-
-    def _calls(self, row: int) -> tuple[Op, ...]:
-        """The calls recorded on an image, with the tensors among their arguments."""
-        return with_unpacked(self.programs[row], self.packed.blob)
+    def _make(self, wanted: Wanted) -> Made:
+        in_kernels = wanted.device.type != "cpu" or self.recorded.interpreted
+        return (make_on_device if in_kernels else make_in_stock_code)(self.recorded, wanted)
 
     def materialize(self) -> torch.Tensor:
         """The ordinary CPU tensor, made once, in stock code."""
@@ -284,22 +171,19 @@ class LazyBatch(torch.Tensor):
         return self._tensor
 
     def _made_on_cpu(self) -> torch.Tensor:
-        return self._make(torch.device("cpu"), in_kernels=False)[0]
+        return make_in_stock_code(self.recorded, Wanted(torch.device("cpu"))).tensor
 
     def _refuse_meta(self) -> None:
-        if self.destination == "meta":
+        if self.recorded.destination == "meta":
             raise SinkError(
                 'this batch was recorded with device="meta": it has a shape and a plan, but no pixels can be made; '
                 "set the backend with a real device"
             )
 
     @property
-    def plan(self) -> Any:
-        """What will run where; `print(batch.plan)` shows it. Builds the plan of this batch, executes nothing."""
-        sources = self.packed.sources()
-        images = [sources[at] for at in self.packed.entry_of_image]
-        programs = [self._calls(row) for row in range(len(images))]
-        return describe(images, programs, torch.device(self.destination))
+    def plan(self) -> BatchPlan:
+        """What will run where; `print(batch.plan)` shows it. Executes nothing."""
+        return describe(self.recorded)
 
     @classmethod
     def __torch_function__(

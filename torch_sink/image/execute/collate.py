@@ -11,7 +11,9 @@ from torchvision.tv_tensors import _torch_function_helpers as return_types
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import state as backend_state
 from torch_sink.image.execute.batch import LazyBatch
-from torch_sink.image.execute.packed import collated_tensor, pack_batch
+from torch_sink.image.execute.packed import collated_tensor, pack
+from torch_sink.image.execute.planned import plan_batch
+from torch_sink.image.execute.recorded import Recorded
 from torch_sink.image.execute.stock import run_image_on_cpu
 from torch_sink.image.handles.tensor import HANDLES, LazyTVImage, finished_handle, recorded
 from torch_sink.image.sources.source import BrokenSource, FinishedSource
@@ -51,10 +53,12 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
         except DecodeError:
             # Whoever uses the batch decides what becomes of a damaged image.
             pass
-    packed, programs = pack_batch([item.sink_source for item in items], [item.sink_ops for item in items])
-    if active is None:
-        return LazyBatch(packed, programs, full_shape, dtype)
-    return LazyBatch(packed, programs, full_shape, dtype, active.device, active.interpreted)
+    sources, calls = [item.sink_source for item in items], [item.sink_ops for item in items]
+    packed = pack(sources, calls)
+    if active is None or at_once:
+        return LazyBatch(Recorded(packed, full_shape, dtype, "cpu" if active is None else active.device))
+    planned = plan_batch(sources, calls, packed.entry_of_image.tolist(), dtype)
+    return LazyBatch(Recorded(packed, full_shape, dtype, active.device, active.interpreted, planned=planned))
 
 
 def _packable(item: Any, at_once: bool) -> Any:

@@ -5,16 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import get_worker_info
 
 from torch_sink.image.core.ops import Op
-from torch_sink.image.core.tensor_argument import PackedArgument, tensor_arguments, with_packed
+from torch_sink.image.core.tensor_argument import PackedArgument, tensor_arguments, with_packed, with_unpacked
 from torch_sink.image.decode.jpeg.files import JpegFiles, joined, lay_out_jpegs
+from torch_sink.image.execute.sealed import Sealed
 from torch_sink.image.sources.source import EncodedSource, FinishedSource, PixelSource, Source
 
 _ALIGNMENT_BYTES = 16
+
+
+class Contents(NamedTuple):
+    """What stock code has to know of a batch.
+
+    Attributes:
+        entries: how to cut each source out of the blob.
+        programs: the calls recorded on each image; their tensors lie in the blob.
+    """
+
+    entries: tuple[tuple[Any, ...], ...]
+    programs: tuple[tuple[Op, ...], ...]
 
 
 class Packed(NamedTuple):
@@ -23,61 +37,50 @@ class Packed(NamedTuple):
     Attributes:
         blob: uint8 [bytes], every file, pixel array and finished tensor, and every tensor among the arguments of calls,
             one after the other; shared memory in a worker. Nothing in it changes with what was packed.
-        entries: how to cut a source out of the blob.
-        entry_of_image: position in `entries` of each image's source; the same file twice is packed once.
+        contents: what lies where in it, and the calls.
+        entry_of_image: int32 [N], position in `Contents.entries` of each image's source; the same file twice is packed
+            once.
         jpegs: what the JPEG kernels have to know of the files at the beginning of the blob.
     """
 
     blob: torch.Tensor
-    entries: tuple[tuple[Any, ...], ...]
-    entry_of_image: tuple[int, ...]
+    contents: Sealed[Contents]
+    entry_of_image: np.ndarray
     jpegs: JpegFiles
+
+    def source(self, at: int) -> Source:
+        """That of an entry."""
+        data = self.blob.numpy()
+        kind, pieces, *rest = self.contents.value.entries[at]
+        if kind == "file":
+            return EncodedSource(joined(data, pieces), *rest)
+        ((begin, end),) = pieces
+        if kind == "pixels":
+            mode, size, path = rest
+            return PixelSource(Image.frombytes(mode, size, data[begin:end].tobytes()), path)
+        shape, dtype, path = rest
+        return FinishedSource(self.blob[begin:end].view(dtype).reshape(shape), path)
 
     def sources(self) -> list[Source]:
         """One source for each entry."""
-        data = self.blob.numpy()
-        found: list[Source] = []
-        for kind, pieces, *rest in self.entries:
-            if kind == "file":
-                found.append(EncodedSource(joined(data, pieces), *rest))
-                continue
-            ((begin, end),) = pieces
-            if kind == "pixels":
-                mode, size, path = rest
-                found.append(PixelSource(Image.frombytes(mode, size, data[begin:end].tobytes()), path))
-            else:
-                shape, dtype, path = rest
-                found.append(FinishedSource(self.blob[begin:end].view(dtype).reshape(shape), path))
-        return found
+        return [self.source(at) for at in range(len(self.contents.value.entries))]
+
+    def calls(self) -> list[tuple[Op, ...]]:
+        """The calls recorded on each image, with the tensors among their arguments."""
+        return [with_unpacked(ops, self.blob) for ops in self.contents.value.programs]
 
 
-def pack(sources: Sequence[Source]) -> Packed:
-    """Packs the sources of a batch; the same one is packed once."""
-    return pack_batch(sources, ())[0]
+def pack(sources: Sequence[Source], programs: Sequence[tuple[Op, ...]]) -> Packed:
+    """Packs the sources of a batch, each once, and the tensors among the arguments of its calls.
 
-
-def pack_batch(
-    sources: Sequence[Source], programs: Sequence[tuple[Op, ...]]
-) -> tuple[Packed, tuple[tuple[Op, ...], ...]]:
-    """Packs the sources of a batch, and the tensors among the arguments of its calls.
-
-    Returns:
-        What was packed, and the programs, which say where in the blob their tensors lie.
+    Args:
+        sources: of each image.
+        programs: the calls recorded on each.
     """
-    places: dict[Any, int] = {}
-    entry_of_image = []
-    packed_sources: list[Source] = []
-    for source in sources:
-        key = _identity(source)
-        place = places.get(key)
-        # A file may change between two reads of it, and images in memory share a name: compare the bytes as well.
-        if place is None or (isinstance(source, EncodedSource) and source.data != packed_sources[place].data):  # type: ignore[union-attr]
-            place = places[key] = len(packed_sources)
-            packed_sources.append(source)
-        entry_of_image.append(place)
-    jpegs, pieces_of_source, chunks, end = lay_out_jpegs(packed_sources)
+    distinct, entry_of_image = _distinct(sources)
+    jpegs, pieces_of_source, chunks, end = lay_out_jpegs(distinct)
     entries: list[tuple[Any, ...]] = []
-    for at, source in enumerate(packed_sources):
+    for at, source in enumerate(distinct):
         kind, chunk, *described = _payload(source)
         pieces = pieces_of_source.get(at)
         if pieces is None:
@@ -94,8 +97,25 @@ def pack_batch(
             chunk = _bytes_of(argument.tensor)
             chunks += [bytes(begin - end), chunk]
             end = begin + len(chunk)
-    packed = Packed(_blob(chunks, end), tuple(entries), tuple(entry_of_image), jpegs)
-    return packed, tuple(with_packed(ops, arguments) for ops in programs) if arguments else tuple(programs)
+    crossing = tuple(with_packed(ops, arguments) for ops in programs) if arguments else tuple(programs)
+    contents = Sealed(Contents(tuple(entries), crossing))
+    return Packed(_blob(chunks, end), contents, np.array(entry_of_image, dtype=np.int32), jpegs)
+
+
+def _distinct(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:
+    """The distinct ones among sources, and which of them each is."""
+    places: dict[Any, int] = {}
+    entry_of_image = []
+    distinct: list[Source] = []
+    for source in sources:
+        key = _identity(source)
+        place = places.get(key)
+        # A file may change between two reads of it, and images in memory share a name: compare the bytes as well.
+        if place is None or (isinstance(source, EncodedSource) and source.data != distinct[place].data):  # type: ignore[union-attr]
+            place = places[key] = len(distinct)
+            distinct.append(source)
+        entry_of_image.append(place)
+    return distinct, entry_of_image
 
 
 def _payload(source: Source) -> tuple[Any, ...]:

@@ -93,10 +93,10 @@ def last_passes(programs: Sequence[tuple[Program, ...]]) -> list[list[int]]:
 
 def is_wide(program: Program) -> bool:
     """True where the values of bytes are of a type that the kernels do not write."""
-    return program.float_atoms is None and values_of(program).dtype in WIDE_TYPES
+    return program.float_atoms is None and values_of(program.value_channels, program.value_ops).dtype in WIDE_TYPES
 
 
-def values_of(program: Program) -> torch.Tensor:
-    """[channels, 256]: what stock code makes of each uint8 that a program of bytes ends in."""
+def values_of(channels: int, value_ops: tuple[Op, ...]) -> torch.Tensor:
+    """[channels, 256]: what stock code makes of each uint8."""
     with executing():
-        return value_table(program.value_channels, program.value_ops)
+        return value_table(channels, value_ops)

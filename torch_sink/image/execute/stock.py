@@ -1,4 +1,4 @@
-"""One image of a batch in stock code on the CPU: the definition of what a handle stands for."""
+"""A batch, or one image of it, in stock code on the CPU: the definition of what a handle stands for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,35 @@ import functools
 
 import torch
 
+from torch_sink.errors import DecodeError
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import Op, replay
+from torch_sink.image.execute.damage import survivors, try_decode
+from torch_sink.image.execute.recorded import Made, Recorded, Wanted
 from torch_sink.image.sources.source import Source
+
+
+def make_in_stock_code(recorded: Recorded, wanted: Wanted) -> Made:
+    """Makes a batch.
+
+    Raises:
+        DecodeError: as `survivors` says.
+    """
+    results, calls = [try_decode(source) for source in recorded.packed.sources()], recorded.packed.calls()
+    images = [results[at] for at in recorded.packed.entry_of_image.tolist()]
+    left = survivors(images, len(recorded.mixes), wanted.on_decode_error)
+    result = wanted.result(recorded, len(left.rows))
+    if recorded.mixes:
+        whole = torch.zeros(recorded.shape, dtype=recorded.dtype, device="cpu")
+        for row, image in enumerate(images):
+            if not isinstance(image, DecodeError):
+                run_image_on_cpu(image, calls[row], whole[row])
+        mixed = replay(whole, recorded.mixes)
+        result.copy_(mixed if left.are_all else mixed[left.rows])
+    else:
+        for place, row in enumerate(left.rows):
+            run_image_on_cpu(images[row], calls[row], result[place])  # type: ignore[arg-type]
+    return Made(result, None if left.are_all else left.rows, left.broken_files)
 
 
 def run_image_on_cpu(source: Source, ops: tuple[Op, ...], target: torch.Tensor) -> None:

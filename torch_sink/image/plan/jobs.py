@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,19 +16,10 @@ _TABLE_COLUMN = {Kind.REMAP: 2, Kind.LOOKUP: 2, Kind.GRID: 10, FloatKind.WARP: 1
 _HEAD_TABLE_COLUMN = 8
 # What hands float32 values to the next stage.
 _FLOAT_OUTPUTS = (Kind.BLUR_X, Kind.RESIZE_X)
+# Of a position that nobody knows while the plan is made; the number of an image, or of a row, follows it.
+_ELSEWHERE = -1
 _ALIGNMENT_BYTES = 16
 _ALIGNMENT_FLOATS = 4
-
-
-class ImageInput(NamedTuple):
-    """A decoded image in the workspace: offset and strides in bytes, size in pixels."""
-
-    offset: int
-    row: int
-    column: int
-    channel: int
-    height: int
-    width: int
 
 
 class RowBuilder:
@@ -83,18 +73,10 @@ class RowBuilder:
 class ImageJobs:
     """Adds the jobs of one image, in order; remembers where its pixels lie meanwhile."""
 
-    def __init__(
-        self,
-        builder: RowBuilder,
-        index: int,
-        image: ImageInput,
-        program: Program,
-        output_strides: tuple[int, int, int, int],
-    ) -> None:
-        batch, channel, row, column = output_strides
+    def __init__(self, builder: RowBuilder, image: int, row: int, program: Program) -> None:
         self.builder, self.program = builder, program
-        self.output = (index * batch, row, column, channel)
-        self.source: tuple[int, int, int, int] = image.offset, image.row, image.column, image.channel
+        self.source: tuple[int, int, int, int] = _ELSEWHERE, image, 0, 0
+        self.output = _ELSEWHERE, row, 0, 0
         self.from_bytes = 1
         self.histogram = -1
         # Operations that tell the next mix where its branches end.

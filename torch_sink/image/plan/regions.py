@@ -4,40 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_sink.image.core.atoms import Program
-from torch_sink.image.plan.build import chains_of
-from torch_sink.image.plan.jobs import ImageInput
+from torch_sink.image.plan.stages import Stage
 from torch_sink.image.sources.decoded import Box
 
 
-def boxes_read(
-    sizes: Sequence[tuple[int, int]], programs: Sequence[Program], entries: Sequence[int], count: int
-) -> list[Box | None]:
-    """The part of each source that the programs of its images read together.
+def region_read(height: int, width: int, byte_stages: Sequence[Stage], float_stages: Sequence[Stage]) -> Box:
+    """The part of an image that its first stage and the branches of that read together.
 
     Args:
-        sizes: (width, height) of each image.
-        programs: what each image goes through.
-        entries: position of each image's source.
-        count: how many sources there are.
-
-    Returns:
-        A box for each source; None where all of it is read, or nobody reads it.
+        height: of the image.
+        width: of the image.
+        byte_stages: its stages on uint8.
+        float_stages: those after them.
     """
-    boxes: list[Box | None] = [None] * count
-    chains = chains_of([ImageInput(0, 0, 0, 0, height, width) for width, height in sizes], programs)
-    for (width, height), (byte_stages, float_stages), entry in zip(sizes, chains, entries, strict=True):
-        first = (byte_stages or float_stages)[0]
-        for stage in (first, *(branch[0] for branch in first.branches)):
-            left, right = _positions(stage.view.x, stage.input_size[1], width)
-            top, bottom = _positions(stage.view.y, stage.input_size[0], height)
-            known = boxes[entry]
-            if known is not None:
-                left, right = min(left, known.left), max(right, known.left + known.width)
-                top, bottom = min(top, known.top), max(bottom, known.top + known.height)
-            boxes[entry] = Box(left, top, right - left, bottom - top)
-    whole = {entry: Box(0, 0, *size) for entry, size in zip(entries, sizes, strict=True)}
-    return [None if box == whole.get(entry) else box for entry, box in enumerate(boxes)]
+    first = (byte_stages or float_stages)[0]
+    left, top, right, bottom = width, height, 0, 0
+    for stage in (first, *(branch[0] for branch in first.branches)):
+        begin, end = _positions(stage.view.x, stage.input_size[1], width)
+        left, right = min(left, begin), max(right, end)
+        begin, end = _positions(stage.view.y, stage.input_size[0], height)
+        top, bottom = min(top, begin), max(bottom, end)
+    return Box(left, top, right - left, bottom - top)
 
 
 def _positions(axis: tuple[int, int, int, int], shown: int, size: int) -> tuple[int, int]:
