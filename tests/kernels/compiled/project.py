@@ -20,6 +20,8 @@ from kernels.compiled.ptx.findings import Findings
 from kernels.compiled.ptx.machine import Executable, Launch, Options
 from kernels.compiled.ptx.program import parse
 from kernels.compiled.target import Launched, target_only
+from torch_sink.image.execute import run
+from torch_sink.image.execute.launch import launch_plan
 
 _stock_empty = torch.empty
 _garbage = torch.Generator().manual_seed(1)
@@ -37,6 +39,7 @@ class Executor:
         launches: how many there were of each kernel.
         programs: their PTX, unchanged.
         counts: by kernel, where the options ask for them.
+        pixels: decoded ones, which the stages read where they lie.
     """
 
     def __init__(self, options: Options, change: Callable[[str], str] = str) -> None:
@@ -45,12 +48,13 @@ class Executor:
         self.launches: Counter[str] = Counter()
         self.programs: set[str] = set()
         self.counts: dict[str, Counts] = {}
+        self.pixels: tuple[torch.Tensor, ...] = ()
 
     def __call__(self, launched: Launched) -> None:
         self.launches[launched.kernel] += 1
         self.programs.add(launched.ptx)
         executable, shared = executable_of(self.change(launched.ptx)), launched.metadata.shared
-        launch = Launch(executable, launched.grid, launched.arguments, shared, self.findings, self.options)
+        launch = Launch(executable, launched.grid, launched.arguments, shared, self.findings, self.options, self.pixels)
         launch.run()
         if launch.counts is not None:
             self.counts.setdefault(launched.kernel, Counts(executable.program)).add(launch.counts)
@@ -59,6 +63,14 @@ class Executor:
     def faults(self) -> list[str]:
         """The findings, in words."""
         return [f"{finding} ({times} times)" for finding, times in self.findings.items()]
+
+    def launch_plan(self, plan: Any, pixels: Any, target: torch.Tensor) -> None:
+        """As the project's; the kernels may read the pixels as well."""
+        self.pixels = pixels.owners
+        try:
+            launch_plan(plan, pixels, target)
+        finally:
+            self.pixels = ()
 
 
 @functools.cache
@@ -76,6 +88,7 @@ def compiled_on_cpu(options: Options | None = None, change: Callable[[str], str]
         target_only(executor),
         mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}),
         mock.patch.object(torch, "empty", _empty_with_garbage),
+        mock.patch.object(run, "launch_plan", executor.launch_plan),
     ):
         yield executor
 

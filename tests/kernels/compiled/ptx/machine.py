@@ -74,6 +74,7 @@ class Launch:
         shared_bytes: of each CTA.
         findings: where to put what is found.
         options: how.
+        elsewhere: tensors that the kernel is told the addresses of in some table.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Launch:
         shared_bytes: int,
         findings: Findings,
         options: Options,
+        elsewhere: Sequence[torch.Tensor] = (),
     ) -> None:
         self.executable, self.program, self.grid = executable, executable.program, grid
         self.shared_bytes, self.findings, self.options = shared_bytes, findings, options
@@ -91,7 +93,7 @@ class Launch:
         self.counts = Counts(self.program) if options.counts else None
         self.looks_for_races_of = self.program.warps if options.races else None
         tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-        self.memory = GlobalMemory(tensors, self.looks_for_races_of)
+        self.memory = GlobalMemory([*tensors, *elsewhere], self.looks_for_races_of)
         self.parameters = _encoded(arguments, self.program)
 
     def run(self) -> None:
