@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from torch_sink.image.core.fallback import executing
+from torch_sink.image.execute.stack import LazyStack
 from torch_sink.image.handles.file import LazyJpegImageFile
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES
@@ -46,23 +47,37 @@ class RealBatches:
         return batch
 
 
-def with_real_batches(
-    loop: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+class PackedBatches(RealBatches):
+    """A worker's `collate_fn` where a device makes the pixels: packs the stacks in what it returns.
+
+    The thread that sends batches would do it otherwise, where an error is lost.
+    """
+
+    def __call__(self, samples: Any) -> Any:
+        batch = self.collate(samples)
+        if LazyStack.were_made:
+            for stack in _handles_in(batch, (LazyStack,)):
+                stack.pack()
+        return batch
+
+
+def with_collate(
+    wrapper: type[RealBatches], loop: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a worker's loop with its `collate_fn` wrapped."""
     bound = inspect.signature(loop).bind(*args, **kwargs)
-    bound.arguments["collate_fn"] = RealBatches(bound.arguments["collate_fn"])
+    bound.arguments["collate_fn"] = wrapper(bound.arguments["collate_fn"])
     return bound.args, bound.kwargs
 
 
-def _handles_in(batch: Any) -> Iterator[Any]:
+def _handles_in(batch: Any, kinds: tuple[type, ...] = (*HANDLES, *_IMAGES)) -> Iterator[Any]:
     """The handles in nested containers and objects, each of them once."""
     todo, seen = [(batch, _DEPTH)], set()
     while todo:
         value, depth = todo.pop()
         if id(value) in seen:
             continue
-        if type(value) in HANDLES or type(value) in _IMAGES:
+        if type(value) in kinds:
             seen.add(id(value))
             yield value
         elif not isinstance(value, _LEAVES):

@@ -38,7 +38,7 @@ from torch_sink.image.core.state import State
 from torch_sink.image.handles import augmix, tensor_file
 from torch_sink.image.handles.file import jpeg_factory, opener, pil_loader
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
-from torch_sink.image.leaving import with_real_batches
+from torch_sink.image.leaving import PackedBatches, RealBatches, with_collate
 from torch_sink.image.operations import RECORDERS, timm
 
 _MISSING = object()
@@ -204,8 +204,8 @@ class WorkerLoop:
         install(settings if settings.device else settings._replace(device="cpu"))
         ledger.open(settings.fallback_folder, settings.strict)
         loop = _stock_loop(self.module)
-        if state.active is not None and state.active.executes_at_once:
-            args, kwargs = with_real_batches(loop, args, kwargs)
+        at_once = state.active is not None and state.active.executes_at_once
+        args, kwargs = with_collate(RealBatches if at_once else PackedBatches, loop, args, kwargs)
         return loop(*args, **kwargs)
 
 

@@ -19,6 +19,7 @@ from torch_sink.image.core.fallback import executing, report_fallback
 from torch_sink.image.core.ops import Op, Recorder
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.collate import collate_handles
+from torch_sink.image.execute.stack import LazyStack
 from torch_sink.image.handles.image import lazy_image
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage, run_on_real
 from torch_sink.image.operations import RECORDERS, TAKE_PALETTES
@@ -162,7 +163,7 @@ def mix(recorder: Recorder) -> Make:
     def make(stock: Stock) -> Stock:
         @functools.wraps(stock)
         def transform(self: Any, inpt: Any, params: dict[str, Any]) -> Any:
-            if isinstance(inpt, LazyBatch) and inpt.is_recording and inpt is not params["labels"]:
+            if isinstance(inpt, LazyBatch) and inpt.ndim == 4 and inpt.is_recording and inpt is not params["labels"]:
                 self._check_image_or_video(inpt, batch_size=params["batch_size"])
                 made = recorder(inpt, params)
                 if made is not NotImplemented:
@@ -183,6 +184,8 @@ def collate_tensors(stock: Stock) -> Stock:
     def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
         if any(isinstance(item, HANDLES) for item in batch):
             return collate_handles(batch)
+        if all(isinstance(item, LazyStack) for item in batch):
+            return torch.stack(batch)
         return stock(batch, collate_fn_map=collate_fn_map)
 
     return collate_tensors

@@ -193,6 +193,10 @@ class LazyBatch(torch.Tensor):
         if func in _METADATA and args[0]._tensor is None:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
+        if func in RECORDED_ON_BATCHES and args:
+            result = RECORDED_ON_BATCHES[func](*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         return _run_on_real(func, args, kwargs)
 
     @classmethod
@@ -201,6 +205,9 @@ class LazyBatch(torch.Tensor):
     ) -> Any:
         return _run_on_real(func, args, kwargs or {})
 
+
+# torch function -> what to do on batches instead; NotImplemented means: on the real tensor.
+RECORDED_ON_BATCHES: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 # A handle answers these three as properties of its own.
 _METADATA = METADATA | {getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "ndim")}

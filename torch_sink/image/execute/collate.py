@@ -14,7 +14,7 @@ from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.packed import collated_tensor, pack
 from torch_sink.image.execute.planned import plan_batch
 from torch_sink.image.execute.recorded import Recorded
-from torch_sink.image.execute.stock import run_image_on_cpu
+from torch_sink.image.execute.stock import decoded_once, run_image_on_cpu
 from torch_sink.image.handles.tensor import HANDLES, LazyTVImage, finished_handle, recorded
 from torch_sink.image.sources.source import BrokenSource, FinishedSource
 
@@ -46,19 +46,27 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
     if at_once:
         out = collated_tensor(full_shape, dtype)
         try:
-            for row, item in enumerate(items):
-                run_image_on_cpu(item.sink_source, item.sink_ops, out[row])
+            for row, (item, (source, ops)) in enumerate(zip(items, decoded_once(items), strict=True)):
+                run_image_on_cpu(source, ops, out[row])
                 item.was_collated = True
             return out
         except DecodeError:
             # Whoever uses the batch decides what becomes of a damaged image.
             pass
-    sources, calls = [item.sink_source for item in items], [item.sink_ops for item in items]
-    packed = pack(sources, calls)
     if active is None or at_once:
-        return LazyBatch(Recorded(packed, full_shape, dtype, "cpu" if active is None else active.device))
-    planned = plan_batch(sources, calls, packed.entry_of_image.tolist(), dtype)
-    return LazyBatch(Recorded(packed, full_shape, dtype, active.device, active.interpreted, planned=planned))
+        return lazy_batch(items, "cpu" if active is None else active.device)
+    return lazy_batch(items, active.device, active.interpreted, is_planned=True)
+
+
+def lazy_batch(
+    items: Sequence[Any], destination: str, interpreted: bool = False, *, is_planned: bool = False
+) -> LazyBatch:
+    """The batch of handles of one shape and dtype; the other arguments are those of `Recorded`."""
+    sources, calls = [item.sink_source for item in items], [item.sink_ops for item in items]
+    shape, dtype = (len(items), *items[0].sink_shape), items[0].sink_dtype
+    packed = pack(sources, calls)
+    planned = plan_batch(sources, calls, packed.entry_of_image.tolist(), dtype) if is_planned else None
+    return LazyBatch(Recorded(packed, shape, dtype, destination, interpreted, planned=planned))
 
 
 def _packable(item: Any, at_once: bool) -> Any:
@@ -77,14 +85,6 @@ def _packable(item: Any, at_once: bool) -> Any:
 
 def _wants_gradient(item: Any) -> bool:
     return isinstance(item.sink_source, FinishedSource) and item.sink_source.tensor.requires_grad
-
-
-@recorded(torch.stack)
-def _stack(tensors: Sequence[Any], dim: int = 0, *, out: torch.Tensor | None = None) -> Any:
-    if dim != 0 or any(item.ndim != 3 for item in tensors):
-        return NotImplemented
-    batch = collate_handles(tensors)
-    return batch if out is None else out.copy_(batch)
 
 
 @recorded(torch.unsqueeze)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -11,7 +14,7 @@ from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.execute.damage import survivors, try_decode
 from torch_sink.image.execute.recorded import Made, Recorded, Wanted
-from torch_sink.image.sources.source import Source
+from torch_sink.image.sources.source import FinishedSource, PixelSource, Source
 
 
 def make_in_stock_code(recorded: Recorded, wanted: Wanted) -> Made:
@@ -58,6 +61,40 @@ def run_image_on_cpu(source: Source, ops: tuple[Op, ...], target: torch.Tensor) 
             target.sub_(mean).div_(std)
             return
         target.copy_(replay(source.decode(), ops))
+
+
+def decoded_once(images: Sequence[Any]) -> list[tuple[Source, tuple[Op, ...]]]:
+    """The source of each image and the calls to make of it, for a batch with several views of one file.
+
+    Such a file is decoded here, and the calls with which all of its views begin are made.
+
+    Args:
+        images: handles.
+
+    Raises:
+        DecodeError: a file with several views is damaged.
+    """
+    views: dict[int, list[tuple[Op, ...]]] = {}
+    for image in images:
+        views.setdefault(id(image.sink_source), []).append(image.sink_ops)
+    begun: dict[int, tuple[Source, int]] = {}
+    for image in images:
+        key = id(image.sink_source)
+        if len(views[key]) > 1 and key not in begun and not isinstance(image.sink_source, FinishedSource):
+            common = _common(views[key])
+            with executing():
+                made = replay(image.sink_source.decode(), common)
+            path = image.sink_source.path
+            source = FinishedSource(made, path) if isinstance(made, torch.Tensor) else PixelSource(made, path)
+            begun[key] = source, len(common)
+    found = [(begun.get(id(image.sink_source), (image.sink_source, 0)), image.sink_ops) for image in images]
+    return [(source, ops[done:]) for (source, done), ops in found]
+
+
+def _common(programs: Sequence[tuple[Op, ...]]) -> list[Op]:
+    """The calls with which all programs begin."""
+    together = zip(*programs, strict=False)
+    return [calls[0] for calls in itertools.takewhile(lambda calls: all(op == calls[0] for op in calls), together)]
 
 
 @functools.lru_cache(maxsize=64)
