@@ -26,7 +26,7 @@ from image.test_collate import assert_same_structure, stock_and_lazy
 from torch_sink.image.core import state
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.collate import lazy_batch
-from torch_sink.image.execute.stack import LazyStack
+from torch_sink.image.stack import LazyStack
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 

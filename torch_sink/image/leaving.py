@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from torch_sink.image.core.fallback import executing
-from torch_sink.image.execute.stack import LazyStack
 from torch_sink.image.handles.file import LazyJpegImageFile
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.stack import LazyStack
 
 _IMAGES = (LazyImage, LazyJpegImageFile)
 _LEAVES = (torch.Tensor, np.ndarray, str, bytes, int, float, complex, type(None), type)
