@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +43,8 @@ class FakeCuda:
         host_waits_seen: what made the host wait, in order.
         graphs_begun: captures so far, failed ones too.
         leaks_failed_captures: as torch 2.11 does.
+        registered: bytes of each piece of host memory that was page-locked where it lies, by address.
+        refuses_to_register: there is no more memory that can be.
         overrides_stale_streams: as `torch.autograd.graph.set_override_stale_capture_stream` sets it.
     """
 
@@ -60,6 +63,8 @@ class FakeCuda:
         self._pool_ids = itertools.count(1)
         self._streams: dict[tuple[int, int], FakeStream] = {}
         self._pinned: set[int] = set()
+        self.registered: dict[int, int] = {}
+        self.refuses_to_register = False
         self._sync_mode = 0
 
     # Devices and streams
@@ -160,7 +165,13 @@ class FakeCuda:
 
     def is_pinned(self, tensor: Tensor) -> bool:
         """`Tensor.is_pinned`."""
-        return tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in self._pinned
+        is_allocated = tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in self._pinned
+        return is_allocated or self.is_registered(tensor)
+
+    def is_registered(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in memory that was page-locked where it lies."""
+        address = 0 if tensor.is_cuda else tensor.data_ptr()
+        return any(begin <= address < begin + size for begin, size in self.registered.items())
 
     def pin(self, tensor: Tensor) -> Tensor:
         """Make a tensor's memory page-locked, for the life of the device."""
@@ -168,6 +179,19 @@ class FakeCuda:
         self._pinned.add(tensor.untyped_storage().data_ptr())
         self._kept = [*getattr(self, "_kept", []), tensor]
         return tensor
+
+    def host_register(self, address: int, size: int, flags: int) -> int:
+        """`cudaHostRegister`: 0, or the number of an error."""
+        self.captures.forbid("cudaHostRegister", self.captures.here())
+        if self.refuses_to_register:
+            return 2  # cudaErrorMemoryAllocation
+        self.registered[address] = size
+        return 0
+
+    def host_unregister(self, address: int) -> int:
+        """`cudaHostUnregister`."""
+        assert not self.queues.run_some(), "memory is given back while work may still read it"
+        return 0 if self.registered.pop(address, None) is not None else 713  # cudaErrorHostMemoryNotRegistered
 
     def clone_storage(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """`UntypedStorage.clone`, by which tensors are copied deeply."""
@@ -252,6 +276,9 @@ class FakeCuda:
             "memory_allocated": lambda device=None: self.allocator.live,
             "memory_reserved": lambda device=None: -(-self.allocator.peak // SEGMENT) * SEGMENT,
             "graph_pool_handle": self.new_pool_handle,
+            "cudart": lambda: SimpleNamespace(
+                cudaHostRegister=self.host_register, cudaHostUnregister=self.host_unregister
+            ),
             "is_current_stream_capturing": lambda: self.current_stream().capture is not None,
             "get_sync_debug_mode": lambda: self._sync_mode,
             "set_sync_debug_mode": self.set_sync_debug_mode,

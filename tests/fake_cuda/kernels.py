@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -278,6 +279,12 @@ def _like(cuda: FakeCuda, stream: Any, shape: Shape) -> Tensor:
     return cuda.allocator.tensor(*shape, stream.device)
 
 
+def _unowned(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor, which it does not keep: as a copy that is under way reads it."""
+    memory = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
+
+
 def _copy(cuda: FakeCuda, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """Copies between host and device: in order only with page-locked memory, and the host goes on only if asked to."""
     stream = cuda.current_stream(target.device if target.is_cuda else source.device)
@@ -288,6 +295,8 @@ def _copy(cuda: FakeCuda, target: Tensor, source: Tensor, non_blocking: bool = F
             cuda.queues.order(cuda.current_stream(source.device), stream)
         stream.issue(lambda: to.copy_(of), "aten::copy_")
     elif cuda.is_pinned(host_side) and non_blocking:
+        if cuda.is_registered(source):
+            of = _unowned(source)  # torch's own page-locked memory waits for copies before it is used again
         stream.issue(lambda: to.copy_(of), "memcpy")
     elif not source.is_cuda:
         staged = source.clone()  # the driver takes pageable memory over before it returns

@@ -83,6 +83,12 @@ class SimulatedOps:
     def empty_pinned(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         return torch.full(shape, -2, dtype=dtype)
 
+    def page_lock(self, address: int, size: int) -> bool:
+        return True
+
+    def page_unlock(self, address: int) -> None:
+        pass
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         half = len(target) // 2
         self.copy_stream.issue(lambda: target[:half].copy_(source[:half]))

@@ -35,6 +35,19 @@ def is_plain(leaf: Any) -> bool:
     return leaf.layout is torch.strided and not (leaf.is_nested or leaf.is_quantized)
 
 
+def is_transparent(batch: Any) -> bool:
+    """Whether `batch` is made of ordinary and lazy tensors and plain values, in containers that hold nothing else."""
+    if batch is None or isinstance(batch, (int, float, complex, str, bytes)):
+        return True
+    if isinstance(batch, torch.Tensor):
+        return is_plain(batch) or is_lazy(batch)
+    if type(batch) in (list, tuple) or hasattr(batch, "_fields"):
+        return all(is_transparent(value) for value in batch)
+    if dataclasses.is_dataclass(batch) and hasattr(batch, "__dict__") and not isinstance(batch, type):
+        batch = vars(batch)
+    return type(batch) is dict and all(is_transparent(value) for value in batch.values())
+
+
 def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
     """Rebuilds `batch` with `function` applied to every leaf; containers keep their type.
 

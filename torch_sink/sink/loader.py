@@ -94,6 +94,7 @@ class SinkLoader:
         self._source.guard.policy = on_decode_error
         self._stats = StatsRecorder()
         self._slots = make_slots(self._options, self._source.pins_batches)
+        self._slots.share(self._source.make_slabs)
         self._producer: ThreadProducer | OnDemandProducer
         if self._source.runs_in_thread:
             self._producer = ThreadProducer(self._slots, self._stats, self._source.runs_ahead)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torch_sink.common.slabs import Slabs
 from torch_sink.damage.report import NO_LOSS, Loss
 from torch_sink.sink.sources.base import NO_MARK, Mark, Pass, PassStart
 from torch_sink.sink.workers.guard import PassCancelled
@@ -14,6 +16,9 @@ class Slots(Protocol):
     """Where ready batches wait. `fill` is called by the producer, `open` and `free` by the consumer."""
 
     count: int
+
+    def share(self, make_slabs: Callable[[int], Slabs | None]) -> None:
+        """Before the first pass: asks for memory that workers write to, when batches are copied from there."""
 
     def fill(self, slot: int, batch: Any) -> tuple[Any, Loss]:
         """Puts a batch of the source into a slot; returns what the consumer will get."""

@@ -48,6 +48,12 @@ class DeviceOps(Protocol):
     def empty_pinned(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         """Uninitialized page-locked host memory, contiguous."""
 
+    def page_lock(self, address: int, size: int) -> bool:
+        """Makes host memory one from which copies run beside the host; False if that fails."""
+
+    def page_unlock(self, address: int) -> None:
+        """Takes `page_lock` back, once nothing is in flight."""
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Issues a copy to the copy stream: from page-locked memory of the same dtype and layout, or on the device."""
 
@@ -111,6 +117,20 @@ class CudaOps:
     def empty_pinned(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         """Page-locked: only from there do copies run beside the host."""
         return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+
+    def page_lock(self, address: int, size: int) -> bool:
+        """An error is taken back, or the next kernel's launch would report it."""
+        with torch.cuda.device(self.device), capture_lock:
+            is_locked = int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0  # type: ignore[no-untyped-call]
+            if not is_locked:
+                with contextlib.suppress(RuntimeError):
+                    torch.zeros(1, device=self.device)
+        return is_locked
+
+    def page_unlock(self, address: int) -> None:
+        """Memory that a tensor still lies in becomes ordinary memory."""
+        with torch.cuda.device(self.device), capture_lock:
+            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """From the host only with equal dtype and layout, else torch would convert there and wait."""

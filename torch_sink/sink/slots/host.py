@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch_sink.common.containers import is_flat
+from torch_sink.common.slabs import Slabs
 from torch_sink.damage.report import NO_LOSS, Loss
 from torch_sink.sink.producers.stage import ImageFormat, stage_on_host
 
@@ -21,6 +23,9 @@ class HostSlots:
         self.count = count
         self.form = form
         self._keeps_tensors = form.keeps_tensors
+
+    def share(self, make_slabs: Callable[[int], Slabs | None]) -> None:
+        """Nothing: the consumer gets the source's own tensors, and may keep them as long as it likes."""
 
     def fill(self, slot: int, batch: Any) -> tuple[Any, Loss]:
         """Executes lazy leaves and converts image batches where that was asked for."""

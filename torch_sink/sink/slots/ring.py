@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from torch_sink.common.containers import is_lazy, is_plain, leaves, map_leaves
+from torch_sink.common.slabs import Slabs
 from torch_sink.damage.report import Loss
 from torch_sink.sink.producers.stage import ImageFormat, execute_lazy
 from torch_sink.sink.slots.device import DeviceOps
@@ -66,15 +68,35 @@ class DeviceRing:
         self.ops = ops
         self.max_bytes = max_bytes
         self.reads_pinned = reads_pinned
+        self.slabs: Slabs | None = None
+        self.locked: list[int] = []  # addresses of the slabs that are page-locked
         self.plan: RingPlan | None = None
         self.slots: list[Slot] = []
         self.arrivals: list[torch.Tensor | None] = []
         self.protocol: SlotProtocol | None = None
         self.allocations = 0
 
+    def share(self, make_slabs: Callable[[int], Slabs | None]) -> None:
+        """Workers write to memory that is page-locked once, and the host copies nothing.
+
+        A slab is free again when the batch in it is not `kept` any more: after the wait for `staged`.
+        """
+        self.slabs = make_slabs(self.count)
+        self.reads_pinned |= self.slabs is not None
+
+    def _lock_slabs(self, slabs: Slabs) -> None:
+        slabs.adapt()
+        for region in slabs.regions[len(self.locked) :]:
+            address = region.ctypes.data
+            if not self.ops.page_lock(address, region.nbytes):
+                log.warning("%s bytes of shared memory cannot be page-locked: batches are copied", f"{region.nbytes:,}")
+            self.locked.append(address)
+
     def fill(self, slot: int, batch: Any) -> tuple[Any, Loss]:
         """Issues the copies and kernels that bring `batch` into `slot`; the host waits only for staging memory."""
         protocol = self._allocate(leaves(batch)) if self.protocol is None else self.protocol
+        if self.slabs is not None:
+            self._lock_slabs(self.slabs)
         memory = self.slots[slot]
         source_stream = self.ops.current_stream()
         is_made_there = any(self._is_on_device(leaf) for leaf in leaves(batch))
@@ -84,13 +106,15 @@ class DeviceRing:
         with self.ops.on_copy_stream(), torch.no_grad():
             protocol.begin_filling(slot)
             memory.kept.clear()  # after the wait: the copy stream may reuse this memory from here on
+            if self.slabs is not None:
+                memory.kept.append(batch)  # it may lie in a slab, from which copies run beside the host
             try:
                 filled = self._copy_ordinary(memory, batch)
+                filled, loss = execute_lazy(filled, self.form, self._lazy_targets(memory, batch))
             finally:
                 protocol.end_staging(slot)
                 if is_made_there:
                     protocol.give_back(slot, source_stream)
-            filled, loss = execute_lazy(filled, self.form, self._lazy_targets(memory, batch))
             filled = self._settle(memory, filled)
             protocol.end_filling(slot)
         return filled, loss
@@ -134,6 +158,8 @@ class DeviceRing:
         if self.plan is not None and self.slots:
             self.ops.finish()
         self.slots, self.arrivals = [], []
+        while self.locked:
+            self.ops.page_unlock(self.locked.pop())
 
     def _allocate(self, first: list[Any]) -> SlotProtocol:
         plan = make_plan(first, self.form, self.count, self.max_bytes)

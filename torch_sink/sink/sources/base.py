@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset
 
 from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
+from torch_sink.common.slabs import Slabs
 from torch_sink.damage.loaders import LoaderGuard, Losses
 from torch_sink.damage.report import NO_LOSS, Loss
 
@@ -193,6 +194,10 @@ class Source:
     def num_workers(self) -> int:
         """Worker processes of the loader; 0 when it has or knows none."""
         return int(getattr(self.loader, "num_workers", 0) or 0)
+
+    def make_slabs(self, batches: int) -> Slabs | None:
+        """Before the first pass: memory that workers write to, for `batches` beside those that they make ahead."""
+        return None
 
     def length(self) -> int | None:
         """Batches in a pass, or None when the loader does not know."""

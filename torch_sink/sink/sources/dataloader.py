@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from torch_sink.common.hints import add_hints
 from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
+from torch_sink.common.slab_writer import SlabCollate
+from torch_sink.common.slabs import Slabs
 from torch_sink.sink.sources.base import NO_MARK, Mark, Pass, PassStart, ResumePoint, Sampling, Source, sampling_of
 from torch_sink.sink.sources.recording import (
     Draws,
@@ -157,6 +160,9 @@ class DataLoaderSource(Source):
         self.watch: WorkerGuard | None = None
         self.worker_generators: list[bytes] = []
         self.sampler = ResumableSampler(loader.batch_sampler, self.generators) if self.can_skip else None
+        self.collate: Callable[[Any], Any] = loader.collate_fn
+        self.slabs: Slabs | None = None
+        self.slab_writers: list[Any] = []
         self.copy = self._wrapped_copy(loader)
 
     def _wrapped_copy(self, loader: DataLoader[Any]) -> DataLoader[Any]:
@@ -165,12 +171,21 @@ class DataLoaderSource(Source):
         if self.sampler is not None:
             # Not through attribute assignment, which a DataLoader refuses after it was made.
             vars(wrapped)["batch_sampler"] = self.sampler
-            if self.has_workers:
-                wrapped.collate_fn = RecordingCollate(loader.collate_fn)
         if self.has_workers:
+            wrapped.collate_fn = self.collate if self.sampler is None else RecordingCollate(self.collate)
             wrapped.worker_init_fn = WorkerInit(loader.worker_init_fn)
             vars(wrapped)["_DataLoader__multiprocessing_context"] = ReportingContext(loader.multiprocessing_context)
         return wrapped
+
+    def make_slabs(self, batches: int) -> Slabs | None:
+        """Slabs for what each worker makes ahead, and for its part of the batches that are in use."""
+        if self.has_workers:
+            workers = self.loader.num_workers
+            with contextlib.suppress(OSError):
+                self.slabs = Slabs(workers, (self.loader.prefetch_factor or 1) + -(-batches // workers))
+                self.collate = SlabCollate(self.loader.collate_fn, self.slabs)
+                self.copy = self._wrapped_copy(self.loader)
+        return self.slabs
 
     def sampling(self) -> Sampling:
         """What a position in a pass refers to, where that is known."""
@@ -217,7 +232,7 @@ class DataLoaderSource(Source):
         if self.has_workers:
             self.copy.worker_init_fn = WorkerInit(self.loader.worker_init_fn, resume.worker_states)
             if self.sampler is not None:
-                self.copy.collate_fn = RecordingCollate(self.loader.collate_fn, placeholders=drop)
+                self.copy.collate_fn = RecordingCollate(self.collate, placeholders=drop)
         try:
             opened = self._open(start, drop)
         finally:
@@ -258,6 +273,8 @@ class DataLoaderSource(Source):
             self._stop_kept_workers()
         if self.watch is not None:
             self.watch.allow()
+        if self.slabs is not None and not self._has_kept_workers():
+            self.slabs.begin_generation(self.slab_writers)
         try:
             with self.guard.making_iterator(self.copy):
                 iterator = iter(self.copy)
@@ -270,6 +287,7 @@ class DataLoaderSource(Source):
         self.guard.add(iterator)
         if not self.has_workers:
             return SampledPass(start, iterator, self.sampler)
+        self.slab_writers = getattr(iterator, "_workers", [])
         if self.watch is None or self.watch.iterator is not iterator:
             self.watch = guard(iterator)
         draws = self.sampler.draws if self.sampler is not None else None

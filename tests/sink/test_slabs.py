@@ -1,0 +1,368 @@
+"""Slabs: batches come unharmed through memory that is used again and again, whoever keeps them and whoever dies."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import logging
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+import torch
+from fake_cuda import FakeCuda
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from torch_sink.common import slabs as slabs_module
+from torch_sink.common.slab_writer import SlabCollate, _Writer
+from torch_sink.common.slabs import Slabs
+from torch_sink.sink import SinkLoader
+from torch_sink.sink.slots.protocol import SlotProtocol
+
+
+class Vectors(Dataset):
+    """Sample i is `width(i)` times the number i, and i."""
+
+    def __init__(self, size: int = 96, width: Callable[[int], int] | None = None, killed: int = -1) -> None:
+        self.size, self.width, self.killed = size, width, killed
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index == self.killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((500 if self.width is None else self.width(index),), float(index)), index
+
+
+def is_as_made(batch: Any, number: int, size: int = 4) -> bool:
+    numbers = torch.arange(number * size, (number + 1) * size)
+    return torch.equal(batch[1], numbers) and bool((batch[0] == numbers[:, None]).all())
+
+
+def files_in_shared_memory(*pids: int) -> list[str]:
+    """What torch has put there for these processes."""
+    return [name for name in os.listdir("/dev/shm") if any(name.startswith(f"torch_{pid}_") for pid in pids)]
+
+
+def slab_files() -> list[str]:
+    """Files and mappings of this process that slabs lie in."""
+    files = [
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{fd}")
+    ]
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in (*files, *maps) if "memfd:torch_sink" in line]
+
+
+@pytest.fixture(autouse=True)
+def no_slab_is_left(nothing_left_behind: None) -> Iterator[None]:
+    yield
+    gc.collect()
+    assert slab_files() == []
+    assert files_in_shared_memory(os.getpid()) == []
+
+
+# --- the protocol, in one process
+
+
+class Worker:
+    """A worker and the pipe from it, without a process."""
+
+    def __init__(self, slabs: Slabs, number: int) -> None:
+        self.writer, self.pipe = _Writer(slabs, number), list[bytes]()
+
+    def send(self, value: int, size: int) -> bool:
+        """Whether there was a slab for it."""
+        with self.writer.collating():
+            tensor = self.writer.allocate(size)
+            if tensor is not None:
+                tensor.fill_(value)
+                batch = {"whole": tensor, "views": [tensor[1:3], tensor[2:]], "value": value}
+                self.pipe.append(pickle.dumps(self.writer.message(batch)))
+                self.kept = tensor  # as a worker does: until the next one
+        return tensor is not None
+
+    def receive(self) -> Any:
+        function, arguments = pickle.loads(self.pipe.pop(0))
+        return function(*arguments)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_batch_is_overwritten_while_anybody_holds_a_part_of_it(seed: int) -> None:
+    rng, values = random.Random(seed), itertools.count()
+    slabs, held = Slabs(workers=2, per_worker=3), list[tuple[int, torch.Tensor]]()
+    slabs.begin_generation([])
+    workers = [Worker(slabs, number) for number in range(2)]
+    for step in range(400):
+        worker = rng.choice(workers)
+        if rng.random() < 0.5:
+            worker.send(next(values) % 251, rng.choice([10, 300, 300 + 10 * step]))
+            slabs.adapt()
+        if worker.pipe and rng.random() < 0.6:
+            batch = worker.receive()
+            parts = [batch["whole"], *batch["views"], batch["whole"].numpy()[1:]]
+            held.append((batch["value"], rng.choice(parts)))
+        if held and rng.random() < 0.55:
+            held.pop(rng.randrange(len(held)))
+        if rng.random() < 0.01:
+            # The workers of this pass are gone, and with them what they had sent; what was received stays.
+            slabs.begin_generation([])
+            workers = [Worker(slabs, number) for number in range(2)]
+        assert all((part == value).all() for value, part in held)
+    assert slabs.batches_received > 60
+
+
+def test_views_of_one_batch_share_memory_as_they_did() -> None:
+    slabs = Slabs(1, 2)
+    worker = Worker(slabs, 0)
+    assert [(worker.send(value, 100), slabs.adapt())[0] for value in range(3)] == [False, False, True]
+    batch = worker.receive()
+    batch["whole"].fill_(77)
+    assert batch["views"][0].tolist() == [77, 77]
+
+
+def test_a_worker_that_was_given_up_disturbs_nobody() -> None:
+    class StillAlive:
+        def is_alive(self) -> bool:
+            return True
+
+    slabs = Slabs(1, 2)
+    before = Worker(slabs, 0)
+    assert [(before.send(50, 100), slabs.adapt())[0] for _ in range(4)] == [False, False, True, True]
+    slabs.begin_generation([StillAlive()])
+    after = Worker(slabs, 0)
+    assert [(after.send(value, 100), slabs.adapt())[0] for value in range(4)] == [False, False, True, True]
+    before.kept.fill_(200)
+    assert [bool((after.receive()["whole"] == value).all()) for value in (2, 3)] == [True, True]
+    with pytest.raises(RuntimeError, match="given up"):
+        before.receive()
+
+
+# --- real workers
+
+
+@pytest.mark.parametrize("start", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_batches_that_are_kept_stay_as_they_are(start: str) -> None:
+    slabs = Slabs(workers=1, per_worker=4)
+    loader = DataLoader(
+        Vectors(), 4, num_workers=1, collate_fn=SlabCollate(default_collate, slabs), multiprocessing_context=start
+    )
+    slabs.begin_generation([])
+    kept = []
+    for number, batch in enumerate(loader):
+        slabs.adapt()
+        assert is_as_made(batch, number)
+        if number % 5 == 0:
+            kept.append((number, batch if number % 2 else [batch[0][1:], batch[1][1:]]))
+        del batch
+    assert slabs.batches_received > 8
+    stock = list(DataLoader(Vectors(), 4))
+    for number, batch in kept:
+        assert all(torch.equal(ours, theirs[-len(ours) :]) for ours, theirs in zip(batch, stock[number], strict=True))
+    for number, batch in pickle.loads(pickle.dumps(kept)):
+        assert torch.equal(batch[1], stock[number][1][-len(batch[1]) :])
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_sink_loader_gives_what_the_loader_gives(on_a_ring: None, persistent: bool) -> None:
+    source = DataLoader(Vectors(), 4, num_workers=2, persistent_workers=persistent)
+    with SinkLoader(source) as loader:
+        for _ in range(3):
+            assert all([is_as_made(batch, number) for number, batch in enumerate(loader)])
+        received = loader._slots.slabs.batches_received
+    assert received > 2 * 24  # all but the first ones
+
+
+def growing(index: int) -> int:
+    return 10 if index < 20 else 20_000
+
+
+def shrinking(index: int) -> int:
+    return 10 if index >= 48 else 20_000
+
+
+@pytest.mark.parametrize("width", [growing, shrinking])
+def test_slabs_follow_the_size_of_the_batches(on_a_ring: None, width: Callable[[int], int]) -> None:
+    with SinkLoader(DataLoader(Vectors(width=width), 4, num_workers=1)) as loader:
+        assert all([is_as_made(batch, number) for number, batch in enumerate(loader)])
+        slabs = loader._slots.slabs
+        assert len(slabs.regions) == (2 if width is growing else 1)
+        assert slabs.batches_received > 12
+
+
+def test_without_memory_batches_take_the_ordinary_way(
+    on_a_ring: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(slabs_module, "_available_bytes", lambda: 4096)
+    with caplog.at_level(logging.WARNING), SinkLoader(DataLoader(Vectors(), 4, num_workers=2)) as loader:
+        for _ in range(2):
+            assert all([is_as_made(batch, number) for number, batch in enumerate(loader)])
+        assert loader._slots.slabs.batches_received == 0
+    assert len(caplog.records) == 1
+    assert "4,096 bytes are available" in caplog.text
+
+
+def test_without_such_memory_at_all(on_a_ring: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    with SinkLoader(DataLoader(Vectors(), 4, num_workers=1)) as loader:
+        assert all([is_as_made(batch, number) for number, batch in enumerate(loader)])
+
+
+def test_a_killed_worker_takes_nothing_with_it(on_a_ring: None) -> None:
+    dataset = Vectors(killed=61)
+    with SinkLoader(DataLoader(dataset, 4, num_workers=2, persistent_workers=True)) as loader:
+        good = (is_as_made(batch, number) for number, batch in enumerate(loader))
+        with pytest.raises(RuntimeError, match="killed by SIGKILL"):
+            assert all(good)
+        dataset.killed = -1
+        for _ in range(2):
+            loader.restart()
+            assert all([is_as_made(batch, number) for number, batch in enumerate(loader)])
+        received = loader._slots.slabs.batches_received
+    assert received > 24
+
+
+def test_resume_goes_on_in_slabs(on_a_ring: None) -> None:
+    def make() -> SinkLoader:
+        source = DataLoader(Vectors(), 4, shuffle=True, generator=torch.Generator().manual_seed(1), num_workers=2)
+        return SinkLoader(source)
+
+    with make() as whole, make() as first, make() as second:
+        expected = [batch[1].tolist() for _ in range(2) for batch in whole]
+        seen = [batch[1].tolist() for batch in itertools.islice(first, 13)]
+        second.load_state_dict(first.state_dict())
+        seen += [batch[1].tolist() for _ in range(2) for batch in second]
+        assert second._slots.slabs.batches_received > 0
+    assert seen == expected
+
+
+class Opaque:
+    """An object that nobody can look into."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self.numbers = numbers
+
+
+def collate_opaque(samples: Any) -> Opaque:
+    return Opaque(*collate_named(samples))
+
+
+class Named(NamedTuple):
+    numbers: torch.Tensor
+
+
+def collate_named(samples: Any) -> Named:
+    return Named(default_collate([torch.tensor(index) for _, index in samples]))
+
+
+@pytest.mark.parametrize(("collate", "in_slabs"), [(collate_opaque, False), (collate_named, True)])
+def test_what_goes_to_the_user_unseen_does_not_lie_in_a_slab(
+    on_a_ring: None, collate: Callable[[Any], Any], in_slabs: bool
+) -> None:
+    with SinkLoader(DataLoader(Vectors(), 4, num_workers=1, collate_fn=collate)) as loader:
+        kept = [batch.numbers.clone() if in_slabs else batch.numbers for batch in loader]
+        assert (loader._slots.slabs.batches_received > 0) == in_slabs
+    assert torch.cat(kept).tolist() == list(range(96))
+
+
+ENDINGS = {
+    "exit": "sys.exit()",
+    "exception": "raise LookupError('expected')",
+    "forgotten": "del batches, loader; gc.collect(); sys.exit()",
+    "interrupt": "os.kill(os.getpid(), signal.SIGINT); signal.pause()",
+    "killed": "os.kill(os.getpid(), signal.SIGKILL)",
+}
+SCRIPT = """
+import gc, os, signal, sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+from sink.conftest import loader_module
+from sink.simulated_device import ImmediateOps
+from torch_sink.sink.slots.ring import DeviceRing
+
+for ending in sys.argv[1:]:
+    if os.fork():
+        os.wait()
+        continue
+    loader_module.make_slots = lambda options, _: DeviceRing(3, options.image_format, ImmediateOps(), None)
+    loader = loader_module.SinkLoader(DataLoader(TensorDataset(torch.arange(400)), 4, num_workers=2))
+    batches = iter(loader)
+    for _ in range(40):
+        next(batches)
+    workers = [worker.pid for worker in loader._source.slab_writers]
+    print(loader._slots.slabs.batches_received, os.getpid(), *workers, flush=True)
+    exec(ending)
+"""
+
+
+def test_nothing_outlives_the_process() -> None:
+    command = [sys.executable, "-c", SCRIPT, *ENDINGS.values()]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    runs = [[int(word) for word in line.split()] for line in finished.stdout.splitlines()]
+    assert len(runs) == len(ENDINGS), finished.stderr
+    for received, *pids in runs:
+        for pid in pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).wait(timeout=20)
+        assert received > 0
+        assert files_in_shared_memory(*pids) == []
+
+
+# --- on a device
+
+
+def test_slabs_are_page_locked_once_and_given_back(fake_cuda: FakeCuda) -> None:
+    seen = set()
+    with SinkLoader(DataLoader(Vectors(), 4, num_workers=2)) as loader:
+        for _ in range(2):
+            for number, batch in enumerate(loader):
+                assert is_as_made([leaf.cpu() for leaf in batch], number)
+                seen |= set(fake_cuda.registered.items())
+        slabs = loader._slots.slabs
+        assert seen == {(region.ctypes.data, region.nbytes) for region in slabs.regions}
+        assert len(seen) == 1
+    assert fake_cuda.registered == {}
+
+
+def test_memory_that_cannot_be_page_locked_is_used_all_the_same(
+    fake_cuda: FakeCuda, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_cuda.refuses_to_register = True
+    with SinkLoader(DataLoader(Vectors(), 4, num_workers=2)) as loader:
+        for _ in range(2):
+            assert all([is_as_made([leaf.cpu() for leaf in batch], number) for number, batch in enumerate(loader)])
+        assert loader._slots.slabs.batches_received > 24
+    assert caplog.text.count("cannot be page-locked") == 1
+
+
+def is_right(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a slow device sees every batch as it is, although workers write to the same memory again."""
+    cuda = FakeCuda(seed=seed)
+    with monkeypatch.context() as patch:
+        cuda.install(patch)
+        with SinkLoader(DataLoader(Vectors(), 4, num_workers=1), slots=2) as loader:
+            seen = [[leaf * 1 for leaf in batch] for batch in loader]
+            assert loader._slots.slabs.batches_received > 12
+        seen = [[leaf.cpu() for leaf in batch] for batch in seen]
+        cuda.remove()
+    return all([is_as_made(batch, number) for number, batch in enumerate(seen)])
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_slab_is_written_again_only_after_the_copy_from_it(
+    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    if not waits:
+        monkeypatch.setattr(SlotProtocol, "begin_staging", lambda protocol, slot: None)
+    assert all([is_right(seed, monkeypatch) for seed in range(3)]) == waits

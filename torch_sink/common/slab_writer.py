@@ -1,0 +1,173 @@
+"""The worker's side of slabs: batches are collated into them and sent as the place where they lie."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing import reduction
+from typing import Any
+
+import numpy
+import torch
+from torch.multiprocessing import reductions
+from torch.utils.data import get_worker_info
+
+from torch_sink.common.containers import is_plain, is_transparent
+from torch_sink.common.slabs import (
+    BYTES,
+    MISSED,
+    OFFSET,
+    RELEASED,
+    SENT,
+    WANTED,
+    Lease,
+    Offer,
+    map_shared,
+    receive,
+    tensor_at,
+    tensor_over,
+)
+
+ALIGNMENT_BYTES = 64
+
+_writer: _Writer | None = None  # of this process, when it is a worker
+
+
+class SlabCollate:
+    """The user's `collate_fn`; in a worker, what it makes lies in a slab where one fits.
+
+    Args:
+        collate: the user's function.
+        slabs: of the loader.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], slabs: Offer) -> None:
+        self.collate, self.slabs = collate, slabs
+
+    def __call__(self, samples: Any) -> Any:
+        worker = get_worker_info()
+        if worker is None:
+            return self.collate(samples)
+        writer = _writer or _become_writer(self.slabs, worker.id)
+        with writer.collating():
+            batch = self.collate(samples)
+            if not is_transparent(batch):
+                # Somebody may copy from inside the object at any time, and let go of it before the copy is done.
+                writer.withdraw()
+        return _SlabBatch(writer, batch)
+
+
+def _become_writer(slabs: Offer, worker: int) -> _Writer:
+    global _writer
+    _writer = _Writer(slabs, worker)
+    stock = torch.UntypedStorage._new_shared
+
+    def new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
+        """What collate functions allocate by, also those of torch."""
+        made = _writer.allocate(size) if _writer and torch.device(device).type == "cpu" else None
+        return stock(size, device=device) if made is None else made.untyped_storage()
+
+    torch.UntypedStorage._new_shared = classmethod(new_shared)  # type: ignore[assignment, method-assign]
+    return _writer
+
+
+class _SlabBatch:
+    """A batch on its way out of a worker: it arrives as the batch itself."""
+
+    def __init__(self, writer: _Writer, batch: Any) -> None:
+        self.writer, self.batch = writer, batch
+
+    def __reduce__(self) -> Any:
+        return self.writer.message(self.batch)
+
+
+class _Writer:
+    """A worker's view of its slabs. One thread collates, another one sends."""
+
+    def __init__(self, slabs: Offer, worker: int) -> None:
+        self.slabs, self.worker = slabs, worker
+        self.table = slabs.map_table()[worker]
+        self._regions: dict[int, tuple[int, numpy.ndarray[Any, Any]]] = {}  # of a row: address and memory
+        self._leases: dict[int, weakref.ref[Lease]] = {}
+        self._lease: Lease | None = None  # while a batch is collated
+        self._row = self._used = self._asked = self._expected = 0
+
+    @contextlib.contextmanager
+    def collating(self) -> Iterator[None]:
+        """Inside, what `allocate` gives belongs to one batch."""
+        self._lease, self._row, self._used, self._asked = Lease(), 0, 0, 0
+        try:
+            yield
+        finally:
+            self._lease, self._expected = None, self._asked
+            if self._asked > self.table[1:, BYTES].max():
+                self.table[0, WANTED] = max(self.table[0, WANTED], self._asked)
+                self.table[0, MISSED] += 1
+
+    def withdraw(self) -> None:
+        """The batch that is being collated travels the ordinary way."""
+        if self._lease is not None:
+            self._lease.is_withdrawn = True
+
+    def allocate(self, size: int) -> torch.Tensor | None:
+        """uint8 [size] for the batch that is being collated; None when there is no room."""
+        if self._lease is None or size == 0:
+            return None
+        padded = -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self._asked += padded
+        if self._row == 0:
+            self._row = self._free_row(max(padded, self._expected))
+            self._leases[self._row] = weakref.ref(self._lease)
+        begin, end = self._used, self._used + padded
+        if self._row == 0 or end > self.table[self._row, BYTES]:
+            return None
+        self._used = end
+        return tensor_over(self._region(self._row)[1], begin, size, self._lease)
+
+    def _free_row(self, size: int) -> int:
+        """A slab of that size which nobody uses; 0 when there is none."""
+        for row in numpy.flatnonzero(self.table[1:, BYTES] >= size) + 1:
+            lease = self._leases.get(int(row), lambda: None)()
+            # In this order: who sends a tensor counts before it lets go of it.
+            if lease is None and self.table[row, OFFSET] and self.table[row, SENT] == self.table[row, RELEASED]:
+                return int(row)
+        return 0
+
+    def _region(self, row: int) -> tuple[int, numpy.ndarray[Any, Any]]:
+        if row not in self._regions:
+            memory = map_shared(self.slabs.fd, int(self.table[row, BYTES]), int(self.table[row, OFFSET]))
+            self._regions[row] = memory.ctypes.data, memory
+        return self._regions[row]
+
+    def message(self, batch: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The batch, pickled: a function and its arguments. Tensors in slabs are sent as the place where they lie."""
+        rows: list[int] = []
+        written = io.BytesIO()
+        pickler: Any = reduction.ForkingPickler(written)
+        pickler.dispatch_table[torch.Tensor] = functools.partial(self._reduce_tensor, rows)
+        pickler.dump(batch)
+        for row in rows:
+            self.table[row, SENT] += 1
+        slabs = self.slabs
+        return receive, (slabs.number, slabs.generation, self.worker, tuple(rows), written.getvalue())
+
+    def _reduce_tensor(self, rows: list[int], tensor: torch.Tensor) -> Any:
+        storage = tensor.untyped_storage() if is_plain(tensor) and tensor.device.type == "cpu" else None
+        row, begin = (0, 0) if storage is None else self._find(storage.data_ptr())
+        if storage is None or not row or tensor.requires_grad or tensor.is_neg() or tensor.is_conj():
+            return reductions.reduce_tensor(tensor)
+        if row not in rows:
+            rows.append(row)
+        layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+        return tensor_at, (rows.index(row), begin, storage.nbytes(), *layout)
+
+    def _find(self, address: int) -> tuple[int, int]:
+        """The slab that a tensor lies in, and where in it; row 0 for one that lies elsewhere."""
+        for row, (start, memory) in list(self._regions.items()):
+            lease = self._leases[row]()
+            if start <= address < start + memory.size and lease is not None and not lease.is_withdrawn:
+                return row, address - start
+        return 0, 0
