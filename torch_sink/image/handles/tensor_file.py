@@ -97,7 +97,7 @@ def _source(data: torch.Tensor, mode: int) -> EncodedSource | None:
         return None
     # Nothing may raise later: stock code raises here.
     source = encoded_source(data.numpy().tobytes(), _path_of(data), thorough=True)
-    if source is None or source.header.scan is None or not _decodes_as_pillow():
+    if source is None or source.header.scan is None or source.header.scan.sampling in _samplings_of_their_own():
         return None
     if mode == rgb:
         return source._replace(mode="RGB")
@@ -111,16 +111,21 @@ def _path_of(data: torch.Tensor) -> str:
 
 
 @functools.cache
-def _decodes_as_pillow() -> bool:
-    """Whether torchvision's libjpeg gives the pixels that Pillow's gives, and the kernels, on files of each kind."""
+def _samplings_of_their_own() -> frozenset[tuple[int, int]]:
+    """The samplings of which torchvision's libjpeg makes other pixels than Pillow's, and the kernels, do.
+
+    For instance (1, 2) before torchvision 0.29, which repeats chroma rows where the newer libjpeg interpolates.
+    """
+    found = set()
     with executing():
         for case in proof.cases():
             data = torch.frombuffer(bytearray(case.source.data), dtype=torch.uint8)
             pixels = torch.ops.image.decode_jpeg(data, ImageReadMode.UNCHANGED.value)
             image = np.asarray(case.source.open())
-            if not np.array_equal(pixels.permute(1, 2, 0).numpy().reshape(image.shape), image):
-                return False
-    return True
+            is_same = np.array_equal(pixels.permute(1, 2, 0).numpy().reshape(image.shape), image)
+            if case.source.header.scan is not None and not is_same:
+                found.add(case.source.header.scan.sampling)
+    return frozenset(found)
 
 
 def _turns(stock: Callable[..., Any], data: bytes) -> tuple[tuple[Op, ...], bool]:
