@@ -1,16 +1,15 @@
-"""How the stage kernels are told what to do: columns of a job, codes and columns of an operation, as plain integers.
+"""How the kernels are told what to do: columns of their rows and codes of operations, as plain integers.
 
-A job is one image in one launch: where it reads, what its head does, which operations follow, where it writes. This
+A job is one stage of one image: where it reads, what its head does, which operations follow, where it writes. This
 module imports nothing, so that a data worker can plan a batch without loading a kernel.
 """
 
-# Columns of a job, int64 on the device.
-# Positions in the workspace count bytes, or float32 values between BLUR_X and BLUR_Y.
+# Columns of a job, int64. Offsets and strides in the workspace count values of the kind that lies there.
 SOURCE = 0  # offset of its input in the workspace
 SOURCE_ROW = 1  # strides; the channel stride of a one-channel image is 0
 SOURCE_COLUMN = 2
 SOURCE_CHANNEL = 3
-TARGET = 4  # offset of its output in the workspace, or elements in the batch
+TARGET = 4  # offset of its output in the workspace, or in the batch
 TARGET_ROW = 5
 TARGET_COLUMN = 6
 TARGET_CHANNEL = 7
@@ -25,25 +24,31 @@ VIEW_Y_STEP = 15
 VIEW_Y_OFFSET = 16
 VIEW_Y_BEGIN = 17
 VIEW_Y_END = 18
-VIEW_FILL = 19
-HEAD = 20  # row of its head in the operations, or -1
-TAIL_BEGIN = 21  # rows of its other operations
-TAIL_END = 22
-HISTOGRAM_READ = 23  # index of the histogram of its input, or -1
-HISTOGRAM_WRITTEN = 24  # index of the histogram of its output, or -1
-VALUE_TABLE = 25  # index of the table that turns uint8 into floats
-FROM_BYTES = 26  # float stages: 1 where the input is uint8 and read through the table, else 0
-STATISTIC = 27  # float stages: row of the operation whose statistic this job gathers, or -1
-HISTOGRAM_FORMULA = 28  # uint8 stages: whose gray values the histogram that it writes counts
-TABLES_WRITTEN = 29  # uint8 stages: the record for the tables made of the histogram that it reads
-JOB_COLUMNS = 30
+VIEW_FILL = 19  # row of the operation that holds it
+SOURCE_KIND = 20  # BYTES, FLOATS or VALUED
+SOURCE_VALUES = 21  # entry of the tables that turns VALUED bytes into floats
+TARGET_KIND = 22  # BYTES, FLOATS or OUTPUT
+TOP = 23  # largest value before its operations: 255, of bytes, or 1, of floats
+HEAD = 24  # row of its head in the operations; row 0 is no head
+TAIL_BEGIN = 25  # rows of its other operations
+TAIL_END = 26
+JOB_COLUMNS = 27
 
-# Columns of an operation, int32: its code, then up to OPERATION_COLUMNS - 1 parameters.
+# What lies in the workspace, or where a job writes.
+BYTES = 0
+FLOATS = 1
+VALUED = 2  # bytes that are read as the floats of a table
+OUTPUT = 2  # the batch
+
+# Columns of an operation, int32: its code, then up to OPERATION_COLUMNS - 1 parameters. Floats lie there by their bits.
 OPERATION_COLUMNS = 12
+TABLE = 4  # entries where its tables begin; the next columns hold those of its further tables
+PASTED = 5  # where those of a PASTE begin
+FILL = 7  # a float32 for each of three channels
 FORMULA = 10  # whose formula, of those below
 FACTOR = 11  # a float32
 
-# Operation codes. Maps, then points, then statistics, then heads.
+# Operation codes. Maps, then points, then what looks values up in tables, then heads.
 SHIFT = 1
 FLIP = 2
 EDGE = 3
@@ -59,41 +64,59 @@ POSTERIZE = 13
 SOLARIZE = 14
 GRAY = 15
 HUE = 16
-LOOKUP = 17
-PERMUTE = 18
-CONTRAST = 20
-AUTOCONTRAST = 21
-EQUALIZE = 22
+PERMUTE = 17
+NORMALIZE = 18
+TO_BYTE = 19
+LOOKUP = 20
+VALUES = 21
+CONTRAST = 22
+AUTOCONTRAST = 23
+EQUALIZE = 24
+BLEND_MEAN = 25
 RESAMPLE_X = 31
 RESAMPLE_Y = 32
 AFFINE = 33
 SHARPNESS = 34
-WARP = 35
-BLUR = 40
-BLUR_X = 41
-BLUR_Y = 42
-RESIZE_X = 44
-RESIZE_Y = 45
-MIX = 46
-BOX_BLUR = 47
-GRID = 43
+MIX = 35
+FILTER_X = 40
+FILTER_Y = 41
+GRID = 42
+WARP = 43
+BOX_BLUR = 44
 
 # Whose formulas an operation uses: Pillow's, or those of torchvision's kernels for tensors, v1 or v2.
 PILLOW = 0
 TENSOR_V1 = 1
 TENSOR_V2 = 2
 
-# Parts of the record of one image whose histogram is needed, int32: four histograms, then three tables.
-LUMINANCE = 3 * 256
-TABLES = 4 * 256
-RECORD_ENTRIES = 7 * 256
+# Columns of what the prologue does, int32. WEIGHTS: of one axis of a resize; TILES: of one job.
+WORK = 0  # WEIGHTS or TILES
+IN_SIZE = 1
+OUT_SIZE = 2
+TAPS = 3
+FILTER = 4
+FIRST_AT = 5  # entry of the tables where the first source position of each output position goes
+WEIGHTS_AT = 6  # and the weights, [taps, output positions]
+PRECISION = 7  # bits after the point of whole weights; 0: float32 as torch rounds them
+TILED_JOB = 1
+FIRST_TILE = 2
+TILES_DOWN = 3
+TILES_ACROSS = 4
+PROLOGUE_COLUMNS = 8
+WEIGHTS = 0
+TILES = 1
 
-# Filters that the kernel computes itself; Pillow's numbers.
+# Columns of a statistic, int32.
+MEASURED_JOB = 0  # whose output it measures
+STATISTIC = 1  # row of the operation whose table it makes
+MEASURED_CHANNEL = 2
+STATISTIC_COLUMNS = 4
+
+# Filters; Pillow's numbers.
 LANCZOS = 1
 BILINEAR = 2
 BICUBIC = 3
 BOX = 4
-FROM_TABLE = -1
 
 # Kinds of grid, and how the fill is worked into what is sampled; an affine grid is 0.
 PERSPECTIVE = 1

@@ -12,6 +12,7 @@ from torch_sink.cli.photos import make_photo
 from torch_sink.cli.pipelines import CROP, build_pipeline
 from torch_sink.image.core.atoms import Atom, Kind
 from torch_sink.image.execute.programs import programs_of
+from torch_sink.image.plan.regions import region_read
 from torch_sink.image.plan.stages import Stage, stages_of
 
 PHOTO = (500, 375)  # width and height in pixels, the usual size of ImageNet
@@ -36,6 +37,7 @@ ARITHMETIC = {
     Kind.CONTRAST: 3,
     Kind.AUTOCONTRAST: 3,
     Kind.EQUALIZE: 3,
+    Kind.VALUES: 3,
 }
 PER_TAP = 2 * CHANNELS  # a multiplication and an addition a channel
 
@@ -59,12 +61,10 @@ def taps(head: Atom | None) -> int:
     """How many pixels of its input one output pixel is made of."""
     if head is None or head.kind == Kind.AFFINE:
         return 1
-    if head.kind in (Kind.RESAMPLE_X, Kind.RESAMPLE_Y, Kind.BLUR_X, Kind.BLUR_Y):
+    if head.kind in (Kind.RESAMPLE_X, Kind.RESAMPLE_Y, Kind.FILTER_X, Kind.FILTER_Y):
         return head.values[2]
-    if head.kind == Kind.BLUR:
-        return head.values[2] * head.values[3]
     if head.kind == Kind.WARP:
-        return {0: 1, 2: 4, 3: 16}[head.values[3]]
+        return {0: 1, 2: 4, 3: 16}[head.values[2]]
     return {Kind.SHARPNESS: 9}[head.kind]
 
 
@@ -77,7 +77,7 @@ def stage_work(stage: Stage, input_size: tuple[int, int], is_last: bool) -> dict
         is_last: it writes float32, and looks the values up in tables.
     """
     pixels = stage.size[0] * stage.size[1]
-    holds_floats = is_last or (stage.head is not None and stage.head.kind == Kind.BLUR_X)
+    holds_floats = is_last or stage.leaves_floats
     arithmetic = PER_TAP * taps(stage.head) + sum(ARITHMETIC[atom.kind] for atom in stage.tail)
     return {
         "stage": str(stage),
@@ -93,10 +93,11 @@ def work_of(pipeline: Any) -> list[dict[str, Any]]:
     with torch_sink.image_backend("device", device="meta"):
         torch.manual_seed(3)
         handle = pipeline(make_photo(*PHOTO, seed=0))
-        ((program,),) = programs_of([handle.sink_source], [handle.sink_ops])
+        (program,) = programs_of([handle.sink_source], [handle.sink_ops])
     stages = stages_of(PHOTO[1], PHOTO[0], program.atoms)
     # Where the first stage looks through a view, it reads what the view shows.
-    size = stages[0].view.y[3] - stages[0].view.y[2], stages[0].view.x[3] - stages[0].view.x[2]
+    box = region_read(PHOTO[1], PHOTO[0], stages)
+    size = box.height, box.width
     rows = []
     for number, stage in enumerate(stages):
         rows.append(stage_work(stage, size, number == len(stages) - 1))

@@ -35,7 +35,7 @@ from kernel_gate import faults
 from kernel_record import Rows, fingerprint, read_counts, read_rows, write_record
 from kernel_usage import target, usage
 from torch_sink.triton_kernels.jpeg.variants import JpegVariant, jpeg_variants, some_jpeg_variants
-from torch_sink.triton_kernels.variants import Variant, some_variants, variants
+from torch_sink.triton_kernels.stages.variants import Variant, some_variants, variants
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "examples" / "benchmarks" / "results" / "kernels.json"

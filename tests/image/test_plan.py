@@ -59,7 +59,8 @@ EXACT: dict[str, tuple[Callable[[Any], Any], int]] = {
     "v2 jitter": (v2_train(v2.ColorJitter(0.4, 0.4, 0.4, 0.1)), 3),
     "resized floats": (v1.Compose([v1.ToTensor(), v1.RandomResizedCrop(24), v1.Normalize((0.5,), (0.5,))]), 2),
     "floats after bytes": (v2_train(v2.Resize((20, 9)), v2.RandomHorizontalFlip()), 4),
-    "jitter on floats": (v1.Compose([train(), v1.ColorJitter(0.4, 0.4, 0.4, 0.1)]), 4),
+    "jitter on floats": (v1.Compose([train(), v1.ColorJitter(0.4, 0.4, 0.4, 0.1)]), 3),
+    "bytes again": (v2.Compose([v2_train(v2.GaussianBlur(3)), v2.ToPILImage(), train(v1.RandomInvert(1.0))]), 6),
 }
 
 
@@ -82,11 +83,8 @@ def test_the_same_programs_take_the_same_launches_at_any_size(augmentation: Any)
     small, large = (planned(train(augmentation), size, distinct=32) for size in BATCH_SIZES)
     assert len(small.launches) == len(large.launches) > 2
     for launch, other in zip(small.launches, large.launches, strict=True):
-        assert (launch.is_last, launch.is_heavy, launch.has_statistic) == (
-            other.is_last,
-            other.is_heavy,
-            other.has_statistic,
-        )
+        measured = [each.statistics_end - each.statistics_begin for each in (launch, other)]
+        assert (launch.is_heavy, 4 * measured[0]) == (other.is_heavy, measured[1])
         assert {text: 4 * count for text, count in small.work(launch).items()} == dict(large.work(other))
 
 
@@ -101,14 +99,18 @@ def test_launches_of_augmix_are_bounded(size: int) -> None:
 
 @pytest.mark.parametrize("size", BATCH_SIZES)
 def test_branches_share_what_comes_before_them(size: int) -> None:
-    """Statistics at the beginning of every chain need one histogram, made by the stage before."""
+    """Statistics at the beginning of every chain measure what the stage before them wrote."""
     plan = planned(v2_train(OnlyStatistics(mixture_width=4, chain_depth=3)), size, distinct=8)
     images = [len(jobs_of(plan, launch)) for launch in plan.launches]
     assert images == [size, size, 4 * size, 4 * size, 4 * size, size]
-    assert plan.histograms == size * (1 + 4 + 4 + 4)
+    measured = [plan.statistics[launch.statistics_begin : launch.statistics_end] for launch in plan.launches]
+    assert list(map(bool, map(len, measured))) == [False, False, True, True, True, False]
+    assert len(np.unique(measured[2][:, rows.MEASURED_JOB])) == size
     for launch in plan.launches[2:5]:
-        tables = jobs_of(plan, launch)[:, rows.TABLES_WRITTEN]
+        operations = plan.operations[jobs_of(plan, launch)[:, rows.TAIL_BEGIN]]
+        tables = operations[:, rows.TABLE]
         assert len(np.unique(tables)) == 4 * size, "programs of one launch would write to each other's tables"
+        assert tables.min() >= len(plan.tables)
 
 
 def test_a_mix_reads_a_decoded_image_where_only_crops_come_before() -> None:
@@ -126,23 +128,24 @@ def test_a_mix_needs_no_more_of_a_file_than_the_crop_before_it() -> None:
 
 
 def test_images_that_need_no_floats_end_with_those_that_do() -> None:
-    """Some images of the batch draw an operation on floats; all are written by the last float launch."""
+    """Some images of the batch draw an operation on floats; all are written by the last launch."""
     plan = planned(v1.Compose([train(), v1.RandomApply([v1.ColorJitter(0.4, 0.4, 0.4)], p=0.3)]), 64)
-    assert [launch.on_floats for launch in plan.launches] == [False, False, True, True]
-    assert len(jobs_of(plan, plan.launches[-1])) == 64
-    assert 0 < len(jobs_of(plan, plan.launches[-2])) < 64
+    images = [len(jobs_of(plan, launch)) for launch in plan.launches]
+    assert 0 < images[0] < images[1] <= images[2] == 64
+    assert [launch.is_heavy for launch in plan.launches] == [False, True, True]
 
 
 def test_every_image_ends_in_the_last_launch() -> None:
     plan = planned(train(v1.RandAugment(2)), 64)
     assert len(jobs_of(plan, plan.launches[-1])) == 64
-    assert [launch.is_last for launch in plan.launches] == [False] * (len(plan.launches) - 1) + [True]
+    writes = [set(jobs_of(plan, launch)[:, rows.TARGET_KIND]) for launch in plan.launches]
+    assert writes == [{rows.BYTES}] * (len(plan.launches) - 1) + [{rows.OUTPUT}]
 
 
 def test_a_plan_can_be_read() -> None:
     text = str(planned(train(v1.ColorJitter(0.4, 0.4, 0.4, 0.1)), 8))
     assert text.count("launch ") == 3
-    for word in ("resample_x", "resample_y", "contrast", "to_tensor()", "[3, 24, 24]"):
+    for word in ("resample_x", "resample_y", "after statistics", "contrast", "values", "[3, 24, 24]"):
         assert word in text
 
 
@@ -154,12 +157,10 @@ def test_a_plan_says_who_decodes() -> None:
 
 def test_a_stage_has_one_gather_at_its_head() -> None:
     kinds = (Kind.FLIP, Kind.RESAMPLE_X, Kind.RESAMPLE_Y, Kind.BRIGHTNESS, Kind.CONTRAST, Kind.FLIP, Kind.SHARPNESS)
-    stages = split_stages(kinds, True)
-    assert [(stage.view, stage.head, stage.tail) for stage in stages] == [
-        ((0,), 1, ()),
-        ((), 2, (3,)),
-        ((), -1, (4, 5)),
-        ((), 6, ()),
-    ]
-    assert [stage.writes_histogram for stage in stages] == [False, True, False, False]
-    assert [stage.reads_histogram for stage in stages] == [False, False, True, False]
+    assert split_stages(kinds, 1) == ((-1, 1, ()), (-1, 2, (3,)), (-1, -1, (4, 5)), (-1, 6, ()))
+
+
+def test_the_first_stage_reads_bytes_as_floats() -> None:
+    kinds = (Kind.SHIFT, Kind.VALUES, Kind.FILTER_X, Kind.FILTER_Y, Kind.PASTE, Kind.FLIP, Kind.PASTE)
+    assert split_stages(kinds, 1) == ((1, 2, ()), (-1, 3, (4, 5)), (-1, -1, (6,)))
+    assert split_stages((Kind.VALUES, Kind.FLIP), 0) == ((-1, -1, (0, 1)),)

@@ -21,7 +21,7 @@ from torch_sink.image.core import transfer
 from torch_sink.image.decode.images import decode_images
 from torch_sink.image.execute.on_device import make_on_device
 from torch_sink.image.execute.recorded import Wanted
-from torch_sink.triton_kernels import float_stage, stage
+from torch_sink.triton_kernels.stages import prologue, stage, statistics
 
 __all__ = ["fake_cuda"]
 
@@ -74,8 +74,8 @@ def transfers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Transfers]:
     monkeypatch.setattr(transfer, "pins", lambda device: device.type != "cpu")
     monkeypatch.setattr(torch, "empty", empty)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-    monkeypatch.setattr(stage.stage_kernel, "run", lambda *arguments, **options: None)
-    monkeypatch.setattr(float_stage.float_stage_kernel, "run", lambda *arguments, **options: None)
+    for kernel in (prologue.prologue_kernel, stage.stage_kernel, statistics.statistics_kernel):
+        monkeypatch.setattr(kernel, "run", lambda *arguments, **options: None)
     with Transfers(pinned) as mode:
         yield mode
 

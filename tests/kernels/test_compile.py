@@ -22,9 +22,9 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
 SCRIPT = BENCHMARKS / "kernels.py"
 RECORD = json.loads((BENCHMARKS / "results" / "kernels.json").read_text())
 TARGETS = {"cuda:80", "cuda:90", "cuda:100", "hip:gfx942"}
-QUICK = ("stage, last, float32", "jpeg write, 4096 bits", "jpeg inverse transform", "jpeg color")
-# Each takes 10 to 20 seconds to compile: one target of each compiler will do for every day.
-LARGEST = ("stage, last, float64, statistic, erase, float32", "float stage, statistic, heavy")
+QUICK = ("prologue", "statistics", "jpeg write, 4096 bits", "jpeg inverse transform", "jpeg color")
+# One target of each compiler will do for every day.
+LARGEST = ("stage, light, float32", "stage, heavy, float32")
 EVERYDAY_TARGETS = ("cuda:90", "hip:gfx942")
 AS_RECORDED = triton.__version__ == RECORD["machine"]["releases"]["triton"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
-from torch_sink.triton_kernels.variants import variants
+from torch_sink.triton_kernels.stages.variants import variants
 
 pytestmark = pytest.mark.once
 

@@ -27,10 +27,11 @@ from torch_sink.image.execute.run import run_planned
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.sources.decoded import Decoded
 from torch_sink.image.sources.source import FinishedSource
-from torch_sink.triton_kernels import float_stage, interpreter, stage
+from torch_sink.triton_kernels import interpreter
 from torch_sink.triton_kernels.jpeg import color, entropy, idct, owners
 from torch_sink.triton_kernels.jpeg.variants import JpegVariant, jpeg_variants
-from torch_sink.triton_kernels.variants import Variant, variants
+from torch_sink.triton_kernels.stages import prologue, stage, statistics
+from torch_sink.triton_kernels.stages.variants import Variant, variants
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 POINTERS = {
@@ -50,9 +51,7 @@ Launched = set[tuple[Any, ...]]
 
 
 def launch_key(name: str, types: dict[str, str], constants: dict[str, Any], warps: int, registers: int | None) -> Any:
-    """What makes Triton compile a kernel anew. A launch that is not the last does not touch `output`."""
-    if constants.get("IS_LAST") is False:
-        types = {argument: kind for argument, kind in types.items() if argument != "output"}
+    """What makes Triton compile a kernel anew."""
     return name, frozenset(types.items()), frozenset(constants.items()), warps, registers
 
 
@@ -84,7 +83,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     """What is launched, of kernels that are chosen as for a device."""
     found: Launched = set()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    for module in (stage, float_stage, owners, entropy, idct, color):
+    for module in (prologue, stage, statistics, owners, entropy, idct, color):
         for name, kernel in list(vars(module).items()):
             if name.endswith("_kernel"):
                 monkeypatch.setattr(module, name, RecordedKernel(kernel, found))
@@ -96,7 +95,7 @@ def launch(handle: Any, *others: torch.dtype) -> None:
     """Launches what makes a batch of one image, in the dtype of the handle and in others."""
     if isinstance(handle.sink_source, FinishedSource):
         return
-    planned = plan_batch([handle.sink_source], [handle.sink_ops], [0], handle.sink_dtype)
+    planned = plan_batch([handle.sink_source], [handle.sink_ops], [0])
     height, width, channels = shape_of(handle.sink_source)
     decoded = Decoded(torch.zeros(channels, height, width, dtype=torch.uint8), channels_last=False)
     for dtype in {handle.sink_dtype, *others}:
@@ -118,7 +117,12 @@ def test_random_pipelines_launch_listed_variants(launched: Launched, tmp_path: P
             if isinstance(leaf, HANDLES) and len(leaf.shape) == 3:
                 launch_in_all(leaf)
     assert launched <= {key_of(variant) for variant in variants()}
-    assert len(launched) > 30
+    assert len(launched) > 7
+
+
+def test_a_dtype_of_the_batch_has_two_stages() -> None:
+    stages = [variant for variant in variants() if variant.kernel.__name__ == "stage_kernel"]
+    assert len(stages) <= 8
 
 
 def of_bytes(float64: bool, statistic: bool, erase: bool, goes_on: bool) -> v2.Compose:

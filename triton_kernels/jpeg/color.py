@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..arithmetic import luminance
 from ..options import compiler_options
-from ..pixel_math import luminance
 from .layout import (
     BOX_HEIGHT,
     BOX_LEFT,

@@ -15,7 +15,7 @@ from torch_sink.image.decode.jpeg.decoder import JpegDecoder
 from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES
 from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
 from torch_sink.triton_kernels.options import compiler_options
-from torch_sink.triton_kernels.variants import variants
+from torch_sink.triton_kernels.stages.variants import variants
 
 
 def launch_pipelines() -> None:

@@ -56,7 +56,7 @@ with torch_sink.image_backend("device", device=sys.argv[1]):
     batch = default_collate(images())
     assert not kernel_modules()
     batch.to(sys.argv[1])
-    assert "torch_sink.triton_kernels.stage" in sys.modules
+    assert "torch_sink.triton_kernels.stages.stage" in sys.modules
 """
     finished = subprocess.run(
         [sys.executable, "-c", code, device_in_use()], capture_output=True, text=True, timeout=120

@@ -8,11 +8,12 @@ import pytest
 import torch
 from image.cases import MEAN, SIZE, STD, rgb_images
 from image.cases_float import FLOAT
-from image.check import CLOSE, check_pipeline
+from image.check import check_pipeline
 from torchvision.transforms import functional as F
 
-from torch_sink.image.lower import float_geometry as lower_float_geometry
-from torch_sink.triton_kernels import float_stage
+from torch_sink.image.core.ops import CLOSE
+from torch_sink.image.lower import resize as lower_resize
+from torch_sink.triton_kernels.stages import stage
 
 
 @pytest.mark.parametrize("name", FLOAT)
@@ -41,20 +42,19 @@ def test_batches(name: str) -> None:
 
 
 def test_one_tap_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = lower_float_geometry.tap_count
-    monkeypatch.setattr(lower_float_geometry, "tap_count", lambda *args: stock(*args) - 2)
+    stock = lower_resize.tap_count
+    monkeypatch.setattr(lower_resize, "tap_count", lambda *args: stock(*args) - 2)
     with pytest.raises(AssertionError, match="values differ"):
         check_pipeline(FLOAT["v1 resize"](), rgb_images()[:2])
 
 
 def test_a_value_beyond_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = float_stage.run_float_stage
+    stock = stage.run_stage
 
-    def adds_a_little(workspace: Any, floats: Any, output: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        stock(workspace, floats, output, *args, **kwargs)
-        if kwargs["is_last"]:
-            output.flatten()[77] += 2 * CLOSE
+    def adds_a_little(workspace: Any, output: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        stock(workspace, output, *args, **kwargs)
+        output.flatten()[77] += 2 * CLOSE
 
-    monkeypatch.setattr(float_stage, "run_float_stage", adds_a_little)
+    monkeypatch.setattr(stage, "run_stage", adds_a_little)
     with pytest.raises(AssertionError, match="values differ by up to"):
         check_pipeline(FLOAT["v2 jitter"](), rgb_images()[:2])

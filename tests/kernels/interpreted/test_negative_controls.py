@@ -10,9 +10,9 @@ from image.cases import CORE, rgb_images
 from image.check import check_pipeline
 
 from torch_sink.image.execute.pixels import Pixels
-from torch_sink.image.lower import geometry as lower_geometry
+from torch_sink.image.lower import resize as lower_resize
 from torch_sink.image.plan import placed
-from torch_sink.triton_kernels import stage
+from torch_sink.triton_kernels.stages import stage
 
 TRAIN = CORE["v1 imagenet train"]
 
@@ -30,8 +30,7 @@ def test_one_flipped_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def flips_a_bit(workspace: torch.Tensor, output: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         stock(workspace, output, *args, **kwargs)
-        if kwargs["is_last"]:
-            output.view(torch.int32).flatten()[77] ^= 1
+        output.view(torch.int32).flatten()[77] ^= 1
 
     monkeypatch.setattr(stage, "run_stage", flips_a_bit)
     with pytest.raises(AssertionError, match="1 of 3456 values differ"):
@@ -39,15 +38,20 @@ def test_one_flipped_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_tap_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = lower_geometry.tap_count
-    monkeypatch.setattr(lower_geometry, "tap_count", lambda *args: stock(*args) - 2)
+    stock = lower_resize.tap_count
+    monkeypatch.setattr(lower_resize, "tap_count", lambda *args: stock(*args) - 2)
     with pytest.raises(AssertionError, match="values differ"):
         check()
 
 
 def test_a_tile_that_nobody_makes(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = placed.tiles_of
-    monkeypatch.setattr(placed, "tiles_of", lambda *args: [tiles[:-1] for tiles in stock(*args)])
+    stock = placed.prologue_of
+
+    def one_less(*args: Any) -> placed.Prologue:
+        made = stock(*args)
+        return made._replace(ranges=tuple((begin, end - 1) for begin, end in made.ranges))
+
+    monkeypatch.setattr(placed, "prologue_of", one_less)
     with pytest.raises(AssertionError, match=r"values differ.*nan"):
         check()
 

@@ -4,7 +4,7 @@ Four classes (`Kind.role`):
     map: output position -> input position, each axis by itself. Crops, pads, flips, nearest resizing, translation.
     point: pixel -> pixel. Color operations.
     gather: reads several pixels or arbitrary positions. One axis of a resize, warps, sharpness, blur.
-    statistic: needs the histogram of the whole image first, then works on pixels. Contrast, autocontrast, equalize.
+    statistic: needs to know the whole image first, then works on pixels. Contrast, autocontrast, equalize.
 """
 
 from __future__ import annotations
@@ -37,29 +37,30 @@ class Kind(enum.IntEnum):
     SOLARIZE = 14
     GRAY = 15
     HUE = 16
-    LOOKUP = 17
-    PERMUTE = 18
-    CONTRAST = 20
-    AUTOCONTRAST = 21
-    EQUALIZE = 22
+    PERMUTE = 17
+    NORMALIZE = 18
+    TO_BYTE = 19
+    LOOKUP = 20
+    VALUES = 21
+    CONTRAST = 22
+    AUTOCONTRAST = 23
+    EQUALIZE = 24
+    BLEND_MEAN = 25
     RESAMPLE_X = 31
     RESAMPLE_Y = 32
     AFFINE = 33
     SHARPNESS = 34
-    WARP = 35
-    BLUR = 40
-    BLUR_X = 41
-    BLUR_Y = 42
-    RESIZE_X = 44
-    RESIZE_Y = 45
-    MIX = 46
-    BOX_BLUR = 47
-    GRID = 43
+    MIX = 35
+    FILTER_X = 40
+    FILTER_Y = 41
+    GRID = 42
+    WARP = 43
+    BOX_BLUR = 44
 
     @property
     def role(self) -> str:
         """ "map", "point", "statistic" or "gather"."""
-        return "map" if self < 10 else "point" if self < 20 else "statistic" if self < 30 else "gather"
+        return "map" if self < 10 else "point" if self < 22 else "statistic" if self < 30 else "gather"
 
 
 class Formula(enum.IntEnum):
@@ -70,31 +71,22 @@ class Formula(enum.IntEnum):
     TENSOR_V2 = 2
 
 
-class FloatKind(enum.IntEnum):
-    """Kinds of atom on float32 images, besides the maps of `Kind`; the numbers are the kernel's operation codes."""
+class ResizeWeights(NamedTuple):
+    """Weights of one axis of a resize, which the device makes before the stages.
 
-    NORMALIZE = 50
-    SCALE = 51
-    INVERT = 52
-    GRAY = 55
-    SATURATION = 56
-    HUE = 57
-    PERMUTE = 58
-    TO_BYTE = 59
-    CONTRAST = 70
-    RESAMPLE_X = 80
-    RESAMPLE_Y = 81
-    BILINEAR = 82
-    WARP = 83
-    BLUR = 84
-    SHARPNESS = 85
-    TURN = 86
-    CUBIC = 87
+    Attributes:
+        in_size: pixels.
+        out_size: pixels.
+        taps: at most so many positions are read for one of the output.
+        resample: number of the filter.
+        precision: bits after the point of whole weights; 0: float32 as torch rounds them.
+    """
 
-    @property
-    def role(self) -> str:
-        """ "point", "statistic" or "gather"."""
-        return "point" if self < 70 else "statistic" if self < 80 else "gather"
+    in_size: int
+    out_size: int
+    taps: int
+    resample: int
+    precision: int
 
 
 class Atom(NamedTuple):
@@ -108,15 +100,19 @@ class Atom(NamedTuple):
         tables: int32 arrays that the kernel looks things up in.
         formula: whose arithmetic it follows.
         branches: what it mixes with its input.
+        fill: what it writes where it has no pixels, a value for each of three channels; () where it has none.
+        weights: of a resize; None where they are in `tables`.
     """
 
-    kind: Kind | FloatKind
+    kind: Kind
     size: tuple[int, int]
     values: tuple[int, ...] = ()
     factor: float = 0.0
     tables: tuple[np.ndarray, ...] = ()
     formula: Formula = Formula.PILLOW
     branches: tuple[Branch, ...] = ()
+    fill: tuple[float, ...] = ()
+    weights: ResizeWeights | None = None
 
 
 class Branch(NamedTuple):
@@ -136,24 +132,22 @@ class Program(NamedTuple):
 
     Attributes:
         atoms: kernel work, in order.
-        value_ops: the calls from the conversion to a tensor on that change values.
+        value_ops: calls that turn each uint8 value that the kernels leave into one of a type that they do not write.
         channels: 1 or 3, of the source.
-        value_channels: 1 or 3, where `value_ops` apply.
         out_channels: 1 or 3, of the result.
         size: (height, width) of the result.
-        float_atoms: kernel work on the float32 values that `value_ops` make, in order; None where they are the result.
     """
 
     atoms: tuple[Atom, ...]
     value_ops: tuple[Op, ...]
     channels: int
-    value_channels: int
     out_channels: int
     size: tuple[int, int]
-    float_atoms: tuple[Atom, ...] | None = None
 
 
-_UINT8_CONVERSIONS = frozenset(("pil_to_tensor", "to_image"))
+def float_bits(*values: float) -> tuple[int, ...]:
+    """Floats, rounded to float32, as the integers of their bits: how the kernels read them."""
+    return tuple(np.array(values, dtype=np.float64).astype(np.float32).view(np.int32).tolist())
 
 
 class Lowering:
@@ -163,35 +157,30 @@ class Lowering:
         height: of the image so far.
         width: of the image so far.
         channels: 1 or 3.
+        is_uint8: True while the image is of bytes; False from a conversion to floats on.
+        is_float: True where the values are float32 in the kernels. Where both are False, a table of 256 values still
+            has to turn the bytes of the kernels into floats: `value_ops`.
         atoms: kernel work so far.
-        value_ops: calls so far that only change values.
-        grid_kind: the kind of atom that samples an image at the positions of a grid.
-        erased: for each erased box of floats: its atom, how many value calls came before it, its values [C, H, W] or
-            [C, 1, 1].
+        value_ops: calls that only change values, not in `atoms` yet.
+        erased: for each erased box of such floats: its atom, how many value calls came before it, its values
+            [C, H, W] or [C, 1, 1].
     """
-
-    grid_kind = Kind.GRID
 
     def __init__(self, height: int, width: int, channels: int) -> None:
         self.height, self.width, self.channels = height, width, channels
+        self.is_uint8, self.is_float = True, False
         self.atoms: list[Atom] = []
         self.value_ops: list[Op] = []
         self.erased: list[tuple[int, int, torch.Tensor]] = []
 
-    def add(
-        self,
-        kind: Kind | FloatKind,
-        *values: int,
-        factor: float = 0.0,
-        tables: tuple[np.ndarray, ...] = (),
-        formula: Formula = Formula.PILLOW,
-    ) -> None:
-        self.atoms.append(Atom(kind, (self.height, self.width), values, factor, tables, formula))
-
     @property
-    def is_uint8(self) -> bool:
-        """True while no call has turned the values into floats."""
-        return all(op.name in _UINT8_CONVERSIONS for op in self.value_ops)
+    def top(self) -> float:
+        """The largest value of a pixel."""
+        return 1.0 if self.is_float else 255.0
+
+    def add(self, kind: Kind, *values: int, **fields: Any) -> None:
+        """Adds an atom whose output has the size of the image so far; `fields` are those of `Atom`."""
+        self.atoms.append(Atom(kind, (self.height, self.width), values, **fields))
 
     def resize_to(self, height: int, width: int) -> tuple[int, int]:
         """Sets the new size and returns the old one."""
@@ -215,13 +204,26 @@ def lowers(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return register
 
 
-def packed_color(fill: Any) -> int:
-    """A color as the kernels read it: 8 bits a channel, the first lowest; one value fills all channels.
+FORMULAS = {"v1": Formula.TENSOR_V1, "v2": Formula.TENSOR_V2}
 
-    Pillow cuts values off at 0 and 255.
-    """
-    if fill is None:
-        return 0
-    values = [min(max(value, 0), 255) for value in (fill if isinstance(fill, tuple) else (fill,))]
-    red, green, blue = values * 3 if len(values) == 1 else values
-    return red | green << 8 | blue << 16
+
+def lowers_both(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Registers a function that takes the formula after the state, for v1 and v2."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        for family, formula in FORMULAS.items():
+            lowers(f"{family}.{name}")(lambda state, *args, formula=formula: function(state, formula, *args))
+        return function
+
+    return register
+
+
+def color_of(fill: Any) -> tuple[float, ...]:
+    """A fill of bytes: a value for each of three channels, cut off at 0 and 255 as Pillow does; None is black."""
+    values = fill if isinstance(fill, (tuple, list)) else (0 if fill is None else fill,)
+    return three(tuple(float(int(min(max(value, 0), 255))) for value in values))
+
+
+def three(values: Any) -> tuple[float, ...]:
+    """One value a channel; one alone stands for all."""
+    return tuple(values) * 3 if len(values) == 1 else tuple(values)

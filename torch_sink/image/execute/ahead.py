@@ -164,7 +164,7 @@ def launch_everything(target: GPUTarget) -> None:
     """Launches every variant of every kernel."""
     from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
     from torch_sink.triton_kernels.options import compiler_options
-    from torch_sink.triton_kernels.variants import variants
+    from torch_sink.triton_kernels.stages.variants import variants
 
     listed: list[Any] = [*variants(), *jpeg_variants(target.warp_size)]
     for variant in listed:

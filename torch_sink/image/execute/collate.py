@@ -65,7 +65,7 @@ def lazy_batch(
     sources, calls = [item.sink_source for item in items], [item.sink_ops for item in items]
     shape, dtype = (len(items), *items[0].sink_shape), items[0].sink_dtype
     packed = pack(sources, calls)
-    planned = plan_batch(sources, calls, packed.entry_of_image.tolist(), dtype) if is_planned else None
+    planned = plan_batch(sources, calls, packed.entry_of_image.tolist()) if is_planned else None
     return LazyBatch(Recorded(packed, shape, dtype, destination, interpreted, planned=planned))
 
 

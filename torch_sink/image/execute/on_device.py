@@ -13,7 +13,7 @@ from torch_sink.image.execute.recorded import Made, Recorded, Wanted
 from torch_sink.image.execute.run import run_planned
 
 # What the kernels convert values to, other than the dtype of the batch.
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def make_on_device(recorded: Recorded, wanted: Wanted) -> Made:

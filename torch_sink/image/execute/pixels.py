@@ -41,15 +41,6 @@ class Pixels(NamedTuple):
         return Pixels(places, self.owners + other.owners)
 
 
-def pixels_in(made: torch.Tensor) -> Pixels:
-    """Those of uint8 [images, C, H, W], contiguous."""
-    count, channels, height, width = made.shape
-    places = np.empty((count, 4), np.int64)
-    places[:, 0] = made.data_ptr() + np.arange(count) * made.stride(0)
-    places[:, 1:] = width, 1, height * width if channels > 1 else 0
-    return Pixels(places, (made,))
-
-
 def pixels_of(images: Sequence[Decoded | DecodeError], device: torch.device) -> Pixels:
     """Those of images on the host or the device; what is on the host goes to the device in one transfer.
 

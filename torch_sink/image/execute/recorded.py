@@ -41,7 +41,7 @@ class Recorded(NamedTuple):
     def plan_again(self, only: Sequence[int] | None = None) -> Planned:
         """How kernels make it, or some images of it, each in its row."""
         sources, entries = self.packed.sources(), self.packed.entry_of_image.tolist()
-        return plan_batch([sources[at] for at in entries], self.packed.calls(), entries, self.dtype, only)
+        return plan_batch([sources[at] for at in entries], self.packed.calls(), entries, only)
 
 
 class Wanted(NamedTuple):

@@ -1,19 +1,20 @@
-"""Runs the plan of a batch, pass by pass: decoded pixels -> the batch."""
+"""Runs the plan of a batch: decoded pixels -> the batch."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
+from torch_sink.image.core.ops import WIDE_TYPES
 from torch_sink.image.core.transfer import to_device
 from torch_sink.image.execute.launch import launch_plan
-from torch_sink.image.execute.pixels import Pixels, pixels_in
+from torch_sink.image.execute.pixels import Pixels
 from torch_sink.image.execute.planned import Planned, Run
-from torch_sink.image.execute.programs import values_of
+from torch_sink.image.lower.lowering import value_table
 
 
 def run_planned(planned: Planned, pixels: Pixels, out: torch.Tensor) -> None:
-    """Runs the plan of a batch, pass by pass.
+    """Runs the plan of a batch.
 
     Args:
         planned: what to run.
@@ -21,16 +22,17 @@ def run_planned(planned: Planned, pixels: Pixels, out: torch.Tensor) -> None:
         out: [N, C, H, W], written to but for rows of finished tensors; its device is where everything runs.
     """
     for run in planned.runs:
-        if run.is_last and run.chain_of_image is None:
+        if run.chain_of_image is None and out.dtype not in WIDE_TYPES:
             launch_plan(run.plan, pixels, out)
-            continue
-        shape = (len(run.images), run.plan.out_channels, *run.plan.size)
-        made = torch.empty(shape, dtype=torch.uint8, device=out.device)
-        launch_plan(run.plan, pixels, made)
-        if run.is_last:
-            _look_up(run, made, out)
+        elif run.chain_of_image is None:
+            made = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+            launch_plan(run.plan, pixels, made)
+            images = to_device(run.images, out.device)
+            out[images] = made[images].to(out.dtype)
         else:
-            pixels = pixels.replaced(run.images, pixels_in(made))
+            made = torch.empty((len(run.images), *out.shape[1:]), dtype=torch.uint8, device=out.device)
+            launch_plan(run.plan, pixels, made)
+            _look_up(run, made, out)
 
 
 def _look_up(run: Run, made: torch.Tensor, out: torch.Tensor) -> None:
@@ -38,6 +40,6 @@ def _look_up(run: Run, made: torch.Tensor, out: torch.Tensor) -> None:
     channel = torch.arange(out.shape[1], device=out.device).view(1, -1, 1, 1)
     for number, chain in enumerate(run.value_chains):
         same = np.flatnonzero(run.chain_of_image == number)
-        values = to_device(values_of(*chain), out.device)
+        values = to_device(value_table(*chain), out.device)
         rows, places = to_device(run.images[same], out.device), to_device(same, out.device)
         out[rows] = values[channel, made[places].long()].to(out.dtype)

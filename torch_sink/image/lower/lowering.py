@@ -14,21 +14,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from torch_sink.image.core.atoms import LOWER, Atom, Kind, Lowering, Program
+from torch_sink.image.core.atoms import LOWER, Atom, Kind, Lowering, Program, float_bits
 from torch_sink.image.core.fallback import executing
-from torch_sink.image.core.ops import Op, replay
-from torch_sink.image.lower import (  # noqa: F401  they fill the registries
-    augmix,
-    blur,
-    color,
-    float_blur,
-    float_color,
-    float_geometry,
-    geometry,
-    tensor_color,
-    warp,
-)
-from torch_sink.image.lower.floats import LOWER_FLOAT, FloatLowering
+from torch_sink.image.core.ops import WIDE_TYPES, Op, makes_bytes, makes_floats, replay
+from torch_sink.image.lower import augmix, blur, color, geometry, resize, warp  # noqa: F401  they fill the registry
 from torch_sink.image.lower.geometry import three_planes
 
 # Calls that only change values, from the conversion to a tensor on.
@@ -42,15 +31,10 @@ VALUE_OPS = frozenset(
         "v2.normalize",
         "v2.to_dtype",
         "mul",
-        "to_pil_bytes",
     )
 )
-
-
-# Calls that turn uint8 into floats.
-_CONVERSIONS = frozenset(("to_tensor", "v1.convert_image_dtype", "v2.to_dtype"))
-
-# Calls on floats whose result depends on one value alone, besides `VALUE_OPS`.
+# Calls on floats whose result depends on one value alone, besides `VALUE_OPS`. On float32 the kernels do them: a table
+# for each factor that is drawn costs more.
 _POINT_OPS = frozenset(f"{family}.{name}" for family in ("v1", "v2") for name in ("adjust_brightness", "invert"))
 
 # Calls on floats that only move values, or write given ones.
@@ -71,10 +55,10 @@ _MOVING_OPS = frozenset(
 
 
 def _needs_floats(op: Op) -> bool:
-    """True for a call on floats that no table of 256 values can stand for."""
+    """True for a call on float32 values that no table of 256 values can stand for."""
     if op.name in ("v1.pad", "v2.pad"):
         return op.args[2] == "constant"
-    return op.name not in VALUE_OPS and op.name not in _POINT_OPS and op.name not in _MOVING_OPS
+    return op.name not in VALUE_OPS and op.name not in _MOVING_OPS
 
 
 def is_tabled(op: Op) -> bool:
@@ -82,67 +66,82 @@ def is_tabled(op: Op) -> bool:
     return not _needs_floats(op) and "erase" not in op.name
 
 
-def _first_float_op(ops: Sequence[Op], in_floats: bool) -> int | None:
-    """Position of the first call that runs on float32 values; None where a table stands for all of them.
-
-    A product is in the table where it can be, which holds stock code's bits.
-    """
-    converted = next((at for at, op in enumerate(ops, 1) if op.name in _CONVERSIONS), None)
-    if converted is None:
-        return len(ops) if in_floats else None
-    if not (in_floats or any(map(_needs_floats, ops[converted:]))):
-        return None
-    tabled = next((at for at in range(converted, len(ops)) if not is_tabled(ops[at])), len(ops))
-    begin = max((at for at, op in enumerate(ops[:tabled], 1) if op.name == "mul"), default=converted)
-    while begin < len(ops) and ops[begin].name in VALUE_OPS and ops[begin].name != "mul":
-        begin += 1
-    return begin
-
-
-def lower(height: int, width: int, channels: int, ops: Sequence[Op], in_floats: bool = False) -> Program:
-    """The program of one pass of an image.
+def lower(height: int, width: int, channels: int, ops: Sequence[Op]) -> Program:
+    """The program of an image.
 
     Args:
         height: of the decoded source, pixels.
         width: of the decoded source, pixels.
         channels: 1 or 3.
-        ops: the calls of a pass, as `passes_of` gives them.
-        in_floats: end in float32 values also where a table could stand for them.
+        ops: the calls that are recorded on it.
     """
     state = Lowering(height, width, channels)
-    begin = _first_float_op(ops, in_floats)
-    for op in ops[:begin]:
-        if op.name in VALUE_OPS or (op.name in _POINT_OPS and not state.is_uint8):
-            state.value_ops.append(op)
+    for op in ops:
+        if op.name == "contiguous":
+            continue  # which says nothing about values
+        if makes_bytes(op) and not state.is_uint8:
+            _to_bytes(state, op)
         elif op.name == "to_pil_image":
-            state.value_ops.clear()  # bytes again, as they were before the conversion to a tensor
+            state.value_ops.clear()
+        elif op.name in VALUE_OPS and not state.is_float:
+            state.value_ops.append(op)
+            state.is_uint8 = state.is_uint8 and not makes_floats(op)
+        elif op.name in _POINT_OPS and not state.is_uint8 and _is_half(state):
+            state.value_ops.append(op)
         else:
+            if not state.is_uint8 and not state.is_float and _needs_floats(op):
+                _look_up_values(state)
+                state.is_float = True
             LOWER[op.name](state, *op.args)
-    for atom, values_before, values in state.erased:
-        before, after = tuple(state.value_ops[:values_before]), tuple(state.value_ops[values_before:])
+    value_ops: tuple[Op, ...] = ()
+    if not (state.is_uint8 or state.is_float):
+        is_wide = value_table(state.channels, tuple(state.value_ops)).dtype in WIDE_TYPES
+        if is_wide and not state.erased:
+            value_ops = tuple(state.value_ops)
+        else:
+            _look_up_values(state)
+    return Program(tuple(state.atoms), value_ops, channels, state.channels, (state.height, state.width))
+
+
+def _is_half(state: Lowering) -> bool:
+    return not state.is_float and value_table(state.channels, tuple(state.value_ops)).dtype.itemsize == 2
+
+
+def _to_bytes(state: Lowering, op: Op) -> None:
+    """A call that turns floats back into bytes."""
+    is_image = op.name == "to_pil_image"
+    op = Op("to_pil_bytes") if is_image else op
+    if state.is_float:
+        LOWER[op.name](state, *op.args)
+    else:
+        state.value_ops.append(op)
+        _look_up_values(state, 255.0)
+    state.is_uint8, state.is_float = True, False
+    state.value_ops = [] if is_image else [Op("pil_to_tensor")]
+
+
+def _look_up_values(state: Lowering, top: float = 1.0) -> None:
+    """VALUES: (bits of the largest value that follows,), and a table [3, 256] of float32.
+
+    Boxes that were erased since hold what stock code makes of their values.
+    """
+    chain = tuple(state.value_ops)
+    for at, before, values in state.erased:
         with executing():
-            written = replay(values.to(value_table(state.channels, before).dtype), after)
-        state.atoms[atom] = _with_values(state.atoms[atom], written.float())
-    floats = FloatLowering(state.height, state.width, state.channels)
-    for op in ops[len(ops) if begin is None else begin :]:
-        LOWER_FLOAT[op.name](floats, *op.args)
-    return Program(
-        tuple(state.atoms),
-        tuple(state.value_ops),
-        channels,
-        state.channels,
-        floats.channels,
-        (floats.height, floats.width),
-        None if begin is None else tuple(floats.atoms),
-    )
+            written = replay(values.to(value_table(state.channels, chain[:before]).dtype), chain[before:])
+        state.atoms[at] = _with_values(state.atoms[at], written.float())
+    at = state.erased[0][0] if state.erased else len(state.atoms)
+    size = state.atoms[at].size if state.erased else (state.height, state.width)
+    state.atoms.insert(at, Atom(Kind.VALUES, size, float_bits(top), tables=value_planes(state.channels, chain)))
+    state.value_ops.clear()
+    state.erased.clear()
 
 
 def _with_values(erase: Atom, values: torch.Tensor) -> Atom:
     """An erased box with its values [C, H, W] or [3, 1, 1], as they are in the result."""
-    bits = values.contiguous().view(torch.int32)
     if erase.kind == Kind.PASTE:
-        return erase._replace(tables=(three_planes(bits),))
-    return erase._replace(values=(*erase.values, *bits.flatten().tolist()))
+        return erase._replace(tables=(three_planes(values),))
+    return erase._replace(fill=tuple(values.flatten().tolist()))
 
 
 @functools.lru_cache(maxsize=256)
@@ -153,4 +152,12 @@ def value_table(channels: int, value_ops: tuple[Op, ...]) -> torch.Tensor:
     """
     ramp = np.tile(np.arange(256, dtype=np.uint8)[None, :, None], (1, 1, channels))
     image = Image.fromarray(ramp if channels == 3 else ramp[:, :, 0])
-    return replay(image, value_ops).as_subclass(torch.Tensor)[:, 0, :].contiguous()
+    with executing():
+        return replay(image, value_ops).as_subclass(torch.Tensor)[:, 0, :].contiguous()
+
+
+@functools.lru_cache(maxsize=256)
+def value_planes(channels: int, value_ops: tuple[Op, ...]) -> tuple[np.ndarray, ...]:
+    """`value_table` for each of three channels, float32 by their bits as int32 [256]."""
+    table = value_table(channels, value_ops).float().expand(3, -1).contiguous()
+    return tuple(table.view(torch.int32).numpy())

@@ -32,8 +32,8 @@ class ResampleTable(NamedTuple):
 
     Attributes:
         first: int32 [out], first source index of each output position.
-        weights: int32 [out, taps], scaled by 2 ** precision; zero past an output's last tap.
-        precision: bits after the binary point.
+        weights: int32 [taps, out], scaled by 2 ** precision; zero past an output's last tap.
+        precision: bits after the binary point; 0 for weights in float32, by their bits.
     """
 
     first: np.ndarray
@@ -143,7 +143,7 @@ def pillow_table(in_size: int, out_size: int, resample: int) -> ResampleTable:
     """Weights of `Image.resize` for images of 8 bits."""
     first, weights = _normalized(in_size, out_size, resample)
     scaled = weights * (1 << PILLOW_PRECISION_BITS)
-    return ResampleTable(first, (scaled + np.copysign(0.5, scaled)).astype(np.int32), PILLOW_PRECISION_BITS)
+    return _rounded(first, scaled, PILLOW_PRECISION_BITS)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -178,26 +178,33 @@ def _in_16_bits(first: np.ndarray, weights: np.ndarray) -> ResampleTable:
     while precision < 22 and int(0.5 + largest * (1 << (precision + 1))) < 1 << 15:
         precision += 1
     scaled = weights * (1 << precision)
-    return ResampleTable(first, (scaled + np.copysign(0.5, scaled)).astype(np.int32), precision)
+    return _rounded(first, scaled, precision)
+
+
+def _rounded(first: np.ndarray, scaled: np.ndarray, precision: int) -> ResampleTable:
+    """The table of weights [out, taps] that are already scaled."""
+    whole = (scaled + np.copysign(0.5, scaled)).astype(np.int32)
+    return ResampleTable(first, np.ascontiguousarray(whole.T), precision)
 
 
 @functools.lru_cache(maxsize=1024)
-def cubic_table(in_size: int, out_size: int) -> np.ndarray:
-    """Taps of `interpolate(mode="bicubic", antialias=False)` for float32 tensors.
-
-    Returns:
-        int32 [out, 8]: four source positions, then four float32 weights by their bits.
-    """
-    one = np.float32(1)
+def float_taps(in_size: int, out_size: int, resample: int) -> ResampleTable:
+    """Weights of `interpolate(antialias=False)` for float32 tensors: two taps, or four if bicubic."""
     middle = np.arange(out_size, dtype=np.float32) + np.float32(0.5)
     position = _rounded_once(middle, np.float32(in_size) / np.float32(out_size), -0.5)
-    before = np.floor(position)
-    beyond = np.clip(position - before, np.float32(0), one)
-    weights = (
-        _outer_cubic(beyond + one), _inner_cubic(beyond), _inner_cubic(one - beyond), _outer_cubic(one - beyond + one)
-    )  # fmt: skip
-    taps = np.clip(before.astype(np.int64)[:, None] + np.arange(-1, 3), 0, in_size - 1)
-    return np.concatenate([taps.astype(np.int32), np.stack(weights, axis=1).view(np.int32)], axis=1)
+    one = np.float32(1)
+    if resample == Resampling.BICUBIC:
+        before = np.floor(position)
+        beyond = np.clip(position - before, np.float32(0), one)
+        rest = one - beyond
+        weights = [_outer_cubic(beyond + one), _inner_cubic(beyond), _inner_cubic(rest), _outer_cubic(rest + one)]
+        first = before.astype(np.int32) - 1
+    else:
+        position = np.maximum(position, np.float32(0))
+        first = np.minimum(position.astype(np.int32), in_size - 1)
+        beyond = np.clip(position - first.astype(np.float32), np.float32(0), one)
+        weights = [one - beyond, beyond]
+    return ResampleTable(first, np.stack(weights).view(np.int32), 0)
 
 
 def _inner_cubic(x: np.ndarray) -> np.ndarray:
@@ -208,45 +215,6 @@ def _inner_cubic(x: np.ndarray) -> np.ndarray:
 def _outer_cubic(x: np.ndarray) -> np.ndarray:
     """((a x - 5 a) x + 8 a) x - 4 a with a = -0.75; torch's code rounds once in the first two steps."""
     return _rounded_once(_rounded_once(-0.75, x, 3.75), x, -6.0) * x + np.float32(3)
-
-
-def _float_spans(in_size: int, out_size: int, resample: int) -> tuple[np.ndarray, np.float32, np.ndarray, np.ndarray]:
-    """Of `interpolate(antialias=True)` for float32 tensors: center of each output position, float32 [out]; how much
-    wider than its definition the filter is; first source index, int64 [out]; number of taps, int64 [out]."""
-    half = np.float32(0.5)
-    scale = np.float32(in_size) / np.float32(out_size)
-    stretch = max(scale, np.float32(1))
-    support = np.float32(SUPPORT[Resampling(resample)]) * stretch
-    center = ((np.arange(out_size) + 0.5) * np.float64(scale)).astype(np.float32)
-    first = np.maximum(((center - support).astype(np.float64) + half).astype(np.int64), 0)
-    count = np.minimum(((center + support).astype(np.float64) + half).astype(np.int64), in_size) - first
-    return center, stretch, first, count
-
-
-@functools.lru_cache(maxsize=1024)
-def float_table(in_size: int, out_size: int, resample: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weights of `interpolate(antialias=True)` for float32 tensors, whose own arithmetic is float32.
-
-    Returns:
-        First source index of each output position, int32 [out]; how many of its products are rounded before they are
-        added, int32 [out]; and the weights, float32 [out, taps] by their bits as int32.
-    """
-    center, stretch, first, count = _float_spans(in_size, out_size, resample)
-    taps = np.arange(int(count.max()))
-    distance = (taps[None, :] + first[:, None]).astype(np.float32) - center[:, None]
-    inverse = np.float64(np.float32(1) / stretch)
-    x = np.abs(((distance.astype(np.float64) + 0.5) * inverse).astype(np.float32))
-    weights = np.where(x < 1, 1 - x, np.float32(0))
-    if resample == Resampling.BICUBIC:
-        near = _rounded_once(_rounded_once(1.5, x, -2.5) * x, x, 1.0)
-        far = _rounded_once(_rounded_once(_rounded_once(-0.5, x, 2.5), x, -4.0), x, 2.0)
-        weights = np.where(x < 1, near, np.where(x < 2, far, np.float32(0)))
-    weights[taps[None, :] >= count[:, None]] = 0
-    total = np.add.accumulate(weights, axis=1)[:, -1:]
-    np.divide(weights, total, out=weights, where=total != 0)
-    # After the first tap torch's loop adds four at a time, with two roundings each; those left over with one.
-    grouped = 1 + (count - 1) // 4 * 4
-    return first.astype(np.int32), grouped.astype(np.int32), weights.view(np.int32)
 
 
 def _rounded_once(a: np.ndarray | float, b: np.ndarray, c: float) -> np.ndarray:

@@ -15,17 +15,15 @@ import torch
 from PIL import Image
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
-from torch_sink.image.core.atoms import Lowering, lowers
+from torch_sink.image.core.atoms import FORMULAS, Formula, Kind, Lowering, lowers, three
 from torch_sink.image.core.tensor_argument import TensorArgument
-from torch_sink.image.lower.floats import FloatLowering
 from torch_sink.image.lower.geometry import transpose
 
-# What the kernel reads of the kind of a grid, and of how the fill is worked in.
+# What the kernel reads of the kind of a grid, and of how the fill is worked in: not at all, or as v1 or v2 do it.
 AFFINE, PERSPECTIVE, DISPLACED = range(3)
-NO_FILL, FILL_V1, FILL_V2 = range(3)
+NO_FILL = Formula.PILLOW
 # The number of a mode is its place here.
 MODES = ("nearest", "bilinear")
-_FILL_RULES = {"v1": FILL_V1, "v2": FILL_V2}
 
 
 def affine_matrix(
@@ -92,27 +90,15 @@ def _identity_positions(height: int, width: int) -> np.ndarray:
     return _bits(torch.cat([torch.linspace(*end, dtype=torch.float32, device="cpu") for end in ends]))
 
 
-def grid_values(
-    family: str, height: int, width: int, grid: Grid, mode: str, fill: tuple[float, ...] | None
-) -> tuple[int, ...]:
-    """(input width, input height, mode, fill rule, kind of grid, -, three float32 fills)."""
-    rule = NO_FILL if fill is None else _FILL_RULES[family]
-    fills = (0.0,) if fill is None else fill
-    fills = fills * 3 if len(fills) == 1 else fills
-    return width, height, MODES.index(mode), rule, grid.kind, 0, *_bits(_floats(fills)).tolist()
-
-
 def _warp(
-    family: str,
-    state: Lowering | FloatLowering,
-    grid: Grid,
-    mode: str,
-    fill: tuple[float, ...] | None,
-    size: tuple[int, int],
+    family: str, state: Lowering, grid: Grid, mode: str, fill: tuple[float, ...] | None, size: tuple[int, int]
 ) -> None:
-    """GRID, and WARP on floats: `grid_values`, and the tables of the grid."""
+    """GRID: (input width, input height, mode, -, -, kind of grid), a fill, and the tables of the grid."""
     height, width = state.resize_to(*size)
-    state.add(state.grid_kind, *grid_values(family, height, width, grid, mode, fill), tables=grid.tables)
+    rule = NO_FILL if fill is None else FORMULAS[family]
+    fills = three((0.0,) if fill is None else fill)
+    values = width, height, MODES.index(mode), 0, 0, grid.kind
+    state.add(Kind.GRID, *values, fill=fills, formula=rule, tables=grid.tables)
 
 
 def _same_size(family: str, make: Callable[..., Grid]) -> Callable[..., None]:

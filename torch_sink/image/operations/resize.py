@@ -14,7 +14,7 @@ from torchvision.transforms.v2.functional._geometry import _check_interpolation,
 
 from torch_sink.image.core.arguments import whole_sides
 from torch_sink.image.core.ops import CLOSE, EXACT, MOVED, RECORDERS, Op, Operation, Promise
-from torch_sink.image.lower.geometry import NEAREST_MODES, integer_resize_fits
+from torch_sink.image.lower.resize import NEAREST_MODES, integer_resize_fits
 from torch_sink.image.operations.examples import Arguments, Example, interpolations, sample
 
 SMOOTH_MODES = (Mode.BILINEAR, Mode.BICUBIC)

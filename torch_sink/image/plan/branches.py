@@ -1,7 +1,6 @@
 """The stages of an image whose program branches: each branch is an image of its own until they are mixed.
 
 The branches read what the stage before the mix wrote, or the decoded image where only crops and flips come before.
-Where one of them begins with a statistic, the stage before them makes the histogram for all.
 """
 
 from __future__ import annotations
@@ -13,48 +12,29 @@ from torch_sink.image.plan.stages import Stage, stages_of, whole_view
 
 
 def branched_stages(height: int, width: int, atoms: Sequence[Atom]) -> list[Stage]:
-    """As `stages_of`, with the stages of its branches in each stage that mixes.
-
-    Args:
-        height: of the image that the first stage reads.
-        width: of the same.
-        atoms: of uint8 stages.
-    """
+    """As `stages_of`, with the stages of its branches in each stage that mixes."""
     stages = stages_of(height, width, atoms)
-    mixes = [stage for stage in stages if stage.head is not None and stage.head.kind == Kind.MIX]
-    for stage in mixes:
-        at = next(number for number, other in enumerate(stages) if other is stage)
-        assert stage.head is not None
-        if not any(_begins_with_statistic(branch.atoms) for branch in stage.head.branches):
-            size = stages[at - 1].size if at else (height, width)
-            leading = [] if at else atoms[: next(number for number, atom in enumerate(atoms) if atom.kind == Kind.MIX)]
-            branches = [stages_of(*size, (*leading, *branch.atoms)) for branch in stage.head.branches]
-            stages[at] = stage._replace(branches=tuple(map(tuple, branches)))
+    for stage in list(stages):
+        if stage.head is None or stage.head.kind != Kind.MIX:
             continue
-        if not at:
-            stages.insert(0, Stage(stage.view, None, (), stage.input_size, stage.input_size, False, False))
-            at = 1
-        stages[at - 1 : at + 1] = _after_shared(stages[at - 1], stage._replace(view=whole_view(*stage.head.size)))
+        at = next(number for number, other in enumerate(stages) if other is stage)
+        mixed = stage.head.branches
+        begin_with_statistic = [_begins_with_statistic(branch.atoms) for branch in mixed]
+        if at == 0 and any(begin_with_statistic):
+            # What is measured has to lie in the workspace.
+            stages.insert(0, Stage(stage.view, None, None, (), stage.input_size, stage.input_size, False, False))
+            stage, at = stage._replace(view=whole_view(*stage.input_size)), 1
+        size = stages[at - 1].size if at else (height, width)
+        leading = [] if at else atoms[: next(number for number, atom in enumerate(atoms) if atom.kind == Kind.MIX)]
+        branches = [stages_of(*size, (*leading, *branch.atoms)) for branch in mixed]
+        for branch, has_copy in zip(branches, begin_with_statistic, strict=True):
+            del branch[: int(has_copy)]
+        stages[at] = stage._replace(branches=tuple(map(tuple, branches)))
     return stages
 
 
 def _begins_with_statistic(atoms: Sequence[Atom]) -> bool:
     return bool(atoms) and atoms[0].kind.role == "statistic"
-
-
-def _after_shared(before: Stage, mix: Stage) -> tuple[Stage, Stage]:
-    """A stage and the mix after it, whose branches all read what that stage writes."""
-    assert mix.head is not None
-    branches = []
-    for branch in mix.head.branches:
-        stages = stages_of(*before.size, branch.atoms)
-        if _begins_with_statistic(branch.atoms):
-            # Of the two kinds of gray value, a mix has but one: its calls are all of one family.
-            formula = max(before.histogram_formula, stages[0].histogram_formula)
-            before = before._replace(writes_histogram=True, histogram_formula=formula)
-            del stages[0]  # a copy, for the histogram alone
-        branches.append(tuple(stages))
-    return before, mix._replace(branches=tuple(branches))
 
 
 def depth(stages: Sequence[Stage]) -> int:

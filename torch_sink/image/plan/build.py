@@ -1,11 +1,8 @@
-"""The programs of images that run together -> a Plan: which launch does what to which image, as arrays.
+"""The programs of a batch -> a Plan: which launch does what to which image, ready for the kernels.
 
-Every image's last stage runs in the last launch, so a batch costs as many launches as its longest image has stages.
-Branches end in the launch before the one that mixes them.
-Where some images go on in float32 after the conversion to tensors, all do: the uint8 stages of all images come first,
-then the float stages, and a batch costs as many launches as the longest image of each kind has stages.
-
-A plan is made where the batch is collated, often in a data worker. It says nothing of addresses: `placed.py` adds them.
+Every image's last stage runs in the last launch, whether it holds bytes or floats, so a batch costs as many launches as
+its longest image has stages, and one more before each in which some image needs to know its whole input. Branches end
+in the launch before the one that mixes them.
 """
 
 from __future__ import annotations
@@ -16,47 +13,32 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torch_sink.image.core.atoms import FloatKind, Kind, Program
-from torch_sink.image.core.ops import Op
+from torch_sink.image.core.atoms import Kind, Program
 from torch_sink.image.plan.branches import branched_stages, depth, longest_branch
 from torch_sink.image.plan.jobs import COLUMN, ImageJobs, RowBuilder
 from torch_sink.image.plan.regions import region_read
-from torch_sink.image.plan.stages import Stage, only_crops_and_flips, stages_of
+from torch_sink.image.plan.stages import Stage
 
-# What works in float64 or int64, or needs as many registers.
-_FLOAT64_KINDS = frozenset(
-    (Kind.HUE, Kind.WARP, Kind.BLUR, Kind.BLUR_X, Kind.BLUR_Y, Kind.RESIZE_X, Kind.RESIZE_Y, Kind.GRID, Kind.BOX_BLUR)
-)
-_HEAVY_FLOAT_KINDS = frozenset(
-    (
-        *(Kind.ERASE, Kind.PASTE, FloatKind.HUE),
-        *(kind for kind in FloatKind if kind >= FloatKind.BILINEAR),
-    )
-)
-_NAMES = {int(kind): kind.name.lower() for kind in (*Kind, *FloatKind)}
+_NAMES = {int(kind): kind.name.lower() for kind in Kind}
 _MOST_SHOWN = 4
 
 
 class Launch(NamedTuple):
-    """One launch: its jobs, and which variant of which kernel it needs.
+    """One launch of the stage kernel, and of the one for statistics before it where there are any.
 
     Attributes:
-        begin: of its jobs in `Plan.slot_jobs`.
+        begin: of its jobs among `Plan.slot_jobs`.
         end: of the same.
-        on_floats: the float stage kernel runs; else the one on uint8.
-        is_last: it writes the result.
         is_heavy: some image needs what only the larger variant can do.
-        has_statistic: histograms or other statistics are made or read.
-        has_erase: uint8 kernel: boxes are erased.
+        statistics_begin: of its statistics among `Plan.statistics`.
+        statistics_end: of the same.
     """
 
     begin: int
     end: int
-    on_floats: bool
-    is_last: bool
     is_heavy: bool
-    has_statistic: bool
-    has_erase: bool
+    statistics_begin: int
+    statistics_end: int
 
 
 class Plan(NamedTuple):
@@ -69,12 +51,11 @@ class Plan(NamedTuple):
         slot_jobs: int32 [jobs], the jobs in the order of the launches.
         operations: int32 [rows, OPERATION_COLUMNS].
         tables: int32 [entries].
+        made_entries: of the tables that the device makes, behind these.
+        resizes: int32 [resizes, PROLOGUE_COLUMNS], whose weights the device makes before the launches.
+        statistics: int32 [statistics, STATISTIC_COLUMNS], in the order of the launches.
         boxes: int32 [images, 4], the part of each image that is read: left, top, width, height.
-        histograms: how many statistics of whole images are needed.
-        workspace_bytes: for the outputs of all uint8 stages but the last of the batch.
-        float_elements: float32 elements for the outputs of all float stages but the last; 0 without float stages.
-        in_floats: the float kernel writes the result.
-        value_chains: distinct chains of calls that turn uint8 into floats, each with the channels it applies to.
+        workspace_bytes: for the outputs of all stages but the last of each image.
         out_channels: channels of the result.
         size: (height, width) of the result.
     """
@@ -84,12 +65,11 @@ class Plan(NamedTuple):
     slot_jobs: np.ndarray
     operations: np.ndarray
     tables: np.ndarray
+    made_entries: int
+    resizes: np.ndarray
+    statistics: np.ndarray
     boxes: np.ndarray
-    histograms: int
     workspace_bytes: int
-    float_elements: int
-    in_floats: bool
-    value_chains: tuple[tuple[tuple[Op, ...], int], ...]
     out_channels: int
     size: tuple[int, int]
 
@@ -98,7 +78,7 @@ class Plan(NamedTuple):
         return Counter(map(self._stage, self.jobs[self.slot_jobs[launch.begin : launch.end]].tolist()))
 
     def _stage(self, job: Sequence[int]) -> str:
-        rows = [job[COLUMN["HEAD"]]] if job[COLUMN["HEAD"]] >= 0 else []
+        rows = [job[COLUMN["HEAD"]]] if job[COLUMN["HEAD"]] else []
         rows += range(job[COLUMN["TAIL_BEGIN"]], job[COLUMN["TAIL_END"]])
         return " + ".join(_NAMES[int(self.operations[row, 0])] for row in rows) or "copy"
 
@@ -108,12 +88,36 @@ class Plan(NamedTuple):
             found = self.work(launch)
             work = "; ".join(f"{count} x {text}" for text, count in found.most_common(_MOST_SHOWN))
             more = len(found) - _MOST_SHOWN
-            values = " on floats" if launch.on_floats else ""
-            lines.append(f"launch {number}{values}: {work}{f'; {more} other mixtures' if more > 0 else ''}")
-        chains = " | ".join(", ".join(map(str, chain)) for chain, _ in self.value_chains)
+            statistics = " after statistics" if launch.statistics_begin < launch.statistics_end else ""
+            lines.append(f"launch {number}{statistics}: {work}{f'; {more} other mixtures' if more > 0 else ''}")
         height, width = self.size
-        lines.append(f"values: {chains} -> [{self.out_channels}, {height}, {width}]")
+        lines.append(f"-> [{self.out_channels}, {height}, {width}]")
         return "\n".join(lines)
+
+
+class _Slots:
+    """The launches while jobs are added to them."""
+
+    def __init__(self, count: int) -> None:
+        self.jobs: list[list[int]] = [[] for _ in range(count)]
+        self.statistics: list[list[list[int]]] = [[] for _ in range(count)]
+        self.is_heavy = [False] * count
+
+    def add(self, at: int, job: ImageJobs, number: int, stage: Stage) -> None:
+        self.jobs[at].append(number)
+        self.statistics[at] += job.statistics
+        # What writes floats for the next stage, or reads them, is heavy.
+        reads_floats = job.builder.jobs[number][COLUMN["SOURCE_KIND"]] != COLUMN["BYTES"]
+        writes_floats = job.builder.jobs[number][COLUMN["TARGET_KIND"]] == COLUMN["FLOATS"]
+        self.is_heavy[at] |= stage.is_heavy or reads_floats or writes_floats
+
+    def launches(self) -> tuple[Launch, ...]:
+        launches, end, statistics_end = [], 0, 0
+        for jobs, statistics, is_heavy in zip(self.jobs, self.statistics, self.is_heavy, strict=True):
+            begin, end = end, end + len(jobs)
+            statistics_begin, statistics_end = statistics_end, statistics_end + len(statistics)
+            launches.append(Launch(begin, end, is_heavy, statistics_begin, statistics_end))
+        return tuple(launches)
 
 
 def build_plan(
@@ -128,75 +132,43 @@ def build_plan(
         rows: which row of the result each becomes.
     """
     builder = RowBuilder()
-    in_floats = any(program.float_atoms is not None for program in programs)
-    chains = [_stages(shape, program, in_floats) for shape, program in zip(shapes, programs, strict=True)]
-    byte_depth, float_depth = (max(depth(chain[on_floats]) for chain in chains) for on_floats in (0, 1))
-    slots: list[list[tuple[int, Stage]]] = [[] for _ in range(byte_depth + float_depth)]
-    for image, row, program, (byte_stages, float_stages) in zip(images, rows, programs, chains, strict=True):
-        job = ImageJobs(builder, image, row, program)
-        for stages, end, on_floats in ((byte_stages, byte_depth, False), (float_stages, len(slots), True)):
-            at = end - depth(stages)
-            for following_at, stage in enumerate(stages, 1):
-                following = stages[following_at] if following_at < len(stages) else None
-                at += longest_branch(stage)
-                for branch, mixed in zip(stage.branches, stage.head.branches if stage.head else (), strict=True):
-                    numbers = job.add_branch(branch, mixed.weight)
-                    for slot, number, part in zip(slots[at - len(branch) : at], numbers, branch, strict=True):
-                        slot.append((number, part))
-                is_last = at == len(slots) - 1
-                slots[at].append((job.add_stage(stage, following, on_floats=on_floats, is_last=is_last), stage))
-                at += 1
+    chains = [branched_stages(*shape, program.atoms) for shape, program in zip(shapes, programs, strict=True)]
+    slots = _Slots(max(map(depth, chains)))
+    for image, row, program, stages in zip(images, rows, programs, chains, strict=True):
+        _add_image(slots, ImageJobs(builder, image, row, program), stages)
+    operations, resizes = builder.made_arrays()
+    statistics = [row for rows_of_launch in slots.statistics for row in rows_of_launch]
     return Plan(
-        tuple(_launches(slots, byte_depth)),
+        slots.launches(),
         _smallest(np.array(builder.jobs, dtype=np.int64)),
-        np.array([number for slot in slots for number, _ in slot], dtype=np.int32),
-        np.array(builder.operations, dtype=np.int32).reshape(-1, COLUMN["OPERATION_COLUMNS"]),
-        np.concatenate([table.ravel() for table in builder.tables]) if builder.tables else np.zeros(1, np.int32),
-        np.array([region_read(*shape, *chain) for shape, chain in zip(shapes, chains, strict=True)], dtype=np.int32),
-        builder.histograms,
+        np.array([number for jobs in slots.jobs for number in jobs], dtype=np.int32),
+        operations,
+        np.concatenate([table.ravel() for table in builder.tables]) if builder.tables else np.zeros(0, np.int32),
+        builder.made_entries,
+        resizes,
+        np.array(statistics, dtype=np.int32).reshape(-1, COLUMN["STATISTIC_COLUMNS"]),
+        np.array([region_read(*shape, chain) for shape, chain in zip(shapes, chains, strict=True)], dtype=np.int32),
         builder.workspace,
-        builder.floats,
-        in_floats,
-        tuple(builder.chains),
         programs[0].out_channels,
         programs[0].size,
     )
 
 
+def _add_image(slots: _Slots, job: ImageJobs, stages: Sequence[Stage]) -> None:
+    """Adds the stages of one image to the last launches."""
+    at = len(slots.jobs) - depth(stages)
+    for number, stage in enumerate(stages, 1):
+        at += longest_branch(stage)
+        for branch, mixed in zip(stage.branches, stage.head.branches if stage.head else (), strict=True):
+            position = job.position
+            for slot, part in enumerate(branch, at - len(branch)):
+                position = job.add_branch_stage(part, position)
+                slots.add(slot, job, position.job, part)
+            job.end_branch(branch[-1], position, mixed.weight)
+        slots.add(at, job, job.add_stage(stage, is_last=number == len(stages)), stage)
+        at += 1
+
+
 def _smallest(jobs: np.ndarray) -> np.ndarray:
     """As int32 where that holds them, for the way to another process."""
     return jobs.astype(np.int32) if abs(jobs).max(initial=0) <= np.iinfo(np.int32).max else jobs
-
-
-def _stages(shape: tuple[int, int], program: Program, in_floats: bool) -> tuple[list[Stage], list[Stage]]:
-    """The uint8 stages and the float stages of one image; where one image has float stages, all have."""
-    height, width = shape
-    if not in_floats:
-        return branched_stages(height, width, program.atoms), []
-    atoms, float_atoms = program.atoms, program.float_atoms or ()
-    if only_crops_and_flips(height, width, atoms):
-        # They cost nothing as the view of the first float stage.
-        return [], stages_of(height, width, (*atoms, *float_atoms))
-    height, width = atoms[-1].size
-    return branched_stages(*shape, atoms), stages_of(height, width, float_atoms)
-
-
-def _launches(slots: Sequence[Sequence[tuple[int, Stage]]], byte_depth: int) -> list[Launch]:
-    launches, end = [], 0
-    for at, slot in enumerate(slots):
-        kinds = {atom.kind for _, stage in slot for atom in stage.tail}
-        kinds |= {stage.head.kind for _, stage in slot if stage.head is not None}
-        heavy = _HEAVY_FLOAT_KINDS if at >= byte_depth else _FLOAT64_KINDS
-        begin, end = end, end + len(slot)
-        launches.append(
-            Launch(
-                begin,
-                end,
-                on_floats=at >= byte_depth,
-                is_last=at == len(slots) - 1,
-                is_heavy=not kinds.isdisjoint(heavy) or any(stage.uses_tensor_formulas for _, stage in slot),
-                has_statistic=any(stage.reads_histogram or stage.writes_histogram for _, stage in slot),
-                has_erase=not kinds.isdisjoint((Kind.ERASE, Kind.PASTE)),
-            )
-        )
-    return launches

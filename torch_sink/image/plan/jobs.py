@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from torch_sink.image.core.atoms import Atom, FloatKind, Kind, Program
-from torch_sink.image.core.ops import Op
+from torch_sink.image.core.atoms import Atom, Kind, Program, ResizeWeights, float_bits
 from torch_sink.image.plan.stages import Stage
 from torch_sink.triton_kernels import rows
 
 COLUMN = {name: value for name, value in vars(rows).items() if name.isupper()}
-_TABLE_COLUMN = {Kind.REMAP: 2, Kind.LOOKUP: 2, Kind.GRID: 10, FloatKind.WARP: 10}
-_HEAD_TABLE_COLUMN = 8
-# What hands float32 values to the next stage.
-_FLOAT_OUTPUTS = (Kind.BLUR_X, Kind.RESIZE_X)
 # Of a position that nobody knows while the plan is made; the number of an image, or of a row, follows it.
 _ELSEWHERE = -1
 _ALIGNMENT_BYTES = 16
-_ALIGNMENT_FLOATS = 4
+_FLOAT_BYTES = 4
 
 
 class RowBuilder:
@@ -27,27 +23,19 @@ class RowBuilder:
 
     def __init__(self) -> None:
         self.jobs: list[list[int]] = []
-        self.operations: list[list[int]] = []
+        self.operations: list[list[int]] = [[0] * rows.OPERATION_COLUMNS]  # no head
         self.tables: list[np.ndarray] = []
         self.table_offsets: dict[int, int] = {}
         self.table_entries = 0
-        self.histograms = 0
+        # What the device makes lies behind the tables of the host: where, and which operations say so.
+        self.resizes: dict[ResizeWeights, list[int]] = {}
+        self.made_entries = 0
+        self.made_columns: list[tuple[int, int]] = []
         self.workspace = 0
-        self.floats = 0
-        self.chains: dict[tuple[tuple[Op, ...], int], int] = {}
-
-    def add_histogram(self) -> int:
-        self.histograms += 1
-        return self.histograms - 1
 
     def reserve(self, number_of_bytes: int) -> int:
         offset = self.workspace
         self.workspace += -(-number_of_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        return offset
-
-    def reserve_floats(self, elements: int) -> int:
-        offset = self.floats
-        self.floats += -(-elements // _ALIGNMENT_FLOATS) * _ALIGNMENT_FLOATS
         return offset
 
     def add_table(self, table: np.ndarray) -> int:
@@ -58,16 +46,63 @@ class RowBuilder:
             self.tables.append(table)
         return self.table_offsets[id(table)]
 
+    def _add_made(self, entries: int) -> int:
+        offset = self.made_entries
+        self.made_entries += entries
+        return offset
+
+    def _weights_at(self, weights: ResizeWeights) -> list[int]:
+        """Where the device writes first positions and weights."""
+        if weights not in self.resizes:
+            entries = weights.out_size, weights.taps * weights.out_size
+            self.resizes[weights] = [self._add_made(count) for count in entries]
+        return self.resizes[weights]
+
     def add_operation(self, atom: Atom) -> int:
-        row = [0] * COLUMN["OPERATION_COLUMNS"]
-        row[0], row[COLUMN["FORMULA"]] = int(atom.kind), int(atom.formula)
+        number, row = len(self.operations), [0] * rows.OPERATION_COLUMNS
+        row[0], row[rows.FORMULA] = int(atom.kind), int(atom.formula)
         row[1 : 1 + len(atom.values)] = atom.values
-        for number, table in enumerate(atom.tables):
-            row[_TABLE_COLUMN.get(atom.kind, _HEAD_TABLE_COLUMN) + number] = self.add_table(table)
+        first = rows.PASTED if atom.kind == Kind.PASTE else rows.TABLE
+        for column, table in enumerate(atom.tables, first):
+            row[column] = self.add_table(table)
+        if atom.weights is not None:
+            self._set_made(row, number, self._weights_at(atom.weights))
+        elif atom.kind == Kind.BLEND_MEAN:
+            self._set_made(row, number, [self._add_made(1)])
+        elif atom.kind.role == "statistic":
+            tables = [self._add_made(256) for _ in range(1 if atom.kind == Kind.CONTRAST else 3)]
+            self._set_made(row, number, tables * (3 // len(tables)))
+        if atom.fill:
+            row[rows.FILL : rows.FILL + 3] = float_bits(*atom.fill)
         if atom.factor:
-            row[COLUMN["FACTOR"]] = int(np.float32(atom.factor).view(np.int32))
+            row[rows.FACTOR] = float_bits(atom.factor)[0]
         self.operations.append(row)
-        return len(self.operations) - 1
+        return number
+
+    def _set_made(self, row: list[int], number: int, offsets: Sequence[int]) -> None:
+        for column, offset in enumerate(offsets, rows.TABLE):
+            row[column] = offset
+            self.made_columns.append((number, column))
+
+    def made_arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Operations and resizes, with all offsets into the tables: int32."""
+        operations = np.array(self.operations, dtype=np.int32)
+        if self.made_columns:
+            operations[tuple(np.array(self.made_columns).T)] += self.table_entries
+        resizes = np.zeros((len(self.resizes), rows.PROLOGUE_COLUMNS), np.int32)
+        for row, (weights, offsets) in zip(resizes, self.resizes.items(), strict=True):
+            row[rows.IN_SIZE : rows.FILTER + 1] = weights[:4]
+            row[[rows.FIRST_AT, rows.WEIGHTS_AT]] = np.array(offsets) + self.table_entries
+            row[rows.PRECISION] = weights.precision
+        return operations, resizes
+
+
+class Position(NamedTuple):
+    """Where the pixels of an image lie meanwhile: the four columns of a job that say so, and which job wrote them."""
+
+    place: tuple[int, int, int, int]
+    is_float: bool
+    job: int
 
 
 class ImageJobs:
@@ -75,78 +110,53 @@ class ImageJobs:
 
     def __init__(self, builder: RowBuilder, image: int, row: int, program: Program) -> None:
         self.builder, self.program = builder, program
-        self.source: tuple[int, int, int, int] = _ELSEWHERE, image, 0, 0
+        self.position = Position((_ELSEWHERE, image, 0, 0), False, -1)
         self.output = _ELSEWHERE, row, 0, 0
-        self.from_bytes = 1
-        self.histogram = -1
         # Operations that tell the next mix where its branches end.
         self.branch_ends: list[Atom] = []
-        self.shared_histogram = -1
+        # Of the job that was added last: rows of `statistics`.
+        self.statistics: list[list[int]] = []
 
-    def add_branch(self, stages: Sequence[Stage], weight: float) -> list[int]:
-        """The numbers of the jobs of one branch of the next stage; what that reads itself stays as it is."""
-        before = self.source, self.histogram, self.from_bytes
-        self.shared_histogram = self.histogram
-        numbers = [
-            self.add_stage(stage, following, on_floats=False, is_last=False)
-            for stage, following in zip(stages, [*stages[1:], None], strict=True)
-        ]
-        self.branch_ends.append(Atom(Kind.MIX, stages[-1].size, (numbers[-1],), weight))
-        self.source, self.histogram, self.from_bytes = before
-        return numbers
+    def add_branch_stage(self, stage: Stage, position: Position) -> Position:
+        """Adds one stage of a branch of the next stage; what that reads itself stays as it is."""
+        before, self.position = self.position, position
+        self.add_stage(stage, is_last=False)
+        position, self.position = self.position, before
+        return position
 
-    def add_stage(self, stage: Stage, following: Stage | None, *, on_floats: bool, is_last: bool) -> int:
-        """The number of the new job; `following`: the stage after it, if any; `is_last`: it writes the result."""
-        return self._add_float_stage(stage, following, is_last) if on_floats else self._add_byte_stage(stage, is_last)
+    def end_branch(self, stage: Stage, position: Position, weight: float) -> None:
+        """Remembers where a branch ends."""
+        self.branch_ends.append(Atom(Kind.MIX, stage.size, (position.job,), weight))
 
-    def _add_byte_stage(self, stage: Stage, is_last: bool) -> int:
-        height, width = stage.size
-        target = self.output
-        if not is_last:
+    def add_stage(self, stage: Stage, *, is_last: bool) -> int:
+        """The number of the new job; `is_last`: it writes the result."""
+        builder, (height, width) = self.builder, stage.size
+        if is_last:
+            target, target_kind = self.output, rows.OUTPUT
+        else:
             # Planes of the three channels, one after the other: neighbors in a row are neighbors in memory.
-            value_bytes = 4 if stage.head is not None and stage.head.kind in _FLOAT_OUTPUTS else 1
-            offset = self.builder.reserve(3 * height * width * value_bytes) // value_bytes
-            target = (offset, width, 1, height * width)
-        fill = stage.view.fill[0] if stage.view.fill else 0
-        return self._add(stage, target, is_last, fill)
-
-    def _add_float_stage(self, stage: Stage, following: Stage | None, is_last: bool) -> int:
-        builder, (height, width) = self.builder, stage.size
-        target = self.output
-        if not is_last:
-            target = (builder.reserve_floats(3 * height * width), width, 1, height * width)
-        fill, statistic = -1, -1
-        if stage.view.fill:
-            fill = builder.add_operation(Atom(Kind.SHIFT, stage.size, (0, 0, 0, 0, *stage.view.fill)))
-        if following is not None and stage.writes_histogram:
-            statistic = builder.add_operation(following.tail[0])
-        number = self._add(stage, target, is_last, fill, statistic)
-        self.from_bytes = 0
-        return number
-
-    def _add(
-        self, stage: Stage, target: tuple[int, int, int, int], is_last: bool, fill: int, statistic: int = -1
-    ) -> int:
-        builder, (height, width) = self.builder, stage.size
-        histogram_read = self.histogram if stage.reads_histogram else -1
-        # The tables made of a histogram lie beside it, but each of several branches makes its own.
-        shares = stage.reads_histogram and histogram_read == self.shared_histogram
-        tables = builder.add_histogram() if shares else histogram_read
-        histogram_written = builder.add_histogram() if stage.writes_histogram else -1
-        head = builder.add_operation(stage.head) if stage.head is not None else -1
+            value_bytes = _FLOAT_BYTES if stage.leaves_floats else 1
+            offset = builder.reserve(3 * height * width * value_bytes) // value_bytes
+            target, target_kind = (offset, width, 1, height * width), rows.FLOATS if stage.leaves_floats else rows.BYTES
+        head = builder.add_operation(stage.head) if stage.head is not None else 0
         if stage.branches:
             for end in self.branch_ends:
                 builder.add_operation(end)
             self.branch_ends.clear()
+        fill = builder.add_operation(Atom(Kind.SHIFT, stage.size, fill=stage.view.fill)) if stage.view.fill else 0
         tail_begin = len(builder.operations)
         for atom in stage.tail:
             builder.add_operation(atom)
-        chain = self.program.value_ops, self.program.value_channels
-        job = [*self.source, *target, height, width, self.program.out_channels if is_last else 3]
-        job += [*stage.view.x, *stage.view.y, fill, head, tail_begin, len(builder.operations)]
-        job += [histogram_read, histogram_written]
-        job += [builder.chains.setdefault(chain, len(builder.chains)), self.from_bytes, statistic]
-        job += [stage.histogram_formula, tables]
-        self.source, self.histogram = target, histogram_written
+        source_kind, values = rows.FLOATS if self.position.is_float else rows.BYTES, 0
+        if stage.values is not None:
+            source_kind, (values, *_) = rows.VALUED, [builder.add_table(table) for table in stage.values.tables]
+        job = [*self.position.place, *target, height, width, self.program.out_channels if is_last else 3]
+        job += [*stage.view.x, *stage.view.y, fill, source_kind, values, target_kind]
+        job += [1 if stage.begins_in_floats else 255, head, tail_begin, len(builder.operations)]
+        self.statistics = []
+        if stage.measures:
+            channels = 1 if stage.tail[0].kind in (Kind.CONTRAST, Kind.BLEND_MEAN) else 3
+            self.statistics = [[self.position.job, tail_begin, channel, 0] for channel in range(channels)]
         builder.jobs.append(job)
-        return len(builder.jobs) - 1
+        self.position = Position(target, stage.leaves_floats, len(builder.jobs) - 1)
+        return self.position.job

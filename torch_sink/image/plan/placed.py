@@ -1,6 +1,8 @@
-"""A plan, which knows no addresses, and where its pixels lie -> jobs and tiles for the kernels. A batch at a time."""
+"""A plan, which knows no addresses, and where its pixels lie -> rows for the kernels. A batch at a time."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,6 +11,8 @@ from torch_sink.image.plan.jobs import COLUMN
 
 _SOURCE = slice(COLUMN["SOURCE"], COLUMN["SOURCE_CHANNEL"] + 1)
 _TARGET_STRIDES = slice(COLUMN["TARGET_ROW"], COLUMN["TARGET_CHANNEL"] + 1)
+# The tiles of a launch begin where their address is a multiple of 16 bytes: other kernels are compiled elsewhere.
+_TILE_ALIGNMENT = 4
 
 
 def placed_jobs(plan: Plan, places: np.ndarray, strides: tuple[int, int, int, int]) -> np.ndarray:
@@ -21,6 +25,7 @@ def placed_jobs(plan: Plan, places: np.ndarray, strides: tuple[int, int, int, in
         strides: of the result [N, C, H, W], in elements.
     """
     jobs = plan.jobs.astype(np.int64)
+    # Positions within the workspace are not below 0.
     reading = jobs[:, COLUMN["SOURCE"]] < 0
     jobs[reading, _SOURCE] = places[jobs[reading, COLUMN["SOURCE_ROW"]]]
     writing = jobs[:, COLUMN["TARGET"]] < 0
@@ -30,20 +35,35 @@ def placed_jobs(plan: Plan, places: np.ndarray, strides: tuple[int, int, int, in
     return jobs
 
 
-def tiles_of(plan: Plan, shape: tuple[int, int]) -> list[np.ndarray]:
-    """For each launch int32 [tiles, 3]: job, first row and first column of each tile.
+class Prologue(NamedTuple):
+    """What is made on the device before the stages.
 
-    Args:
-        plan: whose launches.
-        shape: (rows, columns) of a tile.
+    Attributes:
+        work: int32 [rows, PROLOGUE_COLUMNS], resizes and jobs.
+        tiles: how many tiles all launches have.
+        ranges: first tile of each launch, and the end of its tiles.
     """
-    rows, columns = shape
-    sizes = plan.jobs[plan.slot_jobs]
-    down, across = -(-sizes[:, COLUMN["HEIGHT"]] // rows), -(-sizes[:, COLUMN["WIDTH"]] // columns)
+
+    work: np.ndarray
+    tiles: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+def prologue_of(plan: Plan, shape: tuple[int, int]) -> Prologue:
+    """The prologue of a plan; `shape`: rows and columns of a tile."""
+    sizes = plan.jobs[plan.slot_jobs][:, [COLUMN["HEIGHT"], COLUMN["WIDTH"]]]
+    down, across = (-(-sizes[:, axis] // shape[axis]) for axis in (0, 1))
     counts = (down * across).astype(np.int64)
-    ends = np.cumsum(counts)
-    slot = np.repeat(np.arange(len(counts)), counts)
-    tile_row, tile_column = np.divmod(np.arange(len(slot)) - (ends - counts)[slot], across[slot])
-    tiles = np.stack([plan.slot_jobs[slot], tile_row * rows, tile_column * columns], axis=1).astype(np.int32)
-    starts = np.concatenate(([0], ends))
-    return [tiles[starts[launch.begin] : starts[launch.end]] for launch in plan.launches]
+    first = np.cumsum(counts) - counts
+    end, ranges = 0, []
+    for launch in plan.launches:
+        begin = -(-end // _TILE_ALIGNMENT) * _TILE_ALIGNMENT
+        end = begin + int(counts[launch.begin : launch.end].sum())
+        if launch.begin < launch.end:
+            first[launch.begin : launch.end] += begin - first[launch.begin]
+        ranges.append((begin, end))
+    tiled = np.zeros((len(counts), COLUMN["PROLOGUE_COLUMNS"]), np.int32)
+    tiled[:, COLUMN["WORK"]] = COLUMN["TILES"]
+    tiled[:, COLUMN["TILED_JOB"]], tiled[:, COLUMN["FIRST_TILE"]] = plan.slot_jobs, first
+    tiled[:, COLUMN["TILES_DOWN"]], tiled[:, COLUMN["TILES_ACROSS"]] = down, across
+    return Prologue(np.concatenate([plan.resizes, tiled]), end, tuple(ranges))

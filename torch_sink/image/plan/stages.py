@@ -11,46 +11,55 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch_sink.image.core.atoms import Atom, FloatKind, Formula, Kind
-from torch_sink.image.lower.float_geometry import needed_float_rows
-from torch_sink.image.lower.geometry import needed_rows
+from torch_sink.image.core.atoms import Atom, Formula, Kind, float_bits
+from torch_sink.image.lower.resize import needed_rows
+
+_ACROSS = (Kind.RESAMPLE_X, Kind.FILTER_X)
+_DOWN = (Kind.RESAMPLE_Y, Kind.FILTER_Y)
+# What only the heavy variant of the kernel does, besides floats and the formulas of tensors.
+_HEAVY = frozenset(
+    (
+        *(Kind.FILTER_X, Kind.FILTER_Y, Kind.GRID, Kind.WARP, Kind.BOX_BLUR),
+        *(Kind.NORMALIZE, Kind.TO_BYTE, Kind.BLEND_MEAN),
+    )
+)
+_TO_FLOATS = (Kind.VALUES, float_bits(1.0))
 
 
 class StageSplit(NamedTuple):
     """One stage as positions in the list of atoms.
 
     Attributes:
-        view: leading maps that the head reads through.
+        values: the atom by which the head reads bytes as floats, or -1.
         head: position of the gather, or -1.
         tail: the other atoms.
-        reads_histogram: its tail begins with a statistic.
-        writes_histogram: the next stage's tail begins with a statistic.
     """
 
-    view: tuple[int, ...]
+    values: int
     head: int
     tail: tuple[int, ...]
-    reads_histogram: bool
-    writes_histogram: bool
 
 
 @functools.lru_cache(maxsize=4096)
-def split_stages(kinds: tuple[Kind | FloatKind, ...], with_view: bool) -> tuple[StageSplit, ...]:
+def split_stages(kinds: tuple[Kind, ...], leading: int) -> tuple[StageSplit, ...]:
     """Splits a program into stages.
 
     Args:
         kinds: of its atoms.
-        with_view: leading maps become the view of the first head; otherwise they are a stage of their own.
+        leading: how many atoms the view of the first stage stands for.
     """
-    leading = next((at for at, kind in enumerate(kinds) if kind.role != "map"), len(kinds)) if with_view else 0
-    stages = [StageSplit(tuple(range(leading)), -1, (), False, False)]
-    for at in range(leading, len(kinds)):
+    first = leading
+    values = -1
+    if kinds[first : first + 1] == (Kind.VALUES,) and first + 1 < len(kinds) and kinds[first + 1].role == "gather":
+        values, first = first, first + 1
+    stages = [StageSplit(values, -1, ())]
+    for at in range(first, len(kinds)):
         stage, role = stages[-1], kinds[at].role
-        if role == "statistic":
-            stages[-1] = stage._replace(writes_histogram=True)
-            stages.append(StageSplit((), -1, (at,), True, False))
+        pastes_again = kinds[at] == Kind.PASTE and any(kinds[other] == Kind.PASTE for other in stage.tail)
+        if role == "statistic" or pastes_again:
+            stages.append(StageSplit(-1, -1, (at,)))
         elif role == "gather" and (stage.head >= 0 or stage.tail):
-            stages.append(StageSplit((), at, (), False, False))
+            stages.append(StageSplit(-1, at, ()))
         elif role == "gather":
             stages[-1] = stage._replace(head=at)
         else:
@@ -59,40 +68,42 @@ def split_stages(kinds: tuple[Kind | FloatKind, ...], with_view: bool) -> tuple[
 
 
 class View(NamedTuple):
-    """Input position = step * position + offset on each axis where begin <= position < end; `fill` elsewhere.
-
-    A fill is what follows the first four values of a SHIFT atom.
-    """
+    """Input position = step * position + offset on each axis where begin <= position < end; `fill` elsewhere."""
 
     x: tuple[int, int, int, int]
     y: tuple[int, int, int, int]
-    fill: tuple[int, ...] | None
+    fill: tuple[float, ...] = ()
 
 
-def compose_view(height: int, width: int, maps: Sequence[Atom]) -> View | None:
-    """The view that a chain of maps amounts to, or None where no view can say it."""
+def whole_view(height: int, width: int) -> View:
+    """Every pixel at its own place."""
+    return View((1, 0, 0, width), (1, 0, 0, height))
+
+
+def compose_view(height: int, width: int, atoms: Sequence[Atom]) -> tuple[View, int]:
+    """The view that the first maps of a program amount to, and how many these are.
+
+    A map that leaves the image belongs to it where a head follows. Elsewhere the tail has the fill at less cost.
+    """
+    maps = next((at for at, atom in enumerate(atoms) if atom.kind.role != "map"), len(atoms))
+    rest = atoms[maps + 1 if maps < len(atoms) and atoms[maps].kind == Kind.VALUES else maps :]
+    may_leave = bool(rest) and rest[0].kind.role == "gather"
     x, y, fill = whole_view(height, width)
-    for atom in maps:
+    for count, atom in enumerate(atoms[:maps]):
         if atom.kind == Kind.FLIP:
             flip_x, flip_y, old_width, old_height = atom.values
             x = _flipped(x, old_width) if flip_x else x
             y = _flipped(y, old_height) if flip_y else y
         elif atom.kind == Kind.SHIFT:
-            left, top, old_width, old_height, *fill_values = atom.values
-            color = tuple(fill_values)
+            left, top, old_width, old_height = atom.values
             leaves = left < 0 or top < 0 or left + atom.size[1] > old_width or top + atom.size[0] > old_height
-            if leaves and fill is not None and fill != color:
-                return None
-            fill = color if leaves else fill
+            if leaves and (not may_leave or (fill and fill != atom.fill)):
+                return View(x, y, fill), count
+            fill = atom.fill if leaves else fill
             x, y = _shifted(x, left, old_width), _shifted(y, top, old_height)
         else:
-            return None
-    return View(x, y, fill)
-
-
-def whole_view(height: int, width: int) -> View:
-    """Every pixel at its own place."""
-    return View((1, 0, 0, width), (1, 0, 0, height), None)
+            return View(x, y, fill), count
+    return View(x, y, fill), maps
 
 
 def _shifted(axis: tuple[int, int, int, int], by: int, size: int) -> tuple[int, int, int, int]:
@@ -108,25 +119,45 @@ def _flipped(axis: tuple[int, int, int, int], size: int) -> tuple[int, int, int,
 class Stage(NamedTuple):
     """One stage of one image, with its parameters.
 
-    Sizes are (height, width), that of the input as the view shows it. `histogram_formula` says whose gray values its
-    histogram counts, `branches` are the stages of what its head mixes.
+    Attributes:
+        view: how it sees its input.
+        values: the table by which it reads bytes as floats; None where it reads what is there.
+        head: a gather, or None.
+        tail: what follows.
+        input_size: (height, width) of its input as the view shows it.
+        size: (height, width) of its output.
+        begins_in_floats: pixels are float32 values in [0, 1] before the tail, and not bytes.
+        leaves_floats: its output is float32.
+        branches: stages of what its head mixes.
     """
 
     view: View
+    values: Atom | None
     head: Atom | None
     tail: tuple[Atom, ...]
     input_size: tuple[int, int]
     size: tuple[int, int]
-    reads_histogram: bool
-    writes_histogram: bool
-    histogram_formula: Formula = Formula.PILLOW
+    begins_in_floats: bool
+    leaves_floats: bool
     branches: tuple[tuple[Stage, ...], ...] = ()
 
     @property
-    def uses_tensor_formulas(self) -> bool:
-        """True where an operation, or the gray values of its histogram, need the formulas for tensors."""
-        head = () if self.head is None else (self.head,)
-        return any((self.histogram_formula, *(atom.formula for atom in (*head, *self.tail))))
+    def measures(self) -> bool:
+        """True where something has to be known of its whole input."""
+        return bool(self.tail) and self.tail[0].kind.role == "statistic"
+
+    @property
+    def is_heavy(self) -> bool:
+        """True where only the heavy variant of the kernel does it, wherever it writes."""
+        atoms = self.tail if self.head is None else (self.head, *self.tail)
+        return (
+            self.begins_in_floats
+            or bool(self.view.fill)
+            or any(
+                atom.kind in _HEAVY or (atom.formula != Formula.PILLOW and atom.kind.role != "statistic")
+                for atom in atoms
+            )
+        )
 
     def __str__(self) -> str:
         parts = [self.head.kind.name.lower()] if self.head else []
@@ -134,59 +165,52 @@ class Stage(NamedTuple):
         return " + ".join(parts) or "copy"
 
 
-def only_crops_and_flips(height: int, width: int, atoms: Sequence[Atom]) -> bool:
-    """True where the atoms of an image of that size are a view of it alone, with nothing outside."""
-    view = compose_view(height, width, atoms) if all(atom.kind.role == "map" for atom in atoms) else None
-    return view is not None and view.fill is None
-
-
 def stages_of(height: int, width: int, atoms: Sequence[Atom]) -> list[Stage]:
-    """The stages of one image of size (height, width)."""
-    kinds = tuple(atom.kind for atom in atoms)
-    splits = split_stages(kinds, True)
-    first_view = compose_view(height, width, [atoms[at] for at in splits[0].view])
-    if first_view is None:
-        splits, first_view = split_stages(kinds, False), whole_view(height, width)
+    """The stages of one image of bytes of size (height, width)."""
+    view, leading = compose_view(height, width, atoms)
+    splits = split_stages(tuple(atom.kind for atom in atoms), leading)
+    size = atoms[leading - 1].size if leading else (height, width)
     stages: list[Stage] = []
-    size, view = (height, width), first_view
-    for at in splits[0].view:
-        size = atoms[at].size
+    in_floats = False
     for number, split in enumerate(splits):
         head = atoms[split.head] if split.head >= 0 else None
-        if number:
-            view = whole_view(*size)
-        if head is not None and head.kind in _ACROSS and not split.tail and number + 1 < len(splits):
-            following = splits[number + 1].head
-            if following >= 0 and atoms[following].kind in _DOWN:
-                view, head = _needed_rows_only(view, head, atoms[following])
+        tail = tuple(atoms[at] for at in split.tail)
+        following = splits[number + 1].head if number + 1 < len(splits) else -1
+        if head is not None and head.kind in _ACROSS and not tail and following >= 0:
+            view, head = _needed_rows_only(view, head, atoms[following])
         if head is not None and head.kind in _DOWN and stages and not stages[-1].tail:
             head = _below_origin(head, stages[-1].head)
-        tail = tuple(atoms[at] for at in split.tail)
-        input_size = size
-        size = tail[-1].size if tail else head.size if head is not None else size
-        formula = atoms[splits[number + 1].tail[0]].formula if split.writes_histogram else Formula.PILLOW
-        stages.append(Stage(view, head, tail, input_size, size, split.reads_histogram, split.writes_histogram, formula))
+        input_size, size = size, tail[-1].size if tail else head.size if head is not None else size
+        begins_in_floats = in_floats = in_floats or split.values >= 0
+        for atom in tail:
+            in_floats = _leaves_floats(atom, in_floats)
+        values = atoms[split.values] if split.values >= 0 else None
+        leaves_floats = in_floats or (head is not None and head.kind == Kind.FILTER_X)
+        stages.append(Stage(view, values, head, tail, input_size, size, begins_in_floats, leaves_floats))
+        view = whole_view(*size)
     return stages
 
 
-_ACROSS = (Kind.RESAMPLE_X, FloatKind.RESAMPLE_X)
-_DOWN = (Kind.RESAMPLE_Y, FloatKind.RESAMPLE_Y)
-
-
-def _rows_read(down: Atom) -> tuple[int, int]:
-    return needed_rows(down) if down.kind == Kind.RESAMPLE_Y else needed_float_rows(down)
+def _leaves_floats(atom: Atom, in_floats: bool) -> bool:
+    if atom.kind == Kind.VALUES:
+        return (atom.kind, atom.values) == _TO_FLOATS
+    return in_floats and atom.kind != Kind.TO_BYTE
 
 
 def _needed_rows_only(view: View, across: Atom, down: Atom) -> tuple[View, Atom]:
     """The horizontal pass makes only the rows that the vertical pass after it reads."""
-    begin, end = _rows_read(down)
-    rows = _shifted(view.y, begin, max(down.values[0], 0))
+    if down.kind not in _DOWN:
+        return view, across
+    begin, end = needed_rows(down)
+    rows = _shifted(view.y, begin, down.values[0] + 1)
     return view._replace(y=rows), across._replace(size=(end - begin, across.size[1]))
 
 
 def _below_origin(down: Atom, before: Atom | None) -> Atom:
-    """Tells the vertical pass which row its input begins with."""
+    """Tells the vertical pass with which row of the image its input begins, and with which it ends."""
     if before is None or before.kind not in _ACROSS:
         return down
-    begin = _rows_read(down)[0]
-    return down._replace(values=(*down.values[:4], begin, *down.values[5:]))
+    begin, end = needed_rows(down)
+    if (begin, end) == (0, down.values[0] + 1):
+        return down
+    return down._replace(values=(end - 1, *down.values[1:6], begin, *down.values[7:]))

@@ -1,0 +1,1 @@
+"""Pillow's arithmetic: what makes its bits."""

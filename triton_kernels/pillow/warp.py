@@ -1,0 +1,120 @@
+"""Affine and perspective transforms, as Pillow's `Geometry.c` computes them.
+
+Nearest-neighbor affine transforms work in 16.16 integers; everything else in float64, without fused multiply-add.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..arithmetic import load_float
+from ..program import BICUBIC, BILINEAR, FILL, TABLE
+from ..view import fetch, fetch_bytes, load_byte
+
+
+@triton.jit
+def warp_fixed(view, head, x, y, IS_HEAVY: tl.constexpr):
+    """Nearest-neighbor affine transform in 16.16 integers. `x` int32 [1, X], `y` int32 [Y, 1]."""
+    column = (tl.load(head + 1) * x + tl.load(head + 2) * y + tl.load(head + 3)) >> 16
+    row = (tl.load(head + 4) * x + tl.load(head + 5) * y + tl.load(head + 6)) >> 16
+    inside = (column >= 0) & (column < tl.load(head + 10)) & (row >= 0) & (row < tl.load(head + 11))
+    red, green, blue = fetch(view, tl.where(inside, column, 0), tl.where(inside, row, 0), IS_HEAVY)
+    return filled(head, inside, red, green, blue)
+
+
+@triton.jit
+def filled(head, inside, red, green, blue):
+    """The fill outside the image."""
+    red = tl.where(inside, red, load_float(head, FILL))
+    green = tl.where(inside, green, load_float(head, FILL + 1))
+    blue = tl.where(inside, blue, load_float(head, FILL + 2))
+    return red, green, blue
+
+
+@triton.jit
+def load_double(table, index):
+    """A float64 that lies in an int32 table as two entries, the lower half first."""
+    low = tl.load(table + 2 * index).to(tl.int64) & 0xFFFFFFFF
+    high = tl.load(table + 2 * index + 1).to(tl.int64) << 32
+    return (high | low).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def cubic(first, second, third, fourth, distance):
+    """Pillow's BICUBIC macro: Catmull-Rom through four values, float64."""
+    slope = third - first
+    curve = 2.0 * (first - second) + third - fourth
+    jerk = second - first - third + fourth
+    return second + distance * (slope + distance * (curve + distance * jerk))
+
+
+@triton.jit
+def row_value(view, column, row, width, dx, channel, FILTER_KIND):
+    """One row through the filter, float64: four taps, or two."""
+    last = width - 1
+    second = load_byte(view, tl.minimum(tl.maximum(column, 0), last), row, channel, True)
+    third = load_byte(view, tl.minimum(tl.maximum(column + 1, 0), last), row, channel, True)
+    value = second.to(tl.float64) + (third - second).to(tl.float64) * dx
+    if FILTER_KIND == BICUBIC:
+        first = load_byte(view, tl.minimum(tl.maximum(column - 1, 0), last), row, channel, True).to(tl.float64)
+        fourth = load_byte(view, tl.minimum(tl.maximum(column + 2, 0), last), row, channel, True).to(tl.float64)
+        value = cubic(first, second.to(tl.float64), third.to(tl.float64), fourth, dx)
+    return value
+
+
+@triton.jit
+def filtered(view, column, row, width, height, dx, dy, channel, FILTER_KIND):
+    """One channel, int32. A row outside the image repeats the one before it."""
+    first = tl.zeros_like(dx)
+    second = first
+    third = first
+    fourth = first
+    is_cubic = FILTER_KIND == BICUBIC
+    # Rows -1 to 2, or 0 and 1: a loop, because four rows at once take twice the registers.
+    for number in range(tl.where(is_cubic, 4, 2)):
+        at = row + number - tl.where(is_cubic, 1, 0)
+        value = row_value(view, column, tl.minimum(tl.maximum(at, 0), height - 1), width, dx, channel, FILTER_KIND)
+        value = tl.where((number == 0) | ((at >= 0) & (at < height)), value, fourth)
+        first, second, third, fourth = second, third, fourth, value
+    value = third + (fourth - third) * dy
+    if is_cubic:
+        value = tl.minimum(tl.maximum(cubic(first, second, third, fourth, dy), 0.0), 255.0)
+    return value.to(tl.int32)
+
+
+@triton.jit
+def warp_float(view, head, tables, x, y, red):
+    """Affine or perspective transform in float64. `x` int32 [1, X], `y` int32 [Y, 1]; `red` float32 [Y, X]: zero."""
+    width = tl.load(head + 1)
+    height = tl.load(head + 2)
+    filter_kind = tl.load(head + 3)
+    matrix = tables + tl.load(head + TABLE)
+    column = x.to(tl.float64) + 0.5
+    row = y.to(tl.float64) + 0.5
+    u = load_double(matrix, 0) * column + load_double(matrix, 1) * row + load_double(matrix, 2)
+    v = load_double(matrix, 3) * column + load_double(matrix, 4) * row + load_double(matrix, 5)
+    if tl.load(head + 5) != 0:
+        depth = load_double(matrix, 6) * column + load_double(matrix, 7) * row + 1.0
+        u = u / depth
+        v = v / depth
+    inside = (u >= 0.0) & (u < width.to(tl.float64)) & (v >= 0.0) & (v < height.to(tl.float64))
+    u = tl.where(inside, u, 0.0)
+    v = tl.where(inside, v, 0.0)
+    whole_red = tl.zeros_like(red).to(tl.int32)
+    whole_green = whole_red
+    whole_blue = whole_red
+    if (filter_kind == BILINEAR) | (filter_kind == BICUBIC):
+        left = tl.floor(u - 0.5)
+        upper = tl.floor(v - 0.5)
+        dx = u - 0.5 - left
+        dy = v - 0.5 - upper
+        # A loop, because three channels in a row are much code.
+        for channel in range(3):
+            value = filtered(view, left.to(tl.int32), upper.to(tl.int32), width, height, dx, dy, channel, filter_kind)
+            whole_red = tl.where(channel == 0, value, whole_red)
+            whole_green = tl.where(channel == 1, value, whole_green)
+            whole_blue = tl.where(channel == 2, value, whole_blue)
+    else:
+        whole_red, whole_green, whole_blue = fetch_bytes(view, u.to(tl.int32), v.to(tl.int32), True)
+    return filled(head, inside, whole_red.to(tl.float32), whole_green.to(tl.float32), whole_blue.to(tl.float32))

@@ -1,0 +1,232 @@
+"""One stage of every image of a batch, in one launch.
+
+A stage of an image is at most one head, which may read several pixels or arbitrary positions of its input (one axis
+of a resize, a warp, sharpness), followed by any mix of maps and point operations. The images of a launch may have
+different heads, operations and sizes, and hold bytes or floats: each program looks up its job.
+
+A program walks the operations twice. Backwards over the maps, to find which position of the head's output each of its
+pixels comes from, and where on that way it left the image; then forwards over the values, which are float32 in
+registers: bytes are exact in it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..arithmetic import as_element, as_filtered, load_float
+from ..options import compiler_options
+from ..pillow.box_blur import box_blur
+from ..pillow.resample import resample
+from ..pillow.warp import warp_fixed, warp_float
+from ..program import (
+    AFFINE,
+    BOX_BLUR,
+    BRIGHTNESS,
+    CHANNELS,
+    ERASE,
+    FILL,
+    FILTER_X,
+    FILTER_Y,
+    FLOATS,
+    GRID,
+    HEAD,
+    HEIGHT,
+    JOB_COLUMNS,
+    MIX,
+    OPERATION_COLUMNS,
+    OUTPUT,
+    PASTE,
+    PASTED,
+    REMAP,
+    RESAMPLE_X,
+    RESAMPLE_Y,
+    SHARPNESS,
+    SHIFT,
+    TAIL_BEGIN,
+    TAIL_END,
+    TARGET,
+    TARGET_CHANNEL,
+    TARGET_COLUMN,
+    TARGET_KIND,
+    TARGET_ROW,
+    TOP,
+    WARP,
+    WIDTH,
+)
+from ..tensor.filter import filter_axis
+from ..tensor.grid import sample_grid
+from ..view import fetch, load_view
+from .erase import in_box, pasted, place_in_box
+from .mix import mix
+from .points import apply_point, map_axis
+from .sharpen import sharpen
+
+
+@triton.jit
+def stage_kernel(
+    workspace, output,
+    jobs, operations, tables, tiles,
+    IS_HEAVY: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr,
+):  # fmt: skip
+    """Makes one tile [BLOCK_Y, BLOCK_X] of one image of the batch.
+
+    Args:
+        workspace: uint8 [bytes], decoded images and the outputs of earlier stages, bytes or float32.
+        output: [N, C, H, W] in any layout, written by the last stage of each image.
+        jobs: int64 [jobs, JOB_COLUMNS].
+        operations: int32 [rows, OPERATION_COLUMNS].
+        tables: int32 [entries], weights, index tables, values of bytes and given pixels.
+        tiles: int32 [tiles, 3], job, first row and first column of each tile.
+        IS_HEAVY: with floats, the formulas of tensors, and what works in float64 or int64.
+    """
+    # This program makes the tile that row `program_id` of `tiles` names.
+    tile = tiles + tl.program_id(0).to(tl.int64) * 3
+    job = jobs + tl.load(tile).to(tl.int64) * JOB_COLUMNS
+    height = tl.load(job + HEIGHT).to(tl.int32)
+    width = tl.load(job + WIDTH).to(tl.int32)
+    rows = tl.load(tile + 1) + tl.arange(0, BLOCK_Y)
+    columns = tl.load(tile + 2) + tl.arange(0, BLOCK_X)
+    tail_begin = tl.load(job + TAIL_BEGIN).to(tl.int32)
+    tail_end = tl.load(job + TAIL_END).to(tl.int32)
+
+    y = tl.minimum(rows, height - 1)
+    x = tl.minimum(columns, width - 1)
+    y_left_at = tl.full((BLOCK_Y,), -1, tl.int32)
+    x_left_at = tl.full((BLOCK_X,), -1, tl.int32)
+    erased_at = tl.full((BLOCK_Y, BLOCK_X), -1, tl.int32)
+    # Of the pixels of a PASTE, of which a stage has one at most.
+    pasted_y = tl.zeros((BLOCK_Y,), tl.int32)
+    pasted_x = tl.zeros((BLOCK_X,), tl.int32)
+    for step in range(tail_end - tail_begin):
+        index = tail_end - 1 - step
+        operation = operations + index * OPERATION_COLUMNS
+        code = tl.load(operation)
+        if (code == ERASE) | (code == PASTE):
+            erased_at = tl.where(in_box(operation, x, y) & (erased_at < 0), index, erased_at)
+            if code == PASTE:
+                pasted_y, pasted_x = place_in_box(operation, x, y)
+        if code <= REMAP:
+            x, x_left_at = map_axis(code, operation, True, tables, index, x, x_left_at)
+            y, y_left_at = map_axis(code, operation, False, tables, index, y, y_left_at)
+    x = tl.where(x_left_at < 0, x, 0)
+    y = tl.where(y_left_at < 0, y, 0)
+
+    red = tl.zeros((BLOCK_Y, BLOCK_X), tl.float32)
+    green = red
+    blue = red
+    view = load_view(workspace, tables, operations, job)
+    top = tl.load(job + TOP).to(tl.float32)
+    head = operations + tl.load(job + HEAD) * OPERATION_COLUMNS
+    head_code = tl.load(head)
+    if head_code == RESAMPLE_X:
+        red, green, blue = resample(view, head, tables, x, y, True, red, IS_HEAVY)
+    elif head_code == RESAMPLE_Y:
+        red, green, blue = resample(view, head, tables, x, y, False, red, IS_HEAVY)
+    elif head_code == AFFINE:
+        red, green, blue = warp_fixed(view, head, x[None, :], y[:, None], IS_HEAVY)
+    elif head_code == SHARPNESS:
+        red, green, blue = sharpen(view, head, x[None, :], y[:, None], red, top, IS_HEAVY)
+    elif head_code == MIX:
+        red, green, blue = mix(view, workspace, jobs, head, x[None, :], y[:, None], IS_HEAVY)
+    elif head_code == 0:
+        red, green, blue = fetch(view, x[None, :], y[:, None], IS_HEAVY)
+    if IS_HEAVY:
+        if head_code == FILTER_X:
+            red, green, blue = filter_axis(view, head, tables, x, y, True, red)
+        elif head_code == FILTER_Y:
+            red, green, blue = filter_axis(view, head, tables, x, y, False, red)
+            red, green, blue = as_filtered(red, top), as_filtered(green, top), as_filtered(blue, top)
+        elif head_code == GRID:
+            red, green, blue = sample_grid(view, head, tables, x[None, :], y[:, None], red, top)
+        elif head_code == WARP:
+            red, green, blue = warp_float(view, head, tables, x[None, :], y[:, None], red)
+        elif head_code == BOX_BLUR:
+            red, green, blue = box_blur(view, head, x[None, :], y[:, None], red)
+
+    left_at = tl.maximum(tl.maximum(x_left_at[None, :], y_left_at[:, None]), erased_at)
+    for index in range(tail_begin, tail_end):
+        operation = operations + index * OPERATION_COLUMNS
+        code = tl.load(operation)
+        if (code == SHIFT) | (code == REMAP) | (code == ERASE):
+            red = tl.where(left_at == index, load_float(operation, FILL), red)
+            green = tl.where(left_at == index, load_float(operation, FILL + 1), green)
+            blue = tl.where(left_at == index, load_float(operation, FILL + 2), blue)
+        elif code == PASTE:
+            pixels = tables + tl.load(operation + PASTED)
+            area = tl.load(operation + PASTED + 1)
+            place = pasted_y[:, None] + pasted_x[None, :]
+            red = pasted(pixels, place, left_at == index, red)
+            green = pasted(pixels + area, place, left_at == index, green)
+            blue = pasted(pixels + 2 * area, place, left_at == index, blue)
+        elif code >= BRIGHTNESS:
+            red, green, blue, top = apply_point(code, operation, tables, red, green, blue, top, IS_HEAVY)
+
+    inside = (rows < height)[:, None] & (columns < width)[None, :]
+    color_inside = inside & (tl.load(job + CHANNELS).to(tl.int32) + tl.zeros_like(left_at) > 1)
+    step = tl.load(job + TARGET_CHANNEL)
+    target = (
+        tl.load(job + TARGET)
+        + rows[:, None] * tl.load(job + TARGET_ROW)
+        + columns[None, :] * tl.load(job + TARGET_COLUMN)
+    )
+    target_kind = tl.load(job + TARGET_KIND)
+    if target_kind == OUTPUT:
+        store(output + target, step, red, green, blue, inside, color_inside)
+    elif IS_HEAVY:
+        if target_kind == FLOATS:
+            floats = workspace.to(tl.pointer_type(tl.float32))
+            store(floats + target, step, red, green, blue, inside, color_inside)
+        else:
+            store(workspace + target, step, red, green, blue, inside, color_inside)
+    else:
+        store(workspace + target, step, red, green, blue, inside, color_inside)
+
+
+@triton.jit
+def store(target, step, red, green, blue, inside, color_inside):
+    """Writes three channels, or the first one of them."""
+    element: tl.constexpr = target.dtype.scalar.element_ty
+    tl.store(target, as_element(red, element), mask=inside)
+    tl.store(target + step, as_element(green, element), mask=color_inside)
+    tl.store(target + 2 * step, as_element(blue, element), mask=color_inside)
+
+
+# Rows and columns of a tile. Wide rather than square: neighbors in memory are neighbors in a row.
+TILE_ROWS = 8
+TILE_COLUMNS = 64
+# The interpreter pays per operation, not per pixel.
+INTERPRETED_TILE_ROWS = 64
+INTERPRETED_TILE_COLUMNS = 256
+# Warps of a program, and the most registers of a thread: so many that nothing is spilled. A light stage has six
+# programs an SM; float64 takes two registers a value, hence half as many pixels a thread of a heavy one.
+LIGHT_WARPS, LIGHT_REGISTERS = 4, 80
+HEAVY_WARPS, HEAVY_REGISTERS = 8, 128
+
+
+def tile_shape(*, interpreted: bool) -> tuple[int, int]:
+    """(rows, columns) of a tile on a device, or under the interpreter."""
+    return (INTERPRETED_TILE_ROWS, INTERPRETED_TILE_COLUMNS) if interpreted else (TILE_ROWS, TILE_COLUMNS)
+
+
+def run_stage(
+    workspace: torch.Tensor,
+    output: torch.Tensor,
+    jobs: torch.Tensor,
+    operations: torch.Tensor,
+    tables: torch.Tensor,
+    tiles: torch.Tensor,
+    *,
+    is_heavy: bool,
+    rows_and_columns: tuple[int, int],
+) -> None:
+    """Launches one stage of all images; the arguments are those of `stage_kernel`. Nothing to do without tiles."""
+    if not len(tiles):
+        return
+    block_y, block_x = rows_and_columns
+    warps, registers = (HEAVY_WARPS, HEAVY_REGISTERS) if is_heavy else (LIGHT_WARPS, LIGHT_REGISTERS)
+    stage_kernel[(len(tiles),)](
+        workspace, output, jobs, operations, tables, tiles,
+        IS_HEAVY=is_heavy, BLOCK_Y=block_y, BLOCK_X=block_x, **compiler_options(warps, registers),
+    )  # fmt: skip

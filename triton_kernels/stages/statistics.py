@@ -1,0 +1,167 @@
+"""What an operation needs to know of a whole image: one program an image and channel measures it and makes a table.
+
+A launch of its own, between the stage that writes the image and the one that reads the table: no program waits for
+another one.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..arithmetic import cut, fused, gray_value, load_float
+from ..options import compiler_options
+from ..program import (
+    AUTOCONTRAST,
+    BLEND_MEAN,
+    CONTRAST,
+    FACTOR,
+    FORMULA,
+    HEIGHT,
+    JOB_COLUMNS,
+    MEASURED_CHANNEL,
+    MEASURED_JOB,
+    OPERATION_COLUMNS,
+    PILLOW,
+    STATISTIC,
+    STATISTIC_COLUMNS,
+    TABLE,
+    TARGET,
+    TARGET_CHANNEL,
+    TENSOR_V1,
+    WIDTH,
+)
+
+
+@triton.jit
+def load_pixels(image, step, at, inside):
+    """Red, green and blue as float32; 0 outside."""
+    red = tl.load(image + at, mask=inside, other=0).to(tl.float32)
+    green = tl.load(image + step + at, mask=inside, other=0).to(tl.float32)
+    return red, green, tl.load(image + 2 * step + at, mask=inside, other=0).to(tl.float32)
+
+
+@triton.jit
+def gray_of(image, step, at, inside, channels, formula, top):
+    """Gray values; those of an image of one channel are its own. 0 outside."""
+    red, green, blue = load_pixels(image, step, at, inside)
+    gray = gray_value(red, green, blue, formula, top, True)
+    if formula != PILLOW:
+        gray = tl.where(channels == 1, red, gray)
+    return tl.where(inside, gray, 0.0)
+
+
+@triton.jit
+def contrast_table(total, pixels, bins, operation, formula):
+    """Each value blended with the mean of the gray values."""
+    value = bins.to(tl.float32)
+    factor = load_float(operation, FACTOR)
+    # Rounded half up: `int(ImageStat.Stat(image).mean[0] + 0.5)`.
+    mean = ((2 * total + pixels) // (2 * pixels)).to(tl.float32) + value * 0.0
+    made = mean + factor * (value - mean)
+    if formula != PILLOW:
+        mean = tl.div_rn(total.to(tl.float32) + value * 0.0, pixels.to(tl.float32) + value * 0.0)
+        rest = load_float(operation, 2)
+        made = value * factor
+        made = made + mean * rest if formula == TENSOR_V1 else fused(mean, rest, made)
+    return cut(made, 255.0)
+
+
+@triton.jit
+def autocontrast_table(counts, bins, formula):
+    """Stretches the range of values that occur to [0, 255]; Pillow in float64, torch in float32."""
+    low = tl.min(tl.where(counts > 0, bins, 255), axis=0)
+    high = tl.max(tl.where(counts > 0, bins, 0), axis=0)
+    spread = tl.maximum(high - low, 1)
+    if formula == PILLOW:
+        scale = tl.full((1,), 255.0, tl.float64) / spread.to(tl.float64)
+        stretched = (bins.to(tl.float64) * scale - low.to(tl.float64) * scale).to(tl.int32)
+        made = tl.minimum(tl.maximum(stretched, 0), 255).to(tl.float32)
+    else:
+        above = (bins - low).to(tl.float32)
+        wide = tl.zeros_like(above) + spread.to(tl.float32)
+        if formula == TENSOR_V1:
+            # torch divides a number by a tensor as the reciprocal times the number.
+            made = cut(above * (tl.div_rn(tl.zeros_like(wide) + 1.0, wide) * 255.0), 255.0)
+        else:
+            made = cut(tl.div_rn(above, wide * (1.0 / 255.0)), 255.0)
+    return tl.where(high <= low, bins.to(tl.float32), made)
+
+
+@triton.jit
+def equalize_table(counts, bins):
+    """The cumulative histogram, in steps of the mean count."""
+    last = tl.max(tl.where(counts > 0, bins, 0), axis=0)
+    step = (tl.sum(counts, axis=0) - tl.sum(tl.where(bins == last, counts, 0), axis=0)) // 255
+    before = tl.cumsum(counts, axis=0) - counts
+    table = (tl.maximum(step, 1) // 2 + before) // tl.maximum(step, 1)
+    return tl.where(step == 0, bins, tl.minimum(table, 255)).to(tl.float32)
+
+
+@triton.jit
+def statistics_kernel(workspace, jobs, operations, tables, statistics, BLOCK: tl.constexpr):
+    """Makes the table of one operation for one channel, or what it blends with.
+
+    Args:
+        workspace: uint8 [bytes], with the planes of the images that are measured.
+        jobs: int64 [jobs, JOB_COLUMNS].
+        operations: int32 [rows, OPERATION_COLUMNS].
+        tables: int32 [entries], written.
+        statistics: int32 [programs, STATISTIC_COLUMNS].
+    """
+    row = statistics + tl.program_id(0) * STATISTIC_COLUMNS
+    job = jobs + tl.load(row + MEASURED_JOB).to(tl.int64) * JOB_COLUMNS
+    operation = operations + tl.load(row + STATISTIC) * OPERATION_COLUMNS
+    channel = tl.load(row + MEASURED_CHANNEL)
+    origin = tl.load(job + TARGET)
+    step = tl.load(job + TARGET_CHANNEL)
+    pixels = (tl.load(job + HEIGHT) * tl.load(job + WIDTH)).to(tl.int32)
+    code = tl.load(operation)
+    formula = tl.load(operation + FORMULA)
+    channels = tl.load(operation + 3)
+    table = tables + tl.load(operation + TABLE + channel)
+    bins = tl.arange(0, 256)
+    if code == BLEND_MEAN:
+        sums = tl.zeros((BLOCK,), tl.float64)
+        for begin in range(0, pixels, BLOCK):
+            at = begin + tl.arange(0, BLOCK)
+            floats = workspace.to(tl.pointer_type(tl.float32)) + origin
+            sums += gray_of(floats, step, at, at < pixels, channels, formula, 1.0).to(tl.float64)
+        mean = (tl.sum(sums, axis=0) / pixels.to(tl.float64)).to(tl.float32)
+        tl.store(table, mean.to(tl.int32, bitcast=True))
+    else:
+        if code == CONTRAST:
+            total = tl.zeros((), tl.int64)
+            for begin in range(0, pixels, BLOCK):
+                at = begin + tl.arange(0, BLOCK)
+                gray = gray_of(workspace + origin, step, at, at < pixels, channels, formula, 255.0)
+                total += tl.sum(gray.to(tl.int32), axis=0).to(tl.int64)
+            made = contrast_table(total, pixels, bins, operation, formula)
+        else:
+            plane = workspace + origin + channel * step
+            counts = tl.zeros((256,), tl.int32)
+            for begin in range(0, pixels, BLOCK):
+                at = begin + tl.arange(0, BLOCK)
+                counts += tl.histogram(tl.load(plane + at, mask=at < pixels, other=0).to(tl.int32), 256)
+            # What lies beyond the image was counted as 0.
+            counts -= tl.where(bins == 0, (pixels + BLOCK - 1) // BLOCK * BLOCK - pixels, 0)
+            made = autocontrast_table(counts, bins, formula) if code == AUTOCONTRAST else equalize_table(counts, bins)
+        tl.store(table + bins, made.to(tl.int32, bitcast=True))
+
+
+STATISTICS_BLOCK = 2048
+STATISTICS_WARPS = 8
+
+
+def run_statistics(
+    workspace: torch.Tensor,
+    jobs: torch.Tensor,
+    operations: torch.Tensor,
+    tables: torch.Tensor,
+    statistics: torch.Tensor,
+) -> None:
+    """Launches what the next stages need to know; the arguments are those of `statistics_kernel`."""
+    statistics_kernel[(len(statistics),)](
+        workspace, jobs, operations, tables, statistics, BLOCK=STATISTICS_BLOCK, **compiler_options(STATISTICS_WARPS)
+    )

@@ -1,0 +1,1 @@
+"""The arithmetic of torch's kernels for tensors, of bytes and of float32."""
