@@ -129,6 +129,7 @@ def test_what_needs_a_gpu_is_not_measured_without_one(tmp_path: Path, monkeypatc
         ("loader.py", ("--images", "8", "--workers", "1", "--rounds", "1", "--epochs", "1", "--batch-size", "2")),
         ("scale.py", ("--images", "4", "--rounds", "1")),
         ("worker_cost.py", ("--images", "8", "--rounds", "1")),
+        ("slabs.py", ("--images", "8", "--rounds", "1", "--batches", "8", "--batch-size", "16")),
     ],
 )
 def test_a_script_runs_small(script: str, options: tuple[str, ...], tmp_path: Path) -> None:

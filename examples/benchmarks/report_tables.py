@@ -54,6 +54,14 @@ def worker_cost(report: Report) -> str:
     return table(heads, rows)
 
 
+def slabs(report: Report) -> str:
+    rows = [
+        [name, *(f"{result[side]['p50']:.1f}" for side in ("worker", "training"))]
+        for name, result in report["slabs"].items()
+    ]
+    return table(["files of a batch", "worker", "training process"], rows)
+
+
 def loader(report: Report) -> str:
     rows = [
         [
@@ -176,6 +184,12 @@ SECTIONS: dict[str, tuple[str, str, bool, Callable[[Report], str]]] = {
         "CPU milliseconds per sample in a data worker: dataset and collate, one thread, files in the page cache.",
         False,
         worker_cost,
+    ),
+    "slabs": (
+        "From a worker to the training process",
+        "CPU microseconds an image, encoded files: written to shared memory and sent, ready for a copy to the device.",
+        False,
+        slabs,
     ),
     "loader": ("Loaders", "One pipeline of stock torchvision code behind three loaders, in turns.", False, loader),
     "loop": (

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Subset, default_collate
 from torchvision.datasets import ImageFolder
 
 import torch_sink
 from image.check import assert_same_bits
 from image.worker_data import WatchedCollate, count_decodes, jitter_transform, train_transform
+from torch_sink.common.slab_writer import SlabCollate
+from torch_sink.common.slabs import Slabs
 from torch_sink.image.execute.batch import LazyBatch
 
 SAMPLES, EPOCHS = 10, 3
@@ -70,6 +72,25 @@ def test_batches_equal_stock(photos: Path, start_method: str | None, workers: in
     assert_same_batches(made, expected)
     assert len({batch[0].sum().item() for batch in expected}) == len(expected), "the epochs draw alike"
     assert not report, str(report)
+
+
+def test_batches_in_slabs_equal_stock(photos: Path) -> None:
+    """What is recorded for a device, made on the CPU from the files as they lie in memory that is used again."""
+    dataset = some_images(photos, train_transform())
+    expected = epochs_of(dataset, num_workers=1, persistent_workers=True)
+    slabs, kept = Slabs(workers=1, per_worker=4), []
+    torch.manual_seed(77)
+    collate = SlabCollate(default_collate, slabs)
+    with torch_sink.image_backend("device", device="meta"):
+        loader = DataLoader(dataset, 4, shuffle=True, num_workers=1, collate_fn=collate, persistent_workers=True)
+        slabs.begin_generation([])
+        for images, targets in (batch for _ in range(EPOCHS) for batch in loader):
+            kept.append([LazyBatch(images.recorded._replace(destination="cpu")), targets])
+            if len(kept) % 3:
+                kept[-1] = [kept[-1][0].materialize(), targets.clone()]
+            slabs.adapt()
+    assert slabs.batches_received > 4
+    assert_same_batches([[images.to("cpu"), targets] for images, targets in kept], expected)
 
 
 def test_v2_batches_equal_stock_without_persistent_workers(photos: Path) -> None:
