@@ -1,0 +1,115 @@
+"""Batches whose JPEG files the kernels decode out of the block that they travel in."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from image.cases import encoded, opener
+from image.check import assert_same_bits, check_pipeline, device_in_use, lazy_batch
+from image.jpeg_files import SAMPLINGS, check_files, jpeg, stock, watched_pillow
+from image.test_bad_input import handles, test_damaged_images_are_skipped_or_replaced  # noqa: F401
+from PIL import Image
+from torchvision import transforms as v1
+
+import torch_sink
+from torch_sink.cli.photos import make_photo
+from torch_sink.image.decode.jpeg import decode as jpeg_decode
+from torch_sink.image.decode.jpeg.decode import block_on_device
+from torch_sink.image.decode.jpeg.files import lay_out_jpegs
+from torch_sink.image.sources.source import EncodedSource, encoded_source
+from torch_sink.triton_kernels.jpeg.entropy import LaneShape
+
+PIPELINE = v1.Compose([v1.RandomCrop((9, 7)), v1.RandomHorizontalFlip(), v1.ToTensor()])
+LIKE = {"quality": 20}
+IN_KERNELS = [
+    *(jpeg(21, 19, name, seed=seed, **LIKE) for seed, name in enumerate(SAMPLINGS)),
+    jpeg(20, 12, "4:2:0", restart_blocks=1, **LIKE),
+    jpeg(9, 17, "4:4:4", restart_blocks=2, **LIKE),
+    jpeg(16, 12, **LIKE)[:2] + b"\xff\xfe\x00\x09comment" + jpeg(16, 12, **LIKE)[2:],
+]
+BY_PILLOW = [
+    jpeg(40, 40, restart_blocks=1, **LIKE).replace(b"\xff\xd1", b"\xff\xd3", 1),
+    encoded(20, 16, 5, progressive=True),
+    # libjpeg reads over bytes after the last block; the kernels give the file back.
+    jpeg(19, 20, **LIKE)[:-2] + bytes(5) + b"\xff\xd9",
+]
+
+
+@pytest.fixture(autouse=True)
+def _decoded_by_kernels() -> Iterator[None]:
+    torch_sink.set_decode_provider("triton")
+    # Few rounds: a damaged table has lanes that never agree.
+    with mock.patch.object(jpeg_decode, "choose_lane_shape", return_value=LaneShape(256, 512, 6)):
+        yield
+    torch_sink.set_decode_provider(None)
+
+
+def in_memory() -> Image.Image:
+    return make_photo(40, 30, 4)
+
+
+def test_files_of_all_kinds_among_pixels() -> None:
+    """A PNG file, too, and images in memory: one of them twice."""
+    files = [*IN_KERNELS, encoded(22, 20, 6, "RGB", "PNG"), *BY_PILLOW]
+    with (
+        watched_pillow() as seen,
+        mock.patch.object(jpeg_decode, "launch_jpegs", wraps=jpeg_decode.launch_jpegs) as launches,
+    ):
+        check_pipeline(PIPELINE, [opener(files[0]), in_memory, *map(opener, files[1:]), in_memory], seed=5)
+    (launch,) = launches.call_args_list
+    assert len(launch.args[0].headers) == len(IN_KERNELS) + 1
+    assert len([source for source in seen if isinstance(source, EncodedSource)]) == len(BY_PILLOW)
+
+
+def test_a_file_twice_is_decoded_once(tmp_path: Path) -> None:
+    path = tmp_path / "file.jpg"
+    path.write_bytes(IN_KERNELS[5])
+    torch.manual_seed(0)
+    expected = [PIPELINE(Image.open(path).convert("RGB")) for _ in range(3)]
+    torch.manual_seed(0)
+    with torch_sink.image_backend("device", device=device_in_use()):
+        recorded = [PIPELINE(Image.open(path).convert("RGB")) for _ in range(3)]
+    batch = pickle.loads(pickle.dumps(lazy_batch(recorded)))
+    with mock.patch.object(jpeg_decode, "launch_jpegs", wraps=jpeg_decode.launch_jpegs) as launches:
+        made = batch.to(device_in_use())
+    assert [len(launch.args[0].headers) for launch in launches.call_args_list] == [1]
+    assert_same_bits(made.cpu(), torch.stack(expected))
+
+
+def test_a_batch_too_large_for_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts, and with places that say where each image lies."""
+    files = IN_KERNELS[5:]
+    sources = [encoded_source(data, "a file", "RGB") for data in files]
+    laid_out = lay_out_jpegs([source for source in sources if source is not None])
+    boxes = laid_out.files.whole_images()
+    boxes[:, 0], boxes[:, 2], boxes[1] = 3, 5, 0
+    monkeypatch.setattr(jpeg_decode, "_MOST_BLOCKS", 30)
+    launched = jpeg_decode.launch_jpegs(laid_out.files, boxes, block_on_device(laid_out, torch.device(device_in_use())))
+    assert len(launched.owners) == 2
+    assert launched.damaged() == []
+    assert len(launched.status) == len(boxes)
+    for data, image, place in zip(files, launched.images(), launched.places.tolist(), strict=True):
+        left, top, width, height = image.box
+        assert torch.equal(image.pixels.cpu(), stock(data)[:, top : top + height, left : left + width])
+        if width:
+            assert place == [image.pixels.data_ptr() + image.origin, *image.strides]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_collection_of_odd_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TORCH_SINK_ODD_JPEGS names a folder of odd and broken JPEG files."""
+    folder = os.environ.get("TORCH_SINK_ODD_JPEGS")
+    if not folder:
+        pytest.skip("TORCH_SINK_ODD_JPEGS names no folder of odd JPEG files")
+    files = [path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.suffix.lower() in (".jpg", ".jpeg")]
+    small = [data for data in files if len(data) < 40_000]
+    monkeypatch.setattr(Image, "DecompressionBombError", OSError)
+    by_pillow = check_files(small, device_in_use())
+    assert 0 < len(by_pillow) < len(small)
