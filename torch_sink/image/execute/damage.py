@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch_sink.damage.cause import BrokenFile
 from torch_sink.errors import DecodeError
@@ -14,14 +13,12 @@ class Survivors(NamedTuple):
     """The images that a result shows.
 
     Attributes:
-        rows: which, in order.
-        are_all: every image, at its own place.
+        rows: which, in order; None where it shows every image at its own place.
         broken_files: those of the others.
     """
 
-    rows: list[int]
-    are_all: bool
-    broken_files: tuple[BrokenFile, ...]
+    rows: list[int] | None
+    broken_files: tuple[BrokenFile, ...] = ()
 
 
 def try_decode(source: Source) -> Source | DecodeError:
@@ -34,32 +31,29 @@ def try_decode(source: Source) -> Source | DecodeError:
         return error
 
 
-def survivors(images: Sequence[Any], mixes: int, policy: str) -> Survivors:
+def survivors(errors: dict[int, DecodeError], count: int, mixes: int, policy: str) -> Survivors:
     """What is left of a batch.
 
     Args:
-        images: the error of each one that is damaged; anything else stands for a good one.
+        errors: of the images that are damaged, in order.
+        count: how many images there are.
         mixes: how often each image takes a part of the one before it, damage included.
         policy: "raise", "skip" a damaged image, or "replace" it by the next good one.
 
     Raises:
         DecodeError: that of the first image that is damaged, where the policy says so or none is good.
     """
-    errors = {row: image for row, image in enumerate(images) if isinstance(image, DecodeError)}
+    if not errors:
+        return Survivors(None)
     broken_files = tuple(BrokenFile(error.path, error.reason) for error in errors.values())
     for _ in range(mixes):
-        errors |= {(row + 1) % len(images): error for row, error in errors.items()}
-    return Survivors(_surviving_rows(len(images), errors, policy), not errors, broken_files)
-
-
-def _surviving_rows(count: int, errors: dict[int, DecodeError], policy: str) -> list[int]:
-    if not errors:
-        return list(range(count))
+        errors = errors | {(row + 1) % count: error for row, error in errors.items()}
     first = min(errors)
     if policy == "raise" or len(errors) == count:
         error = errors[first]
         raise DecodeError(error.path, first, error.reason) from error
     good = [row for row in range(count) if row not in errors]
-    if policy == "skip":
-        return good
-    return [row if row not in errors else next((g for g in good if g > row), good[0]) for row in range(count)]
+    if policy == "replace":
+        following = [next((row for row in good if row >= place), good[0]) for place in range(count)]
+        return Survivors(following, broken_files)
+    return Survivors(good, broken_files)

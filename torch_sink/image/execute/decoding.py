@@ -48,6 +48,12 @@ class Decoding:
         if self._launched is not None:
             self.pixels = self.pixels.replaced(files, Pixels(self._launched.places, self._launched.owners))
 
+    def errors_of(self, sources: np.ndarray) -> dict[int, DecodeError]:
+        """By position, those of some sources."""
+        if not self.errors:
+            return {}
+        return {row: self.errors[at] for row, at in enumerate(sources.tolist()) if at in self.errors}
+
     def decode_again(self) -> list[int]:
         """Waits for the kernels; Pillow decodes what they found damaged. Returns which sources have new pixels."""
         if self._status is None or self._launched is None:

@@ -38,12 +38,13 @@ def make_on_device(recorded: Recorded, wanted: Wanted) -> Made:
     again = np.flatnonzero(np.isin(entries, decoding.decode_again()))
     if len(again):
         run_planned(recorded.plan_again(again.tolist()), decoding.pixels.chosen(entries), whole)
-    left = survivors([decoding.errors.get(at) for at in entries.tolist()], len(recorded.mixes), wanted.on_decode_error)
-    if left.are_all and not len(again) and not _keeps_rows(wanted):
-        return Made(result, None, ())
-    made = result if left.are_all else wanted.result(recorded, len(left.rows))
-    _finish(recorded, whole, made, None if left.are_all else left.rows)
-    return Made(made, None if left.are_all else left.rows, left.broken_files)
+    errors = decoding.errors_of(entries)
+    left = survivors(errors, len(entries), len(recorded.mixes), wanted.on_decode_error)
+    if left.rows is not None:
+        result = wanted.result(recorded, len(left.rows))
+    if len(again) or errors or _keeps_rows(wanted):
+        _finish(recorded, whole, result, left.rows)
+    return Made(result, left.rows, left.broken_files)
 
 
 def _finish(recorded: Recorded, whole: torch.Tensor, result: torch.Tensor, rows: list[int] | None = None) -> None:

@@ -25,19 +25,21 @@ def make_in_stock_code(recorded: Recorded, wanted: Wanted) -> Made:
     """
     results, calls = [try_decode(source) for source in recorded.packed.sources()], recorded.packed.calls()
     images = [results[at] for at in recorded.packed.entry_of_image.tolist()]
-    left = survivors(images, len(recorded.mixes), wanted.on_decode_error)
-    result = wanted.result(recorded, len(left.rows))
+    errors = {row: image for row, image in enumerate(images) if isinstance(image, DecodeError)}
+    left = survivors(errors, len(images), len(recorded.mixes), wanted.on_decode_error)
+    rows = list(range(len(images))) if left.rows is None else left.rows
+    result = wanted.result(recorded, len(rows))
     if recorded.mixes:
         whole = torch.zeros(recorded.shape, dtype=recorded.dtype, device="cpu")
         for row, image in enumerate(images):
             if not isinstance(image, DecodeError):
                 run_image_on_cpu(image, calls[row], whole[row])
         mixed = replay(whole, recorded.mixes)
-        result.copy_(mixed if left.are_all else mixed[left.rows])
+        result.copy_(mixed if left.rows is None else mixed[rows])
     else:
-        for place, row in enumerate(left.rows):
+        for place, row in enumerate(rows):
             run_image_on_cpu(images[row], calls[row], result[place])  # type: ignore[arg-type]
-    return Made(result, None if left.are_all else left.rows, left.broken_files)
+    return Made(result, left.rows, left.broken_files)
 
 
 def run_image_on_cpu(source: Source, ops: tuple[Op, ...], target: torch.Tensor) -> None:
