@@ -17,9 +17,9 @@ An entry is 16 bits:
     bits 5-8    bits of the value
     bits 9-15   step: how far to go in the zigzag order, to the place after this coefficient; END at the end of a block
 
-In an entry for a longer code the bits from 5 on are the number of its group. Bits that no code begins with advance by
-one bit, with step 0. So do all bits if the table is none that libjpeg takes, and the codes in groups beyond the
-last; the status of the image tells then that it has to be decoded elsewhere.
+In an entry for a longer code the bits from 5 on are the number of its group, counted from the start of the table. Bits
+that no code begins with advance by one bit, with step 0. So do all bits if the table is none that libjpeg takes, and
+the codes in groups beyond the last; the status of the image tells then that it has to be decoded elsewhere.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def lookup_kernel(tables, lookups, BLOCK: tl.constexpr):
         is_first = index < FIRST_ENTRIES
         value = tl.where(is_first, index * GROUP_ENTRIES, first_limit + index - FIRST_ENTRIES)
         length, entry = entries_of(table, value, limit)
-        group = (value - first_limit) // GROUP_ENTRIES
+        group = (FIRST_ENTRIES + value - first_limit) // GROUP_ENTRIES
         is_long = is_first & (length > FIRST_BITS) & (value < limit)
-        entry = tl.where(is_long, tl.where(group < GROUPS, group << 5, UNUSED), entry)
+        entry = tl.where(is_long, tl.where(group * GROUP_ENTRIES < LOOKUP_ENTRIES, group << 5, UNUSED), entry)
         tl.store(lookup + index, entry.to(tl.uint16), mask=index < end)

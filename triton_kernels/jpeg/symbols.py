@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .layout import AC_TABLE, COMPONENTS, DC_TABLE, FIRST_BYTE, IMAGE_COLUMNS, SEGMENT_IMAGE, UNITS
-from .lookup import FIRST_BITS, FIRST_ENTRIES, GROUP_ENTRIES, LOOKUP_ENTRIES, advance_of
+from .lookup import FIRST_BITS, GROUP_ENTRIES, LOOKUP_ENTRIES, advance_of
 
 # Symbols between two looks at whether any lane of the program goes on.
 SYMBOLS_A_TURN = tl.constexpr(4)
@@ -48,11 +48,11 @@ def load_tables(row, images, is_wanted):
 
 @triton.jit
 def load_words(words, position, is_wanted):
-    """The three words from the bit at `position` on; `words` points to the first word of each lane's segment."""
+    """The three words from the bit at `position` on; `words` points to the third word of each lane's segment."""
     at = words + (position >> 5)
-    first = tl.load(at, mask=is_wanted, other=0)
-    second = tl.load(at + 1, mask=is_wanted, other=0)
-    return first, second, tl.load(at + 2, mask=is_wanted, other=0)
+    first = tl.load(at - 2, mask=is_wanted, other=0)
+    second = tl.load(at - 1, mask=is_wanted, other=0)
+    return first, second, tl.load(at, mask=is_wanted, other=0)
 
 
 @triton.jit
@@ -62,7 +62,7 @@ def move(words, first, second, third, position, bits):
     is_next = (moved >> 5) != (position >> 5)
     first = tl.where(is_next, second, first)
     second = tl.where(is_next, third, second)
-    third = tl.load(words + (moved >> 5) + 2, mask=is_next, other=third)
+    third = tl.load(words + (moved >> 5), mask=is_next, other=third)
     return first, second, third, moved
 
 
@@ -78,16 +78,17 @@ def look_up(lookups, tables, first, second, position, unit, place, is_active):
         is_active: which lanes go on; the entries of the others are 0, so that nothing moves them.
     """
     _, luma, y, cb, cr = tables
-    both = (first.to(tl.uint64) << 32) | second.to(tl.uint64)
-    bits = ((both << (position & 31).to(tl.uint64)) >> 32).to(tl.uint32)
+    # Two shifts, because a shift by 32 bits is not defined; compilers know this as one shift of both words.
+    into = (position & 31).to(tl.uint32)
+    bits = (first << into) | ((second >> 1) >> (into ^ 31))
     pair = tl.where(unit < luma, y, tl.where(unit == luma, cb, cr))
     lookup = tl.where(place == 0, pair & 0xFFFF, pair >> 16).to(tl.int32) * LOOKUP_ENTRIES
     prefix = (bits >> (32 - FIRST_BITS)).to(tl.int32)
     entry = tl.load(lookups + (lookup + prefix), mask=is_active, other=0).to(tl.int32)
     is_long = is_active & (advance_of(entry) == 0)
-    rest = (bits >> 16).to(tl.int32) & (GROUP_ENTRIES - 1)
-    in_group = lookup + FIRST_ENTRIES + (entry >> 5) * GROUP_ENTRIES + rest
-    long_entry = tl.load(lookups + in_group, mask=is_long, other=0).to(tl.int32)
+    # GROUP_ENTRIES times the group, whose number is above five zeros.
+    in_group = (entry << 2) + ((bits >> 16).to(tl.int32) & (GROUP_ENTRIES - 1))
+    long_entry = tl.load(lookups + (lookup + in_group), mask=is_long, other=0).to(tl.int32)
     return tl.where(is_long, long_entry, entry), bits
 
 
@@ -102,5 +103,5 @@ def next_place(place, unit, units, step):
 
 @triton.jit
 def words_of(row, unstuffed, is_wanted):
-    """A pointer to the first word of each lane's segment; `unstuffed` is uint8 [bytes], in words of four."""
-    return unstuffed.to(tl.pointer_type(tl.uint32)) + tl.load(row + FIRST_BYTE, mask=is_wanted, other=0) // 4
+    """A pointer to the third word of each lane's segment; `unstuffed` is uint8 [bytes], in words of four."""
+    return unstuffed.to(tl.pointer_type(tl.uint32)) + ((tl.load(row + FIRST_BYTE, mask=is_wanted, other=0) + 8) >> 2)

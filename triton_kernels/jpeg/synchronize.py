@@ -87,11 +87,17 @@ def warm_up_kernel(
     )
     zero = tl.zeros_like(lane)
     early = tl.where(begin < bits, tl.maximum(begin - WARM_UP_BITS, 0), begin)
-    position, unit, place, _ = skip(words, lookups, tables, early, begin, zero, zero)
-    tl.store(entries + lane, pack_state(position - begin, unit, place))
-    position, unit, place, ended = skip(words, lookups, tables, position, end, unit, place)
-    tl.store(exits + lane, pack_state(position - end, unit, place))
-    tl.store(blocks + lane, ended)
+    position, unit, place, until = early, zero, zero, begin
+    # A loop, so that what decodes is compiled once.
+    for part in range(2):
+        position, unit, place, ended = skip(words, lookups, tables, position, until, unit, place)
+        state = pack_state(position - until, unit, place)
+        if part == 0:
+            tl.store(entries + lane, state)
+        else:
+            tl.store(exits + lane, state)
+            tl.store(blocks + lane, ended)
+        until = end
 
 
 @triton.jit

@@ -1,8 +1,8 @@
 """Unstuffing: in the data of a scan an encoder writes a byte 0xFF as 0xFF 0x00, so that it is not read as a marker.
 
 Two passes over the stuffed bytes, LANE_BITS / 8 of them a lane: the first counts what stays, the second moves it to
-where the sums over earlier lanes say. Words of four bytes are stored with their bytes reversed, so that the first bit
-of the stream is the highest of a word.
+where the sums over earlier lanes say. Both read words of four bytes and look at all four at once. Words are stored with
+their bytes reversed, so that the first bit of the stream is the highest of a word.
 """
 
 from __future__ import annotations
@@ -15,28 +15,48 @@ from .owners import NO_OWNER
 
 # Zeros after the end of a segment: a lane that ends there holds the words up to 15 bytes further on.
 SPARE_BYTES = tl.constexpr(16)
+FLAGS = tl.constexpr(0x80808080)  # the highest bit of each byte
+
+
+@triton.jit
+def flag_zeros(word):
+    """The highest bit of each byte that is 0, uint32."""
+    low = (word & 0x7F7F7F7F) + 0x7F7F7F7F
+    return ~(low | word) & FLAGS
 
 
 @triton.jit
 def load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES: tl.constexpr):
-    """The stuffed bytes of lanes, int32 [B, LANE_BYTES].
+    """The stuffed bytes of lanes, in words of four, uint32 [B, LANE_BYTES / 4].
 
     Returns:
-        Rows of the lanes' segments [B], the first byte of each segment [B], the place of each byte in its segment, the
-        bytes, those before them, and which of them stay. What lies outside the segment is 0 and does not stay.
+        Rows of the lanes' segments [B], the first byte of each segment [B], the words, then flags of their bytes: those
+        that stay, and those that show a marker. What lies outside the segment does not stay.
     """
     segment = tl.load(lane_segments + lane)
     is_used = segment != NO_OWNER
     row = segments + segment * SEGMENT_COLUMNS
-    first_byte = tl.multiple_of(tl.load(row + FIRST_BYTE, mask=is_used, other=0), [16])
+    first_byte = tl.load(row + FIRST_BYTE, mask=is_used, other=0)
     first_lane = tl.load(row + FIRST_LANE, mask=is_used, other=0)
-    size = tl.load(row + BYTES, mask=is_used, other=0)
-    place = ((lane - first_lane) * LANE_BYTES)[:, None] + tl.arange(0, LANE_BYTES)[None, :]
-    is_inside = place < size[:, None]
-    at = stream + first_byte[:, None] + place
-    byte = tl.load(at, mask=is_inside, other=0).to(tl.int32)
-    before = tl.load(at - 1, mask=is_inside & (place > 0), other=0).to(tl.int32)
-    return row, first_byte, place, byte, before, is_inside & ((before != 0xFF) | (byte != 0))
+    size = tl.load(row + BYTES, mask=is_used, other=-1)[:, None]
+    place = ((lane - first_lane) * LANE_BYTES)[:, None] + tl.arange(0, LANE_BYTES // 4)[None, :] * 4
+    # The byte after the last, which is 0, too: a 0xFF before it is a marker. Loads end where runs of 16 bytes end.
+    is_read = place < (size // 16 + 1) * 16
+    at = stream.to(tl.pointer_type(tl.uint32)) + ((first_byte >> 2)[:, None] + (place >> 2))
+    word = tl.load(at, mask=is_read, other=0)
+    before = (word << 8) | (tl.load(at - 1, mask=is_read & (place > 0), other=0) >> 24)
+    missing = (4 - tl.minimum(tl.maximum(size - place, 0), 4)).to(tl.uint32)
+    # Two shifts, because a shift by 32 bits is not defined.
+    inside = ((word * 0 + FLAGS) >> (4 * missing)) >> (4 * missing)
+    stuffed = flag_zeros(word | ~before) & inside
+    return row, first_byte, word, inside & ~stuffed, flag_zeros(~before) & ~stuffed
+
+
+@triton.jit
+def count_flags(flags):
+    """How many there are in each word, int32."""
+    pairs = (flags >> 7) + (flags >> 23)
+    return ((pairs + (pairs >> 8)) & 7).to(tl.int32)
 
 
 @triton.jit
@@ -53,13 +73,10 @@ def count_unstuffed_kernel(
         status: int32 [images]. FOREIGN_MARKER is set where 0xFF is followed by anything but 0, or by nothing.
     """
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row, _, place, byte, before, stays = load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES)
-    tl.store(kept + lane, tl.sum(stays.to(tl.int32), axis=1))
-    is_used = tl.load(lane_segments + lane) != NO_OWNER
-    size = tl.load(row + BYTES, mask=is_used, other=0)
-    is_marker = stays & (before == 0xFF) | (byte == 0xFF) & (place == size[:, None] - 1)
-    has_marker = tl.max(is_marker.to(tl.int32), axis=1) > 0
-    image = tl.load(row + SEGMENT_IMAGE, mask=is_used, other=0)
+    row, _, _, stays, markers = load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES)
+    tl.store(kept + lane, tl.sum(count_flags(stays), axis=1))
+    has_marker = tl.max((markers != 0).to(tl.int32), axis=1) > 0
+    image = tl.load(row + SEGMENT_IMAGE, mask=has_marker, other=0)
     tl.atomic_or(status + image, FOREIGN_MARKER, mask=has_marker, sem="relaxed")
 
 
@@ -79,9 +96,13 @@ def unstuff_kernel(
         unstuffed: uint8 [bytes], written: segments begin where they begin in `stream`, and zeros follow them.
     """
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row, first_byte, _, byte, _, stays = load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES)
-    rank = tl.load(kept_before + lane)[:, None] + tl.cumsum(stays.to(tl.int32), axis=1) - 1
-    tl.store(unstuffed + ((first_byte[:, None] + rank) ^ 3), byte.to(tl.uint8), mask=stays)
+    row, first_byte, word, stays, _ = load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES)
+    count = count_flags(stays)
+    at = (first_byte + tl.load(kept_before + lane))[:, None] + tl.cumsum(count, axis=1) - count
+    for number in tl.static_range(4):
+        stay = (stays >> (8 * number + 7)) & 1
+        tl.store(unstuffed + (at ^ 3), (word >> (8 * number)).to(tl.uint8), mask=stay != 0)
+        at += stay.to(tl.int32)
 
     segment = tl.load(lane_segments + lane)
     is_first = (segment != NO_OWNER) & (lane == tl.load(row + FIRST_LANE, mask=segment != NO_OWNER, other=-1))

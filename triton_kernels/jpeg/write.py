@@ -1,8 +1,8 @@
 """The write pass: every lane decodes once more, from where it is now known to begin, and stores the coefficients.
 
-A coefficient goes straight to its place: the number of blocks that ended in the lanes before is the sum of what these
-counted. AC coefficients are final, as the file has them; in the place of a DC coefficient stands its difference to the
-one before.
+A coefficient goes to its place, together with its neighbors: the number of blocks that ended in the lanes before is the
+sum of what these counted. AC coefficients are final, as the file has them; in the place of a DC coefficient stands its
+difference to the one before.
 
 Here everything is checked that a lane can know: that it began in the state in which the lane before it ended (from
 the first lane on, that proves the decoding to be the sequential one), that each code is used and each coefficient lies
@@ -35,6 +35,9 @@ from .symbols import (
     unpack_state,
 )
 
+GROUP = tl.constexpr(4)  # coefficients that are stored at once, 64 bits
+GROUP_SHIFT = tl.constexpr(2)
+
 
 @triton.jit
 def value_of(bits, entry):
@@ -43,11 +46,12 @@ def value_of(bits, entry):
     The value's first bit is its sign: 1 for positive ones; a negative one is stored with 2^size - 1 added.
     """
     size = size_of(entry)
-    value_bits = bits << (advance_of(entry) - size).to(tl.uint32)
+    value_bits = (bits << (advance_of(entry) - size).to(tl.uint32)).to(tl.int32)
+    # All ones for a negative value, whose bits are those of its amount turned round; otherwise 0.
+    turned = ~(value_bits >> 31)
     # Two shifts, because a shift by 32 bits is not defined.
-    value = ((value_bits >> 1) >> (31 - size).to(tl.uint32)).to(tl.int32)
-    is_negative = value_bits < 0x80000000
-    return tl.where(is_negative, value + 1 - (1 << size), value)
+    amount = ((value_bits ^ turned).to(tl.uint32) >> 1) >> (31 - size).to(tl.uint32)
+    return (amount.to(tl.int32) ^ turned) - turned
 
 
 @triton.jit
@@ -86,27 +90,45 @@ def write_kernel(
 
     first_block = tl.load(row + SEGMENT_FIRST_BLOCK, mask=is_used, other=0) + before
     target = coefficients + first_block.to(tl.int64) * 64
+    groups = target.to(tl.pointer_type(tl.int64))
+    # The block in which this lane begins is the lane's before, too: no two may store to the same group.
+    shared = (place > 0).to(tl.int32)
+    group = shared * (64 // GROUP)
+    collected = target.to(tl.int64) * 0
     first, second, third = load_words(words, position, is_used & (left > 0))
     ended = tl.zeros_like(lane)
-    problems = tl.zeros_like(lane)
+    unused = tl.zeros_like(lane)
+    outside = tl.zeros_like(lane)
     while tl.max(tl.where(ended < left, end - position, 0), axis=0) > 0:
         for _ in tl.static_range(SYMBOLS_A_TURN):
             is_active = (position < end) & (ended < left)
             entry, here = look_up(lookups, tables, first, second, position, unit, place, is_active)
             step = step_of(entry)
             reached = place + step
-            is_outside = (reached > 64) & (reached < END)
-            problems |= tl.where(entry == UNUSED, UNUSED_CODE, 0) | tl.where(is_outside, RUN_TOO_LONG, 0)
+            unused = tl.where(entry == UNUSED, UNUSED_CODE, unused)
+            outside = tl.where((reached > 64) & (reached < END), RUN_TOO_LONG, outside)
+            value = value_of(here, entry)
             has_value = (size_of(entry) > 0) & (reached <= 64)
             at = ended * 64 + reached - 1
-            tl.store(target + at, value_of(here, entry).to(tl.int16), mask=has_value)
+            is_alone = ended >= shared
+            tl.store(target + at, value.to(tl.int16), mask=has_value & (is_alone == 0))
+            is_next = has_value & is_alone & ((at >> GROUP_SHIFT) != group)
+            tl.store(groups + group, collected, mask=is_next)
+            group = tl.where(is_next, at >> GROUP_SHIFT, group)
+            # Where there is no value, it is 0.
+            added = tl.where(is_alone, value & 0xFFFF, 0).to(tl.int64) << ((at & (GROUP - 1)) * 16).to(tl.int64)
+            collected = tl.where(is_next, 0, collected) | added
             first, second, third, position = move(words, first, second, third, position, advance_of(entry))
             place, unit, ends = next_place(place, unit, tables[0], step)
             ended += ends
+    # The next lane may end the last block.
+    for number in tl.static_range(GROUP):
+        value = (collected >> (16 * number)).to(tl.int16)
+        tl.store(target + group * GROUP + number, value, mask=value != 0)
 
     is_needed = is_used & (left > 0)
     is_complete = ended == left
-    problems |= tl.where(is_settled, 0, NOT_CONVERGED)
+    problems = unused | outside | tl.where(is_settled, 0, NOT_CONVERGED)
     problems |= tl.where(is_complete & (position > bits), DATA_MISSING, 0)
     problems |= tl.where(is_complete & (bits - position >= 8), DATA_LEFT, 0)
     problems |= tl.where((is_complete == 0) & (end == bits), DATA_MISSING, 0)

@@ -76,7 +76,7 @@ def made_entries(tables: list[tuple[int, bytes]]) -> np.ndarray:
     values = lookups.cpu().numpy().astype(np.int64)
     words = np.arange(1 << 16)
     first = values[:, words >> (16 - FIRST_BITS)]
-    rest = FIRST_ENTRIES + (first >> 5) * GROUP_ENTRIES + words % GROUP_ENTRIES
+    rest = (first >> 5) * GROUP_ENTRIES + words % GROUP_ENTRIES
     is_long = first & 31 == 0
     return np.where(is_long, np.take_along_axis(values, np.where(is_long, rest, 0), axis=1), first)
 
