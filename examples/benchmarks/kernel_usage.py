@@ -23,8 +23,8 @@ _AMDGCN = re.compile(r"^\t([a-z]\w+)(?:\s|$)", re.MULTILINE)
 _SASS_BRANCH = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/[^;]*\bBRA\b[^;]*\b0x([0-9a-f]+)\s*;", re.MULTILINE)
 _SASS_BYTES = 16  # of an instruction
 # "; %bb.24:                                ;   in Loop: Header=BB0_23 Depth=1"
-_AMD_BLOCK = re.compile(r"^(?:\.LBB\w+|; %bb\.\d+):.*$", re.MULTILINE)
-_AMD_BLOCK_OF_LOOP = re.compile(r"\bHeader=(\w+)|^\.L(\w+):.*\bInner Loop Header\b")
+_AMD_BLOCK = re.compile(r"^(?:\.LBB\w+|; %bb\.\d+):.*(?:\n\s+;.*)*$", re.MULTILINE)
+_AMD_BLOCK_OF_LOOP = re.compile(r"\bHeader=(\w+)|^\.L(\w+):[^=]*=>\s*This (?:Inner )?Loop Header\b")
 _AMD_BITS = {"byte": 8, "ubyte": 8, "sbyte": 8, "short": 16, "ushort": 16, "sshort": 16, "dword": 32}
 _AMD_BITS |= {f"dwordx{count}": 32 * count for count in (2, 3, 4)}
 

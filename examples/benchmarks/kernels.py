@@ -97,8 +97,6 @@ def measure(job: Job) -> dict[str, Any]:
     found = usage(triton.compile(source, target=where, options=options_of(variant, job[1])), where)
     if variant.fuses:
         found["inexact"] = [text for text in found["inexact"] if text not in ("fma.rn.f32", "fma.rn.f32x2")]
-    if isinstance(variant, JpegVariant) and variant.symbols:
-        found["instructions_a_symbol"] = found["loop"] / variant.symbols
     return {"variant": job[0], "target": job[1], **found, "source": fingerprint_of(job)}
 
 

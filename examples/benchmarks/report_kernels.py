@@ -22,7 +22,7 @@ def kernels_page(report: Report) -> str:
         "",
         "Here the worst of the variants of each kernel stand: the most registers, bytes and instructions, the",
         "narrowest accesses to global memory in bits of one thread on average. Each instruction of the machine code",
-        "counts once. In brackets: what a warp executes for one symbol of each of its lanes.",
+        "counts once.",
         "",
         table(["kernel", "variants", *_HEADS], list(worst_rows(kernels))),
         "",
@@ -101,26 +101,20 @@ def worst_rows(kernels: dict[str, list[Report]]) -> Iterable[list[str]]:
             most = [str(max(row[key] for row in variants)) for key in ("registers", "spills", "shared")]
             longest = max(variants, key=lambda row: row["instructions"])
             narrowest = [f"{min(mean_bits(row[key]) for row in variants):.0f}" for key in ("loads", "stores")]
-            yield [name, str(len(variants)), architecture(target), *most, instructions(longest), *narrowest]
+            yield [name, str(len(variants)), architecture(target), *most, str(longest["instructions"]), *narrowest]
 
 
 def variant_row(row: Report) -> list[str]:
     """All figures of one variant on one target."""
     used = [str(row[key]) for key in ("registers", "spills", "shared")]
     accesses = [" ".join(f"{bits}x{count}" for bits, count in row[key].items()) for key in ("loads", "stores")]
-    return [row["variant"], architecture(row["target"]), *used, instructions(row), *accesses]
+    return [row["variant"], architecture(row["target"]), *used, str(row["instructions"]), *accesses]
 
 
 def architecture(target: str) -> str:
     """ "cuda:90" -> "sm_90"."""
     backend, _, name = target.partition(":")
     return f"sm_{name}" if backend == "cuda" else name
-
-
-def instructions(row: Report) -> str:
-    """ "456 (78)": of a kernel, and for a symbol of its loop where it has one."""
-    a_symbol = row.get("instructions_a_symbol")
-    return f"{row['instructions']}" + ("" if a_symbol is None else f" ({a_symbol:.0f})")
 
 
 def work_rows(report: Report) -> list[list[str]]:

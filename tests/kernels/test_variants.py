@@ -56,8 +56,13 @@ def launch_key(name: str, types: dict[str, str], constants: dict[str, Any], warp
 
 
 def key_of(variant: Variant | JpegVariant) -> Any:
-    pointers = {name: variant.signature[name] for name in variant.pointers}
-    return launch_key(variant.kernel.__name__, pointers, variant.constants, variant.warps, variant.registers)
+    types = {name: kind for name, kind in variant.signature.items() if kind != "constexpr"}
+    return launch_key(variant.kernel.__name__, types, variant.constants, variant.warps, variant.registers)
+
+
+def type_of(argument: torch.Tensor | int) -> str:
+    """What Triton calls the type of an argument of a launch."""
+    return "i32" if isinstance(argument, int) else POINTERS[argument.dtype]
 
 
 class RecordedKernel:
@@ -70,11 +75,11 @@ class RecordedKernel:
         assert all(size > 0 for size in grid)
         return self.launch
 
-    def launch(self, *tensors: torch.Tensor, **options: Any) -> None:
+    def launch(self, *arguments: torch.Tensor | int, **options: Any) -> None:
         warps, registers = options.pop("num_warps", DEFAULT_WARPS), options.pop("maxnreg", None)
         assert options.pop("enable_fp_fusion") is False
         names = [name for name in self.kernel.arg_names if name not in options]
-        types = {name: POINTERS[tensor.dtype] for name, tensor in zip(names, tensors, strict=True)}
+        types = {name: type_of(argument) for name, argument in zip(names, arguments, strict=True)}
         self.launched.add(launch_key(self.kernel.__name__, types, options, warps, registers))
 
 

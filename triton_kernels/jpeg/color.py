@@ -25,7 +25,6 @@ from .layout import (
     HEIGHT,
     MCU_LEFT,
     MCU_TOP,
-    PIXEL_TILES,
     PIXELS,
     PIXELS_UNIT,
     PLANES,
@@ -237,7 +236,7 @@ def run_color(
         shape: of a tile, as the windows were counted out with.
     """
     if len(tile_images):
-        assign_owners(windows, tile_images, first=FIRST_PIXEL_TILE, count=PIXEL_TILES)
+        assign_owners(windows, tile_images, FIRST_PIXEL_TILE)
         color_kernel[(len(tile_images),)](
             planes, pixels, images, windows, tile_images, BLOCK_Y=shape.rows, BLOCK_X=shape.columns,
             **compiler_options(WARPS),

@@ -24,7 +24,7 @@ import triton
 
 from ..options import compiler_options
 from .dc import dc_kernel
-from .layout import FIRST_LANE, LANES
+from .layout import FIRST_LANE
 from .lookup import FIRST_ENTRIES, LOOKUP_ENTRIES, lookup_kernel
 from .owners import assign_owners
 from .prefix import sum_before_kernel
@@ -35,7 +35,8 @@ from .write import write_kernel
 # Lanes of a program that decodes: one warp, so that its lanes do not wait for those of other warps.
 LANES_A_WARP = 64 if torch.version.hip else 32
 BLOCK_BYTES = 2048  # of a program that unstuffs
-BLOCK = 1024  # of the other programs
+SUM_LANES, SUM_WARPS = 256, 1  # of a program that sums over lanes; one warp needs no barriers
+DC_BLOCKS = 512  # of a program that sums over blocks
 # The interpreter pays per operation, not per lane.
 INTERPRETED_LANES = 16384
 
@@ -198,7 +199,7 @@ def decode_coefficients(
     for buffer in (buffers.counts, buffers.coefficients, buffers.status):
         buffer.zero_()
     of_segments = (len(segments),)
-    assign_owners(segments, lane_segments, first=FIRST_LANE, count=LANES)
+    assign_owners(segments, lane_segments, FIRST_LANE)
 
     # There is room for whole programs of `most` lanes.
     most = lanes_of_program(buffers.lanes, interpreted=interpreted)
@@ -206,7 +207,7 @@ def decode_coefficients(
     block = most if interpreted else min(most, BLOCK_BYTES // lane_bytes)
     of_lanes = (buffers.lanes // block,)
     constants = {"LANE_BYTES": lane_bytes, "BLOCK": block, **compiler_options()}
-    sums = {"BLOCK": BLOCK, **compiler_options()}
+    sums = {"BLOCK": SUM_LANES, **compiler_options(SUM_WARPS)}
     stuffed = (stream, segments, lane_segments)
     count_unstuffed_kernel[of_lanes](*stuffed, buffers.kept, buffers.status, **constants)
     sum_before_kernel[of_segments](buffers.kept, buffers.kept_before, segment_bytes, segments, **sums)
@@ -216,18 +217,18 @@ def decode_coefficients(
     lookup_kernel[(len(huffman),)](huffman, lookups, BLOCK=block, **compiler_options())
 
     of_lanes = (buffers.lanes // most,)
-    constants = {"LANE_BITS": shape.bits, "BLOCK": most, **compiler_options(warps=1)}
+    constants = {"BLOCK": most, **compiler_options(warps=1)}
     lanes = (segments, segment_bytes, lane_segments)
     coded = (unstuffed, *lanes, images, lookups, entries, exits)
-    warm_up_kernel[of_lanes](*coded, buffers.blocks, WARM_UP_BITS=shape.warm_up_bits, **constants)
+    warm_up_kernel[of_lanes](*coded, buffers.blocks, shape.bits, shape.warm_up_bits, **constants)
     lists = [(buffers.items[number % 2], count) for number, count in enumerate(buffers.counts)]
-    compare_kernel[of_lanes](*lanes, entries, exits, *lists[0], **constants)
+    compare_kernel[of_lanes](*lanes, entries, exits, *lists[0], shape.bits, **constants)
     for number in range(shape.rounds):
         if interpreted and not lists[number][1][0]:
             break  # on a device nobody looks: a round without work costs its launch
-        round_kernel[of_lanes](*coded, buffers.blocks, *lists[number], *lists[number + 1], **constants)
+        round_kernel[of_lanes](*coded, buffers.blocks, *lists[number], *lists[number + 1], shape.bits, **constants)
     sum_before_kernel[of_segments](buffers.blocks, buffers.blocks_before, buffers.segment_blocks, segments, **sums)
-    write_kernel[of_lanes](*coded, buffers.blocks_before, buffers.coefficients, buffers.status, **constants)
-
-    dc_kernel[(len(segments), 3)](segments, images, buffers.coefficients, BLOCK=BLOCK, **compiler_options())
+    results = (buffers.coefficients, buffers.status)
+    write_kernel[of_lanes](*coded, buffers.blocks_before, *results, shape.bits, **constants)
+    dc_kernel[(len(segments), 3)](segments, images, buffers.coefficients, BLOCK=DC_BLOCKS, **compiler_options())
     return buffers.coefficients, buffers.status

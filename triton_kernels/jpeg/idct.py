@@ -16,7 +16,6 @@ import triton.language as tl
 
 from ..options import compiler_options
 from .layout import (
-    BLOCK_TILES,
     FIRST_BLOCK,
     FIRST_BLOCK_TILE,
     MCU_LEFT,
@@ -212,7 +211,7 @@ def run_idct(
         shape: of a tile, as the windows were counted out with.
     """
     if len(tile_images):
-        assign_owners(windows, tile_images, first=FIRST_BLOCK_TILE, count=BLOCK_TILES)
+        assign_owners(windows, tile_images, FIRST_BLOCK_TILE)
         idct_kernel[(len(tile_images),)](
             coefficients, quantization, planes, images, windows, tile_images,
             BLOCK_ROWS=shape.block_rows, BLOCK_COLUMNS=shape.block_columns, **compiler_options(WARPS),

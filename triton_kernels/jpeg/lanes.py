@@ -1,4 +1,4 @@
-"""Lanes: what decodes in parallel. A lane of a segment decodes the symbols that start within its LANE_BITS bits.
+"""Lanes: what decodes in parallel. A lane of a segment decodes the symbols that start within its `lane_bits` bits.
 
 Restart markers make a batch of many short segments, a large photograph is one long segment: lanes of all segments are
 numbered through, and programs take blocks of lanes without regard to where segments begin.
@@ -15,7 +15,7 @@ from .symbols import load_tables, words_of
 
 
 @triton.jit
-def bits_of_lanes(lane, is_wanted, lane_segments, segments, segment_bytes, LANE_BITS: tl.constexpr):
+def bits_of_lanes(lane, is_wanted, lane_segments, segments, segment_bytes, lane_bits):
     """Where lanes begin and end, in bits of their segments.
 
     Args:
@@ -35,13 +35,13 @@ def bits_of_lanes(lane, is_wanted, lane_segments, segments, segment_bytes, LANE_
     row = segments + segment * SEGMENT_COLUMNS
     first = tl.load(row + FIRST_LANE, mask=is_used, other=0)
     bits = tl.where(is_used, 8 * tl.load(segment_bytes + segment, mask=is_used, other=0), -1)
-    begin = tl.where(is_used, (lane - first) * LANE_BITS, 0)
-    return row, begin, tl.minimum(begin + LANE_BITS, bits), bits
+    begin = tl.where(is_used, (lane - first) * lane_bits, 0)
+    return row, begin, tl.minimum(begin + lane_bits, bits), bits
 
 
 @triton.jit
-def load_lanes(lane, is_wanted, unstuffed, segments, segment_bytes, lane_segments, images, LANE_BITS: tl.constexpr):
+def load_lanes(lane, is_wanted, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits):
     """What lanes decode, and with which tables: `bits_of_lanes`, then `load_tables` and `words_of`."""
-    row, begin, end, bits = bits_of_lanes(lane, is_wanted, lane_segments, segments, segment_bytes, LANE_BITS)
+    row, begin, end, bits = bits_of_lanes(lane, is_wanted, lane_segments, segments, segment_bytes, lane_bits)
     is_used = bits >= 0
     return row, begin, end, bits, load_tables(row, images, is_used), words_of(row, unstuffed, is_used)

@@ -77,4 +77,3 @@ RUN_TOO_LONG = 4  # a coefficient after the 64th
 DATA_MISSING = 8  # fewer blocks than the header says
 DATA_LEFT = 16  # a whole byte or more after the last block
 NOT_CONVERGED = 32  # the lanes did not agree after the last round
-OUT_OF_RANGE = 64  # a coefficient that 16 bits do not hold once it is dequantized

@@ -4,8 +4,8 @@ A lane does not know which bit of its part is the first of a symbol, nor in whic
 a block that symbol lies: that is the state in which the lane before it ends. But a decoder that begins in a wrong
 state finds, mostly after a few hundred bits, into the right one, by itself.
 
-1. `warm_up_kernel`: each lane begins WARM_UP_BITS early, in state 0, and takes the state in which it reaches its first
-   bit for the state of its entry. From there it decodes to its last bit. Most lanes are right by then.
+1. `warm_up_kernel`: each lane begins `warm_up_bits` early, in state 0, and takes the state in which it reaches its
+   first bit for the state of its entry. From there it decodes to its last bit. Most lanes are right by then.
 2. `compare_kernel`: lanes whose entry is not the state in which the lane before them ended are put on a list, together
    with that state.
 3. `round_kernel`, once a round: the lanes of the list decode again from the state given there. Where that changes the
@@ -45,7 +45,7 @@ def skip(words, lookups, tables, position, end, unit, place):
     first, second, third = load_words(words, position, position < end)
     blocks = tl.zeros_like(position)
     while tl.max(end - position, axis=0) > 0:
-        for _ in tl.static_range(SYMBOLS_A_TURN):
+        for _ in range(SYMBOLS_A_TURN):
             is_active = position < end
             entry, _bits = look_up(lookups, tables, first, second, position, unit, place, is_active)
             first, second, third, position = move(words, first, second, third, position, advance_of(entry))
@@ -63,10 +63,10 @@ def push(items, count, lane, state, is_wanted):
     tl.store(items + begin + tl.cumsum(wanted, axis=0) - wanted, item, mask=is_wanted)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lane_bits", "warm_up_bits"])
 def warm_up_kernel(
     unstuffed, segments, segment_bytes, lane_segments, images, lookups, entries, exits, blocks,
-    LANE_BITS: tl.constexpr, WARM_UP_BITS: tl.constexpr, BLOCK: tl.constexpr,
+    lane_bits, warm_up_bits, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Guesses the entry of every lane, and decodes the lane from there.
 
@@ -83,10 +83,10 @@ def warm_up_kernel(
     """
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     _, begin, end, bits, tables, words = load_lanes(
-        lane, lane >= 0, unstuffed, segments, segment_bytes, lane_segments, images, LANE_BITS
+        lane, lane >= 0, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits
     )
     zero = tl.zeros_like(lane)
-    early = tl.where(begin < bits, tl.maximum(begin - WARM_UP_BITS, 0), begin)
+    early = tl.where(begin < bits, tl.maximum(begin - warm_up_bits, 0), begin)
     position, unit, place, until = early, zero, zero, begin
     # A loop, so that what decodes is compiled once.
     for part in range(2):
@@ -100,10 +100,10 @@ def warm_up_kernel(
         until = end
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lane_bits"])
 def compare_kernel(
     segments, segment_bytes, lane_segments, entries, exits, items, count,
-    LANE_BITS: tl.constexpr, BLOCK: tl.constexpr,
+    lane_bits, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Lists the lanes that began in another state than the one in which the lane before them ended.
 
@@ -113,18 +113,18 @@ def compare_kernel(
         count: int32 [1], 0 before: its length.
     """
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    _, begin, _, bits = bits_of_lanes(lane, lane >= 0, lane_segments, segments, segment_bytes, LANE_BITS)
+    _, begin, _, bits = bits_of_lanes(lane, lane >= 0, lane_segments, segments, segment_bytes, lane_bits)
     has_left = (begin > 0) & (begin < bits)
     left = tl.load(exits + lane - 1, mask=has_left, other=0)
     entry = tl.load(entries + lane, mask=has_left, other=0)
     push(items, count, lane, left, left != entry)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lane_bits"])
 def round_kernel(
     unstuffed, segments, segment_bytes, lane_segments, images, lookups, entries, exits, blocks,
     items, count, next_items, next_count,
-    LANE_BITS: tl.constexpr, BLOCK: tl.constexpr,
+    lane_bits, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Decodes the lanes of a list again.
 
@@ -144,7 +144,7 @@ def round_kernel(
         lane = (item >> 16).to(tl.int32)
         entry = (item & 0xFFFF).to(tl.int32)
         _, begin, end, bits, tables, words = load_lanes(
-            lane, is_listed, unstuffed, segments, segment_bytes, lane_segments, images, LANE_BITS
+            lane, is_listed, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits
         )
         overflow, unit, place = unpack_state(entry)
         position = tl.where(is_listed, begin + overflow, end)
@@ -154,4 +154,4 @@ def round_kernel(
         tl.store(entries + lane, entry, mask=is_listed)
         tl.store(exits + lane, state, mask=is_listed)
         tl.store(blocks + lane, ended, mask=is_listed)
-        push(next_items, next_count, lane + 1, state, changes & (begin + LANE_BITS < bits))
+        push(next_items, next_count, lane + 1, state, changes & (begin + lane_bits < bits))

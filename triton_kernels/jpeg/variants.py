@@ -9,29 +9,20 @@ from ..options import WARPS
 from .color import WARPS as COLOR_WARPS
 from .color import color_kernel
 from .dc import dc_kernel
-from .entropy import BLOCK, BLOCK_BYTES, LANE_SHAPES
+from .entropy import BLOCK_BYTES, DC_BLOCKS, LANE_SHAPES, SUM_LANES, SUM_WARPS
 from .idct import WARPS as IDCT_WARPS
 from .idct import idct_kernel
-from .layout import (
-    BLOCK_TILES,
-    FIRST_BLOCK_TILE,
-    FIRST_LANE,
-    FIRST_PIXEL_TILE,
-    LANES,
-    PIXEL_TILES,
-    SEGMENT_COLUMNS,
-    WINDOW_COLUMNS,
-)
 from .lookup import FIRST_ENTRIES, lookup_kernel
 from .owners import BLOCK as OWNERS_BLOCK
 from .owners import assign_kernel
 from .prefix import sum_before_kernel
-from .symbols import SYMBOLS_A_TURN
 from .synchronize import compare_kernel, round_kernel, warm_up_kernel
 from .unstuff import count_unstuffed_kernel, unstuff_kernel
 from .window import TILE_SHAPE
 from .write import write_kernel
 
+# Arguments that are numbers, int32; they come after the tensors.
+_NUMBERS = ("columns", "first_column", "lane_bits", "warm_up_bits")
 # Triton's type of each tensor, wherever it is an argument; all others are int32.
 _TYPES = {
     "stream": "*u8",
@@ -51,10 +42,9 @@ class JpegVariant(NamedTuple):
 
     Attributes:
         kernel: the function under `triton.jit`.
-        name: for instance "jpeg write, 4096 bits".
+        name: for instance "jpeg write".
         constants: every compile-time constant.
         warps: `num_warps`.
-        symbols: how many a turn of its longest loop decodes; 0 where it decodes none.
         registers: the compiler may choose.
         fuses: integers only.
     """
@@ -63,20 +53,20 @@ class JpegVariant(NamedTuple):
     name: str
     constants: dict[str, int]
     warps: int
-    symbols: int = 0
     registers: None = None
     fuses: bool = False
 
     @property
     def pointers(self) -> dict[str, str]:
         """Triton's type of each argument that is a pointer; all are aligned to 16 bytes."""
-        names = [name for name in self.kernel.arg_names if name not in self.constants]
+        names = [name for name in self.kernel.arg_names if name not in (*self.constants, *_NUMBERS)]
         return {name: _TYPES.get(name, "*i32") for name in names}
 
     @property
     def signature(self) -> dict[str, str]:
         """Triton's type of every argument."""
-        return {**self.pointers, **dict.fromkeys(self.constants, "constexpr")}
+        numbers = [name for name in self.kernel.arg_names if name in _NUMBERS]
+        return {**self.pointers, **dict.fromkeys(numbers, "i32"), **dict.fromkeys(self.constants, "constexpr")}
 
 
 def jpeg_variants(threads_of_warp: int) -> Iterator[JpegVariant]:
@@ -85,29 +75,20 @@ def jpeg_variants(threads_of_warp: int) -> Iterator[JpegVariant]:
     Args:
         threads_of_warp: on the device; the kernels that decode have a lane for each.
     """
-    for name, columns, first, count in (
-        ("lanes", SEGMENT_COLUMNS, FIRST_LANE, LANES),
-        ("block tiles", WINDOW_COLUMNS, FIRST_BLOCK_TILE, BLOCK_TILES),
-        ("pixel tiles", WINDOW_COLUMNS, FIRST_PIXEL_TILE, PIXEL_TILES),
-    ):
-        constants = {"COLUMNS": columns.value, "FIRST": first.value, "COUNT": count.value, "BLOCK": OWNERS_BLOCK}
-        yield JpegVariant(assign_kernel, f"jpeg {name}", constants, 1)
+    yield JpegVariant(assign_kernel, "jpeg owners", {"BLOCK": OWNERS_BLOCK}, 1)
     for shape in LANE_SHAPES:
         lane_bytes = shape.bits // 8
         constants = {"LANE_BYTES": lane_bytes, "BLOCK": max(1, BLOCK_BYTES // lane_bytes)}
         yield JpegVariant(count_unstuffed_kernel, f"jpeg count, {shape.bits} bits", constants, WARPS)
         yield JpegVariant(unstuff_kernel, f"jpeg unstuff, {shape.bits} bits", constants, WARPS)
-    yield JpegVariant(sum_before_kernel, "jpeg sums", {"BLOCK": BLOCK}, WARPS)
+    yield JpegVariant(sum_before_kernel, "jpeg sums", {"BLOCK": SUM_LANES}, SUM_WARPS)
     yield JpegVariant(lookup_kernel, "jpeg tables", {"BLOCK": FIRST_ENTRIES.value}, WARPS)
-    symbols = SYMBOLS_A_TURN.value
-    for shape in LANE_SHAPES:
-        constants = {"LANE_BITS": shape.bits, "BLOCK": threads_of_warp}
-        warm_up = {"WARM_UP_BITS": shape.warm_up_bits, **constants}
-        yield JpegVariant(warm_up_kernel, f"jpeg warm-up, {shape.bits} bits", warm_up, 1, symbols)
-        yield JpegVariant(compare_kernel, f"jpeg compare, {shape.bits} bits", constants, 1)
-        yield JpegVariant(round_kernel, f"jpeg round, {shape.bits} bits", constants, 1, symbols)
-        yield JpegVariant(write_kernel, f"jpeg write, {shape.bits} bits", constants, 1, symbols)
-    yield JpegVariant(dc_kernel, "jpeg DC", {"BLOCK": BLOCK}, WARPS)
+    lanes = {"BLOCK": threads_of_warp}
+    yield JpegVariant(warm_up_kernel, "jpeg warm-up", lanes, 1)
+    yield JpegVariant(compare_kernel, "jpeg compare", lanes, 1)
+    yield JpegVariant(round_kernel, "jpeg round", lanes, 1)
+    yield JpegVariant(write_kernel, "jpeg write", lanes, 1)
+    yield JpegVariant(dc_kernel, "jpeg DC", {"BLOCK": DC_BLOCKS}, WARPS)
     constants = {"BLOCK_ROWS": TILE_SHAPE.block_rows, "BLOCK_COLUMNS": TILE_SHAPE.block_columns}
     yield JpegVariant(idct_kernel, "jpeg inverse transform", constants, IDCT_WARPS)
     constants = {"BLOCK_Y": TILE_SHAPE.rows, "BLOCK_X": TILE_SHAPE.columns}

@@ -54,11 +54,11 @@ def value_of(bits, entry):
     return (amount.to(tl.int32) ^ turned) - turned
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lane_bits"])
 def write_kernel(
     unstuffed, segments, segment_bytes, lane_segments, images, lookups, entries, exits, blocks_before,
     coefficients, status,
-    LANE_BITS: tl.constexpr, BLOCK: tl.constexpr,
+    lane_bits, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Stores the coefficients of a block of lanes.
 
@@ -77,7 +77,7 @@ def write_kernel(
     """
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row, begin, end, bits, tables, words = load_lanes(
-        lane, lane >= 0, unstuffed, segments, segment_bytes, lane_segments, images, LANE_BITS
+        lane, lane >= 0, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits
     )
     # The first lane of an empty segment, too: it notices that all blocks are missing.
     is_used = (begin < bits) | ((begin == 0) & (bits == 0))
@@ -100,7 +100,7 @@ def write_kernel(
     unused = tl.zeros_like(lane)
     outside = tl.zeros_like(lane)
     while tl.max(tl.where(ended < left, end - position, 0), axis=0) > 0:
-        for _ in tl.static_range(SYMBOLS_A_TURN):
+        for _ in range(SYMBOLS_A_TURN):
             is_active = (position < end) & (ended < left)
             entry, here = look_up(lookups, tables, first, second, position, unit, place, is_active)
             step = step_of(entry)

@@ -146,7 +146,7 @@ def unstuffed(segments: list[bytes], lane_bytes: int) -> tuple[list[bytes], list
     of_lanes, kept, before = torch.full((3, block), -1, dtype=torch.int32, device=device_in_use())
     totals, status = torch.zeros((2, len(segments)), dtype=torch.int32, device=device_in_use())
     grid, shape = (len(segments),), {"LANE_BYTES": lane_bytes, "BLOCK": block, **compiler_options()}
-    assign_owners(rows, of_lanes, first=layout.FIRST_LANE, count=layout.LANES)
+    assign_owners(rows, of_lanes, layout.FIRST_LANE)
     count_unstuffed_kernel[(1,)](stream, rows, of_lanes, kept, status, **shape)
     sum_before_kernel[grid](kept, before, totals, rows, BLOCK=64, **compiler_options())
     unstuff_kernel[(1,)](stream, rows, of_lanes, before, totals, result, **shape)
