@@ -210,7 +210,8 @@ def _whole_samples(
     at = {row: position for position, row in enumerate(rows)}
     error = DecodeError(batch.broken_files[0].path, -1, batch.broken_files[0].reason)
     images = [[at.get(sample * views + view) for view in range(views)] for sample in range(samples)]
-    chosen = survivors([error if None in positions else None for positions in images], 0, policy).rows
+    errors = {sample: error for sample, positions in enumerate(images) if None in positions}
+    chosen = survivors(errors, samples, 0, policy).rows or []
     return chosen, [position for sample in chosen for position in images[sample] if position is not None]
 
 
