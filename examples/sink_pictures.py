@@ -9,6 +9,7 @@ each kernel; a launch costs the host a stated time. On a machine with a GPU, `to
 from __future__ import annotations
 
 import argparse
+import functools
 import queue
 import tempfile
 import threading
@@ -130,7 +131,8 @@ def four_timelines() -> list[list[Span]]:
     try:
         for as_graph, sink in ((False, 1), (True, 1), (True, SINK)):
             with torch_sink.SinkLoader(loader) as ready:
-                found.append(record(lambda: train(ready, device, None, as_graph=as_graph, sink=sink)))
+                run = functools.partial(train, ready, device, None, as_graph=as_graph, sink=sink)
+                found.append(record(run))
     finally:
         HostSlots.fill = stock
     return found
@@ -143,8 +145,8 @@ def draw(timelines: list[list[Span]], path: Path) -> None:
             write_picture(Path(folder, "one.png"), spans, 0, int(WINDOW * 1e6), title)
             pictures.append(Image.open(Path(folder, "one.png")).convert("RGB"))
     note = (
-        f"Simulated device on a CPU: {KERNELS} kernels of {KERNEL} ms a step, {LAUNCH} ms a launch, {COPY:g} ms a copy, "
-        f"{SAMPLE} ms a sample in one of 2 workers, batches of {BATCH}."
+        f"Simulated device on a CPU: {KERNELS} kernels of {KERNEL} ms a step, {LAUNCH} ms a launch, "
+        f"{COPY:g} ms a copy, {SAMPLE} ms a sample in one of 2 workers, batches of {BATCH}."
     )
     height = sum(picture.height for picture in pictures) + 30
     whole = Image.new("RGB", (pictures[0].width, height), "white")
@@ -158,5 +160,7 @@ def draw(timelines: list[list[Span]], path: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parents[1] / "docs" / "images" / "sinks.png")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).resolve().parents[1] / "docs" / "images" / "sinks.png"
+    )
     draw(four_timelines(), parser.parse_args().out)

@@ -1,0 +1,113 @@
+"""The short examples, run as a user runs them, on files; none falls back without saying so, none is long."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import torch_sink
+from torch_sink.cli.photos import write_photos
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+LINES = 60
+# What the examples need beyond torchvision.
+OTHERS = {
+    "finetune_timm": "timm",
+    "lightning_module": "lightning",
+    "accelerate_loop": "accelerate",
+    "hf_datasets": "datasets",
+    "webdataset_shards": "webdataset",
+}
+SHORT = ["01_image_backend", "02_sink_loader", "03_step_loop", "04_mixed_precision", "mindspore_style", "inference"]
+SHORT += ["self_supervised", "segmentation", *OTHERS]
+NOTHING_FELL_BACK = "nothing that was recorded ran in stock code"
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    write_photos(folder, count=24)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def masks(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
+    """Eight images, and masks of three classes with a palette, as VOC's."""
+    folder = tmp_path_factory.mktemp("masks")
+    (folder / "images").mkdir()
+    (folder / "masks").mkdir()
+    numbers = np.random.default_rng(0)
+    for photo in sorted(photos.rglob("*.jpg"))[:8]:
+        image = Image.open(photo).convert("RGB")
+        image.save(folder / "images" / f"{photo.stem}.jpg")
+        mask = Image.fromarray(numbers.integers(0, 3, (image.height, image.width), dtype=np.uint8))
+        mask.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0])
+        mask.save(folder / "masks" / f"{photo.stem}.png")
+    return folder
+
+
+def run(name: str, capsys: pytest.CaptureFixture[str], *arguments: Path) -> str:
+    """In this process, where torch and torchvision are loaded already."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
+        try:
+            runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        finally:
+            torch_sink.set_image_backend("PIL")
+    return capsys.readouterr().out
+
+
+def run_alone(name: str, *arguments: Path) -> str:
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *map(str, arguments)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("name", ["01_image_backend", "02_sink_loader", "03_step_loop", "inference", "self_supervised"])
+def test_an_example_on_a_folder_of_images(name: str, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = run(name, capsys, photos)
+    says = {
+        "01_image_backend": NOTHING_FELL_BACK,
+        "02_sink_loader": "too few batches to tell",
+        "03_step_loop": "resumed at step 6",
+        "inference": "24 images classified; no broken files",
+        "self_supervised": NOTHING_FELL_BACK,
+    }
+    assert says[name] in printed
+
+
+@pytest.mark.once
+def test_segmentation(masks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "tv_tensors.Mask" in run("segmentation", capsys, masks)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("name", "says"), [("04_mixed_precision", "O3: last loss"), ("mindspore_style", "epoch: 4 step: 10, loss is")]
+)
+def test_an_example_without_files(name: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert says in run(name, capsys)
+
+
+@pytest.mark.once_on_oldest
+@pytest.mark.parametrize("name", OTHERS)
+def test_an_example_with_another_library(name: str, photos: Path) -> None:
+    pytest.importorskip(OTHERS[name])
+    assert NOTHING_FELL_BACK in run_alone(name, photos)
+
+
+@pytest.mark.once
+def test_the_index_names_every_example_and_none_is_long() -> None:
+    index = (EXAMPLES / "README.md").read_text()
+    named = re.findall(r"\(([\w]+)\.py\)", index)
+    assert named == [*SHORT, "train_image_folder", "train_distributed"]
+    assert all(len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= LINES for name in SHORT)
