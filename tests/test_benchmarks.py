@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import select
@@ -18,8 +19,11 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import gpu  # noqa: E402
 import harness  # noqa: E402
+import jpeg  # noqa: E402
 import kernel_usage  # noqa: E402
 import report  # noqa: E402
+import report_tables  # noqa: E402
+from torch_sink.cli.photos import make_photo  # noqa: E402
 
 pytestmark = pytest.mark.once_on_oldest
 
@@ -90,6 +94,16 @@ def test_a_command_ends_within_its_share_and_takes_its_children_along(tmp_path: 
         child = os.pidfd_open(int(pid.read_text()))  # a process that was killed takes a moment to die
         assert select.select([child], [], [], 20)[0]
         os.close(child)
+
+
+def test_the_table_of_the_jpeg_kernels_holds_what_the_host_does() -> None:
+    file = io.BytesIO()
+    make_photo(32, 32, 0).save(file, "JPEG")
+    host = jpeg.on_the_host(jpeg.covered_files([file.getvalue()] * 2), rounds=1)
+    speed = {"p50": 1.0}
+    device = {"images_per_second_kernels": speed, "images_per_second": speed, "stages": {}, "decoded_again": 0}
+    written = report_tables.jpeg({"batches": {"2": {"device": device, "host_us_an_image": host}}})
+    assert all(f"{part}, us an image" in written for part in host)
 
 
 def test_a_gpu_gives_the_figures_that_are_said_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,8 @@ class JpegFiles(NamedTuple):
 
     def part(self, first: int, last: int) -> JpegFiles:
         """Some of them, up to the one before `last`."""
+        if last - first == len(self.headers):
+            return self
         begin, end = np.cumsum([0, *self.columns().segments])[[first, last]]
         headers, segments = self.headers[first:last], self.segments[begin:end]
         return self._replace(sources=self.sources[first:last], headers=headers, segments=segments)
