@@ -13,6 +13,10 @@ from typing import Any
 
 import psutil
 import pytest
+from fake_cuda import fake_cuda  # noqa: F401 a fixture
+from PIL import Image
+
+from torch_sink.cli.photos import write_photos
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "examples" / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -191,6 +195,63 @@ def test_who_ends_it_gets_the_table(place: Path) -> None:
     assert re.search(r"^scale +passed", printed, flags=re.MULTILINE)
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
     assert [run["name"] for run in json.loads((place / "gpu.json").read_text())["runs"]] == ["scale"]
+
+
+# Enough that every line of a script's way on a GPU runs once, in a few seconds: no time is measured on the fake device.
+ON_THE_FAKE = {
+    "doctor": (),
+    "decode": ("--batches", "2", "--rounds", "1"),
+    "jpeg": ("--batches", "2", "--rounds", "1"),
+    "loader": ("--workers", "1", "--rounds", "1", "--epochs", "1", "--batch-size", "2"),
+    "loop": ("--models", "mlp", "--loops", "graph", "--rounds", "1", "--seconds", "1"),
+    "train": ("--models", "shufflenet_v2_x0_5", "--workers", "1", "--steps", "1", "--warmup", "1", "--rounds", "1", "--batch-size", "2"),
+    "worker_cost": ("--rounds", "1", "--images", "8"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profiler", ["sees", "blind"])
+def test_the_scripts_on_the_fake_device(
+    profiler: str,
+    fake_cuda: None,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As a GPU machine runs them, in limits, one that fails and one that hangs among them."""
+    python = tmp_path / "python"
+    launcher = gpu.ROOT / "tests" / "fake_cuda" / "run.py"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{launcher}" "$@"\n')
+    python.chmod(0o755)
+    photos = tmp_path / "photos"
+    for path in write_photos(photos, count=8, classes=2, odd=False):
+        with Image.open(path) as image:
+            image.resize((64, 48)).save(path, quality=90)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setenv("FAKE_CUDA_PROFILER", profiler)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    steps = [step(name, 900, options=options) for name, options in ON_THE_FAKE.items()]
+    steps += [
+        step("scale", 900, options=("--no-such-option",)),
+        step("transforms", 10 - 900, options=("--batches", "9999")),
+    ]
+    results = tmp_path / "results"
+    status = gpu.main(["--results", str(results), "--data", str(photos)], steps)
+    runs = {run["name"]: run for run in json.loads((results / "gpu.json").read_text())["runs"]}
+    assert status == 1
+    assert {name: run["error"] for name, run in runs.items() if run["status"] != "passed"}.keys() == {
+        "scale",
+        "transforms",
+    }
+    assert "unrecognized arguments" in runs["scale"]["error"]
+    assert not any("unfinished" in run.get("result", {}) for run in runs.values())
+    printed = capsys.readouterr().out
+    figures = dict(gpu_summary.figures({name: run.get("result", {}) for name, run in runs.items()}))
+    missing = {name.strip() for name, value in figures.items() if value == "-"}
+    unmeasured = {"the kernels alone", "resized crop to tensor, images/s"}  # those of `transforms`
+    assert missing == unmeasured | ({"GPU idle"} if profiler == "blind" else set()), printed
+    assert all(name in printed for name in figures)
 
 
 @pytest.mark.slow

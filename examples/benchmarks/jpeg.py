@@ -101,12 +101,14 @@ def on_the_device(sources: list[EncodedSource], device: torch.device, rounds: in
             spent[stage_of(name)] += (end - begin) / 1000
         turns.append(spent)
     seconds = in_turns({"decode": decode}, rounds)["decode"]
-    return {
+    result: dict[str, Any] = {
         "stages": {stage: percentiles([spent[stage] for spent in turns]) for stage in turns[0]},
-        "images_per_second_kernels": rates(len(sources), [spent.total() / 1e6 for spent in turns]),
         "images_per_second": rates(len(sources), seconds),
         "decoded_again": again,
     }
+    if all(turns):  # the profiler saw kernels
+        result["images_per_second_kernels"] = rates(len(sources), [spent.total() / 1e6 for spent in turns])
+    return result
 
 
 def format_table(report: dict[str, Any]) -> str:
@@ -119,8 +121,8 @@ def format_table(report: dict[str, Any]) -> str:
             lines.append("  kernels: not measured, there is no GPU")
             continue
         lines += [f"  {stage:20}{value['p50']:>10.0f} us" for stage, value in device["stages"].items()]
-        kernels, whole = (device[key]["p50"] for key in ("images_per_second_kernels", "images_per_second"))
-        lines.append(f"  images/s: {kernels:.0f} in kernels, {whole:.0f} in all")
+        kernels = f"{device['images_per_second_kernels']['p50']:.0f}" if device["stages"] else "-"
+        lines.append(f"  images/s: {kernels} in kernels, {device['images_per_second']['p50']:.0f} in all")
         lines.append(f"  decoded again by Pillow: {device['decoded_again']}")
     return "\n".join(lines)
 

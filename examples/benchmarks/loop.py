@@ -189,9 +189,8 @@ class Measurement:
             "syncs_per_step": self._syncs / self._setup.steps,
             "first_8_steps_seconds": self._first_seconds,
         }
-        if self._setup.device.type == "cuda":
-            result["gpu_idle_share"] = harness.gpu_idle_share(lambda: self._run(50))
-        return result
+        idle = harness.gpu_idle_share(lambda: self._run(50)) if self._setup.device.type == "cuda" else None
+        return result if idle is None else {**result, "gpu_idle_share": idle}
 
 
 def measure(case: Case, device: torch.device, names: list[str] | None, rounds: int, seconds: float) -> dict[str, Any]:

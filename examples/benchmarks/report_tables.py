@@ -115,7 +115,8 @@ def jpeg(report: Report) -> str:
     rows = []
     for batch, result in report["batches"].items():
         device, host = result["device"], result["host_us_an_image"]
-        speeds = [f"{device[key]['p50']:.0f}" for key in ("images_per_second_kernels", "images_per_second")]
+        keys = "images_per_second_kernels", "images_per_second"
+        speeds = [f"{device[key]['p50']:.0f}" if key in device else "-" for key in keys]
         stages = ", ".join(f"{stage} {value['p50']:.0f}" for stage, value in device["stages"].items())
         costs = [f"{host[key]['p50']:.1f}" for key in ("header", "layout", "tables")]
         rows.append([batch, *speeds, *costs, stages, str(device["decoded_again"])])

@@ -241,7 +241,8 @@ def measure(contender: Contender, folder: Path, workers: int, arguments: argpars
             cpu.append(process_cpu_seconds() - before)
         idle = []
         if contender.device.type == "cuda":
-            idle = [gpu_idle_share(lambda: contender.train(batches, steps)) for _ in range(arguments.rounds)]
+            shares = [gpu_idle_share(lambda: contender.train(batches, steps)) for _ in range(arguments.rounds)]
+            idle = [share for share in shares if share is not None]
         if isinstance(batches, torch_sink.SinkLoader):
             batches.close()
     images = steps * batch_size

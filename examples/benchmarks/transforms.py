@@ -143,15 +143,18 @@ def contenders(images: Images, *, with_cpu: bool) -> dict[str, Work]:
     return found
 
 
-def on_device(images: Images, bandwidth: float, rounds: int) -> dict[str, Any]:
+def on_device(images: Images, bandwidth: float, rounds: int) -> dict[str, Any] | None:
     """What the kernels of one batch take on the device: their number, images per second, share of a copy's bandwidth.
 
-    Every byte of the decoded images is counted once, and every byte of the result; what lies between is not.
+    None where the profiler sees none of them. Every byte of the decoded images is counted once, and every byte of the
+    result; what lies between is not.
     """
     turns = [
-        [end - begin for name, begin, end in device_spans(images.torch_sink) if "stage_kernel" in name]
+        [end - begin for name, begin, end in device_spans(images.torch_sink) if name.endswith("_kernel")]
         for _ in range(rounds)
     ]
+    if not all(turns):
+        return None
     moved = sum(image.numel() for image in images.tensors) + images.out.numel() * images.out.element_size()
     seconds = [sum(spans) / 1e9 for spans in turns]
     return {
@@ -175,8 +178,8 @@ def measure(
             entry["images_per_second"][str(batch)] = rates(batch, seconds)
             if device.type == "cuda" and contender != "torchvision, CPU, one thread":
                 entry["launches"] = len(device_spans(work[contender]))
-        if device.type == "cuda":
-            kernels = on_device(images, bandwidth, rounds)
+        kernels = on_device(images, bandwidth, rounds) if device.type == "cuda" else None
+        if kernels is not None:
             alone = results.setdefault("torch_sink, kernels alone", {"images_per_second": {}, "bandwidth_share": {}})
             alone["launches"] = kernels["launches"]
             alone["images_per_second"][str(batch)] = kernels["images_per_second"]

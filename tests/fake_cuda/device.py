@@ -24,7 +24,7 @@ from .graphs import Captures, FakeGraph
 from .kernels import Kernels
 from .memory import Allocator
 from .random_numbers import Generator, run_with
-from .streams import CUDA, FakeEvent, FakeStream, OnStream, Queues
+from .streams import CUDA, FakeAcceleratorEvent, FakeEvent, FakeStream, OnStream, Queues
 
 SEGMENT = 2 << 20  # bytes that the allocator asks for at a time
 SYNC_MODES = {0: 0, 1: 1, 2: 2, "default": 0, "warn": 1, "error": 2}
@@ -223,6 +223,7 @@ class FakeCuda:
         patch.setattr(FakeGraph, "cuda", self, raising=False)
         for name, value in self._names().items():
             patch.setattr(torch.cuda, name, value)
+        patch.setattr(torch, "Event", FakeAcceleratorEvent)
         patch.setattr(torch.accelerator, "is_available", lambda: True)
         patch.setattr(torch._C, "_cuda_getCurrentStream", lambda index: (*self.current_stream(index).key, CUDA))
         patch.setattr(torch._C, "_host_emptyCache", lambda: None)

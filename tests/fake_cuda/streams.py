@@ -156,7 +156,7 @@ class FakeEvent:
 
     def record(self, stream: FakeStream | None = None) -> None:
         """Mark what was issued to a stream so far; without one, to the current stream of the current device."""
-        stream = stream or self.cuda.current_stream()
+        stream = self.cuda.current_stream() if stream is None else self.cuda.stream_of(stream)
         with self.cuda.queues.lock:
             self.mark, self.recorded_on = stream.capture, stream
             if self.mark is None:
@@ -192,6 +192,13 @@ class FakeEvent:
         if self.mark is not None and not isinstance(self.mark, Work):
             self.cuda.captures.forbid("cudaEventQuery", self.mark)
         return self.mark is None or self.mark.is_done
+
+
+class FakeAcceleratorEvent(FakeEvent):
+    """`torch.Event`, which is told its device first, and takes torch's own streams."""
+
+    def __init__(self, device: Any = None, *, enable_timing: bool = False, **_: Any) -> None:
+        super().__init__(enable_timing)
 
 
 class OnStream:

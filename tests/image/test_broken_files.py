@@ -583,3 +583,26 @@ def test_odd_files(tmp_path: Path) -> None:
 def test_the_collate_function_sees_no_placeholder(paths: list[Path]) -> None:
     for batch in batches(Files(paths, loaded, V1), "skip", batch_size=5, collate_fn=as_list):
         assert all(len(sample) == 2 for sample in batch)
+
+
+def zipped(samples: list[Any]) -> tuple[Any, ...]:
+    """As detection collates: images of any size stay apart."""
+    return tuple(zip(*samples, strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+@pytest.mark.parametrize("transform", [V1, V2, transforms.PILToTensor()], ids=["v1", "v2", "ragged"])
+def test_images_that_no_collate_function_stacks(paths: list[Path], transform: Any, policy: str, workers: int) -> None:
+    """Without a device a worker makes their pixels, after the samples were collated; in this process, who reads them."""
+    dataset = Files(paths, loaded, transform)
+    stock = stock_samples(dataset, 1, batch_size=6, num_workers=workers)
+    kept = [[sample for sample in samples if sample is not None] for samples in stock]
+    expected = [zipped(samples) for samples in kept] if policy == "skip" else [zipped(replaced(s)) for s in stock]
+    made = batches(dataset, policy, batch_size=6, num_workers=workers, collate_fn=zipped)
+    assert len(made) == len(expected) > 0
+    for (images, indices), (stock_images, stock_indices) in zip(made, expected, strict=True):
+        assert indices == stock_indices
+        for image, stock_image in zip(images, stock_images, strict=True):
+            assert not (workers and isinstance(image, HANDLES))
+            assert_same_bits(image.materialize() if isinstance(image, HANDLES) else image, stock_image)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import ImageFilter
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms as v1
 from torchvision.transforms import v2
@@ -198,3 +199,20 @@ def test_advice_about_modes_destroys_no_masks(mode: str, advice: str) -> None:
     with torch_sink.image_backend("device", device="cpu"):
         assert v1.functional.to_grayscale(mask).tobytes() == expected
         assert only_row() == ("Pillow image", f"no kernel for mode {mode!r}{advice}")
+
+
+@pytest.mark.parametrize(
+    ("views", "records"),
+    [
+        ((v1.GaussianBlur(9, 1.0), v1.RandomSolarize(128, 1.0)), False),
+        ((v1.RandomSolarize(128, 1.0), v1.GaussianBlur(9, 1.0)), True),
+        ((v1.Lambda(lambda image: image.filter(ImageFilter.GaussianBlur(1.3))), v1.RandomSolarize(128, 1.0)), True),
+    ],
+    ids=["torchvision's blur, then solarize", "solarize, then blur", "Pillow's blur, then solarize"],
+)
+def test_second_views_record_as_the_docs_say(views: tuple[Any, ...], records: bool) -> None:
+    pipeline = v1.Compose([*views, v1.PILToTensor()])
+    expected = pipeline(opener(encoded(30, 31))())
+    with torch_sink.image_backend("device", device="cpu"):
+        assert torch.equal(pipeline(opener(encoded(30, 31))()).materialize(), expected)
+        assert bool(torch_sink.fallback_report()) != records

@@ -129,3 +129,14 @@ def test_waiting_for_values_is_no_fault_where_waits_are(fake_cuda: FakeCuda, mon
         assert transfer.to_host(values).tolist() == [0, 2, 4, 6, 8, 10]
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("fake_cuda", [{"seed": seed} for seed in range(4)], indirect=True)
+def test_the_host_waits_for_what_it_reads_and_for_no_more(fake_cuda: FakeCuda) -> None:
+    device = torch.device("cuda")
+    values = transfer.to_device(torch.arange(5), device) * 3
+    beside = torch.cuda.Stream()
+    with torch.cuda.stream(beside):
+        torch.ones(2, device=device).add_(1)
+    assert transfer.to_host(values).tolist() == [0, 3, 6, 9, 12]
+    assert fake_cuda.host_waits_seen == ["event.synchronize"]
