@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from torch_sink.sink import QueueStats, SinkLoader
 from torch_sink.sink.producers.stats import StatsRecorder
+from torch_sink.sink.producers.thread import ThreadProducer
 
 from .conftest import wait_for
 
@@ -29,9 +31,22 @@ class Throttled(Dataset):
         return torch.zeros(1000)
 
 
-def measure(source: object, step_seconds: float) -> QueueStats:
+def has_filled_queue(producer: ThreadProducer) -> bool:
+    return producer.wants_pass() or len(producer.ready) >= producer.slots.count - 1
+
+
+def measure(source: object, step_seconds: float, *, fills_queue: bool = False) -> QueueStats:
+    """What the queue of a loop reports.
+
+    Args:
+        source: to read.
+        step_seconds: of the loop.
+        fills_queue: begin each step when the producer has done what it can, however busy the machine.
+    """
     with SinkLoader(source) as loader:
         for _ in loader:
+            if fills_queue:
+                wait_for(loader._producer, partial(has_filled_queue, loader._producer))
             time.sleep(step_seconds)
         return loader.stats()
 
@@ -48,7 +63,8 @@ def test_a_throttled_producer_is_input_bound(num_workers: int) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_throttled_consumer_is_compute_bound(num_workers: int) -> None:
-    stats = measure(DataLoader(Throttled(0.0), num_workers=num_workers), step_seconds=0.02)
+    source = DataLoader(Throttled(0.0), num_workers=num_workers)
+    stats = measure(source, step_seconds=0.02, fills_queue=num_workers > 0)
     assert stats.verdict == "compute-bound"
     assert stats.empty < 0.3 * 40
     assert stats.consumer_wait_p50_seconds < 0.01
