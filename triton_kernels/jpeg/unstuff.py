@@ -40,14 +40,16 @@ def load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES: tl.constexpr
     first_lane = tl.load(row + FIRST_LANE, mask=is_used, other=0)
     size = tl.load(row + BYTES, mask=is_used, other=-1)[:, None]
     place = ((lane - first_lane) * LANE_BYTES)[:, None] + tl.arange(0, LANE_BYTES // 4)[None, :] * 4
-    # The byte after the last, which is 0, too: a 0xFF before it is a marker. Loads end where runs of 16 bytes end.
+    # The byte after the last, too, taken for 0: a 0xFF before it is a marker. Loads end where runs of 16 bytes end.
     is_read = place < (size // 16 + 1) * 16
     at = stream.to(tl.pointer_type(tl.uint32)) + ((first_byte >> 2)[:, None] + (place >> 2))
     word = tl.load(at, mask=is_read, other=0)
-    before = (word << 8) | (tl.load(at - 1, mask=is_read & (place > 0), other=0) >> 24)
     missing = (4 - tl.minimum(tl.maximum(size - place, 0), 4)).to(tl.uint32)
     # Two shifts, because a shift by 32 bits is not defined.
     inside = ((word * 0 + FLAGS) >> (4 * missing)) >> (4 * missing)
+    # What follows a segment is of no interest, and may be a marker.
+    word &= (inside >> 7) * 0xFF
+    before = (word << 8) | (tl.load(at - 1, mask=(place > 0) & (place <= size), other=0) >> 24)
     stuffed = flag_zeros(word | ~before) & inside
     return row, first_byte, word, inside & ~stuffed, flag_zeros(~before) & ~stuffed
 

@@ -130,9 +130,13 @@ def test_an_ac_symbol_may_be_large() -> None:
     np.testing.assert_array_equal(made, golden_entries(AC, table))
 
 
+# The marker that ends it, and whatever lies between two files.
+AFTER_A_SEGMENT = b"\xff\xd9" + b"\xff\xff\0\xd8\xff" * 20
+
+
 def unstuffed(segments: list[bytes], lane_bytes: int) -> tuple[list[bytes], list[int]]:
     """What the kernels leave of segments, each of an image of its own, and the statuses."""
-    padded = [segment + bytes(16 + -len(segment) % 16) for segment in segments]
+    padded = [segment + AFTER_A_SEGMENT[: 64 + -len(segment) % 16] for segment in segments]
     table = np.zeros((len(segments), COLUMN["SEGMENT_COLUMNS"]), np.int32)
     lanes = [8 * len(segment) // (8 * lane_bytes) + 1 for segment in segments]
     table[:, COLUMN["SEGMENT_IMAGE"]] = np.arange(len(segments))
@@ -166,7 +170,7 @@ def stuffed_bytes(length: int, seed: int) -> bytes:
 
 @pytest.mark.parametrize("lane_bytes", [16, 64])
 def test_unstuffing(lane_bytes: int) -> None:
-    segments = [stuffed_bytes(length, length) for length in (0, 1, 15, 16, 17, 63, 64, 65, 200, 1000)]
+    segments = [stuffed_bytes(length, length) for length in (0, 1, 2, 3, 15, 16, 17, 18, 63, 64, 65, 200, 1000)]
     assert any(segment[15:17] == b"\xff\0" for segment in segments), "a pair across two lanes"
     found, statuses = unstuffed(segments, lane_bytes)
     assert found == [segment.replace(b"\xff\0", b"\xff") for segment in segments]
@@ -174,9 +178,9 @@ def test_unstuffing(lane_bytes: int) -> None:
 
 
 def test_markers_are_noticed() -> None:
-    segments = [b"abc\xff", b"abc\xff\xd0d", bytes(15) + b"\xff\xff\0", b"\xff\0\xff\0", b"\0" * 40]
-    _, statuses = unstuffed(segments, 16)
-    assert statuses == [*[COLUMN["FOREIGN_MARKER"]] * 3, 0, 0]
+    segments = [b"abc\xff", b"abc\xff\xd0d", bytes(15) + b"\xff\xff\0", b"\xff", bytes(15) + b"\xff"]
+    _, statuses = unstuffed([*segments, b"\xff\0\xff\0", b"\0" * 40], 16)
+    assert statuses == [*[COLUMN["FOREIGN_MARKER"]] * 5, 0, 0]
 
 
 def test_a_plain_decoder_refuses_the_same_tables() -> None:
