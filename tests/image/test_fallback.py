@@ -187,7 +187,7 @@ def test_a_single_image_that_is_moved_says_so() -> None:
     assert reason.startswith("one image is moved by itself, a batch is made on the device: ")
     assert "test_a_single_image" in reason
     with torch_sink.image_backend("device", device="cpu"):
-        v1.ToTensor()(opener(encoded(30, 31))()).to(torch.float16)
+        v1.ToTensor()(opener(encoded(30, 31))()).to(torch.float64)
         assert only_row()[1].startswith("tensor read by other code: ")
 
 

@@ -108,7 +108,7 @@ def moved(batches: Sequence[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def check_transform(folder: Path, name: str, workers: int) -> None:
     def batches() -> list[Any]:
         found = list(loader(folder, TRANSFORMS[name], workers))
-        assert not torch_sink.fallback_report()
+        assert torch_sink.get_image_backend() == "PIL" or not torch_sink.fallback_report()
         return found
 
     expected, made = stock_and_lazy(batches)
@@ -237,7 +237,7 @@ def test_uses_give_what_they_give(name: str, monkeypatch: pytest.MonkeyPatch) ->
 def assert_same(expected: Any, made: Any) -> None:
     if isinstance(expected, torch.Tensor):
         assert made.shape == expected.shape
-        assert_same_bits(made.clone(), expected.clone())
+        assert_same_bits(getattr(made, "materialize", made.clone)().clone(), expected.clone())
     elif isinstance(expected, (list, tuple)):
         assert len(made) == len(expected)
         for one, other in zip(expected, made, strict=True):

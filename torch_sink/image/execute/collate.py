@@ -15,7 +15,7 @@ from torch_sink.image.execute.packed import collated_tensor, pack
 from torch_sink.image.execute.planned import plan_batch
 from torch_sink.image.execute.recorded import Recorded
 from torch_sink.image.execute.stock import decoded_once, run_image_on_cpu
-from torch_sink.image.handles.tensor import HANDLES, LazyTVImage, finished_handle, recorded
+from torch_sink.image.handles.tensor import HANDLES, RECORDED, LazyTVImage, finished_handle, recorded
 from torch_sink.image.sources.source import BrokenSource, FinishedSource
 
 
@@ -101,6 +101,9 @@ def _batch_of_one(image: Any, dim: Any = None) -> Any:
     return batch.view_of(image) if isinstance(batch, LazyBatch) else NotImplemented
 
 
+_part = RECORDED[torch.Tensor.__getitem__]
+
+
 @recorded(torch.Tensor.__getitem__)
 def _index(image: Any, index: Any) -> Any:
-    return _batch_of_one(image, 0) if index is None else NotImplemented
+    return _batch_of_one(image, 0) if index is None else _part(image, index)

@@ -82,7 +82,7 @@ def _view(handle: Any, *sizes: Any, **kwargs: Any) -> Any:
     return BatchOfOne(handle.sink_source, handle.sink_ops, handle.sink_shape, handle.sink_dtype)
 
 
-_multiply, _add_constant = RECORDED[torch.Tensor.mul], RECORDED[torch.Tensor.add_]
+_multiply, _add_constant, _convert = (RECORDED[each] for each in (torch.Tensor.mul, torch.Tensor.add_, torch.Tensor.to))
 
 
 @recorded(torch.Tensor.mul)
@@ -122,8 +122,10 @@ def _add(total: Any, other: Any = None, **kwargs: Any) -> Any:
 @recorded(torch.Tensor.to)
 def _to(total: Any, *args: Any, **kwargs: Any) -> Any:
     """The sum in the type of the image: what AugMix returns."""
+    if type(total) is not _Sum:
+        return _convert(total, *args, **kwargs)
     dtype = kwargs.get("dtype")
-    if type(total) is not _Sum or not total.is_recording or args or len(kwargs) != 1 or total.ndim != 3:
+    if not total.is_recording or args or len(kwargs) != 1 or total.ndim != 3:
         return NotImplemented
     *image, (_, (terms, _)) = total.sink_ops
     # What is no byte when it is cut off becomes another one on another machine.

@@ -249,8 +249,13 @@ def _is_expanded(ops: Sequence[Op]) -> bool:
     return False
 
 
-def _on_handles(recorder: Recorder) -> Recorder:
-    """Records a call of torch on a handle, which is among its first two arguments."""
+def _on_handles(recorder: Recorder, keeps_type: bool) -> Recorder:
+    """Records a call of torch on a handle, which is among its first two arguments.
+
+    Args:
+        recorder: of the call.
+        keeps_type: of a `tv_tensors.Image` torchvision returns one whatever its user asked for.
+    """
 
     def record(*args: Any, **kwargs: Any) -> Any:
         handle = next((image for image in args[:2] if type(image) in HANDLES), None)
@@ -258,15 +263,19 @@ def _on_handles(recorder: Recorder) -> Recorder:
             return NotImplemented
         result = recorder(*args, **kwargs)
         # Of a `tv_tensors.Image` torchvision returns the type that its user asked for.
-        is_typed = type(result) is LazyTVImage and not return_types._must_return_subclass()
-        return result.as_subclass(torch.Tensor) if is_typed else result
+        is_image = type(result) is LazyTVImage and not (keeps_type or return_types._must_return_subclass())
+        return result.as_subclass(torch.Tensor) if is_image else result
 
     return record
 
 
+_KEEP_TYPE = {torch.Tensor.clone, torch.Tensor.to, torch.Tensor.detach}
+
 # torch function -> what to do on handles instead; NotImplemented means: on the real tensor.
 RECORDED: dict[Callable[..., Any], Callable[..., Any]] = {
-    function: _on_handles(recorder) for function, recorder in RECORDERS.items() if callable(function)
+    function: _on_handles(recorder, function in _KEEP_TYPE)
+    for function, recorder in RECORDERS.items()
+    if callable(function)
 }
 
 

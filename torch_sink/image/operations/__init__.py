@@ -1,7 +1,18 @@
 """The operations that are recorded: what a call on a handle becomes, one record each, one file a family."""
 
 from torch_sink.image.core.ops import OPERATIONS, RECORDERS, TAKE_PALETTES
-from torch_sink.image.operations import colors, erase, filters, mixes, moves, resize, tones, values, warps
+from torch_sink.image.operations import (
+    colors,
+    erase,
+    filters,
+    mixes,
+    moves,
+    resize,
+    tensor_methods,
+    tones,
+    values,
+    warps,
+)
 
 __all__ = [
     "OPERATIONS",
@@ -13,6 +24,7 @@ __all__ = [
     "mixes",
     "moves",
     "resize",
+    "tensor_methods",
     "tones",
     "values",
     "warps",

@@ -194,7 +194,7 @@ def _sub(image: Any, constant: Any = None) -> Any:
 
 
 def _add(image: Any, constant: Any = None) -> Any:
-    return _shifted(image, -constant) if is_number(constant) else NotImplemented
+    return _shifted(image, _negative(constant))
 
 
 def _div(image: Any, constant: Any = None) -> Any:
@@ -211,7 +211,7 @@ def _sub_in_place(image: Any, constant: Any = None) -> Any:
 
 
 def _add_in_place(image: Any, constant: Any = None) -> Any:
-    return _shifted(image, -constant, in_place=True) if is_number(constant) else NotImplemented
+    return _shifted(image, _negative(constant), in_place=True)
 
 
 def _div_in_place(image: Any, constant: Any = None) -> Any:
@@ -222,30 +222,70 @@ def _mul_in_place(image: Any, constant: Any = None) -> Any:
     return _multiplied(image, constant, in_place=True)
 
 
-def _shifted(image: Any, mean: Any, *, in_place: bool = False) -> Any:
-    if not _computes(image, mean, in_place):
+def _subtracted_from(image: Any, constant: Any = None) -> Any:
+    """`constant - image`; of bytes `255 - image`, which is an inversion."""
+    if getattr(image, "sink_dtype", None) == torch.uint8 and type(constant) is int:
+        return image.record(Op("v1.invert")) if constant == 255 else NotImplemented
+    if not is_number(constant):
         return NotImplemented
-    return record_maybe_in_place(image, in_place, "v1.normalize", ((float(mean),), (1.0,)))
+    negative = _multiplied(image, -1.0)
+    return negative if negative is NotImplemented else _shifted(negative, -constant)
+
+
+def _shifted(image: Any, mean: Any, *, in_place: bool = False) -> Any:
+    image = _as_floats(image, type(mean) is float and not in_place)
+    means = _constants(image, mean, in_place)
+    if means is None:
+        return NotImplemented
+    return record_maybe_in_place(image, in_place, "v1.normalize", (means, (1.0,)))
 
 
 def _divided(image: Any, std: Any, *, in_place: bool = False) -> Any:
-    if not _computes(image, std, in_place) or abs(std) < _SMALLEST:
+    if is_number(std) and std == 255 and not in_place and _is_bytes(image):
+        return _convert_dtype("v1", image)
+    image = _as_floats(image, is_number(std) and not in_place)
+    stds = _constants(image, std, in_place)
+    if stds is None or min(map(abs, stds)) < _SMALLEST:
         return NotImplemented
-    return record_maybe_in_place(image, in_place, "v1.normalize", ((0.0,), (float(std),)))
+    return record_maybe_in_place(image, in_place, "v1.normalize", ((0.0,), stds))
 
 
 def _multiplied(image: Any, factor: Any, *, in_place: bool = False) -> Any:
-    if not _computes(image, factor, in_place):
+    image = _as_floats(image, type(factor) is float and not in_place)
+    if not is_number(factor) or _constants(image, factor, in_place) is None:
         return NotImplemented
     if abs(factor) < _SMALLEST and not all(map(is_tabled, since_conversion(image))):
         return NotImplemented
     return record_maybe_in_place(image, in_place, "mul", (float(factor),))
 
 
-def _computes(image: Any, constant: Any, in_place: bool) -> bool:
-    """True for float32 values and a number that leaves them far from infinity."""
-    fits = image.sink_dtype == torch.float32 and is_number(constant) and abs(constant) <= _LARGEST
-    return fits and (not in_place or image.changes_in_place)
+def _is_bytes(image: Any) -> bool:
+    return getattr(image, "sink_dtype", None) == torch.uint8 and torch.get_default_dtype() == torch.float32
+
+
+def _as_floats(image: Any, becomes_floats: bool) -> Any:
+    """Bytes as the floats that arithmetic with a float, and every quotient, makes of them first."""
+    return to_dtype("v2", image) if becomes_floats and _is_bytes(image) else image
+
+
+def _negative(constant: Any) -> Any:
+    return -constant if is_number(constant) or type(constant) is torch.Tensor else None
+
+
+def _constants(image: Any, constant: Any, in_place: bool) -> tuple[float, ...] | None:
+    """A constant for float32 values, or one a channel, which leaves them far from infinity; None if unsupported."""
+    if getattr(image, "sink_dtype", None) != torch.float32 or (in_place and not image.changes_in_place):
+        return None
+    values = (float(constant),) if is_number(constant) else _of_each_channel(constant, image.sink_shape[0])
+    return values if values and all(abs(value) <= _LARGEST for value in values) else None
+
+
+def _of_each_channel(constant: Any, channels: int) -> tuple[float, ...]:
+    """The values of a tensor [C, 1, 1], as programs write a mean; () for anything else."""
+    is_plain = type(constant) is torch.Tensor and constant.dtype == torch.float32 and constant.device.type == "cpu"
+    if not is_plain or constant.requires_grad or constant.shape not in ((channels, 1, 1), (1, 1, 1)):
+        return ()
+    return tuple(constant.flatten().tolist())
 
 
 def _normalize_examples(a: Arguments) -> Iterator[Example]:
@@ -269,6 +309,7 @@ Operation(
         **dict.fromkeys((torch.sub, torch.Tensor.sub), _sub),
         **dict.fromkeys((torch.add, torch.Tensor.add), _add),
         **dict.fromkeys((torch.div, torch.Tensor.div), _div),
+        **dict.fromkeys((torch.rsub, torch.Tensor.__rsub__), _subtracted_from),
         torch.Tensor.sub_: _sub_in_place,
         torch.Tensor.add_: _add_in_place,
         torch.Tensor.div_: _div_in_place,

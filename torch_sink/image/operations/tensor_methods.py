@@ -1,0 +1,141 @@
+"""What programs do to images with tensors' own methods: `image.float() / 255`, `image[:, :224]`, `image.flip(-1)`.
+
+Each is recorded as the functional of torchvision that gives its very values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_sink.image.core.ops import RECORDERS, Op, Operation
+from torch_sink.image.operations.colors import permute_channels
+from torch_sink.image.operations.values import to_dtype
+
+_TYPES = {torch.FloatTensor: torch.float32, torch.HalfTensor: torch.float16}
+
+# --- types
+
+
+def _to(handle: Any, dtype: Any = None, non_blocking: Any = False) -> Any:
+    return _typed(handle, dtype) if isinstance(dtype, torch.dtype) else NotImplemented
+
+
+def _type(handle: Any, dtype: Any) -> Any:
+    dtype = _TYPES.get(dtype, dtype)
+    return _typed(handle, dtype) if isinstance(dtype, torch.dtype) else NotImplemented
+
+
+def _typed(handle: Any, dtype: torch.dtype) -> Any:
+    # What v2 makes of floats in half precision, or of bytes that it does not scale, is the type alone as well.
+    return to_dtype("v2", handle, dtype)
+
+
+Operation(
+    "types of tensors",
+    stock={},
+    record={
+        torch.Tensor.to: _to,
+        torch.Tensor.type: _type,
+        torch.Tensor.float: lambda handle: _typed(handle, torch.float32),
+        torch.Tensor.half: lambda handle: _typed(handle, torch.float16),
+        torch.Tensor.bfloat16: lambda handle: _typed(handle, torch.bfloat16),
+        torch.Tensor.byte: lambda handle: _typed(handle, torch.uint8),
+    },
+)
+
+# --- parts, and other places
+
+
+def _index(handle: Any, index: Any) -> Any:
+    """All channels in another order, or a box of all channels."""
+    parts = index if type(index) is tuple else (index,)
+    if type(parts[0]) is list and all(part in (Ellipsis, slice(None)) for part in parts[1:]) and len(parts) <= 3:
+        return permute_channels("v2", handle, parts[0])
+    slices = _slices(parts)
+    if slices is None:
+        return NotImplemented
+    ends = [part.indices(side) for part, side in zip(slices, handle.sink_shape, strict=True)]
+    (first, last, _), (top, bottom, _), (left, right, _) = ends
+    if (first, last) != (0, handle.sink_shape[0]) or bottom <= top or right <= left:
+        return NotImplemented
+    return RECORDERS["v1.crop"](handle, top, left, bottom - top, right - left)
+
+
+def _slices(parts: tuple[Any, ...]) -> list[slice] | None:
+    """An index as a slice a dimension; None where it is something else."""
+    places = [at for at, part in enumerate(parts) if part is Ellipsis]
+    at = places[0] if places else len(parts)
+    before, behind = parts[:at], parts[at + 1 :]
+    missing = 3 - len(before) - len(behind)
+    if len(places) > 1 or missing < 0:
+        return None
+    slices = [*before, *[slice(None)] * missing, *behind]
+    return slices if all(type(part) is slice and part.step in (None, 1) for part in slices) else None
+
+
+def _flip(handle: Any, dims: Any, second: Any = None) -> Any:
+    """A flip of channels alone would have other strides than a choice of channels has."""
+    given = (dims,) if type(dims) is int else tuple(dims) if isinstance(dims, (list, tuple)) else ()
+    given += () if second is None else (second,)
+    axes = {dim % 3 for dim in given if type(dim) is int and -3 <= dim < 3}
+    if len(axes) != len(given) or not axes or 0 in axes:
+        return NotImplemented
+    for axis, name in ((1, "v1.vflip"), (2, "v1.hflip")):
+        handle = handle.record(Op(name)) if axis in axes else handle
+    return handle
+
+
+def _rotate(handle: Any, k: Any = 1, dims: Any = (0, 1)) -> Any:
+    channels, height, width = handle.sink_shape
+    axes = tuple(dim % 3 for dim in dims) if all(type(dim) is int and -3 <= dim < 3 for dim in dims) else ()
+    if type(k) is not int or axes not in ((1, 2), (2, 1)):
+        return NotImplemented
+    turns = (k if axes == (1, 2) else -k) % 4
+    shape = (channels, width, height) if turns % 2 else (channels, height, width)
+    return handle.record(Op("v2.quarter_turns", (turns,)), shape=shape)
+
+
+Operation(
+    "parts and turns of tensors",
+    stock={},
+    record={
+        torch.Tensor.__getitem__: _index,
+        **dict.fromkeys((torch.flip, torch.Tensor.flip), _flip),
+        **dict.fromkeys((torch.rot90, torch.Tensor.rot90), _rotate),
+    },
+)
+
+# --- gray images with three channels
+
+
+def _repeat(handle: Any, channels: Any, down: Any = None, across: Any = None) -> Any:
+    sizes = tuple(channels) if isinstance(channels, (list, tuple)) else (channels, down, across)
+    if sizes != (3, 1, 1) or handle.sink_shape[0] != 1:
+        return NotImplemented
+    spread = RECORDERS["v2.grayscale_to_rgb"](handle)
+    return spread if spread is NotImplemented else spread.record(Op("contiguous"))
+
+
+Operation("three equal channels", stock={}, record={torch.Tensor.repeat: _repeat})
+
+# --- copies
+
+
+def _clone(handle: Any) -> Any:
+    """A handle of its own; `NotImplemented` for views, whose copies have other strides."""
+    last = handle.sink_ops[-1].name.split(".")[-1] if handle.sink_ops else ""
+    is_plain = last not in ("crop", "grayscale_to_rgb", "rgb_to_grayscale", "quarter_turns")
+    return handle.record_nothing() if is_plain else NotImplemented
+
+
+def _detach(handle: Any) -> Any:
+    return handle.record_as(type(handle))
+
+
+Operation(
+    "copies of tensors",
+    stock={},
+    record={**dict.fromkeys((torch.clone, torch.Tensor.clone), _clone), torch.Tensor.detach: _detach},
+)
