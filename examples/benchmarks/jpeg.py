@@ -29,8 +29,8 @@ from harness import (
     write,
 )
 from torch_sink.cli.bench import percentiles
+from torch_sink.image.decode.jpeg.block import lay_out_jpegs
 from torch_sink.image.decode.jpeg.decode import decode_jpegs
-from torch_sink.image.decode.jpeg.files import lay_out_jpegs
 from torch_sink.image.decode.jpeg.tables import batch_of
 from torch_sink.image.sources.jpeg_header import read_jpeg_header
 from torch_sink.image.sources.source import EncodedSource

@@ -20,8 +20,8 @@ from torchvision import transforms as v1
 import torch_sink
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.jpeg import decode as jpeg_decode
+from torch_sink.image.decode.jpeg.block import lay_out_jpegs
 from torch_sink.image.decode.jpeg.decode import block_on_device
-from torch_sink.image.decode.jpeg.files import lay_out_jpegs
 from torch_sink.image.sources.source import EncodedSource, encoded_source
 from torch_sink.triton_kernels.jpeg.entropy import LaneShape
 

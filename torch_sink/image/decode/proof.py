@@ -21,7 +21,7 @@ from PIL import Image, features
 
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.transfer import to_host
-from torch_sink.image.decode.jpeg.files import JpegFiles, lay_out_jpegs
+from torch_sink.image.decode.jpeg.block import JpegFiles, lay_out_jpegs
 from torch_sink.image.sources.decoded import Box
 from torch_sink.image.sources.source import EncodedSource, encoded_source
 

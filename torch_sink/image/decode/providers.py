@@ -16,7 +16,7 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.core.state import default_device
 from torch_sink.image.core.transfer import to_device
 from torch_sink.image.decode import proof
-from torch_sink.image.decode.jpeg.files import JpegFiles
+from torch_sink.image.decode.jpeg.block import JpegFiles
 from torch_sink.image.sources.decoded import Box, Decoded
 from torch_sink.image.sources.source import EncodedSource, PixelSource
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from torch_sink.image.core.transfer import host_buffer, pins, to_host
+from torch_sink.image.decode.jpeg.block import JpegBlock, JpegFiles, lay_out_jpegs
 from torch_sink.image.decode.jpeg.decoder import Inputs, JpegDecoder
-from torch_sink.image.decode.jpeg.files import JpegBlock, JpegFiles, lay_out_jpegs
 from torch_sink.image.decode.jpeg.tables import batch_of, block_counts
 from torch_sink.image.sources.decoded import Box, Decoded
 from torch_sink.image.sources.source import EncodedSource

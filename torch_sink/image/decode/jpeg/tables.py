@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torch_sink.image.decode.jpeg.files import Headers, JpegFiles
+from torch_sink.image.decode.jpeg.block import Headers, JpegFiles
 from torch_sink.triton_kernels.jpeg import rows
 from torch_sink.triton_kernels.jpeg.layout import lane_count
 from torch_sink.triton_kernels.jpeg.window import TILE_SHAPE, TileShape

@@ -112,7 +112,7 @@ class JpegBlock(NamedTuple):
 
 
 def lay_out_jpegs(sources: Sequence[Source]) -> JpegBlock:
-    """Lays out those sources of a batch that the kernels decode; they have to be distinct."""
+    """Lays out those sources of a batch that the kernels decode, in order."""
     quantization, huffman = _Tables(_quantization_row), _Tables(_huffman_reader())
     files: dict[int, JpegFile] = {}
     headers = []
