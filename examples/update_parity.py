@@ -1,8 +1,9 @@
 """Write docs/parity.md: how close the kernels come to stock torchvision, operation by operation.
 
-python examples/update_parity.py [--device cuda]
+python examples/update_parity.py [--device cuda] [--table]
 
-Without a device the kernels run under Triton's interpreter, which takes some minutes.
+Without a device the kernels run under Triton's interpreter, which takes some minutes. `--table` measures the table alone
+and leaves what the page says of other processors, for a change that adds or renames calls.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch_sink.cli.parity import Parity
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))  # the comparison itself
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "parity.md"
+if TYPE_CHECKING:
+    from image.parity import Parity
+
+PAGE = ROOT / "docs" / "parity.md"
 Images = Sequence[tuple[str, int, int]]  # mode, height, width
 IMAGES = (("RGB", 11, 17), ("L", 9, 1), ("RGB", 1, 13), ("RGB", 26, 35))
 LARGE_IMAGES = (*IMAGES, ("RGB", 375, 500), ("L", 600, 801))
@@ -32,32 +36,34 @@ VARIABLES = {
 }
 SETTINGS = tuple(VARIABLES)
 
+_PROCESSORS = "## Other processors"
 PROMISES = Path(__file__).with_name("parity_promises.md")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cpu", help="where the kernels run; on the CPU they are interpreted")
+    parser.add_argument("--table", action="store_true", help="leave what the page says of other processors")
     arguments = parser.parse_args()
     if arguments.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-    text, broken = parity_page(arguments.device)
+    text, broken = parity_page(arguments.device, arguments.table)
     PAGE.write_text(text)
     print("\n".join(map(str, broken)) or f"wrote {PAGE}")
     return int(bool(broken))
 
 
-def parity_page(device: str) -> tuple[str, list[object]]:
+def parity_page(device: str, table_alone: bool = False) -> tuple[str, list[object]]:
     """Return the text of docs/parity.md, and the rows that break their promise."""
     import torch
     import torchvision
+    from image.parity import markdown
 
     from torch_sink.cli.machine import cpu_name
-    from torch_sink.cli.parity import markdown
 
     images = IMAGES if device == "cpu" else LARGE_IMAGES
     parity = measure_all(device, images)
-    processors = {setting: measure_all(device, SMALL_IMAGES, setting) for setting in SETTINGS}
+    processors = {setting: measure_all(device, SMALL_IMAGES, setting) for setting in SETTINGS if not table_alone}
     where = "Triton's interpreter" if device == "cpu" else torch.cuda.get_device_name(device)
     sizes = ", ".join(f"{width} x {height} ({mode})" for mode, height, width in images)
     lines = [
@@ -78,15 +84,21 @@ def parity_page(device: str) -> tuple[str, list[object]]:
     if parity.fallbacks:
         calls = "; ".join(f"{operation} ({reference})" for operation, reference in parity.fallbacks)
         lines += ["", f"These fall back to stock torchvision, as the fallback report says: {calls}."]
-    lines += ["", *_processor_lines(processors)]
+    lines += ["", *(_processor_lines(processors) if processors else [_PROCESSORS + _section(_PROCESSORS)])]
     broken = [*parity.broken_promises(), *chain.from_iterable(each.broken_promises() for each in processors.values())]
-    return "\n".join(lines) + "\n", broken
+    return "\n".join(lines).rstrip() + "\n", broken
+
+
+def _section(title: str) -> str:
+    """What the page says under its last title."""
+    return PAGE.read_text().partition(title)[2]
 
 
 def measure_all(device: str, images: Images, setting: dict[str, str] | None = None) -> Parity:
     """The table for all references, in processes that begin with some environment variables."""
-    from torch_sink.cli.parity import Parity
-    from torch_sink.cli.parity_calls import REFERENCES
+    from image.parity import Parity
+
+    from torch_sink.image.operations.examples import REFERENCES
 
     before = dict(os.environ)
     os.environ.update(VARIABLES[setting] if setting else {})
@@ -106,7 +118,7 @@ def measure_all(device: str, images: Images, setting: dict[str, str] | None = No
 
 def _processor_lines(processors: dict[str, Parity]) -> list[str]:
     lines = [
-        "## Other processors",
+        _PROCESSORS,
         "",
         "torch and MKL choose their code by the processor; these variables make them choose as on another one.",
         "`tests/kernels/test_processors.py` measures them again.",
@@ -123,7 +135,7 @@ def _processor_lines(processors: dict[str, Parity]) -> list[str]:
 
 
 def _measured(reference: str, images: Images, device: str) -> Parity:
-    from torch_sink.cli.parity import ImageKind, measure
+    from image.parity import ImageKind, measure
 
     return measure([ImageKind(*image) for image in images], references=[reference], device=device)
 

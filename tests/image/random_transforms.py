@@ -12,7 +12,12 @@ from PIL import Image
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode as Mode
+from torchvision.transforms import functional as F1
 from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F2
+
+from torch_sink.image.operations import operations
+from torch_sink.image.operations.examples import Arguments
 
 Make = Callable[[random.Random, Any], Any]
 Stage = list[Callable[[random.Random, Any], Any]]
@@ -101,6 +106,30 @@ def _write_pixel(image: Any) -> Any:
     return image
 
 
+class _Example:
+    """An example call of any operation, drawn again for each image from the same seed."""
+
+    def __init__(self, seed: int, family: str) -> None:
+        self.seed, self.family = seed, family
+
+    def __call__(self, image: Any) -> Any:
+        is_tensor = isinstance(image, torch.Tensor)
+        if is_tensor and (image.ndim != 3 or image.dtype not in (torch.uint8, torch.float32)):
+            return image
+        channels, height, width = image.shape if is_tensor else (len(image.getbands()), image.height, image.width)
+        kind = f"{self.family} {str(image.dtype).removeprefix('torch.')}" if is_tensor else "Pillow"
+        arguments = Arguments(random.Random(self.seed), kind, height, width, channels)
+        functional = F1 if self.family == "v1" else F2
+        examples = [
+            example
+            for operation in operations()
+            for example in operation.examples(arguments)
+            if example.run or hasattr(functional, example.name)
+        ]
+        result = arguments.chance.choice(examples).called(functional, image)
+        return result[0] if isinstance(result, tuple) else result
+
+
 _RESHAPING: Stage = [
     lambda c, m: m.Resize(_size(c), interpolation=c.choice(_RESIZES)),
     lambda c, m: m.Resize(c.randint(1, 40), interpolation=c.choice(_RESIZES), max_size=c.choice((None, None, 50))),
@@ -118,6 +147,7 @@ _RESHAPING: Stage = [
 ]
 
 _KEEPING: Stage = [
+    *[lambda c, m: m.Lambda(_Example(c.randrange(1 << 30), "v1" if m is v1 else "v2"))] * 3,
     lambda c, m: m.RandomHorizontalFlip(_probability(c)),
     lambda c, m: m.RandomVerticalFlip(_probability(c)),
     lambda c, m: m.RandomRotation(_span(c, -180, 180), center=c.choice((None, (3, 4))), **_warp_options(c)),

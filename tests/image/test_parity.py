@@ -13,15 +13,14 @@ from torchvision.transforms import functional as F1
 from torchvision.transforms.v2 import functional as F2
 
 import torch_sink
-from torch_sink.cli.parity import ImageKind, Measured, Parity, Promise, measure, promise_of
-from torch_sink.cli.parity_calls import REFERENCES, converted
+from image.parity import EXACT, ImageKind, Measured, Parity, converted, measure
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.core.ops import STOCK
+from torch_sink.image.operations import OPERATIONS
+from torch_sink.image.operations.examples import REFERENCES
 
 ROOT = Path(__file__).resolve().parents[2]
 # torch's own arithmetic on a finished batch, and a part of what is recorded as "to_pil_image".
-# Products are made in tables of values (test_arithmetic.py).
-NOT_IN_KERNELS = {"batch.mix_up", "batch.cut_mix", "to_pil_bytes", "mul"}
+NOT_IN_KERNELS = {"batch.mix_up", "batch.cut_mix", "to_pil_bytes"}
 
 
 @functools.cache
@@ -39,7 +38,7 @@ def test_stock_code_gives_equal_bits(reference: str) -> None:
 
 def test_every_recorded_operation_is_compared() -> None:
     recorded = set().union(*(measured(reference).recorded for reference in REFERENCES))
-    assert set(STOCK) - recorded == NOT_IN_KERNELS, "add calls of these to torch_sink/cli/parity_calls.py"
+    assert set(OPERATIONS) - recorded == NOT_IN_KERNELS, "these need an example that is recorded"
 
 
 def test_the_committed_page_has_every_operation() -> None:
@@ -48,14 +47,15 @@ def test_the_committed_page_has_every_operation() -> None:
     if f"torchvision {'.'.join(torchvision.__version__.split('.')[:2])}," not in page:
         pytest.skip(f"docs/parity.md is about another release than torchvision {torchvision.__version__}")
     lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
-    rows = {(row.operation, row.reference) for reference in REFERENCES for row in measured(reference).rows}
-    assert {(operation, reference) for operation, reference, *_ in lines} == rows, (
+    promises = {(row.operation, row.reference): row.promise for each in REFERENCES for row in measured(each).rows}
+    assert {(operation, reference) for operation, reference, *_ in lines} == set(promises), (
         "run python examples/update_parity.py"
     )
-    for operation, reference, promise, largest, equal, _ in lines:
-        row = Measured(operation, reference, float(largest), round(float(equal.split()[0]) * 1000), 100_000)
+    for operation, reference, text, largest, equal, _ in lines:
+        promise, share = promises[operation, reference], round(float(equal.split()[0]) * 1000)
+        row = Measured(operation, reference, promise, float(largest), share, 100_000)
         assert row.keeps_its_promise, (operation, reference)
-        assert (promise == "equal bits") == (promise_of(operation, reference) == Promise())
+        assert (text == "equal bits") == (promise == EXACT)
 
 
 @pytest.mark.parametrize("reference", REFERENCES)

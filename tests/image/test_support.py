@@ -18,8 +18,7 @@ from torchvision.transforms import v2
 import torch_sink
 from torch_sink.image import support
 from torch_sink.image.core import fallback, state
-from torch_sink.image.support import FALLBACK, NOT_TRIED, PASSES, RECORDED, REFUSED, SupportRow
-from torch_sink.image.support_samples import Sample, functional_samples, transform_samples
+from torch_sink.image.support import FALLBACK, NOT_TRIED, PASSES, RECORDED, REFUSED, SupportRow, Trial
 
 ROOT = Path(__file__).resolve().parents[2]
 WAYS = {RECORDED, FALLBACK, PASSES, REFUSED}
@@ -41,7 +40,7 @@ def few_entries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_transform_and_functional_is_tried(table: dict[str, SupportRow]) -> None:
     unknown = [row.name for row in table.values() if NOT_TRIED in row]
-    assert not unknown, f"torch_sink/image/support_samples.py needs a call of {unknown}"
+    assert not unknown, f"an operation or torch_sink/image/support_samples.py needs a call of {unknown}"
     assert all({row.on_pillow, row.on_tensor} <= WAYS for row in table.values())
     for label, module in (("v1", transforms), ("v2", v2)):
         assert {f"{label}.{name}" for name in support.transform_names(module)} <= set(table)
@@ -96,13 +95,13 @@ def test_arguments_that_run_differently_are_limits(table: dict[str, SupportRow])
     assert "inplace" not in table["v2.Normalize"].limits
 
 
-def _refused_by_stock(sample: Sample, call: object, family: str, number: int) -> bool:
+def _refused_by_stock(trial: Trial, family: str, number: int) -> bool:
     image = support.sample_image(family, number)
     torch.default_generator.manual_seed(0)
     random.seed(0)
     try:
-        for _ in range(sample.draws):
-            call(*support.arranged(image, sample.form))  # type: ignore[operator]
+        for _ in range(trial.draws):
+            trial.calls[number](*support.arranged(image, trial.form))
     except Exception:
         return True
     return False
@@ -113,25 +112,16 @@ def _refused_by_stock(sample: Sample, call: object, family: str, number: int) ->
 def test_only_what_stock_refuses_is_refused(family: str) -> None:
     """An error of a recorded call must not look like an input that torchvision does not take."""
     module = {"v1": transforms, "v2": v2}[family]
-    calls = [
-        (f"{name} {sample.label}", sample, support._construct(getattr(module, name), sample))
-        for name, samples in transform_samples(module).items()
-        if hasattr(module, name)
-        for sample in samples
-    ]
-    calls += [
-        (f"functional.{name} {sample.label}", sample, support._bind(getattr(module.functional, name), sample))
-        for name, samples in functional_samples(module.functional).items()
-        if hasattr(module.functional, name)
-        for sample in samples
-    ]
+    found = {**support.transform_trials(module), **support.functional_trials(family, module.functional)}
+    assert {*support.transform_names(module), *support.functional_names(module.functional)} <= set(found)
     wrong = []
-    for label, sample, call in calls:
-        stock = [_refused_by_stock(sample, call, family, number) for number in range(3)]
-        with support._undisturbed(), torch_sink.image_backend("device", device="meta"):
-            ours = [way == REFUSED for way in support._try_sample(family, call, sample)]
-        if stock != ours:
-            wrong.append((label, stock, ours))
+    for name, trials in found.items():
+        for trial in trials:
+            stock = [_refused_by_stock(trial, family, number) for number in range(3)]
+            with support._undisturbed(), torch_sink.image_backend("device", device="meta"):
+                ours = [way == REFUSED for way in support.try_it(family, trial)]
+            if stock != ours:
+                wrong.append((name, trial.label, stock, ours))
     assert not wrong
 
 

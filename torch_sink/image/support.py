@@ -9,7 +9,7 @@ import functools
 import inspect
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +23,7 @@ from torch_sink.image.core import state
 from torch_sink.image.core.fallback import ledger
 
 if TYPE_CHECKING:
-    from torch_sink.image.support_samples import Sample
+    from torch_sink.image.operations.examples import Example, Sample
 
 RECORDED = "kernel"
 FALLBACK = "exact fallback"
@@ -67,19 +67,15 @@ def support_table() -> list[SupportRow]:
         >>> {row.name: row.on_pillow for row in support_table()}["v1.RandomResizedCrop"]
         'kernel'
     """
-    from torch_sink.image.support_samples import functional_samples, transform_samples
-
     rows = []
     with _undisturbed(), image_backend("device", device="meta"):
         for family, module in _families():
-            samples = transform_samples(module)
-            for name in transform_names(module):
-                rows.append(_row(f"{family}.{name}", family, samples.get(name), getattr(module, name), _construct))
+            trials = transform_trials(module)
+            rows += [_row(f"{family}.{name}", family, trials.get(name)) for name in transform_names(module)]
         for family, module in _families():
-            samples = functional_samples(module.functional)
-            for name in functional_names(module.functional):
-                function = getattr(module.functional, name)
-                rows.append(_row(f"{family}.functional.{name}", family, samples.get(name), function, _bind))
+            trials = functional_trials(family, module.functional)
+            names = functional_names(module.functional)
+            rows += [_row(f"{family}.functional.{name}", family, trials.get(name)) for name in names]
     return rows
 
 
@@ -107,35 +103,97 @@ def functional_names(module: ModuleType) -> list[str]:
     )
 
 
-def _construct(kind: type, sample: Sample) -> Callable[[Any], Any]:
-    return kind(*sample.args, **sample.kwargs)
+class Trial(NamedTuple):
+    """One way to call a transform or functional.
+
+    Attributes:
+        label: what is special about the arguments; empty for the usual ones.
+        calls: the call for each of `INPUT_KINDS`.
+        draws: how often to run it, for what depends on chance.
+        form: how the image comes; see `Sample.form`.
+    """
+
+    label: str
+    calls: tuple[Callable[..., Any], ...]
+    draws: int = 1
+    form: str = "image"
 
 
-def _bind(function: Callable[..., Any], sample: Sample) -> Callable[[Any], Any]:
-    return lambda image: function(image, *sample.args, **sample.kwargs)
+def transform_trials(module: ModuleType) -> dict[str, list[Trial]]:
+    """{class: the ways to construct it that are tried, the usual one first}."""
+    from torch_sink.image.operations import operations
+    from torch_sink.image.support_samples import other_transforms
+
+    samples: dict[str, Sequence[Sample]] = dict(other_transforms(module))
+    for operation in operations():
+        samples.update(operation.transforms)
+    return {
+        name: [_trial_of(getattr(module, name), sample) for sample in each]
+        for name, each in samples.items()
+        if hasattr(module, name)
+    }
 
 
-def _row(
-    label: str, family: str, samples: list[Sample] | None, subject: Any, prepare: Callable[..., Callable[[Any], Any]]
-) -> SupportRow:
-    if samples is None:
+def _trial_of(kind: type, sample: Sample) -> Trial:
+    call = kind(*sample.args, **sample.kwargs)
+    return Trial(sample.label, (call,) * len(INPUT_KINDS), sample.draws, sample.form)
+
+
+def functional_trials(family: str, module: ModuleType) -> dict[str, list[Trial]]:
+    """{functional: the calls of it that are tried, the usual one first}; what an example lacks another kind's fills."""
+    from torch_sink.image.support_samples import ALIASES
+
+    found: dict[tuple[str, str], list[Any]] = {}
+    for kind, examples in enumerate(_examples(family, module)):
+        for example in examples:
+            found.setdefault((example.name, example.label), [example] * len(INPUT_KINDS))[kind] = example
+    trials: dict[str, list[Trial]] = {}
+    for (name, label), calls in found.items():
+        bound = tuple(functools.partial(example.called, module) for example in calls)
+        trials.setdefault(name, []).append(Trial(label if name in trials else "", bound))
+    return {**trials, **{alias: trials[name] for alias, name in ALIASES.items()}}
+
+
+def _examples(family: str, module: ModuleType) -> Iterator[list[Example]]:
+    """The examples of functionals of a module, for each of `INPUT_KINDS`."""
+    from torch_sink.image.operations import operations
+    from torch_sink.image.operations.examples import Arguments
+    from torch_sink.image.support_samples import HEIGHT, OTHER_FUNCTIONALS, WIDTH
+
+    for kind in ("Pillow", f"{family} uint8", f"{family} float32"):
+        arguments = Arguments(random.Random(0), kind, HEIGHT, WIDTH, channels=3)
+        arguments.functional = module
+        of_operations = [example for operation in operations() for example in operation.examples(arguments)]
+        yield [
+            example
+            for example in (*of_operations, *OTHER_FUNCTIONALS)
+            if example.run is None and hasattr(module, example.name)
+        ]
+
+
+def _row(label: str, family: str, trials: list[Trial] | None) -> SupportRow:
+    if trials is None:
         return SupportRow(label, NOT_TRIED, NOT_TRIED)
-    tried = [(sample.label, _try_sample(family, prepare(subject, sample), sample)) for sample in samples]
+    tried = [(trial.label, try_it(family, trial)) for trial in trials]
     on_pillow, on_uint8, on_float = tried[0][1]
     on_tensor = on_float if on_uint8 == REFUSED else on_uint8
     both = zip(INPUT_KINDS[1:], (on_uint8, on_float), strict=True)
     notes = [f"{kind}: {way}" for kind, way in both if way != on_tensor]
-    notes += [note for variant, ways in tried[1:] for note in _differences(variant, ways, tried[0][1])]
+    differences: dict[str, list[str]] = {}
+    for variant, ways in tried[1:]:
+        for difference in _differences(ways, tried[0][1]):
+            differences.setdefault(difference, []).append(variant)
+    notes += [f"{', '.join(variants)}: {difference}" for difference, variants in differences.items()]
     return SupportRow(label, on_pillow, on_tensor, "; ".join(notes))
 
 
-def _differences(variant: str, ways: tuple[str, ...], usual: tuple[str, ...]) -> list[str]:
+def _differences(ways: tuple[str, ...], usual: tuple[str, ...]) -> list[str]:
     """What is to be said about a call whose arguments are not the usual ones."""
     changed: dict[str, list[str]] = {}
     for kind, way, usual_way in zip(INPUT_KINDS, ways, usual, strict=True):
-        if way != usual_way:
+        if way != usual_way and not {way, usual_way} <= {RECORDED, PASSES}:
             changed.setdefault(way, []).append(kind)
-    return [f"{variant}: {way} on {_joined(kinds)}" for way, kinds in changed.items()]
+    return [f"{way} on {_joined(kinds)}" for way, kinds in changed.items()]
 
 
 def _joined(kinds: list[str]) -> str:
@@ -147,13 +205,13 @@ def _joined(kinds: list[str]) -> str:
 # --- trying
 
 
-def _try_sample(family: str, call: Callable[[Any], Any], sample: Sample) -> tuple[str, ...]:
+def try_it(family: str, trial: Trial) -> tuple[str, ...]:
     """How a call runs on each of `INPUT_KINDS`."""
     ways = []
-    for number in range(len(INPUT_KINDS)):
+    for number, call in enumerate(trial.calls):
         torch.default_generator.manual_seed(0)  # the one that is put back; `torch.manual_seed` seeds the devices' too
         random.seed(0)
-        draws = [_try_once(call, sample_image(family, number), sample.form) for _ in range(sample.draws)]
+        draws = [_try_once(call, sample_image(family, number), trial.form) for _ in range(trial.draws)]
         ways.append(max(draws, key=_ORDER.index))
     return tuple(ways)
 

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from image.parity import ImageKind, measure, promise_of
+from torchvision.transforms import InterpolationMode
 
-from torch_sink.cli.parity import ImageKind, measure, promise_of
-from torch_sink.cli.parity_calls import REFERENCES
+from torch_sink.image.core.ops import Op
 from torch_sink.image.lower import lowering
+from torch_sink.image.operations.examples import REFERENCES
 from torch_sink.triton_kernels.stages import stage
 
 
@@ -74,16 +76,23 @@ def _broken(reference: str) -> set[str]:
     return {row.operation for row in parity.broken_promises()}
 
 
+_BILINEAR, _NEAREST = InterpolationMode.BILINEAR, InterpolationMode.NEAREST
+
+
 @pytest.mark.parametrize(
-    ("operation", "reference", "largest", "equal_share"),
+    ("call", "is_float", "largest", "equal_share"),
     [
-        ("hflip", "Pillow", 0, 1), ("resize, BICUBIC", "Pillow", 0, 1), ("rotate, NEAREST", "Pillow", 0, 1),
-        ("rotate, BILINEAR", "Pillow", 0, 1), ("gaussian_blur, 3 x 5", "Pillow", 1, 0.99), ("augmix", "Pillow", math.inf, 0.99),
-        ("adjust_brightness", "v2 uint8", 0, 1), ("equalize", "v2 uint8", 0, 1), ("resize, BILINEAR", "v2 uint8", 0, 1),
-        ("adjust_hue", "v1 uint8", 1, 0.999), ("affine, BILINEAR", "v1 uint8", 1, 0.99),
-        ("rotate, NEAREST", "v2 uint8", math.inf, 0.99), ("resize, BILINEAR", "v1 uint8", 1, 0.99),
-        ("adjust_brightness", "v2 float32", 4e-6, 0), ("affine, BILINEAR", "v2 float32", 1e-4, 0),
+        (Op("v1.hflip"), False, 0, 1), (Op("v1.hflip"), True, 0, 1),
+        (Op("pil.resize", ((3, 4), 3)), False, 0, 1), (Op("pil.transform", ((3, 4), 0, (), 2, None)), False, 0, 1),
+        (Op("v2.gaussian_blur", ((3, 5), (1.0, 1.0))), False, 1, 0.99), (Op("augmix", ((), torch.uint8)), False, math.inf, 0.99),
+        (Op("v2.adjust_brightness", (1.5,)), False, 0, 1), (Op("v2.equalize"), False, 0, 1),
+        (Op("v2.resize", ((3, 4), _BILINEAR, True)), False, 0, 1), (Op("v1.resize", ((3, 4), _BILINEAR, True)), False, 1, 0.99),
+        (Op("v1.adjust_hue", (0.1,)), False, 1, 0.999), (Op("v1.affine", ((), "bilinear", None)), False, 1, 0.99),
+        (Op("v2.rotate", (1.0, False, None, None, "nearest", None)), False, math.inf, 0.99),
+        (Op("v2.adjust_sharpness", (1.5,)), True, 4e-6, 0), (Op("v2.affine", ("bilinear", None)), True, 1e-4, 0),
+        (Op("v1.float_resize", ((3, 4), _BILINEAR, True)), True, 4e-6, 0), (Op("v1.float_resize", ((3, 4), _BILINEAR, False)), True, 1e-4, 0),
+        (Op("v1.float_resize", ((3, 4), _NEAREST, True)), True, 0, 1),
     ],
 )  # fmt: skip
-def test_what_is_promised(operation: str, reference: str, largest: float, equal_share: float) -> None:
-    assert promise_of(operation, reference) == (largest, equal_share)
+def test_what_is_promised(call: Op, is_float: bool, largest: float, equal_share: float) -> None:
+    assert promise_of([Op("v1.hflip"), call], is_float) == (largest, equal_share)

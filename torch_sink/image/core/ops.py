@@ -92,7 +92,7 @@ ROUNDED = Promise(1, 0.99, CLOSE, is_rounded=True)
 NEAREST = Promise(math.inf, 0.99, MOVED)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Operation:
     """All that the package knows of one kind of recorded call.
 
@@ -164,6 +164,11 @@ def if_it_fits(function: Recorder) -> Recorder:
         return function(*args, **kwargs) if least <= count <= len(names) and kwargs.keys() <= names else NotImplemented
 
     return call
+
+
+def operations() -> list[Operation]:
+    """All of them, once each."""
+    return list(dict.fromkeys(OPERATIONS.values()))
 
 
 def both(name: str, recorder: Recorder) -> dict[Any, Recorder]:

@@ -1,6 +1,6 @@
 """The operations that are recorded: what a call on a handle becomes, one record each, one file a family."""
 
-from torch_sink.image.core.ops import OPERATIONS, RECORDERS, TAKE_PALETTES
+from torch_sink.image.core.ops import OPERATIONS, RECORDERS, TAKE_PALETTES, operations
 from torch_sink.image.operations import (
     colors,
     erase,
@@ -23,6 +23,7 @@ __all__ = [
     "filters",
     "mixes",
     "moves",
+    "operations",
     "resize",
     "tensor_methods",
     "tones",

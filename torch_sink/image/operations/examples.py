@@ -40,10 +40,9 @@ class Example(NamedTuple):
         """The line of the parity table."""
         return f"{self.name}, {self.label}" if self.label else self.name
 
-    def bound(self, functional: Any) -> Callable[[Any], Any]:
-        """The call, of an image; `functional` is torchvision's module."""
-        function = getattr(functional, self.name, None) if self.run is None else None
-        return self.run or (lambda image: function(image, *self.args, **self.kwargs))  # type: ignore[misc]
+    def called(self, functional: Any, image: Any) -> Any:
+        """The result; `functional` is torchvision's module, where the function is looked up at each call."""
+        return self.run(image) if self.run else getattr(functional, self.name)(image, *self.args, **self.kwargs)
 
 
 def of_method(a: Arguments, name: str, calls: Mapping[str, Sequence[Any]]) -> Iterator[Example]:

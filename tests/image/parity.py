@@ -6,6 +6,7 @@ and the tensor functions of `transforms` (v1) and of `transforms.v2`, the latter
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections import defaultdict
@@ -15,15 +16,16 @@ from typing import Any, NamedTuple
 import torch
 from PIL import Image
 from torch.utils.data import default_collate
-from torchvision.transforms import functional
+from torchvision.transforms import functional as F1
+from torchvision.transforms.v2 import functional as F2
 
-from torch_sink.cli.parity_calls import REFERENCES, Call, converted, random_calls
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.backend import image_backend
+from torch_sink.image.core.ops import Op
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.handles.tensor import HANDLES
-
-_WARPS = ("rotate", "affine", "perspective", "elastic")
+from torch_sink.image.operations import operations
+from torch_sink.image.operations.examples import REFERENCES, Arguments, Example
 
 
 class ImageKind(NamedTuple):
@@ -38,7 +40,7 @@ class ImageKind(NamedTuple):
 
 
 class Promise(NamedTuple):
-    """How close an operation comes to its reference.
+    """How close the results of some calls come to stock code's.
 
     Attributes:
         largest: largest difference of two values: in steps of a byte, or of the range of values for floats.
@@ -52,26 +54,16 @@ class Promise(NamedTuple):
 EXACT = Promise()
 
 
-def promise_of(operation: str, reference: str) -> Promise:
-    """What is promised for an operation (as `Call.operation` names it) against a reference.
-
-    Pillow computes in integers, or rounds the same way everywhere, so its bits are promised. torch's own float kernels
-    give other bits on other processors: what goes through them is promised to within a rounding.
-    """
-    name, _, special = operation.partition(", ")
-    through_torch = name in ("gaussian_blur", "elastic", "augmix")  # Pillow images become tensors first
-    if reference == "Pillow" and not through_torch:
-        return EXACT
-    if name == "augmix" or (name in _WARPS and special.startswith("NEAREST")):
-        # AugMix may put a threshold behind a warp; the nearest pixel of a position between two may be either.
-        return Promise(math.inf, 0.99)
-    if reference.endswith("float32"):
-        return Promise(1e-4 if name in _WARPS or "antialias=False" in special else 4e-6, 0.0)
-    resized = name in ("resize", "resized_crop") and "NEAREST" not in special
-    if name in (*_WARPS, "gaussian_blur") or (reference == "v1 uint8" and resized):
-        return Promise(1, 0.99)
-    # The mean of gray values is a float32 sum in torch, and hues are floats.
-    return Promise(1, 0.999) if name in ("adjust_contrast", "adjust_saturation", "adjust_hue") else EXACT
+def promise_of(calls: Sequence[Op], is_float: bool) -> Promise:
+    """What the operations of recorded calls promise of bytes, or of float32 values."""
+    promises = [call.promise for call in calls]
+    largest, equal_share = (
+        max(promise.largest for promise in promises), min(promise.equal_share for promise in promises)
+    )  # fmt: skip
+    if is_float and largest < math.inf:
+        closeness = max(promise.floats for promise in promises)
+        return Promise(closeness, 0.0) if closeness else EXACT
+    return Promise(largest, equal_share)
 
 
 class Measured(NamedTuple):
@@ -80,6 +72,7 @@ class Measured(NamedTuple):
     Attributes:
         operation: its name, and after a comma what is special about the arguments.
         reference: one of `REFERENCES`.
+        promise: what it is held to.
         largest: largest difference of two values.
         equal: how many values are equal.
         values: how many were compared.
@@ -87,6 +80,7 @@ class Measured(NamedTuple):
 
     operation: str
     reference: str
+    promise: Promise
     largest: float
     equal: int
     values: int
@@ -98,8 +92,7 @@ class Measured(NamedTuple):
 
     @property
     def keeps_its_promise(self) -> bool:
-        promise = promise_of(self.operation, self.reference)
-        return self.largest <= promise.largest and self.share >= promise.equal_share
+        return self.largest <= self.promise.largest and self.share >= self.promise.equal_share
 
 
 class Parity(NamedTuple):
@@ -108,7 +101,7 @@ class Parity(NamedTuple):
     Attributes:
         rows: one for each operation and reference that is recorded.
         fallbacks: (operation, reference) that ran in stock code.
-        recorded: names of all operations that were recorded, as `torch_sink.image.core.ops.STOCK` knows them.
+        recorded: names of all operations that were recorded, as `OPERATIONS` knows them.
     """
 
     rows: list[Measured]
@@ -125,7 +118,7 @@ def measure(
     device: str = "cpu",
     references: Iterable[str] = REFERENCES,
     seed: int = 0,
-    chosen: Callable[[str, str], bool] = lambda operation, reference: True,
+    chosen: Callable[[str, str, Promise], bool] = lambda operation, reference, promise: True,
 ) -> Parity:
     """Runs every operation on images of every kind, through the backend and in stock code.
 
@@ -134,48 +127,98 @@ def measure(
         device: where batches are executed: an accelerator, or "cpu", which is the kernels under `TRITON_INTERPRET=1`.
         references: some of `REFERENCES`.
         seed: of the arguments and the pixels.
-        chosen: of an operation and a reference, whether to run it.
+        chosen: of an operation, a reference and what is promised, whether to run it.
     """
-    totals: dict[tuple[str, str], list[float]] = {}
+    totals: dict[tuple[str, str, Promise], list[float]] = {}
     fallbacks: dict[tuple[str, str], None] = {}
-    recorded: set[str] = set()
+    recorded: dict[tuple[str, str], set[str]] = defaultdict(set)
     for reference in references:
         for kind in images:
             chance = random.Random(f"{seed} {reference} {kind}")
             image = make_photo(kind.width, kind.height, chance.randrange(1 << 20)).convert(kind.mode)
-            calls = list(random_calls(chance, reference, kind.height, kind.width, len(kind.mode)))
-            calls = [call for call in calls if chosen(call.operation, reference)]
+            calls = calls_of(Arguments(chance, reference, kind.height, kind.width, len(kind.mode)))
             expected = _expected(image, reference, calls)
-            handles = _handles(image, reference, [call for call in calls if call.operation in expected], device)
-            recorded |= {op.name for handle in handles.values() for op in handle.sink_ops}
+            handles = _handles(image, reference, {name: calls[name] for name in expected}, device)
+            promises = {
+                name: promise_of(handle.sink_ops, handle.is_floating_point()) for name, handle in handles.items()
+            }
             fallbacks |= {(operation, reference): None for operation in expected if operation not in handles}
+            handles = {name: each for name, each in handles.items() if chosen(name, reference, promises[name])}
+            for name, handle in handles.items():
+                recorded[name, reference] |= {op.name for op in handle.sink_ops}
             with image_backend("device", device=device):
                 for operation, made in _executed(handles, device):
-                    _add(totals.setdefault((operation, reference), [0.0, 0, 0]), made, expected[operation])
+                    row = operation, reference, promises[operation]
+                    _add(totals.setdefault(row, [0.0, 0, 0]), made, expected[operation])
     rows = [Measured(*key, largest, int(equal), int(values)) for key, (largest, equal, values) in totals.items()]
-    return Parity(rows, [key for key in fallbacks if key not in totals], recorded)
+    return Parity(_merged(rows), [key for key in fallbacks if key not in recorded], set().union(*recorded.values()))
 
 
-def _expected(image: Image.Image, reference: str, calls: Sequence[Call]) -> dict[str, torch.Tensor]:
+def _merged(rows: Sequence[Measured]) -> list[Measured]:
+    """One row for each operation and reference; what is promised may depend on the image."""
+    merged: dict[tuple[str, str], Measured] = {}
+    for row in rows:
+        before = merged.get((row.operation, row.reference))
+        if before is None:
+            merged[row.operation, row.reference] = row
+            continue
+        promise = Promise(
+            max(before.promise.largest, row.promise.largest), min(before.promise.equal_share, row.promise.equal_share)
+        )
+        largest, equal, values = max(before.largest, row.largest), before.equal + row.equal, before.values + row.values
+        merged[row.operation, row.reference] = Measured(*row[:2], promise, largest, equal, values)
+    return list(merged.values())
+
+
+def calls_of(a: Arguments) -> dict[str, Callable[[Any], Any]]:
+    """{line of the table: the call, of an image} of all examples for images of one kind."""
+    return {
+        example.title: functools.partial(example.called, functional)
+        for operation in operations()
+        for example in operation.examples(a)
+        if (functional := _functional(a, example)) is not None
+    }
+
+
+def _functional(a: Arguments, example: Example) -> Any:
+    """The module whose function an example calls; Pillow images go to `transforms` where it takes them."""
+    modules = [a.functional] if not a.is_pillow else [F2] if example.name == "erase" else [F1, F2]
+    return next((module for module in modules if example.run or hasattr(module, example.name)), None)
+
+
+def converted(image: Any, reference: str) -> Any:
+    """A Pillow image as a reference takes it: itself, or the tensor of its family and dtype."""
+    if reference == "Pillow":
+        return image
+    family, dtype = reference.split()
+    if family == "v1":
+        return F1.pil_to_tensor(image) if dtype == "uint8" else F1.to_tensor(image)
+    tensor = F2.to_image(image)
+    return tensor if dtype == "uint8" else F2.to_dtype(tensor, torch.float32, scale=True)
+
+
+def _expected(image: Image.Image, reference: str, calls: dict[str, Callable[[Any], Any]]) -> dict[str, torch.Tensor]:
     """{operation: stock result} of the calls that stock code accepts."""
     results = {}
-    for call in calls:
+    for operation, call in calls.items():
         try:
-            results[call.operation] = _tensor(call.run(converted(image.copy(), reference)))
+            results[operation] = _tensor(call(converted(image.copy(), reference)))
         except (TypeError, ValueError, RuntimeError):
             continue
     return results
 
 
-def _handles(image: Image.Image, reference: str, calls: Sequence[Call], device: str) -> dict[str, Any]:
+def _handles(image: Image.Image, reference: str, calls: dict[str, Callable[[Any], Any]], device: str) -> dict[str, Any]:
     """{operation: handle} of the calls that the backend records."""
     with image_backend("device", device=device):
-        results = {call.operation: _tensor(call.run(converted(image.copy(), reference))) for call in calls}
+        results = {name: _tensor(call(converted(image.copy(), reference))) for name, call in calls.items()}
     return {name: result for name, result in results.items() if isinstance(result, HANDLES) and result.is_recording}
 
 
 def _tensor(result: Any) -> Any:
-    return functional.pil_to_tensor(result) if isinstance(result, Image.Image) else result
+    """A result as a tensor; of several crops one."""
+    result = result[-2] if isinstance(result, tuple) else result
+    return F1.pil_to_tensor(result) if isinstance(result, Image.Image) else result
 
 
 def _executed(handles: dict[str, Any], device: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -183,10 +226,10 @@ def _executed(handles: dict[str, Any], device: str) -> Iterator[tuple[str, torch
     groups: dict[Any, list[str]] = defaultdict(list)
     for operation, handle in handles.items():
         groups[handle.shape, handle.dtype].append(operation)
-    for operations in groups.values():
-        batch = default_collate([handles[operation] for operation in operations])
+    for group in groups.values():
+        batch = default_collate([handles[operation] for operation in group])
         images = batch.to(device).cpu() if isinstance(batch, LazyBatch) else batch
-        yield from zip(operations, images, strict=True)
+        yield from zip(group, images, strict=True)
 
 
 def _add(total: list[float], actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -207,7 +250,7 @@ def markdown(parity: Parity) -> str:
         "|---|---|---|---:|---:|---:|",
     ]
     for row in sorted(parity.rows, key=lambda row: (row.operation, REFERENCES.index(row.reference))):
-        promise = _promise_text(promise_of(row.operation, row.reference))
+        promise = _promise_text(row.promise)
         share = "100 %" if row.equal == row.values else f"{100 * row.share:.3f} %"
         cells = (row.operation, row.reference, promise, f"{row.largest:.2g}", share, f"{row.values:,}")
         lines.append(f"| {' | '.join(cells)} |")
@@ -215,7 +258,7 @@ def markdown(parity: Parity) -> str:
 
 
 def _promise_text(promise: Promise) -> str:
-    if promise == Promise():
+    if promise == EXACT:
         return "equal bits"
     parts = [] if promise.largest == math.inf else [f"at most {promise.largest:g}"]
     parts += [f"{100 * promise.equal_share:g} % equal"] if promise.equal_share else []

@@ -1,0 +1,46 @@
+"""Every record of an operation is complete: stock code, a promise, and an example of each of its calls."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from torch_sink.image.core.ops import Operation, Promise
+from torch_sink.image.operations import operations
+from torch_sink.image.operations.examples import REFERENCES, Arguments
+
+# torch's own arithmetic mixes whole batches once they are made.
+ON_BATCHES = ("MixUp", "CutMix")
+
+
+def missing(operation: Operation) -> set[str]:
+    """What a record lacks. That its examples reach each of its calls is tested by `test_parity.py`.
+
+    A record without stock functions is of other ways to call operations that have their own.
+    """
+    if operation.record and not operation.stock:
+        return set()
+    arguments = [Arguments(random.Random(0), reference, 16, 24, 3) for reference in REFERENCES]
+    lacks = {
+        "stock": not operation.stock or not all(map(callable, operation.stock.values())),
+        "promise": not isinstance(operation.promise, Promise) and not callable(operation.promise),
+        "examples": operation.name not in ON_BATCHES and not any(list(operation.examples(each)) for each in arguments),
+    }
+    return {what for what, is_missing in lacks.items() if is_missing}
+
+
+@pytest.mark.parametrize("operation", operations(), ids=lambda operation: operation.name)
+def test_a_record_is_complete(operation: Operation) -> None:
+    assert not missing(operation)
+
+
+def test_what_is_missing_is_seen() -> None:
+    assert missing(Operation("nothing", stock={}, promise=None)) == {"stock", "promise", "examples"}  # type: ignore[arg-type]
+
+
+def test_an_operation_is_defined_once() -> None:
+    with pytest.raises(ValueError, match="defined twice"):
+        Operation("again", stock={"v1.crop": lambda image: image})
+    with pytest.raises(ValueError, match="recorded twice"):
+        Operation("again", stock={}, record={"v1.crop": lambda family, handle: handle})
