@@ -22,7 +22,7 @@ FLAGS = tl.constexpr(0x80808080)  # the highest bit of each byte
 def flag_zeros(word):
     """The highest bit of each byte that is 0, uint32."""
     low = (word & 0x7F7F7F7F) + 0x7F7F7F7F
-    return ~(low | word) & FLAGS
+    return ((low | word) & FLAGS) ^ FLAGS
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES: tl.constexpr
     row = segments + segment * SEGMENT_COLUMNS
     first_byte = tl.load(row + FIRST_BYTE, mask=is_used, other=0)
     first_lane = tl.load(row + FIRST_LANE, mask=is_used, other=0)
-    size = tl.load(row + BYTES, mask=is_used, other=-1)[:, None]
+    size = tl.load(row + BYTES, mask=is_used, other=-16)[:, None]
     place = ((lane - first_lane) * LANE_BYTES)[:, None] + tl.arange(0, LANE_BYTES // 4)[None, :] * 4
     # The byte after the last, too, taken for 0: a 0xFF before it is a marker. Loads end where runs of 16 bytes end.
     is_read = place < (size // 16 + 1) * 16
@@ -50,8 +50,10 @@ def load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES: tl.constexpr
     # What follows a segment is of no interest, and may be a marker.
     word &= (inside >> 7) * 0xFF
     before = (word << 8) | (tl.load(at - 1, mask=(place > 0) & (place <= size), other=0) >> 24)
-    stuffed = flag_zeros(word | ~before) & inside
-    return row, first_byte, word, inside & ~stuffed, flag_zeros(~before) & ~stuffed
+    # A byte of it is 0 where the one before is 0xFF.
+    not_after = before ^ 0xFFFFFFFF
+    stuffed = flag_zeros(word | not_after) & inside
+    return row, first_byte, word, inside ^ stuffed, flag_zeros(not_after) ^ stuffed
 
 
 @triton.jit
