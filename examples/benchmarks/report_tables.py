@@ -62,6 +62,21 @@ def slabs(report: Report) -> str:
     return table(["files of a batch", "worker", "training process"], rows)
 
 
+def host_cost(report: Report) -> str:
+    results = [
+        (f"{pipeline}, files in {block} memory", result)
+        for pipeline, blocks in report["host_cost"].items()
+        for block, result in blocks.items()
+    ]
+    parts = ["receive the batch", "copy the files", "decode", "add addresses", "launch", "the rest", "in all"]
+    rows = []
+    for name, result in results:
+        costs = [f"{result['us_an_image'].get(part, {'p50': 0})['p50']:.2f}" for part in parts]
+        copied = [f"{value:.0f}" for value in result["bytes_copied_an_image"].values()]
+        rows.append([name, *costs, *copied, str(result["launches"])])
+    return table(["us an image", *parts, "bytes of files copied", "of tables", "launches a batch"], rows)
+
+
 def loader(report: Report) -> str:
     rows = [
         [
@@ -192,6 +207,13 @@ SECTIONS: dict[str, tuple[str, str, bool, Callable[[Report], str]]] = {
         "CPU microseconds an image, encoded files: written to shared memory and sent, ready for a copy to the device.",
         False,
         slabs,
+    ),
+    "host_cost": (
+        "The process that trains",
+        "CPU microseconds an image of its main thread, from the pickled batch to the last launch, on a device that "
+        "launches nothing. A `SinkLoader`'s workers write files to pinned memory; others' are copied once.",
+        False,
+        host_cost,
     ),
     "loader": ("Loaders", "One pipeline of stock torchvision code behind three loaders, in turns.", False, loader),
     "loop": (
