@@ -5,9 +5,9 @@
 Batches come from a data worker through its queue. They are made on a device that is none: tensors on "meta", pinned
 memory that is copied to as a real one's is, and a driver of Triton that launches nothing; what Triton and PyTorch do
 on the host for each launch and each allocation is the real thing, what CUDA's driver does then is left out. Measured
-are CPU seconds of the main thread, by part, and the bytes that it copies: with the block of the files in memory that
-is pinned already, as in slabs that are registered with CUDA, and in ordinary shared memory, which is copied once,
-without the GIL. Prints a table and writes JSON.
+are CPU seconds of the main thread, by part, and the bytes that it copies: with the block of the files in slabs, as a
+`SinkLoader` registers them with CUDA, and in ordinary shared memory, which is copied once, without the GIL. Prints a
+table and writes JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from unittest import mock
 
 import torch
 import triton.compiler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 from torchvision.datasets import ImageFolder
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
@@ -37,6 +37,8 @@ from harness import describe, make_parser, photographs, positive, save, write
 from torch_sink.cli.bench import percentiles
 from torch_sink.cli.explain import find_images
 from torch_sink.cli.pipelines import build_pipeline
+from torch_sink.common.slab_writer import SlabCollate
+from torch_sink.common.slabs import Slabs
 from torch_sink.image.core import transfer
 from torch_sink.image.decode import providers
 from torch_sink.image.execute import ahead, decoding, launch, on_device, run
@@ -48,6 +50,8 @@ META = torch.device("meta")
 BLOCKS = {"pinned": "files in pinned slabs", "shared": "files in shared memory"}
 POLL_SECONDS = 0.01
 MOST_BATCHES = 1000
+SLABS = 4  # of the worker
+WARM_UP = 8  # batches: they fill caches, and show how large slabs have to be
 
 RECEIVING, DECODING, PLACING, LAUNCHING = "receive the batch", "decode", "add addresses", "launch"
 COPYING, REST = "copy the files", "the rest"
@@ -150,15 +154,22 @@ def distinct(folder: Path, count: int) -> Iterator[Path]:
         yield Path(scratch)
 
 
-def batches(folder: Path, pipeline: str, size: int) -> Iterator[Callable[[], Any]]:
+def batches(folder: Path, pipeline: str, size: int, block: str) -> Iterator[Callable[[], Any]]:
     """What receives one batch after the other; each lies in the queue already."""
     dataset = ImageFolder(str(folder), build_pipeline(pipeline))
-    loader = DataLoader(dataset, batch_sampler=[list(range(size))] * MOST_BATCHES, num_workers=1)
+    slabs = Slabs(1, SLABS)
+    collate = SlabCollate(default_collate, slabs) if block == "pinned" else default_collate
+    indices = [list(range(size))] * MOST_BATCHES
+    loader = DataLoader(
+        dataset, batch_sampler=indices, num_workers=1, collate_fn=collate, multiprocessing_context="fork"
+    )
+    slabs.begin_generation([])
     iterator: Any = iter(loader)
     while True:
         while iterator._data_queue.empty():
             time.sleep(POLL_SECONDS)
         yield lambda: next(iterator)[0]
+        slabs.adapt()
 
 
 def measure(folder: Path, pipeline: str, size: int, rounds: int, block: str) -> dict[str, Any]:
@@ -166,8 +177,8 @@ def measure(folder: Path, pipeline: str, size: int, rounds: int, block: str) -> 
     seconds: dict[str, list[float]] = defaultdict(list)
     counts: Counter[str] = Counter()
     with torch_sink.image_backend("device", device="meta"):
-        source = batches(folder, pipeline, size)
-        for number in range(rounds + 1):
+        source = batches(folder, pipeline, size, block)
+        for number in range(rounds + WARM_UP):
             receive, clock = next(source), Clock()
             with measured(clock) as device:
                 with clock.part(RECEIVING):
@@ -177,7 +188,7 @@ def measure(folder: Path, pipeline: str, size: int, rounds: int, block: str) -> 
                 with clock.part(REST):
                     on_device.make_on_device(batch.recorded, Wanted(META))
             del batch
-            if number:  # the first one fills caches
+            if number >= WARM_UP:
                 clock.seconds["in all"] = sum(clock.seconds.values())
                 for name, value in clock.seconds.items():
                     seconds[name].append(1e6 * value / size)
