@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from torch_sink.errors import SinkError
 from torch_sink.sink import SinkLoader
+from torch_sink.sink.producers import thread as thread_producer
 from torch_sink.sink.workers import guard
 
 from .conftest import wait_for
@@ -134,6 +138,34 @@ def test_restart_does_not_cancel_the_next_pass_of_the_same_workers(monkeypatch: 
         next(iter(loader))
         loader.restart()
         assert values(loader) == [0, 1, 2]
+
+
+def test_a_new_epoch_waits_for_a_batch_that_is_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device may compile a kernel for it; its workers are not at fault, and go on."""
+    monkeypatch.setattr(thread_producer, "JOIN_SECONDS", POLL_SECONDS)
+    makes, may_go_on, fill = threading.Event(), threading.Event(), thread_producer.fill
+    numbers = itertools.count()
+
+    def compiles_once(*arguments: Any) -> Any:
+        if next(numbers) == 2:  # the loop has the first batch, and the second is ready
+            makes.set()
+            may_go_on.wait(60)
+        return fill(*arguments)
+
+    monkeypatch.setattr(thread_producer, "fill", compiles_once)
+    with SinkLoader(DataLoader(range(6), num_workers=1, persistent_workers=True)) as loader:
+        assert next(iter(loader)).tolist() == [0]
+        assert makes.wait(20)
+        workers = [worker.pid for worker in loader._traversal.passes[0].watch.iterator._workers]
+        compiled = threading.Timer(8 * POLL_SECONDS, may_go_on.set)
+        compiled.start()
+        batches = iter(loader)
+        assert next(batches).tolist() == [0]
+        assert [worker.pid for worker in loader._traversal.passes[0].watch.iterator._workers] == workers
+        assert [batch.item() for batch in batches] == list(range(1, 6))
+        loader.restart()
+        assert sorted(loader._producer.free_slots) == [0, 1, 2]
+        compiled.join()
 
 
 class Slow(torch.utils.data.Dataset):

@@ -56,6 +56,8 @@ class ThreadProducer:
         self.request: Request | None = None
         self.outside_source = threading.Event()
         self.outside_source.set()
+        self._owes_slots = False
+        self.is_reading = False  # the thread asks the source, and does not make the batch of what it got
         self.gate = threading.RLock()
         self.thread: threading.Thread | None = None
 
@@ -64,11 +66,15 @@ class ThreadProducer:
         if self.thread is None or self.current is not None:
             return
         self.thread.join(JOIN_SECONDS)
+        while self.thread.is_alive() and not self.is_reading:
+            self.thread.join(WATCH_SECONDS)  # it makes a batch, for which a kernel may have to be compiled
         if self.thread.is_alive():
             raise SinkError(
                 "the source has not returned from making the batch that was dropped, so it cannot be asked for another "
                 "one; end what blocks it, or make a new SinkLoader"
             )
+        if self._owes_slots:
+            self._free_slots()
 
     def submit(self, current: Pass) -> None:
         """Gives the pass whose batches come next, to a thread that lives until its end or its first error."""
@@ -197,17 +203,24 @@ class ThreadProducer:
         with self.changed:
             self.ready.clear()
             self.is_asked = False
-            # All that are not free, so that a slot which an interrupt of the consumer lost comes back as well.
-            dropped = set(range(self.slots.count)).difference(self.free_slots) if self.outside_source.is_set() else ()
+            self._owes_slots = not self.outside_source.is_set()  # the thread has one still: `park` waits for it
+        if not self._owes_slots:
+            self._free_slots()
+        return [current] if current is not None else []
+
+    def _free_slots(self) -> None:
+        """Frees all that are not free, so that a slot which an interrupt of the consumer lost comes back as well."""
+        self._owes_slots = False
+        with self.changed:
+            dropped = set(range(self.slots.count)).difference(self.free_slots)
         for slot in dropped:
             self.slots.free(slot)
         with self.changed:
             self.free_slots.extend(dropped)
-        return [current] if current is not None else []
 
     def _await_outside_source(self, current: Pass | None) -> None:
         """Also when an interrupted call has cancelled the pass already."""
-        if not self.outside_source.wait(JOIN_SECONDS) and current is not None:
+        if not self.outside_source.wait(JOIN_SECONDS) and current is not None and self.is_reading:
             current.free_reader(self.outside_source, FREE_READER_SECONDS)
 
     def is_running_here(self) -> bool:
@@ -272,10 +285,13 @@ class ThreadProducer:
         return bool(self.free_slots) and (ahead or self.is_asked)
 
     def _make(self, current: Pass, slot: int) -> Item | None:
+        self.is_reading = True
         try:
             received = receive(current)
         except PassCancelled:
             return None
+        finally:
+            self.is_reading = False
         if isinstance(received, Item):
             if received.error is not None:
                 # torch re-raises a worker's exception from a frame that refers to it: a cycle through the traceback.
