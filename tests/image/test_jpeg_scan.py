@@ -11,6 +11,7 @@ from PIL import Image
 
 from image.cases import encoded
 from image.jpeg_files import SAMPLINGS, jpeg
+from torch_sink.image.decode.jpeg import block
 from torch_sink.image.decode.jpeg.block import joined, lay_out_jpegs
 from torch_sink.image.decode.jpeg.file import jpeg_file
 from torch_sink.image.decode.jpeg.tables import COLUMN, batch_of
@@ -93,7 +94,7 @@ def test_restart_markers_cut_the_scan() -> None:
 def test_the_arrays_of_a_batch() -> None:
     sources = [source(jpeg(33, 17, "4:2:0", restart_blocks=2)), source(GRAY, "L"), source(jpeg(20, 40, "4:4:0"))]
     laid_out = lay_out_jpegs(sources)
-    block = b"".join(laid_out.chunks)
+    together = b"".join(laid_out.chunks)
     batch = batch_of(laid_out.files, laid_out.files.whole_images(), 256)
     blocks = [3 * 2 * 6, 5 * 3, 3 * 3 * 4]
     assert batch.images[:, COLUMN["BLOCKS"]].tolist() == blocks
@@ -108,14 +109,14 @@ def test_the_arrays_of_a_batch() -> None:
     for row, (data, begin, length) in zip(batch.segments, places, strict=True):
         first = batch.first_byte + row[COLUMN["FIRST_BYTE"]]
         assert first % 16 == 0
-        assert block[first : first + length] == data[begin : begin + length]
+        assert together[first : first + length] == data[begin : begin + length]
         assert first >= ends[-1] + 64
         ends.append(first + length)
         assert row[COLUMN["LANES"]] == layout.lane_count(length, 256)
-    huffman = np.frombuffer(block, np.uint8)[batch.huffman :][: batch.capacity.huffman_tables * 273].reshape(-1, 273)
+    huffman = np.frombuffer(together, np.uint8)[batch.huffman :][: batch.capacity.huffman_tables * 273].reshape(-1, 273)
     assert batch.huffman >= ends[-1] + 64
     assert len(np.unique(huffman, axis=0)) == len(huffman)
-    tables = np.frombuffer(block[batch.quantization :], np.int32).reshape(-1, 64)
+    tables = np.frombuffer(together[batch.quantization :], np.int32).reshape(-1, 64)
     assert batch.huffman % 16 == batch.quantization % 16 == 0
     for file, row in zip(files, batch.images, strict=True):
         quantized = Image.open(io.BytesIO(file.source.data)).quantization  # type: ignore[attr-defined]
@@ -138,11 +139,19 @@ def test_every_file_can_be_cut_out_of_the_block_again() -> None:
     sources.insert(3, source(OUTSIDE["progressive"]))
     sources.insert(7, PixelSource(Image.new("RGB", (3, 4))))
     laid_out = lay_out_jpegs(sources)
-    block = np.frombuffer(b"".join(laid_out.chunks), np.uint8)
-    assert len(block) == laid_out.size == laid_out.files.size
+    together = np.frombuffer(b"".join(laid_out.chunks), np.uint8)
+    assert len(together) == laid_out.size == laid_out.files.size
     assert sorted({0, *range(2), *range(2, 12)} - {3, 7}) == list(laid_out.pieces) == laid_out.files.sources.tolist()
     for at, pieces in laid_out.pieces.items():
-        assert joined(block, pieces) == sources[at].data  # type: ignore[union-attr]
+        assert joined(together, pieces) == sources[at].data  # type: ignore[union-attr]
+
+
+def test_files_with_more_tables_than_the_kernels_can_number_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block, "_MOST_TABLES", 4)
+    own_tables = [source(jpeg(40, 21, seed=seed, optimize=True)) for seed in range(3)]
+    laid_out = lay_out_jpegs(own_tables)
+    assert list(laid_out.pieces) == [0]
+    assert laid_out.files.huffman[1] == 4
 
 
 def test_files_can_be_launched_in_parts() -> None:
