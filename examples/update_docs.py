@@ -6,12 +6,19 @@ python examples/update_docs.py [--check]
 from __future__ import annotations
 
 import argparse
+import io
 import sys
+import warnings
 from pathlib import Path
 
+import torch
 import torchvision
+from PIL import Image
+from torchvision.io import ImageReadMode, decode_image
 
+import torch_sink
 from torch_sink.cli.support_text import LEGEND, markdown_table
+from torch_sink.image.sources.source import EncodedSource
 from torch_sink.image.support import support_table
 
 SUPPORT = Path(__file__).resolve().parents[1] / "docs" / "support.md"
@@ -43,8 +50,52 @@ def support_page() -> str:
         LEGEND,
         "",
         markdown_table(support_table()),
+        "",
+        "## Files decoded to tensors",
+        "",
+        "`read_image`, `decode_image` and `decode_jpeg` of `torchvision.io`, by the mode that is asked for. What",
+        'follows records, but for "exact fallback": an ordinary tensor, which `fallback_report()` counts.',
+        "",
+        *decoder_table(),
     ]
     return "\n".join(lines) + "\n"
+
+
+MODES = (ImageReadMode.UNCHANGED, ImageReadMode.RGB, ImageReadMode.GRAY)
+
+
+def decoder_table() -> list[str]:
+    """Return the lines of a table: where files of each kind are decoded."""
+    photo = Image.radial_gradient("L").resize((32, 24)).convert("RGB")
+    kinds = {
+        "JPEG": encoded(photo, "JPEG"),
+        "JPEG, gray": encoded(photo.convert("L"), "JPEG"),
+        "JPEG, progressive": encoded(photo, "JPEG", progressive=True),
+        "JPEG, CMYK": encoded(photo.convert("CMYK"), "JPEG"),
+        "PNG, WebP, GIF": encoded(photo, "PNG"),
+        "PNG, WebP with alpha": encoded(photo.convert("RGBA"), "PNG"),
+    }
+    lines = [f"| file | {' | '.join(mode.name for mode in MODES)} |", "| --- | --- | --- | --- |"]
+    with torch_sink.image_backend("device", device="meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for kind, data in kinds.items():
+            lines.append(f"| {kind} | {' | '.join(where_decoded(data, mode) for mode in MODES)} |")
+    return lines
+
+
+def encoded(image: Image.Image, kind: str, **options: object) -> torch.Tensor:
+    """Return a file as a tensor of bytes."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+
+def where_decoded(data: torch.Tensor, mode: ImageReadMode) -> str:
+    """Return what a file becomes under the backend."""
+    image = decode_image(data, mode)
+    if type(image) is torch.Tensor:
+        return "exact fallback"
+    return "on the device" if isinstance(image.sink_source, EncodedSource) else "in the worker, by torchvision"
 
 
 def release() -> str:
