@@ -12,11 +12,13 @@ import pytest
 import torch
 from fake_cuda import FakeCuda
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 from torch_sink.errors import HostSyncError
 from torch_sink.loop import JitConfig, LambdaCallback, StepLoop, no_host_sync
 from torch_sink.loop.core.host_sync import host_sync_allowed
 from torch_sink.loop.engines import baked, graph
+from torch_sink.loop.engines.capture import CudaCapture
 from torch_sink.sink import SinkLoader
 
 from .reference import make_batches, make_model, plain_loop
@@ -117,8 +119,8 @@ def test_a_replayed_step_makes_no_streams_and_compares_no_addresses(
     fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the host a step is to cost some microseconds: what is asked for every step is asked once."""
-    counts = {"streams": 0, "addresses": 0}
-    current_stream, addresses = torch.cuda.current_stream, baked._addresses
+    counts = {"streams": 0, "addresses": 0, "walks": 0}
+    current_stream, addresses, walk = torch.cuda.current_stream, baked._addresses, graph.batch_tensors
 
     def count_stream(device: Any = None) -> Any:
         counts["streams"] += 1
@@ -128,6 +130,11 @@ def test_a_replayed_step_makes_no_streams_and_compares_no_addresses(
         counts["addresses"] += 1
         return addresses(tensors)
 
+    def count_walk(batch: Any) -> Any:
+        counts["walks"] += 1
+        return walk(batch)
+
+    monkeypatch.setattr(graph, "batch_tensors", count_walk)
     monkeypatch.setattr(torch.cuda, "current_stream", count_stream)
     monkeypatch.setattr(baked, "_addresses", count_addresses)
     loop = make_loop(sink_size=20)
@@ -135,11 +142,12 @@ def test_a_replayed_step_makes_no_streams_and_compares_no_addresses(
         loop.run(loader)
         seen = []
         for epochs in (1, 2):
-            counts.update(streams=0, addresses=0)
+            counts.update(streams=0, addresses=0, walks=0)
             loop.run(loader, epochs=epochs)
             seen.append(dict(counts))
     assert seen[1]["streams"] == seen[0]["streams"] + 1, "one for the end of another sink, none for its ten steps"
     assert seen[0]["addresses"] == seen[1]["addresses"] == 0
+    assert seen[0]["walks"] == seen[1]["walks"] == 0, "the loop has walked through the batch"
     loop.close()
 
 
@@ -156,6 +164,36 @@ def test_what_only_callbacks_can_change_is_compared_behind_them_only(
     loop = make_loop(sink_size=2)
     loop.run(make_batches(8), callbacks=[LambdaCallback(on_train_step_end=lambda _: None)] if callbacks else [])
     assert len(looks) == (4 if callbacks else 1)
+    loop.close()
+
+
+@pytest.mark.parametrize(("scheduler", "writes"), [(None, 1), (cosine, 4)])
+def test_rates_that_stay_as_they_are_are_sent_once(fake_cuda: FakeCuda, scheduler: Any, writes: int) -> None:
+    loop = make_loop(sink_size=2, scheduler=scheduler)
+    loop.run(make_batches(8))
+    assert loop._engine._rates._table._version == writes
+    loop.close()
+
+
+def test_the_producer_is_parked_while_a_step_is_tried_and_recorded(
+    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking for waits sets a mode of the process, and a recording forbids what a producer does."""
+    trial, record, parked = CudaCapture.trial, CudaCapture.record, list[tuple[str, bool]]()
+
+    def look(name: str) -> None:
+        asking = threading.Thread(target=lambda: parked.append((name, not gate.acquire(blocking=False))))
+        asking.start()
+        asking.join()
+
+    monkeypatch.setattr(CudaCapture, "trial", lambda *arguments: (look("trial"), trial(*arguments))[1])
+    monkeypatch.setattr(CudaCapture, "record", lambda *arguments: (look("record"), record(*arguments))[1])
+    loop = make_loop(sink_size=4)
+    inputs, labels = map(torch.stack, zip(*[(batch[0][0], batch[1][0]) for batch in make_batches(40)], strict=True))
+    with SinkLoader(DataLoader(TensorDataset(inputs, labels), batch_size=4, num_workers=1)) as loader:
+        gate = loader._producer.gate
+        loop.run(loader)
+    assert parked == [("trial", True), *[("record", True)] * 3]
     loop.close()
 
 

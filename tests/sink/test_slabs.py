@@ -12,6 +12,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,6 +82,7 @@ class Worker:
 
     def __init__(self, slabs: Slabs, number: int) -> None:
         self.writer, self.pipe = _Writer(slabs, number), list[bytes]()
+        self.kept: deque[dict[str, Any]] = deque(maxlen=2)
 
     def send(self, value: int, size: int) -> bool:
         """Whether there was a slab for it."""
@@ -88,10 +90,13 @@ class Worker:
             tensor = self.writer.allocate(size)
             if tensor is not None:
                 tensor.fill_(value)
-                batch = {"whole": tensor, "views": [tensor[1:3], tensor[2:]], "value": value}
-                self.pipe.append(pickle.dumps(self.writer.message(batch)))
-                self.kept = tensor  # as a worker does: until the next one
+                self.kept.append({"whole": tensor, "views": [tensor[1:3], tensor[2:]], "value": value})
+                self.send_again(-1)
         return tensor is not None
+
+    def send_again(self, which: int) -> None:
+        """What was sent lives on in a worker until it has made something else, or in a cache of the dataset."""
+        self.pipe.append(pickle.dumps(self.writer.message(self.kept[which])))
 
     def receive(self) -> Any:
         function, arguments = pickle.loads(self.pipe.pop(0))
@@ -109,6 +114,8 @@ def test_no_batch_is_overwritten_while_anybody_holds_a_part_of_it(seed: int) -> 
         if rng.random() < 0.5:
             worker.send(next(values) % 251, rng.choice([10, 300, 300 + 10 * step]))
             slabs.adapt()
+        elif worker.kept and rng.random() < 0.2:
+            worker.send_again(0)
         if worker.pipe and rng.random() < 0.6:
             batch = worker.receive()
             parts = [batch["whole"], *batch["views"], batch["whole"].numpy()[1:]]
@@ -130,6 +137,7 @@ def test_views_of_one_batch_share_memory_as_they_did() -> None:
     batch = worker.receive()
     batch["whole"].fill_(77)
     assert batch["views"][0].tolist() == [77, 77]
+    assert len({one.untyped_storage()._cdata for one in (batch["whole"], *batch["views"])}) == 1
 
 
 def test_a_worker_that_was_given_up_disturbs_nobody() -> None:
@@ -143,7 +151,7 @@ def test_a_worker_that_was_given_up_disturbs_nobody() -> None:
     slabs.begin_generation([StillAlive()])
     after = Worker(slabs, 0)
     assert [(after.send(value, 100), slabs.adapt())[0] for value in range(4)] == [False, False, True, True]
-    before.kept.fill_(200)
+    before.kept[-1]["whole"].fill_(200)
     assert [bool((after.receive()["whole"] == value).all()) for value in (2, 3)] == [True, True]
     with pytest.raises(RuntimeError, match="given up"):
         before.receive()

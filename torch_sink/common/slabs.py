@@ -16,6 +16,7 @@ name (a memfd), so nothing is left of it when the last process and the last tens
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import mmap
@@ -24,6 +25,7 @@ import threading
 import weakref
 from collections import deque
 from multiprocessing import reduction
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -173,6 +175,7 @@ class Slabs(Offer):
                 f"{size:,}", f"{bytes_each:,}", str(error),
             )  # fmt: skip
             return
+        log.info("SinkLoader slabs: %s of %s bytes for each worker", self._per_worker, f"{bytes_each:,}")
         self._begins.append(self._end)
         first, self._rows = self._rows, self._rows + self._per_worker
         # A slab that has a size has an offset: that comes first.
@@ -222,9 +225,12 @@ class Slabs(Offer):
 
 
 def _available_bytes() -> int:
-    """Memory that programs can have without swapping."""
-    with open("/proc/meminfo") as lines:
-        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+    """Memory that programs can have without swapping, and no more than a container's bound."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    with contextlib.suppress(OSError, ValueError):  # there is none
+        available.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(available)
 
 
 def receive(number: int, *message: Any) -> Any:
