@@ -193,6 +193,10 @@ class FakeCuda:
         assert not self.queues.run_some(), "memory is given back while work may still read it"
         return 0 if self.registered.pop(address, None) is not None else 713  # cudaErrorHostMemoryNotRegistered
 
+    def pin_memory(self, tensor: Tensor) -> Tensor:
+        """`Tensor.pin_memory`."""
+        return tensor if self.is_pinned(tensor) else self.pin(tensor.clone())
+
     def clone_storage(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """`UntypedStorage.clone`, by which tensors are copied deeply."""
         source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
@@ -230,7 +234,7 @@ class FakeCuda:
         patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda _, pool: self.allocator.end_allocate_to_pool(pool))
         patch.setattr(torch._C, "_cuda_releasePool", lambda _, pool: self.allocator.release_pool(pool))
         patch.setattr(torch.Tensor, "is_pinned", lambda tensor, *_: self.is_pinned(tensor), raising=False)
-        patch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: self.pin(tensor.clone()), raising=False)
+        patch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: self.pin_memory(tensor), raising=False)
         patch.setattr(torch.Tensor, "record_stream", lambda t, stream: self.record_stream(t, stream), raising=False)
         clone = torch.UntypedStorage.clone
         patch.setattr(torch.UntypedStorage, "clone", lambda s: self.clone_storage(s) if s.is_cuda else clone(s))

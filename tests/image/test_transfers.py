@@ -140,3 +140,13 @@ def test_the_host_waits_for_what_it_reads_and_for_no_more(fake_cuda: FakeCuda) -
         torch.ones(2, device=device).add_(1)
     assert transfer.to_host(values).tolist() == [0, 3, 6, 9, 12]
     assert fake_cuda.host_waits_seen == ["event.synchronize"]
+
+
+def test_what_lies_in_page_locked_memory_is_copied_by_the_device_alone(fake_cuda: FakeCuda) -> None:
+    """As the files of a batch do in a slab: the host is not asked for a copy."""
+    memory = torch.arange(64, dtype=torch.uint8)
+    fake_cuda.host_register(memory.data_ptr(), memory.nbytes, 0)
+    sent = transfer.to_device(memory[8:40], torch.device("cuda", 0))
+    memory.fill_(9)
+    assert sent.cpu().tolist() == [9] * 32, "the device reads the memory itself, once it comes to it"
+    assert fake_cuda.host_waits_seen == ["copy to the host"]
