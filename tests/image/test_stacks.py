@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torchvision import transforms as v1
+from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
@@ -49,6 +50,26 @@ TRANSFORMS: dict[str, Transform] = {
             v1.TenCrop(12, vertical_flip=True),
             v1.Lambda(lambda crops: torch.stack([TO_TENSOR(crop) for crop in crops])),
             v1.Lambda(lambda crops: torch.stack([NORMALIZE(crop) for crop in crops])),
+        ]
+    ),
+    "normalized whole": v1.Compose(
+        [
+            v1.FiveCrop(12),
+            v1.Lambda(lambda crops: torch.stack([v1.PILToTensor()(crop) for crop in crops])),
+            v1.ConvertImageDtype(torch.float32),
+            v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)),
+            v1.RandomHorizontalFlip(1.0),
+        ]
+    ),
+    "normalized whole, v2": v1.Compose(
+        [
+            v2.ToImage(),
+            v2.FiveCrop(12),
+            v1.Lambda(lambda crops: torch.stack(crops)),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)),
+            v2.RandomVerticalFlip(1.0),
         ]
     ),
     "crops of a tensor": v1.Compose(
@@ -226,6 +247,14 @@ USES: dict[str, Callable[[], Any]] = {
     "copies": lambda: [copy.deepcopy(batch_of()), pickle.loads(pickle.dumps(batch_of())) + 0],
     "printing": lambda: [repr(batch_of()), str(torch.stack(crops()))],
     "normalized whole": lambda: [F.normalize(torch.stack(crops()), [0.5], [0.2]), F.hflip(torch.stack(crops()))],
+    "normalized whole, in place": lambda: [
+        [F.normalize(stack, [0.5], [0.2], inplace=True), stack] for stack in [torch.stack(crops())]
+    ],
+    "other calls on the whole": lambda: [F.resize(torch.stack(crops()), [6, 5]), v2.functional.invert(batch_of())],
+    "of another type": lambda: [
+        type(each.as_subclass(tv_tensors.Image)) for each in (torch.stack(crops()), default_collate(crops()))
+    ],
+    "wrapped": lambda: list(map(type, [tv_tensors.wrap(torch.stack(crops()), like=tv_tensors.Image(crops()[0]))])),
 }
 
 
@@ -253,6 +282,7 @@ ERRORS: dict[str, Callable[[], Any]] = {
     "an index beyond": lambda: torch.stack(crops())[3],
     "memory format": lambda: batch_of().to("cpu", memory_format=torch.channels_last),
     "nothing": lambda: torch.stack([]),
+    "normalized wrongly": lambda: F.normalize(batch_of(), [0.5, 0.5], [0.2, 0.2]),
     "mixed": lambda: v2.MixUp(num_classes=2)(batch_of(), torch.tensor([0, 1])),
 }
 

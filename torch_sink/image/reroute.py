@@ -40,6 +40,7 @@ from torch_sink.image.handles.file import jpeg_factory, opener, pil_loader
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.leaving import PackedBatches, RealBatches, with_collate
 from torch_sink.image.operations import RECORDERS, timm
+from torch_sink.image.stack import EACH_ALONE, LazyStack
 
 _MISSING = object()
 Make = Callable[[Any], Any]
@@ -155,6 +156,8 @@ def _kernel_rows() -> Iterator[Row]:
         for kind, stock_type in ((LazyTensor, torch.Tensor), (LazyTVImage, tv_tensors.Image)):
             if stock_type in kernels:
                 yield Row(kernels, kind, stand_ins.handle_kernel(name, function))
+        if name in EACH_ALONE:
+            yield Row(kernels, LazyStack, functools.partial(stand_ins.stack_kernel, name, kernels[torch.Tensor]))
 
 
 def _script(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ A stack of k views is a sample [k, C, H, W]; stacked once more, as `default_coll
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -94,6 +94,12 @@ class _PartOfStack(SharedMemory):
                 member.__dict__["sink_real"] = member._stock_type(tensor)
 
 
+# Kernels whose result on a stack is that on each of its images, bit for bit.
+EACH_ALONE = frozenset(
+    ("normalize", "convert_image_dtype", "to_dtype", "hflip", "vflip", "horizontal_flip", "vertical_flip")
+)
+
+
 class LazyStack(LazyBatch):
     """A stack [k, C, H, W] or [N, k, C, H, W] of images whose values do not exist yet; an ordinary tensor to whoever
     asks.
@@ -154,6 +160,16 @@ class LazyStack(LazyBatch):
         if protocol == 2 or self._tensor is not None:
             return self.materialize().__reduce_ex__(protocol)
         return LazyStack, (self._images.packed(), self._lead)
+
+    def record_each(self, recorder: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A stack of what a recorder makes of each image, or `NotImplemented`."""
+        if not self.is_recording or not self._images.handles or kwargs.get("inplace"):
+            return NotImplemented
+        made = [recorder(handle, *args, **kwargs) for handle in self._images.handles]
+        if any(image is NotImplemented for image in made):
+            return NotImplemented
+        is_same = all(image is handle for image, handle in zip(made, self._images.handles, strict=True))
+        return self if is_same else LazyStack(made, self._lead)
 
     def pin_memory(self, device: Any = None) -> LazyBatch:  # type: ignore[override]
         if not torch.accelerator.is_available() or self._tensor is not None:

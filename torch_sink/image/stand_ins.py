@@ -22,7 +22,7 @@ from torch_sink.image.execute.collate import collate_handles
 from torch_sink.image.handles.image import lazy_image
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage, run_on_real
 from torch_sink.image.operations import RECORDERS, TAKE_PALETTES
-from torch_sink.image.stack import LazyStack
+from torch_sink.image.stack import EACH_ALONE, LazyStack
 
 Stock = Callable[..., Any]
 Make = Callable[[Stock], Stock]
@@ -95,7 +95,9 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
         @functools.wraps(stock)
         def stand_in(image: Any, *args: Any, **kwargs: Any) -> Any:
             if not isinstance(image, HANDLES):
-                return stock(image, *args, **kwargs)
+                each = type(image) is LazyStack and recorder is not None and name in EACH_ALONE
+                made = image.record_each(recorder, *args, **kwargs) if each else NotImplemented
+                return stock(image, *args, **kwargs) if made is NotImplemented else made
             is_recording, ops = image.is_recording, image.sink_ops
             if is_recording and recorder is not None:
                 made = recorder(image, *args, **kwargs)
@@ -136,6 +138,11 @@ def handle_kernel(name: str, function: Stock) -> Make:
     """The kernel of `transforms.v2` for a type of handle; one that cannot record becomes the real tensor, which is
     dispatched anew by its own type."""
     return lambda stock: tensor_kernel("v2", name)(function)
+
+
+def stack_kernel(name: str, kernel: Stock, stock: Any) -> Stock:
+    """The kernel of `transforms.v2` for stacks; `kernel` is that for pure tensors."""
+    return tensor_kernel("v2", name)(kernel)
 
 
 # Their kernels on Pillow images turn them into tensors and back.

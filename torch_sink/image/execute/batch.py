@@ -90,6 +90,10 @@ class LazyBatch(torch.Tensor):
             return f"LazyBatch(shape={tuple(self.shape)}, dtype={self.dtype}, recorded only)"
         return repr(self._made_on_cpu() if self._tensor is None else self._tensor)
 
+    def as_subclass(self, cls: type) -> Any:
+        """The same values as another tensor type; to a pure tensor this costs nothing."""
+        return self if cls is torch.Tensor else self.materialize().as_subclass(cls)
+
     # --- moving
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
