@@ -3,12 +3,12 @@
     python examples/benchmarks/kernels.py [--some] [--only NAME ...] [--targets cuda:90 hip:gfx942] [--again]
 
 Reads registers, spills, shared memory, instructions and the width of accesses to global memory from the machine code,
-counts instructions that would break equal bits, and estimates what the stages of usual pipelines move and compute for
-a pixel. Writes JSON, from which `report.py` makes docs/kernels.md.
+counts instructions that would break equal bits and the CPU seconds of the compilation, and estimates what the stages of
+usual pipelines move and compute for a pixel. Writes JSON, from which `report.py` makes docs/kernels.md.
 
 Rows of the record are kept where neither the kernel nor anything else they depend on has changed, so that after a
-small change little is compiled; each new row is written at once. `--some` leaves out what lies between the smallest
-and the largest stages, and the JPEG kernels for small batches; `--again` compiles what has not changed, too.
+small change little is compiled; each new row is written at once. `--some` leaves out the stages for other dtypes than
+float32, and the JPEG kernels for small batches; `--again` compiles what has not changed, too.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from typing import Any
 os.environ["TRITON_INTERPRET"] = "0"
 
 import triton
+from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernel_gate import faults
@@ -94,10 +96,19 @@ def measure(job: Job) -> dict[str, Any]:
         constexprs=variant.constants,
         attrs={(position,): ALIGNED for position in range(len(variant.pointers))},
     )
-    found = usage(triton.compile(source, target=where, options=options_of(variant, job[1])), where)
+    compiled, seconds = compiled_anew(source, where, options_of(variant, job[1]))
+    found = usage(compiled, where)
     if variant.fuses:
         found["inexact"] = [text for text in found["inexact"] if text not in ("fma.rn.f32", "fma.rn.f32x2")]
-    return {"variant": job[0], "target": job[1], **found, "source": fingerprint_of(job)}
+    return {"variant": job[0], "target": job[1], **found, "seconds": round(seconds, 2), "source": fingerprint_of(job)}
+
+
+def compiled_anew(source: ASTSource, where: GPUTarget, options: dict[str, Any]) -> tuple[Any, float]:
+    """A kernel compiled with an empty cache, and the CPU seconds that it took, those of the assembler included."""
+    with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
+        triton.knobs.cache.dir = folder
+        before = sum(os.times()[:4])
+        return triton.compile(source, target=where, options=options), sum(os.times()[:4]) - before
 
 
 def measured_in_processes(jobs: list[Job]) -> Iterator[dict[str, Any]]:

@@ -26,6 +26,7 @@ def kernels_page(report: Report) -> str:
         "",
         table(["kernel", "variants", *_HEADS], list(worst_rows(kernels))),
         "",
+        *compile_lines(report),
         "## Work",
         "",
         "Per output pixel of a stage, estimated from the plan of a 500 x 375 photograph; each byte of the input is",
@@ -46,6 +47,40 @@ def kernels_page(report: Report) -> str:
     releases, commit = report["machine"]["releases"], report["machine"]["commit"]
     lines += [f"Triton {releases['triton']}, commit {commit}, {report['machine']['date']}: `{report['command']}`.", ""]
     return "\n".join(lines)
+
+
+def compile_lines(report: Report) -> list[str]:
+    """The section of what a first batch compiles."""
+    stage = ["prologue", "stage, light, float32"]
+    batches = {
+        "resized crop + flip": stage,
+        "+ ColorJitter": [*stage, "statistics"],
+        "a heavy stage besides": ["stage, heavy, float32"],
+        "JPEG decoder": _decoder_of_large_batches(report),
+    }
+    targets = sorted({row["target"] for row in report["kernels"]})
+    seconds = {(row["variant"], row["target"]): row.get("seconds") for row in report["kernels"]}
+    rows = []
+    for name, variants in batches.items():
+        found = [[seconds.get((variant, target)) for variant in variants] for target in targets]
+        rows.append([name, str(len(variants)), *["-" if None in each else f"{sum(each):.1f}" for each in found]])
+    return [
+        "## Compilation",
+        "",
+        "CPU seconds that a first batch spends in Triton and the assembler before its kernels are in Triton's cache.",
+        "Kernels compile at the same time where there are cores: `torch-sink warm` does it ahead. Each dtype of the",
+        "batch has two stages, a light one and a heavy one; the other kernels do not depend on it.",
+        "",
+        table(["first batch", "kernels", *map(architecture, targets)], rows),
+        "",
+    ]
+
+
+def _decoder_of_large_batches(report: Report) -> list[str]:
+    """The JPEG kernels that a large batch launches: of those that come in several sizes, the largest."""
+    names = {row["variant"] for row in report["kernels"] if row["variant"].startswith("jpeg")}
+    bits = {name: int(name.split(", ")[1].split()[0]) for name in names if name.endswith(" bits")}
+    return sorted(name for name in names if bits.get(name, 0) in (0, max(bits.values(), default=0)))
 
 
 def executed_lines(report: Report) -> list[str]:

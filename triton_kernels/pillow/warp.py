@@ -70,16 +70,24 @@ def filtered(view, column, row, width, height, dx, dy, channel, FILTER_KIND):
     second = first
     third = first
     fourth = first
+    value = first
     is_cubic = FILTER_KIND == BICUBIC
-    # Rows -1 to 2, or 0 and 1: a loop, because four rows at once take twice the registers.
-    for number in range(tl.where(is_cubic, 4, 2)):
-        at = row + number - tl.where(is_cubic, 1, 0)
+    begin = tl.where(is_cubic, 0, 1)
+    # Rows -1 to 2, or 0 and 1: a loop, because four rows at once take twice the registers. Each is put in its place by
+    # its number, for Triton 3.9 miscompiles values that are handed on in a loop, as in `second, third = third, value`.
+    for number in range(begin, tl.where(is_cubic, 4, 3)):
+        at = row + number - 1
+        before = value
         value = row_value(view, column, tl.minimum(tl.maximum(at, 0), height - 1), width, dx, channel, FILTER_KIND)
-        value = tl.where((number == 0) | ((at >= 0) & (at < height)), value, fourth)
-        first, second, third, fourth = second, third, fourth, value
-    value = third + (fourth - third) * dy
+        value = tl.where((number == begin) | ((at >= 0) & (at < height)), value, before)
+        first = tl.where(number == 0, value, first)
+        second = tl.where(number == 1, value, second)
+        third = tl.where(number == 2, value, third)
+        fourth = tl.where(number == 3, value, fourth)
     if is_cubic:
         value = tl.minimum(tl.maximum(cubic(first, second, third, fourth, dy), 0.0), 255.0)
+    else:
+        value = second + (third - second) * dy
     return value.to(tl.int32)
 
 

@@ -163,6 +163,11 @@ def stage_kernel(
         elif code >= BRIGHTNESS:
             red, green, blue, top = apply_point(code, operation, tables, red, green, blue, top, IS_HEAVY)
 
+    # Looked up again, which `volatile` keeps the compiler from leaving out: kept, they would take registers all along.
+    rows = tl.load(tile + 1, volatile=True) + tl.arange(0, BLOCK_Y)
+    columns = tl.load(tile + 2, volatile=True) + tl.arange(0, BLOCK_X)
+    height = tl.load(job + HEIGHT, volatile=True).to(tl.int32)
+    width = tl.load(job + WIDTH, volatile=True).to(tl.int32)
     inside = (rows < height)[:, None] & (columns < width)[None, :]
     color_inside = inside & (tl.load(job + CHANNELS).to(tl.int32) + tl.zeros_like(left_at) > 1)
     step = tl.load(job + TARGET_CHANNEL)
