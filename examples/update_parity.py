@@ -98,7 +98,7 @@ def measure_all(device: str, images: Images, setting: dict[str, str] | None = No
     """The table for all references, in processes that begin with some environment variables."""
     from image.parity import Parity
 
-    from torch_sink.image.operations.examples import REFERENCES
+    from torch_sink.image.core.examples import REFERENCES
 
     before = dict(os.environ)
     os.environ.update(VARIABLES[setting] if setting else {})

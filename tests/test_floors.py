@@ -24,8 +24,8 @@ FLOORS = [
     ),
     *("damage", "common", "tracing"),
     *("sink.workers", "sink.sources", "sink.producers", "sink.slots", "sink"),
-    *("image.core", "image.sources", "image.lower", "image.plan", "image.decode.jpeg", "image.decode"),
-    *("image.operations", "image.handles", "image.execute", "image"),
+    *("image.core", "image.sources", "image.operations", "image.plan", "image.decode.jpeg", "image.decode"),
+    *("image.handles", "image.execute", "image"),
     *("loop.core", "loop.step", "loop.engines", "loop.checkpoints", "loop.callbacks", "loop.evaluation", "loop"),
     "cli",
 ]

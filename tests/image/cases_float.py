@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as F2
 
 from image.cases import MEAN, SIZE, STD
 from image.check import Pipeline
-from torch_sink.image.lower.resize import integer_resize_fits
+from torch_sink.image.operations.resize import integer_resize_fits
 
 BILINEAR, BICUBIC = InterpolationMode.BILINEAR, InterpolationMode.BICUBIC
 

@@ -21,11 +21,11 @@ from torchvision.transforms.v2 import functional as F2
 
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.backend import image_backend
+from torch_sink.image.core.examples import REFERENCES, Arguments, Example
 from torch_sink.image.core.ops import Op
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.operations import operations
-from torch_sink.image.operations.examples import REFERENCES, Arguments, Example
 
 
 class ImageKind(NamedTuple):

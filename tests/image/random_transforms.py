@@ -16,8 +16,8 @@ from torchvision.transforms import functional as F1
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F2
 
+from torch_sink.image.core.examples import Arguments
 from torch_sink.image.operations import operations
-from torch_sink.image.operations.examples import Arguments
 
 Make = Callable[[random.Random, Any], Any]
 Stage = list[Callable[[random.Random, Any], Any]]

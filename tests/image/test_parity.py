@@ -15,8 +15,8 @@ from torchvision.transforms.v2 import functional as F2
 import torch_sink
 from image.parity import EXACT, ImageKind, Measured, Parity, converted, measure
 from torch_sink.cli.photos import make_photo
+from torch_sink.image.core.examples import REFERENCES
 from torch_sink.image.operations import OPERATIONS
-from torch_sink.image.operations.examples import REFERENCES
 
 ROOT = Path(__file__).resolve().parents[2]
 # torch's own arithmetic on a finished batch, and a part of what is recorded as "to_pil_image".

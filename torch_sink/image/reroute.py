@@ -31,7 +31,7 @@ from torchvision.transforms.v2.functional import _misc, _type_conversion
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.damage import loaders, policy
-from torch_sink.image import samplers, stand_ins, stock_types
+from torch_sink.image import samplers, stand_ins, stock_types, timm
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import ledger
 from torch_sink.image.core.state import State
@@ -39,7 +39,7 @@ from torch_sink.image.handles import augmix, tensor_file
 from torch_sink.image.handles.file import jpeg_factory, opener, pil_loader
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.leaving import PackedBatches, RealBatches, with_collate
-from torch_sink.image.operations import RECORDERS, timm
+from torch_sink.image.operations import RECORDERS
 from torch_sink.image.stack import EACH_ALONE, LazyStack
 
 _MISSING = object()

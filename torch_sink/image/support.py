@@ -23,7 +23,7 @@ from torch_sink.image.core import state
 from torch_sink.image.core.fallback import ledger
 
 if TYPE_CHECKING:
-    from torch_sink.image.operations.examples import Example, Sample
+    from torch_sink.image.core.examples import Example, Sample
 
 RECORDED = "kernel"
 FALLBACK = "exact fallback"
@@ -156,8 +156,8 @@ def functional_trials(family: str, module: ModuleType) -> dict[str, list[Trial]]
 
 def _examples(family: str, module: ModuleType) -> Iterator[list[Example]]:
     """The examples of functionals of a module, for each of `INPUT_KINDS`."""
+    from torch_sink.image.core.examples import Arguments
     from torch_sink.image.operations import operations
-    from torch_sink.image.operations.examples import Arguments
     from torch_sink.image.support_samples import HEIGHT, OTHER_FUNCTIONALS, WIDTH
 
     for kind in ("Pillow", f"{family} uint8", f"{family} float32"):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torchvision import tv_tensors
 
-from torch_sink.image.operations.examples import MANY_DRAWS, Example, Sample, interpolations, sample
+from torch_sink.image.core.examples import MANY_DRAWS, Example, Sample, interpolations, sample
 
 HEIGHT, WIDTH = 16, 24
 _PIXELS = 3 * HEIGHT * WIDTH

@@ -12,7 +12,7 @@ from image.check import check_pipeline
 from torchvision.transforms import functional as F
 
 from torch_sink.image.core.ops import CLOSE
-from torch_sink.image.lower import resize as lower_resize
+from torch_sink.image.operations import resize as lower_resize
 from torch_sink.triton_kernels.stages import stage
 
 

@@ -10,7 +10,7 @@ from image.cases import CORE, rgb_images
 from image.check import check_pipeline
 
 from torch_sink.image.execute.pixels import Pixels
-from torch_sink.image.lower import resize as lower_resize
+from torch_sink.image.operations import resize as lower_resize
 from torch_sink.image.plan import placed
 from torch_sink.triton_kernels.stages import stage
 

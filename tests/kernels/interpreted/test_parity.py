@@ -12,9 +12,9 @@ import torch
 from image.parity import ImageKind, measure, promise_of
 from torchvision.transforms import InterpolationMode
 
+from torch_sink.image.core.examples import REFERENCES
 from torch_sink.image.core.ops import Op
-from torch_sink.image.lower import lowering
-from torch_sink.image.operations.examples import REFERENCES
+from torch_sink.image.plan import lowering
 from torch_sink.triton_kernels.stages import stage
 
 
@@ -90,8 +90,8 @@ _BILINEAR, _NEAREST = InterpolationMode.BILINEAR, InterpolationMode.NEAREST
         (Op("v1.adjust_hue", (0.1,)), False, 1, 0.999), (Op("v1.affine", ((), "bilinear", None)), False, 1, 0.99),
         (Op("v2.rotate", (1.0, False, None, None, "nearest", None)), False, math.inf, 0.99),
         (Op("v2.adjust_sharpness", (1.5,)), True, 4e-6, 0), (Op("v2.affine", ("bilinear", None)), True, 1e-4, 0),
-        (Op("v1.float_resize", ((3, 4), _BILINEAR, True)), True, 4e-6, 0), (Op("v1.float_resize", ((3, 4), _BILINEAR, False)), True, 1e-4, 0),
-        (Op("v1.float_resize", ((3, 4), _NEAREST, True)), True, 0, 1),
+        (Op("v1.resize", ((3, 4), _BILINEAR, True)), True, 4e-6, 0), (Op("v1.resize", ((3, 4), _BILINEAR, False)), True, 1e-4, 0),
+        (Op("v1.resize", ((3, 4), _NEAREST, True)), True, 0, 1),
     ],
 )  # fmt: skip
 def test_what_is_promised(call: Op, is_float: bool, largest: float, equal_share: float) -> None:

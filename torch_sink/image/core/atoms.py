@@ -10,7 +10,8 @@ Four classes (`Kind.role`):
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -189,33 +190,13 @@ class Lowering:
         return old
 
 
-# name of a recorded call -> what turns it into atoms
-LOWER: dict[str, Callable[..., None]] = {}
+FORMULAS = {"pil": Formula.PILLOW, "v1": Formula.TENSOR_V1, "v2": Formula.TENSOR_V2}
+FAMILIES = tuple(FORMULAS)
 
 
-def lowers(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        for name in names:
-            if name in LOWER:
-                raise ValueError(f"operation {name!r} is lowered twice")
-            LOWER[name] = function
-        return function
-
-    return register
-
-
-FORMULAS = {"v1": Formula.TENSOR_V1, "v2": Formula.TENSOR_V2}
-
-
-def lowers_both(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Registers a function that takes the formula after the state, for v1 and v2."""
-
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        for family, formula in FORMULAS.items():
-            lowers(f"{family}.{name}")(lambda state, *args, formula=formula: function(state, formula, *args))
-        return function
-
-    return register
+def by_formula(name: str, function: Callable[..., None], families: Sequence[str] = ("v1", "v2")) -> dict[str, Any]:
+    """What turns calls of one name into atoms, for each family: `function` with the family's formula."""
+    return {f"{family}.{name}": functools.partial(function, formula=FORMULAS[family]) for family in families}
 
 
 def color_of(fill: Any) -> tuple[float, ...]:

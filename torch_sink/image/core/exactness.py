@@ -54,3 +54,8 @@ def _since_clamp(handle: Any) -> Sequence[Op]:
     ops = since_conversion(handle)
     clamped = max((at for at, op in enumerate(ops) if op.operation.clamps), default=-1)
     return ops[clamped + 1 :]
+
+
+def is_tabled(op: Op) -> bool:
+    """True for a call on floats that a table and a map stand for, also where the image goes on in floats behind it."""
+    return op.operation.is_tabled(op) and "erase" not in op.name

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from torch_sink.image.operations.examples import Arguments, Example, Sample
+    from torch_sink.image.core.examples import Arguments, Example, Sample
 
 Stock = Callable[..., Any]
+Lower = Callable[..., None]
 # Takes a handle and the arguments of the stock function that it stands in for, and returns the new handle, or
 # `NotImplemented` if unsupported: the caller falls back.
 Recorder = Callable[..., Any]
@@ -104,10 +105,15 @@ class Operation:
         record: {what it stands in for: recorder}. "pil.pad" is torchvision's functional on Pillow images, "v1.pad" and
             "v2.pad" are its kernels on tensors, "Image.crop" is Pillow's own method, and a function is torch's.
             Recorders for "v1." and "v2." get "v1" or "v2" as their first argument.
+        lower: turns its calls into kernel work: {name: function}, or one function for all names. It takes the
+            `Lowering`, and the arguments of the recorded call. Calls that a table of 256 values holds need none.
         promise: how close the kernels come to it on tensors, or a function of the call that says so.
         examples: calls with arguments drawn at random: the parity table compares them, the support table tries them.
         transforms: {transform class: ways to construct it}, for the support table.
         takes_palettes: it only moves pixels, which may be the numbers of colors in a palette.
+        is_value: it makes one value of each, behind a conversion to a tensor: a table of 256 values holds it.
+        is_point: it makes one value of each, and a table of 256 values for every argument would cost too much.
+        is_tabled: of a call: on floats for which a table of 256 values stands, it keeps, moves or writes values.
         moves: floats that were bytes are still scaled bytes behind it.
         clamps: floats lie in [0, 1] behind it.
         leaves_range: of a call: floats may lie anywhere behind it.
@@ -119,10 +125,14 @@ class Operation:
     name: str
     stock: Mapping[str, Stock]
     record: Mapping[Any, Recorder] = field(default_factory=dict)
+    lower: Lower | Mapping[str, Lower] | None = None
     promise: Promise | Callable[[Op], Promise] = EXACT
     examples: Callable[[Arguments], Iterator[Example]] = lambda a: iter(())
     transforms: Mapping[str, Sequence[Sample]] = field(default_factory=dict)
     takes_palettes: bool = False
+    is_value: bool = False
+    is_point: bool = False
+    is_tabled: Callable[[Op], bool] = lambda op: op.operation.is_value
     moves: bool = False
     clamps: bool = False
     leaves_range: Callable[[Op], bool] = lambda op: False
@@ -136,6 +146,8 @@ class Operation:
             if name in OPERATIONS:
                 raise ValueError(f"operation {name!r} is defined twice")
             OPERATIONS[name], STOCK[name] = self, stock
+        if self.lower is not None:
+            LOWER.update(dict.fromkeys(self.stock, self.lower) if callable(self.lower) else self.lower)
         for place, recorder in self.record.items():
             if place in RECORDERS:
                 raise ValueError(f"{place} is recorded twice")
@@ -144,9 +156,10 @@ class Operation:
         TAKE_PALETTES.update(self.record if self.takes_palettes else ())
 
 
-# Name of a recorded call -> its operation, and the stock function.
+# Name of a recorded call -> its operation, the stock function, and what turns it into kernel work.
 OPERATIONS: dict[str, Operation] = {}
 STOCK: dict[str, Stock] = {}
+LOWER: dict[str, Lower] = {}
 # What is stood in for -> what records it; and those that also record on palette images.
 RECORDERS: dict[Any, Recorder] = {}
 TAKE_PALETTES: set[Any] = set()

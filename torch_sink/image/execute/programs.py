@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch_sink.image.core.atoms import Program
 from torch_sink.image.core.ops import Op
-from torch_sink.image.lower.lowering import lower
+from torch_sink.image.plan.lowering import lower
 from torch_sink.image.sources.source import Source
 
 

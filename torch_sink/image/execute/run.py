@@ -10,7 +10,7 @@ from torch_sink.image.core.transfer import to_device
 from torch_sink.image.execute.launch import launch_plan
 from torch_sink.image.execute.pixels import Pixels
 from torch_sink.image.execute.planned import Planned, Run
-from torch_sink.image.lower.lowering import value_table
+from torch_sink.image.plan.lowering import value_table
 
 
 def run_planned(planned: Planned, pixels: Pixels, out: torch.Tensor) -> None:

@@ -1,32 +1,25 @@
-"""The operations that are recorded: what a call on a handle becomes, one record each, one file a family."""
+"""The operations that are recorded, one record each, one file a family.
+
+A record says what a call on a handle becomes, its stock code, the kernel work that it is, what is promised, and how to
+call it; CONTRIBUTING.md adds one step by step.
+"""
 
 from torch_sink.image.core.ops import OPERATIONS, RECORDERS, TAKE_PALETTES, operations
-from torch_sink.image.operations import (
+from torch_sink.image.operations import (  # noqa: F401  they fill the registries
+    channels,
     colors,
+    conversions,
+    crops,
     erase,
     filters,
+    flips,
     mixes,
-    moves,
     resize,
     tensor_methods,
     tones,
+    transform,
     values,
     warps,
 )
 
-__all__ = [
-    "OPERATIONS",
-    "RECORDERS",
-    "TAKE_PALETTES",
-    "colors",
-    "erase",
-    "filters",
-    "mixes",
-    "moves",
-    "operations",
-    "resize",
-    "tensor_methods",
-    "tones",
-    "values",
-    "warps",
-]
+__all__ = ["OPERATIONS", "RECORDERS", "TAKE_PALETTES", "operations"]

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
 
+from torch_sink.image.core.atoms import Kind, Lowering, three
+from torch_sink.image.core.examples import Arguments, Example, sample
 from torch_sink.image.core.ops import RECORDERS, WIDE_TYPES, Op, Operation, both, record_maybe_in_place
 from torch_sink.image.core.tensor_argument import TensorArgument
-from torch_sink.image.operations.examples import Arguments, Example, sample
-from torch_sink.image.operations.moves import fits_range
+from torch_sink.image.operations.crops import fits_range
 
 _NO_BOX = 0, 0, 0, 0, (0.0,)
 
@@ -70,6 +72,30 @@ def _assign_box(handle: Any, index: Any, value: Any) -> Any:
     return RECORDERS["v1.erase"](handle, top, left, bottom - top, right - left, value, inplace=True)
 
 
+def _lower_erase(state: Lowering, top: int, left: int, height: int, width: int, value: tuple[float, ...]) -> None:
+    """ERASE: (left, top, right, bottom), and a fill.
+
+    Values that come before a table of values go through what the table holds, in stock code.
+    """
+    colors = three(tuple(map(int, value)) if state.is_uint8 else value)
+    if not (state.is_uint8 or state.is_float):
+        state.erased.append((len(state.atoms), len(state.value_ops), torch.tensor(colors, device="cpu").view(-1, 1, 1)))
+    state.add(Kind.ERASE, left, top, left + width, top + height, fill=colors)
+
+
+def _lower_pixels(state: Lowering, top: int, left: int, height: int, width: int, pixels: TensorArgument) -> None:
+    """PASTE: (left, top, right, bottom, -, pixels of the box), and its pixels, three planes of float32."""
+    if not (state.is_uint8 or state.is_float):
+        state.erased.append((len(state.atoms), len(state.value_ops), pixels.tensor))
+    table = three_planes(pixels.tensor.float())
+    state.add(Kind.PASTE, left, top, left + width, top + height, 0, height * width, tables=(table,))
+
+
+def three_planes(pixels: torch.Tensor) -> np.ndarray:
+    """float32 [C, H, W] as a table of bits; one channel stands for all."""
+    return pixels.expand(3, -1, -1).contiguous().view(torch.int32).numpy()
+
+
 def _with_value(function: Any, image: Any, i: int, j: int, h: int, w: int, value: tuple[float, ...]) -> Any:
     values = torch.tensor(value, dtype=torch.float32, device="cpu").view(-1, 1, 1)
     return function(image, i, j, h, w, values)
@@ -96,7 +122,9 @@ Operation(
         "v2.erase_pixels": lambda image, i, j, h, w, pixels: F_v2.erase_image(image, i, j, h, w, pixels.tensor),
     },
     record={**both("erase", _erase), torch.Tensor.__setitem__: _assign_box},
+    lower={**both("erase", _lower_erase), **both("erase_pixels", _lower_pixels)},
     examples=_examples,
     transforms={"RandomErasing": [sample(p=1.0), sample(p=1.0, value="random", label='value="random"')]},
+    is_tabled=lambda op: True,
     leaves_range=_leaves_range,
 )

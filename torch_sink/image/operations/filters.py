@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+import torch
 from PIL import ImageFilter
 from torchvision.transforms import _functional_pil as F_pil
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
+from torchvision.transforms.v2.functional import _misc as v2_misc
 
 from torch_sink.image.core.arguments import is_factor, is_number, with_numbers
+from torch_sink.image.core.atoms import FAMILIES, Formula, Kind, Lowering, by_formula, float_bits
+from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, ROUNDED, Op, Operation, both
-from torch_sink.image.operations.examples import Arguments, Example, of_method, sample
 
 # --- torch's Gaussian blur, which torchvision also uses on Pillow images
+
+
+_AXIS: dict[str, Callable[..., torch.Tensor]] = {
+    "v1": F_tensor._get_gaussian_kernel1d,
+    "v2": v2_misc._get_gaussian_kernel1d,
+}
+
+
+def _lower_gaussian_blur(
+    family: str, state: Lowering, kernel_size: tuple[int, int], sigma: tuple[float, float]
+) -> None:
+    """FILTER_X, FILTER_Y: (last position, positions between weights, taps, -, -, first output position, first input
+    position that exists, mirrored at the border), and a table of weights, the same ones for each position."""
+    if kernel_size == (1, 1):
+        return
+    for kind, taps, last, width in (
+        (Kind.FILTER_X, kernel_size[0], state.width - 1, sigma[0]),
+        (Kind.FILTER_Y, kernel_size[1], state.height - 1, sigma[1]),
+    ):
+        weights = _weights(family, taps, width)
+        state.add(kind, last, 1, taps, 0, 0, 0, 0, 1, tables=(weights, weights))
+
+
+@functools.lru_cache(maxsize=1024)
+def _weights(family: str, size: int, sigma: float) -> np.ndarray:
+    return _AXIS[family](size, sigma, torch.float32, torch.device("cpu")).contiguous().view(torch.int32).numpy()
 
 
 def _gaussian_blur(family: str, handle: Any, kernel_size: Any, sigma: Any = None) -> Any:
@@ -53,6 +84,7 @@ Operation(
     "Gaussian blur",
     stock={"v1.gaussian_blur": F_tensor.gaussian_blur, "v2.gaussian_blur": F_v2.gaussian_blur_image},
     record=both("gaussian_blur", _gaussian_blur),
+    lower={f"{family}.gaussian_blur": functools.partial(_lower_gaussian_blur, family) for family in _AXIS},
     promise=ROUNDED,
     examples=_blur_examples,
     transforms={"GaussianBlur": [sample(3)]},
@@ -62,6 +94,36 @@ Operation(
 
 _PILLOW_BLURS = {ImageFilter.GaussianBlur: "pil.gaussian_blur", ImageFilter.BoxBlur: "pil.box_blur"}
 _LARGEST_BLUR = 1000.0  # pixels
+
+
+_PASSES = 3  # of a box, in Pillow's Gaussian blur
+
+
+_ONE = 1 << 24
+
+
+def _lower_box_blur(state: Lowering, radii: tuple[float, float], passes: int = 1) -> None:
+    """BOX_BLUR: (width, height, whole radius, weight of whole pixels, of the two in part, step across, step down)."""
+    for (across, down), radius in zip(((1, 0), (0, 1)), map(np.float32, radii), strict=True):
+        whole_radius = int(radius)
+        weight = int(np.float32(_ONE) / (radius * np.float32(2) + np.float32(1)))
+        part = (_ONE - (2 * whole_radius + 1) * weight) // 2
+        for _ in range(passes if radius != 0 else 0):
+            state.add(Kind.BOX_BLUR, state.width, state.height, whole_radius, weight, part, across, down)
+
+
+def _lower_blur_of_image(state: Lowering, radii: tuple[float, float]) -> None:
+    _lower_box_blur(state, tuple(map(_box_radius, radii)), _PASSES)  # type: ignore[arg-type]
+
+
+def _box_radius(sigma: float) -> np.float32:
+    """The box whose passes come closest to a Gaussian: `_gaussian_blur_radius` of `BoxBlur.c`, in float32."""
+    one, three = np.float32(1), np.float32(3)
+    variance = np.float32(sigma) * np.float32(sigma) / np.float32(_PASSES)
+    length = np.float32(np.sqrt(12.0 * np.float64(variance) + 1.0))
+    whole = np.float32(np.floor((np.float64(length) - 1.0) / 2.0))
+    part = (np.float32(2) * whole + one) * (whole * (whole + one) - three * variance)
+    return whole + part / (np.float32(6) * (variance - (whole + one) * (whole + one)))
 
 
 def _filter(image: Any, filter: Any) -> Any:
@@ -93,11 +155,18 @@ Operation(
         "pil.box_blur": lambda image, radii: image.filter(ImageFilter.BoxBlur(radii)),
     },
     record={"Image.filter": _filter},
+    lower={"pil.gaussian_blur": _lower_blur_of_image, "pil.box_blur": _lower_box_blur},
     examples=_filter_examples,
     keeps_info=lambda op: True,
 )
 
 # --- sharpness
+
+
+def _lower_sharpness(state: Lowering, factor: float, formula: Formula) -> None:
+    """SHARPNESS: (width, height, bits of 1 - factor) and the factor."""
+    values = state.width, state.height, *float_bits(1.0 - factor)
+    state.add(Kind.SHARPNESS, *values, factor=factor, formula=formula)
 
 
 @with_numbers
@@ -124,6 +193,7 @@ Operation(
         "v2.adjust_sharpness": F_v2.adjust_sharpness_image,
     },
     record={**both("adjust_sharpness", _sharpness), "pil.adjust_sharpness": _sharpness_of_image},
+    lower=by_formula("adjust_sharpness", _lower_sharpness, FAMILIES),
     promise=EXACT_BYTES,
     examples=lambda a: iter([Example("adjust_sharpness", (a.factor(),))]),
     transforms={"RandomAdjustSharpness": [sample(2.0, p=1.0)]},

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torchvision.transforms import v2
 
-from torch_sink.image.core.ops import Op, Operation, Promise, replay
-from torch_sink.image.operations.examples import MANY_DRAWS, Arguments, Example, sample
+from torch_sink.image.core.atoms import Atom, Branch, Kind, Lowering
+from torch_sink.image.core.examples import MANY_DRAWS, Arguments, Example, sample
+from torch_sink.image.core.ops import LOWER, Op, Operation, Promise, replay
 
 
 def _augmix(image: torch.Tensor, terms: tuple[tuple[float, tuple[Op, ...]], ...], dtype: torch.dtype) -> torch.Tensor:
@@ -21,6 +22,18 @@ def _augmix(image: torch.Tensor, terms: tuple[tuple[float, tuple[Op, ...]], ...]
     for weight, (_, chain) in zip(weights[1:], terms[1:], strict=True):
         mix.add_(weight * replay(batch, chain))
     return mix.reshape(image.shape).to(dtype)
+
+
+def _lower_augmix(state: Lowering, terms: tuple[tuple[float, tuple[Op, ...]], ...], dtype: torch.dtype) -> None:
+    """MIX: (number of branches,), the weight of the image itself as the factor, and the branches."""
+    branches = []
+    for weight, chain in terms[1:]:
+        branch = Lowering(state.height, state.width, state.channels)
+        for op in chain:
+            LOWER[op.name](branch, *op.args)
+        branches.append(Branch(weight, tuple(branch.atoms)))
+    size = state.height, state.width
+    state.atoms.append(Atom(Kind.MIX, size, (len(branches),), terms[0][0], branches=tuple(branches)))
 
 
 def _examples(a: Arguments) -> Iterator[Example]:
@@ -39,6 +52,7 @@ def _seeded(transform: Any, image: Any, seed: int) -> Any:
 Operation(
     "AugMix",
     stock={"augmix": _augmix},
+    lower=_lower_augmix,
     # It may put a threshold behind a warp.
     promise=Promise(math.inf, 0.99, is_rounded=True),
     examples=_examples,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,13 +10,31 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
-from torchvision.transforms.v2.functional._geometry import _check_interpolation, _compute_resized_output_size
+from torchvision.transforms.v2.functional._geometry import (
+    _check_interpolation,
+    _compute_resized_output_size,
+    _do_native_uint8_resize_on_cpu,
+)
 
 from torch_sink.image.core.arguments import whole_sides
+from torch_sink.image.core.atoms import Kind, Lowering, ResizeWeights
+from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
 from torch_sink.image.core.ops import CLOSE, EXACT, MOVED, RECORDERS, Op, Operation, Promise
-from torch_sink.image.lower.resize import NEAREST_MODES, integer_resize_fits
-from torch_sink.image.operations.examples import Arguments, Example, interpolations, sample
+from torch_sink.image.operations.crops import remap
+from torch_sink.image.operations.resize_tables import (
+    PILLOW_PRECISION_BITS,
+    ResampleTable,
+    begins_with_rows,
+    float_taps,
+    nearest_table,
+    pillow_table,
+    tap_count,
+    tensor_nearest_table,
+    tensor_table,
+    tensor_table_without_antialias,
+)
 
+NEAREST_MODES = (Mode.NEAREST, Mode.NEAREST_EXACT)
 SMOOTH_MODES = (Mode.BILINEAR, Mode.BICUBIC)
 _PILLOW_FILTERS = frozenset(range(6))  # Pillow 13 knows more; those are not recorded
 
@@ -80,7 +98,7 @@ def _resize_floats(family: str, handle: Any, size: tuple[Any, ...], mode: Mode, 
         return handle
     if mode not in (*NEAREST_MODES, *SMOOTH_MODES) or _is_unsure(size, mode, antialias):
         return NotImplemented
-    return _record(f"{family}.float_resize", handle, size, mode, antialias)
+    return _record(f"{family}.resize", handle, size, mode, antialias)
 
 
 def _is_size(size: Any) -> bool:
@@ -110,10 +128,11 @@ def _promise(op: Op) -> Promise:
     _, mode, antialias = op.args
     if mode in NEAREST_MODES:
         return EXACT
-    if op.name == "v1.resize":
-        # torch without AVX2 adds in another order; with it the bits are equal.
-        return Promise(1, 0.99, is_rounded=not antialias)
-    return EXACT if op.name == "v2.resize" else Promise(floats=CLOSE if antialias else MOVED)
+    floats = CLOSE if antialias else MOVED
+    if op.name == "v2.resize":
+        return Promise(floats=floats)
+    # torch without AVX2 adds in another order; with it the bits of antialiased bytes are equal.
+    return Promise(1, 0.99, floats, is_rounded=not antialias)
 
 
 def _examples(a: Arguments) -> Iterator[Example]:
@@ -135,16 +154,103 @@ def _stock_v2(image: Any, size: tuple[int, int], mode: Mode, antialias: bool) ->
     return F_v2.resize_image(image, list(size), mode, antialias=antialias)
 
 
+def integer_resize_fits(interpolation: Mode) -> bool:
+    """True where stock torchvision resizes uint8 tensors in integers on this host."""
+    return interpolation in _FILTERS and _do_native_uint8_resize_on_cpu(interpolation)
+
+
+# --- to kernel work
+
+# What makes the weights of an axis: on the host from the old size, the new one and the filter; None on the device.
+Table = Callable[[int, int, int], ResampleTable]
+
+
+_FILTERS = {
+    Mode.BILINEAR: Image.Resampling.BILINEAR,
+    Mode.BICUBIC: Image.Resampling.BICUBIC,
+    Mode.LANCZOS: Image.Resampling.LANCZOS,
+}
+
+
+_WHOLE = (Kind.RESAMPLE_X, Kind.RESAMPLE_Y)
+
+
+_FLOAT = (Kind.FILTER_X, Kind.FILTER_Y)
+
+
+def _lower_image(state: Lowering, size: tuple[int, int], resample: int) -> None:
+    width, height = size
+    if resample == Image.Resampling.NEAREST:
+        x_scale, y_scale = state.width / width, state.height / height
+        x_table = nearest_table(x_scale * 0.5, x_scale, width, state.width)
+        remap(state, x_table, nearest_table(y_scale * 0.5, y_scale, height, state.height))
+        return
+    table = pillow_table if resample in (Image.Resampling.HAMMING, Image.Resampling.LANCZOS) else None
+    kinds = _WHOLE[::-1] if begins_with_rows(state.height, state.width, height, width) else _WHOLE
+    for kind in kinds:
+        _add_axis(state, kind, height, width, resample, PILLOW_PRECISION_BITS, table)
+
+
+def _lower_bytes(state: Lowering, size: tuple[int, int], mode: Mode, antialias: bool) -> None:
+    """In whole numbers, as torch does it on processors with AVX2."""
+    if state.is_float:
+        _lower_floats(state, size, mode, antialias)
+    if state.is_float or _lower_nearest(state, size, mode):
+        return
+    # torch's bicubic uses the coefficient -0.5 when it antialiases, as Pillow does.
+    table = tensor_table if antialias else tensor_table_without_antialias
+    for kind in _WHOLE:
+        _add_axis(state, kind, *size, _FILTERS[mode], 0, table)
+
+
+def _lower_floats(state: Lowering, size: tuple[int, int], mode: Mode, antialias: bool) -> None:
+    """In float32: floats, and what v1 makes of bytes."""
+    if not _lower_nearest(state, size, mode):
+        for kind in _FLOAT:
+            _add_axis(state, kind, *size, _FILTERS[mode], 0, None if antialias else float_taps)
+
+
+def _lower_nearest(state: Lowering, size: tuple[int, int], mode: Mode) -> bool:
+    if mode not in NEAREST_MODES:
+        return False
+    x_table = tensor_nearest_table(state.width, size[1], mode.value)
+    remap(state, x_table, tensor_nearest_table(state.height, size[0], mode.value))
+    return True
+
+
+def _add_axis(
+    state: Lowering, kind: Kind, height: int, width: int, resample: int, precision: int, table: Table | None
+) -> None:
+    """RESAMPLE_X, RESAMPLE_Y, FILTER_X, FILTER_Y: (last input position, full output size, taps, -, -, first output
+    position, first input position that exists, precision), and weights on the device, or two tables: first input
+    positions, and weights [taps, output positions]. Where float32 values are mirrored at the border, precision is 1."""
+    if kind in (Kind.RESAMPLE_X, Kind.FILTER_X):
+        old, new, state.width = state.width, width, width
+    else:
+        old, new, state.height = state.height, height, height
+    if old == new and (kind in _WHOLE or state.is_float):
+        return
+    if table is None:
+        taps = tap_count(old, new, resample)
+        weights = ResizeWeights(old, new, taps, int(resample), precision)
+        state.add(kind, old - 1, new, taps, 0, 0, 0, 0, precision, weights=weights)
+    else:
+        first, taps_first, precision = table(old, new, int(resample))
+        state.add(kind, old - 1, new, len(taps_first), 0, 0, 0, 0, precision, tables=(first, taps_first))
+
+
 Operation(
     "resize",
     stock={
         "pil.resize": lambda image, size, resample: image.resize(size, resample),
-        **{"v1.resize": _stock_v1, "v1.float_resize": _stock_v1, "v2.resize": _stock_v2, "v2.float_resize": _stock_v2},
+        "v1.resize": _stock_v1,
+        "v2.resize": _stock_v2,
     },
     record={
         "v1.resize": _resize_v1, "v2.resize": _resize_v2, "v2.resized_crop": _resized_crop,
         "Image.resize": _resize_image,
     },
+    lower={"pil.resize": _lower_image, "v1.resize": _lower_floats, "v2.resize": _lower_bytes},
     promise=_promise,
     examples=_examples,
     transforms={
@@ -157,6 +263,6 @@ Operation(
         ],
         "ScaleJitter": interpolations((12, 12), usual="BILINEAR"),
     },
-    overshoots=lambda op: "float" in op.name and op.args[1] == Mode.BICUBIC,
+    overshoots=lambda op: op.args[1] == Mode.BICUBIC,
     keeps_info=lambda op: True,
 )  # fmt: skip

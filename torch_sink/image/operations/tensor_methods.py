@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from torch_sink.image.core.ops import RECORDERS, Op, Operation
-from torch_sink.image.operations.colors import permute_channels
-from torch_sink.image.operations.values import to_dtype
+from torch_sink.image.operations.channels import permute_channels
+from torch_sink.image.operations.conversions import to_dtype
 
 _TYPES = {torch.FloatTensor: torch.float32, torch.HalfTensor: torch.float16}
 

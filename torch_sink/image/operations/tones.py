@@ -6,18 +6,89 @@ to stock torchvision, and so they do on bytes that torch's float kernels have ro
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torchvision.transforms import _functional_pil as F_pil
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
 
 from torch_sink.image.core.arguments import is_factor, is_number
+from torch_sink.image.core.atoms import FAMILIES, Formula, Kind, Lowering, by_formula, float_bits, three
 from torch_sink.image.core.exactness import is_rounded_by_torch
-from torch_sink.image.core.ops import NUMERIC, Op, Operation, Recorder, both
-from torch_sink.image.operations.examples import Arguments, Example, of_method, sample
+from torch_sink.image.core.examples import Arguments, Example, of_method, sample
+from torch_sink.image.core.ops import NUMERIC, STOCK, Op, Operation, Recorder, both
+
+# --- to kernel work
+
+
+def _lower_posterize(state: Lowering, bits: int) -> None:
+    """POSTERIZE: (bits of 1 / the distance of the values that stay, bits of that distance)."""
+    step = 2.0 ** (8 - bits)
+    state.add(Kind.POSTERIZE, *float_bits(1 / step, step))
+
+
+def _lower_solarize_image(state: Lowering, threshold: float) -> None:
+    """SOLARIZE: (bits of the first value that is inverted,)."""
+    state.add(Kind.SOLARIZE, *float_bits(min(max(math.ceil(threshold), 0), 256)))
+
+
+def _lower_solarize(state: Lowering, threshold: float) -> None:
+    # torch compares bytes with a float in float32.
+    _lower_solarize_image(state, float(np.float32(threshold)))
+
+
+def _lower_autocontrast(state: Lowering, formula: Formula) -> None:
+    """AUTOCONTRAST: (bits of 255,)."""
+    state.add(Kind.AUTOCONTRAST, *float_bits(255.0), formula=formula)
+
+
+def _lower_equalize(state: Lowering, formula: Formula) -> None:
+    """EQUALIZE: (bits of 255,)."""
+    state.add(Kind.EQUALIZE, *float_bits(255.0))
+
+
+def look_up(state: Lowering, *tables: np.ndarray) -> None:
+    """LOOKUP: (bits of 255,), and a table of 256 values for each of three channels, float32 by their bits."""
+    state.add(Kind.LOOKUP, *float_bits(255.0), tables=three(tables))
+
+
+def _lower_gamma_of_image(state: Lowering, gamma: float, gain: float) -> None:
+    look_up(state, _gamma_table(gamma, gain))
+
+
+def _lower_gamma(family: str, state: Lowering, gamma: float, gain: float) -> None:
+    look_up(state, stock_table(f"{family}.adjust_gamma", gamma, gain))
+
+
+def _lower_point(state: Lowering, table: bytes) -> None:
+    look_up(state, *_point_tables(table))
+
+
+@functools.lru_cache(maxsize=1024)
+def _point_tables(table: bytes) -> tuple[np.ndarray, ...]:
+    return tuple(np.frombuffer(table, np.uint8).astype(np.float32).view(np.int32).reshape(-1, 256))
+
+
+@functools.lru_cache(maxsize=1024)
+def _gamma_table(gamma: float, gain: float) -> np.ndarray:
+    # As `adjust_gamma` writes it, in Python's own arithmetic; Pillow's `point` clips the entries.
+    values = [int((255 + 1 - 1e-3) * gain * pow(value / 255.0, gamma)) for value in range(256)]
+    return np.clip(values, 0, 255).astype(np.float32).view(np.int32)
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def stock_table(name: str, *args: float) -> np.ndarray:
+    """What stock code makes of each value, float32 [256] by their bits."""
+    ramp = torch.arange(256, dtype=torch.uint8, device="cpu").view(1, 1, 256)
+    return STOCK[name](ramp, *args).flatten().float().view(torch.int32).numpy()
+
+
+# --- records
 
 
 def _is_steep(handle: Any) -> bool:
@@ -40,11 +111,12 @@ def _stock(name: str) -> dict[str, Any]:
     }
 
 
-for _name in ("autocontrast", "equalize"):
+for _name, _lower in (("autocontrast", _lower_autocontrast), ("equalize", _lower_equalize)):
     Operation(
         _name,
         stock=_stock(_name),
         record=_without_arguments(_name),
+        lower=by_formula(_name, _lower, FAMILIES),
         examples=lambda a, name=_name: iter([Example(name)]),  # type: ignore[misc]
         transforms={f"Random{_name.capitalize()}": [sample(p=1.0)]},
         keeps_info=lambda op: True,
@@ -65,6 +137,7 @@ Operation(
     "posterize",
     stock=_stock("posterize"),
     record={**both("posterize", _posterize), "pil.posterize": _posterize_image},
+    lower=_lower_posterize,
     examples=lambda a: iter([Example("posterize", (a.chance.randint(1, 7),))]),
     transforms={"RandomPosterize": [sample(2, p=1.0)]},
     keeps_info=lambda op: True,
@@ -92,6 +165,7 @@ Operation(
     "solarize",
     stock=_stock("solarize"),
     record={**both("solarize", _solarize), "pil.solarize": _solarize_image},
+    lower={"pil.solarize": _lower_solarize_image, **both("solarize", _lower_solarize)},
     examples=_solarize_examples,
     transforms={"RandomSolarize": [sample(128, p=1.0), sample(0.5, p=1.0, label="a threshold below 1")]},
     keeps_info=lambda op: True,
@@ -112,6 +186,8 @@ Operation(
     "invert",
     stock={"pil.invert": F_pil.invert, "v1.invert": F_tensor.invert, "v2.invert": F_v2.invert_image},
     record={**both("invert", _invert), "pil.invert": _invert_image},
+    lower=lambda state: state.add(Kind.INVERT),
+    is_point=True,
     examples=lambda a: iter([Example("invert")]),
     transforms={"RandomInvert": [sample(p=1.0)]},
     keeps_info=lambda op: True,
@@ -140,6 +216,11 @@ Operation(
         "v2.adjust_gamma": F_v2.adjust_gamma_image,
     },
     record={**both("adjust_gamma", _gamma), "pil.adjust_gamma": _gamma_of_image},
+    lower={
+        "pil.adjust_gamma": _lower_gamma_of_image,
+        "v1.adjust_gamma": functools.partial(_lower_gamma, "v1"),
+        "v2.adjust_gamma": functools.partial(_lower_gamma, "v2"),
+    },
     examples=lambda a: iter([Example("adjust_gamma", (a.chance.uniform(0.3, 2.5), a.chance.uniform(0.5, 1.5)))]),
     keeps_info=lambda op: True,
 )
@@ -169,6 +250,7 @@ Operation(
     "point",
     stock={"pil.point": lambda image, table: image.point(list(table))},
     record={"Image.point": _point},
+    lower=_lower_point,
     examples=_tables,
     keeps_info=lambda op: True,
 )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,13 +13,22 @@ from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
 from torch_sink.image.core.arguments import is_number
+from torch_sink.image.core.atoms import Lowering
+from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
 from torch_sink.image.core.ops import MOVED, NEAREST, NUMERIC, Op, Operation, Promise
 from torch_sink.image.core.tensor_argument import TensorArgument
-from torch_sink.image.lower.geometry import transform_fits
-from torch_sink.image.lower.warp import rotation_matrix
-from torch_sink.image.operations.examples import Arguments, Example, interpolations, of_method, sample
-from torch_sink.image.operations.moves import fits_range
-from torch_sink.image.operations.resize import filter_of
+from torch_sink.image.operations.crops import fits_range
+from torch_sink.image.operations.flips import lower_transpose
+from torch_sink.image.operations.grids import (
+    Grid,
+    affine_grid,
+    affine_matrix,
+    displaced_grid,
+    lower_grid,
+    perspective_grid,
+    rotation_matrix,
+    same_size,
+)
 
 _MODES = ("nearest", "bilinear")
 
@@ -72,6 +80,47 @@ def _examples(name: str, arguments: Callable[[Arguments], tuple[Any, ...]]) -> C
     return examples
 
 
+# --- to kernel work
+
+
+def _grid_v1(matrix: Sequence[float], height: int, width: int) -> Grid:
+    return affine_grid(matrix, height, width, height, width)
+
+
+def _grid_v2(
+    angle: float, translate: tuple[int, int], scale: float, shear: tuple[float, float],
+    center: tuple[float, float] | None, height: int, width: int,
+) -> Grid:  # fmt: skip
+    return _grid_v1(affine_matrix(height, width, angle, translate, scale, shear, center), height, width)
+
+
+def _displaced(displacement: TensorArgument, height: int, width: int) -> Grid:
+    return displaced_grid(displacement.tensor, height, width)
+
+
+def _lower_rotated_v1(
+    state: Lowering, matrix: Sequence[float], size: tuple[int, int], mode: str, fill: tuple[float, ...] | None
+) -> None:
+    lower_grid("v1", state, affine_grid(matrix, state.height, state.width, *size), mode, fill, size)
+
+
+def _lower_rotated_v2(
+    state: Lowering, angle: float, expand: bool, center: tuple[float, float] | None, size: tuple[int, int] | None,
+    mode: str, fill: tuple[float, ...] | None,
+) -> None:  # fmt: skip
+    matrix = rotation_matrix(state.height, state.width, angle, center)
+    size = size or (state.height, state.width)
+    lower_grid("v2", state, affine_grid(matrix, state.height, state.width, *size), mode, fill, size)
+
+
+_TURNS = {1: Image.Transpose.ROTATE_90, 2: Image.Transpose.ROTATE_180, 3: Image.Transpose.ROTATE_270}
+
+
+def _lower_turns(state: Lowering, turns: int) -> None:
+    if turns:
+        lower_transpose(state, _TURNS[turns])
+
+
 # --- affine
 
 
@@ -103,6 +152,7 @@ Operation(
         ),
     },
     record={"v1.affine": _affine_v1, "v2.affine": _affine_v2},
+    lower={"v1.affine": same_size("v1", _grid_v1), "v2.affine": same_size("v2", _grid_v2)},
     promise=_promise,
     examples=_examples("affine", _affine_arguments),
     transforms={
@@ -170,6 +220,7 @@ Operation(
         ),
     },
     record={"v1.rotate": _rotate_v1, "v2.rotate": _rotate_v2},
+    lower={"v1.rotate_expanded": _lower_rotated_v1, "v2.rotate": _lower_rotated_v2},
     promise=_promise,
     examples=_rotate_examples,
     transforms={
@@ -182,6 +233,7 @@ Operation(
 Operation(
     "quarter turns",
     stock={"v2.quarter_turns": lambda image, turns: image.rot90(turns, (-2, -1)) if turns else image.clone()},
+    lower=_lower_turns,
     examples=_turn_examples,
 )
 
@@ -211,6 +263,7 @@ Operation(
         ),
     },
     record={"v1.perspective": _perspective_v1, "v2.perspective": _perspective_v2},
+    lower={f"{family}.perspective": same_size(family, perspective_grid) for family in ("v1", "v2")},
     promise=_promise,
     examples=_examples("perspective", lambda a: a.corners()),
     transforms={"RandomPerspective": [sample(p=1.0)]},
@@ -250,55 +303,9 @@ Operation(
         "v2.elastic": lambda image, field, mode, fill: F_v2.elastic_image(image, field.tensor, Mode(mode), fill),
     },
     record={"v1.elastic_transform": _elastic_v1, "v2.elastic": _elastic_v2},
+    lower={"v1.elastic_transform": same_size("v1", _displaced), "v2.elastic": same_size("v2", _displaced)},
     promise=_promise,
     examples=_examples("elastic_transform", lambda a: (a.displacement(),)),
     transforms={"ElasticTransform": interpolations(sigma=1.0, usual="BILINEAR")},
     leaves_range=_fills_beyond_the_range,
-)
-
-# --- Pillow's own
-
-_MATRIX_TRANSFORMS = (Image.Transform.AFFINE, Image.Transform.PERSPECTIVE)
-
-
-def _transform_image(
-    image: Any, size: Any, method: Any, data: Any = None, resample: int = Image.Resampling.NEAREST, fill: int = 1,
-    fillcolor: Any = None,
-) -> Any:  # fmt: skip
-    if method not in _MATRIX_TRANSFORMS or data is None or not _is_color(image.mode, fillcolor):
-        return NotImplemented
-    width, height = size
-    matrix, resample = tuple(map(float, data)), filter_of(image, resample)
-    if not transform_fits(method, matrix, resample, (width, height)):
-        return NotImplemented
-    op = Op("pil.transform", ((width, height), int(method), matrix, int(resample), fillcolor))
-    return image.record(op, size=(width, height))
-
-
-def _is_color(mode: str, fill: Any) -> bool:
-    """True for a color given as stock code gives it: three numbers for "RGB", one for "L", or None for black."""
-    if fill is None:
-        return True
-    values = fill if isinstance(fill, tuple) else (fill,)
-    return len(values) == (3 if mode == "RGB" else 1) and all(isinstance(value, int) for value in values)
-
-
-def _transform_examples(a: Arguments) -> Iterator[Example]:
-    turn = math.radians(a.chance.uniform(10, 80))
-    matrix = (math.cos(turn), math.sin(turn), -2.5, -math.sin(turn), math.cos(turn), 1.5)
-    size = a.other[1], a.other[0]
-    for filter in (Image.Resampling.NEAREST, Image.Resampling.BICUBIC):
-        yield from of_method(a, "transform", {filter.name: (size, Image.Transform.AFFINE, matrix, filter)})
-
-
-Operation(
-    "transform",
-    stock={
-        "pil.transform": lambda image, size, method, data, resample, fill: image.transform(
-            size, Image.Transform(method), data, resample, fillcolor=fill
-        )
-    },
-    record={"Image.transform": _transform_image},
-    examples=_transform_examples,
-    keeps_info=lambda op: True,
 )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch_sink.image.core.atoms import Atom, Formula, Kind, float_bits
-from torch_sink.image.lower.resize import needed_rows
+from torch_sink.image.operations.resize_tables import needed_rows
 
 _ACROSS = (Kind.RESAMPLE_X, Kind.FILTER_X)
 _DOWN = (Kind.RESAMPLE_Y, Kind.FILTER_Y)

@@ -1,12 +1,13 @@
-"""Flips, crops, pads and turns: pixels move, and their values stay."""
+"""Crops and pads: pixels move, and their values stay."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
-from PIL import Image
 from torchvision.transforms import _functional_pil as F_pil
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
@@ -16,7 +17,7 @@ from torchvision.transforms.v2.functional._geometry import (
 )
 
 from torch_sink.image.core.arguments import (
-    color_of,
+    Sides,
     crop_fits,
     cropped_size,
     is_number,
@@ -24,61 +25,105 @@ from torch_sink.image.core.arguments import (
     sides_of,
     size_of,
 )
+from torch_sink.image.core.arguments import (
+    color_of as pillow_color_of,
+)
+from torch_sink.image.core.atoms import Atom, Kind, Lowering, color_of, three
+from torch_sink.image.core.examples import Arguments, Example, Sample, sample
 from torch_sink.image.core.ops import NUMERIC, Op, Operation, both
-from torch_sink.image.operations.examples import Arguments, Example, Sample, of_method, sample
+from torch_sink.image.operations.flips import flip, flip_vertically
 
-# --- flips
-
-
-def _flip_examples(name: str) -> Any:
-    return lambda a: iter([Example(name)])
+# --- to kernel work
 
 
-def _flip(family: str, handle: Any) -> Any:
-    return handle.record(Op("v1.hflip" if family == "v1" else "v2.horizontal_flip"))
+def shift(state: Lowering, top: int, left: int, height: int, width: int, fill: Any = 0) -> None:
+    """SHIFT: (left, top, input width, input height), and a fill. Input position = output position + (left, top)."""
+    old_height, old_width = state.resize_to(height, width)
+    inside = top >= 0 and left >= 0 and top + height <= old_height and left + width <= old_width
+    if inside and narrow_resize(state, top, left):
+        return
+    if (top, left, height, width) != (0, 0, old_height, old_width):
+        state.add(Kind.SHIFT, left, top, old_width, old_height, fill=fill_of(state, fill))
 
 
-def _flip_vertically(family: str, handle: Any) -> Any:
-    return handle.record(Op("v1.vflip" if family == "v1" else "v2.vertical_flip"))
+def fill_of(state: Lowering, fill: Any) -> tuple[float, ...]:
+    """A fill as the kernels have it: bytes, or floats as they are."""
+    if not state.is_float:
+        return color_of(fill)
+    return three(fill if isinstance(fill, (tuple, list)) else (fill,))
 
 
-Operation(
-    "horizontal flip",
-    stock={"v1.hflip": F_tensor.hflip, "v2.horizontal_flip": F_v2.horizontal_flip_image},
-    record={"v1.hflip": _flip, "v2.horizontal_flip": _flip},
-    examples=_flip_examples("hflip"),
-    transforms={"RandomHorizontalFlip": [sample(p=1.0)]},
-    moves=True,
-)
-Operation(
-    "vertical flip",
-    stock={"v1.vflip": F_tensor.vflip, "v2.vertical_flip": F_v2.vertical_flip_image},
-    record={"v1.vflip": _flip_vertically, "v2.vertical_flip": _flip_vertically},
-    examples=_flip_examples("vflip"),
-    transforms={"RandomVerticalFlip": [sample(p=1.0)]},
-    moves=True,
-)
-
-_METHODS = frozenset(Image.Transpose)
-# Those that keep the shape.
-_HALF_TURNS = (Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM, Image.Transpose.ROTATE_180)
+_AXES = ((Kind.RESAMPLE_X, Kind.RESAMPLE_Y), (Kind.FILTER_X, Kind.FILTER_Y))
 
 
-def _transpose(image: Any, method: Any) -> Any:
-    if method not in _METHODS:
-        return NotImplemented
-    width, height = image.size
-    size = (width, height) if method in _HALF_TURNS else (height, width)
-    return image.record(Op("pil.transpose", (int(method),)), size=size)
+def narrow_resize(state: Lowering, top: int, left: int) -> bool:
+    """A crop right after a filter of both axes: only the pixels inside the crop are computed at all."""
+    if tuple(sorted(atom.kind for atom in state.atoms[-2:])) not in _AXES:
+        return False
+    first, second = state.atoms[-2:]
+    first_height, first_width = first.size
+    if first.kind in (Kind.RESAMPLE_X, Kind.FILTER_X):
+        state.atoms[-2] = _moved(first, left, (first_height, state.width))
+        state.atoms[-1] = _moved(second, top, (state.height, state.width))
+    else:
+        state.atoms[-2] = _moved(first, top, (state.height, first_width))
+        state.atoms[-1] = _moved(second, left, (state.height, state.width))
+    return True
 
 
-Operation(
-    "transpose",
-    stock={"pil.transpose": lambda image, method: image.transpose(method)},
-    record={"Image.transpose": _transpose},
-    examples=lambda a: of_method(a, "transpose", {method.name: (method,) for method in Image.Transpose}),
-    keeps_info=lambda op: True,
-)
+def _moved(axis: Atom, offset: int, size: tuple[int, int]) -> Atom:
+    values = (*axis.values[:5], axis.values[5] + offset, *axis.values[6:])
+    return axis._replace(size=size, values=values)
+
+
+def _lower_crop_image(state: Lowering, box: tuple[int, int, int, int]) -> None:
+    left, upper, right, lower_ = box
+    shift(state, upper, left, lower_ - upper, right - left)
+
+
+def _lower_crop(state: Lowering, top: int, left: int, height: int, width: int) -> None:
+    shift(state, top, left, height, width)
+
+
+_PAD_KINDS = {"edge": Kind.EDGE, "reflect": Kind.REFLECT, "symmetric": Kind.SYMMETRIC}
+
+
+def _lower_pad(state: Lowering, sides: tuple[int, int, int, int], fill: Any, mode: str) -> None:
+    if mode == "constant":
+        left, top, right, bottom = sides
+        shift(state, -top, -left, state.height + top + bottom, state.width + left + right, fill)
+    else:
+        _repeat_border(state, sides, mode)
+
+
+def _repeat_border(state: Lowering, sides: Sides, mode: str) -> None:
+    """EDGE, REFLECT, SYMMETRIC: (left, top, input width, input height), added as for SHIFT, then brought inside.
+
+    Negative sides crop first.
+    """
+    if min(sides) < 0:
+        shift(state, max(-sides[1], 0), max(-sides[0], 0), *cropped_size(sides, state.height, state.width))
+    left, top, right, bottom = (max(side, 0) for side in sides)
+    if not any((left, top, right, bottom)):
+        return
+    if padding_fits((left, top, right, bottom), mode, state.height, state.width):
+        old_height, old_width = state.resize_to(state.height + top + bottom, state.width + left + right)
+        state.add(_PAD_KINDS[mode], -left, -top, old_width, old_height)
+        return
+    x_table = mirrored_positions(state.width, left, right, mode)
+    remap(state, x_table, mirrored_positions(state.height, top, bottom, mode))
+
+
+@functools.lru_cache(maxsize=256)
+def mirrored_positions(size: int, before: int, after: int, mode: str) -> np.ndarray:
+    """Source index of each output position, int32, where more is padded than there is to mirror, as `numpy.pad`."""
+    return np.pad(np.arange(size, dtype=np.int32), (before, after), mode)  # type: ignore[call-overload]
+
+
+def remap(state: Lowering, x_table: np.ndarray, y_table: np.ndarray, fill: Any = 0) -> None:
+    """REMAP: a fill, and two tables: input x by output x, input y by output y; -1 is outside."""
+    state.resize_to(len(y_table), len(x_table))
+    state.add(Kind.REMAP, fill=fill_of(state, fill), tables=(x_table, y_table))
 
 
 # --- crops
@@ -149,7 +194,7 @@ def _ten_crop(family: str, handle: Any, size: Any, vertical_flip: bool = False) 
     crops = _five_crop(family, handle, size)
     if crops is NotImplemented:
         return crops
-    return crops + _five_crop(family, (_flip_vertically if vertical_flip else _flip)(family, handle), size)
+    return crops + _five_crop(family, (flip_vertically if vertical_flip else flip)(family, handle), size)
 
 
 def _crop_examples(a: Arguments) -> Iterator[Example]:
@@ -168,6 +213,11 @@ Operation(
         **{"v1.crop": F_tensor.crop, "v2.crop": F_v2.crop_image},
         # Of floats: what lies outside of the image is no value of a table.
         **{"v1.crop_beyond": F_tensor.crop, "v2.crop_beyond": F_v2.crop_image},
+    },
+    lower={
+        "pil.crop": _lower_crop_image,
+        **both("crop", _lower_crop),
+        **both("crop_beyond", _lower_crop),
     },
     record={
         **both("crop", _crop),
@@ -188,6 +238,7 @@ Operation(
         "TenCrop": [sample(8)],
     },
     takes_palettes=True,
+    is_tabled=lambda op: "beyond" not in op.name,
     moves=True,
     keeps_info=lambda op: True,
 )  # fmt: skip
@@ -229,7 +280,7 @@ def _pad_image(image: Any, padding: Any, fill: Any = 0, padding_mode: Any = "con
         return NotImplemented
     width, height = image.size
     unused = padding_mode != "constant" and (fill is None or isinstance(fill, (int, float, tuple, list)))
-    color = color_of(0 if unused else fill, 3 if image.mode == "RGB" else 1)
+    color = pillow_color_of(0 if unused else fill, 3 if image.mode == "RGB" else 1)
     size = width + sides[0] + sides[2], height + sides[1] + sides[3]
     if color is None or min(size) <= 0 or min(cropped_size(sides, height, width)) <= 0:
         return NotImplemented
@@ -247,6 +298,7 @@ Operation(
     "pad",
     stock={"pil.pad": F_pil.pad, "v1.pad": F_tensor.pad, "v2.pad": F_v2.pad_image},
     record={**both("pad", _pad), "pil.pad": _pad_image},
+    lower=_lower_pad,
     examples=_pad_examples,
     transforms={
         "Pad": [
@@ -256,6 +308,7 @@ Operation(
         "RandomZoomOut": [sample(p=1.0)],
     },
     takes_palettes=True,
+    is_tabled=lambda op: op.args[2] != "constant",
     leaves_range=lambda op: op.args[2] == "constant" and not fits_range(op.args[1]),
 )  # fmt: skip
 
@@ -263,21 +316,3 @@ Operation(
 def fits_range(written: Any) -> bool:
     """True where all of the values that a call writes lie in [0, 1]."""
     return all(0 <= value <= 1 for value in (written if isinstance(written, (tuple, list)) else (written,)))
-
-
-# --- memory
-
-
-def _contiguous(handle: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
-    if memory_format != torch.contiguous_format:
-        return NotImplemented
-    return handle.record(Op("contiguous"), is_view=True)
-
-
-Operation(
-    "contiguous",
-    stock={"contiguous": torch.Tensor.contiguous},
-    record={torch.Tensor.contiguous: _contiguous},
-    examples=lambda a: iter([] if a.is_pillow else [Example("contiguous", run=lambda image: image.contiguous())]),
-    moves=True,
-)

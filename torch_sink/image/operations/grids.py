@@ -1,4 +1,4 @@
-"""Affine and perspective transforms and elastic deformation of tensors -> atoms.
+"""Grids of source positions, of which the kernels sample an image as `grid_sample` does.
 
 torch makes a grid of source positions in [-1, 1] and samples it with `grid_sample`. The matrices are scaled here, in
 float32 as torch does it; the kernel makes the grid from them.
@@ -12,16 +12,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
-from torch_sink.image.core.atoms import FORMULAS, Formula, Kind, Lowering, lowers, three
-from torch_sink.image.core.tensor_argument import TensorArgument
-from torch_sink.image.lower.geometry import transpose
+from torch_sink.image.core.atoms import FORMULAS, Formula, Kind, Lowering, three
 
 # What the kernel reads of the kind of a grid, and of how the fill is worked in: not at all, or as v1 or v2 do it.
 AFFINE, PERSPECTIVE, DISPLACED = range(3)
+
+
 NO_FILL = Formula.PILLOW
+
+
 # The number of a mode is its place here.
 MODES = ("nearest", "bilinear")
 
@@ -90,7 +91,7 @@ def _identity_positions(height: int, width: int) -> np.ndarray:
     return _bits(torch.cat([torch.linspace(*end, dtype=torch.float32, device="cpu") for end in ends]))
 
 
-def _warp(
+def lower_grid(
     family: str, state: Lowering, grid: Grid, mode: str, fill: tuple[float, ...] | None, size: tuple[int, int]
 ) -> None:
     """GRID: (input width, input height, mode, -, -, kind of grid), a fill, and the tables of the grid."""
@@ -101,61 +102,12 @@ def _warp(
     state.add(Kind.GRID, *values, fill=fills, formula=rule, tables=grid.tables)
 
 
-def _same_size(family: str, make: Callable[..., Grid]) -> Callable[..., None]:
+def same_size(family: str, make: Callable[..., Grid]) -> Callable[..., None]:
     """Lowers a call of (parameters of `make`, mode, fill), whose result has the size of its input."""
 
     def lower(state: Lowering, *args: object) -> None:
         *parameters, mode, fill = args
         size = state.height, state.width
-        _warp(family, state, make(*parameters, *size), mode, fill, size)  # type: ignore[arg-type]
+        lower_grid(family, state, make(*parameters, *size), mode, fill, size)  # type: ignore[arg-type]
 
     return lower
-
-
-def _affine_v1(matrix: Sequence[float], height: int, width: int) -> Grid:
-    return affine_grid(matrix, height, width, height, width)
-
-
-def _affine_v2(
-    angle: float, translate: tuple[int, int], scale: float, shear: tuple[float, float],
-    center: tuple[float, float] | None, height: int, width: int,
-) -> Grid:  # fmt: skip
-    return _affine_v1(affine_matrix(height, width, angle, translate, scale, shear, center), height, width)
-
-
-def _elastic(displacement: TensorArgument, height: int, width: int) -> Grid:
-    return displaced_grid(displacement.tensor, height, width)
-
-
-lowers("v1.affine")(_same_size("v1", _affine_v1))
-lowers("v2.affine")(_same_size("v2", _affine_v2))
-lowers("v1.perspective")(_same_size("v1", perspective_grid))
-lowers("v2.perspective")(_same_size("v2", perspective_grid))
-lowers("v1.elastic_transform")(_same_size("v1", _elastic))
-lowers("v2.elastic")(_same_size("v2", _elastic))
-
-
-@lowers("v1.rotate_expanded")
-def _rotate_v1(
-    state: Lowering, matrix: Sequence[float], size: tuple[int, int], mode: str, fill: tuple[float, ...] | None
-) -> None:
-    _warp("v1", state, affine_grid(matrix, state.height, state.width, *size), mode, fill, size)
-
-
-@lowers("v2.rotate")
-def _rotate_v2(
-    state: Lowering, angle: float, expand: bool, center: tuple[float, float] | None, size: tuple[int, int] | None,
-    mode: str, fill: tuple[float, ...] | None,
-) -> None:  # fmt: skip
-    matrix = rotation_matrix(state.height, state.width, angle, center)
-    size = size or (state.height, state.width)
-    _warp("v2", state, affine_grid(matrix, state.height, state.width, *size), mode, fill, size)
-
-
-_TURNS = {1: Image.Transpose.ROTATE_90, 2: Image.Transpose.ROTATE_180, 3: Image.Transpose.ROTATE_270}
-
-
-@lowers("v2.quarter_turns")
-def _quarter_turns(state: Lowering, turns: int) -> None:
-    if turns:
-        transpose(state, _TURNS[turns])

@@ -14,56 +14,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from torch_sink.image.core.atoms import LOWER, Atom, Kind, Lowering, Program, float_bits
+from torch_sink.image.core.atoms import Atom, Kind, Lowering, Program, float_bits
 from torch_sink.image.core.fallback import executing
-from torch_sink.image.core.ops import WIDE_TYPES, Op, makes_bytes, makes_floats, replay
-from torch_sink.image.lower import augmix, blur, color, geometry, resize, warp  # noqa: F401  they fill the registry
-from torch_sink.image.lower.geometry import three_planes
-
-# Calls that only change values, from the conversion to a tensor on.
-VALUE_OPS = frozenset(
-    (
-        "to_tensor",
-        "pil_to_tensor",
-        "to_image",
-        "v1.normalize",
-        "v1.convert_image_dtype",
-        "v2.normalize",
-        "v2.to_dtype",
-        "mul",
-    )
-)
-# Calls on floats whose result depends on one value alone, besides `VALUE_OPS`. On float32 the kernels do them: a table
-# for each factor that is drawn costs more.
-_POINT_OPS = frozenset(f"{family}.{name}" for family in ("v1", "v2") for name in ("adjust_brightness", "invert"))
-
-# Calls on floats that only move values, or write given ones.
-_MOVING_OPS = frozenset(
-    (
-        "v1.hflip",
-        "v1.vflip",
-        "v2.horizontal_flip",
-        "v2.vertical_flip",
-        "v1.crop",
-        "v2.crop",
-        "v1.erase",
-        "v2.erase",
-        "v1.erase_pixels",
-        "v2.erase_pixels",
-    )
-)
-
-
-def _needs_floats(op: Op) -> bool:
-    """True for a call on float32 values that no table of 256 values can stand for."""
-    if op.name in ("v1.pad", "v2.pad"):
-        return op.args[2] == "constant"
-    return op.name not in VALUE_OPS and op.name not in _MOVING_OPS
-
-
-def is_tabled(op: Op) -> bool:
-    """True for a call on floats that a table and a map stand for, also where the image goes on in floats behind it."""
-    return not _needs_floats(op) and "erase" not in op.name
+from torch_sink.image.core.ops import LOWER, WIDE_TYPES, Op, makes_bytes, makes_floats, replay
+from torch_sink.image.operations.erase import three_planes
 
 
 def lower(height: int, width: int, channels: int, ops: Sequence[Op]) -> Program:
@@ -83,13 +37,13 @@ def lower(height: int, width: int, channels: int, ops: Sequence[Op]) -> Program:
             _to_bytes(state, op)
         elif op.name == "to_pil_image":
             state.value_ops.clear()
-        elif op.name in VALUE_OPS and not state.is_float:
+        elif op.operation.is_value and not state.is_float:
             state.value_ops.append(op)
             state.is_uint8 = state.is_uint8 and not makes_floats(op)
-        elif op.name in _POINT_OPS and not state.is_uint8 and _is_half(state):
+        elif op.operation.is_point and not state.is_uint8 and _is_half(state):
             state.value_ops.append(op)
         else:
-            if not state.is_uint8 and not state.is_float and _needs_floats(op):
+            if not state.is_uint8 and not state.is_float and not op.operation.is_tabled(op):
                 _look_up_values(state)
                 state.is_float = True
             LOWER[op.name](state, *op.args)

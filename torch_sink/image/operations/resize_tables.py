@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from torch_sink.image.core.atoms import Atom, Kind
+
 Resampling = Image.Resampling
 PILLOW_PRECISION_BITS = 32 - 8 - 2
 
@@ -237,3 +239,18 @@ def nearest_table(start: float, step: float, out_size: int, in_size: int) -> np.
     position = np.add.accumulate(steps)
     index = np.where(position < 0.0, -1, position).astype(np.int64)
     return np.where(index < in_size, index, -1).astype(np.int32)
+
+
+def needed_rows(down: Atom) -> tuple[int, int]:
+    """Input rows [begin, end) that a RESAMPLE_Y or FILTER_Y atom reads for the output rows it makes."""
+    last_row, first = down.values[0], down.values[5]
+    last = first + down.size[0] - 1
+    if down.weights is not None:
+        begin, end = tap_range(down.weights.in_size, down.weights.out_size, down.weights.resample, first, last)
+        # Ranges that are rounded in float32 may hold one row more.
+        more = int(down.kind == Kind.FILTER_Y)
+        return max(begin - more, 0), min(end + more, last_row + 1)
+    if down.kind == Kind.FILTER_Y and down.values[7]:
+        return 0, last_row + 1
+    starts, weights = down.tables
+    return max(int(starts[first]), 0), min(int(starts[last]) + len(weights), last_row + 1)

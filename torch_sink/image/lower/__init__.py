@@ -1,1 +1,0 @@
-"""Recorded operations -> atoms, which stages are made of."""

@@ -1,0 +1,161 @@
+"""From images to tensors and back, and types of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from PIL import Image
+from torchvision.transforms import _functional_tensor as F_tensor
+from torchvision.transforms import functional as F
+from torchvision.transforms.v2 import functional as F_v2
+
+from torch_sink.image.core.atoms import Kind, Lowering, float_bits
+from torch_sink.image.core.exactness import is_scaled_bytes
+from torch_sink.image.core.examples import Arguments, Example, sample
+from torch_sink.image.core.ops import WIDE_TYPES, Op, Operation
+
+# --- from images to tensors and back
+
+
+def _to_tensor(image: Any) -> Any:
+    return _converted(image, "to_tensor", torch.get_default_dtype())
+
+
+def _pil_to_tensor(image: Any) -> Any:
+    return _converted(image, "pil_to_tensor", torch.uint8)
+
+
+def _to_image(image: Any) -> Any:
+    if isinstance(image, torch.Tensor):
+        return image.as_tv_image()  # type: ignore[attr-defined]
+    made = _converted(image, "to_image", torch.uint8)
+    return made if made is NotImplemented else made.as_tv_image()
+
+
+def _converted(image: Any, name: str, dtype: torch.dtype) -> Any:
+    if not isinstance(image, Image.Image) or dtype not in (torch.uint8, torch.float32):
+        return NotImplemented
+    return image.as_tensor(Op(name), dtype)  # type: ignore[attr-defined]
+
+
+def _to_pil_image(handle: Any, mode: str | None = None) -> Any:
+    image = NotImplemented if isinstance(handle, Image.Image) else handle.as_image()
+    return image if image is not NotImplemented and mode in (None, image.mode) else NotImplemented
+
+
+def _for_images(name: str) -> Any:
+    return lambda a: iter([Example(name)] if a.is_pillow else [])
+
+
+Operation(
+    "to tensor",
+    stock={"to_tensor": F.to_tensor},
+    record={"functional.to_tensor": _to_tensor},
+    is_value=True,
+    examples=_for_images("to_tensor"),
+    transforms={"ToTensor": [sample()]},
+    takes_palettes=True,
+    result=lambda op: torch.float32,
+)
+Operation(
+    "Pillow image to tensor",
+    stock={"pil_to_tensor": F.pil_to_tensor},
+    record={"functional.pil_to_tensor": _pil_to_tensor},
+    is_value=True,
+    examples=_for_images("pil_to_tensor"),
+    transforms={"PILToTensor": [sample()], "ToPureTensor": [sample()]},
+    takes_palettes=True,
+)
+Operation(
+    "to image",
+    stock={"to_image": F_v2.to_image},
+    record={"functional.to_image": _to_image},
+    is_value=True,
+    examples=_for_images("to_image"),
+    transforms={"ToImage": [sample()]},
+    takes_palettes=True,
+)
+Operation(
+    "to Pillow image",
+    # The second is a part of the first, of floats.
+    stock={"to_pil_image": F.to_pil_image, "to_pil_bytes": lambda image: F.pil_to_tensor(F.to_pil_image(image))},
+    record={"functional.to_pil_image": _to_pil_image},
+    lower={"to_pil_bytes": lambda state: _lower_to_byte(state, 255.0)},
+    examples=lambda a: iter([] if a.is_pillow else [Example("to_pil_image")]),
+    transforms={"ToPILImage": [sample()]},
+    result=lambda op: torch.uint8,
+)
+
+# --- types
+
+
+def _lower_to_byte(state: Lowering, scale: float, rounds: int = 0) -> None:
+    """TO_BYTE: (bits of the scale, 0 to cut off or 1 to round and keep in [0, 255])."""
+    state.add(Kind.TO_BYTE, *float_bits(scale), rounds)
+
+
+# What `to_dtype` and `convert_image_dtype` multiply by: 255 + 1 - 1e-3.
+_BYTE_SCALE = 255.999
+
+
+def _lower_to_dtype(state: Lowering, dtype: torch.dtype, scale: bool = True) -> None:
+    """To another kind of floats nothing is to do: the result is rounded to its type when it is written."""
+    if dtype == torch.uint8:
+        _lower_to_byte(state, _BYTE_SCALE if scale else 1.0)
+
+
+def convert_dtype(family: str, handle: Any, dtype: torch.dtype = torch.float32) -> Any:
+    return _to_type(handle, dtype, Op("v1.convert_image_dtype", (dtype,)))
+
+
+def to_dtype(family: str, handle: Any, dtype: torch.dtype = torch.float32, scale: bool = False) -> Any:
+    return _to_type(handle, dtype, Op("v2.to_dtype", (dtype, scale)))
+
+
+def _to_type(handle: Any, dtype: torch.dtype, op: Op) -> Any:
+    if handle.sink_dtype == dtype:
+        return handle
+    if dtype not in _CONVERSIONS.get(handle.sink_dtype, ()):
+        return NotImplemented
+    if handle.sink_dtype == torch.float32 and dtype == torch.uint8 and not is_scaled_bytes(handle):
+        return NotImplemented
+    return handle.record(op, dtype=dtype)
+
+
+# dtype -> those that the kernels can make of it; other types than uint8 and float32 are computed with in tables alone.
+_CONVERSIONS = {
+    torch.uint8: (torch.float32, torch.float16, torch.bfloat16, *WIDE_TYPES),
+    torch.float32: (torch.uint8, torch.float16, torch.bfloat16),
+}
+
+
+def _type_examples(a: Arguments) -> Iterator[Example]:
+    for dtype in (torch.float32, torch.float16, torch.uint8, torch.float64, *([torch.int32] if a.scale == 1 else [])):
+        label = "" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
+        yield Example("to_dtype", (dtype,), {"scale": True}, label)
+        yield Example("to_dtype", (dtype,), {}, f"{label or 'float32'}, unscaled")
+        yield Example("convert_image_dtype", (dtype,), label=label)
+
+
+_TYPE_SAMPLES = [
+    sample(dtype, label=str(dtype).removeprefix("torch.")) for dtype in (torch.float16, torch.float64, torch.int32)
+]
+
+Operation(
+    "to dtype",
+    stock={"v1.convert_image_dtype": F_tensor.convert_image_dtype, "v2.to_dtype": F_v2.to_dtype_image},
+    record={"v1.convert_image_dtype": convert_dtype, "v2.to_dtype": to_dtype},
+    lower=_lower_to_dtype,
+    is_value=True,
+    examples=_type_examples,
+    transforms={
+        "ConvertImageDtype": [sample(torch.float32), *_TYPE_SAMPLES],
+        "ToDtype": [
+            sample(torch.float32, scale=True), sample(torch.float32, label="scale=False"), *_TYPE_SAMPLES,
+        ],
+    },
+    leaves_range=lambda op: op.name == "v2.to_dtype" and not op.args[1],
+    result=lambda op: op.args[0],
+)  # fmt: skip

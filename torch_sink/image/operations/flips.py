@@ -1,0 +1,118 @@
+"""Flips and turns: pixels move, and their values stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from PIL import Image
+from torchvision.transforms import _functional_tensor as F_tensor
+from torchvision.transforms.v2 import functional as F_v2
+
+from torch_sink.image.core.atoms import Kind, Lowering, color_of
+from torch_sink.image.core.examples import Example, of_method, sample
+from torch_sink.image.core.ops import Op, Operation
+
+# --- to kernel work
+
+
+def _lower_flip(state: Lowering, x: bool, y: bool) -> None:
+    """FLIP: (flip x, flip y, width, height)."""
+    state.add(Kind.FLIP, int(x), int(y), state.width, state.height)
+
+
+def lower_transpose(state: Lowering, method: int) -> None:
+    if method in (Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM, Image.Transpose.ROTATE_180):
+        _lower_flip(state, x=method != Image.Transpose.FLIP_TOP_BOTTOM, y=method != Image.Transpose.FLIP_LEFT_RIGHT)
+        return
+    height, width = state.resize_to(state.width, state.height)
+    # Input x from output y, input y from output x; mirrored where the turn asks for it.
+    mirror_x = method in (Image.Transpose.ROTATE_90, Image.Transpose.TRANSVERSE)
+    mirror_y = method in (Image.Transpose.ROTATE_270, Image.Transpose.TRANSVERSE)
+    x_row = (0, -65536, (width - 1) << 16) if mirror_x else (0, 65536, 0)
+    y_row = (-65536, 0, (height - 1) << 16) if mirror_y else (65536, 0, 0)
+    add_affine(state, x_row, y_row, (width, height), 0)
+
+
+def add_affine(
+    state: Lowering, x_row: tuple[int, ...], y_row: tuple[int, ...], old_size: tuple[int, int], fill: Any
+) -> None:
+    """AFFINE: (two rows of three coefficients in 16.16, -, -, -, input width, input height), and a fill."""
+    state.add(Kind.AFFINE, *x_row, *y_row, 0, 0, 0, *old_size, fill=color_of(fill))
+
+
+# --- flips
+
+
+def _flip_examples(name: str) -> Any:
+    return lambda a: iter([Example(name)])
+
+
+def flip(family: str, handle: Any) -> Any:
+    return handle.record(Op("v1.hflip" if family == "v1" else "v2.horizontal_flip"))
+
+
+def flip_vertically(family: str, handle: Any) -> Any:
+    return handle.record(Op("v1.vflip" if family == "v1" else "v2.vertical_flip"))
+
+
+Operation(
+    "horizontal flip",
+    stock={"v1.hflip": F_tensor.hflip, "v2.horizontal_flip": F_v2.horizontal_flip_image},
+    record={"v1.hflip": flip, "v2.horizontal_flip": flip},
+    lower=lambda state: _lower_flip(state, x=True, y=False),
+    examples=_flip_examples("hflip"),
+    transforms={"RandomHorizontalFlip": [sample(p=1.0)]},
+    is_tabled=lambda op: True,
+    moves=True,
+)
+Operation(
+    "vertical flip",
+    stock={"v1.vflip": F_tensor.vflip, "v2.vertical_flip": F_v2.vertical_flip_image},
+    record={"v1.vflip": flip_vertically, "v2.vertical_flip": flip_vertically},
+    lower=lambda state: _lower_flip(state, x=False, y=True),
+    examples=_flip_examples("vflip"),
+    transforms={"RandomVerticalFlip": [sample(p=1.0)]},
+    is_tabled=lambda op: True,
+    moves=True,
+)
+
+_METHODS = frozenset(Image.Transpose)
+# Those that keep the shape.
+_HALF_TURNS = (Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM, Image.Transpose.ROTATE_180)
+
+
+def _transpose(image: Any, method: Any) -> Any:
+    if method not in _METHODS:
+        return NotImplemented
+    width, height = image.size
+    size = (width, height) if method in _HALF_TURNS else (height, width)
+    return image.record(Op("pil.transpose", (int(method),)), size=size)
+
+
+Operation(
+    "transpose",
+    stock={"pil.transpose": lambda image, method: image.transpose(method)},
+    record={"Image.transpose": _transpose},
+    lower=lower_transpose,
+    examples=lambda a: of_method(a, "transpose", {method.name: (method,) for method in Image.Transpose}),
+    keeps_info=lambda op: True,
+)
+
+# --- memory
+
+
+def _contiguous(handle: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
+    if memory_format != torch.contiguous_format:
+        return NotImplemented
+    return handle.record(Op("contiguous"), is_view=True)
+
+
+Operation(
+    "contiguous",
+    stock={"contiguous": torch.Tensor.contiguous},
+    record={torch.Tensor.contiguous: _contiguous},
+    examples=lambda a: iter([] if a.is_pillow else [Example("contiguous", run=lambda image: image.contiguous())]),
+    is_tabled=lambda op: True,
+    moves=True,
+)
