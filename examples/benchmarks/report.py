@@ -1,4 +1,4 @@
-"""Turn the committed results into docs/performance.md, its charts, docs/kernels.md and the figures of the README.
+"""Turn the committed results into docs/performance.md, docs/kernels.md, pictures and the figures of the README.
 
     python examples/benchmarks/report.py [--check]
 
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from report_charts import CHARTS, chart_of, draw
 from report_kernels import kernels_page
+from report_picture import PICTURE, picture, read_figures
 from report_tables import GPU_FIGURES, SECTIONS, Report, insert_between, provenance, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,6 +111,7 @@ def main() -> int:
     texts = {
         PAGE: page(results),
         KERNELS_PAGE: kernels_page(kernels),
+        PICTURE: picture(read_figures(RESULTS)),
         README: insert_between(README.read_text(), BEGIN, END, readme_figures(results)),
     }
     outdated = [path for path, text in texts.items() if not path.is_file() or path.read_text() != text]

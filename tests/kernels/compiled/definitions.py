@@ -146,12 +146,12 @@ def _in_halves(function: Callable[[int, int], int]) -> Callable[[int, int], int]
     return lambda a, b: function(a >> 16, b >> 16) << 16 | function(a & 0xFFFF, b & 0xFFFF) & 0xFFFF
 
 
-def _extract(value: int, begin: int, length: int, is_signed: bool) -> int:
+def _extract(value: int, begin: int, length: int, is_signed: bool, bits: int = 32) -> int:
     digits = [
-        value >> min(at, 31) & 1 if is_signed or at < 32 else 0
+        value >> min(at, bits - 1) & 1 if is_signed or at < bits else 0
         for at in range(begin & 255, (begin & 255) + (length & 255))
     ]
-    digits = digits[:32]
+    digits = digits[:bits]
     sign = digits[-1] if digits and is_signed else 0
     return sum(digit << at for at, digit in enumerate(digits)) - (sign << len(digits))
 
@@ -229,6 +229,7 @@ def _fill() -> None:
     define("shf.l.wrap.b32", "b32 b32 u32 -> b32", lambda low, high, by: (high << 32 | low) << by % 32 >> 32)
     define("shf.r.wrap.b32", "b32 b32 u32 -> b32", lambda low, high, by: (high << 32 | low) >> by % 32)
     define("bfe.u32", "u32 u32 u32 -> u32", lambda *values: _extract(*values, False))
+    define("bfe.u64", "u64 u32 u32 -> u64", lambda *values: _extract(*values, False, 64))
     define("bfe.s32", "s32 u32 u32 -> s32", lambda *values: _extract(*values, True))
     define("prmt.b32", "b32 b32 b32 -> b32", _permute)
     define("popc.b32", "b32 -> u32", lambda a: bin(a).count("1"))

@@ -90,11 +90,12 @@ def shifted_right(value: Array, by: Array) -> Array:
 
 
 def extracted_bits(value: Array, begin: Array, length: Array) -> Array:
-    """`length` bits of a 32-bit integer from `begin` on; the highest of them is the sign of signed ones."""
+    """`length` bits of an integer from `begin` on, signed ones of 32 bits; the highest of them is then the sign."""
     wide = value.astype(f"{value.dtype.kind}8")
     beyond = (64 - np.clip(length & 255, 1, 64)).astype(wide.dtype)
     found = wide >> np.minimum(begin & 255, 63).astype(wide.dtype) << beyond >> beyond
-    return np.where(length & 255 == 0, 0, found).astype(value.dtype)
+    is_nothing = (length & 255 == 0) | (begin & 255 > 63) & (value.dtype.kind == "u")
+    return np.where(is_nothing, 0, found).astype(value.dtype)
 
 
 def permuted_bytes(a: Array, b: Array, selector: Array) -> Array:

@@ -195,7 +195,7 @@ def _funnel(modifiers: Modifiers) -> Form:
 
 @opcode("bfe")
 def _extract(modifiers: Modifiers) -> Form:
-    kind = {("s32",): "s32", ("u32",): "u32"}[modifiers]
+    kind = {("s32",): "s32", ("u32",): "u32", ("u64",): "u64"}[modifiers]
     return Form(arithmetic.extracted_bits, (kind, "u32", "u32"), kind)
 
 

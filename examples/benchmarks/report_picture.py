@@ -1,0 +1,180 @@
+"""The picture of docs/image_backend.md: a JPEG's way into a batch, with the figures of the committed results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from report_tables import Report
+from torch_sink.cli.pipelines import CROP
+
+ROOT = Path(__file__).resolve().parents[2]
+PICTURE = ROOT / "docs" / "images" / "jpeg_to_batch.svg"
+PIPELINE = "v1 train"
+GPU = "H200"
+CHANNELS, FLOAT_BYTES = 3, 4
+# Steps of the decoder, and the kernels that each consists of.
+DECODER = {
+    "Unstuff bytes": ("assign", "count unstuffed", "sum before", "unstuff"),
+    "Sync lanes": ("lookup", "warm up", "compare", "round"),
+    "Huffman decode": ("write", "dc"),
+    "Inverse DCT": ("idct",),
+    "Upsample, color": ("color",),
+}
+WIDTH, HEIGHT, MARGIN = 1000, 600, 20
+STYLE = """
+    text { font: 14px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328; }
+    .head { font-weight: 600; font-size: 16px; }
+    .note { font-size: 12px; fill: #59636e; }
+    .page { fill: #ffffff; }
+    .band { fill: #f3f5f7; stroke: #d1d9e0; }
+    .box { fill: #ffffff; stroke: #59636e; }
+    .data { fill: #ddf4e4; stroke: #1a7f37; }
+    .way { stroke: #0969da; stroke-width: 2; fill: none; marker-end: url(#tip); }
+    .tip { fill: #0969da; }
+    @media (prefers-color-scheme: dark) {
+      text { fill: #f0f6fc; }
+      .note { fill: #a8b1bb; }
+      .page { fill: #0d1117; }
+      .band { fill: #161b22; stroke: #3d444d; }
+      .box { fill: #0d1117; stroke: #a8b1bb; }
+      .data { fill: #12351f; stroke: #3fb950; }
+      .way { stroke: #58a6ff; }
+      .tip { fill: #58a6ff; }
+    }"""
+
+
+class Box(NamedTuple):
+    """A rectangle with a line of text, and smaller ones below it.
+
+    Attributes:
+        kind: of the rectangle: "box" for work, "data" for memory.
+        x, y, width, height: in pixels.
+        title: its first line.
+        notes: the other lines.
+    """
+
+    kind: str
+    x: int
+    y: int
+    width: int
+    height: int
+    title: str
+    notes: tuple[str, ...] = ()
+
+    def svg(self) -> str:
+        middle, top = self.x + self.width // 2, self.y + 26
+        lines = [f'<rect class="{self.kind}" x="{self.x}" y="{self.y}" width="{self.width}" '
+                 f'height="{self.height}" rx="6"/>', text(middle, top, self.title)]  # fmt: skip
+        return "\n".join(lines + [text(middle, top + 19 + 16 * at, note, "note") for at, note in enumerate(self.notes)])
+
+
+def text(x: int, y: int, words: str, kind: str = "", anchor: str = "middle") -> str:
+    return f'<text class="{kind}" x="{x}" y="{y}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def way(*places: tuple[int, int]) -> str:
+    """An arrow through places."""
+    return f'<path class="way" d="M{" L".join(f"{x} {y}" for x, y in places)}"/>'
+
+
+def band(y: int, height: int, title: str, note: str) -> str:
+    frame = f'<rect class="band" x="{MARGIN}" y="{y}" width="{WIDTH - 2 * MARGIN}" height="{height}" rx="10"/>'
+    head = text(MARGIN + 16, y + 26, title, "head", "start")
+    return "\n".join([frame, head, text(WIDTH - MARGIN - 16, y + 26, note, "note", "end")])
+
+
+def row(y: int, height: int, boxes: list[tuple[str, str, tuple[str, ...]]]) -> list[Box]:
+    """Boxes of one width from left to right."""
+    gap, inner = 16, WIDTH - 4 * MARGIN
+    width = (inner - gap * (len(boxes) - 1)) // len(boxes)
+    return [
+        Box(kind, 2 * MARGIN + at * (width + gap), y, width, height, title, notes)
+        for at, (kind, title, notes) in enumerate(boxes)
+    ]
+
+
+def joined(boxes: list[Box]) -> Iterable[str]:
+    """Arrows from each box to the next."""
+    for one, other in pairwise(boxes):
+        middle = one.y + one.height // 2
+        yield way((one.x + one.width, middle), (other.x - 3, middle))
+
+
+def microseconds(rows: list[Report], names: Iterable[str]) -> float:
+    """The modeled time of some rows of the counts, for an image."""
+    return sum(found["microseconds_an_image"][GPU] for found in rows if found["name"] in set(names))
+
+
+def picture(results: dict[str, Report]) -> str:
+    """The SVG.
+
+    Args:
+        results: by the names of their files: "worker_cost", "slabs", "host_cost" and "kernels".
+    """
+    worker, slabs = results["worker_cost"], results["slabs"]
+    cost, counts = worker["worker_cost"][PIPELINE], results["kernels"]["counts"]
+    host = results["host_cost"]["host_cost"][PIPELINE]["pinned"]
+    size = results["host_cost"]["options"]["batch"]
+    file_kb = slabs["photographs"]["mean_bytes"] / 1e3
+    batch_kb = CHANNELS * CROP * CROP * FLOAT_BYTES / 1e3
+    decoding = [(title, microseconds(counts["decoder"], kernels)) for title, kernels in DECODER.items()]
+    stages = counts["pipelines"][0]
+    shape = "\N{MULTIPLICATION SIGN}".join(map(str, (size, CHANNELS, CROP, CROP)))
+    in_worker = row(70, 70, [
+        ("box", "Read the file", (f"{file_kb:.0f} kB, header parsed",)),
+        ("box", "Run the transforms", ("random draws; calls recorded",)),
+        ("box", "Lay out", ("where scan and tables are",)),
+        ("box", "Plan the batch", ("small tables of integers",)),
+    ])  # fmt: skip
+    block = Box("data", 330, 185, 340, 62, f"One block of shared memory: {size * file_kb / 1e3:.0f} MB",
+                (f"{size} files, tables of plan and layout",))  # fmt: skip
+    launch = Box("box", 330, 310, 340, 62, f"Add addresses, launch: {host['us_an_image']['in all']['p50']:.1f} µs",
+                 (f"{host['launches']} launches for a batch, no wait for the GPU",))  # fmt: skip
+    on_gpu = row(452, 70, [
+        *[("box", title, (f"{time:.2f} µs",)) for title, time in decoding],
+        ("box", "Crop, resize", ("flip, normalize", f"{microseconds([stages], [stages['name']]):.2f} µs")),
+        ("data", "Batch", (shape, f"{batch_kb:.0f} kB an image")),
+    ])  # fmt: skip
+    last, first = in_worker[-1], on_gpu[0]
+    pieces = [
+        band(24, 132, "Data worker", f"CPU for one image: {cost['torch_sink_ms']['p50']:.2f} ms; "
+             f"with stock torchvision {cost['stock_ms']['p50']:.2f} ms"),
+        band(264, 122, "Training process", "times on CPU and GPU are for one image of a batch"),
+        band(394, 144, "GPU", f"modeled for an {GPU}, not measured: "
+             f"{sum(time for _, time in decoding) + microseconds([stages], [stages['name']]):.1f} µs in all"),
+        *[box.svg() for box in (*in_worker, block, launch, *on_gpu)],
+        *joined(in_worker), *joined(on_gpu),
+        way((last.x + last.width // 2, last.y + last.height), (last.x + last.width // 2, 216), (673, 216)),
+        way((500, 247), (500, 307)),
+        way((330, 216), (210, 216), (210, 434), (first.x + 60, 434), (first.x + 60, 449)),
+        text(200, 208, f"one copy to the GPU, {file_kb:.0f} kB an image", "note", "middle"),
+        way((500, 372), (500, 391)),
+        text(MARGIN, 562, _source(results), "note", "start"),
+        text(MARGIN, 582, "GPU times: instructions counted, bound by the busiest unit "
+             "(docs/kernels.md says what the model assumes).", "note", "start"),
+    ]  # fmt: skip
+    title = "A JPEG's way into a batch: data worker, shared memory, one copy, decode kernels, stage launches, batch"
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
+        f"<title>{escape(title)}</title>", f"<style>{STYLE}\n</style>",
+        '<defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" orient="auto">'
+        '<path class="tip" d="M0 0 L10 5 L0 10 z"/></marker></defs>',
+        f'<rect class="page" width="{WIDTH}" height="{HEIGHT}"/>', *pieces, "</svg>", "",
+    ])  # fmt: skip
+
+
+def _source(results: dict[str, Report]) -> str:
+    machine = results["host_cost"]["machine"]
+    return (f"CPU times: {machine['cpu']}, pipeline \"{PIPELINE}\", files in page-locked slabs, "
+            "medians of examples/benchmarks/results/.")  # fmt: skip
+
+
+def read_figures(folder: Path) -> dict[str, Report]:
+    """The results that the picture shows."""
+    names = ("worker_cost", "slabs", "host_cost", "kernels")
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
