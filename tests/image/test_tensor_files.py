@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torchvision
 from PIL import ExifTags, Image
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
@@ -262,6 +263,41 @@ def check_pipeline(folder: Path, name: str, workers: int) -> None:
 @pytest.mark.parametrize("name", PIPELINES)
 def test_pipelines(folder: Path, name: str, workers: int) -> None:
     check_pipeline(folder, name, workers)
+
+
+class Decoded(Dataset[tuple[torch.Tensor, int]]):
+    """Files that torchvision decodes; some are broken."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return v1.functional.resize(decode_image(self.paths[index]), [8, 8], antialias=True), index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_broken_files_are_skipped(tmp_path: Path, workers: int) -> None:
+    files = {f"{name}.jpg": BROKEN[name] for name in sorted(set(BROKEN) - {"huge"})}
+    files |= {f"good {number}.jpg": encoded(40, 30, number) for number in range(3)}
+    files["missing.jpg"] = b""
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "missing.jpg").unlink()
+    dataset = Decoded([tmp_path / name for name in sorted(files)])
+    expected = []
+    for index in range(len(dataset)):
+        with contextlib.suppress(RuntimeError):
+            expected.append(dataset[index])
+    with torch_sink.image_backend("device", device=device_in_use(), on_decode_error="skip"):
+        context = "fork" if workers else None
+        batches = DataLoader(dataset, batch_size=4, num_workers=workers, multiprocessing_context=context)
+        made = [(images.to(device_in_use()).cpu(), indices) for images, indices in batches]
+        assert len(torch_sink.decode_report().files) == len(files) - len(expected)
+    assert torch.cat([indices for _, indices in made]).tolist() == [index for _, index in expected]
+    assert_same_bits(torch.cat([images for images, _ in made]), torch.stack([image for image, _ in expected]))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -21,6 +21,7 @@ LONG_LISTS = (
     "test_pipelines.py",
     "test_uint8.py",
     "test_smooth.py",
+    "test_stacks.py",
     "test_float_pipelines.py",
 )
 
