@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,14 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_nothing_waits_before_the_transforms(folder: Path, order: list[str]) -> None:
+    """And nobody opens the calls that came along."""
     expected, batch = stock_and_lazy(folder, [WHOLE, WHOLE])
-    assert_same_bits(batch.to(device_in_use()).cpu(), expected)
+    crossed = pickle.loads(pickle.dumps(batch))
+    assert_same_bits(crossed.to(device_in_use()).cpu(), expected)
     assert order == ["transforms", "wait"]
+    assert crossed.recorded.packed.contents._pickled is not None
+    assert_same_bits(crossed.materialize(), expected)
+    assert crossed.recorded.packed.contents._pickled is None
 
 
 @pytest.mark.parametrize("mix", [lambda batch: batch, mixed], ids=["", "mixed"])

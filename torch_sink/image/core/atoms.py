@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -58,7 +59,7 @@ class Kind(enum.IntEnum):
     WARP = 43
     BOX_BLUR = 44
 
-    @property
+    @functools.cached_property
     def role(self) -> str:
         """ "map", "point", "statistic" or "gather"."""
         return "map" if self < 10 else "point" if self < 22 else "statistic" if self < 30 else "gather"
@@ -148,7 +149,10 @@ class Program(NamedTuple):
 
 def float_bits(*values: float) -> tuple[int, ...]:
     """Floats, rounded to float32, as the integers of their bits: how the kernels read them."""
-    return tuple(np.array(values, dtype=np.float64).astype(np.float32).view(np.int32).tolist())
+    try:
+        return struct.unpack(f"={len(values)}i", struct.pack(f"={len(values)}f", *values))
+    except OverflowError:  # NumPy makes them infinite
+        return tuple(np.array(values, dtype=np.float64).astype(np.float32).view(np.int32).tolist())
 
 
 class Lowering:

@@ -20,7 +20,7 @@ from torch_sink.image.core.atoms import Atom, Kind
 Resampling = Image.Resampling
 PILLOW_PRECISION_BITS = 32 - 8 - 2
 
-SUPPORT = {
+SUPPORT: dict[int, float] = {
     Resampling.BOX: 0.5,
     Resampling.BILINEAR: 1.0,
     Resampling.HAMMING: 1.0,
@@ -112,13 +112,13 @@ def begins_with_rows(height: int, width: int, new_height: int, new_width: int) -
 
 def tap_count(in_size: int, out_size: int, resample: int) -> int:
     """An upper bound on the number of source positions that one output position reads."""
-    return math.ceil(SUPPORT[Resampling(resample)] * max(in_size / out_size, 1.0)) * 2 + 1
+    return math.ceil(SUPPORT[resample] * max(in_size / out_size, 1.0)) * 2 + 1
 
 
 def tap_range(in_size: int, out_size: int, resample: int, first: int, last: int) -> tuple[int, int]:
     """Source positions [begin, end) that the output positions first..last (both included) read."""
     scale = in_size / out_size
-    support = SUPPORT[Resampling(resample)] * max(scale, 1.0)
+    support = SUPPORT[resample] * max(scale, 1.0)
     begin = max(int((first + 0.5) * scale - support + 0.5), 0)
     end = min(int((last + 0.5) * scale + support + 0.5), in_size)
     return begin, end

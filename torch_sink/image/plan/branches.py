@@ -44,4 +44,4 @@ def depth(stages: Sequence[Stage]) -> int:
 
 def longest_branch(stage: Stage) -> int:
     """Stages of the longest branch that a stage mixes; 0 for one that mixes nothing."""
-    return max(map(len, stage.branches), default=0)
+    return max(map(len, stage.branches)) if stage.branches else 0

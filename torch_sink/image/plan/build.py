@@ -16,7 +16,7 @@ import numpy as np
 from torch_sink.image.core.atoms import Kind, Program
 from torch_sink.image.plan.branches import branched_stages, depth, longest_branch
 from torch_sink.image.plan.jobs import COLUMN, ImageJobs, RowBuilder
-from torch_sink.image.plan.regions import region_read
+from torch_sink.image.plan.regions import regions_read
 from torch_sink.image.plan.stages import Stage
 
 _NAMES = {int(kind): kind.name.lower() for kind in Kind}
@@ -147,7 +147,7 @@ def build_plan(
         builder.made_entries,
         resizes,
         np.array(statistics, dtype=np.int32).reshape(-1, COLUMN["STATISTIC_COLUMNS"]),
-        np.array([region_read(*shape, chain) for shape, chain in zip(shapes, chains, strict=True)], dtype=np.int32),
+        regions_read(shapes, chains),
         builder.workspace,
         programs[0].out_channels,
         programs[0].size,

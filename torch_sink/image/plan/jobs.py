@@ -90,10 +90,10 @@ class RowBuilder:
         if self.made_columns:
             operations[tuple(np.array(self.made_columns).T)] += self.table_entries
         resizes = np.zeros((len(self.resizes), rows.PROLOGUE_COLUMNS), np.int32)
-        for row, (weights, offsets) in zip(resizes, self.resizes.items(), strict=True):
-            row[rows.IN_SIZE : rows.FILTER + 1] = weights[:4]
-            row[[rows.FIRST_AT, rows.WEIGHTS_AT]] = np.array(offsets) + self.table_entries
-            row[rows.PRECISION] = weights.precision
+        if self.resizes:
+            resizes[:, [*range(rows.IN_SIZE, rows.FILTER + 1), rows.PRECISION]] = list(self.resizes)
+            offsets = np.array(list(self.resizes.values()))
+            resizes[:, [rows.FIRST_AT, rows.WEIGHTS_AT]] = offsets + self.table_entries
         return operations, resizes
 
 

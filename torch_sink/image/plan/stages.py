@@ -172,14 +172,18 @@ def stages_of(height: int, width: int, atoms: Sequence[Atom]) -> list[Stage]:
     size = atoms[leading - 1].size if leading else (height, width)
     stages: list[Stage] = []
     in_floats = False
+    rows: tuple[int, int] | None = None  # that the stage before has made, of those that this one could read
     for number, split in enumerate(splits):
         head = atoms[split.head] if split.head >= 0 else None
         tail = tuple(atoms[at] for at in split.tail)
-        following = splits[number + 1].head if number + 1 < len(splits) else -1
-        if head is not None and head.kind in _ACROSS and not tail and following >= 0:
-            view, head = _needed_rows_only(view, head, atoms[following])
-        if head is not None and head.kind in _DOWN and stages and not stages[-1].tail:
-            head = _below_origin(head, stages[-1].head)
+        following = (
+            atoms[splits[number + 1].head] if number + 1 < len(splits) and splits[number + 1].head >= 0 else None
+        )
+        if rows and head is not None:
+            head, rows = _below_origin(head, *rows), None
+        elif head is not None and head.kind in _ACROSS and not tail and following and following.kind in _DOWN:
+            rows = needed_rows(following)
+            view, head = _these_rows_only(view, head, following, *rows)
         input_size, size = size, tail[-1].size if tail else head.size if head is not None else size
         begins_in_floats = in_floats = in_floats or split.values >= 0
         for atom in tail:
@@ -197,20 +201,14 @@ def _leaves_floats(atom: Atom, in_floats: bool) -> bool:
     return in_floats and atom.kind != Kind.TO_BYTE
 
 
-def _needed_rows_only(view: View, across: Atom, down: Atom) -> tuple[View, Atom]:
+def _these_rows_only(view: View, across: Atom, down: Atom, begin: int, end: int) -> tuple[View, Atom]:
     """The horizontal pass makes only the rows that the vertical pass after it reads."""
-    if down.kind not in _DOWN:
-        return view, across
-    begin, end = needed_rows(down)
     rows = _shifted(view.y, begin, down.values[0] + 1)
     return view._replace(y=rows), across._replace(size=(end - begin, across.size[1]))
 
 
-def _below_origin(down: Atom, before: Atom | None) -> Atom:
+def _below_origin(down: Atom, begin: int, end: int) -> Atom:
     """Tells the vertical pass with which row of the image its input begins, and with which it ends."""
-    if before is None or before.kind not in _ACROSS:
-        return down
-    begin, end = needed_rows(down)
     if (begin, end) == (0, down.values[0] + 1):
         return down
     return down._replace(values=(end - 1, *down.values[1:6], begin, *down.values[7:]))
