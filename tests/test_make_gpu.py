@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -209,33 +210,36 @@ ON_THE_FAKE = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("profiler", ["sees", "blind"])
-def test_the_scripts_on_the_fake_device(
-    profiler: str,
-    fake_cuda: None,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """As a GPU machine runs them, in limits, one that fails and one that hangs among them."""
-    python = tmp_path / "python"
+Rehearsal = Callable[..., tuple[int, dict[str, dict[str, Any]]]]
+
+
+@pytest.fixture
+def on_the_fake(fake_cuda: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rehearsal:  # noqa: F811
+    """Runs steps as on a GPU machine: exit status, and the runs in gpu.json by their names."""
+    python, results, photos = tmp_path / "python", tmp_path / "results", tmp_path / "photos"
     launcher = gpu.ROOT / "tests" / "fake_cuda" / "run.py"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{launcher}" "$@"\n')
     python.chmod(0o755)
-    photos = tmp_path / "photos"
     for path in write_photos(photos, count=8, classes=2, odd=False):
         with Image.open(path) as image:
             image.resize((64, 48)).save(path, quality=90)
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setenv("FAKE_CUDA_PROFILER", profiler)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def rehearse(*steps: gpu.Step) -> tuple[int, dict[str, dict[str, Any]]]:
+        status = gpu.main(["--results", str(results), "--data", str(photos)], steps)
+        return status, {run["name"]: run for run in json.loads((results / "gpu.json").read_text())["runs"]}
+
+    return rehearse
+
+
+@pytest.mark.slow
+def test_the_scripts_on_the_fake_device(on_the_fake: Rehearsal, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that comes to its limit and one that fails among them."""
     steps = [step("transforms", 25, options=("--batches", "9999")), step("scale", 900, options=("--no-such-option",))]
     steps += [step(name, 900, options=options) for name, options in ON_THE_FAKE.items()]
-    results = tmp_path / "results"
-    status = gpu.main(["--results", str(results), "--data", str(photos)], steps)
-    runs = {run["name"]: run for run in json.loads((results / "gpu.json").read_text())["runs"]}
+    status, runs = on_the_fake(*steps)
     printed = capsys.readouterr().out
     assert status == 1
     failed = {name: run["status"] for name, run in runs.items() if run["status"] != "passed"}
@@ -244,9 +248,20 @@ def test_the_scripts_on_the_fake_device(
     assert not any("unfinished" in run.get("result", {}) for run in runs.values())
     figures = dict(gpu_summary.figures({name: run.get("result", {}) for name, run in runs.items()}))
     missing = {name.strip() for name, value in figures.items() if value == "-"}
-    unmeasured = {"the kernels alone", "resized crop to tensor, images/s"}  # those of `transforms`
-    assert missing == unmeasured | ({"GPU idle"} if profiler == "blind" else set()), printed
+    assert missing == {"the kernels alone", "resized crop to tensor, images/s"}, printed  # those of `transforms`
     assert all(name in printed for name in figures)
+
+
+@pytest.mark.slow
+def test_a_profiler_that_may_not_look_costs_its_own_figures(
+    on_the_fake: Rehearsal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_PROFILER", "blind")
+    status, runs = on_the_fake(*(step(name, 900, options=ON_THE_FAKE[name]) for name in ("jpeg", "loop", "train")))
+    assert status == 0, [run["error"] for run in runs.values()]
+    figures = dict(gpu_summary.figures({name: run["result"] for name, run in runs.items()}))
+    assert figures["  GPU idle"] == figures["  the kernels alone"] == "-"
+    assert "-" not in (figures["training with torch_sink, images/s"], figures["StepLoop, graph mode, host us a step"])
 
 
 @pytest.mark.slow
