@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -22,6 +23,7 @@ import harness  # noqa: E402
 import jpeg  # noqa: E402
 import kernel_usage  # noqa: E402
 import report  # noqa: E402
+import report_picture  # noqa: E402
 import report_tables  # noqa: E402
 from torch_sink.cli.photos import make_photo  # noqa: E402
 
@@ -155,3 +157,16 @@ def test_a_script_runs_small(script: str, options: tuple[str, ...], tmp_path: Pa
     assert result["machine"]["releases"]["torch"]
     section = report.SECTIONS[script.removesuffix(".py")][3]
     assert section(result).startswith("| ")
+
+
+def test_the_picture_of_a_jpeg_s_way_shows_the_results() -> None:
+    """`report.py --check`, which test_readme.py runs, holds the committed picture to them."""
+    results = report_picture.read_figures(report.RESULTS)
+    shown = report_picture.picture(results)
+    ElementTree.fromstring(shown)
+    kernels = [name for names in report_picture.DECODER.values() for name in names]
+    counted = [row["name"] for row in results["kernels"]["counts"]["decoder"]]
+    assert sorted([*kernels, "all"]) == sorted(counted), "each kernel in one step"
+    results["worker_cost"]["worker_cost"][report_picture.PIPELINE]["torch_sink_ms"]["p50"] = 123.45
+    assert "123.45 ms" in report_picture.picture(results)
+    assert "123.45 ms" not in shown
