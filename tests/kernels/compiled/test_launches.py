@@ -21,7 +21,7 @@ from torch_sink.triton_kernels.stages.variants import variants
 def launch_pipelines() -> None:
     of_floats = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Resize(12)])
     with torch_sink.image_backend("device", device="meta"):
-        launch(v2.PILToTensor()(make_photo(16, 16, 0)))
+        launch(v2.Compose([v2.RandomAutocontrast(p=1), v2.PILToTensor()])(make_photo(16, 16, 0)))
         launch(of_floats(make_photo(16, 16, 0)))
 
 
