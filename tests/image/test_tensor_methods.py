@@ -83,6 +83,11 @@ RECORDED: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "what was detached and written to": (FLOATS, lambda x: [x.detach().sub_(0.5), x]),
     "repeat": (GRAY, lambda x: x.repeat(3, 1, 1)),
     "repeat, a list": (GRAY, lambda x: x.repeat([3, 1, 1])),
+    "expand": (GRAY, lambda x: x.expand(3, -1, -1)),
+    "expand, sizes": (GRAY, lambda x: x.expand(3, *x.shape[1:])),
+    "three times": (GRAY, lambda x: torch.cat([x, x, x])),
+    "three times, by name": (GRAY, lambda x: torch.cat((x.float(),) * 3, dim=0)),
+    "what was expanded, resized": (GRAY, lambda x: F.hflip((x / 255).expand(3, -1, -1))),
     "repeated floats": (GRAY, lambda x: (x.float() / 255).repeat(3, 1, 1) - MEAN),
 }
 IN_STOCK_CODE: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
@@ -106,7 +111,9 @@ IN_STOCK_CODE: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "turned with channels": (ALL, lambda x: torch.rot90(x)),
     "repeated rows": (GRAY, lambda x: x.repeat(3, 2, 1)),
     "repeated colors": (ALL, lambda x: x.repeat(3, 1, 1)),
-    "expand": (GRAY, lambda x: x.expand(3, -1, -1)),
+    "three others": (GRAY, lambda x: torch.cat([x, F.hflip(x), x])),
+    "four times": (GRAY, lambda x: torch.cat([x] * 4)),
+    "three colors": (ALL, lambda x: torch.cat([x, x, x])),
     "a fourth dimension": (GRAY, lambda x: x.expand(2, 3, -1, -1)),
     "a clone of a box": (ALL, lambda x: x[:, 3:9, 2:7].clone()),
     "a part of a box that is written to": (FLOATS, lambda x: [x[:, 3:9].mul_(2), x]),
@@ -141,7 +148,7 @@ def test_methods(kind: str, calls: dict[str, Any], name: str) -> None:
 
 
 BATCHES = ["float() / 255", "/ 127.5 - 1", "minus mean, by std", "bytes minus mean, by std", "from 1, twice", "BGR"]
-BATCHES += ["a box of a box", "flip, both", "rot90", "from 255", "to half", "repeated floats"]
+BATCHES += ["a box of a box", "flip, both", "rot90", "from 255", "to half", "repeated floats", "expand", "three times"]
 
 
 def check_batch(kind: str, name: str) -> None:

@@ -244,6 +244,18 @@ def _stack(tensors: Sequence[Any], dim: int = 0, *, out: torch.Tensor | None = N
     return collate_handles(tensors) if stack is None else stack
 
 
+@recorded(torch.cat)
+def _cat_channels(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
+    """Three times the same gray image, as `repeat(3, 1, 1)` makes it."""
+    if not isinstance(tensors, (list, tuple)) or len(tensors) != 3 or dim not in (0, -3) or kwargs:
+        return NotImplemented
+    first = tensors[0]
+    if not all(type(image) in HANDLES and image.is_recording for image in tensors) or first.sink_shape[0] != 1:
+        return NotImplemented
+    same = all(image.sink_source is first.sink_source and image.sink_ops == first.sink_ops for image in tensors)
+    return first.repeat(3, 1, 1) if same else NotImplemented
+
+
 def _stack_of(images: Sequence[Any]) -> LazyStack | None:
     """A stack of recorded images, or None where they are made at once, or are not all recorded and alike."""
     active = backend_state.settled()

@@ -245,7 +245,7 @@ def _is_expanded(ops: Sequence[Op]) -> bool:
     for op in reversed(ops):
         name = op.name.split(".")[-1]
         if name != "crop":  # a view
-            return name == "grayscale_to_rgb" or (name == "rgb_to_grayscale" and op.args[0] == 3)
+            return name in ("grayscale_to_rgb", "expand") or (name == "rgb_to_grayscale" and op.args[0] == 3)
     return False
 
 

@@ -37,7 +37,7 @@ def _lower_gray(state: Lowering, channels: int, formula: Formula) -> None:
         state.channels = channels
 
 
-def _lower_to_rgb(state: Lowering) -> None:
+def lower_to_rgb(state: Lowering) -> None:
     state.channels = 3
 
 
@@ -139,7 +139,7 @@ Operation(
     "gray to RGB",
     stock={"v2.grayscale_to_rgb": F_v2.grayscale_to_rgb_image},
     record={"v2.grayscale_to_rgb": _to_rgb},
-    lower=_lower_to_rgb,
+    lower=lower_to_rgb,
     examples=_rgb_examples,
     transforms={"RGB": [sample()]},
 )

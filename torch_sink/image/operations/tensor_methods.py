@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from torch_sink.image.core.ops import RECORDERS, Op, Operation
-from torch_sink.image.operations.channels import permute_channels
+from torch_sink.image.core.ops import NUMERIC, RECORDERS, Op, Operation
+from torch_sink.image.operations.channels import lower_to_rgb, permute_channels
 from torch_sink.image.operations.conversions import to_dtype
 
 _TYPES = {torch.FloatTensor: torch.float32, torch.HalfTensor: torch.float16}
@@ -112,13 +112,29 @@ Operation(
 
 def _repeat(handle: Any, channels: Any, down: Any = None, across: Any = None) -> Any:
     sizes = tuple(channels) if isinstance(channels, (list, tuple)) else (channels, down, across)
-    if sizes != (3, 1, 1) or handle.sink_shape[0] != 1:
+    return _spread(handle, "repeat") if sizes == (3, 1, 1) else NotImplemented
+
+
+def _expand(handle: Any, channels: Any, height: Any = None, width: Any = None) -> Any:
+    sizes = tuple(channels) if isinstance(channels, (list, tuple)) else (channels, height, width)
+    kept = zip(sizes[1:], handle.sink_shape[1:], strict=False)
+    fits = len(sizes) == 3 and sizes[0] == 3 and all(size in (-1, side) for size, side in kept)
+    return _spread(handle, "expand") if fits else NotImplemented
+
+
+def _spread(handle: Any, name: str) -> Any:
+    channels, height, width = handle.sink_shape
+    if channels != 1 or handle.sink_dtype not in NUMERIC:
         return NotImplemented
-    spread = RECORDERS["v2.grayscale_to_rgb"](handle)
-    return spread if spread is NotImplemented else spread.record(Op("contiguous"))
+    return handle.record(Op(name), shape=(3, height, width), is_view=name == "expand")
 
 
-Operation("three equal channels", stock={}, record={torch.Tensor.repeat: _repeat})
+Operation(
+    "three equal channels",
+    stock={"repeat": lambda image: image.repeat(3, 1, 1), "expand": lambda image: image.expand(3, -1, -1)},
+    record={torch.Tensor.repeat: _repeat, torch.Tensor.expand: _expand},
+    lower=lower_to_rgb,
+)
 
 # --- copies
 
@@ -126,7 +142,7 @@ Operation("three equal channels", stock={}, record={torch.Tensor.repeat: _repeat
 def _clone(handle: Any) -> Any:
     """A handle of its own; `NotImplemented` for views, whose copies have other strides."""
     last = handle.sink_ops[-1].name.split(".")[-1] if handle.sink_ops else ""
-    is_plain = last not in ("crop", "grayscale_to_rgb", "rgb_to_grayscale", "quarter_turns")
+    is_plain = last not in ("crop", "expand", "grayscale_to_rgb", "rgb_to_grayscale", "quarter_turns")
     return handle.record_nothing() if is_plain else NotImplemented
 
 
