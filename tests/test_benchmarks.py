@@ -89,7 +89,7 @@ def test_a_command_ends_within_its_share_and_takes_its_children_along(tmp_path: 
     code = (
         "import os, sys, time; os.fork(); print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True); time.sleep(600)"
     )
-    run = gpu.run_command("slow", ["-I", "-S", "-c", code, str(pid)], tmp_path / "log", seconds=5)
+    run = gpu.run_command("slow", ["-I", "-S", "-c", code, str(pid)], tmp_path / "log", seconds=3)
     assert run["status"] == "out of time"
     assert run["seconds"] < 60
     with contextlib.suppress(ProcessLookupError):

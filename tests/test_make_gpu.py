@@ -103,7 +103,8 @@ def test_a_benchmark_that_is_cut_short_keeps_its_figures(
         self.has_limits = True
 
     monkeypatch.setattr(gpu.Run, "__init__", with_limits)
-    status, runs = rehearse(place, step("worker_cost", seconds=6), step("scale", seconds=0))
+    monkeypatch.setattr(gpu, "LEAST_SECONDS", 1.0)
+    status, runs = rehearse(place, step("worker_cost", seconds=3), step("scale", seconds=0))
     assert status == 1
     assert runs["worker_cost"]["status"] == "out of time"
     assert runs["worker_cost"]["result"]["unfinished"]

@@ -1,4 +1,7 @@
-"""What the tests run on two processes: `torchrun --nproc-per-node 2 distributed_run.py CASES|CRASH DIRECTORY`."""
+"""What the tests run on two processes: `torchrun --nproc-per-node 2 --max-restarts 2 distributed_run.py DIRECTORY`.
+
+In its first life the job goes through all cases, then one rank dies; in the second it resumes.
+"""
 
 from __future__ import annotations
 
@@ -205,6 +208,7 @@ def cases(directory: Path) -> None:
 
 def crash(directory: Path) -> None:
     """Rank 1 dies at step 5 of its first life."""
+    directory.mkdir(exist_ok=True)
     model = wrap(make_model(), "ddp")
     batches = own_part(global_batches())
     loop = StepLoop(model, functional.cross_entropy, make_optimizer(model), sink_size=2)
@@ -237,7 +241,10 @@ def join() -> None:
 
 def main() -> None:
     join()
-    {"CASES": cases, "CRASH": crash}[sys.argv[1]](Path(sys.argv[2]))
+    directory = Path(sys.argv[1])
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        cases(directory)
+    crash(directory / "crash")
     forget_shardings()
     distributed.barrier()
     distributed.destroy_process_group()

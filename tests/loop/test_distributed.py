@@ -24,10 +24,16 @@ def torchrun(*arguments: str, restarts: int = 0) -> subprocess.CompletedProcess[
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """One job with two lives, since each process of a life loads torch anew; and the folder that it wrote to."""
     directory = tmp_path_factory.mktemp("cases")
-    finished = torchrun(str(SCRIPT), "CASES", str(directory))
-    assert finished.returncode == 0, finished.stderr[:6000]
+    return torchrun(str(SCRIPT), str(directory), restarts=2), directory
+
+
+@pytest.fixture(scope="module")
+def results(job: tuple[subprocess.CompletedProcess[str], Path]) -> dict[str, Any]:
+    finished, directory = job
+    assert (directory / "rank-0.json").is_file(), finished.stderr[:6000]
     first, second = (json.loads((directory / f"rank-{rank}.json").read_text()) for rank in (0, 1))
     assert {name: case for name, case in first.items() if name != "signal"} == {
         name: case for name, case in second.items() if name != "signal"
@@ -74,11 +80,13 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_sink(results: dict[str, A
     ]
 
 
-def test_a_rank_that_dies_ends_the_job_and_a_restart_resumes(tmp_path: Path) -> None:
-    finished = torchrun(str(SCRIPT), "CRASH", str(tmp_path), restarts=2)
+def test_a_rank_that_dies_ends_the_life_of_a_job_and_the_next_resumes(
+    job: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    finished, directory = job
     assert finished.returncode == 0, finished.stderr[:6000]
     assert "rank 1 was told to die" in finished.stderr
-    first, second = (json.loads((tmp_path / f"crash-{rank}.json").read_text()) for rank in (0, 1))
+    first, second = (json.loads((directory / "crash" / f"crash-{rank}.json").read_text()) for rank in (0, 1))
     assert first["resumed"] == 4
     assert first["steps"] == 8
     assert first["parameters"] == second["parameters"]
