@@ -63,11 +63,12 @@ def every_variant() -> list[Any]:
 
 def test_what_is_compiled_ahead_is_what_a_launch_looks_for(wanted: set[str]) -> None:
     for variant in every_variant():
-        pointers = [variant.signature[name].removeprefix("*") for name in variant.pointers]
-        tensors = [torch.empty(64, dtype=ahead._DTYPES[pointer]) for pointer in pointers]
+        kinds = [variant.signature[name] for name in variant.kernel.arg_names if name not in variant.constants]
+        types = [ahead._DTYPES[kind.removeprefix("*")] if kind.startswith("*") else None for kind in kinds]
+        arguments = [64 if kind is None else torch.empty(64, dtype=kind) for kind in types]
         options = compiler_options(variant.warps, variant.registers)
         with ahead._compiling_for(TARGET):
-            variant.kernel[(1,)](*tensors, **variant.constants, **options)
+            variant.kernel[(1,)](*arguments, **variant.constants, **options)
     launched = set(wanted)
     assert len(launched) == len(every_variant())
     wanted.clear()

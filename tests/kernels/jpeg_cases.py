@@ -184,16 +184,23 @@ class GraphInputs(NamedTuple):
 
     @classmethod
     def of_capacity(cls, largest: Capacity) -> GraphInputs:
-        shapes = (
-            (largest.stream_bytes,),
-            (largest.huffman_tables, COLUMN["HUFFMAN_COLUMNS"]),
-            (4 * largest.quantization_tables, 64),
+        def room(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            values = torch.full((math.prod(shape) * dtype.itemsize,), 0x5A, dtype=torch.uint8, device=device_in_use())
+            return values.view(dtype).view(shape)
+
+        return cls(
+            Inputs(
+                room(largest.stream_bytes, dtype=torch.uint8),
+                room(largest.huffman_tables, COLUMN["HUFFMAN_COLUMNS"], dtype=torch.uint8),
+                room(largest.quantization_tables, 64),
+                room(largest.images, COLUMN["IMAGE_COLUMNS"]),
+                room(largest.segments, COLUMN["SEGMENT_COLUMNS"]),
+                room(largest.images, COLUMN["WINDOW_COLUMNS"]),
+            )
         )
-        rooms = [torch.full(shape, 0x5A, dtype=torch.uint8, device=device_in_use()) for shape in shapes]
-        return cls(Inputs(*rooms[:2], rooms[2].view(-1).view(torch.int32).view(-1, 64)))
 
     def holding(self, inputs: Inputs) -> Inputs:
-        """The memory with these inputs in it, and zeros after the tables."""
+        """The memory with these inputs in it, and zeros after them."""
         for room, given in zip(self.rooms, inputs, strict=True):
             room[: len(given)].copy_(given)
             room[len(given) :].zero_()

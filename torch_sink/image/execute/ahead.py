@@ -168,9 +168,11 @@ def launch_everything(target: GPUTarget) -> None:
 
     listed: list[Any] = [*variants(), *jpeg_variants(target.warp_size)]
     for variant in listed:
-        pointers = [_DTYPES[variant.signature[name].removeprefix("*")] for name in variant.pointers]
+        kinds = [variant.signature[name] for name in variant.kernel.arg_names if name not in variant.constants]
+        # Kernels are compiled once for all values of a number.
+        arguments = [_DTYPES[kind.removeprefix("*")] if kind.startswith("*") else 0 for kind in kinds]
         options = compiler_options(variant.warps, variant.registers)
-        variant.kernel.warmup(*pointers, grid=(1,), **variant.constants, **options)
+        variant.kernel.warmup(*arguments, grid=(1,), **variant.constants, **options)
 
 
 def compile_all(jobs: Sequence[Job], target: GPUTarget, processes: int | None = None) -> Iterator[Outcome]:

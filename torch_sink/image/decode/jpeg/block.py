@@ -28,25 +28,21 @@ _MOST_TABLES = (1 << 16) - 6
 
 
 class Headers(NamedTuple):
-    """What the files of a batch say: of each attribute a number for every file, int64 [images].
+    """What the files of a batch say: numbers for every file, int64 [images], or [attributes, images].
 
     Attributes:
-        width: pixels.
-        height: pixels.
+        size: width and height, pixels.
         components: 1 or 3.
-        across: luma blocks of an MCU across.
-        down: luma blocks of an MCU down.
+        sampling: luma blocks of an MCU across and down.
         interval: MCUs between two restart markers; 0 where there are none.
         segments: pieces of the scan.
         channels: that are wanted.
-        tables: [9, images], rows of the quantization, the DC and the AC tables, of three components each.
+        tables: rows of the quantization, the DC and the AC tables, of three components each.
     """
 
-    width: np.ndarray
-    height: np.ndarray
+    size: np.ndarray
     components: np.ndarray
-    across: np.ndarray
-    down: np.ndarray
+    sampling: np.ndarray
     interval: np.ndarray
     segments: np.ndarray
     channels: np.ndarray
@@ -79,12 +75,10 @@ class JpegFiles(NamedTuple):
     def columns(self) -> Headers:
         """The headers, attribute by attribute."""
         columns = self.headers.T.astype(np.int64)
-        return Headers._make([*columns[:8], columns[8:]])
+        return Headers._make([columns[:2], columns[2], columns[3:5], *columns[5:8], columns[8:]])
 
     def part(self, first: int, last: int) -> JpegFiles:
         """Some of them, up to the one before `last`."""
-        if last - first == len(self.headers):
-            return self
         begin, end = np.cumsum([0, *self.columns().segments])[[first, last]]
         headers, segments = self.headers[first:last], self.segments[begin:end]
         return self._replace(sources=self.sources[first:last], headers=headers, segments=segments)

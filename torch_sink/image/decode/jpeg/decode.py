@@ -12,12 +12,12 @@ import torch
 from torch_sink.image.core.transfer import host_buffer, pins, to_host
 from torch_sink.image.decode.jpeg.block import JpegBlock, JpegFiles, lay_out_jpegs
 from torch_sink.image.decode.jpeg.decoder import Inputs, JpegDecoder
-from torch_sink.image.decode.jpeg.tables import batch_of, block_counts
+from torch_sink.image.decode.jpeg.tables import JpegBatch, batch_of
 from torch_sink.image.sources.decoded import Box, Decoded
 from torch_sink.image.sources.source import EncodedSource
 from torch_sink.triton_kernels.interpreter import is_interpreted
 from torch_sink.triton_kernels.jpeg.entropy import LaneShape, choose_lane_shape
-from torch_sink.triton_kernels.jpeg.window import tile_shape
+from torch_sink.triton_kernels.jpeg.window import TileShape, tile_shape
 
 # Blocks of a launch: 1 GiB of coefficients, which 1,000 photographs of 500 x 375 have.
 _MOST_BLOCKS = 1 << 23
@@ -52,8 +52,8 @@ class LaunchedJpegs(NamedTuple):
         """
         left, top, width, height = self.boxes.T.astype(np.int64)
         first = np.array([owner.data_ptr() for owner in self.owners])[self.owner_of_file] + self.offsets
-        channels = self.files.columns().channels
-        steps = width, np.ones_like(width), np.where(channels > 1, width * height, 0)
+        has_planes = self.files.columns().channels > 1
+        steps = width, np.ones_like(width), np.where(has_planes, width * height, 0)
         return np.stack([first - top * width - left, *steps], axis=1)
 
     def images(self) -> list[Decoded]:
@@ -85,17 +85,15 @@ def launch_jpegs(
     """
     interpreted = is_interpreted()
     shape = shape or choose_lane_shape(int(files.segments[:, 1].sum()), interpreted=interpreted)
-    tile = tile_shape(interpreted=interpreted)
     results: list[tuple[torch.Tensor, torch.Tensor]] = []
     offsets, owner_of_file = [], []
     # Triton launches on the current device, wherever the tensors are.
     with torch.accelerator.device_index(block.device.index) if pins(block.device) else nullcontext():
-        for first, last in _parts(files):
-            batch = batch_of(files.part(first, last), boxes[first:last], shape.bits, tile)
+        for batch in _batches(files, boxes, shape.bits, tile_shape(interpreted=interpreted)):
             decoder = JpegDecoder(batch.capacity, shape, block.device, interpreted=interpreted)
             decoder.load(batch, Inputs.of_block(block, batch))
             decoder.launch()
-            owner_of_file += [len(results)] * (last - first)
+            owner_of_file += [len(results)] * len(batch.images)
             results.append((decoder.pixels, decoder.status))
             offsets.append(batch.pixel_offsets)
     owners, statuses = zip(*results, strict=True)
@@ -145,15 +143,12 @@ def block_on_device(laid_out: JpegBlock, device: torch.device) -> torch.Tensor:
     return block.to(device, non_blocking=pins(device))
 
 
-def _parts(files: JpegFiles) -> Iterator[tuple[int, int]]:
-    """The files in parts that fit into a launch, first and last + 1 of each; a larger file is a part of its own."""
-    headers = files.columns()
-    blocks = np.cumsum(block_counts(headers))
-    last_bytes = files.segments.sum(axis=1)[np.cumsum(headers.segments) - 1]
-    first = blocks_before = bytes_before = 0
-    while first < len(files.headers):
-        fit = np.searchsorted(blocks, blocks_before + _MOST_BLOCKS, "right")
-        fit = min(fit, np.searchsorted(last_bytes, bytes_before + _MOST_STREAM_BYTES, "right"))
-        last = max(int(fit), first + 1)
-        yield first, last
-        first, blocks_before, bytes_before = last, blocks[last - 1], last_bytes[last - 1]
+def _batches(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShape) -> Iterator[JpegBatch]:
+    """The files in batches that fit into a launch, in order; a larger file is a batch of its own."""
+    batch, count = batch_of(files, boxes, lane_bits, tile), len(boxes)
+    fits = batch.capacity.blocks <= _MOST_BLOCKS and batch.capacity.stream_bytes <= _MOST_STREAM_BYTES
+    if fits or count == 1:
+        yield batch
+        return
+    for first, last in ((0, count // 2), (count // 2, count)):
+        yield from _batches(files.part(first, last), boxes[first:last], lane_bits, tile)

@@ -5,11 +5,11 @@ What each column means: `triton_kernels/jpeg/rows.py`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from torch_sink.image.decode.jpeg.block import Headers, JpegFiles
+from torch_sink.image.decode.jpeg.block import ALIGNMENT_BYTES, Headers, JpegFiles, aligned
 from torch_sink.triton_kernels.jpeg import rows
 from torch_sink.triton_kernels.jpeg.layout import lane_count
 from torch_sink.triton_kernels.jpeg.window import TILE_SHAPE, TileShape
@@ -19,8 +19,8 @@ COLUMN = {name: value for name, value in vars(rows).items() if name.isupper()}
 # Upsampling reads one chroma sample beside the box.
 _CHROMA_MARGIN_PIXELS = 2
 _BLOCK_SAMPLES = 64
-# A lane that ends where a segment does holds the words after it.
-_SPARE_BYTES = 16
+# A tensor that does not begin at a multiple of 16 bytes would need another variant of each kernel.
+_ALIGNED_VALUES = 4
 
 
 class Capacity(NamedTuple):
@@ -60,6 +60,7 @@ class JpegBatch(NamedTuple):
         first_byte: in the block, where the stream begins: its first segment.
         huffman: first byte in the block of uint8 [tables, HUFFMAN_COLUMNS].
         quantization: first byte in the block of int32 [tables, 64].
+        tables: int32 [values], the three that follow.
         images: int32 [images, IMAGE_COLUMNS].
         segments: int32 [segments, SEGMENT_COLUMNS].
         windows: int32 [images, WINDOW_COLUMNS].
@@ -69,6 +70,7 @@ class JpegBatch(NamedTuple):
     first_byte: int
     huffman: int
     quantization: int
+    tables: np.ndarray
     images: np.ndarray
     segments: np.ndarray
     windows: np.ndarray
@@ -80,6 +82,23 @@ class JpegBatch(NamedTuple):
         return self.windows[:, COLUMN["PIXELS"]].astype(np.int64) * COLUMN["PIXELS_UNIT"]
 
 
+def split_tables(tables: Any, images: int, segments: int) -> list[Any]:
+    """The tables of images, segments and windows in an array or a tensor that holds them one after the other."""
+    begins = np.cumsum([0, *map(_room, _shapes(images, segments))]).tolist()
+    shapes = zip(begins[:-1], _shapes(images, segments), strict=True)
+    return [tables[begin : begin + rows * columns].reshape(rows, columns) for begin, (rows, columns) in shapes]
+
+
+def _shapes(images: int, segments: int) -> list[tuple[int, int]]:
+    columns = COLUMN["IMAGE_COLUMNS"], COLUMN["SEGMENT_COLUMNS"], COLUMN["WINDOW_COLUMNS"]
+    return list(zip((images, segments, images), columns, strict=True))
+
+
+def _room(shape: tuple[int, int]) -> int:
+    """Values from the beginning of a table to that of the next."""
+    return -(-shape[0] * shape[1] // _ALIGNED_VALUES) * _ALIGNED_VALUES
+
+
 def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShape = TILE_SHAPE) -> JpegBatch:
     """The tables of a batch, made without a look at any single file.
 
@@ -89,154 +108,116 @@ def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
         lane_bits: how many bits a lane decodes.
         tile: how much a program of the pixel kernels makes.
     """
-    headers = files.columns()
-    images = _image_rows(headers)
-    segments = _segment_rows(headers, images, files.segments, lane_bits)
-    windows, planes_bytes, pixels_bytes = _window_rows(headers, boxes.T.astype(np.int64), images, tile)
+    headers, (first_byte, lengths) = files.columns(), files.segments.T
+    counts = len(boxes), len(lengths)
+    tables = np.zeros(sum(map(_room, _shapes(*counts))), np.int32)
+    images, segments, windows = split_tables(tables, *counts)
+    mcus = -(-headers.size // (8 * headers.sampling))
+    units = _product(headers.sampling) + headers.components - 1
+    blocks = _product(mcus) * units
+    starts, (all_blocks, _) = _starts(blocks, headers.segments)
+    _fill(
+        images,
+        WIDTH=headers.size,
+        COMPONENTS=headers.components,
+        SAMPLING_H=headers.sampling,
+        MCUS_PER_ROW=mcus,
+        UNITS=units,
+        FIRST_BLOCK=starts[0],
+        BLOCKS=blocks,
+        FIRST_SEGMENT=starts[1],
+        SEGMENTS=headers.segments,
+        QUANTIZATION=headers.tables,
+    )
+    # Where there are no restart markers, the only segment holds everything.
+    steps = np.where(headers.interval > 0, headers.interval * units, blocks)
+    image = np.repeat(np.arange(len(blocks)), headers.segments)
+    before = (np.arange(len(image)) - starts[1, image]) * steps[image]
+    lanes = lane_count(lengths, lane_bits)
+    first_lanes, (all_lanes,) = _starts(lanes)
+    _fill(
+        segments,
+        SEGMENT_IMAGE=image,
+        FIRST_BYTE=first_byte - first_byte[0],
+        BYTES=lengths,
+        SEGMENT_FIRST_BLOCK=starts[0, image] + before,
+        SEGMENT_BLOCKS=np.minimum(steps[image], blocks[image] - before),
+        FIRST_LANE=first_lanes,
+        LANES=lanes,
+    )
+    planes, pixels, block_tiles, pixel_tiles = _fill_windows(windows, headers, boxes.T.astype(np.int64), units, tile)
     capacity = Capacity(
-        stream_bytes=int(segments[-1, COLUMN["FIRST_BYTE"]] + _padded(segments[-1, COLUMN["BYTES"]])),
+        stream_bytes=int(aligned(first_byte[-1] - first_byte[0] + lengths[-1])) + ALIGNMENT_BYTES,
         images=len(images),
         segments=len(segments),
         quantization_tables=files.quantization[1],
         huffman_tables=files.huffman[1],
-        lanes=int(segments[:, COLUMN["LANES"]].sum()),
-        blocks=int(images[:, COLUMN["BLOCKS"]].sum()),
-        planes_bytes=planes_bytes,
-        pixels_bytes=pixels_bytes,
-        block_tiles=int(windows[:, COLUMN["BLOCK_TILES"]].sum()),
-        pixel_tiles=int(windows[:, COLUMN["PIXEL_TILES"]].sum()),
+        lanes=all_lanes,
+        blocks=all_blocks,
+        planes_bytes=planes * COLUMN["PLANES_UNIT"],
+        pixels_bytes=pixels * COLUMN["PIXELS_UNIT"],
+        block_tiles=block_tiles,
+        pixel_tiles=pixel_tiles,
     )
-    return JpegBatch(
-        int(files.segments[0, 0]),
-        files.huffman[0],
-        files.quantization[0],
-        images.astype(np.int32),
-        segments.astype(np.int32),
-        windows.astype(np.int32),
-        capacity,
-    )
+    places = int(first_byte[0]), files.huffman[0], files.quantization[0]
+    return JpegBatch(*places, tables, images, segments, windows, capacity)
 
 
-def block_counts(headers: Headers) -> np.ndarray:
-    """int64 [images], blocks of each; all MCUs are whole."""
-    across, down, units = _mcu_counts(headers)
-    return across * down * units
+def _fill_windows(
+    windows: np.ndarray, headers: Headers, boxes: np.ndarray, units: np.ndarray, tile: TileShape
+) -> list[int]:
+    """Fills int32 [images, WINDOW_COLUMNS], and says how many units and tiles all planes and all pixels have.
 
-
-def _mcu_counts(headers: Headers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """MCUs across and down, and units of one."""
-    across = -(-headers.width // (8 * headers.across))
-    down = -(-headers.height // (8 * headers.down))
-    return across, down, headers.across * headers.down + headers.components - 1
-
-
-def _image_rows(headers: Headers) -> np.ndarray:
-    """int64 [images, IMAGE_COLUMNS]."""
-    across, down, units = _mcu_counts(headers)
-    images = _rows(
-        "IMAGE_COLUMNS",
-        WIDTH=headers.width,
-        HEIGHT=headers.height,
-        COMPONENTS=headers.components,
-        SAMPLING_H=headers.across,
-        SAMPLING_V=headers.down,
-        MCUS_PER_ROW=across,
-        MCU_ROWS=down,
-        UNITS=units,
-        FIRST_BLOCK=_starts(across * down * units),
-        BLOCKS=across * down * units,
-        FIRST_SEGMENT=_starts(headers.segments),
-        SEGMENTS=headers.segments,
-    )
-    for number, name in enumerate(("QUANTIZATION", "DC_TABLE", "AC_TABLE")):
-        images[:, COLUMN[name] : COLUMN[name] + 3] = headers.tables[3 * number : 3 * number + 3].T
-    return images
-
-
-def _segment_rows(headers: Headers, images: np.ndarray, places: np.ndarray, lane_bits: int) -> np.ndarray:
-    """int64 [segments, SEGMENT_COLUMNS]; `places` [segments, 2] are first byte and bytes of each."""
-    first, lengths = places.T
-    image = np.repeat(np.arange(len(images)), headers.segments)
-    number = np.arange(len(lengths)) - images[image, COLUMN["FIRST_SEGMENT"]]
-    units, blocks = images[image, COLUMN["UNITS"]], images[image, COLUMN["BLOCKS"]]
-    interval = headers.interval[image]
-    # Where there are no restart markers, the only segment holds everything.
-    step = np.where(interval > 0, interval * units, blocks)
-    lanes = lane_count(lengths, lane_bits)
-    return _rows(
-        "SEGMENT_COLUMNS",
-        SEGMENT_IMAGE=image,
-        FIRST_BYTE=first - first[0],
-        BYTES=lengths,
-        SEGMENT_FIRST_BLOCK=images[image, COLUMN["FIRST_BLOCK"]] + number * step,
-        SEGMENT_BLOCKS=np.minimum(step, blocks - number * step),
-        FIRST_LANE=_starts(lanes),
-        LANES=lanes,
-    )
-
-
-def _window_rows(
-    headers: Headers, boxes: np.ndarray, images: np.ndarray, tile: TileShape
-) -> tuple[np.ndarray, int, int]:
-    """int64 [images, WINDOW_COLUMNS], and the bytes of all planes and of all pixels; `boxes` are [4, images]."""
-    box_left, box_top, box_width, box_height = boxes
-    left, right, first_column, last_column = _mcus(box_left, box_width, headers.width, headers.across)
-    top, bottom, first_row, last_row = _mcus(box_top, box_height, headers.height, headers.down)
-    blocks = (right - left) * (bottom - top) * images[:, COLUMN["UNITS"]]
-    planes = blocks * _BLOCK_SAMPLES // COLUMN["PLANES_UNIT"]
-    pixels = -(-headers.channels * box_width * box_height // COLUMN["PIXELS_UNIT"])
-    luma_tiles = _block_tiles((right - left) * headers.across, (bottom - top) * headers.down, tile)
-    block_tiles = luma_tiles + (headers.components - 1) * _block_tiles(right - left, bottom - top, tile)
-    tiles_across = -(-last_column // tile.columns) - first_column // tile.columns
-    pixel_tiles = tiles_across * (-(-last_row // tile.rows) - first_row // tile.rows)
-    windows = _rows(
-        "WINDOW_COLUMNS",
-        MCU_LEFT=left,
-        MCU_TOP=top,
-        MCUS_ACROSS=right - left,
-        MCUS_DOWN=bottom - top,
-        PLANES=_starts(planes),
-        PIXELS=_starts(pixels),
-        BOX_LEFT=box_left,
-        BOX_TOP=box_top,
-        BOX_WIDTH=box_width,
-        BOX_HEIGHT=box_height,
+    Args:
+        windows: written to.
+        headers: of the files.
+        boxes: [4, images].
+        units: of an MCU.
+        tile: how much a program makes.
+    """
+    begins, lengths, mcu = boxes[:2], boxes[2:], 8 * headers.sampling
+    first = np.maximum(begins - _CHROMA_MARGIN_PIXELS, 0) // mcu
+    mcus = -(-np.minimum(begins + lengths + _CHROMA_MARGIN_PIXELS, headers.size) // mcu) - first
+    planes = _product(mcus) * units * _BLOCK_SAMPLES // COLUMN["PLANES_UNIT"]
+    pixels = -(-headers.channels * _product(lengths) // COLUMN["PIXELS_UNIT"])
+    block_shape = np.array([[tile.block_columns], [tile.block_rows]])
+    luma_tiles, chroma_tiles = (_product(-(-size // block_shape)) for size in (mcus * headers.sampling, mcus))
+    block_tiles = luma_tiles + (headers.components - 1) * chroma_tiles
+    # The box in pixels of the window.
+    inside, pixel_shape = begins - first * mcu, np.array([[tile.columns], [tile.rows]])
+    pixel_tiles = _product(-(-(inside + lengths) // pixel_shape) - inside // pixel_shape)
+    starts, totals = _starts(planes, pixels, block_tiles, pixel_tiles)
+    _fill(
+        windows,
+        MCU_LEFT=first,
+        MCUS_ACROSS=mcus,
+        PLANES=starts[:2],
+        BOX_LEFT=boxes,
         CHANNELS=headers.channels,
-        FIRST_BLOCK_TILE=_starts(block_tiles),
+        FIRST_BLOCK_TILE=starts[2],
         BLOCK_TILES=block_tiles,
-        FIRST_PIXEL_TILE=_starts(pixel_tiles),
+        FIRST_PIXEL_TILE=starts[3],
         PIXEL_TILES=pixel_tiles,
     )
-    sizes = planes.sum() * COLUMN["PLANES_UNIT"], pixels.sum() * COLUMN["PIXELS_UNIT"]
-    return windows, int(sizes[0]), int(sizes[1])
+    return totals
 
 
-def _block_tiles(columns: np.ndarray, rows: np.ndarray, tile: TileShape) -> np.ndarray:
-    """Tiles of planes with so many blocks."""
-    return -(-columns // tile.block_columns) * -(-rows // tile.block_rows)
+def _product(both_axes: np.ndarray) -> np.ndarray:
+    return both_axes[0] * both_axes[1]
 
 
-def _padded(length: int) -> int:
-    """Bytes that the last segment takes in the stream."""
-    return -(-length // _SPARE_BYTES) * _SPARE_BYTES + _SPARE_BYTES
+def _fill(table: np.ndarray, **values: np.ndarray) -> None:
+    """Writes columns, those of a value [columns, rows] from the named one on."""
+    for name, value in values.items():
+        begin = COLUMN[name]
+        if value.ndim == 1:
+            table[:, begin] = value
+        else:
+            table[:, begin : begin + len(value)] = value.T
 
 
-def _mcus(begin: np.ndarray, length: np.ndarray, size: np.ndarray, factor: np.ndarray) -> tuple[np.ndarray, ...]:
-    """One axis of the window around a box: its first MCU, the one after its last, the box in pixels of the window."""
-    mcu = 8 * factor
-    first = np.maximum(begin - _CHROMA_MARGIN_PIXELS, 0) // mcu
-    end = -(-np.minimum(begin + length + _CHROMA_MARGIN_PIXELS, size) // mcu)
-    return first, end, begin - first * mcu, begin + length - first * mcu
-
-
-def _rows(width: str, **values: np.ndarray) -> np.ndarray:
-    """A table with the given columns."""
-    rows = np.zeros((len(next(iter(values.values()))), COLUMN[width]), np.int64)
-    for name, column in values.items():
-        rows[:, COLUMN[name]] = column
-    return rows
-
-
-def _starts(lengths: np.ndarray) -> np.ndarray:
-    """Where each of several things begins that lie one after the other."""
-    return np.cumsum(lengths) - lengths
+def _starts(*lengths: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """Where things begin that lie one after the other, int64 [kinds of things, things], and where each kind ends."""
+    together = np.stack(lengths)
+    ends = together.cumsum(axis=1)
+    return ends - together, ends[:, -1].tolist()
