@@ -14,6 +14,7 @@ is missing shows as garbage: memory holds NaN until a kernel has written to it, 
 | `autograd.py`, `contexts.py` | what torch's engine needs to run backward passes without a device |
 | `random_numbers.py` | the generators of the devices, outside and inside graphs |
 | `device.py`, `fixtures.py` | all of it in the place of `torch.cuda`, for a test |
+| `run.py` | the same for a script, the benchmarks of `make gpu` for instance, with Triton's interpreter on its memory |
 
 What it does not model: kernels that only CUDA has (cuDNN, Triton), memory that runs out, time, and more than one
 process. Where a release of torch differs from another, `FakeCuda(release=...)` chooses.
