@@ -95,7 +95,7 @@ class Hooks(ExitStack):
 
         @functools.wraps(function)
         def traced(*args: Any, **kwargs: Any) -> Any:
-            is_seen = _waits_for_device(args) if hook.waits else not (hook.is_part and getattr(inside, "spans", 0))
+            is_seen = _waits_for_device(args) if hook.waits else not hook.is_part or getattr(inside, "spans", 0) == 0
             if not is_seen:
                 return function(*args, **kwargs)
             inside.spans = getattr(inside, "spans", 0) + 1
