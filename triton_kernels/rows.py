@@ -113,7 +113,6 @@ MEASURED_CHANNEL = 2
 STATISTIC_COLUMNS = 4
 
 # Filters; Pillow's numbers.
-LANCZOS = 1
 BILINEAR = 2
 BICUBIC = 3
 BOX = 4

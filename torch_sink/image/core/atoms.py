@@ -178,11 +178,6 @@ class Lowering:
         self.value_ops: list[Op] = []
         self.erased: list[tuple[int, int, torch.Tensor]] = []
 
-    @property
-    def top(self) -> float:
-        """The largest value of a pixel."""
-        return 1.0 if self.is_float else 255.0
-
     def add(self, kind: Kind, *values: int, **fields: Any) -> None:
         """Adds an atom whose output has the size of the image so far; `fields` are those of `Atom`."""
         self.atoms.append(Atom(kind, (self.height, self.width), values, **fields))
