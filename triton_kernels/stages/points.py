@@ -10,6 +10,7 @@ from ..pillow.hue import turn_hue
 from ..program import (
     BLEND_MEAN,
     BRIGHTNESS,
+    CLAMP,
     EDGE,
     FACTOR,
     FLIP,
@@ -147,6 +148,9 @@ def apply_point(code, operation, tables, red, green, blue, top, IS_HEAVY: tl.con
             red = blend(mean, red, factor, first, formula, top, True)
             green = blend(mean, green, factor, first, formula, top, True)
             blue = blend(mean, blue, factor, first, formula, top, True)
+        elif code == CLAMP:
+            last = load_float(operation, 2)
+            red, green, blue = clamp(red, first, last), clamp(green, first, last), clamp(blue, first, last)
         elif code == TO_BYTE:
             rounds = tl.load(operation + 2)
             red, green, blue = to_byte(red, first, rounds), to_byte(green, first, rounds), to_byte(blue, first, rounds)

@@ -42,12 +42,13 @@ class Kind(enum.IntEnum):
     PERMUTE = 17
     NORMALIZE = 18
     TO_BYTE = 19
-    LOOKUP = 20
-    VALUES = 21
-    CONTRAST = 22
-    AUTOCONTRAST = 23
-    EQUALIZE = 24
-    BLEND_MEAN = 25
+    CLAMP = 20
+    LOOKUP = 21
+    VALUES = 22
+    CONTRAST = 23
+    AUTOCONTRAST = 24
+    EQUALIZE = 25
+    BLEND_MEAN = 26
     RESAMPLE_X = 31
     RESAMPLE_Y = 32
     AFFINE = 33
@@ -62,7 +63,7 @@ class Kind(enum.IntEnum):
     @functools.cached_property
     def role(self) -> str:
         """ "map", "point", "statistic" or "gather"."""
-        return "map" if self < 10 else "point" if self < 22 else "statistic" if self < 30 else "gather"
+        return "map" if self < 10 else "point" if self < 23 else "statistic" if self < 30 else "gather"
 
 
 class Formula(enum.IntEnum):

@@ -52,7 +52,7 @@ def is_normalized(handle: Any) -> bool:
 
 def _since_clamp(handle: Any) -> Sequence[Op]:
     ops = since_conversion(handle)
-    clamped = max((at for at, op in enumerate(ops) if op.operation.clamps), default=-1)
+    clamped = max((at for at, op in enumerate(ops) if op.operation.clamps(op)), default=-1)
     return ops[clamped + 1 :]
 
 

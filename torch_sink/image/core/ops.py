@@ -115,7 +115,7 @@ class Operation:
         is_point: it makes one value of each, and a table of 256 values for every argument would cost too much.
         is_tabled: of a call: on floats for which a table of 256 values stands, it keeps, moves or writes values.
         moves: floats that were bytes are still scaled bytes behind it.
-        clamps: floats lie in [0, 1] behind it.
+        clamps: of a call: floats lie in [0, 1] behind it.
         leaves_range: of a call: floats may lie anywhere behind it.
         overshoots: of a call: floats may leave [0, 1] by what a bicubic filter adds.
         keeps_info: of a call: a Pillow image keeps its `info`.
@@ -134,7 +134,7 @@ class Operation:
     is_point: bool = False
     is_tabled: Callable[[Op], bool] = lambda op: op.operation.is_value
     moves: bool = False
-    clamps: bool = False
+    clamps: Callable[[Op], bool] = lambda op: False
     leaves_range: Callable[[Op], bool] = lambda op: False
     overshoots: Callable[[Op], bool] = lambda op: False
     keeps_info: Callable[[Op], bool] = lambda op: False

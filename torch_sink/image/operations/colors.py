@@ -104,7 +104,7 @@ Operation(
         "RandomPhotometricDistort": [sample(p=1.0), sample(p=0.0, label="p=0")],
     },
     is_point=True,
-    clamps=True,
+    clamps=lambda op: True,
 )
 
 # --- contrast
@@ -135,7 +135,7 @@ Operation(
     lower=by_formula("adjust_contrast", _lower_contrast, FAMILIES),
     promise=BLENDED,
     examples=_one_factor("adjust_contrast"),
-    clamps=True,
+    clamps=lambda op: True,
 )
 
 # --- saturation
@@ -168,7 +168,7 @@ Operation(
     lower=by_formula("adjust_saturation", _lower_saturation, FAMILIES),
     promise=BLENDED,
     examples=_one_factor("adjust_saturation"),
-    clamps=True,
+    clamps=lambda op: True,
     keeps_info=lambda op: True,
 )
 

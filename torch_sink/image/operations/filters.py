@@ -197,6 +197,6 @@ Operation(
     promise=EXACT_BYTES,
     examples=lambda a: iter([Example("adjust_sharpness", (a.factor(),))]),
     transforms={"RandomAdjustSharpness": [sample(2.0, p=1.0)]},
-    clamps=True,
+    clamps=lambda op: True,
     keeps_info=lambda op: True,
 )

@@ -1,4 +1,4 @@
-"""Normalization and arithmetic with constants.
+"""Normalization, arithmetic with constants, and bounds.
 
 A sum, a difference or a quotient is a normalization with one step left out, (x - mean) / std, which gives stock code's
 very bits. A product is a call of its own: stock code's bits while a table of 256 values stands for the floats, and
@@ -7,12 +7,14 @@ behind that a division by the reciprocal, whose last bit may differ where the co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torchvision.transforms import _functional_tensor as F_tensor
+from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import functional as F_v2
 
 from torch_sink.image.core.arguments import is_number
@@ -214,4 +216,67 @@ Operation(
     is_value=True,
     examples=_product_examples,
     leaves_range=lambda op: True,
+)
+
+# --- bounds
+
+
+def _clamp(image: Any, min: Any = None, max: Any = None) -> Any:
+    return _record_clamp(image, min, max, in_place=False)
+
+
+def _clamp_in_place(image: Any, min: Any = None, max: Any = None) -> Any:
+    return _record_clamp(image, min, max, in_place=True) if image.changes_in_place else NotImplemented
+
+
+def _record_clamp(image: Any, low: Any, high: Any, in_place: bool) -> Any:
+    bounds = [bound for bound in (low, high) if bound is not None]
+    if not bounds or not all(map(is_number, bounds)) or any(map(math.isnan, bounds)):
+        return NotImplemented
+    if image.sink_dtype == torch.uint8:
+        if not all(type(bound) is int and 0 <= bound <= 255 for bound in bounds):
+            return NotImplemented  # which torch wraps around, or makes floats of
+    elif image.sink_dtype != torch.float32:
+        return NotImplemented
+    return record_maybe_in_place(image, in_place, "clamp", (low, high))
+
+
+def _bounds(low: float | None, high: float | None) -> tuple[float, float]:
+    return -math.inf if low is None else low, math.inf if high is None else high
+
+
+def _lower_clamp(state: Lowering, low: float | None, high: float | None) -> None:
+    """CLAMP: (bits of the least value, of the largest)."""
+    state.add(Kind.CLAMP, *float_bits(*_bounds(low, high)))
+
+
+def _keeps_in_range(op: Op) -> bool:
+    low, high = _bounds(*op.args)
+    return low >= 0 and high <= 1 and low <= 1 and high >= 0
+
+
+def _clamp_leaves_range(op: Op) -> bool:
+    return any(bound is not None and not 0 <= bound <= 1 for bound in op.args)
+
+
+def _clamp_examples(a: Arguments) -> Iterator[Example]:
+    if a.is_pillow:
+        return
+    low, high = (60, 190) if a.scale == 1 else (0.2, 0.7)
+    yield Example("clamp", run=lambda image: image.clamp(low, high))
+    yield Example("clamp", label="behind a kernel", run=lambda image: F.adjust_sharpness(image, 2.0).clamp(low, high))
+
+
+Operation(
+    "clamp",
+    stock={"clamp": lambda image, low, high: image.clamp(low, high)},
+    record={
+        **dict.fromkeys((torch.clamp, torch.Tensor.clamp, torch.clip, torch.Tensor.clip), _clamp),
+        **dict.fromkeys((torch.Tensor.clamp_, torch.Tensor.clip_), _clamp_in_place),
+    },
+    lower=_lower_clamp,
+    examples=_clamp_examples,
+    is_value=True,
+    clamps=_keeps_in_range,
+    leaves_range=_clamp_leaves_range,
 )

@@ -37,7 +37,7 @@ def lower(height: int, width: int, channels: int, ops: Sequence[Op]) -> Program:
             _to_bytes(state, op)
         elif op.name == "to_pil_image":
             state.value_ops.clear()
-        elif op.operation.is_value and not state.is_float:
+        elif op.operation.is_value and not state.is_float and not (state.is_uint8 and _is_work_on_bytes(op)):
             state.value_ops.append(op)
             state.is_uint8 = state.is_uint8 and not makes_floats(op)
         elif op.operation.is_point and not state.is_uint8 and _is_half(state):
@@ -55,6 +55,10 @@ def lower(height: int, width: int, channels: int, ops: Sequence[Op]) -> Program:
         else:
             _look_up_values(state)
     return Program(tuple(state.atoms), value_ops, channels, state.channels, (state.height, state.width))
+
+
+def _is_work_on_bytes(op: Op) -> bool:
+    return op.name in LOWER and not makes_floats(op)
 
 
 def _is_half(state: Lowering) -> bool:

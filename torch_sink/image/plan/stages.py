@@ -20,7 +20,7 @@ _DOWN = (Kind.RESAMPLE_Y, Kind.FILTER_Y)
 _HEAVY = frozenset(
     (
         *(Kind.FILTER_X, Kind.FILTER_Y, Kind.GRID, Kind.WARP, Kind.BOX_BLUR),
-        *(Kind.NORMALIZE, Kind.TO_BYTE, Kind.BLEND_MEAN),
+        *(Kind.NORMALIZE, Kind.TO_BYTE, Kind.CLAMP, Kind.BLEND_MEAN),
     )
 )
 _TO_FLOATS = (Kind.VALUES, float_bits(1.0))
