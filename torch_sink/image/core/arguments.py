@@ -117,3 +117,8 @@ def whole_sides(size: Any) -> tuple[int, int] | None:
 
 def is_factor(factor: Any) -> bool:
     return is_number(factor) and factor >= 0
+
+
+def fits_range(written: Any) -> bool:
+    """True where all of the values that a call writes lie in [0, 1]."""
+    return all(0 <= value <= 1 for value in (written if isinstance(written, (tuple, list)) else (written,)))

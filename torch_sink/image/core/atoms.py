@@ -183,6 +183,12 @@ class Lowering:
         """Adds an atom whose output has the size of the image so far; `fields` are those of `Atom`."""
         self.atoms.append(Atom(kind, (self.height, self.width), values, **fields))
 
+    def fill_of(self, fill: Any) -> tuple[float, ...]:
+        """A fill as the kernels have it: bytes, or floats as they are."""
+        if not self.is_float:
+            return color_of(fill)
+        return three(fill if isinstance(fill, (tuple, list)) else (fill,))
+
     def resize_to(self, height: int, width: int) -> tuple[int, int]:
         """Sets the new size and returns the old one."""
         old = self.height, self.width

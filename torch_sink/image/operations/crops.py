@@ -20,6 +20,7 @@ from torch_sink.image.core.arguments import (
     Sides,
     crop_fits,
     cropped_size,
+    fits_range,
     is_number,
     padding_fits,
     sides_of,
@@ -28,7 +29,7 @@ from torch_sink.image.core.arguments import (
 from torch_sink.image.core.arguments import (
     color_of as pillow_color_of,
 )
-from torch_sink.image.core.atoms import Atom, Kind, Lowering, color_of, three
+from torch_sink.image.core.atoms import Atom, Kind, Lowering
 from torch_sink.image.core.examples import Arguments, Example, Sample, sample
 from torch_sink.image.core.ops import NUMERIC, Op, Operation, both
 from torch_sink.image.operations.flips import flip, flip_vertically
@@ -43,14 +44,7 @@ def shift(state: Lowering, top: int, left: int, height: int, width: int, fill: A
     if inside and narrow_resize(state, top, left):
         return
     if (top, left, height, width) != (0, 0, old_height, old_width):
-        state.add(Kind.SHIFT, left, top, old_width, old_height, fill=fill_of(state, fill))
-
-
-def fill_of(state: Lowering, fill: Any) -> tuple[float, ...]:
-    """A fill as the kernels have it: bytes, or floats as they are."""
-    if not state.is_float:
-        return color_of(fill)
-    return three(fill if isinstance(fill, (tuple, list)) else (fill,))
+        state.add(Kind.SHIFT, left, top, old_width, old_height, fill=state.fill_of(fill))
 
 
 _AXES = ((Kind.RESAMPLE_X, Kind.RESAMPLE_Y), (Kind.FILTER_X, Kind.FILTER_Y))
@@ -123,7 +117,7 @@ def mirrored_positions(size: int, before: int, after: int, mode: str) -> np.ndar
 def remap(state: Lowering, x_table: np.ndarray, y_table: np.ndarray, fill: Any = 0) -> None:
     """REMAP: a fill, and two tables: input x by output x, input y by output y; -1 is outside."""
     state.resize_to(len(y_table), len(x_table))
-    state.add(Kind.REMAP, fill=fill_of(state, fill), tables=(x_table, y_table))
+    state.add(Kind.REMAP, fill=state.fill_of(fill), tables=(x_table, y_table))
 
 
 # --- crops
@@ -311,8 +305,3 @@ Operation(
     is_tabled=lambda op: op.args[2] != "constant",
     leaves_range=lambda op: op.args[2] == "constant" and not fits_range(op.args[1]),
 )  # fmt: skip
-
-
-def fits_range(written: Any) -> bool:
-    """True where all of the values that a call writes lie in [0, 1]."""
-    return all(0 <= value <= 1 for value in (written if isinstance(written, (tuple, list)) else (written,)))

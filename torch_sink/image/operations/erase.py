@@ -10,11 +10,11 @@ import torch
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
 
+from torch_sink.image.core.arguments import fits_range
 from torch_sink.image.core.atoms import Kind, Lowering, three
 from torch_sink.image.core.examples import Arguments, Example, sample
 from torch_sink.image.core.ops import RECORDERS, WIDE_TYPES, Op, Operation, both, record_maybe_in_place
 from torch_sink.image.core.tensor_argument import TensorArgument
-from torch_sink.image.operations.crops import fits_range
 
 _NO_BOX = 0, 0, 0, 0, (0.0,)
 

@@ -15,6 +15,7 @@ import torch
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
 from torch_sink.image.core.atoms import FORMULAS, Formula, Kind, Lowering, three
+from torch_sink.image.core.tensor_argument import TensorArgument
 
 # What the kernel reads of the kind of a grid, and of how the fill is worked in: not at all, or as v1 or v2 do it.
 AFFINE, PERSPECTIVE, DISPLACED = range(3)
@@ -111,3 +112,18 @@ def same_size(family: str, make: Callable[..., Grid]) -> Callable[..., None]:
         lower_grid(family, state, make(*parameters, *size), mode, fill, size)  # type: ignore[arg-type]
 
     return lower
+
+
+def grid_v1(matrix: Sequence[float], height: int, width: int) -> Grid:
+    return affine_grid(matrix, height, width, height, width)
+
+
+def grid_v2(
+    angle: float, translate: tuple[int, int], scale: float, shear: tuple[float, float],
+    center: tuple[float, float] | None, height: int, width: int,
+) -> Grid:  # fmt: skip
+    return grid_v1(affine_matrix(height, width, angle, translate, scale, shear, center), height, width)
+
+
+def displaced(displacement: TensorArgument, height: int, width: int) -> Grid:
+    return displaced_grid(displacement.tensor, height, width)

@@ -12,18 +12,17 @@ from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
-from torch_sink.image.core.arguments import is_number
+from torch_sink.image.core.arguments import fits_range, is_number
 from torch_sink.image.core.atoms import Lowering
 from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
 from torch_sink.image.core.ops import MOVED, NEAREST, NUMERIC, Op, Operation, Promise
 from torch_sink.image.core.tensor_argument import TensorArgument
-from torch_sink.image.operations.crops import fits_range
 from torch_sink.image.operations.flips import lower_transpose
 from torch_sink.image.operations.grids import (
-    Grid,
     affine_grid,
-    affine_matrix,
-    displaced_grid,
+    displaced,
+    grid_v1,
+    grid_v2,
     lower_grid,
     perspective_grid,
     rotation_matrix,
@@ -83,21 +82,6 @@ def _examples(name: str, arguments: Callable[[Arguments], tuple[Any, ...]]) -> C
 # --- to kernel work
 
 
-def _grid_v1(matrix: Sequence[float], height: int, width: int) -> Grid:
-    return affine_grid(matrix, height, width, height, width)
-
-
-def _grid_v2(
-    angle: float, translate: tuple[int, int], scale: float, shear: tuple[float, float],
-    center: tuple[float, float] | None, height: int, width: int,
-) -> Grid:  # fmt: skip
-    return _grid_v1(affine_matrix(height, width, angle, translate, scale, shear, center), height, width)
-
-
-def _displaced(displacement: TensorArgument, height: int, width: int) -> Grid:
-    return displaced_grid(displacement.tensor, height, width)
-
-
 def _lower_rotated_v1(
     state: Lowering, matrix: Sequence[float], size: tuple[int, int], mode: str, fill: tuple[float, ...] | None
 ) -> None:
@@ -152,7 +136,7 @@ Operation(
         ),
     },
     record={"v1.affine": _affine_v1, "v2.affine": _affine_v2},
-    lower={"v1.affine": same_size("v1", _grid_v1), "v2.affine": same_size("v2", _grid_v2)},
+    lower={"v1.affine": same_size("v1", grid_v1), "v2.affine": same_size("v2", grid_v2)},
     promise=_promise,
     examples=_examples("affine", _affine_arguments),
     transforms={
@@ -303,7 +287,7 @@ Operation(
         "v2.elastic": lambda image, field, mode, fill: F_v2.elastic_image(image, field.tensor, Mode(mode), fill),
     },
     record={"v1.elastic_transform": _elastic_v1, "v2.elastic": _elastic_v2},
-    lower={"v1.elastic_transform": same_size("v1", _displaced), "v2.elastic": same_size("v2", _displaced)},
+    lower={"v1.elastic_transform": same_size("v1", displaced), "v2.elastic": same_size("v2", displaced)},
     promise=_promise,
     examples=_examples("elastic_transform", lambda a: (a.displacement(),)),
     transforms={"ElasticTransform": interpolations(sigma=1.0, usual="BILINEAR")},
