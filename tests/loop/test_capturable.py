@@ -17,6 +17,7 @@ from torch_sink.loop import LambdaCallback, StepLoop
 from torch_sink.loop.amp import DynamicLossScaler
 from torch_sink.loop.engines.baked import Places, address
 from torch_sink.loop.step.capturable import capture_obstacle, make_capturable
+from torch_sink.sink import SinkLoader
 
 from .reference import make_batches, make_model, plain_loop
 from .test_on_fake_cuda import UNCOMPILED, assert_trained_alike, make_loop
@@ -168,6 +169,20 @@ def test_a_longer_sink_needs_no_new_engine(fake_cuda: FakeCuda) -> None:
     torch.testing.assert_close(torch.cat(losses), expected, rtol=1e-5, atol=1e-6)
     assert loop._engine is engine
     assert model_calls == 3, "no step but those that are recorded"
+
+
+def test_a_longer_sink_of_the_same_loader_is_read_from_a_longer_table(fake_cuda: FakeCuda) -> None:
+    """Graphs hold the addresses of the shorter one."""
+    batches = make_batches(8)
+    loop = make_loop(sink_size=2)
+    with SinkLoader(batches) as loader:
+        losses = [loop.run(loader).losses]
+        loop.sink_size = 8
+        losses.append(loop.run(loader).losses)
+    plain = make_model(dropout=0.0)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
+    expected, _ = plain_loop(plain, functional.cross_entropy, optimizer, batches * 2)
+    torch.testing.assert_close(torch.cat(losses), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("fake_cuda", [{"devices": 2, "seed": seed} for seed in range(3)], indirect=True)

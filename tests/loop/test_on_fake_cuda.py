@@ -182,9 +182,14 @@ def test_the_producer_is_parked_while_a_step_is_tried_and_recorded(
     trial, record, parked = CudaCapture.trial, CudaCapture.record, list[tuple[str, bool]]()
 
     def look(name: str) -> None:
-        asking = threading.Thread(target=lambda: parked.append((name, not gate.acquire(blocking=False))))
+        asking = threading.Thread(target=lambda: parked.append((name, not is_free(gate))))
         asking.start()
         asking.join()
+
+    def is_free(lock: Any) -> bool:
+        if is_taken := lock.acquire(blocking=False):
+            lock.release()
+        return is_taken
 
     monkeypatch.setattr(CudaCapture, "trial", lambda *arguments: (look("trial"), trial(*arguments))[1])
     monkeypatch.setattr(CudaCapture, "record", lambda *arguments: (look("record"), record(*arguments))[1])
