@@ -185,6 +185,8 @@ class FakeCuda:
         self.captures.forbid("cudaHostRegister", self.captures.here())
         if self.refuses_to_register:
             return 2  # cudaErrorMemoryAllocation
+        if address in self.registered:
+            return 712  # cudaErrorHostMemoryAlreadyRegistered
         self.registered[address] = size
         return 0
 

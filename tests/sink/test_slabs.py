@@ -140,6 +140,24 @@ def test_views_of_one_batch_share_memory_as_they_did() -> None:
     assert len({one.untyped_storage()._cdata for one in (batch["whole"], *batch["views"])}) == 1
 
 
+def test_a_forked_process_gives_nothing_back() -> None:
+    """It begins with the batches that its parent holds, and lets go of them when it likes."""
+    slabs = Slabs(1, 1)
+    worker = Worker(slabs, 0)
+    assert [(worker.send(value, 100), slabs.adapt())[0] for value in range(3)] == [False, False, True]
+    batch = worker.receive()
+    worker.kept.clear()
+    child = os.fork()
+    if not child:
+        del batch
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert not worker.send(4, 100)
+    del batch
+    assert worker.send(5, 100)
+
+
 def test_a_worker_that_was_given_up_disturbs_nobody() -> None:
     class StillAlive:
         def is_alive(self) -> bool:
@@ -334,7 +352,7 @@ def test_nothing_outlives_the_process() -> None:
 # --- on a device
 
 
-def test_slabs_are_page_locked_once_and_given_back(fake_cuda: FakeCuda) -> None:
+def test_slabs_are_page_locked_once_and_given_back(fake_cuda: FakeCuda, caplog: pytest.LogCaptureFixture) -> None:
     seen = set()
     with SinkLoader(DataLoader(Vectors(), 4, num_workers=2)) as loader:
         for _ in range(2):
@@ -345,6 +363,7 @@ def test_slabs_are_page_locked_once_and_given_back(fake_cuda: FakeCuda) -> None:
         assert seen == {(region.ctypes.data, region.nbytes) for region in slabs.regions}
         assert len(seen) == 1
     assert fake_cuda.registered == {}
+    assert not caplog.records
 
 
 def test_memory_that_cannot_be_page_locked_is_used_all_the_same(
