@@ -33,7 +33,7 @@ def lower(height: int, width: int, channels: int, ops: Sequence[Op]) -> Program:
     for op in ops:
         if op.name == "contiguous":
             continue  # which says nothing about values
-        if makes_bytes(op) and not state.is_uint8:
+        if not state.is_uint8 and makes_bytes(op):
             _to_bytes(state, op)
         elif op.name == "to_pil_image":
             state.value_ops.clear()
