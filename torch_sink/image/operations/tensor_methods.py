@@ -5,10 +5,12 @@ Each is recorded as the functional of torchvision that gives its very values.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from torch_sink.image.core.examples import Arguments, Example
 from torch_sink.image.core.ops import NUMERIC, RECORDERS, Op, Operation
 from torch_sink.image.operations.channels import lower_to_rgb, permute_channels
 from torch_sink.image.operations.conversions import to_dtype
@@ -129,9 +131,21 @@ def _spread(handle: Any, name: str) -> Any:
     return handle.record(Op(name), shape=(3, height, width), is_view=name == "expand")
 
 
+def _spread_examples(a: Arguments) -> Iterator[Example]:
+    if a.is_pillow:
+        return
+    yield Example(
+        "repeat", label="gray images", run=lambda image: a.functional.rgb_to_grayscale(image, 1).repeat(3, 1, 1)
+    )
+    yield Example(
+        "expand", label="gray images", run=lambda image: a.functional.rgb_to_grayscale(image, 1).expand(3, -1, -1)
+    )
+
+
 Operation(
     "three equal channels",
     stock={"repeat": lambda image: image.repeat(3, 1, 1), "expand": lambda image: image.expand(3, -1, -1)},
+    examples=_spread_examples,
     record={torch.Tensor.repeat: _repeat, torch.Tensor.expand: _expand},
     lower=lower_to_rgb,
 )
