@@ -84,10 +84,9 @@ def filtered(view, column, row, width, height, dx, dy, channel, FILTER_KIND):
         second = tl.where(number == 1, value, second)
         third = tl.where(number == 2, value, third)
         fourth = tl.where(number == 3, value, fourth)
+    value = second + (third - second) * dy
     if is_cubic:
         value = tl.minimum(tl.maximum(cubic(first, second, third, fourth, dy), 0.0), 255.0)
-    else:
-        value = second + (third - second) * dy
     return value.to(tl.int32)
 
 
