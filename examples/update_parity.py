@@ -2,8 +2,8 @@
 
 python examples/update_parity.py [--device cuda] [--table]
 
-Without a device the kernels run under Triton's interpreter, which takes some minutes. `--table` measures the table alone
-and leaves what the page says of other processors, for a change that adds or renames calls.
+Without a device the kernels run under Triton's interpreter, which takes some minutes. `--table` measures the table
+alone and leaves what the page says of other processors, for a change that adds or renames calls.
 """
 
 from __future__ import annotations

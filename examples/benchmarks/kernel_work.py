@@ -12,8 +12,9 @@ from torch_sink.cli.photos import make_photo
 from torch_sink.cli.pipelines import CROP, build_pipeline
 from torch_sink.image.core.atoms import Atom, Kind
 from torch_sink.image.execute.programs import programs_of
-from torch_sink.image.plan.regions import region_read
+from torch_sink.image.plan.regions import regions_read
 from torch_sink.image.plan.stages import Stage, stages_of
+from torch_sink.image.sources.decoded import Box
 
 PHOTO = (500, 375)  # width and height in pixels, the usual size of ImageNet
 CHANNELS = 3
@@ -96,7 +97,7 @@ def work_of(pipeline: Any) -> list[dict[str, Any]]:
         (program,) = programs_of([handle.sink_source], [handle.sink_ops])
     stages = stages_of(PHOTO[1], PHOTO[0], program.atoms)
     # Where the first stage looks through a view, it reads what the view shows.
-    box = region_read(PHOTO[1], PHOTO[0], stages)
+    box = Box(*regions_read([(PHOTO[1], PHOTO[0])], [stages])[0].tolist())
     size = box.height, box.width
     rows = []
     for number, stage in enumerate(stages):
