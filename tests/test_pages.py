@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from torch_sink.cli.commands import make_parser
 from torch_sink.cli.photos import write_photos
 
 pytestmark = pytest.mark.once
@@ -59,6 +61,14 @@ def _shorter(found: re.Match[str]) -> str:
 def test_the_code_of_a_page_compiles(page: Path) -> None:
     for block in blocks(page):
         compile(block, str(page), "exec")
+
+
+def test_every_command_that_a_page_names_can_be_given() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")]
+    named = {found for page in pages for found in re.findall(r"python -m torch_sink ([^#`|\n]*)", page.read_text())}
+    assert len(named) > 3
+    for command in named:
+        make_parser().parse_args(shlex.split(command))
 
 
 def test_every_page_stands_in_the_menu() -> None:

@@ -111,6 +111,26 @@ def test_a_second_one_is_refused(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    ("given", "written"), [("run.html", "run"), ("run.png", "run"), ("run", "run"), ("new/epoch.5", "new/epoch.5")]
+)
+def test_files_are_named_as_given(tmp_path: Path, given: str, written: str) -> None:
+    with torch_sink.timeline(tmp_path / given):
+        pass
+    files = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {tmp_path / f"{written}.{suffix}" for suffix in ("html", "png", "json")}
+
+
+def test_a_path_that_cannot_be_written_is_found_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "run.json").mkdir()
+    seen: list[Any] = []
+    data = [(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))] * 4
+    for path, error in ((tmp_path / "run.html", IsADirectoryError), ("", ValueError)):
+        with pytest.raises(error, match=r"run\.json|names no file"):
+            loop().run((seen.append(batch) or batch for batch in data), timeline=path)
+    assert seen == []
+
+
 def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
     with torch_sink.timeline(tmp_path / "run.html"):
         loop().run([(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))] * 4)

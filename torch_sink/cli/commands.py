@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, 1 when something is broken, 2 when the arguments cannot be used.
     """
-    options = _make_parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     try:
         return int(options.command(options))
     except (ValueError, FileNotFoundError, NotADirectoryError, SinkError) as error:
@@ -97,7 +97,8 @@ def bench(options: argparse.Namespace) -> int:
     return 0
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
     parser = argparse.ArgumentParser(prog="torch-sink", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

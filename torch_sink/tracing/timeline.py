@@ -13,6 +13,8 @@ from torch_sink.tracing.device import DeviceClock
 from torch_sink.tracing.hooks import Hooks
 from torch_sink.tracing.spans import Recorder
 
+SUFFIXES = (".html", ".png", ".json")
+
 _active: list[Recorder] = []
 
 
@@ -30,9 +32,11 @@ def timeline(path: str | Path) -> Iterator[None]:
     span, and 4 more for each that is timed on a CUDA device.
 
     Args:
-        path: of the page, "run.html"; the others are "run.png" and "run.json".
+        path: of the page, "run.html"; the others are "run.png" and "run.json". Folders that are missing are made.
 
     Raises:
+        ValueError: the path names no file.
+        OSError: a file cannot be written there; found before anything runs.
         RuntimeError: another timeline records in this process.
 
     Examples:
@@ -47,8 +51,7 @@ def timeline(path: str | Path) -> Iterator[None]:
     """
     if _active:
         raise RuntimeError("a timeline records already; leave its block before another one begins")
-    page = Path(path).with_suffix(".html")
-    page.parent.mkdir(parents=True, exist_ok=True)
+    page = _page_at(Path(path))
     folder = tempfile.mkdtemp(prefix="torch_sink_timeline_")
     try:
         clock = DeviceClock()
@@ -64,6 +67,18 @@ def timeline(path: str | Path) -> Iterator[None]:
             _write(page, recorder, ended)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _page_at(path: Path) -> Path:
+    """Where the page goes, where all three files can be written: a run of days shall not fail at its end."""
+    if not path.name:
+        raise ValueError(f'timeline={str(path)!r} names no file; give the path of a page, such as "run.html"')
+    # Only a suffix of ours is replaced: "epoch.5" is not "epoch".
+    page = path.with_suffix(".html") if path.suffix in SUFFIXES else path.with_name(f"{path.name}.html")
+    page.parent.mkdir(parents=True, exist_ok=True)
+    for suffix in SUFFIXES:
+        page.with_suffix(suffix).open("ab").close()
+    return page
 
 
 def _write(page: Path, recorder: Recorder, ended: int) -> None:
