@@ -87,6 +87,8 @@ FLOAT: dict[str, Callable[[], Pipeline]] = {
     "v2 elastic": lambda: _v2(v2.ElasticTransform(30.0, 2.0), v2.RandomRotation((270, 270), expand=True),
                     before=(v2.Resize(SIZE),)),
     "v2 photometric distortion": lambda: _v2(v2.RandomPhotometricDistort(p=1.0), before=(v2.Resize(SIZE),)),
+    "v1 bytes again at the start": lambda: v1.Compose([v1.Pad(3, fill=90), v1.ToTensor(), v1.ToPILImage(), v1.Resize(SIZE), v1.ToTensor()]),
+    "v2 bytes again at the start": lambda: v2.Compose([v2.ToImage(), TO_FLOATS, TO_BYTES, v2.Resize(SIZE)]),
 }  # fmt: skip
 
 TO_FLOATS, TO_BYTES = v2.ToDtype(torch.float32, scale=True), v2.ToDtype(torch.uint8, scale=True)

@@ -86,7 +86,7 @@ def compose_view(height: int, width: int, atoms: Sequence[Atom]) -> tuple[View, 
     A map that leaves the image belongs to it where a head follows. Elsewhere the tail has the fill at less cost.
     """
     maps = next((at for at, atom in enumerate(atoms) if atom.kind.role != "map"), len(atoms))
-    rest = atoms[maps + 1 if maps < len(atoms) and atoms[maps].kind == Kind.VALUES else maps :]
+    rest = atoms[maps + 1 if maps < len(atoms) and _split_kind(atoms[maps]) == Kind.VALUES else maps :]
     may_leave = bool(rest) and rest[0].kind.role == "gather"
     x, y, fill = whole_view(height, width)
     for count, atom in enumerate(atoms[:maps]):
@@ -168,7 +168,7 @@ class Stage(NamedTuple):
 def stages_of(height: int, width: int, atoms: Sequence[Atom]) -> list[Stage]:
     """The stages of one image of bytes of size (height, width)."""
     view, leading = compose_view(height, width, atoms)
-    splits = split_stages(tuple(atom.kind for atom in atoms), leading)
+    splits = split_stages(tuple(map(_split_kind, atoms)), leading)
     size = atoms[leading - 1].size if leading else (height, width)
     stages: list[Stage] = []
     in_floats = False
@@ -193,6 +193,11 @@ def stages_of(height: int, width: int, atoms: Sequence[Atom]) -> list[Stage]:
         stages.append(Stage(view, values, head, tail, input_size, size, begins_in_floats, leaves_floats))
         view = whole_view(*size)
     return stages
+
+
+def _split_kind(atom: Atom) -> Kind:
+    """Its kind; a table of bytes is no way to read bytes as floats."""
+    return Kind.LOOKUP if atom.kind == Kind.VALUES and atom.values != _TO_FLOATS[1] else atom.kind
 
 
 def _leaves_floats(atom: Atom, in_floats: bool) -> bool:
