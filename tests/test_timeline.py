@@ -138,6 +138,19 @@ def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
     assert not re.search(r"(src|href)=|https?://|@import|fetch\(", page)
 
 
+@pytest.mark.parametrize("name", ["item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__"])
+def test_a_watch_inside_sees_the_same_waits(name: str, tmp_path: Path) -> None:
+    def error() -> str:
+        with pytest.raises(torch_sink.HostSyncError) as caught, torch_sink.no_host_sync():
+            getattr(torch.ones(1), name)()
+        return str(caught.value)
+
+    without = error()
+    with torch_sink.timeline(tmp_path / "run.html"):
+        assert error() == without
+    assert f"{__file__}:" in without
+
+
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 # Zooms with the wheel, searches, hovers; writes what it found into the title.
 PLAY = """<script>

@@ -23,13 +23,14 @@ from torch_sink.loop.core import function_dtypes
 from torch_sink.thread_waits import device_waits, here
 from torch_sink.thread_waits import host_sync_allowed as host_sync_allowed
 from torch_sink.thread_waits import syncs_are_watched as syncs_are_watched
+from torch_sink.tracing import hooks
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 _OWN_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the loop
 _OPTIMIZER_FOLDER = os.path.join(_TORCH_FOLDER, "optim") + os.sep
 
 # What stands between a user's line and the operator that it calls.
-_WATCHING_FILES = (__file__, thread_waits.__file__, function_dtypes.__file__, warnings.__file__)
+_WATCHING_FILES = (__file__, thread_waits.__file__, function_dtypes.__file__, hooks.__file__, warnings.__file__)
 
 # Operators whose result, or whose result's shape, the host needs before it can go on.
 _WAITING_OPERATORS = {
@@ -170,7 +171,7 @@ class _FunctionWatch(TorchFunctionMode):
         self._report = report
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        func, kwargs = hooks.untraced(func), kwargs or {}
         if _checks_on_the_cpu_only(func, args, kwargs):
             with host_sync_allowed():
                 return func(*args, **kwargs)
