@@ -48,7 +48,8 @@ def _pixels(image: Any) -> Any:
     if isinstance(image, Exception):
         return image
     tensor = _attempt(lambda: F.pil_to_tensor(image))
-    return _attempt(tensor.clone) if isinstance(tensor, torch.Tensor) else tensor
+    # NumPy's memory has to be there; `clone` would record.
+    return _attempt(lambda: torch.from_numpy(tensor.numpy().copy())) if isinstance(tensor, torch.Tensor) else tensor
 
 
 def check_file(path: str, way: str) -> str:
