@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_sharer
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -425,3 +426,22 @@ def test_a_slab_is_written_again_only_after_the_copy_from_it(
     if not waits:
         monkeypatch.setattr(SlotProtocol, "begin_staging", lambda protocol, slot: None)
     assert all([is_right(seed, monkeypatch, collate) for seed in range(3)]) == waits
+
+
+def labels_and_some_of_them(samples: Any) -> Any:
+    labels = torch.tensor([label for _, label in samples])
+    return labels, labels[1:3]
+
+
+def test_labels_come_without_a_connection_to_the_worker_and_share_memory_as_they_did(monkeypatch):
+    def refuse(descriptor: Any) -> int:
+        raise AssertionError("the training process asked the worker for shared memory")
+
+    monkeypatch.setattr(resource_sharer.DupFd, "detach", refuse)
+    slabs = Slabs(1, 4)
+    loader = DataLoader(Vectors(), 4, num_workers=1, collate_fn=SlabCollate(labels_and_some_of_them, slabs))
+    slabs.begin_generation([])
+    *_, (labels, some) = loader
+    assert labels.tolist() == [92, 93, 94, 95]
+    some.zero_()
+    assert labels.tolist() == [92, 0, 0, 95]

@@ -28,10 +28,13 @@ from torch_sink.common.slabs import (
     map_shared,
     receive,
     tensor_at,
+    tensor_of,
     tensor_over,
 )
 
 ALIGNMENT_BYTES = 64
+# Shared memory outside the slabs costs the receiver a connection to the worker.
+MOST_COPIED_BYTES = 1 << 14
 
 _writer: _Writer | None = None  # of this process, when it is a worker
 
@@ -143,26 +146,37 @@ class _Writer:
         return self._regions[row]
 
     def message(self, batch: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """The batch, pickled: a function and its arguments. Tensors in slabs are sent as the place where they lie."""
+        """The batch, pickled: a function and its arguments.
+
+        Tensors in slabs are sent as the place where they lie, other small ones (labels) by value.
+        """
         rows: list[int] = []
+        copies: dict[int, tuple[int, bytes]] = {}
         written = io.BytesIO()
         pickler: Any = reduction.ForkingPickler(written)
-        pickler.dispatch_table[torch.Tensor] = functools.partial(self._reduce_tensor, rows)
+        pickler.dispatch_table[torch.Tensor] = functools.partial(self._reduce_tensor, rows, copies)
         pickler.dump(batch)
         for row in rows:
             self.table[row, SENT] += 1
         slabs = self.slabs
         return receive, (slabs.number, slabs.generation, self.worker, tuple(rows), written.getvalue())
 
-    def _reduce_tensor(self, rows: list[int], tensor: torch.Tensor) -> Any:
+    def _reduce_tensor(self, rows: list[int], copies: dict[int, tuple[int, bytes]], tensor: torch.Tensor) -> Any:
         storage = tensor.untyped_storage() if is_plain(tensor) and tensor.device.type == "cpu" else None
-        row, begin = (0, 0) if storage is None else self._find(storage.data_ptr())
-        if storage is None or not row or tensor.requires_grad or tensor.is_neg() or tensor.is_conj():
+        if storage is None or tensor.requires_grad or tensor.is_neg() or tensor.is_conj():
             return reductions.reduce_tensor(tensor)
-        if row not in rows:
-            rows.append(row)
-        layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
-        return tensor_at, (rows.index(row), begin, storage.nbytes(), *layout)
+        address, layout = storage.data_ptr(), (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        row, begin = self._find(address)
+        if row:
+            if row not in rows:
+                rows.append(row)
+            return tensor_at, (rows.index(row), begin, storage.nbytes(), *layout, tensor.dtype)
+        if not 0 < storage.nbytes() <= MOST_COPIED_BYTES or storage.is_shared():
+            return reductions.reduce_tensor(tensor)
+        if address not in copies:
+            values = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)  # type: ignore[call-overload]
+            copies[address] = len(copies), values.numpy().tobytes()
+        return tensor_of, (*copies[address], *layout, tensor.dtype)
 
     def _find(self, address: int) -> tuple[int, int]:
         """The slab that a tensor lies in, and where in it; row 0 for one that lies elsewhere."""

@@ -44,6 +44,7 @@ OFFSET, BYTES, SENT, RELEASED = 0, 1, 2, 3
 
 _numbers = itertools.count()
 _slabs: weakref.WeakValueDictionary[int, Slabs] = weakref.WeakValueDictionary()
+_COPIED = -1  # stands for the number of a slab where a tensor was sent by value
 _message = threading.local()  # in the training process: the memory that the message being read refers to
 
 
@@ -245,3 +246,12 @@ def tensor_at(part: int, begin: int, size: int, offset: int, shape: Any, stride:
         region, start, lease = _message.parts[part]
         storages[part, begin] = tensor_over(region, start + begin, size, lease).untyped_storage()
     return torch.empty(0, dtype=dtype, device="cpu").set_(storages[part, begin], offset, shape, stride)
+
+
+def tensor_of(number: int, data: bytes, offset: int, shape: Any, stride: Any, dtype: torch.dtype) -> Any:
+    """A tensor of the message that is being read, sent by value; those with the same number share memory again."""
+    storages = _message.storages
+    if (_COPIED, number) not in storages:
+        copied = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone()
+        storages[_COPIED, number] = copied.untyped_storage()
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storages[_COPIED, number], offset, shape, stride)
