@@ -16,7 +16,7 @@ from torchvision import transforms
 import torch_sink
 from torch_sink.cli import bench, doctor, main, pipelines, support_text
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.once_on_oldest
 
 
 def test_python_m_torch_sink_runs_the_doctor() -> None:

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.once_on_oldest
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 

@@ -12,7 +12,7 @@ import pytest
 
 from torch_sink.cli.photos import write_photos
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.once_on_oldest
 
 ROOT = Path(__file__).resolve().parents[1]
 
