@@ -21,11 +21,10 @@ load_kernels()
 os.environ["TRITON_INTERPRET"] = "1"
 _launches: Counter[str] = Counter()
 
-# Where faults are expected, the words that all of them hold, and why they do no harm.
-EXPECTED = {
-    # Of an image whose lanes do not agree the coefficients may be anything: its status says so, others decode it.
-    "test_lanes_that_do_not_agree_are_noticed": ("write_kernel, write.py:", "write after write without barrier"),
-}
+# The tests of images whose lanes do not agree after the last round: noise, or codes made for it. Then two lanes may store
+# to one place, and it does not matter which is last: the status of such an image says so, and others decode it.
+NOT_CONVERGED = {"test_lanes_that_do_not_agree_are_noticed", "test_damaged_images_are_skipped_or_replaced"}
+HARMLESS = ("write_kernel, write.py:", "write after write without barrier")
 
 
 @pytest.fixture(scope="session")
@@ -39,8 +38,8 @@ def executor() -> Iterator[Executor]:
 def _without_faults(request: pytest.FixtureRequest, executor: Executor) -> Iterator[None]:
     executor.findings.clear()
     yield
-    words = EXPECTED.get(request.node.name, (f"nothing is expected of {request.node.name}",))
-    assert not [fault for fault in executor.faults if not all(word in fault for word in words)]
+    may_collide = getattr(request.node, "originalname", "") in NOT_CONVERGED
+    assert not [fault for fault in executor.faults if not (may_collide and all(words in fault for words in HARMLESS))]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

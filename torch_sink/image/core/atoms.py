@@ -19,46 +19,47 @@ import numpy as np
 import torch
 
 from torch_sink.image.core.ops import Op
+from torch_sink.triton_kernels import rows
 
 
 class Kind(enum.IntEnum):
     """Kinds of atom; the numbers are the kernels' operation codes."""
 
-    SHIFT = 1
-    FLIP = 2
-    EDGE = 3
-    REFLECT = 4
-    SYMMETRIC = 5
-    REMAP = 6
-    ERASE = 7
-    PASTE = 8
-    BRIGHTNESS = 10
-    SATURATION = 11
-    INVERT = 12
-    POSTERIZE = 13
-    SOLARIZE = 14
-    GRAY = 15
-    HUE = 16
-    PERMUTE = 17
-    NORMALIZE = 18
-    TO_BYTE = 19
-    CLAMP = 20
-    LOOKUP = 21
-    VALUES = 22
-    CONTRAST = 23
-    AUTOCONTRAST = 24
-    EQUALIZE = 25
-    BLEND_MEAN = 26
-    RESAMPLE_X = 31
-    RESAMPLE_Y = 32
-    AFFINE = 33
-    SHARPNESS = 34
-    MIX = 35
-    FILTER_X = 40
-    FILTER_Y = 41
-    GRID = 42
-    WARP = 43
-    BOX_BLUR = 44
+    SHIFT = rows.SHIFT
+    FLIP = rows.FLIP
+    EDGE = rows.EDGE
+    REFLECT = rows.REFLECT
+    SYMMETRIC = rows.SYMMETRIC
+    REMAP = rows.REMAP
+    ERASE = rows.ERASE
+    PASTE = rows.PASTE
+    BRIGHTNESS = rows.BRIGHTNESS
+    SATURATION = rows.SATURATION
+    INVERT = rows.INVERT
+    POSTERIZE = rows.POSTERIZE
+    SOLARIZE = rows.SOLARIZE
+    GRAY = rows.GRAY
+    HUE = rows.HUE
+    PERMUTE = rows.PERMUTE
+    NORMALIZE = rows.NORMALIZE
+    TO_BYTE = rows.TO_BYTE
+    CLAMP = rows.CLAMP
+    LOOKUP = rows.LOOKUP
+    VALUES = rows.VALUES
+    CONTRAST = rows.CONTRAST
+    AUTOCONTRAST = rows.AUTOCONTRAST
+    EQUALIZE = rows.EQUALIZE
+    BLEND_MEAN = rows.BLEND_MEAN
+    RESAMPLE_X = rows.RESAMPLE_X
+    RESAMPLE_Y = rows.RESAMPLE_Y
+    AFFINE = rows.AFFINE
+    SHARPNESS = rows.SHARPNESS
+    MIX = rows.MIX
+    FILTER_X = rows.FILTER_X
+    FILTER_Y = rows.FILTER_Y
+    GRID = rows.GRID
+    WARP = rows.WARP
+    BOX_BLUR = rows.BOX_BLUR
 
     @functools.cached_property
     def role(self) -> str:
@@ -69,9 +70,9 @@ class Kind(enum.IntEnum):
 class Formula(enum.IntEnum):
     """Whose arithmetic an operation follows: Pillow's, or that of torchvision's kernels for tensors."""
 
-    PILLOW = 0
-    TENSOR_V1 = 1
-    TENSOR_V2 = 2
+    PILLOW = rows.PILLOW
+    TENSOR_V1 = rows.TENSOR_V1
+    TENSOR_V2 = rows.TENSOR_V2
 
 
 class ResizeWeights(NamedTuple):
