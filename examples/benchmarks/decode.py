@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import io
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +23,7 @@ import torch_sink
 from harness import (
     describe,
     device_here,
+    finish,
     in_turns,
     make_parser,
     photographs,
@@ -31,7 +31,6 @@ from harness import (
     rates,
     read_files,
     save,
-    write,
 )
 
 Decoder = Callable[[Sequence[bytes]], Sequence[torch.Tensor]]
@@ -133,7 +132,7 @@ def format_table(report: dict[str, Any]) -> str:
     return "\n".join(lines + [f"{name:28} not measured: {why}" for name, why in report["not_measured"].items()])
 
 
-def main() -> int:
+def main() -> None:
     parser = make_parser(__doc__, "decode", images=120)
     parser.add_argument("--batches", type=positive, nargs="+", help="images a call (default: 64, on a GPU to 1024)")
     parser.add_argument("--rounds", type=positive, default=5, help="turns of each decoder")
@@ -155,10 +154,8 @@ def main() -> int:
         for name, values in seconds.items():
             results[name]["images_per_second"][str(batch)] = rates(batch, values)
         save(report, arguments.output)
-    print(format_table(report))
-    write(report, arguments.output)
-    return 0
+    finish(report, arguments.output, format_table(report))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

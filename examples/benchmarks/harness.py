@@ -155,6 +155,12 @@ def write(report: dict[str, Any], path: Path) -> None:
     print(f"\nWritten: {path}")
 
 
+def finish(report: dict[str, Any], path: Path, table: str) -> None:
+    """Print the table of a report, write the report, and say where."""
+    print(table)
+    write(report, path)
+
+
 def _replace(report: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".partial")

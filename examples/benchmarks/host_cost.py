@@ -13,7 +13,6 @@ table and writes JSON.
 from __future__ import annotations
 
 import functools
-import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -33,7 +32,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 import torch_sink
-from harness import describe, make_parser, photographs, positive, save, write
+from harness import describe, finish, make_parser, photographs, positive, save
 from torch_sink.cli.bench import percentiles
 from torch_sink.cli.explain import find_images
 from torch_sink.cli.pipelines import build_pipeline
@@ -211,7 +210,7 @@ def format_table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def main() -> None:
     parser = make_parser(__doc__, "host_cost", images=120)
     parser.add_argument("--batch", type=positive, default=256, help="images a batch (default: 256)")
     parser.add_argument("--rounds", type=positive, default=9, help="batches of each pipeline (default: 9)")
@@ -226,10 +225,8 @@ def main() -> int:
                 block: measure(folder, name, arguments.batch, arguments.rounds, block) for block in BLOCKS
             }
             save(report, arguments.output)
-    print(format_table(report))
-    write(report, arguments.output)
-    return 0
+    finish(report, arguments.output, format_table(report))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -9,7 +9,6 @@ a table and writes JSON.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from typing import Any
 
@@ -19,6 +18,7 @@ from harness import (
     describe,
     device_here,
     device_spans,
+    finish,
     in_turns,
     make_parser,
     photographs,
@@ -26,7 +26,6 @@ from harness import (
     rates,
     read_files,
     save,
-    write,
 )
 from torch_sink.cli.bench import percentiles
 from torch_sink.image.decode.jpeg.block import lay_out_jpegs
@@ -127,7 +126,7 @@ def format_table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def main() -> None:
     parser = make_parser(__doc__, "jpeg", images=120)
     parser.add_argument("--batches", type=positive, nargs="+", default=[64, 128, 256, 512, 1024], help="images a call")
     parser.add_argument("--rounds", type=positive, default=5, help="how often each is measured")
@@ -145,10 +144,8 @@ def main() -> int:
             "device": on_the_device(sources, device, arguments.rounds) if device.type == "cuda" else None,
         }
         save(report, arguments.output)
-    print(format_table(report))
-    write(report, arguments.output)
-    return 0
+    finish(report, arguments.output, format_table(report))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -27,13 +27,13 @@ from torchvision.datasets import ImageFolder
 from harness import (
     describe,
     device_here,
+    finish,
     make_parser,
     photographs,
     positive,
     process_cpu_seconds,
     save,
     synchronize,
-    write,
 )
 from torch_sink.cli.bench import percentiles
 from torch_sink.sink import SinkLoader
@@ -266,7 +266,7 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
+def main() -> None:
     arguments = parse_arguments()
     device = device_here()
     with photographs(arguments) as folder:
@@ -282,10 +282,8 @@ def main() -> int:
             save(report, arguments.output)
         for name, cost in measure_host_cost(device).items():
             report["loaders"][name]["host_us_per_batch"] = cost
-    print(format_table(report))
-    write(report, arguments.output)
-    return 0
+    finish(report, arguments.output, format_table(report))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -8,7 +8,6 @@ Each of the four is varied alone; what stays fixed is written into the report. P
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from torchvision.datasets import ImageFolder
 
 import torch_sink
-from harness import describe, device_here, in_turns, make_parser, photographs, positive, save, seconds_of, write
+from harness import describe, device_here, finish, in_turns, make_parser, photographs, positive, save, seconds_of
 from torch_sink.cli.bench import percentiles
 from torch_sink.cli.photos import make_photo
 from torch_sink.cli.pipelines import build_pipeline
@@ -130,7 +129,7 @@ def format_table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def main() -> None:
     parser = make_parser(__doc__, "scale", images=32)
     parser.add_argument("--rounds", type=positive, default=5, help="turns of each size")
     arguments = parser.parse_args()
@@ -139,10 +138,8 @@ def main() -> int:
         for entry in measure(folder, arguments, device_here()):
             report |= entry
             save(report, arguments.output)
-    print(format_table(report))
-    write(report, arguments.output)
-    return 0
+    finish(report, arguments.output, format_table(report))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

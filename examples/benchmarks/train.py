@@ -34,6 +34,7 @@ import torch_sink
 from harness import (
     describe,
     device_here,
+    finish,
     gpu_idle_share,
     make_parser,
     photographs,
@@ -42,7 +43,6 @@ from harness import (
     rates,
     save,
     seconds_of,
-    write,
 )
 from loader import SideStream
 from torch_sink.cli.bench import percentiles
@@ -288,7 +288,7 @@ def format_table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def main() -> None:
     gpu = device_here().type == "cuda"
     parser = make_parser(__doc__, "train", images=120)
     default_models = ["resnet50", "shufflenet_v2_x1_0", "mobilenet_v3_large"] if gpu else ["shufflenet_v2_x0_5"]
@@ -306,10 +306,8 @@ def main() -> int:
             for results in measure_model(name, folder, arguments, device_here()):
                 report["models"][name] = results
                 save(report, arguments.output)
-    print(format_table(report))
-    write(report, arguments.output)
-    return 0
+    finish(report, arguments.output, format_table(report))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

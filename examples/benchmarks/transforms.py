@@ -29,13 +29,13 @@ from harness import (
     describe,
     device_here,
     device_spans,
+    finish,
     in_turns,
     make_parser,
     photographs,
     positive,
     rates,
     save,
-    write,
 )
 from torch_sink.cli.pipelines import CROP, JITTER, MEAN, STD, build_pipeline
 
@@ -201,7 +201,7 @@ def format_table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def main() -> None:
     if not GPU and os.environ.get("TRITON_INTERPRET") != "1":
         # Read when Triton is imported, and torchvision imports it.
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "TRITON_INTERPRET": "1"})
@@ -221,10 +221,8 @@ def main() -> int:
             for results in measure(name, folder, arguments.batches, arguments.rounds, device, bandwidth):
                 report["pipelines"][name] = results
                 save(report, arguments.output)
-    print(format_table(report))
-    write(report, arguments.output)
-    return 0
+    finish(report, arguments.output, format_table(report))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -18,7 +18,7 @@ from torch.utils.data import default_collate
 from torchvision.datasets import ImageFolder
 
 import torch_sink
-from harness import describe, make_parser, photographs, positive, save, write
+from harness import describe, finish, make_parser, photographs, positive, save
 from torch_sink.cli.bench import measure_worker_cost
 from torch_sink.cli.bench_report import format_worker_cost
 from torch_sink.cli.pipelines import PIPELINES, build_pipeline
@@ -45,7 +45,7 @@ def check_equal(folder: Path, pipelines: Iterable[str]) -> None:
             sys.exit(f"{name}: the batch differs from stock torchvision's; nothing was measured")
 
 
-def main() -> int:
+def main() -> None:
     parser = make_parser(__doc__, "worker_cost", images=120)
     parser.add_argument("--rounds", type=positive, default=7, help="turns of stock and torch_sink (default: 7)")
     parser.add_argument("--pipelines", nargs="+", default=list(PIPELINES), choices=list(PIPELINES), metavar="NAME")
@@ -59,10 +59,8 @@ def main() -> int:
                 folder, [name], rounds=arguments.rounds, images=arguments.images
             )
             save(report, arguments.output)
-    print(format_worker_cost(report["worker_cost"]))
-    write(report, arguments.output)
-    return 0
+    finish(report, arguments.output, format_worker_cost(report["worker_cost"]))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
