@@ -1,15 +1,20 @@
-"""The guide: its code runs in the order of each page, and every page is reachable from the site's menu."""
+"""The guide: its code and the examples in docstrings run, and every page is reachable from the site's menu."""
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import torch_sink
+import torch_sink.loop
 from torch_sink.cli.commands import make_parser
 from torch_sink.cli.photos import write_photos
 
@@ -17,7 +22,7 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-# What the pages take for granted: a model, an optimizer, loaders of small batches.
+# What the pages behind "Get started" take for granted: a model, an optimizer, loaders of small batches.
 PRELUDE = """
 import torch
 from torch import nn
@@ -34,23 +39,39 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
 images, labels = batches[0]
 """
 # The others show code that needs several processes or a package of its own.
-RUN = ("start", "step_loop", "mixed_precision")
+RUN = ("step_loop", "mixed_precision")
+MODULES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in sorted((ROOT / "torch_sink").rglob("*.py"))
+    if ">>> " in path.read_text()
+]
 
 
 def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
+def run(code: list[str], folder: Path) -> str:
+    write_photos(folder / "photos", count=20)
+    script = folder / "page.py"
+    script.write_text("\n\n".join(code))
+    finished = subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True, timeout=240)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def test_the_first_page_runs_as_it_stands(tmp_path: Path) -> None:
+    printed = run(blocks(DOCS / "start.md"), tmp_path)
+    assert "nothing that was recorded ran in stock code" in printed
+    assert "too few batches to tell" in printed
+    assert "2 steps, " in printed
+
+
 @pytest.mark.parametrize("name", RUN)
 def test_the_code_of_a_page_runs(name: str, tmp_path: Path) -> None:
-    write_photos(tmp_path / "photos", count=20)
-    script = tmp_path / "page.py"
     code = [PRELUDE, *blocks(DOCS / f"{name}.md")]
     # A page counts in epochs of ImageNet; here a run is as long as its data are short.
-    code = [re.sub(r"epochs=90|range\(900\)|fit\(10|train\(10", _shorter, block) for block in code]
-    script.write_text("\n\n".join(code))
-    finished = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=240)
-    assert finished.returncode == 0, finished.stderr
+    run([re.sub(r"epochs=90|range\(900\)|fit\(10|train\(10", _shorter, block) for block in code], tmp_path)
 
 
 def _shorter(found: re.Match[str]) -> str:
@@ -61,6 +82,20 @@ def _shorter(found: re.Match[str]) -> str:
 def test_the_code_of_a_page_compiles(page: Path) -> None:
     for block in blocks(page):
         compile(block, str(page), "exec")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_docstrings_run(name: str) -> None:
+    results = doctest.testmod(importlib.import_module(name))
+    assert results.attempted
+    assert not results.failed
+
+
+@pytest.mark.parametrize("package", [torch_sink, torch_sink.loop], ids=lambda package: package.__name__)
+def test_public_names_are_sorted_and_documented(package: ModuleType) -> None:
+    names = package.__all__
+    assert names == sorted(names)
+    assert all(getattr(package, name).__doc__ for name in names)
 
 
 def test_every_command_that_a_page_names_can_be_given() -> None:

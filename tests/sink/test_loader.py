@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import doctest
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -179,12 +177,6 @@ def test_argument_errors(options: dict, error: type[Exception], message: str) ->
 def test_a_loader_that_is_neither_iterable_nor_callable() -> None:
     with pytest.raises(TypeError, match="iterable of batches or a function"):
         SinkLoader(3)
-
-
-def test_the_example_of_the_docstring() -> None:
-    results = doctest.testmod(sys.modules["torch_sink.sink.loader"])
-    assert results.attempted == 2
-    assert results.failed == 0
 
 
 def test_attributes_of_the_wrapped_loader() -> None:

@@ -48,6 +48,7 @@ def timeline(path: str | Path) -> Iterator[None]:
         >>> loop = torch_sink.StepLoop(model, torch.nn.functional.cross_entropy, optimizer)
         >>> with torch_sink.timeline(f"{folder.name}/run.html"):
         ...     history = loop.run(data)
+        >>> folder.cleanup()
     """
     if _active:
         raise RuntimeError("a timeline records already; leave its block before another one begins")
