@@ -14,12 +14,14 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "examples" / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import gpu  # noqa: E402
 import harness  # noqa: E402
+import host_cost  # noqa: E402
 import jpeg  # noqa: E402
 import kernel_usage  # noqa: E402
 import report  # noqa: E402
@@ -58,6 +60,8 @@ AMDGCN_LOOP = """
 ; %bb.4:
 \ts_endpgm
 """
+
+PARTS_OF_EVERY_BATCH = (host_cost.RECEIVING, host_cost.DECODING, host_cost.PLACING, host_cost.LAUNCHING)
 
 
 def test_overlapping_intervals_are_counted_once() -> None:
@@ -106,6 +110,27 @@ def test_the_table_of_the_jpeg_kernels_holds_what_the_host_does() -> None:
     device = {"images_per_second_kernels": speed, "images_per_second": speed, "stages": {}, "decoded_again": 0}
     written = report_tables.jpeg({"batches": {"2": {"device": device, "host_us_an_image": host}}})
     assert all(f"{part}, us an image" in written for part in host)
+
+
+def test_the_host_cost_of_two_tiny_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_cost, "WARM_UP", 1)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    output, pipeline = tmp_path / "result.json", "v1 train + ColorJitter"
+    options = ("--images", "2", "--batch", "2", "--rounds", "1", "--pipelines", pipeline, "--output", str(output))
+    monkeypatch.setattr(sys, "argv", ["host_cost.py", *options])
+    host_cost.main()
+    result = json.loads(output.read_text())
+    assert "unfinished" not in result
+    assert report.SECTIONS["host_cost"][3](result).startswith("| ")
+    for block, cost in result["host_cost"][pipeline].items():
+        parts = {name: value["p50"] for name, value in cost["us_an_image"].items()}
+        whole = parts.pop(host_cost.IN_ALL)
+        assert whole == pytest.approx(sum(parts.values()), rel=0.02), "nothing is left out, nothing counted twice"
+        copied = {host_cost.COPYING} if block == "shared" else set()
+        assert parts.keys() - {host_cost.REST} == {*PARTS_OF_EVERY_BATCH, *copied}
+        assert min(parts.values()) > 0
+        assert cost["launches"] > 10
+        assert (cost["bytes_copied_an_image"]["files"] > 0) == (block == "shared")
 
 
 def test_a_gpu_gives_the_figures_that_are_said_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,12 +163,13 @@ def results_of_a_gpu() -> dict[str, Any]:
         }}},
         "loop": {"models": {"resnet50": {}, "mlp": {"loops": {"StepLoop graph, sink 100": {"host_microseconds": p50(15.5)}}}}},
         "worker_cost": {"worker_cost": {"v1 train": {"stock_ms": p50(4.66), "torch_sink_ms": p50(0.21)}}},
+        "host_cost": {"host_cost": {"v1 train": {"pinned": {"us_an_image": {"in all": p50(4.96)}}}}},
     }  # fmt: skip
 
 
-def test_ten_figures() -> None:
+def test_eleven_figures() -> None:
     found = [value for _, value in gpu_summary.figures(results_of_a_gpu())]
-    assert found == ["2,500", "2.50", "96%", "3.0%", "40,000", "90,000", "7,000", "300,000", "15.5", "4.66 -> 0.21"]
+    assert found == ["2,500", "2.50", "96%", "3.0%", "40,000", "90,000", "7,000", "300,000", "15.5", "5.0", "4.66 -> 0.21"]
     assert {value for _, value in gpu_summary.figures({})} == {"-"}
 
 

@@ -13,7 +13,7 @@ in the folder that TORCH_SINK_PHOTOS names, else generated ones.
 
 What is known is written at once, so that a run that is cut short loses nothing: `gpu.json` in the results folder holds
 machine, commit, and for each run its command, status, seconds and first error; beside it lie what each benchmark wrote
-and, in `logs`, what each run said. The last lines are a table of all that, and ten figures.
+and, in `logs`, what each run said. The last lines are a table of all that, and eleven figures.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ STEPS = (
     Step("decode", "decode", 30, ("--batches", "64", "256", "--rounds", "3"), ("--batches", "4", "--rounds", "1")),
     Step("jpeg", "decode", 20, ("--batches", "128", "512", "--rounds", "3"), ("--batches", "4", "--rounds", "1")),
     Step(
-        "transforms", "transforms", 50, ("--batches", "64", "512", "--rounds", "3"), ("--batches", "2", "--rounds", "1")
+        "transforms", "transforms", 45, ("--batches", "64", "512", "--rounds", "3"), ("--batches", "2", "--rounds", "1")
     ),
     Step(
         "loop",
         "loop",
-        50,
+        47,
         ("--models", "resnet50", "mlp", "--rounds", "5", "--seconds", "12"),
         ("--models", "mlp", "--rounds", "1", "--seconds", "5"),
         takes_data=False,
@@ -90,6 +90,13 @@ STEPS = (
         "loader", "loader", 20, ("--rounds", "2", "--epochs", "2"), ("--workers", "1", "--rounds", "1", "--epochs", "1")
     ),
     Step("worker_cost", "transforms", 15, ("--rounds", "2", "--images", "40"), ("--images", "8", "--rounds", "1")),
+    Step(
+        "host_cost",
+        "transforms",
+        12,
+        ("--rounds", "5", "--pipelines", "v1 train"),
+        ("--images", "2", "--batch", "2", "--rounds", "1", "--pipelines", "v1 train"),
+    ),
     Step("scale", "train", 15, ("--rounds", "2"), ("--rounds", "1")),
     Step("sanitizer", "sanitizer", 15),
 )

@@ -1,4 +1,4 @@
-"""The last lines of `make gpu`: what passed, what failed with its first error, and the ten figures that matter."""
+"""The last lines of `make gpu`: what passed, what failed with its first error, and the eleven figures that matter."""
 
 from __future__ import annotations
 
@@ -77,6 +77,11 @@ def _worker(result: Result) -> str:
     return f"{cost['stock_ms']['p50']:.2f} -> {cost['torch_sink_ms']['p50']:.2f}"
 
 
+def _host(result: Result) -> str:
+    cost = result["host_cost"]["v1 train"]["pinned"]["us_an_image"]["in all"]
+    return f"{cost['p50']:.1f}"
+
+
 # Name, benchmark, how to read it from the benchmark's report.
 FIGURES: tuple[tuple[str, str, Callable[[Result], str]], ...] = (
     ("training with torch_sink, images/s", "train", lambda result: f"{_train(result, 'torch_sink'):,.0f}"),
@@ -108,5 +113,6 @@ FIGURES: tuple[tuple[str, str, Callable[[Result], str]], ...] = (
         lambda result: f"{_stages(result, 'torch_sink, kernels alone'):,.0f}",
     ),
     ("StepLoop, graph mode, host us a step", "loop", lambda result: f"{_graph(result, 'host_microseconds'):.1f}"),
+    ("the training process's CPU us an image, launches", "host_cost", _host),
     ("a data worker's CPU ms a sample, stock -> torch_sink", "worker_cost", _worker),
 )

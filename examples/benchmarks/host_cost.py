@@ -42,6 +42,7 @@ from torch_sink.image.core import transfer
 from torch_sink.image.decode import providers
 from torch_sink.image.execute import ahead, decoding, launch, on_device, run
 from torch_sink.image.execute.recorded import Wanted
+from torch_sink.triton_kernels.interpreter import is_interpreted
 
 PIPELINES = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment")
 DRIVER = ahead._Target(GPUTarget("cuda", 90, 32))
@@ -53,64 +54,96 @@ SLABS = 4  # of the worker
 WARM_UP = 8  # batches: they fill caches, and show how large slabs have to be
 
 RECEIVING, DECODING, PLACING, LAUNCHING = "receive the batch", "decode", "add addresses", "launch"
-COPYING, REST = "copy the files", "the rest"
+COPYING, REST, IN_ALL = "copy the files", "the rest", "in all"
 
 
 class Clock:
-    """CPU seconds of this thread by part, each without the parts inside it, and what is copied meanwhile."""
+    """CPU seconds of this thread, every one in the part that is under way, and what is copied meanwhile.
+
+    Attributes:
+        files: address of the block that the files lie in.
+    """
 
     def __init__(self) -> None:
+        self.files = 0
         self.seconds: dict[str, float] = defaultdict(float)
         self.counts: Counter[str] = Counter()
-        self._inside = [0.0]
+        self._part, self._since = REST, 0.0
 
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        started = time.thread_time()
-        self._inside.append(0.0)
-        try:
-            yield
-        finally:
-            took = time.thread_time() - started
-            self.seconds[name] += took - self._inside.pop()
-            self._inside[-1] += took
+    def begin(self) -> None:
+        """From here on it runs."""
+        self._since = time.thread_time()
 
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def enter(self, part: str) -> str:
+        """Goes over to a part; returns the one before."""
+        now, before = time.thread_time(), self._part
+        self.seconds[before] += now - self._since
+        self._part, self._since = part, now
+        return before
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
-            self.counts[name] += 1
-            with self.part(name):
+            self.counts[part] += 1
+            before = self.enter(part)
+            try:
                 return function(*arguments, **options)
+            finally:
+                self.enter(before)
 
         return call
 
 
-class Device:
-    """Stands for a device: tensors on "meta", and memory on the host that counts as pinned.
+def address(tensor: torch.Tensor) -> int:
+    """Of the memory that it lies in."""
+    return tensor.untyped_storage().data_ptr()
 
-    Args:
-        clock: what it is measured with.
-    """
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self.pinned: set[int] = set()
-        self._empty, self._pin = torch.empty, torch.Tensor.pin_memory
+class PinnedMemory:
+    """Memory that counts as pinned. As PyTorch keeps it: blocks of 2^n bytes, used again when a batch is done."""
 
-    def empty(self, *size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
-        tensor = self._empty(*size, **options)
-        if pin_memory:
-            self.pinned.add(tensor.untyped_storage().data_ptr())
+    def __init__(self) -> None:
+        self._addresses: set[int] = set()
+        self._free: dict[int, list[torch.Tensor]] = defaultdict(list)
+        self._used: list[torch.Tensor] = []
+        self._empty = torch.empty
+
+    def register(self, tensor: torch.Tensor) -> None:
+        """Lets the memory of a tensor count as pinned."""
+        self._addresses.add(address(tensor))
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return address(tensor) in self._addresses
+
+    def empty(self, size: Any, *, pin_memory: bool = False, dtype: Any = None, **options: Any) -> torch.Tensor:
+        """`torch.empty`."""
+        if not pin_memory:
+            return self._empty(size, dtype=dtype, **options)
+        size = torch.Size((size,) if isinstance(size, int) else size)
+        count = size.numel() * dtype.itemsize
+        room = 1 << max(count - 1, 0).bit_length()
+        block = self._free[room].pop() if self._free[room] else self._empty(room, dtype=torch.uint8)
+        self._used.append(block)
+        self.register(block)
+        return block[:count].view(dtype).view(size)
+
+    def reuse(self) -> None:
+        """The batch is done."""
+        for block in self._used:
+            self._free[block.numel()].append(block)
+        self._used.clear()
+
+
+def pinned(memory: PinnedMemory, clock: Clock, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in pinned memory; the tensor itself where it lies there already."""
+    if memory.holds(tensor):
         return tensor
-
-    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy, where it is not pinned already."""
-        if tensor.untyped_storage().data_ptr() in self.pinned:
-            return tensor
-        large = tensor.numel() > 2**20
-        self.clock.counts["bytes copied, files" if large else "bytes copied, tables"] += tensor.nbytes
-        with self.clock.part(COPYING if large else REST):
-            return tensor.clone()
+    is_files = address(tensor) == clock.files
+    clock.counts["bytes copied, files" if is_files else "bytes copied, tables"] += tensor.nbytes
+    before = clock.enter(COPYING if is_files else REST)
+    copy = memory.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+    clock.enter(before)
+    return copy
 
 
 def compiled(*_: Any, **__: Any) -> Any:
@@ -120,12 +153,11 @@ def compiled(*_: Any, **__: Any) -> Any:
 
 
 @contextmanager
-def measured(clock: Clock) -> Iterator[Device]:
+def measured(clock: Clock, memory: PinnedMemory) -> Iterator[None]:
     """The package executes batches on a device that launches nothing, and the clock sees its parts."""
-    device = Device(clock)
     replaced = [
-        (torch, "empty", device.empty),
-        (torch.Tensor, "pin_memory", lambda tensor: device.pin(tensor)),
+        (torch, "empty", memory.empty),
+        (torch.Tensor, "pin_memory", lambda tensor: pinned(memory, clock, tensor)),
         (transfer, "pins", lambda device: device.type != "cpu"),
         (triton.compiler, "compile", compiled),
         *[(providers.TritonProvider, name, lambda *_: True) for name in ("usable", "by_default", "is_right")],
@@ -138,7 +170,8 @@ def measured(clock: Clock) -> Iterator[Device]:
         for holder, name, stand_in in replaced:
             stack.enter_context(mock.patch.object(holder, name, stand_in))
         stack.enter_context(mock.patch.object(driver, "_active", DRIVER))
-        yield device
+        yield
+    memory.reuse()
 
 
 @contextmanager
@@ -174,22 +207,27 @@ def batches(folder: Path, pipeline: str, size: int, block: str) -> Iterator[Call
 def measure(folder: Path, pipeline: str, size: int, rounds: int, block: str) -> dict[str, Any]:
     """The cost of one pipeline, with the files of its batches in pinned or in shared memory."""
     seconds: dict[str, list[float]] = defaultdict(list)
-    counts: Counter[str] = Counter()
+    memory = PinnedMemory()
     with torch_sink.image_backend("device", device="meta"):
         source = batches(folder, pipeline, size, block)
         for number in range(rounds + WARM_UP):
             receive, clock = next(source), Clock()
-            with measured(clock) as device:
-                with clock.part(RECEIVING):
-                    batch = receive()
+            with measured(clock, memory):
+                started = time.thread_time()
+                clock.begin()
+                clock.enter(RECEIVING)
+                batch = receive()
+                clock.enter(REST)
+                blob = batch.recorded.packed.blob
+                clock.files = address(blob)
                 if block == "pinned":
-                    device.pinned.add(batch.recorded.packed.blob.untyped_storage().data_ptr())
-                with clock.part(REST):
-                    on_device.make_on_device(batch.recorded, Wanted(META))
-            del batch
+                    memory.register(blob)
+                on_device.make_on_device(batch.recorded, Wanted(META))
+                clock.enter(REST)
+                taken = time.thread_time() - started
+            del batch, blob
             if number >= WARM_UP:
-                clock.seconds["in all"] = sum(clock.seconds.values())
-                for name, value in clock.seconds.items():
+                for name, value in [*clock.seconds.items(), (IN_ALL, taken)]:
                     seconds[name].append(1e6 * value / size)
                 counts = clock.counts
     return {
@@ -216,6 +254,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=positive, default=9, help="batches of each pipeline (default: 9)")
     parser.add_argument("--pipelines", nargs="+", default=list(PIPELINES), metavar="NAME")
     arguments = parser.parse_args()
+    if is_interpreted():
+        parser.error("Triton's interpreter launches nothing that could be measured: unset TRITON_INTERPRET")
     torch.set_num_threads(1)
     with photographs(arguments) as given, distinct(given, arguments.batch) as folder:
         report = describe(arguments, "host_cost.py", given)
