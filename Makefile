@@ -4,7 +4,7 @@
 # make check         ruff and mypy
 # make docs          the pages as a site, in local/site; warnings and dead links are errors
 # make gpu           all that needs a GPU, in nine minutes; PART=tests|train|decode|..., RESULTS=folder, DATA=photographs
-# make kernels       compile what changed of the kernels for every target, count what they execute; rewrites docs/kernels.md
+# make kernels       compile what changed of the kernels for every target, count what they execute; rewrites docs/inside/kernels.md
 # make report        write docs/performance.md and the figures of the README from the committed results
 #
 # Each target sets up what it needs. PYTHON=python3.12 make test chooses the interpreter of a new environment.

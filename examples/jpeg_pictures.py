@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/jpeg.md from files that are made here: lanes that fall into step, and work per stage.
+"""Draw the pictures of docs/inside/jpeg.md from files made here: lanes that fall into step, and work per stage.
 
     python examples/jpeg_pictures.py [--output docs/images]
 

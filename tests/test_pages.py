@@ -39,7 +39,7 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
 images, labels = batches[0]
 """
 # The others show code that needs several processes or a package of its own.
-RUN = ("step_loop", "mixed_precision")
+RUN = ("image_backend", "data_sink", "step_loop", "mixed_precision")
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for path in sorted((ROOT / "torch_sink").rglob("*.py"))
@@ -78,7 +78,7 @@ def _shorter(found: re.Match[str]) -> str:
     return re.sub(r"\d+", "2", found[0])
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)
 def test_the_code_of_a_page_compiles(page: Path) -> None:
     for block in blocks(page):
         compile(block, str(page), "exec")
@@ -99,7 +99,7 @@ def test_public_names_are_sorted_and_documented(package: ModuleType) -> None:
 
 
 def test_every_command_that_a_page_names_can_be_given() -> None:
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
     named = {found for page in pages for found in re.findall(r"python -m torch_sink ([^#`|\n]*)", page.read_text())}
     assert len(named) > 3
     for command in named:

@@ -50,7 +50,7 @@ def test_every_command_that_it_names_exists() -> None:
         assert (ROOT / file).is_file(), file
 
 
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"])
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "CONTRIBUTING.md"])
 FILES = [
     path for folder in ("torch_sink", "triton_kernels", "examples", "tests") for path in ROOT.glob(f"{folder}/**/*.py")
 ]

@@ -1,4 +1,4 @@
-"""Write into docs/jpeg.md what making the colors inside of the resize would save and cost; with --check only compare.
+"""Write into docs/inside/jpeg.md what making the colors inside the resize would save and cost; --check only compares.
 
     python examples/benchmarks/jpeg_fusion.py [--check]
 
@@ -17,7 +17,7 @@ from torchvision.transforms import RandomResizedCrop
 
 from report_tables import insert_between
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "jpeg.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "inside" / "jpeg.md"
 BEGIN = "<!-- table: written by examples/benchmarks/jpeg_fusion.py -->\n"
 END = "<!-- end of table -->"
 PHOTO = (500, 375)  # width and height in pixels, the usual size of ImageNet
@@ -85,7 +85,7 @@ def main() -> int:
     old = PAGE.read_text()
     new = page_with_table(old)
     if parser.parse_args().check:
-        print("docs/jpeg.md is up to date" if new == old else "docs/jpeg.md is out of date", file=sys.stderr)
+        print(f"docs/inside/jpeg.md is {'up to date' if new == old else 'out of date'}", file=sys.stderr)
         return int(new != old)
     PAGE.write_text(new)
     return 0

@@ -4,7 +4,7 @@
 
 Reads registers, spills, shared memory, instructions and the width of accesses to global memory from the machine code,
 counts instructions that would break equal bits and the CPU seconds of the compilation, and estimates what the stages of
-usual pipelines move and compute for a pixel. Writes JSON, from which `report.py` makes docs/kernels.md.
+usual pipelines move and compute for a pixel. Writes JSON, from which `report.py` makes docs/inside/kernels.md.
 
 Rows of the record are kept where neither the kernel nor anything else they depend on has changed, so that after a
 small change little is compiled; each new row is written at once. `--some` leaves out the stages for other dtypes than

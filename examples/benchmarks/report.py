@@ -1,4 +1,4 @@
-"""Turn the committed results into docs/performance.md, docs/kernels.md, pictures and the figures of the README.
+"""Turn the committed results into docs/performance.md, docs/inside/kernels.md, pictures and the figures of the README.
 
     python examples/benchmarks/report.py [--check]
 
@@ -22,7 +22,7 @@ from report_tables import GPU_FIGURES, SECTIONS, Report, insert_between, provena
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "examples" / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
-KERNELS_PAGE = ROOT / "docs" / "kernels.md"
+KERNELS_PAGE = ROOT / "docs" / "inside" / "kernels.md"
 README = ROOT / "README.md"
 BEGIN = "<!-- figures: written by examples/benchmarks/report.py -->\n"
 END = "<!-- end of figures -->"

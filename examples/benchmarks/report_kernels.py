@@ -1,4 +1,4 @@
-"""The text of docs/kernels.md: what the worst of the variants use, what stages do for a pixel, then every variant."""
+"""The text of docs/inside/kernels.md: what the worst variants use, what stages do for a pixel, then every variant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HEADS = ["target", "registers", "spilled bytes", "shared bytes", "instructions"
 
 
 def kernels_page(report: Report) -> str:
-    """The text of docs/kernels.md."""
+    """The text of docs/inside/kernels.md."""
     rows = sorted(report["kernels"], key=lambda row: (kernel_of(row), row["target"]))
     kernels = {name: list(found) for name, found in groupby(rows, kernel_of)}
     lines = ["# Kernels", "", "Written by `python examples/benchmarks/report.py`; `make kernels` measures again.", ""]

@@ -1,4 +1,4 @@
-"""The picture of docs/image_backend.md: a JPEG's way into a batch, with the figures of the committed results."""
+"""The picture of docs/inside/image_backend.md: a JPEG's way into a batch, with the figures of the committed results."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def picture(results: dict[str, Report]) -> str:
         way((500, 372), (500, 391)),
         text(MARGIN, 562, _source(results), "note", "start"),
         text(MARGIN, 582, "GPU times: instructions counted, bound by the busiest unit "
-             "(docs/kernels.md says what the model assumes).", "note", "start"),
+             "(docs/inside/kernels.md says what the model assumes).", "note", "start"),
     ]  # fmt: skip
     title = "A JPEG's way into a batch: data worker, shared memory, one copy, decode kernels, stage launches, batch"
     return "\n".join([
