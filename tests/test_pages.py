@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import torch_sink
+import torch_sink.errors
 import torch_sink.loop
 from torch_sink.cli.commands import make_parser
 from torch_sink.cli.photos import write_photos
@@ -104,6 +107,27 @@ def test_every_command_that_a_page_names_can_be_given() -> None:
     assert len(named) > 3
     for command in named:
         make_parser().parse_args(shlex.split(command))
+
+
+def test_troubleshooting_names_every_error_and_every_reason_of_the_fallback_report() -> None:
+    page = (DOCS / "troubleshooting.md").read_text()
+    names = [name for name, value in vars(torch_sink.errors).items() if isinstance(value, type)]
+    reasons = {reason for path in (ROOT / "torch_sink").rglob("*.py") for reason in _reasons(path)}
+    assert len(names) >= 6
+    assert len(reasons) >= 9
+    assert [text for text in (*names, *sorted(reasons)) if text not in page] == []
+
+
+def _reasons(path: Path) -> Iterator[str]:
+    """The constant beginnings and endings of what a module may give as a reason, in or for `report_fallback`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        given: list[ast.AST] = []
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "report_fallback":
+            given = [node.args[1]]
+        elif isinstance(node, ast.FunctionDef) and "_reason" in node.name and path.parent.name == "handles":
+            given = [each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value is not None]
+        constants = (each for root in given for each in ast.walk(root) if isinstance(each, ast.Constant))
+        yield from (text for each in constants if len(text := str(each.value).strip(" '")) > 8 and " " in text)
 
 
 def test_every_page_stands_in_the_menu() -> None:
