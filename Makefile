@@ -67,6 +67,7 @@ gpu:
 kernels: setup
 	$(VENV)/bin/python examples/benchmarks/kernels.py
 	$(VENV)/bin/python examples/benchmarks/kernel_counts.py
+	$(VENV)/bin/python examples/benchmarks/kernel_costs.py
 	$(VENV)/bin/python examples/benchmarks/report.py
 
 report: setup

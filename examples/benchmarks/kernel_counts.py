@@ -1,6 +1,6 @@
 """Count what the kernels execute on generated photographs, by the executor of the tests, for kernels.json.
 
-The PTX for sm_90 runs on the CPU, so no GPU is needed. Times beside the counts are those of `kernel_model`.
+The PTX for sm_90 runs on the CPU, so no GPU is needed. Times beside the counts are those of `torch_sink.cli.model`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import torch_sink
-from kernel_model import DEVICES, microseconds
 from kernel_record import write_record
 from torch_sink.cli.machine import describe_machine
+from torch_sink.cli.model import DEVICES, microseconds, work_of
 from torch_sink.cli.photos import make_photo
 from torch_sink.cli.pipelines import CROP, JITTER, MEAN, STD
 
@@ -68,10 +68,8 @@ def row_of(name: str, counts: list[Any], pixels: int, images: int) -> dict[str, 
         requests += found.requests
         sectors += found.sectors
     loads = [kind for kind in ("ld.global", "st.global") if requests[kind]]
-    times = {
-        device: sum(microseconds(found.instructions, found.wavefronts.total(), DEVICES[device]) for found in counts)
-        for device in DEVICES
-    }
+    works = [work_of(found.instructions, found.wavefronts.total()) for found in counts]
+    times = {name: sum(microseconds(work, device) for work in works) for name, device in DEVICES.items()}
     return {
         "name": name,
         "instructions_a_pixel": LANES * instructions.total() / pixels,
