@@ -46,9 +46,9 @@ class Samples(Dataset[Any]):
     def __len__(self) -> int:
         return BATCH * STEPS
 
-    def __getitem__(self, index: int) -> Any:
-        time.sleep(SAMPLE / 1e3)
-        return torch.zeros(8)
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        time.sleep(len(indices) * SAMPLE / 1e3)
+        return [torch.zeros(8) for _ in indices]
 
 
 class Stream:

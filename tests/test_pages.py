@@ -101,6 +101,11 @@ def test_public_names_are_sorted_and_documented(package: ModuleType) -> None:
     assert all(getattr(package, name).__doc__ for name in names)
 
 
+def test_the_api_reference_holds_every_public_name() -> None:
+    documented = re.findall(r"(?:::: |heading: )torch_sink\.(\w+)$", (DOCS / "api.md").read_text(), flags=re.MULTILINE)
+    assert sorted(documented) == torch_sink.__all__
+
+
 def test_every_command_that_a_page_names_can_be_given() -> None:
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
     named = {found for page in pages for found in re.findall(r"python -m torch_sink ([^#`|\n]*)", page.read_text())}

@@ -44,7 +44,9 @@ def page(results: dict[str, Report]) -> str:
     """The text of docs/performance.md."""
     lines = ["# Performance", ""]
     lines += ["Written by `python examples/benchmarks/report.py` from `examples/benchmarks/results/`.", ""]
-    lines += missing(results)
+    no_gpu = missing(results)
+    if no_gpu:
+        lines += ["These are figures of CPUs. What needs a GPU is [not measured yet](#not-measured-yet).", ""]
     for name, (title, says, needs_gpu, body) in SECTIONS.items():
         lines += [f"## {title}", "", says, ""]
         if name in results:
@@ -54,7 +56,7 @@ def page(results: dict[str, Report]) -> str:
         else:
             where = " on a GPU" if needs_gpu else ""
             lines += [f"Not measured yet{where}: `python examples/benchmarks/{name}.py`.", ""]
-    return "\n".join(lines)
+    return "\n".join(lines + no_gpu)
 
 
 def missing(results: dict[str, Report]) -> list[str]:

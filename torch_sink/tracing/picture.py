@@ -12,7 +12,7 @@ from torch_sink.tracing.spans import Span, lanes_of
 # Readable on white and for people who see no red or green (https://jfly.uni-koeln.de/color/).
 COLORS = {"worker": "#56B4E9", "producer": "#0072B2", "copy stream": "#E69F00", "device": "#009E73", "host": "#999999"}
 SYNC_COLOR = "#D55E00"
-WIDTH, LEFT, ROW, TOP, MARGIN = 1600, 150, 44, 20, 12
+WIDTH, LEFT, ROW, TOP, MARGIN = 1600, 150, 44, 20, 40
 
 
 def color_of(lane: str) -> str:
