@@ -12,7 +12,7 @@ from torch_sink.cli.photos import make_photo
 from torch_sink.cli.pipelines import CROP, build_pipeline
 from torch_sink.image.core.atoms import Atom, Kind
 from torch_sink.image.execute.programs import programs_of
-from torch_sink.image.plan.regions import regions_read
+from torch_sink.image.plan.build import build_plan
 from torch_sink.image.plan.stages import Stage, stages_of
 from torch_sink.image.sources.decoded import Box
 
@@ -78,11 +78,13 @@ def stage_work(stage: Stage, input_size: tuple[int, int], is_last: bool) -> dict
         is_last: it writes float32, and looks the values up in tables.
     """
     pixels = stage.size[0] * stage.size[1]
-    holds_floats = is_last or stage.leaves_floats
-    arithmetic = PER_TAP * taps(stage.head) + sum(ARITHMETIC[atom.kind] for atom in stage.tail)
+    holds_floats = is_last or stage.form.leaves_floats
+    head = stage.atoms[stage.form.head] if stage.form.head >= 0 else None
+    tail = [stage.atoms[at] for at in stage.form.tail]
+    arithmetic = PER_TAP * taps(head) + sum(ARITHMETIC[atom.kind] for atom in tail)
     return {
-        "stage": str(stage),
-        "taps": taps(stage.head),
+        "stage": " + ".join(atom.kind.name.lower() for atom in [head, *tail] if atom is not None) or "copy",
+        "taps": taps(head),
         "bytes_read": CHANNELS * input_size[0] * input_size[1] / pixels,
         "bytes_written": CHANNELS * (FLOAT_BYTES if holds_floats else 1),
         "arithmetic": arithmetic,
@@ -95,9 +97,10 @@ def work_of(pipeline: Any) -> list[dict[str, Any]]:
         torch.manual_seed(3)
         handle = pipeline(make_photo(*PHOTO, seed=0))
         (program,) = programs_of([handle.sink_source], [handle.sink_ops])
-    stages = stages_of(PHOTO[1], PHOTO[0], program.atoms)
+    shape = PHOTO[1], PHOTO[0]
+    stages = stages_of(*shape, program.atoms)
     # Where the first stage looks through a view, it reads what the view shows.
-    box = Box(*regions_read([(PHOTO[1], PHOTO[0])], [stages])[0].tolist())
+    box = Box(*build_plan([shape], [program], [0], [0]).boxes[0].tolist())
     size = box.height, box.width
     rows = []
     for number, stage in enumerate(stages):

@@ -157,10 +157,10 @@ def test_a_plan_says_who_decodes() -> None:
 
 def test_a_stage_has_one_gather_at_its_head() -> None:
     kinds = (Kind.FLIP, Kind.RESAMPLE_X, Kind.RESAMPLE_Y, Kind.BRIGHTNESS, Kind.CONTRAST, Kind.FLIP, Kind.SHARPNESS)
-    assert split_stages(kinds, 1) == ((-1, 1, ()), (-1, 2, (3,)), (-1, -1, (4, 5)), (-1, 6, ()))
+    assert split_stages(kinds, 1) == [(-1, 1, ()), (-1, 2, (3,)), (-1, -1, (4, 5)), (-1, 6, ())]
 
 
 def test_the_first_stage_reads_bytes_as_floats() -> None:
     kinds = (Kind.SHIFT, Kind.VALUES, Kind.FILTER_X, Kind.FILTER_Y, Kind.PASTE, Kind.FLIP, Kind.PASTE)
-    assert split_stages(kinds, 1) == ((1, 2, ()), (-1, 3, (4, 5)), (-1, -1, (6,)))
-    assert split_stages((Kind.VALUES, Kind.FLIP), 0) == ((-1, -1, (0, 1)),)
+    assert split_stages(kinds, 1) == [(1, 2, ()), (-1, 3, (4, 5)), (-1, -1, (6,))]
+    assert split_stages((Kind.VALUES, Kind.FLIP), 0) == [(-1, -1, (0, 1))]

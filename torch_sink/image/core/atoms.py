@@ -206,9 +206,14 @@ def by_formula(name: str, function: Callable[..., None], families: Sequence[str]
     return {f"{family}.{name}": functools.partial(function, formula=FORMULAS[family]) for family in families}
 
 
+BLACK = (0.0, 0.0, 0.0)
+
+
 def color_of(fill: Any) -> tuple[float, ...]:
     """A fill of bytes: a value for each of three channels, cut off at 0 and 255 as Pillow does; None is black."""
-    values = fill if isinstance(fill, (tuple, list)) else (0 if fill is None else fill,)
+    if fill is None or (type(fill) is int and fill == 0):
+        return BLACK
+    values = fill if isinstance(fill, (tuple, list)) else (fill,)
     return three(tuple(float(int(min(max(value, 0), 255))) for value in values))
 
 

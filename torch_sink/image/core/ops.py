@@ -148,6 +148,10 @@ class Operation:
             OPERATIONS[name], STOCK[name] = self, stock
         if self.lower is not None:
             LOWER.update(dict.fromkeys(self.stock, self.lower) if callable(self.lower) else self.lower)
+        if self.is_value:
+            VALUE_CALLS.update(self.stock)
+        else:
+            PIXEL_CALLS.update(LOWER.keys() & self.stock.keys())
         for place, recorder in self.record.items():
             if place in RECORDERS:
                 raise ValueError(f"{place} is recorded twice")
@@ -160,6 +164,9 @@ class Operation:
 OPERATIONS: dict[str, Operation] = {}
 STOCK: dict[str, Stock] = {}
 LOWER: dict[str, Lower] = {}
+# Names of calls that make one value of each behind a conversion to a tensor; of others that are kernel work.
+VALUE_CALLS: set[str] = set()
+PIXEL_CALLS: set[str] = set()
 # What is stood in for -> what records it; and those that also record on palette images.
 RECORDERS: dict[Any, Recorder] = {}
 TAKE_PALETTES: set[Any] = set()

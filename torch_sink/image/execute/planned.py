@@ -66,20 +66,18 @@ def plan_batch(
         entry_of_image: which of the distinct sources that is.
         only: images that are made, as they are among all of them; by default all.
     """
-    boxes = np.zeros((max(entry_of_image) + 1, 4), np.int32)
-    chosen = [at for at, image in enumerate(images) if not isinstance(image, FinishedSource)]
-    if not chosen:
-        return Planned((), boxes)
-    if only is not None:
-        chosen = [at for at in chosen if at in only]
+    chosen = [
+        at
+        for at, image in enumerate(images)
+        if not isinstance(image, FinishedSource) and (only is None or at in only)
+    ]
     programs = programs_of([images[at] for at in chosen], [calls[at] for at in chosen])
     shapes = [shape_of(images[at])[:2] for at in chosen]
     runs = [
         _run([chosen[at] for at in together], [programs[at] for at in together], [shapes[at] for at in together])
         for together in run_together(programs)
     ]
-    _gather_boxes(boxes, runs, np.asarray(entry_of_image))
-    return Planned(tuple(runs), boxes)
+    return Planned(tuple(runs), _boxes(runs, np.asarray(entry_of_image)))
 
 
 def _run(images: Sequence[int], programs: Sequence[Program], shapes: Sequence[tuple[int, int]]) -> Run:
@@ -92,14 +90,14 @@ def _run(images: Sequence[int], programs: Sequence[Program], shapes: Sequence[tu
     return Run(plan, np.array(images), tuple(chains), np.array(numbers))
 
 
-def _gather_boxes(boxes: np.ndarray, runs: Sequence[Run], entry_of_image: np.ndarray) -> None:
-    """Writes down what images read of their sources."""
-    ends = np.zeros((len(boxes), 2), np.int32)
-    begins = np.full((len(boxes), 2), np.iinfo(np.int32).max, np.int32)
+def _boxes(runs: Sequence[Run], entry_of_image: np.ndarray) -> np.ndarray:
+    """What images read of their sources."""
+    begins = np.full((entry_of_image.max() + 1, 2), np.iinfo(np.int32).max, np.int32)
+    ends = np.zeros_like(begins)
     for run in runs:
         found, entries = run.plan.boxes, entry_of_image[run.images]
         np.minimum.at(begins, entries, found[:, :2])
         np.maximum.at(ends, entries, found[:, :2] + found[:, 2:])
-    is_read = ends[:, 0] > 0
-    boxes[is_read, :2] = begins[is_read]
-    boxes[is_read, 2:] = (ends - begins)[is_read]
+    boxes = np.concatenate([begins, ends - begins], axis=1)
+    boxes[ends[:, 0] == 0] = 0  # nobody reads it
+    return boxes

@@ -47,12 +47,12 @@ def shift(state: Lowering, top: int, left: int, height: int, width: int, fill: A
         state.add(Kind.SHIFT, left, top, old_width, old_height, fill=state.fill_of(fill))
 
 
-_AXES = ((Kind.RESAMPLE_X, Kind.RESAMPLE_Y), (Kind.FILTER_X, Kind.FILTER_Y))
+_AXES = ({Kind.RESAMPLE_X, Kind.RESAMPLE_Y}, {Kind.FILTER_X, Kind.FILTER_Y})
 
 
 def narrow_resize(state: Lowering, top: int, left: int) -> bool:
     """A crop right after a filter of both axes: only the pixels inside the crop are computed at all."""
-    if tuple(sorted(atom.kind for atom in state.atoms[-2:])) not in _AXES:
+    if len(state.atoms) < 2 or {atom.kind for atom in state.atoms[-2:]} not in _AXES:
         return False
     first, second = state.atoms[-2:]
     first_height, first_width = first.size

@@ -14,10 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from torch_sink.image.core.atoms import Kind, Program
-from torch_sink.image.plan.branches import branched_stages, depth, longest_branch
-from torch_sink.image.plan.jobs import COLUMN, ImageJobs, RowBuilder
-from torch_sink.image.plan.regions import regions_read
-from torch_sink.image.plan.stages import Stage
+from torch_sink.image.plan.jobs import COLUMN, RowBuilder, Slot
+from torch_sink.image.plan.stages import stages_of
 
 _NAMES = {int(kind): kind.name.lower() for kind in Kind}
 _MOST_SHOWN = 4
@@ -95,31 +93,6 @@ class Plan(NamedTuple):
         return "\n".join(lines)
 
 
-class _Slots:
-    """The launches while jobs are added to them."""
-
-    def __init__(self, count: int) -> None:
-        self.jobs: list[list[int]] = [[] for _ in range(count)]
-        self.statistics: list[list[list[int]]] = [[] for _ in range(count)]
-        self.is_heavy = [False] * count
-
-    def add(self, at: int, job: ImageJobs, number: int, stage: Stage) -> None:
-        self.jobs[at].append(number)
-        self.statistics[at] += job.statistics
-        # What writes floats for the next stage, or reads them, is heavy.
-        reads_floats = job.builder.jobs[number][COLUMN["SOURCE_KIND"]] != COLUMN["BYTES"]
-        writes_floats = job.builder.jobs[number][COLUMN["TARGET_KIND"]] == COLUMN["FLOATS"]
-        self.is_heavy[at] |= stage.is_heavy or reads_floats or writes_floats
-
-    def launches(self) -> tuple[Launch, ...]:
-        launches, end, statistics_end = [], 0, 0
-        for jobs, statistics, is_heavy in zip(self.jobs, self.statistics, self.is_heavy, strict=True):
-            begin, end = end, end + len(jobs)
-            statistics_begin, statistics_end = statistics_end, statistics_end + len(statistics)
-            launches.append(Launch(begin, end, is_heavy, statistics_begin, statistics_end))
-        return tuple(launches)
-
-
 def build_plan(
     shapes: Sequence[tuple[int, int]], programs: Sequence[Program], images: Sequence[int], rows: Sequence[int]
 ) -> Plan:
@@ -132,43 +105,59 @@ def build_plan(
         rows: which row of the result each becomes.
     """
     builder = RowBuilder()
-    chains = [branched_stages(*shape, program.atoms) for shape, program in zip(shapes, programs, strict=True)]
-    slots = _Slots(max(map(depth, chains)))
-    for image, row, program, stages in zip(images, rows, programs, chains, strict=True):
-        _add_image(slots, ImageJobs(builder, image, row, program), stages)
-    operations, resizes = builder.made_arrays()
-    statistics = [row for rows_of_launch in slots.statistics for row in rows_of_launch]
+    for image, row, shape, program in zip(images, rows, shapes, programs, strict=True):
+        builder.add_image(image, row, shape, program.out_channels, stages_of(*shape, program.atoms))
+    slots, jobs = builder.slots[::-1], _smallest(builder.jobs())
     return Plan(
-        slots.launches(),
-        _smallest(np.array(builder.jobs, dtype=np.int64)),
-        np.array([number for jobs in slots.jobs for number in jobs], dtype=np.int32),
-        operations,
-        np.concatenate([table.ravel() for table in builder.tables]) if builder.tables else np.zeros(0, np.int32),
+        _launches(slots),
+        jobs,
+        np.array([number for slot in slots for number in slot.jobs], np.int32),
+        builder.operations(),
+        builder.tables(),
         builder.made_entries,
-        resizes,
-        np.array(statistics, dtype=np.int32).reshape(-1, COLUMN["STATISTIC_COLUMNS"]),
-        regions_read(shapes, chains),
+        builder.resizes(),
+        np.array([row for slot in slots for row in slot.statistics], np.int32).reshape(-1, COLUMN["STATISTIC_COLUMNS"]),
+        _regions_read(jobs, np.array(builder.read)),
         builder.workspace,
         programs[0].out_channels,
         programs[0].size,
     )
 
 
-def _add_image(slots: _Slots, job: ImageJobs, stages: Sequence[Stage]) -> None:
-    """Adds the stages of one image to the last launches."""
-    at = len(slots.jobs) - depth(stages)
-    for number, stage in enumerate(stages, 1):
-        at += longest_branch(stage)
-        for branch, mixed in zip(stage.branches, stage.head.branches if stage.head else (), strict=True):
-            position = job.position
-            for slot, part in enumerate(branch, at - len(branch)):
-                position = job.add_branch_stage(part, position)
-                slots.add(slot, job, position.job, part)
-            job.end_branch(branch[-1], position, mixed.weight)
-        slots.add(at, job, job.add_stage(stage, is_last=number == len(stages)), stage)
-        at += 1
+def _launches(slots: Sequence[Slot]) -> tuple[Launch, ...]:
+    launches, end, statistics_end = [], 0, 0
+    for jobs, statistics, heavy in slots:
+        begin, end = end, end + len(jobs)
+        statistics_begin, statistics_end = statistics_end, statistics_end + len(statistics)
+        launches.append(Launch(begin, end, bool(heavy), statistics_begin, statistics_end))
+    return tuple(launches)
 
 
 def _smallest(jobs: np.ndarray) -> np.ndarray:
     """As int32 where that holds them, for the way to another process."""
-    return jobs.astype(np.int32) if abs(jobs).max(initial=0) <= np.iinfo(np.int32).max else jobs
+    return jobs.astype(np.int32) if max(jobs.max(), -jobs.min()) <= np.iinfo(np.int32).max else jobs
+
+
+def _regions_read(jobs: np.ndarray, read: np.ndarray) -> np.ndarray:
+    """Which part of each image is read: where the recorded operations begin with a crop, only that crop.
+
+    Args:
+        jobs: all of them.
+        read: int64 [those that read an image, 5]: number, what the view shows, and the image, as width and height.
+
+    Returns:
+        int32 [images, 4]: left, top, width, height, in pixels.
+    """
+    shown, size = read[:, 1:3], read[:, 3:]
+    jobs = jobs[read[:, 0]]
+    views = jobs[:, COLUMN["VIEW_X_STEP"] : COLUMN["VIEW_Y_END"] + 1].astype(np.int64).reshape(-1, 2, 4)
+    step, offset, begin, end = views.transpose(2, 0, 1)
+    one = step * np.maximum(begin, 0) + offset
+    other = step * (np.minimum(end, shown) - 1) + offset
+    begins = np.minimum(np.maximum(np.minimum(one, other), 0), size - 1)
+    # At least one position.
+    ends = np.maximum(np.minimum(np.maximum(one, other) + 1, size), begins + 1)
+    # Several branches may read one image; their jobs follow each other.
+    first_of_image = np.flatnonzero(np.diff(jobs[:, COLUMN["SOURCE_ROW"]], prepend=-1))
+    begins, ends = np.minimum.reduceat(begins, first_of_image), np.maximum.reduceat(ends, first_of_image)
+    return np.concatenate([begins, ends - begins], axis=1, dtype=np.int32)

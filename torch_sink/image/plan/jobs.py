@@ -7,156 +7,221 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torch_sink.image.core.atoms import Atom, Kind, Program, ResizeWeights, float_bits
-from torch_sink.image.plan.stages import Stage
+from torch_sink.image.core.atoms import Atom, Kind, ResizeWeights, float_bits
+from torch_sink.image.plan.stages import Stage, depth, longest_branch
 from torch_sink.triton_kernels import rows
 
 COLUMN = {name: value for name, value in vars(rows).items() if name.isupper()}
 # Of a position that nobody knows while the plan is made; the number of an image, or of a row, follows it.
-_ELSEWHERE = -1
+ELSEWHERE = -1
 _ALIGNMENT_BYTES = 16
 _FLOAT_BYTES = 4
+# Columns of one axis of a resize or a filter: the last input position, and the first that exists.
+_LAST, _FIRST = 1, 7
+_NO_OPERATION = (0,) * rows.OPERATION_COLUMNS
+
+
+class _Position(NamedTuple):
+    """Where the pixels of an image lie meanwhile: the four columns of a job that say so, and which job wrote them."""
+
+    place: tuple[int, int, int, int]
+    job: int
+
+
+class Slot(NamedTuple):
+    """One launch.
+
+    Attributes:
+        jobs: their rows.
+        statistics: rows of those that are found before it.
+        heavy: jobs that only the heavy variant of the kernel does.
+    """
+
+    jobs: list[int]
+    statistics: list[tuple[int, int, int, int]]
+    heavy: list[int]
 
 
 class RowBuilder:
-    """Collects the rows of a plan."""
+    """Collects the rows of a plan, image by image.
+
+    Attributes:
+        slots: the launches, from the last one backwards.
+        read: of each job that reads an image: its number, what its view shows, and that image, as width and height.
+        workspace: bytes.
+        made_entries: of the tables that the device makes.
+    """
 
     def __init__(self) -> None:
-        self.jobs: list[list[int]] = []
-        self.operations: list[list[int]] = [[0] * rows.OPERATION_COLUMNS]  # no head
-        self.tables: list[np.ndarray] = []
-        self.table_offsets: dict[int, int] = {}
-        self.table_entries = 0
-        # What the device makes lies behind the tables of the host: where, and which operations say so.
-        self.resizes: dict[ResizeWeights, list[int]] = {}
-        self.made_entries = 0
-        self.made_columns: list[tuple[int, int]] = []
+        self.slots: list[Slot] = []
+        self.read: list[tuple[int, int, int, int, int]] = []
         self.workspace = 0
+        self.made_entries = 0
+        self._jobs: list[int] = []
+        self._operations: list[int] = [*_NO_OPERATION]  # row 0 is no head
+        self._tables: list[np.ndarray] = []
+        self._table_offsets: dict[int, int] = {}
+        self._table_entries = 0
+        # What the device makes lies behind the tables of the host: where, and which operations say so.
+        self._resizes: dict[ResizeWeights, tuple[int, int]] = {}
+        self._made_columns: list[int] = []
 
-    def reserve(self, number_of_bytes: int) -> int:
+    # --- images
+
+    def add_image(self, image: int, row: int, size: tuple[int, int], channels: int, stages: Sequence[Stage]) -> None:
+        """Adds an image, whose stages run in the last launches.
+
+        Args:
+            image: its number.
+            row: of the result that it becomes.
+            size: its height and width.
+            channels: of the result.
+            stages: of the image.
+        """
+        launch = depth(stages)
+        while len(self.slots) < launch:
+            self.slots.append(Slot([], [], []))
+        position = _Position((ELSEWHERE, image, 0, 0), -1)
+        last = stages[-1]
+        for stage in stages:
+            ends = []
+            if stage.branches:
+                launch -= longest_branch(stage)
+                ends = self._add_branches(stage, launch, position, size)
+            launch -= 1
+            target = (ELSEWHERE, row, 0, 0) if stage is last else None
+            position = self._add_job(stage, self.slots[launch], position, size, target, channels, ends)
+
+    def _add_branches(self, stage: Stage, launch: int, position: _Position, size: tuple[int, int]) -> list[Atom]:
+        """Adds the branches that a stage mixes, up to the launch before it; returns what tells it where these end."""
+        ends = []
+        for branch, mixed in zip(stage.branches, stage.atoms[stage.form.head].branches, strict=True):
+            end = position
+            for at, part in enumerate(branch, 1):
+                end = self._add_job(part, self.slots[launch + len(branch) - at], end, size)
+            ends.append(Atom(Kind.MIX, branch[-1].size, (end.job,), mixed.weight))
+        return ends
+
+    def _add_job(
+        self, stage: Stage, slot: Slot, position: _Position, image_size: tuple[int, int],
+        target: tuple[int, int, int, int] | None = None, channels: int = 3, ends: Sequence[Atom] = (),
+    ) -> _Position:  # fmt: skip
+        """Adds one stage, which writes to the workspace where no target is given."""
+        form, atoms, view, input_size, (height, width), read_rows, _ = stage
+        values, head, tail, reads_floats, begins_in_floats, leaves_floats, measured, is_heavy, _ = form
+        target_kind = rows.OUTPUT
+        if target is None:
+            # Planes of the three channels, one after the other: neighbors in a row are neighbors in memory.
+            channels, target_kind = 3, rows.FLOATS if leaves_floats else rows.BYTES
+            target = self._reserve(height, width, _FLOAT_BYTES if leaves_floats else 1)
+        head_row = self._add_operation(atoms[head], read_rows) if head >= 0 else 0
+        for end in ends:
+            self._add_operation(end)
+        fill = self._add_operation(Atom(Kind.SHIFT, stage.size, fill=view.fill)) if view.fill else 0
+        tail_begin = len(self._operations) // rows.OPERATION_COLUMNS
+        for at in tail:
+            self._add_operation(atoms[at])
+        source_kind, first_value = rows.FLOATS if reads_floats else rows.BYTES, 0
+        if values >= 0:
+            source_kind, (first_value, *_) = rows.VALUED, [self._table(table) for table in atoms[values].tables]
+        job = len(self._jobs) // rows.JOB_COLUMNS
+        self._jobs += (
+            *position.place, *target, height, width, channels, *view.x, *view.y, fill, source_kind, first_value,
+            target_kind, 1 if begins_in_floats else 255, head_row, tail_begin, tail_begin + len(tail),
+        )  # fmt: skip
+        slot.jobs.append(job)
+        if is_heavy or source_kind != rows.BYTES or target_kind == rows.FLOATS or view.fill:
+            slot.heavy.append(job)
+        if position.job < 0:
+            self.read.append((job, *input_size[::-1], *image_size[::-1]))
+        for channel in range(measured):
+            slot.statistics.append((position.job, tail_begin, channel, 0))
+        return _Position(target, job)
+
+    def _reserve(self, height: int, width: int, value_bytes: int) -> tuple[int, int, int, int]:
         offset = self.workspace
-        self.workspace += -(-number_of_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        self.workspace += -(-3 * height * width * value_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        return offset // value_bytes, width, 1, height * width
+
+    # --- operations and tables
+
+    def _add_operation(self, atom: Atom, read_rows: tuple[int, int] | None = None) -> int:
+        kind, _, values, factor, tables, formula, _, fill, weights = atom
+        number = len(self._operations) // rows.OPERATION_COLUMNS
+        row = [int(kind), *values, *_NO_OPERATION[len(values) + 1 :]]
+        if read_rows is not None:
+            row[_LAST], row[_FIRST] = read_rows[1] - 1, read_rows[0]
+        if formula:
+            row[rows.FORMULA] = int(formula)
+        if tables:
+            first = rows.PASTED if kind == Kind.PASTE else rows.TABLE
+            row[first : first + len(tables)] = [self._table(table) for table in tables]
+        if weights is not None:
+            self._set_made(row, number, self._weights_at(weights))
+        elif 23 <= kind < 30:
+            self._set_made(row, number, self._statistic_at(kind))
+        if fill:
+            row[rows.FILL : rows.FILL + 3] = float_bits(*fill)
+        if factor:
+            row[rows.FACTOR] = float_bits(factor)[0]
+        self._operations += row
+        return number
+
+    def _table(self, table: np.ndarray) -> int:
+        # Tables come from caches, so the same one may serve many images.
+        offset = self._table_offsets.get(id(table))
+        if offset is None:
+            offset = self._table_offsets[id(table)] = self._table_entries
+            self._table_entries += table.size
+            self._tables.append(table)
         return offset
 
-    def add_table(self, table: np.ndarray) -> int:
-        # Tables come from caches, so the same one may serve many images.
-        if id(table) not in self.table_offsets:
-            self.table_offsets[id(table)] = self.table_entries
-            self.table_entries += table.size
-            self.tables.append(table)
-        return self.table_offsets[id(table)]
+    def _weights_at(self, weights: ResizeWeights) -> tuple[int, int]:
+        """Where the device writes first positions and weights."""
+        found = self._resizes.get(weights)
+        if found is None:
+            entries = weights.out_size, weights.taps * weights.out_size
+            found = self._resizes[weights] = self._add_made(entries[0]), self._add_made(entries[1])
+        return found
+
+    def _statistic_at(self, kind: Kind) -> Sequence[int]:
+        if kind == Kind.BLEND_MEAN:
+            return (self._add_made(1),)
+        if kind == Kind.CONTRAST:
+            return (self._add_made(256),) * 3
+        return [self._add_made(256) for _ in range(3)]
 
     def _add_made(self, entries: int) -> int:
         offset = self.made_entries
         self.made_entries += entries
         return offset
 
-    def _weights_at(self, weights: ResizeWeights) -> list[int]:
-        """Where the device writes first positions and weights."""
-        if weights not in self.resizes:
-            entries = weights.out_size, weights.taps * weights.out_size
-            self.resizes[weights] = [self._add_made(count) for count in entries]
-        return self.resizes[weights]
-
-    def add_operation(self, atom: Atom) -> int:
-        number, row = len(self.operations), [0] * rows.OPERATION_COLUMNS
-        row[0], row[rows.FORMULA] = int(atom.kind), int(atom.formula)
-        row[1 : 1 + len(atom.values)] = atom.values
-        first = rows.PASTED if atom.kind == Kind.PASTE else rows.TABLE
-        for column, table in enumerate(atom.tables, first):
-            row[column] = self.add_table(table)
-        if atom.weights is not None:
-            self._set_made(row, number, self._weights_at(atom.weights))
-        elif atom.kind == Kind.BLEND_MEAN:
-            self._set_made(row, number, [self._add_made(1)])
-        elif atom.kind.role == "statistic":
-            tables = [self._add_made(256) for _ in range(1 if atom.kind == Kind.CONTRAST else 3)]
-            self._set_made(row, number, tables * (3 // len(tables)))
-        if atom.fill:
-            row[rows.FILL : rows.FILL + 3] = float_bits(*atom.fill)
-        if atom.factor:
-            row[rows.FACTOR] = float_bits(atom.factor)[0]
-        self.operations.append(row)
-        return number
-
     def _set_made(self, row: list[int], number: int, offsets: Sequence[int]) -> None:
-        for column, offset in enumerate(offsets, rows.TABLE):
-            row[column] = offset
-            self.made_columns.append((number, column))
+        row[rows.TABLE : rows.TABLE + len(offsets)] = offsets
+        begin = number * rows.OPERATION_COLUMNS + rows.TABLE
+        self._made_columns += range(begin, begin + len(offsets))
 
-    def made_arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Operations and resizes, with all offsets into the tables: int32."""
-        operations = np.array(self.operations, dtype=np.int32)
-        if self.made_columns:
-            operations[tuple(np.array(self.made_columns).T)] += self.table_entries
-        resizes = np.zeros((len(self.resizes), rows.PROLOGUE_COLUMNS), np.int32)
-        if self.resizes:
-            resizes[:, [*range(rows.IN_SIZE, rows.FILTER + 1), rows.PRECISION]] = list(self.resizes)
-            offsets = np.array(list(self.resizes.values()))
-            resizes[:, [rows.FIRST_AT, rows.WEIGHTS_AT]] = offsets + self.table_entries
-        return operations, resizes
+    # --- arrays
 
+    def jobs(self) -> np.ndarray:
+        """int64 [jobs, JOB_COLUMNS]."""
+        return np.array(self._jobs, np.int64).reshape(-1, rows.JOB_COLUMNS)
 
-class Position(NamedTuple):
-    """Where the pixels of an image lie meanwhile: the four columns of a job that say so, and which job wrote them."""
+    def operations(self) -> np.ndarray:
+        """int32 [operations, OPERATION_COLUMNS]."""
+        operations = np.array(self._operations, np.int32)
+        operations[self._made_columns] += self._table_entries
+        return operations.reshape(-1, rows.OPERATION_COLUMNS)
 
-    place: tuple[int, int, int, int]
-    is_float: bool
-    job: int
+    def tables(self) -> np.ndarray:
+        """int32 [entries]."""
+        return np.concatenate([table.ravel() for table in self._tables]) if self._tables else np.zeros(0, np.int32)
 
-
-class ImageJobs:
-    """Adds the jobs of one image, in order; remembers where its pixels lie meanwhile."""
-
-    def __init__(self, builder: RowBuilder, image: int, row: int, program: Program) -> None:
-        self.builder, self.program = builder, program
-        self.position = Position((_ELSEWHERE, image, 0, 0), False, -1)
-        self.output = _ELSEWHERE, row, 0, 0
-        # Operations that tell the next mix where its branches end.
-        self.branch_ends: list[Atom] = []
-        # Of the job that was added last: rows of `statistics`.
-        self.statistics: list[list[int]] = []
-
-    def add_branch_stage(self, stage: Stage, position: Position) -> Position:
-        """Adds one stage of a branch of the next stage; what that reads itself stays as it is."""
-        before, self.position = self.position, position
-        self.add_stage(stage, is_last=False)
-        position, self.position = self.position, before
-        return position
-
-    def end_branch(self, stage: Stage, position: Position, weight: float) -> None:
-        """Remembers where a branch ends."""
-        self.branch_ends.append(Atom(Kind.MIX, stage.size, (position.job,), weight))
-
-    def add_stage(self, stage: Stage, *, is_last: bool) -> int:
-        """The number of the new job; `is_last`: it writes the result."""
-        builder, (height, width) = self.builder, stage.size
-        if is_last:
-            target, target_kind = self.output, rows.OUTPUT
-        else:
-            # Planes of the three channels, one after the other: neighbors in a row are neighbors in memory.
-            value_bytes = _FLOAT_BYTES if stage.leaves_floats else 1
-            offset = builder.reserve(3 * height * width * value_bytes) // value_bytes
-            target, target_kind = (offset, width, 1, height * width), rows.FLOATS if stage.leaves_floats else rows.BYTES
-        head = builder.add_operation(stage.head) if stage.head is not None else 0
-        if stage.branches:
-            for end in self.branch_ends:
-                builder.add_operation(end)
-            self.branch_ends.clear()
-        fill = builder.add_operation(Atom(Kind.SHIFT, stage.size, fill=stage.view.fill)) if stage.view.fill else 0
-        tail_begin = len(builder.operations)
-        for atom in stage.tail:
-            builder.add_operation(atom)
-        source_kind, values = rows.FLOATS if self.position.is_float else rows.BYTES, 0
-        if stage.values is not None:
-            source_kind, (values, *_) = rows.VALUED, [builder.add_table(table) for table in stage.values.tables]
-        job = [*self.position.place, *target, height, width, self.program.out_channels if is_last else 3]
-        job += [*stage.view.x, *stage.view.y, fill, source_kind, values, target_kind]
-        job += [1 if stage.begins_in_floats else 255, head, tail_begin, len(builder.operations)]
-        self.statistics = []
-        if stage.measures:
-            channels = 1 if stage.tail[0].kind in (Kind.CONTRAST, Kind.BLEND_MEAN) else 3
-            self.statistics = [[self.position.job, tail_begin, channel, 0] for channel in range(channels)]
-        builder.jobs.append(job)
-        self.position = Position(target, stage.leaves_floats, len(builder.jobs) - 1)
-        return self.position.job
+    def resizes(self) -> np.ndarray:
+        """int32 [resizes, PROLOGUE_COLUMNS]."""
+        resizes = np.zeros((len(self._resizes), rows.PROLOGUE_COLUMNS), np.int32)
+        if self._resizes:
+            resizes[:, [*range(rows.IN_SIZE, rows.FILTER + 1), rows.PRECISION]] = list(self._resizes)
+            resizes[:, [rows.FIRST_AT, rows.WEIGHTS_AT]] = list(self._resizes.values())
+            resizes[:, [rows.FIRST_AT, rows.WEIGHTS_AT]] += self._table_entries
+        return resizes

@@ -16,7 +16,7 @@ from PIL import Image
 
 from torch_sink.image.core.atoms import Atom, Kind, Lowering, Program, float_bits
 from torch_sink.image.core.fallback import executing
-from torch_sink.image.core.ops import LOWER, WIDE_TYPES, Op, makes_bytes, makes_floats, replay
+from torch_sink.image.core.ops import LOWER, PIXEL_CALLS, VALUE_CALLS, WIDE_TYPES, Op, makes_bytes, makes_floats, replay
 from torch_sink.image.operations.erase import three_planes
 
 
@@ -30,23 +30,42 @@ def lower(height: int, width: int, channels: int, ops: Sequence[Op]) -> Program:
         ops: the calls that are recorded on it.
     """
     state = Lowering(height, width, channels)
-    for op in ops:
-        if op.name == "contiguous":
-            continue  # which says nothing about values
-        if not state.is_uint8 and makes_bytes(op):
-            _to_bytes(state, op)
-        elif op.name == "to_pil_image":
-            state.value_ops.clear()
-        elif op.operation.is_value and not state.is_float and not (state.is_uint8 and _is_work_on_bytes(op)):
-            state.value_ops.append(op)
-            state.is_uint8 = state.is_uint8 and not makes_floats(op)
-        elif op.operation.is_point and not state.is_uint8 and _is_half(state):
-            state.value_ops.append(op)
-        else:
-            if not state.is_uint8 and not state.is_float and not op.operation.is_tabled(op):
-                _look_up_values(state)
-                state.is_float = True
+    for at, op in enumerate(ops):
+        if not state.is_uint8:
+            _lower_call(state, op)
+        elif op.name in PIXEL_CALLS:
             LOWER[op.name](state, *op.args)
+        elif not state.value_ops and VALUE_CALLS.issuperset([later.name for later in ops[at:]]):
+            ending, size = _ending(state.channels, tuple(ops[at:])), (state.height, state.width)
+            atoms = [*state.atoms, *[atom._replace(size=size) for atom in ending.atoms]]
+            return Program(tuple(atoms), ending.value_ops, channels, state.channels, size)
+        else:
+            _lower_call(state, op)
+    return _program(state, channels)
+
+
+def _lower_call(state: Lowering, op: Op) -> None:
+    """Lowers one call, whatever comes before it."""
+    if op.name == "contiguous":
+        return  # which says nothing about values
+    if not state.is_uint8 and makes_bytes(op):
+        _to_bytes(state, op)
+    elif op.name == "to_pil_image":
+        state.value_ops.clear()
+    elif op.operation.is_value and not state.is_float and not (state.is_uint8 and _is_work_on_bytes(op)):
+        state.value_ops.append(op)
+        state.is_uint8 = state.is_uint8 and not makes_floats(op)
+    elif op.operation.is_point and not state.is_uint8 and _is_half(state):
+        state.value_ops.append(op)
+    else:
+        if not state.is_uint8 and not state.is_float and not op.operation.is_tabled(op):
+            _look_up_values(state)
+            state.is_float = True
+        LOWER[op.name](state, *op.args)
+
+
+def _program(state: Lowering, channels: int) -> Program:
+    """The program of all calls; `channels` of the source."""
     value_ops: tuple[Op, ...] = ()
     if not (state.is_uint8 or state.is_float):
         is_wide = value_table(state.channels, tuple(state.value_ops)).dtype in WIDE_TYPES
@@ -55,6 +74,15 @@ def lower(height: int, width: int, channels: int, ops: Sequence[Op]) -> Program:
         else:
             _look_up_values(state)
     return Program(tuple(state.atoms), value_ops, channels, state.channels, (state.height, state.width))
+
+
+@functools.lru_cache(maxsize=256)
+def _ending(channels: int, ops: tuple[Op, ...]) -> Program:
+    """The program of calls on bytes that make one value of each, of an image of any size."""
+    state = Lowering(1, 1, channels)
+    for op in ops:
+        _lower_call(state, op)
+    return _program(state, channels)
 
 
 def _is_work_on_bytes(op: Op) -> bool:

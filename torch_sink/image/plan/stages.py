@@ -1,8 +1,8 @@
 """The atoms of one image -> its stages.
 
 A stage is at most one gather at its head, then any maps and point operations; it ends before the next gather or
-statistic. Maps at the very start become the view through which the first head reads its input. The split depends on
-the kinds of the atoms alone, so it is made once for each sequence of kinds and kept.
+statistic. Maps at the very start become the view through which the first head reads its input. What depends on the
+kinds of the atoms alone is found once for each sequence of kinds and kept.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch_sink.image.core.atoms import Atom, Formula, Kind, float_bits
+from torch_sink.image.core.atoms import Atom, Branch, Kind, float_bits
 from torch_sink.image.operations.resize_tables import needed_rows
 
 _ACROSS = (Kind.RESAMPLE_X, Kind.FILTER_X)
@@ -23,10 +23,15 @@ _HEAVY = frozenset(
         *(Kind.NORMALIZE, Kind.TO_BYTE, Kind.CLAMP, Kind.BLEND_MEAN),
     )
 )
-_TO_FLOATS = (Kind.VALUES, float_bits(1.0))
+_TO_FLOATS = float_bits(1.0)
+# The code of an atom: its kind, and its formula above these bits.
+_KIND_BITS = 6
+_KIND_MASK = (1 << _KIND_BITS) - 1
+# That of a table whose bytes stay bytes.
+_VALUES_OF_BYTES = _KIND_MASK
 
 
-class StageSplit(NamedTuple):
+class Split(NamedTuple):
     """One stage as positions in the list of atoms.
 
     Attributes:
@@ -40,8 +45,7 @@ class StageSplit(NamedTuple):
     tail: tuple[int, ...]
 
 
-@functools.lru_cache(maxsize=4096)
-def split_stages(kinds: tuple[Kind, ...], leading: int) -> tuple[StageSplit, ...]:
+def split_stages(kinds: Sequence[Kind], leading: int) -> list[Split]:
     """Splits a program into stages.
 
     Args:
@@ -52,26 +56,111 @@ def split_stages(kinds: tuple[Kind, ...], leading: int) -> tuple[StageSplit, ...
     values = -1
     if kinds[first : first + 1] == (Kind.VALUES,) and first + 1 < len(kinds) and kinds[first + 1].role == "gather":
         values, first = first, first + 1
-    stages = [StageSplit(values, -1, ())]
+    stages = [Split(values, -1, ())]
     for at in range(first, len(kinds)):
         stage, role = stages[-1], kinds[at].role
         pastes_again = kinds[at] == Kind.PASTE and any(kinds[other] == Kind.PASTE for other in stage.tail)
         if role == "statistic" or pastes_again:
-            stages.append(StageSplit(-1, -1, (at,)))
+            stages.append(Split(-1, -1, (at,)))
         elif role == "gather" and (stage.head >= 0 or stage.tail):
-            stages.append(StageSplit(-1, at, ()))
+            stages.append(Split(-1, at, ()))
         elif role == "gather":
             stages[-1] = stage._replace(head=at)
         else:
             stages[-1] = stage._replace(tail=(*stage.tail, at))
-    return tuple(stages)
+    return stages
+
+
+class Form(NamedTuple):
+    """What the kinds of the atoms say of a stage.
+
+    Attributes:
+        values: position of the atom by which the head reads bytes as floats, or -1.
+        head: position of the gather, or -1.
+        tail: positions of what follows.
+        reads_floats: its input is float32.
+        begins_in_floats: pixels are float32 values in [0, 1] before the tail, and not bytes.
+        leaves_floats: its output is float32.
+        measured: channels of its input of which something has to be known as a whole.
+        is_heavy: only the heavy variant of the kernel does it, wherever it writes.
+        down: position of the vertical pass that follows this horizontal one, which makes only the rows that it reads;
+            or -1.
+    """
+
+    values: int
+    head: int
+    tail: tuple[int, ...]
+    reads_floats: bool
+    begins_in_floats: bool
+    leaves_floats: bool
+    measured: int
+    is_heavy: bool
+    down: int
+
+
+def codes_of(atoms: Sequence[Atom]) -> tuple[int, ...]:
+    """All that their stages depend on, but for sizes."""
+    return tuple(
+        [
+            kind | formula << _KIND_BITS if kind != Kind.VALUES or values == _TO_FLOATS else _VALUES_OF_BYTES
+            for kind, _, values, _, _, formula, *_ in atoms
+        ]
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def forms_of(codes: tuple[int, ...], leading: int) -> tuple[Form, ...]:
+    """The stages of a program; `leading` atoms are in the view of the first."""
+    # A table of bytes is no way to read bytes as floats.
+    kinds = tuple(_kind(code) for code in codes)
+    splits = split_stages(kinds, leading)
+    forms, in_floats, reads_floats = [], False, False
+    for number, (values, head, tail) in enumerate(splits):
+        begins_in_floats = in_floats = in_floats or values >= 0
+        for at in tail:
+            in_floats = codes[at] == Kind.VALUES or (
+                in_floats and codes[at] != _VALUES_OF_BYTES and kinds[at] != Kind.TO_BYTE
+            )
+        leaves_floats = in_floats or (head >= 0 and kinds[head] == Kind.FILTER_X)
+        measured = 0
+        if tail and kinds[tail[0]].role == "statistic":
+            measured = 1 if kinds[tail[0]] in (Kind.CONTRAST, Kind.BLEND_MEAN) else 3
+        used = [*tail, *([head] if head >= 0 else [])]
+        is_heavy = begins_in_floats or any(kinds[at] in _HEAVY or _is_of_tensors(codes[at]) for at in used)
+        following = splits[number + 1].head if number + 1 < len(splits) else -1
+        is_narrowed = head >= 0 and kinds[head] in _ACROSS and not tail and following >= 0 and kinds[following] in _DOWN
+        down = following if is_narrowed else -1
+        forms.append(Form(values, head, tail, reads_floats, begins_in_floats, leaves_floats, measured, is_heavy, down))
+        reads_floats = leaves_floats
+    return tuple(forms)
+
+
+def _kind(code: int) -> Kind:
+    return Kind.LOOKUP if code == _VALUES_OF_BYTES else Kind(code & _KIND_MASK)
+
+
+def _is_of_tensors(code: int) -> bool:
+    """True where it follows a formula of tensors; statistics are the same in both variants."""
+    return code > _KIND_MASK and _kind(code).role != "statistic"
+
+
+@functools.lru_cache(maxsize=4096)
+def _leading_maps(codes: tuple[int, ...]) -> tuple[int, bool]:
+    """How many maps a program begins with, and whether a head follows them."""
+    kinds = [_kind(code) for code in codes]
+    maps = next((at for at, kind in enumerate(kinds) if kind.role != "map"), len(kinds))
+    rest = kinds[maps + 1 if kinds[maps : maps + 1] == [Kind.VALUES] else maps :]
+    return maps, bool(rest) and rest[0].role == "gather"
+
+
+Axis = tuple[int, int, int, int]
 
 
 class View(NamedTuple):
     """Input position = step * position + offset on each axis where begin <= position < end; `fill` elsewhere."""
 
-    x: tuple[int, int, int, int]
-    y: tuple[int, int, int, int]
+    x: Axis
+    y: Axis
     fill: tuple[float, ...] = ()
 
 
@@ -80,140 +169,123 @@ def whole_view(height: int, width: int) -> View:
     return View((1, 0, 0, width), (1, 0, 0, height))
 
 
-def compose_view(height: int, width: int, atoms: Sequence[Atom]) -> tuple[View, int]:
+def compose_view(height: int, width: int, atoms: Sequence[Atom], codes: tuple[int, ...]) -> tuple[View, int]:
     """The view that the first maps of a program amount to, and how many these are.
 
     A map that leaves the image belongs to it where a head follows. Elsewhere the tail has the fill at less cost.
     """
-    maps = next((at for at, atom in enumerate(atoms) if atom.kind.role != "map"), len(atoms))
-    rest = atoms[maps + 1 if maps < len(atoms) and _split_kind(atoms[maps]) == Kind.VALUES else maps :]
-    may_leave = bool(rest) and rest[0].kind.role == "gather"
+    maps, may_leave = _leading_maps(codes)
     x, y, fill = whole_view(height, width)
-    for count, atom in enumerate(atoms[:maps]):
-        if atom.kind == Kind.FLIP:
-            flip_x, flip_y, old_width, old_height = atom.values
+    for count in range(maps):
+        kind, size, values, _, _, _, _, written, _ = atoms[count]
+        if kind == Kind.FLIP:
+            flip_x, flip_y, old_width, old_height = values
             x = _flipped(x, old_width) if flip_x else x
             y = _flipped(y, old_height) if flip_y else y
-        elif atom.kind == Kind.SHIFT:
-            left, top, old_width, old_height = atom.values
-            leaves = left < 0 or top < 0 or left + atom.size[1] > old_width or top + atom.size[0] > old_height
-            if leaves and (not may_leave or (fill and fill != atom.fill)):
-                return View(x, y, fill), count
-            fill = atom.fill if leaves else fill
+        elif kind == Kind.SHIFT:
+            left, top, old_width, old_height = values
+            if left < 0 or top < 0 or left + size[1] > old_width or top + size[0] > old_height:
+                if not may_leave or (fill and fill != written):
+                    return View(x, y, fill), count
+                fill = written
             x, y = _shifted(x, left, old_width), _shifted(y, top, old_height)
         else:
             return View(x, y, fill), count
     return View(x, y, fill), maps
 
 
-def _shifted(axis: tuple[int, int, int, int], by: int, size: int) -> tuple[int, int, int, int]:
+def _shifted(axis: Axis, by: int, size: int) -> Axis:
     step, offset, begin, end = axis
-    return step, offset + step * by, max(begin, 0) - by, min(end, size) - by
+    return step, offset + step * by, (begin if begin > 0 else 0) - by, (end if end < size else size) - by
 
 
-def _flipped(axis: tuple[int, int, int, int], size: int) -> tuple[int, int, int, int]:
+def _flipped(axis: Axis, size: int) -> Axis:
     step, offset, begin, end = axis
     return -step, offset + step * (size - 1), size - end, size - begin
 
 
 class Stage(NamedTuple):
-    """One stage of one image, with its parameters.
+    """One stage of one image.
 
     Attributes:
+        form: what it consists of.
+        atoms: those of the image, which `form` points to.
         view: how it sees its input.
-        values: the table by which it reads bytes as floats; None where it reads what is there.
-        head: a gather, or None.
-        tail: what follows.
         input_size: (height, width) of its input as the view shows it.
         size: (height, width) of its output.
-        begins_in_floats: pixels are float32 values in [0, 1] before the tail, and not bytes.
-        leaves_floats: its output is float32.
+        rows: of its input, counted in rows of the image, the first that exists and the end of those; None where the
+            head says so itself.
         branches: stages of what its head mixes.
     """
 
+    form: Form
+    atoms: Sequence[Atom]
     view: View
-    values: Atom | None
-    head: Atom | None
-    tail: tuple[Atom, ...]
     input_size: tuple[int, int]
     size: tuple[int, int]
-    begins_in_floats: bool
-    leaves_floats: bool
-    branches: tuple[tuple[Stage, ...], ...] = ()
-
-    @property
-    def measures(self) -> bool:
-        """True where something has to be known of its whole input."""
-        return bool(self.tail) and self.tail[0].kind.role == "statistic"
-
-    @property
-    def is_heavy(self) -> bool:
-        """True where only the heavy variant of the kernel does it, wherever it writes."""
-        atoms = self.tail if self.head is None else (self.head, *self.tail)
-        return (
-            self.begins_in_floats
-            or bool(self.view.fill)
-            or any(
-                atom.kind in _HEAVY or (atom.formula != Formula.PILLOW and atom.kind.role != "statistic")
-                for atom in atoms
-            )
-        )
-
-    def __str__(self) -> str:
-        parts = [self.head.kind.name.lower()] if self.head else []
-        parts += [atom.kind.name.lower() for atom in self.tail]
-        return " + ".join(parts) or "copy"
+    rows: tuple[int, int] | None
+    branches: tuple[list[Stage], ...] = ()
 
 
 def stages_of(height: int, width: int, atoms: Sequence[Atom]) -> list[Stage]:
-    """The stages of one image of bytes of size (height, width)."""
-    view, leading = compose_view(height, width, atoms)
-    splits = split_stages(tuple(map(_split_kind, atoms)), leading)
+    """The stages of one image of bytes of size (height, width), with those of its branches."""
+    codes = codes_of(atoms)
+    view, leading = compose_view(height, width, atoms, codes)
     size = atoms[leading - 1].size if leading else (height, width)
     stages: list[Stage] = []
-    in_floats = False
-    rows: tuple[int, int] | None = None  # that the stage before has made, of those that this one could read
-    for number, split in enumerate(splits):
-        head = atoms[split.head] if split.head >= 0 else None
-        tail = tuple(atoms[at] for at in split.tail)
-        following = (
-            atoms[splits[number + 1].head] if number + 1 < len(splits) and splits[number + 1].head >= 0 else None
-        )
-        if rows and head is not None:
-            head, rows = _below_origin(head, *rows), None
-        elif head is not None and head.kind in _ACROSS and not tail and following and following.kind in _DOWN:
-            rows = needed_rows(following)
-            view, head = _these_rows_only(view, head, following, *rows)
-        input_size, size = size, tail[-1].size if tail else head.size if head is not None else size
-        begins_in_floats = in_floats = in_floats or split.values >= 0
-        for atom in tail:
-            in_floats = _leaves_floats(atom, in_floats)
-        values = atoms[split.values] if split.values >= 0 else None
-        leaves_floats = in_floats or (head is not None and head.kind == Kind.FILTER_X)
-        stages.append(Stage(view, values, head, tail, input_size, size, begins_in_floats, leaves_floats))
+    rows = None
+    for form in forms_of(codes, leading):
+        _, head, tail, *_, down = form
+        read, input_size = rows, size
+        rows = None
+        if tail:
+            size = atoms[tail[-1]].size
+        elif down >= 0:
+            rows = begin, end = needed_rows(atoms[down])
+            view = View(view.x, _shifted(view.y, begin, atoms[down].values[0] + 1), view.fill)
+            size = end - begin, atoms[head].size[1]
+        elif head >= 0:
+            size = atoms[head].size
+        stages.append(Stage(form, atoms, view, input_size, size, read))
         view = whole_view(*size)
-    return stages
+    return _branched(stages, (height, width), leading) if Kind.MIX in codes else stages
 
 
-def _split_kind(atom: Atom) -> Kind:
-    """Its kind; a table of bytes is no way to read bytes as floats."""
-    return Kind.LOOKUP if atom.kind == Kind.VALUES and atom.values != _TO_FLOATS[1] else atom.kind
+def _branched(stages: list[Stage], size: tuple[int, int], leading: int) -> list[Stage]:
+    """The stages, with those of its branches in each stage that mixes.
+
+    The branches read what the stage before the mix wrote, or the decoded image where only crops and flips come before.
+    """
+    made: list[Stage] = []
+    for stage in stages:
+        head = stage.atoms[stage.form.head] if stage.form.head >= 0 else None
+        if head is not None and head.kind == Kind.MIX:
+            if not made and any(map(_begins_with_statistic, head.branches)):
+                # What is measured has to lie in the workspace.
+                made.append(Stage(_COPY, (), stage.view, stage.input_size, stage.input_size, None))
+                stage = stage._replace(view=whole_view(*stage.input_size))
+            size = made[-1].size if made else size
+            before = () if made else stage.atoms[:leading]
+            branches = [stages_of(*size, (*before, *branch.atoms)) for branch in head.branches]
+            for branch, mixed in zip(branches, head.branches, strict=True):
+                del branch[: int(_begins_with_statistic(mixed))]
+            stage = stage._replace(branches=tuple(branches))
+        made.append(stage)
+    return made
 
 
-def _leaves_floats(atom: Atom, in_floats: bool) -> bool:
-    if atom.kind == Kind.VALUES:
-        return (atom.kind, atom.values) == _TO_FLOATS
-    return in_floats and atom.kind != Kind.TO_BYTE
+_COPY = Form(-1, -1, (), False, False, False, 0, False, -1)
 
 
-def _these_rows_only(view: View, across: Atom, down: Atom, begin: int, end: int) -> tuple[View, Atom]:
-    """The horizontal pass makes only the rows that the vertical pass after it reads."""
-    rows = _shifted(view.y, begin, down.values[0] + 1)
-    return view._replace(y=rows), across._replace(size=(end - begin, across.size[1]))
+def _begins_with_statistic(branch: Branch) -> bool:
+    return bool(branch.atoms) and branch.atoms[0].kind.role == "statistic"
 
 
-def _below_origin(down: Atom, begin: int, end: int) -> Atom:
-    """Tells the vertical pass with which row of the image its input begins, and with which it ends."""
-    if (begin, end) == (0, down.values[0] + 1):
-        return down
-    return down._replace(values=(end - 1, *down.values[1:6], begin, *down.values[7:]))
+def depth(stages: Sequence[Stage]) -> int:
+    """Launches that the stages of an image take, with those of their longest branches."""
+    return len(stages) + sum(longest_branch(stage) for stage in stages)
+
+
+def longest_branch(stage: Stage) -> int:
+    """Stages of the longest branch that a stage mixes; 0 for one that mixes nothing."""
+    return max(map(len, stage.branches)) if stage.branches else 0
