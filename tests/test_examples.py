@@ -53,7 +53,7 @@ def masks(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
     return folder
 
 
-def run(name: str, capsys: pytest.CaptureFixture[str], *arguments: Path) -> str:
+def run(name: str, capsys: pytest.CaptureFixture[str], *arguments: Path | str) -> str:
     """In this process, where torch and torchvision are loaded already."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
@@ -91,6 +91,23 @@ def test_segmentation(masks: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.once
+def test_the_recipe_for_imagenet_stops_and_resumes(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for part in ("train", "val"):
+        (tmp_path / part).symlink_to(photos)
+    options = "--model shufflenet_v2_x0_5 --epochs 2 --batch-size 8 --workers 0 --warmup-epochs 1 --train-size 32"
+    options += f" --val-resize 36 --val-size 32 --checkpoint-steps 2 --sink-size 2 --output {tmp_path}/checkpoints"
+    printed = run("imagenet", capsys, tmp_path, *options.split(), "--max-steps", "4")
+    assert "epoch: 1 step: 2, loss is" in printed
+    assert "'top5': 1.0" in printed
+    assert NOTHING_FELL_BACK in printed
+    printed = run("imagenet", capsys, tmp_path, *options.split(), "--resume")
+    assert "resumed at step 4" in printed
+    assert "\n2 steps, " in printed
+
+
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("name", "says"), [("04_mixed_precision", "O3: last loss"), ("mindspore_style", "epoch: 4 step: 10, loss is")]
 )
@@ -109,5 +126,5 @@ def test_an_example_with_another_library(name: str, photos: Path) -> None:
 def test_the_index_names_every_example_and_none_is_long() -> None:
     index = (EXAMPLES / "README.md").read_text()
     named = re.findall(r"\(([\w]+)\.py\)", index)
-    assert named == [*SHORT, "train_image_folder", "train_distributed"]
+    assert named == [*SHORT, "train_image_folder", "imagenet", "train_distributed"]
     assert all(len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= LINES for name in SHORT)
