@@ -96,7 +96,7 @@ def test_imports_go_down(floor: str) -> None:
 
 
 def test_imports_are_seen() -> None:
-    assert "loop.core.distributed" in set(imported("loop.step.ema"))
+    assert "loop.core.distributed" in set(imported("loop.step.update"))
     assert "triton_kernels.program" in set(imported("triton_kernels.stages.stage"))
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from torch_sink.loop import JitConfig, StepLoop, amp
-from torch_sink.loop.engines import eager_random
+from torch_sink.loop.engines import jit as compiler
 
 LOW = (torch.bfloat16, torch.float16)
 LABELS = torch.tensor([0, 2])
@@ -252,7 +252,9 @@ def test_compiled_code_computes_in_the_same_dtypes(level: str, monkeypatch: pyte
     """Bit for bit, without a break in the graph: what Dynamo has traced runs as it is."""
     graphs: list[Any] = []
     monkeypatch.setattr(
-        eager_random, "backend", lambda: lambda graph, inputs, *, options: graphs.append(graph) or graph.forward
+        compiler,
+        "eager_random_backend",
+        lambda: lambda graph, inputs, *, options: graphs.append(graph) or graph.forward,
     )
 
     def block(features: Tensor, scale: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch_sink.errors import UnsupportedOperation
 from torch_sink.loop import data_sink, jit, no_host_sync
 from torch_sink.loop.amp import DynamicLossScaler, StaticLossScaler, auto_mixed_precision, grads_finite
-from torch_sink.loop.engines import eager_random
+from torch_sink.loop.engines import jit as compiler
 
 from .reference import assert_equal_training, make_batches, make_model
 from .test_scaler import DENSE_OPTIMIZERS
@@ -123,7 +123,9 @@ def test_under_jit(clip: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole step is jitted; in the recipe the forward is."""
     graphs: list[Any] = []
     monkeypatch.setattr(
-        eager_random, "backend", lambda: lambda graph, inputs, *, options: graphs.append(graph) or graph.forward
+        compiler,
+        "eager_random_backend",
+        lambda: lambda graph, inputs, *, options: graphs.append(graph) or graph.forward,
     )
     torch._dynamo.reset()
     batches = poisoned_batches({0, 4})

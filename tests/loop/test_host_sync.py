@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from torch_sink.errors import HostSyncError
 from torch_sink.loop import LambdaCallback, StepLoop, no_host_sync
-from torch_sink.loop.core.host_sync import host_sync_allowed
+from torch_sink.thread_waits import host_sync_allowed
 
 from .reference import make_batches, make_model
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_sink.loop import JitConfig, data_sink, jit
-from torch_sink.loop.engines import eager_random
+from torch_sink.loop.engines import jit as compiler
 
 # torch 2.11 warns about itself when its compiler is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
@@ -30,7 +30,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         recorded.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(eager_random, "backend", lambda: backend)
+    monkeypatch.setattr(compiler, "eager_random_backend", lambda: backend)
     torch._dynamo.reset()
     return recorded
 

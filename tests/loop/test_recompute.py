@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torchvision.models import DenseNet
 
 from torch_sink.loop import StepLoop, amp
-from torch_sink.loop.core.recompute import recomputing_in
+from torch_sink.loop.core.function_dtypes import recomputing_in
 
 LEVELS = ("O0", "O1", "O2", "O3")
 STOCK = checkpoint_module._CheckpointFrame, checkpoint_module.CheckpointFunction

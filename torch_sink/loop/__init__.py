@@ -4,13 +4,12 @@ from torch_sink.loop import amp
 from torch_sink.loop.callbacks.base import Callback, LambdaCallback, RunContext
 from torch_sink.loop.callbacks.checkpointing import CheckpointConfig, ModelCheckpoint
 from torch_sink.loop.callbacks.controls import EarlyStopping, LearningRateScheduler, OnRequestExit, ReduceLROnPlateau
-from torch_sink.loop.callbacks.monitors import History, LossMonitor, ProgressBar, TimeMonitor
-from torch_sink.loop.callbacks.summary import SummaryCollector
+from torch_sink.loop.callbacks.monitors import History, LossMonitor, ProgressBar, SummaryCollector, TimeMonitor
 from torch_sink.loop.core.history import RunHistory
 from torch_sink.loop.core.host_sync import no_host_sync
 from torch_sink.loop.data_sink import data_sink
 from torch_sink.loop.engines.jit import JitConfig, jit
-from torch_sink.loop.evaluation.evaluation import Evaluation
+from torch_sink.loop.evaluation.callback import Evaluation
 from torch_sink.loop.model import Model
 from torch_sink.loop.step_loop import StepLoop
 

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch_sink.loop.callbacks.members import call_with
 from torch_sink.loop.core.arguments import check_count
+from torch_sink.loop.core.batches import call_with
 from torch_sink.loop.engines.jit import JitConfig, jit_with
 
 _bound: weakref.WeakKeyDictionary[Any, weakref.ref[DataSink]] = weakref.WeakKeyDictionary()

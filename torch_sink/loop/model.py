@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from torch_sink.loop.ahead import compile_ahead
-from torch_sink.loop.callbacks.base import Callback, RunArguments, check_callbacks
-from torch_sink.loop.callbacks.members import TwoColumns, call_with
-from torch_sink.loop.core.argument_names import explains_other_names, run_places
-from torch_sink.loop.core.arguments import MODES, check_bool, check_choice, check_count
+from torch_sink.loop.callbacks.base import Callback, LambdaCallback, RunArguments, RunContext, check_callbacks
+from torch_sink.loop.core.arguments import (
+    MODES,
+    check_bool,
+    check_choice,
+    check_count,
+    explains_other_names,
+    run_places,
+)
+from torch_sink.loop.core.batches import call_with
 from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.core.history import RunHistory
-from torch_sink.loop.engines.inference import InferenceSettings
+from torch_sink.loop.engines.build import Settings
 from torch_sink.loop.engines.jit import JitConfig
-from torch_sink.loop.evaluation.evaluation import FitEvaluation, check_fit_callbacks
-from torch_sink.loop.evaluation.evaluators import Evaluators, device_of
+from torch_sink.loop.evaluation.callback import check_fit_callbacks, fit_evaluation
+from torch_sink.loop.evaluation.evaluators import Evaluators
 from torch_sink.loop.evaluation.metrics import Loss, make_metrics
+from torch_sink.loop.run import compile_ahead
 from torch_sink.loop.step.precision import Precision
 from torch_sink.loop.step.scaler import StaticLossScaler
 from torch_sink.loop.step_loop import StepLoop
@@ -115,7 +122,7 @@ class Model:
             ranks,
             loss_fn,
             self._loop.precision if self._loop is not None else Precision("O0", amp_dtype),
-            InferenceSettings(mode, jit_config or JitConfig(), device_of(network)),
+            Settings(mode, jit_config or JitConfig(), ranks.device),
             eval_network=eval_network,
         )
 
@@ -162,6 +169,8 @@ class Model:
         dataset_sink_mode: bool = True,
         sink_size: int = -1,
         initial_epoch: int = 0,
+        *,
+        timeline: str | Path | None = None,
     ) -> RunHistory:
         """Train for (epoch - initial_epoch) * sink_size steps; the traversal of the data continues across epochs.
 
@@ -173,13 +182,13 @@ class Model:
             sink_size: steps in an epoch; -1 for the whole dataset: one pass, whatever a SinkLoader was made with.
                 Without effect if `dataset_sink_mode` is False.
             initial_epoch: number of epochs done before.
+            timeline: where to write a page that shows what ran when; see `torch_sink.timeline`.
 
         Raises:
             TypeError, ValueError: an argument that cannot be used, or batches that are not (x, y) for a loss function.
         """
-        return self._train(
-            epoch, train_dataset, check_callbacks(callbacks), dataset_sink_mode, sink_size, initial_epoch, None
-        )
+        members = check_callbacks(callbacks)
+        return self._train(epoch, train_dataset, members, None, dataset_sink_mode, sink_size, initial_epoch, timeline)
 
     @explains_other_names()
     def fit(
@@ -193,6 +202,8 @@ class Model:
         valid_dataset_sink_mode: bool = True,
         sink_size: int = -1,
         initial_epoch: int = 0,
+        *,
+        timeline: str | Path | None = None,
     ) -> RunHistory:
         """Train, and evaluate in between.
 
@@ -216,8 +227,10 @@ class Model:
             def evaluate(arguments: RunArguments, loader: Any, callbacks: list[Callback]) -> dict[str, Any]:
                 return self._evaluate(loader, callbacks, valid_dataset_sink_mode)
 
-            evaluation = FitEvaluation(valid_dataset, evaluate, valid_frequency)
-        return self._train(epoch, train_dataset, members, dataset_sink_mode, sink_size, initial_epoch, evaluation)
+            evaluation = fit_evaluation(valid_dataset, evaluate, valid_frequency)
+        return self._train(
+            epoch, train_dataset, members, evaluation, dataset_sink_mode, sink_size, initial_epoch, timeline
+        )
 
     @explains_other_names()
     def eval(
@@ -281,10 +294,11 @@ class Model:
         epoch: int,
         dataset: Any,
         callbacks: list[Callback],
+        evaluation: Callback | None,
         sink_mode: bool,
         sink_size: int,
         initial_epoch: int,
-        evaluation: Callback | None,
+        timeline: str | Path | None,
     ) -> RunHistory:
         check_count("epoch", epoch, minimum=1)
         check_count("initial_epoch", initial_epoch, minimum=0)
@@ -295,7 +309,9 @@ class Model:
                 f"initial_epoch={initial_epoch} is not below epoch={epoch}; epoch is the number of the last one"
             )
         loop = self.loop
-        internal: list[Callback] = [TwoColumns()] if self._loss_fn is not None else []
+        internal: list[Callback] = []
+        if self._loss_fn is not None:
+            internal.append(LambdaCallback(on_train_step_begin=_check_two_columns))
         if evaluation is not None:
             internal.append(evaluation)
         loop.sink_size = -1 if sink_mode else 1
@@ -305,9 +321,9 @@ class Model:
             dataset.sink_size = size
         return loop.run_with(
             dataset,
-            epochs=epoch - initial_epoch,
-            callbacks=[*internal, *callbacks],
-            max_steps=None,
+            epoch - initial_epoch,
+            [*internal, *callbacks],
+            timeline=timeline,
             epoch_size=size,
             dataset_sink_mode=sink_mode,
             initial_epoch=initial_epoch,
@@ -342,3 +358,14 @@ def _mode(config: JitConfig | None) -> str:
     if config.jit_level == "O0" and config.exc_mode != "sink":
         return "eager"
     return "graph" if config.captures else "compile"
+
+
+def _check_two_columns(run_context: RunContext) -> None:
+    """Raise, before the first step of a sink, unless the dataset yields data and labels for a loss function."""
+    batch = run_context.original_args().train_dataset_element
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        size = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
+        raise ValueError(
+            f"the dataset yields a {type(batch).__name__}{size}, and loss_fn takes two columns, data and labels; "
+            "for anything else make the Model of a network that returns the loss, without loss_fn"
+        )

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch_sink.common.hints import add_hints, add_note
 from torch_sink.loop.callbacks.base import Callback, RunArguments, RunContext
-from torch_sink.loop.core.agreement import agree_on_rates, all_have, equalise_weights
+from torch_sink.loop.checkpoints.state import random_state, set_random_state
+from torch_sink.loop.core.batches import batch_tensors, epoch_length, sink_over
 from torch_sink.loop.core.history import RunHistory, SinkRecord
-from torch_sink.loop.core.host_sync import host_sync_allowed, syncs_are_watched, watch_host_syncs
+from torch_sink.loop.core.host_sync import watch_host_syncs
 from torch_sink.loop.core.signals import StopSignals
-from torch_sink.loop.engines.eager import Engine
-from torch_sink.loop.step.step import batch_tensors, check_device
+from torch_sink.loop.engines.launched import Engine
+from torch_sink.loop.step.step import check_device
+from torch_sink.thread_waits import host_sync_allowed, syncs_are_watched
 
 if TYPE_CHECKING:
     from torch_sink.loop.step_loop import StepLoop
@@ -26,24 +28,15 @@ UNKNOWN_EPOCH_SINK = 1000
 
 
 class TrainingRun:
-    """Executes a run; made by `StepLoop.run` and used once.
+    """Executes a run over a SinkLoader; made by `StepLoop.run` and used once.
 
     Invariant: between `Engine.begin` and `Engine.end` nothing here waits for the device.
-
-    Args:
-        loop: whose engine, progress and step count are used.
-        loader: a SinkLoader.
-        epochs: epochs of the run.
-        callbacks: in the order of their events.
-        max_steps: steps of the run, or None.
-        fields: further fields of the RunContext.
     """
 
     def __init__(
         self,
         loop: StepLoop,
         loader: Any,
-        *,
         epochs: int,
         callbacks: list[Callback],
         max_steps: int | None,
@@ -52,7 +45,7 @@ class TrainingRun:
         self._loop, self._loader = loop, loader
         self._callbacks = sorted(callbacks, key=lambda one: not one.comes_first)
         self._epochs, self._max_steps = epochs, max_steps
-        self._epoch_length = _length(loader)
+        self._epoch_length = epoch_length(loader)
         self._signals = StopSignals()
         self._failure: Exception | None = None
         self._cut_off = False
@@ -77,7 +70,7 @@ class TrainingRun:
                 stack.enter_context(callback)
             if self._loop.ranks.many:
                 names = [f"{type(one).__module__}.{type(one).__qualname__}" for one in self._callbacks]
-                self._arguments.callbacks_agree = all_have(self._loop.ranks, names, self._loop.device)
+                self._arguments.callbacks_agree = self._loop.ranks.all_have(names)
             self._event("on_train_begin")
             stack.callback(setattr, self._loader, "is_last_epoch", False)
             stack.callback(self._return_unused)
@@ -87,7 +80,7 @@ class TrainingRun:
             self.history.seconds = time.perf_counter() - self._began
             self._event("on_train_end")
             if self._loop.ranks.many:
-                equalise_weights(self._loop.ranks, self._loop.device)
+                self._loop.ranks.equalise_weights()
         return self.history
 
     def _epoch(self, engine: Engine) -> None:
@@ -182,13 +175,16 @@ class TrainingRun:
         watched = loop.watches_next_step and engine.watchable
         loop.watches_next_step = False
         try:
-            with watch_host_syncs(loop.report_sync) if watched else nullcontext():
+            with watch_host_syncs(self._note_sync) if watched else nullcontext():
                 engine.step(batch, tensors, first=first, last=last)
         except Exception as error:
             shapes = (f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors)
             add_note(error, f"in step {iteration}, with a batch of {', '.join(shapes)}")
             add_hints(error)
             raise
+
+    def _note_sync(self, place: str, what: str) -> None:
+        self._loop.settings.reasons.note(f"the step makes the host wait for the device at {place}: {what}")
 
     def _finish_sink(self, record: SinkRecord, engine: Engine) -> None:
         self.history.add(record)
@@ -197,15 +193,13 @@ class TrainingRun:
         self._host_syncs_before = engine.host_syncs
         self.history.host_syncs += 1 + checks
         self._arguments.update(cur_step_num=self._loop.step_count, inside_sink=False)
-        if self._callbacks:
-            values = record.values
-            self._arguments.update(
-                net_outputs=values.losses[-1],
-                losses=values.losses,
-                overflows=values.overflows,
-                learning_rates=values.learning_rates,
-                step_metrics=values.metrics,
-            )
+        self._arguments.update(
+            net_outputs=record.losses[-1],
+            losses=record.losses,
+            overflows=record.overflows,
+            learning_rates=record.learning_rates,
+            step_metrics=record.metrics,
+        )
         self._loop.overflows.add(record, self._loop.step_count)
         self._event("on_train_step_end")
 
@@ -264,8 +258,7 @@ class TrainingRun:
         if loop.ranks.many:
             # What came to one rank holds for all: they stop after the same sink, or the others would wait for ever.
             flags = [signalled, requested, bool(arguments.exit_requested)]
-            agreed = agree_on_rates(loop.ranks, flags, loop.optimizer, loop.device)
-            signalled, requested, arguments.exit_requested = agreed
+            signalled, requested, arguments.exit_requested = loop.ranks.agree_on_rates(flags, loop.optimizer)
         if signalled:
             return received or "another rank"
         return "request_stop" if requested else None
@@ -306,8 +299,17 @@ class TrainingRun:
         }
 
 
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None
+def compile_ahead(loop: StepLoop, dataset: Any, epoch_size: int) -> None:
+    """Run forward and backward pass of one batch, so that everything compiled of them is compiled.
+
+    Weights, gradients, statistics, random generators and the position in the data are left as they were.
+    """
+    with sink_over(dataset, loop.device, epoch_size) as loader:
+        steps = epoch_size if epoch_size > 0 else epoch_length(loader) or UNKNOWN_EPOCH_SINK
+        engine = loop.prepare(steps if loop.sink_size == -1 else loop.sink_size)
+        with loader.rehearsal() as batches, engine.running():
+            batch, draws = next(batches), random_state()
+            try:
+                engine.training_step.rehearse(loop.model, batch)
+            finally:
+                set_random_state(draws)

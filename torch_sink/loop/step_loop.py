@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -14,25 +14,22 @@ from torch import Tensor, nn
 
 from torch_sink.errors import SinkError
 from torch_sink.loop.callbacks.base import Callback, check_callbacks
-from torch_sink.loop.checkpoints.positions import LoaderPositions
-from torch_sink.loop.checkpoints.state import load_loop_state, loop_state, resume_loop, save_loop
+from torch_sink.loop.checkpoints.state import LoaderPositions, load_loop_state, loop_state, resume_loop, save_loop
 from torch_sink.loop.core import arguments as check
-from torch_sink.loop.core.argument_names import explains_other_names, run_places
+from torch_sink.loop.core.arguments import explains_other_names, run_places
+from torch_sink.loop.core.batches import epoch_length
 from torch_sink.loop.core.distributed import Ranks, forget_shardings
-from torch_sink.loop.core.history import RunHistory
-from torch_sink.loop.core.progress import Progress, epoch_length
-from torch_sink.loop.core.reasons import Reasons
-from torch_sink.loop.engines.build import EngineParts, build_engine
-from torch_sink.loop.engines.eager import Engine
-from torch_sink.loop.engines.inference import InferenceSettings
+from torch_sink.loop.core.history import Progress, Reasons, RunHistory
+from torch_sink.loop.engines.build import Settings, build_engine
 from torch_sink.loop.engines.jit import JitConfig
+from torch_sink.loop.engines.launched import Engine
 from torch_sink.loop.evaluation.evaluators import Evaluators
 from torch_sink.loop.run import TrainingRun
-from torch_sink.loop.step.adapters import own_scaler, scheduler_repeats, unwrap_optimizer
-from torch_sink.loop.step.ema import WeightAverage
+from torch_sink.loop.step.optimizers import own_scaler, scheduler_repeats, unwrap_optimizer
 from torch_sink.loop.step.precision import precision_of_copy, resolve_precision
 from torch_sink.loop.step.scaler import OverflowCount, StaticLossScaler, resolve_loss_scaler
 from torch_sink.loop.step.schedule import Schedule
+from torch_sink.loop.step.update import WeightAverage
 from torch_sink.thread_waits import waits_allowed
 from torch_sink.tracing import timeline as record_timeline
 
@@ -125,16 +122,15 @@ class StepLoop:
         self.ranks = Ranks(model)
         self.step_count = 0
         self.progress = Progress()
-        self.reasons = Reasons()
-        self._schedule = Schedule(
+        self.settings = Settings(mode, jit_config or JitConfig(), self.device)
+        self.schedule = Schedule(
             self.optimizer,
             self.scheduler,
             per_epoch=schedule == "epoch",
             accumulate=accumulate,
             repeats=scheduler_repeats(scheduler),
         )
-        self._requested_mode, self._jit_config = mode, jit_config or JitConfig()
-        self._forward, self._clip_grad_norm = forward, clip_grad_norm
+        self.forward, self.clip_grad_norm = forward, clip_grad_norm
         self._engine: Engine | None = None
         self.watches_next_step = True
         self._resumed = False
@@ -172,16 +168,16 @@ class StepLoop:
         check.check_count("epochs", epochs, minimum=0)
         if max_steps is not None:
             check.check_count("max_steps", max_steps, minimum=1)
-        with nullcontext() if timeline is None else record_timeline(timeline):
-            return self.run_with(loader, epochs=epochs, callbacks=check_callbacks(callbacks), max_steps=max_steps)
+        return self.run_with(loader, epochs, check_callbacks(callbacks), max_steps=max_steps, timeline=timeline)
 
     def run_with(
         self,
         loader: Any,
-        *,
         epochs: int,
         callbacks: list[Callback],
-        max_steps: int | None,
+        *,
+        max_steps: int | None = None,
+        timeline: str | Path | None = None,
         epoch_size: int = -1,
         **fields: Any,
     ) -> RunHistory:
@@ -189,10 +185,10 @@ class StepLoop:
         if not self._resumed:
             self.progress = Progress()
         self._resumed = False
-        with self._positions.opened(loader, self.device, epoch_size) as sink:
-            self.ranks.check_lengths(epoch_length(sink), max_steps, self.device)
-            run = TrainingRun(self, sink, epochs=epochs, callbacks=callbacks, max_steps=max_steps, fields=fields)
-            return run.execute()
+        recording = nullcontext() if timeline is None else record_timeline(timeline)
+        with recording, self._positions.opened(loader, self.device, epoch_size) as sink:
+            self.ranks.check_lengths(epoch_length(sink), max_steps)
+            return TrainingRun(self, sink, epochs, callbacks, max_steps, fields).execute()
 
     def evaluate(
         self,
@@ -236,10 +232,10 @@ class StepLoop:
             self.ranks.share_buffers()  # before the average copies them
         network = self.ema_model() if ema else self.ranks.inner
         if ema not in self._evaluators:
-            settings = InferenceSettings(self._requested_mode, self._jit_config, self.device)
+            settings = replace(self.settings, reasons=Reasons())
             precision = precision_of_copy(self.precision, network, self.device) if ema else self.precision
             self._evaluators[ema] = Evaluators(
-                network, self.ranks, self.loss_fn, precision, settings, forward=self._forward
+                network, self.ranks, self.loss_fn, precision, settings, forward=self.forward
             )
         return self._evaluators[ema]
 
@@ -301,12 +297,12 @@ class StepLoop:
         """How the steps run, and why: mode, precision, and everything that ran in a lower mode."""
         mode = self._engine.mode if self._engine is not None else "not started"
         lines = [
-            f"mode: {mode} (asked for {self._requested_mode!r}, device {self.device})",
+            f"mode: {mode} (asked for {self.settings.mode!r}, device {self.device})",
             f"amp: {self.precision.level}" + ("" if self.precision.level == "O0" else f" {self.precision.dtype}"),
             f"loss scaler: {type(self.scaler).__name__ if self.scaler is not None else 'none'}",
             f"steps: {self.step_count}, optimizer: {type(self.optimizer).__name__}, accumulate: {self.accumulate}",
         ]
-        lines += [f"note: {reason}" for reason in self.reasons.lines()]
+        lines += [f"note: {reason}" for reason in self.settings.reasons.lines()]
         for evaluators in self._evaluators.values():
             lines += evaluators.explain()
         return "\n".join(lines)
@@ -339,16 +335,14 @@ class StepLoop:
         """What is trained, by what, how, and how far."""
         return (
             f"StepLoop({type(self.model).__name__}, {type(self.optimizer).__name__}, sink_size={self.sink_size}, "
-            f"amp={self.precision.level!r}, mode={self._requested_mode!r}, accumulate={self.accumulate}, "
+            f"amp={self.precision.level!r}, mode={self.settings.mode!r}, accumulate={self.accumulate}, "
             f"device={str(self.device)!r}, step_count={self.step_count})"
         )
 
     def __enter__(self) -> StepLoop:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: Any) -> None:
         self.close()
 
     @waits_allowed
@@ -359,28 +353,5 @@ class StepLoop:
         if self._engine is not None:
             self._engine.reserve(longest_sink)
             return self._engine
-        self._engine = build_engine(
-            EngineParts(
-                model=self.model,
-                loss_fn=self.loss_fn,
-                forward=self._forward,
-                optimizer=self.optimizer,
-                schedule=self._schedule,
-                precision=self.precision,
-                scaler=self.scaler,
-                average=self.average,
-                clip_grad_norm=self._clip_grad_norm,
-                accumulate=self.accumulate,
-                device=self.device,
-                capacity=longest_sink,
-                mode=self._requested_mode,
-                jit_config=self._jit_config,
-                reasons=self.reasons,
-                ranks=self.ranks,
-            )
-        )
+        self._engine = build_engine(self, longest_sink)
         return self._engine
-
-    def report_sync(self, place: str, what: str) -> None:
-        """Note a wait of the host inside the step, for `explain`."""
-        self.reasons.note(f"the step makes the host wait for the device at {place}: {what}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch_sink.loop.callbacks.base import Callback, RunContext
 from torch_sink.loop.checkpoints.files import list_checkpoints, remove_checkpoint
-from torch_sink.loop.core.arguments import check_count
+from torch_sink.loop.core.arguments import check_bool, check_count
 
 if TYPE_CHECKING:
     from torch_sink.loop.step_loop import StepLoop
@@ -46,8 +46,7 @@ class CheckpointConfig:
             check_count("save_checkpoint_steps", self.save_checkpoint_steps, minimum=1)
         check_count("save_checkpoint_seconds", self.save_checkpoint_seconds, minimum=0)
         check_count("keep_checkpoint_max", self.keep_checkpoint_max, minimum=0)
-        if not isinstance(self.exception_save, bool):
-            raise TypeError(f"exception_save={self.exception_save!r}: pass True or False")
+        check_bool("exception_save", self.exception_save)
 
 
 class ModelCheckpoint(Callback):
@@ -83,12 +82,8 @@ class ModelCheckpoint(Callback):
         self._context = run_context
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        every = self._config.save_checkpoint_steps
-        if every:
-            due = run_context.original_args().loop.step_count % every == 0
-        else:
-            due = self._is_time(run_context.original_args().loop)
-        if due:
+        loop, every = run_context.original_args().loop, self._config.save_checkpoint_steps
+        if loop.step_count % every == 0 if every else self._is_time(loop):
             self._save(run_context)
 
     def on_train_end(self, run_context: RunContext) -> None:
@@ -114,11 +109,8 @@ class ModelCheckpoint(Callback):
 
     def _is_time(self, loop: StepLoop) -> bool:
         """Whether enough time has passed, by the clock of any rank: all write a checkpoint, or none."""
-        passed = time.monotonic() - self._saved_at
-        due = passed >= self._config.save_checkpoint_seconds
-        if loop.ranks.many and self._config.save_checkpoint_seconds:
-            return loop.ranks.any(due, loop.device)
-        return due
+        due = time.monotonic() - self._saved_at >= self._config.save_checkpoint_seconds
+        return loop.ranks.any(due) if loop.ranks.many and self._config.save_checkpoint_seconds else due
 
     def _save(self, run_context: RunContext, prefix: str | None = None) -> None:
         arguments = run_context.original_args()

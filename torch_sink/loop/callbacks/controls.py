@@ -9,79 +9,72 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 
 from torch_sink.loop.callbacks.base import Callback, RunArguments, RunContext
 from torch_sink.loop.callbacks.monitors import show
-from torch_sink.loop.core.agreement import set_learning_rate, value_of_first
 from torch_sink.loop.core.arguments import check_choice, check_count
+from torch_sink.loop.core.distributed import set_learning_rate
 
 _log = logging.getLogger("torch_sink")
 
 
-class Monitor:
-    """Reads a value at an epoch's end and compares it with the best so far.
+class _PlateauCallback(Callback):
+    """Follows a value from epoch to epoch, and counts those without improvement; all processes go by that of rank 0."""
 
-    With more than one process, all of them go by the value of rank 0.
-
-    Args:
-        name: key of `eval_results` ("eval_loss", a metric), or "loss" for the last step's training loss.
-        mode: "min", "max", or "auto": "max" for names with "acc" or "top" in them.
-        min_delta: least change that counts as an improvement.
-    """
-
-    def __init__(self, name: str, mode: str, min_delta: float) -> None:
+    def __init__(self, monitor: str, mode: str, min_delta: float, patience: int, verbose: bool) -> None:
         check_choice("mode", mode, ("auto", "min", "max"))
-        if not isinstance(name, str):
-            raise TypeError(f"monitor={name!r}: pass a name such as 'eval_loss'")
-        largest = mode == "max" or (mode == "auto" and ("acc" in name or "top" in name))
-        self.name, self._sign, self._min_delta = name, (-1.0 if largest else 1.0), abs(min_delta)
-        self.best = math.inf * self._sign
+        if not isinstance(monitor, str):
+            raise TypeError(f"monitor={monitor!r}: pass a name such as 'eval_loss'")
+        check_count("patience", patience, minimum=0)
+        largest = mode == "max" or (mode == "auto" and ("acc" in monitor or "top" in monitor))
+        self._name, self._sign, self._min_delta = monitor, (-1.0 if largest else 1.0), abs(min_delta)
+        self._patience, self._verbose = max(patience, 1), verbose
+        self._forget()
+
+    def _forget(self) -> None:
+        self._best, self._waited = math.inf * self._sign, 0
         self._seen = self._missed = False
 
-    def read(self, arguments: RunArguments) -> float | None:
+    def on_train_begin(self, run_context: RunContext) -> None:
+        self._forget()
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        if self._missed and not self._seen:
+            _log.warning("monitor %r had no value in this run, so nothing was decided", self._name)
+
+    def _read(self, arguments: RunArguments) -> float | None:
         """The value of this epoch, or None if there was no evaluation."""
         results = arguments.eval_results or {}
-        value = results.get(self.name)
-        if value is None and self.name == "loss" and arguments.net_outputs is not None:
+        value = results.get(self._name)
+        if value is None and self._name == "loss" and arguments.net_outputs is not None:
             value = arguments.net_outputs
         value = None if value is None else float(value)
         if arguments.callbacks_agree:
-            value = value_of_first(arguments.loop.ranks, value, arguments.loop.device)
+            value = arguments.loop.ranks.value_of_first(value)
         if value is None and not self._seen and results:
-            _log.warning("monitor %r is not among the results %s", self.name, ", ".join(results))
+            _log.warning("monitor %r is not among the results %s", self._name, ", ".join(results))
         self._seen = self._seen or value is not None
         self._missed = self._missed or not results
         return value
 
-    def tell_if_never_read(self) -> None:
-        """At a run's end: warn if the value never came, as without an evaluation."""
-        if self._missed and not self._seen:
-            _log.warning("monitor %r had no value in this run, so nothing was decided", self.name)
-
-    def improves(self, value: float, on: float | None = None) -> bool:
-        """Whether `value` is better than the best so far, or than `on`, by more than `min_delta`."""
-        reference = self.best if on is None else on
+    def _improves(self, value: float, on: float | None = None) -> bool:
+        """Whether `value` is better than the best so far, or than `on`, by more than the least change that counts."""
+        reference = self._best if on is None else on
         return (reference - value) * self._sign > self._min_delta
 
-    def reset(self) -> None:
-        """Forget the best."""
-        self.best = math.inf * self._sign
-        self._seen = self._missed = False
 
-
-class EarlyStopping(Callback):
+class EarlyStopping(_PlateauCallback):
     """Ends the run when a value has stopped improving.
 
     Args:
-        monitor: see Monitor; the evaluation results of `Model.fit`, or "loss".
+        monitor: name of an evaluation result ("eval_loss", a metric), or "loss" for the last step's training loss.
         min_delta: least change that counts as an improvement.
         patience: epochs without improvement that are still accepted.
         verbose: print when it stops.
-        mode: "auto", "min" or "max".
+        mode: "min", "max", or "auto": "max" for names with "acc" or "top" in them.
         baseline: patience is only renewed by values that also improve on it.
         restore_best_weights: put the weights of the best epoch back at the end, unless the run was stopped by something
             else: what is saved then has to be what it reached.
@@ -97,38 +90,35 @@ class EarlyStopping(Callback):
         baseline: float | None = None,
         restore_best_weights: bool = False,
     ) -> None:
-        check_count("patience", patience, minimum=0)
-        self._monitor = Monitor(monitor, mode, min_delta)
-        self._patience, self._verbose, self._baseline = patience, verbose, baseline
-        self._restore = restore_best_weights
-        self._weights: dict[str, torch.Tensor] | None = None
-        self._waited, self._stopped = 0, False
+        super().__init__(monitor, mode, min_delta, patience, verbose)
+        self._baseline, self._restore = baseline, restore_best_weights
 
-    def on_train_begin(self, run_context: RunContext) -> None:
-        self._monitor.reset()
-        self._waited, self._weights, self._stopped = 0, None, False
+    def _forget(self) -> None:
+        super()._forget()
+        self._weights: dict[str, torch.Tensor] | None = None
+        self._stopped = False
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        value = self._monitor.read(arguments)
+        value = self._read(arguments)
         if value is None:
             return
         self._waited += 1
-        if self._monitor.improves(value):
-            self._monitor.best = value
+        if self._improves(value):
+            self._best = value
             if self._restore:
                 state = arguments.train_network.state_dict()
                 self._weights = {name: tensor.detach().clone() for name, tensor in state.items()}
-            if self._baseline is None or self._monitor.improves(value, self._baseline):
+            if self._baseline is None or self._improves(value, self._baseline):
                 self._waited = 0
-        if self._waited and self._waited >= max(self._patience, 1):
+        if self._waited >= self._patience:
             if self._verbose:
-                show(f"early stopping after epoch {arguments.cur_epoch_num}: {self._monitor.name} is {value}")
+                show(f"early stopping after epoch {arguments.cur_epoch_num}: {self._name} is {value}")
             self._stopped = True
             run_context.request_stop()
 
     def on_train_end(self, run_context: RunContext) -> None:
-        self._monitor.tell_if_never_read()
+        super().on_train_end(run_context)
         arguments = run_context.original_args()
         if self._weights is not None and (self._stopped or arguments.history.stopped_by is None):
             arguments.train_network.load_state_dict(self._weights)
@@ -154,11 +144,11 @@ class LearningRateScheduler(Callback):
             set_learning_rate(group, float(self._function(float(group["lr"]), arguments.cur_step_num)))
 
 
-class ReduceLROnPlateau(Callback):
+class ReduceLROnPlateau(_PlateauCallback):
     """Lowers the learning rate when a value has stopped improving.
 
     Args:
-        monitor: see Monitor.
+        monitor: as for EarlyStopping.
         factor: the rate is multiplied by it; below 1.
         patience: epochs without improvement that are still accepted.
         verbose: print when it acts.
@@ -184,37 +174,31 @@ class ReduceLROnPlateau(Callback):
     ) -> None:
         if not 0 <= factor < 1:
             raise ValueError(f"factor={factor!r}: the rate is multiplied by it, so pass a number below 1")
-        check_count("patience", patience, minimum=0)
         check_count("cooldown", cooldown, minimum=0)
-        self._monitor = Monitor(monitor, mode, min_delta)
-        self._factor, self._patience, self._cooldown, self._min_lr = factor, patience, cooldown, min_lr
-        self._verbose = verbose
-        self._waited = self._cooling = 0
+        super().__init__(monitor, mode, min_delta, patience, verbose)
+        self._factor, self._cooldown, self._min_lr = factor, cooldown, min_lr
 
-    def on_train_begin(self, run_context: RunContext) -> None:
-        self._monitor.reset()
-        self._waited = self._cooling = 0
+    def _forget(self) -> None:
+        super()._forget()
+        self._cooling = 0
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        value = self._monitor.read(arguments)
+        value = self._read(arguments)
         if value is None:
             return
         if self._cooling:
             self._cooling -= 1
             self._waited = 0
-        if self._monitor.improves(value):
-            self._monitor.best, self._waited = value, 0
+        if self._improves(value):
+            self._best, self._waited = value, 0
             return
         if self._cooling:
             return
         self._waited += 1
-        if self._waited >= max(self._patience, 1):
+        if self._waited >= self._patience:
             self._reduce(arguments)
             self._waited, self._cooling = 0, self._cooldown
-
-    def on_train_end(self, run_context: RunContext) -> None:
-        self._monitor.tell_if_never_read()
 
     def _reduce(self, arguments: RunArguments) -> None:
         for group in arguments.optimizer.param_groups:
@@ -274,9 +258,7 @@ class OnRequestExit(Callback):
             path = arguments.loop.save(self._directory, arguments.train_dataset, prefix=self._file_name)
             arguments.last_save_ckpt_step, arguments.latest_ckpt_file = arguments.loop.step_count, str(path)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: Any) -> None:
         if self._previous is not None:
             signal.signal(self._signal, self._previous)
             self._previous = None

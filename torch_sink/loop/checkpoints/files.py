@@ -7,14 +7,12 @@ import json
 import logging
 import os
 import pickle
-import random
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from torch_sink.errors import SinkError
@@ -48,23 +46,17 @@ def write_checkpoint(
 
     Args:
         directory: parent, made if missing; a file system that all ranks see.
-        prefix: first part of the name.
-        step: second part.
+        prefix, step: of the name.
         state: tensors and plain containers.
         ranks: the processes.
         write_shards: writes a sharded model below the path that it is given.
-
-    Returns:
-        Path of the complete checkpoint.
-
-    Raises:
-        SinkError: the state holds an object that would not load with weights_only=True.
     """
     final = directory / f"{prefix}-{step:08d}"
     temporary = directory / f".{final.name}.tmp"
     if ranks.rank == 0:
         directory.mkdir(parents=True, exist_ok=True)
-        _clear_leftovers(directory, prefix)
+        for leftover in directory.glob(f".{glob.escape(prefix)}-*.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)
         temporary.mkdir()
     ranks.wait()
     own = {name: state[name] for name in PER_RANK if name in state} if ranks.many else {}
@@ -149,11 +141,7 @@ def _damage(path: Path) -> str | None:
 
 
 def read_checkpoint(path: Path, ranks: Ranks) -> dict[str, Any]:
-    """Load the state of a complete checkpoint, without shards; tensors arrive on the CPU.
-
-    Raises:
-        SinkError: written in another format, by another number of processes, or unreadable.
-    """
+    """Load the state of a complete checkpoint, without shards; tensors arrive on the CPU."""
     manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
     if manifest.get("format") != FORMAT:
         raise SinkError(f"{path} has checkpoint format {manifest.get('format')}, this version reads {FORMAT}")
@@ -180,41 +168,6 @@ def remove_checkpoint(path: Path) -> None:
     """Delete a checkpoint, manifest first, so that a kill half-way leaves a torn one and not a wrong one."""
     (path / MANIFEST_FILE).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
-
-
-def random_state() -> dict[str, Any]:
-    """States of torch's, numpy's and Python's global generators, as tensors and plain containers."""
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "numpy": (
-            name,
-            torch.from_numpy(np.asarray(keys).astype(np.int64)),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ),
-        "python": random.getstate(),
-    }
-    if torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Put back what `random_state` returned."""
-    torch.set_rng_state(state["torch"])
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
-    random.setstate(state["python"])
-    if "cuda" in state and torch.cuda.is_available():
-        for device, device_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(device_state, device)
-
-
-def _clear_leftovers(directory: Path, prefix: str) -> None:
-    for path in directory.glob(f".{glob.escape(prefix)}-*.tmp"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _sync_directory(directory: Path) -> None:

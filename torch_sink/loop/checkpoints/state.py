@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from torch_sink.common.hints import add_hints, add_note
 from torch_sink.errors import SinkError
@@ -16,13 +20,11 @@ from torch_sink.loop.checkpoints.files import (
     MANIFEST_FILE,
     SHARDS_FOLDER,
     list_checkpoints,
-    random_state,
     read_checkpoint,
-    set_random_state,
     write_checkpoint,
 )
-from torch_sink.loop.core.distributed import load_shards, save_shards
-from torch_sink.loop.core.progress import Progress
+from torch_sink.loop.core.batches import sink_over
+from torch_sink.loop.core.history import Progress
 
 if TYPE_CHECKING:
     from torch_sink.loop.step_loop import StepLoop
@@ -32,7 +34,7 @@ def loop_state(loop: StepLoop) -> dict[str, Any]:
     """Everything that the next step depends on, but the loader's position."""
     state: dict[str, Any] = {
         "step_count": loop.step_count,
-        "progress": loop.progress.state_dict(),
+        "progress": asdict(loop.progress),
         "accumulate": loop.accumulate,
         "random": random_state(),
     }
@@ -62,11 +64,7 @@ def loop_state(loop: StepLoop) -> dict[str, Any]:
 
 
 def plain_numbers(value: Any) -> Any:
-    """Python numbers for NumPy's, which weights_only refuses: a schedule with `np.cos` makes every rate one of those.
-
-    Args:
-        value: nested dicts, lists and tuples; anything else in them stays as it is.
-    """
+    """Python numbers for NumPy's, which weights_only refuses: a schedule with `np.cos` makes all rates such."""
     if isinstance(value, np.generic):
         return value.item()
     if type(value) is dict:
@@ -77,11 +75,7 @@ def plain_numbers(value: Any) -> Any:
 
 
 def load_loop_state(loop: StepLoop, state: dict[str, Any]) -> None:
-    """Put a state back, in place wherever a tensor exists.
-
-    Raises:
-        ValueError: it was taken with another `accumulate`, or lacks what this loop needs.
-    """
+    """Put a state back, in place wherever a tensor exists."""
     if state["accumulate"] != loop.accumulate:
         raise ValueError(
             f"the state was taken with accumulate={state['accumulate']}, this loop has {loop.accumulate}; "
@@ -109,7 +103,7 @@ def load_loop_state(loop: StepLoop, state: dict[str, Any]) -> None:
 
 def save_loop(loop: StepLoop, directory: Path, prefix: str, further: dict[str, Any]) -> Path:
     """Write the loop's state and `further` entries as a checkpoint; see `StepLoop.save`."""
-    shards = partial(save_shards, loop.model, loop.optimizer) if loop.ranks.sharded else None
+    shards = partial(_save_shards, loop.model, loop.optimizer) if loop.ranks.sharded else None
     state = {**loop.state_dict(), **further}
     return write_checkpoint(directory, prefix, loop.step_count, state, ranks=loop.ranks, write_shards=shards)
 
@@ -125,7 +119,7 @@ def resume_loop(loop: StepLoop, directory: Path) -> dict[str, Any] | None:
         return None
     state = read_checkpoint(checkpoints[-1], loop.ranks)
     if loop.ranks.sharded:
-        load_shards(loop.model, loop.optimizer, str(checkpoints[-1] / SHARDS_FOLDER))
+        _load_shards(loop.model, loop.optimizer, str(checkpoints[-1] / SHARDS_FOLDER))
     try:
         loop.load_state_dict(state)
     except (RuntimeError, ValueError) as error:
@@ -151,3 +145,105 @@ def _load_buffers(loop: StepLoop, buffers: dict[str, torch.Tensor]) -> None:
     for name, value in buffers.items():
         if name in present:
             present[name].copy_(value)
+
+
+def random_state() -> dict[str, Any]:
+    """States of torch's, numpy's and Python's global generators, as tensors and plain containers."""
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": (
+            name,
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ),
+        "python": random.getstate(),
+    }
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Put back what `random_state` returned."""
+    torch.set_rng_state(state["torch"])
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    random.setstate(state["python"])
+    if "cuda" in state and torch.cuda.is_available():
+        for device, device_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(device_state, device)
+
+
+def _save_shards(model: nn.Module, optimizer: torch.optim.Optimizer, path: str) -> None:
+    """Write the sharded model and optimizer, each rank its part; every rank calls it."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=path)
+
+
+def _load_shards(model: nn.Module, optimizer: torch.optim.Optimizer, path: str) -> None:
+    """Read what `_save_shards` wrote, also with another number of ranks; every rank calls it."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
+    load(state, checkpoint_id=path)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+
+class LoaderPositions:
+    """Remembers the loader of a run, so that `save` and `resume` may be given what `run` was given.
+
+    `run` wraps a plain loader in a SinkLoader of its own; the position is that of the wrapper.
+    """
+
+    def __init__(self) -> None:
+        self._given: Any = None
+        self._sink: Any = None
+        self._state: Any = None
+        self._last: Any = None
+
+    @contextmanager
+    def opened(self, given: Any, device: torch.device, epoch_size: int) -> Iterator[Any]:
+        """The SinkLoader of a run: the given one, or a wrapper, which gets the state that was loaded for `given`."""
+        with sink_over(given, device, epoch_size) as sink:
+            if sink is not given and given is self._given and self._sink is None and self._state is not None:
+                sink.load_state_dict(self._state)
+            self._given, self._sink, self._state = given, sink, None
+            try:
+                yield sink
+            finally:
+                if sink is not given:
+                    self._keep_position()
+
+    def state(self, loader: Any) -> Any:
+        """Position of `loader`, None if it has none yet."""
+        if hasattr(loader, "slot_index"):
+            return loader.state_dict()
+        if loader is not self._given:
+            return None
+        if self._sink is not None:
+            return self._sink.state_dict()
+        return self._state if self._state is not None else self._last
+
+    def load(self, loader: Any, state: Any) -> None:
+        """Put a position back, now or when a run wraps the loader."""
+        if hasattr(loader, "slot_index"):
+            loader.load_state_dict(state)
+        else:
+            self._given, self._sink, self._state = loader, None, state
+
+    def _keep_position(self) -> None:
+        """The run's own wrapper is about to be closed: keep its position for a later `save`, not for a later run."""
+        self._state = None
+        try:
+            self._last = self._sink.state_dict()
+        except Exception:  # a loader that failed may have no state; the run's own error is what counts
+            self._last = None
+        self._sink = None

@@ -1,7 +1,10 @@
-"""More than one process: when gradients are reduced, what is agreed on, who writes which part of a checkpoint."""
+"""More than one process: when gradients are reduced, and what is decided once for all of them."""
 
 from __future__ import annotations
 
+import logging
+import math
+import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
@@ -10,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from torch_sink.loop.core.host_sync import host_sync_allowed
+from torch_sink.thread_waits import host_sync_allowed
+
+_log = logging.getLogger("torch_sink")
 
 
 def without_wrappers(model: nn.Module) -> nn.Module:
@@ -29,10 +34,12 @@ class Ranks:
         sharded: whether parameters are sharded (FSDP2).
         size: number of processes; 1 for a model that is not distributed.
         rank: number of this one.
+        device: of the model, and of what the processes tell each other.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._given, self._model = model, cast(Any, without_wrappers(model))
+        self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
         # The whole model need not be sharded itself: its parts are enough.
         self._sharded_modules: list[Any] = [m for m in model.modules() if hasattr(m, "set_requires_gradient_sync")]
@@ -46,6 +53,11 @@ class Ranks:
         """Whether there is more than one process."""
         return self.size > 1
 
+    @property
+    def inner(self) -> nn.Module:
+        """The module inside DistributedDataParallel, whose forward takes no collective; else the model itself."""
+        return self._model.module if self._replicated else self._given
+
     def gradient_sync(self) -> Callable[[bool], AbstractContextManager[Any]] | None:
         """The context of a backward pass, by whether gradients are reduced in it; None if there is one process."""
         if not self.many:
@@ -54,93 +66,125 @@ class Ranks:
             return lambda reduce: nullcontext() if reduce else self._model.no_sync()
         return self._sharded_sync
 
-    def found_inf_reduction(self) -> Callable[[Tensor], None] | None:
-        """Makes the overflow flag equal on all ranks: a rank sees only its own shard or bucket order."""
-        return self.largest if self.many else None
-
-    def sum(self, table: Tensor) -> None:
-        """Add a tensor up over the ranks, in place."""
-        dist.all_reduce(table)
-
-    def largest(self, table: Tensor) -> None:
-        """Take each element's maximum over the ranks, in place."""
-        dist.all_reduce(table, dist.ReduceOp.MAX)
-
-    def send_from_first(self, tensor: Tensor) -> None:
-        """Give every rank the tensor of rank 0, in place."""
-        dist.broadcast(tensor, 0)
-
-    @property
-    def inner(self) -> nn.Module:
-        """The module inside DistributedDataParallel, whose forward takes no collective; else the model itself."""
-        return self._model.module if self._replicated else self._given
+    def _sharded_sync(self, reduce: bool) -> AbstractContextManager[Any]:
+        for module in self._sharded_modules:
+            module.set_requires_gradient_sync(reduce, recurse=False)
+        return nullcontext()
 
     def share_buffers(self) -> None:
         """Give every rank the buffers of rank 0, as the next forward of DistributedDataParallel would."""
         if self.many and self._replicated and self._model.will_sync_module_buffers():
             self._model._sync_buffers()
 
-    def replicated_parameters(self) -> list[nn.Parameter]:
-        """Those that DistributedDataParallel keeps equal on all ranks; none if the model is in no such wrapper."""
-        if not self._replicated:
-            return []
-        left_out = getattr(self._model, "parameters_to_ignore", ())
-        return [parameter for name, parameter in self._model.module.named_parameters() if name not in left_out]
-
-    def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether `flag` is true on any rank."""
-        value = torch.tensor(float(flag), device=device)
-        dist.all_reduce(value, dist.ReduceOp.MAX)
-        with host_sync_allowed():
-            return bool(value.item() > 0)  # host sync
-
-    def check_lengths(self, length: int | None, max_steps: int | None, device: torch.device) -> None:
-        """Raise on all ranks unless all have as many steps in an epoch; None for a length that nobody knows.
-
-        Raises:
-            ValueError: names the shortest and the longest epoch.
-        """
-        if not self.many:
-            return
-        lengths = torch.tensor([length or 0, -(length or 0)], device=device)
-        dist.all_reduce(lengths, dist.ReduceOp.MAX)
-        with host_sync_allowed():
-            longest, shortest = lengths.abs().tolist()  # host sync
-        if shortest != longest and (max_steps is None or max_steps > shortest):
-            raise ValueError(
-                f"an epoch has {shortest} steps on one rank and {longest} on another, which would wait for the first; "
-                "give all ranks as many batches: DistributedSampler(..., drop_last=True), or SinkLoader(sink_size=...)"
-            )
+    def sum(self, table: Tensor) -> None:
+        """Add a tensor up over the ranks, in place."""
+        dist.all_reduce(table)
 
     def wait(self) -> None:
         """Wait until every rank is here."""
         if self.many:
             dist.barrier()
 
-    def _sharded_sync(self, reduce: bool) -> AbstractContextManager[Any]:
-        for module in self._sharded_modules:
-            module.set_requires_gradient_sync(reduce, recurse=False)
-        return nullcontext()
+    def extremes(self, values: Tensor) -> tuple[list[float], list[float]]:
+        """The largest and the smallest of each value on any rank: one collective, one wait."""
+        table = torch.stack([values, -values])
+        largest_of_ranks(table)
+        with host_sync_allowed():
+            highest, negated = table.tolist()  # host sync
+        return highest, [-value for value in negated]
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank."""
+        return self.extremes(torch.tensor([float(flag)], device=self.device))[0] == [1]
+
+    def value_of_first(self, value: float | None) -> float | None:
+        """The value that rank 0 has, on every rank."""
+        numbers = [math.nan if value is None else value, float(value is not None)]
+        cell = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        dist.broadcast(cell, 0)
+        with host_sync_allowed():
+            number, is_there = cell.tolist()  # host sync
+        return number if is_there else None
+
+    def all_have(self, names: list[str]) -> bool:
+        """Whether every rank has the same names."""
+        (highest,), (lowest,) = self.extremes(torch.tensor([zlib.crc32("\n".join(names).encode())], device=self.device))
+        return highest == lowest
+
+    def check_lengths(self, length: int | None, max_steps: int | None) -> None:
+        """Raise on all ranks unless all have as many steps in an epoch; None for a length that nobody knows."""
+        if not self.many:
+            return
+        (longest,), (shortest,) = self.extremes(torch.tensor([length or 0], device=self.device))
+        if shortest != longest and (max_steps is None or max_steps > shortest):
+            raise ValueError(
+                f"an epoch has {shortest} steps on one rank and {longest} on another, which would wait for the first; "
+                "give all ranks as many batches: DistributedSampler(..., drop_last=True), or SinkLoader(sink_size=...)"
+            )
+
+    def agree_on_rates(self, flags: list[bool], optimizer: torch.optim.Optimizer) -> list[bool]:
+        """Between two sinks: whether each flag is set on any rank; learning rates become those of rank 0."""
+        rates = _rate_tensor(optimizer, self.device)
+        raised = torch.tensor(flags, dtype=torch.float64, device=self.device)
+        highest, lowest = self.extremes(torch.cat([raised, rates]))
+        if highest[len(flags) :] != lowest[len(flags) :]:
+            dist.broadcast(rates, 0)
+            with host_sync_allowed():
+                _log.info("a callback set other learning rates on one rank than on another; all take those of rank 0")
+                for group, rate in zip(optimizer.param_groups, rates.tolist(), strict=True):  # host sync
+                    set_learning_rate(group, rate)
+        return [value > 0 for value in highest[: len(flags)]]
+
+    def equalise_weights(self) -> None:
+        """At a run's end: where replicated weights differ, all ranks take those of rank 0, with a warning.
+
+        They differ after a callback has changed them on one rank only, as `EarlyStopping(restore_best_weights=True)`
+        does that only rank 0 has.
+        """
+        if not self._replicated:
+            return
+        left_out = getattr(self._model, "parameters_to_ignore", ())
+        weights = [weight for name, weight in self._model.module.named_parameters() if name not in left_out]
+        sums = [_bits(weight).sum(dtype=torch.int64).to(self.device) for weight in weights]
+        extremes = zip(*self.extremes(torch.stack(sums)), strict=True)
+        different = [weight for weight, (high, low) in zip(weights, extremes, strict=True) if high != low]
+        for weight in different:
+            dist.broadcast(weight.data, 0)
+        if different:
+            _log.warning(
+                "%d of %d weights differed from rank to rank at the end of the run; all ranks have those of rank 0 "
+                "now. Give all ranks the callbacks that change weights",
+                len(different),
+                len(weights),
+            )
 
 
-def save_shards(model: nn.Module, optimizer: torch.optim.Optimizer, path: str) -> None:
-    """Write the sharded model and optimizer, each rank its part; every rank calls it."""
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-    from torch.distributed.checkpoint.state_dict_saver import save
-
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=path)
+def largest_of_ranks(table: Tensor) -> None:
+    """Take each element's maximum over the ranks, in place."""
+    dist.all_reduce(table, dist.ReduceOp.MAX)
 
 
-def load_shards(model: nn.Module, optimizer: torch.optim.Optimizer, path: str) -> None:
-    """Read what `save_shards` wrote, also with another number of ranks; every rank calls it."""
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-    from torch.distributed.checkpoint.state_dict_loader import load
+def _rate_tensor(optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor:
+    """The groups' learning rates: float64 [groups], without a wait."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    if not any(isinstance(rate, Tensor) for rate in rates):
+        return torch.tensor(rates, dtype=torch.float64, device=device)
+    return torch.stack([torch.as_tensor(rate, dtype=torch.float64, device=device).reshape(()) for rate in rates])
 
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
-    load(state, checkpoint_id=path)
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+def set_learning_rate(group: dict[str, Any], rate: float) -> None:
+    """Write a learning rate into a parameter group, in place where it is a tensor."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
+
+
+def _bits(weight: Tensor) -> Tensor:
+    """The weight's bits as integers, so that sums of equal weights are equal, NaN and all."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    value = torch.view_as_real(weight.detach()) if weight.is_complex() else weight.detach()
+    return value.view(integers[value.element_size()])
 
 
 def forget_shardings() -> None:

@@ -1,8 +1,10 @@
-"""Which dtype functions compute in: what module hooks cannot see, such as `softmax` called inside a forward."""
+"""What module hooks cannot see of a precision: functions called inside a forward, and checkpoints' recomputation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import checkpoint
+from torch.utils import checkpoint as torch_checkpoint
 
 LOW = (torch.float16, torch.bfloat16)
 Rule = Callable[["FunctionDtypes", Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -183,7 +185,9 @@ NORMALIZATION_RULES: Rules = dict.fromkeys(_NORMALIZATION, in_float32_and_back)
 SOFTMAX_AND_LOSS_RULES: Rules = dict.fromkeys(_SOFTMAX + _LOSSES, in_float32)
 _CALLING_RULES: Rules = (
     dict.fromkeys(_BODIES, inside_the_mode)
-    | dict.fromkeys((checkpoint, torch.ops.higher_order.tag_activation_checkpoint), inside_a_checkpoint)
+    | dict.fromkeys(
+        (torch_checkpoint.checkpoint, torch.ops.higher_order.tag_activation_checkpoint), inside_a_checkpoint
+    )
     | ({Tensor.unflatten: _unflatten} if hasattr(Tensor, "refine_names") else {})
 )
 # Autocast on the CPU leaves these to the dtype of their input; on CUDA it has lists of its own.
@@ -205,3 +209,72 @@ TABLES: dict[str, Rules] = {
     "low but softmax and losses": MIXTURE_RULES | SOFTMAX_AND_LOSS_RULES,
     "low but both": MIXTURE_RULES | CPU_AUTOCAST_RULES,
 }
+
+Reenter = Callable[[], AbstractContextManager[Any]]
+
+
+class _Recomputation(threading.local):
+    """What an activation checkpoint that begins in this thread is to be recomputed in."""
+
+    reenter: Reenter | None = None
+
+
+_recomputation, _lock = _Recomputation(), threading.Lock()
+_stock: list[Any] = []
+_regions = 0
+
+
+@contextmanager
+def recomputing_in(reenter: Reenter) -> Iterator[None]:
+    """Checkpoints that begin inside recompute their activations inside `reenter()`, whenever that is.
+
+    torch.utils.checkpoint recomputes in the backward pass, where it restores autocast and nothing else. So while
+    anything is inside here, two names of its module stand for functions that pass the context on; both forms of
+    checkpoints, and all functions that are built upon them, look these names up when they are called. Compiled code
+    needs none of this: there the compiler recomputes what it has traced.
+    """
+    if torch.compiler.is_compiling():
+        yield
+        return
+    before, _recomputation.reenter = _recomputation.reenter, reenter
+    _divert(+1)
+    try:
+        yield
+    finally:
+        _divert(-1)
+        _recomputation.reenter = before
+
+
+def _divert(regions: int) -> None:
+    """Count a region in or out; the first one diverts torch's names, and the last one puts them back."""
+    global _regions
+    with _lock:
+        _regions += regions
+        if _regions == 0:
+            torch_checkpoint._CheckpointFrame, torch_checkpoint.CheckpointFunction = _stock  # type: ignore[misc]
+        elif not isinstance(torch_checkpoint.CheckpointFunction, _ReentrantCheckpoint):
+            _stock[:] = torch_checkpoint._CheckpointFrame, torch_checkpoint.CheckpointFunction
+            torch_checkpoint._CheckpointFrame = _frame  # type: ignore[assignment, misc]
+            torch_checkpoint.CheckpointFunction = _ReentrantCheckpoint()  # type: ignore[assignment, misc]
+
+
+def _frame(recompute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return _stock[0](_inside(_recomputation.reenter, recompute), *args, **kwargs)
+
+
+class _ReentrantCheckpoint:
+    """Stands for `CheckpointFunction`, of which only `apply` is used."""
+
+    def apply(self, function: Callable[..., Any], *args: Any) -> Any:
+        return _stock[1].apply(_inside(_recomputation.reenter, function), *args)
+
+
+def _inside(reenter: Reenter | None, function: Callable[..., Any]) -> Callable[..., Any]:
+    if reenter is None:
+        return function
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with reenter():
+            return function(*args, **kwargs)
+
+    return run

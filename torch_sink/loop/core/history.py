@@ -1,23 +1,17 @@
-"""What a run leaves behind: every step's loss, learning rate and overflow."""
+"""How far a run has come, what its steps left behind, and why it runs as it does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torch_sink.thread_waits import host_sync_allowed
 
-_LONGEST_UNJOINED = 1000
-
-
-class SinkValues(NamedTuple):
-    """What the steps of a sink left behind.
+class SinkRecord(NamedTuple):
+    """What the steps between two host returns left behind, on the host.
 
     Attributes:
         losses: float32 [steps].
@@ -30,28 +24,6 @@ class SinkValues(NamedTuple):
     overflows: Tensor
     learning_rates: Tensor
     metrics: dict[str, Tensor]
-
-
-class SinkRecord:
-    """The steps between two host returns.
-
-    On the CPU the values are joined when somebody looks at them, which in a loop of tiny steps would be felt.
-
-    Args:
-        steps: how many.
-        join: gives the values, without a wait for the device.
-    """
-
-    def __init__(self, steps: int, join: Callable[[], SinkValues]) -> None:
-        self.steps, self._join = steps, join
-
-    @cached_property
-    def values(self) -> SinkValues:
-        """The values on the host."""
-        with host_sync_allowed():
-            values = self._join()
-        del self._join  # it holds a tensor for each step
-        return values
 
 
 @dataclass
@@ -75,37 +47,35 @@ class RunHistory:
     evaluations: list[tuple[int, dict[str, Any]]] = field(default_factory=list, repr=False)
     stopped_by: str | None = None
     _sinks: list[SinkRecord] = field(default_factory=list, repr=False)
-    _unjoined: list[SinkRecord] = field(default_factory=list, repr=False)
-    _unjoined_steps: int = field(default=0, repr=False)
     _groups: int = field(default=1, repr=False)
 
     @property
     def losses(self) -> Tensor:
         """Loss of every iteration, not divided by `accumulate`: float32 [iterations]."""
-        return self._joined("losses", torch.empty(0, device="cpu"))
+        return torch.cat([torch.empty(0, device="cpu"), *(sink.losses for sink in self._sinks)])
 
     @property
     def overflows(self) -> Tensor:
         """True at each iteration whose update was skipped because a gradient was not finite: bool [iterations]."""
-        return self._joined("overflows", torch.empty(0, dtype=torch.bool, device="cpu"))
+        none = torch.empty(0, dtype=torch.bool, device="cpu")
+        return torch.cat([none, *(sink.overflows for sink in self._sinks)])
 
     @property
     def learning_rates(self) -> Tensor:
         """Learning rate in force at every iteration: float64 [iterations, groups]; NaN before a group was added."""
-        parts = [record.values.learning_rates for record in self._sinks]
-        groups = max((part.shape[1] for part in parts), default=self._groups)
-        missing = float("nan")
-        padded = [functional.pad(part, (0, groups - part.shape[1]), value=missing) for part in parts]
-        return torch.cat(padded) if parts else torch.empty(0, groups, dtype=torch.float64, device="cpu")
+        parts = [sink.learning_rates for sink in self._sinks]
+        parts = parts or [torch.empty(0, self._groups, dtype=torch.float64, device="cpu")]
+        groups = max(part.shape[1] for part in parts)
+        return torch.cat([functional.pad(part, (0, groups - part.shape[1]), value=float("nan")) for part in parts])
 
     @property
     def metrics(self) -> dict[str, Tensor]:
         """What `forward` returned beside the loss, per iteration: name -> float32 [iterations]."""
-        sinks = [record.values for record in self._sinks]
-        names = sinks[-1].metrics if sinks else {}
+        names = self._sinks[-1].metrics if self._sinks else {}
         missing = float("nan")
         return {
-            name: torch.cat([s.metrics.get(name, torch.full_like(s.losses, missing)) for s in sinks]) for name in names
+            name: torch.cat([sink.metrics.get(name, torch.full_like(sink.losses, missing)) for sink in self._sinks])
+            for name in names
         }
 
     @property
@@ -113,17 +83,56 @@ class RunHistory:
         """Samples trained on per second of wall time, everything included."""
         return self.samples / self.seconds if self.seconds else 0.0
 
-    def add(self, record: SinkRecord) -> None:
+    def add(self, sink: SinkRecord) -> None:
         """Append a sink."""
-        self._sinks.append(record)
-        self.steps += record.steps
-        self._unjoined.append(record)
-        self._unjoined_steps += record.steps
-        if self._unjoined_steps >= _LONGEST_UNJOINED:  # so that a long run stays small
-            for one in self._unjoined:
-                one.values  # noqa: B018 - joins them
-            self._unjoined, self._unjoined_steps = [], 0
+        self._sinks.append(sink)
+        self.steps += len(sink.losses)
 
-    def _joined(self, name: str, empty: Tensor) -> Tensor:
-        parts = [getattr(record.values, name) for record in self._sinks]
-        return torch.cat(parts) if parts else empty
+
+@dataclass
+class Progress:
+    """Counts since the start of a run, which survive a resume.
+
+    Attributes:
+        epochs: completed epochs.
+        epoch_steps: steps executed of the epoch that is under way.
+        steps: steps executed in all.
+    """
+
+    epochs: int = 0
+    epoch_steps: int = 0
+    steps: int = 0
+
+    def add(self, steps: int) -> None:
+        self.epoch_steps += steps
+        self.steps += steps
+
+    def end_epoch(self) -> None:
+        self.epochs += 1
+        self.epoch_steps = 0
+
+
+class Reasons:
+    """Remarks for `StepLoop.explain` in the order of their first appearance, with counts where they repeat."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._counted: set[str] = set()
+
+    def note(self, text: str) -> None:
+        """Add a remark once."""
+        self._counts.setdefault(text, 0)
+
+    def count(self, text: str) -> None:
+        """Add one to a remark's count."""
+        self._counted.add(text)
+        self._counts[text] = self._counts.get(text, 0) + 1
+
+    def lines(self) -> list[str]:
+        """One line a remark."""
+        return [f"{text} ({count} times)" if text in self._counted else text for text, count in self._counts.items()]
+
+
+def first_line(error: BaseException) -> str:
+    """Type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"

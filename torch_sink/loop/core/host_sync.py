@@ -20,9 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch_sink import thread_waits
 from torch_sink.errors import HostSyncError
 from torch_sink.loop.core import function_dtypes
-from torch_sink.thread_waits import device_waits, here
-from torch_sink.thread_waits import host_sync_allowed as host_sync_allowed
-from torch_sink.thread_waits import syncs_are_watched as syncs_are_watched
+from torch_sink.thread_waits import device_waits, here, host_sync_allowed
 from torch_sink.tracing import hooks
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
@@ -32,41 +30,25 @@ _OPTIMIZER_FOLDER = os.path.join(_TORCH_FOLDER, "optim") + os.sep
 # What stands between a user's line and the operator that it calls.
 _WATCHING_FILES = (__file__, thread_waits.__file__, function_dtypes.__file__, hooks.__file__, warnings.__file__)
 
-# Operators whose result, or whose result's shape, the host needs before it can go on.
-_WAITING_OPERATORS = {
-    "aten::_local_scalar_dense": "reads one element (item, float, bool, an index that is a tensor)",
-    "aten::nonzero": "has a shape that depends on the data",
-    "aten::nonzero_numpy": "has a shape that depends on the data",
-    "aten::masked_select": "has a shape that depends on the data",
-    "aten::_unique": "has a shape that depends on the data",
-    "aten::_unique2": "has a shape that depends on the data",
-    "aten::unique_dim": "has a shape that depends on the data",
-    "aten::unique_consecutive": "has a shape that depends on the data",
-    "aten::bincount": "has a shape that depends on the data",
-    "aten::equal": "compares on the host",
-    "aten::is_nonzero": "reads one element",
-    "aten::_linalg_check_errors": "checks for errors on the host (there is a form that does not, such as inv_ex)",
-    "torchvision::nms": "has a shape that depends on the data",
+_BY_REASON = {
+    "reads one element (item, float, bool, an index that is a tensor)": "_local_scalar_dense is_nonzero",
+    "has a shape that depends on the data": "nonzero nonzero_numpy masked_select _unique _unique2 unique_dim "
+    "unique_consecutive bincount",
+    "compares on the host": "equal",
+    "checks for errors on the host (there is a form that does not, such as inv_ex)": "_linalg_check_errors",
     # These wait inside, below the dispatcher's modes.
-    "aten::_linalg_eigh": "checks for errors on the host",
-    "aten::_linalg_svd": "checks for errors on the host",
-    "aten::linalg_eig": "checks for errors on the host",
-    "aten::linalg_lstsq": "checks for errors on the host",
-    "aten::multinomial": "checks the probabilities on the host",
-    "aten::embedding_renorm_": "counts the distinct rows on the host (embedding without max_norm does not)",
+    "checks for errors on the host": "_linalg_eigh _linalg_svd linalg_eig linalg_lstsq",
+    "checks the probabilities on the host": "multinomial",
+    "counts the distinct rows on the host (embedding without max_norm does not)": "embedding_renorm_",
 }
+# Operators whose result, or whose result's shape, the host needs before it can go on.
+_WAITING_OPERATORS = {f"aten::{name}": reason for reason, names in _BY_REASON.items() for name in names.split()}
+_WAITING_OPERATORS["torchvision::nms"] = "has a shape that depends on the data"
 # What never reaches the dispatcher for tensors that already lie on the CPU, but copies from any other device.
 _WAITING_FUNCTIONS: dict[Any, str] = {
-    Tensor.tolist: "tolist",
-    Tensor.numpy: "numpy",
-    Tensor.__array__: "numpy.asarray",
-    Tensor.cpu: "cpu",
-    Tensor.__repr__: "print or repr",
-    Tensor.__format__: "format",
-    Tensor.allclose: "allclose",
-    torch.allclose: "allclose",
-    Tensor.equal: "equal",
-    torch.equal: "equal",
+    **{getattr(Tensor, name): name for name in ("tolist", "numpy", "cpu", "allclose", "equal")},
+    **{torch.allclose: "allclose", torch.equal: "equal", Tensor.__array__: "numpy.asarray"},
+    **{Tensor.__repr__: "print or repr", Tensor.__format__: "format"},
 }
 _MAKING_FUNCTIONS = (torch.tensor, torch.as_tensor, Tensor.new_tensor)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
 from typing import Any
 
 
@@ -12,10 +11,7 @@ class StopSignals:
     """While entered in the main thread, turns the first SIGINT or SIGTERM into a request to stop.
 
     A second SIGINT raises KeyboardInterrupt at once. The handlers that were there are restored on leaving. In any
-    other thread nothing is installed.
-
-    Attributes:
-        received: name of the first signal, or None.
+    other thread nothing is installed. `received` is the name of the first signal, or None.
     """
 
     def __init__(self) -> None:
@@ -28,15 +24,13 @@ class StopSignals:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         for number, handler in self._previous.items():
             # None: the handler was not installed from Python and cannot be put back by it.
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._previous.clear()
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: Any) -> None:
         if number == signal.SIGINT and self.received is not None:
             raise KeyboardInterrupt
         self.received = signal.Signals(number).name

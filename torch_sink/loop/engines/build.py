@@ -1,101 +1,92 @@
-"""Puts the parts of a loop together for a mode, and steps down to the next lower mode where one cannot work."""
+"""What runs in which mode, training and forward passes; the next lower mode where one cannot work."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from torch_sink.loop.core.distributed import Ranks
-from torch_sink.loop.core.reasons import Reasons
+from torch_sink.loop.core.batches import batch_tensors
+from torch_sink.loop.core.history import Reasons, first_line
+from torch_sink.loop.core.host_sync import user_place
 from torch_sink.loop.engines.capture import Capture, CudaCapture
-from torch_sink.loop.engines.compiled import CompiledLoss
-from torch_sink.loop.engines.eager import Engine
-from torch_sink.loop.engines.graph import DISTRIBUTED_WARMUP_STEPS, WARMUP_STEPS, GraphEngine
+from torch_sink.loop.engines.graph import GraphEngine
 from torch_sink.loop.engines.jit import JitConfig, compiler_problem
-from torch_sink.loop.step.adapters import backward_context
-from torch_sink.loop.step.capturable import capture_obstacle, cycles_momentum, takes_betas_from_device
-from torch_sink.loop.step.ema import WeightAverage
-from torch_sink.loop.step.precision import Precision
-from torch_sink.loop.step.scaler import StaticLossScaler
-from torch_sink.loop.step.schedule import Schedule
+from torch_sink.loop.engines.launched import CompiledLoss, Engine
+from torch_sink.loop.engines.recordings import Recordings
+from torch_sink.loop.step.optimizers import backward_context, capture_obstacle, cycles_momentum, takes_betas_from_device
 from torch_sink.loop.step.step import LossFunction, TrainingStep, supervised_forward
 from torch_sink.loop.step.step_log import ReplayedLog, StepLog
 from torch_sink.loop.step.update import OptimizerUpdate
 
+if TYPE_CHECKING:
+    from torch_sink.loop.step_loop import StepLoop
+
+_log = logging.getLogger("torch_sink")
+
 
 @dataclass(frozen=True)
-class EngineParts:
-    """What an engine is made of; the fields are those of StepLoop, resolved."""
+class Settings:
+    """How code is asked to run: the mode, how to compile, where; and who is told what ran otherwise, and why."""
 
-    model: nn.Module
-    loss_fn: Callable[..., Any] | None
-    forward: Callable[[nn.Module, Any], Any] | None
-    optimizer: torch.optim.Optimizer
-    schedule: Schedule
-    precision: Precision
-    scaler: StaticLossScaler | None
-    average: WeightAverage | None
-    clip_grad_norm: float | None
-    accumulate: int
-    device: torch.device
-    capacity: int
     mode: str
     jit_config: JitConfig
-    reasons: Reasons
-    ranks: Ranks
+    device: torch.device
+    reasons: Reasons = field(default_factory=Reasons)
 
 
-def build_engine(parts: EngineParts) -> Engine:
-    """The engine for the mode asked for, or for the next lower one that works; the reasons say why."""
-    capture = make_capture(parts.device)
-    mode = resolve_mode(parts, capture)
-    loss_fn: Any = parts.loss_fn  # present whenever forward is not: StepLoop has checked it
-    forward = parts.forward or supervised_forward(loss_fn, parts.precision)
-    loss_function: Any = LossFunction(parts.model, forward, parts.precision)
-    lower_mode = compile_or_eager(parts.model, parts.jit_config, parts.reasons) if mode == "graph" else mode
+def build_engine(loop: StepLoop, capacity: int) -> Engine:
+    """The engine for sinks of up to `capacity` steps, in the mode asked for or the next lower one that works."""
+    settings, model, reasons = loop.settings, loop.model, loop.settings.reasons
+    capture = make_capture(loop.device)
+    mode = _resolve_mode(loop, capture)
+    loss_fn: Any = loop.loss_fn  # present whenever forward is not: StepLoop has checked it
+    forward = loop.forward or supervised_forward(loss_fn, loop.precision)
+    loss_function: Any = LossFunction(model, forward, loop.precision)
+    lower_mode = compile_or_eager(model, settings) if mode == "graph" else mode
     if lower_mode == "compile":
-        if parts.jit_config.fast_random:
-            parts.reasons.note("fast_random: compiled dropout draws other random numbers than eager code")
-        loss_function = CompiledLoss(loss_function, parts.model, parts.jit_config, parts.reasons)
+        if settings.jit_config.fast_random:
+            reasons.note("fast_random: compiled dropout draws other random numbers than eager code")
+        loss_function = CompiledLoss(loss_function, model, settings.jit_config, reasons)
     update = OptimizerUpdate(
-        parts.model,
-        parts.optimizer,
-        parts.scaler,
-        clip_grad_norm=parts.clip_grad_norm,
-        reduce_found_inf=parts.ranks.found_inf_reduction(),
-        average=parts.average,
-        device=parts.device,
-        cycles_betas=parts.schedule.cycles_betas,
+        model,
+        loop.optimizer,
+        loop.scaler,
+        loop.device,
+        clip_grad_norm=loop.clip_grad_norm,
+        agrees=loop.ranks.many,
+        average=loop.average,
+        cycles_betas=loop.schedule.cycles_betas,
     )
-    update.mark_warm()
-    log = ReplayedLog(parts.device, parts.capacity) if mode == "graph" else StepLog(parts.device)
+    replayed = ReplayedLog(loop.device, capacity) if mode == "graph" else None
     step = TrainingStep(
         loss_function,
         update,
-        log,
-        accumulate=parts.accumulate,
-        gradient_sync=parts.ranks.gradient_sync(),
-        backward_context=backward_context(parts.model),
-        static_gradients=mode == "graph" and parts.accumulate > 1,
+        replayed or StepLog(loop.device),
+        accumulate=loop.accumulate,
+        gradient_sync=loop.ranks.gradient_sync(),
+        backward_context=backward_context(model),
+        static_gradients=mode == "graph" and loop.accumulate > 1,
     )
-    watchable = lower_mode == "eager" and not is_compiled(parts.model) and not parts.ranks.sharded
-    if capture is None or mode != "graph":
-        return Engine(mode, step, parts.schedule, watchable=watchable, ranks=parts.ranks)
+    watchable = lower_mode == "eager" and not is_compiled(model) and not loop.ranks.sharded
+    if capture is None or replayed is None:
+        return Engine(mode, step, loop.schedule, loop.ranks, watchable=watchable)
     return GraphEngine(
-        parts.model,
+        model,
         step,
-        parts.schedule,
+        replayed,
+        loop.schedule,
         capture,
-        parts.reasons,
+        reasons,
+        loop.ranks,
         lower_mode=lower_mode,
         watchable=watchable,
-        warmup_steps=DISTRIBUTED_WARMUP_STEPS if parts.ranks.many else WARMUP_STEPS,
-        ranks=parts.ranks,
-        refuse_python_state=parts.mode == "graph",
+        refuses_python_state=settings.mode == "graph",
     )
 
 
@@ -104,54 +95,55 @@ def make_capture(device: torch.device) -> Capture | None:
     return CudaCapture(device) if device.type == "cuda" else None
 
 
-def resolve_mode(parts: EngineParts, capture: Capture | None) -> str:
+def _resolve_mode(loop: StepLoop, capture: Capture | None) -> str:
     """ "eager", "compile" or "graph", after all that speaks against the mode asked for."""
-    mode = possible_mode(parts.mode, parts.device, parts.jit_config, parts.reasons, capture)
-    if mode == "graph" and cycles_momentum(parts.schedule.scheduler) and not takes_betas_from_device(parts.optimizer):
-        name = type(parts.optimizer).__name__
-        parts.reasons.note(
-            f"the scheduler cycles momentum, which {name} cannot read from the device: it means 'compile' here"
-        )
+    mode, reasons = possible_mode(loop.settings, capture), loop.settings.reasons
+    obstacle = _capture_obstacle(loop) if mode == "graph" else None
+    if obstacle is not None:
+        reasons.note(obstacle)
         mode = "compile"
-    if mode == "graph" and any(map(has_own_graphs, (*parts.model.modules(), parts.loss_fn, parts.forward))):
-        parts.reasons.note(
+    return compile_or_eager(loop.model, loop.settings) if mode == "compile" else mode
+
+
+def _capture_obstacle(loop: StepLoop) -> str | None:
+    """Why no step of the loop can be captured, as far as that can be told beforehand."""
+    if cycles_momentum(loop.schedule.scheduler) and not takes_betas_from_device(loop.optimizer):
+        name = type(loop.optimizer).__name__
+        return f"the scheduler cycles momentum, which {name} cannot read from the device: it means 'compile' here"
+    if any(map(has_own_graphs, (*loop.model.modules(), loop.loss_fn, loop.forward))):
+        return (
             "torch.compile makes CUDA graphs of its own here (mode='reduce-overhead' or 'max-autotune'), which cannot "
             "lie inside another: mode 'graph' means 'compile'; compile the model without them, or leave it to the loop"
         )
-        mode = "compile"
-    obstacle = capture_obstacle(parts.optimizer, parts.device) if mode == "graph" else None
-    if obstacle is not None:
-        parts.reasons.note(f"{obstacle}: mode 'graph' means 'compile' here")
-        mode = "compile"
-    return compile_or_eager(parts.model, parts.jit_config, parts.reasons) if mode == "compile" else mode
+    obstacle = capture_obstacle(loop.optimizer, loop.device)
+    return None if obstacle is None else f"{obstacle}: mode 'graph' means 'compile' here"
 
 
-def possible_mode(mode: str, device: torch.device, config: JitConfig, reasons: Reasons, capture: Capture | None) -> str:
+def possible_mode(settings: Settings, capture: Capture | None) -> str:
     """What the mode asked for means on a device: "eager", "compile" or "graph"."""
+    mode = settings.mode
     if mode == "auto":
         mode = "graph" if capture is not None else "eager"
     if mode == "graph" and capture is None:
-        reasons.note(f"mode 'graph' needs CUDA and the model is on {device}: it means 'compile' here")
+        settings.reasons.note(f"mode 'graph' needs CUDA and the model is on {settings.device}: it means 'compile' here")
         return "compile"
-    if mode == "graph" and config.exc_mode == "no_sink":
-        reasons.note("exc_mode='no_sink' asks for no graph: it means 'compile' here")
+    if mode == "graph" and settings.jit_config.exc_mode == "no_sink":
+        settings.reasons.note("exc_mode='no_sink' asks for no graph: it means 'compile' here")
         return "compile"
     return mode
 
 
-def compile_or_eager(model: nn.Module, config: JitConfig, reasons: Reasons) -> str:
+def compile_or_eager(model: nn.Module, settings: Settings) -> str:
     """ "compile", or "eager" for what speaks against it."""
-    if config.jit_level == "O0":
-        reasons.note("jit_level='O0' asks for no compilation: steps run in eager code")
-        return "eager"
-    if is_compiled(model):
-        reasons.note("the model is compiled already, so it is not compiled again")
-        return "eager"
-    problem = compiler_problem()
-    if problem is not None:
-        reasons.note(f"mode 'compile' means 'eager' here: {problem}; install g++ to compile")
-        return "eager"
-    return "compile"
+    if settings.jit_config.jit_level == "O0":
+        settings.reasons.note("jit_level='O0' asks for no compilation: steps run in eager code")
+    elif is_compiled(model):
+        settings.reasons.note("the model is compiled already, so it is not compiled again")
+    elif problem := compiler_problem():
+        settings.reasons.note(f"mode 'compile' means 'eager' here: {problem}; install g++ to compile")
+    else:
+        return "compile"
+    return "eager"
 
 
 def has_own_graphs(compiled: Any) -> bool:
@@ -170,3 +162,106 @@ def is_compiled(model: nn.Module) -> bool:
     return any(
         isinstance(module, OptimizedModule) or module._compiled_call_impl is not None for module in model.modules()
     )
+
+
+class Inference:
+    """How a function of a batch runs without gradients.
+
+    Attributes:
+        mode: "eager", "compile" or "graph"; a lower one once something could not be captured.
+        forward: the function, compiled if the mode says so.
+        model: whose parameters' and buffers' addresses a recording holds.
+    """
+
+    def __init__(self, forward: Callable[[Any], Any], model: nn.Module, settings: Settings) -> None:
+        self.model, self.reasons, self._device = model, settings.reasons, settings.device
+        mode = possible_mode(settings, make_capture(settings.device))
+        self._lower_mode = "eager" if mode == "eager" else compile_or_eager(model, settings)
+        self.mode = "graph" if mode == "graph" else self._lower_mode
+        compiles = self._lower_mode == "compile"
+        self.forward = CompiledLoss(forward, model, settings.jit_config, self.reasons) if compiles else forward
+
+    def runner(self, step: Callable[[Any], Any]) -> Runner:
+        """Calls of `step`, which calls `forward`; recorded if the mode is "graph"."""
+        capture = make_capture(self._device)  # its own: to forget one runner's recordings leaves the others'
+        return Runner(step) if capture is None or self.mode != "graph" else RecordedRunner(step, self, capture)
+
+    def step_down(self, error: Exception) -> None:
+        """Something could not be captured: run in the lower mode from now on."""
+        self.mode = self._lower_mode
+        text = f"forward passes cannot be captured, so they run in mode {self.mode!r}: {first_line(error)}"
+        self.reasons.note(f"{text} (at {user_place(error)})")
+        _log.warning(text)
+
+
+class Runner:
+    """Calls a function of a batch. What a call returns is valid until the next one."""
+
+    reuses_results = False
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def running(self, loader: Any, *, stays: bool) -> AbstractContextManager[Any]:
+        """Context of the calls for the batches of a SinkLoader, or None; if it stays, it pays to record its slots."""
+        return nullcontext()
+
+    def __call__(self, batch: Any) -> Any:
+        return self._function(batch)
+
+    def close(self) -> None:
+        """Release what the device holds."""
+
+
+class RecordedRunner(Runner):
+    """Records the function once per ring slot and replays it; anew when parameters or buffers have moved."""
+
+    reuses_results = True
+
+    def __init__(self, function: Callable[[Any], Any], inference: Inference, capture: Capture) -> None:
+        super().__init__(function)
+        self._inference, self._capture = inference, capture
+        self._recordings = Recordings(capture, inference.reasons)
+        self._places: list[int] = []
+
+    @contextmanager
+    def running(self, loader: Any, *, stays: bool) -> Iterator[None]:
+        model = self._inference.model
+        places = [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
+        if self._recordings and places != self._places:
+            self._recordings.forget()
+        self._places = places
+        self._recordings.attach(loader, reads_slots=stays)
+        with self._capture.stream():
+            yield
+
+    def __call__(self, batch: Any) -> Any:
+        found = self._recordings.find(batch, batch_tensors(batch)) if self._inference.mode == "graph" else None
+        if found is None:
+            return self._function(batch)
+        slot, batch, replay = found
+        replay = replay or self._record(slot, batch)
+        return replay() if replay is not None else self._function(batch)
+
+    def close(self) -> None:
+        self._recordings.forget()
+
+    def _record(self, slot: Any, batch: Any) -> Callable[[], Any] | None:
+        result: list[Any] = []
+
+        def function(batch: Any) -> None:
+            result[:] = [self._function(batch)]
+
+        try:
+            recorded = self._recordings.record(function, {slot: batch})[slot]
+        except Exception as error:
+            self._inference.step_down(error)
+            self._recordings.forget()
+            return None
+
+        def replay() -> Any:
+            recorded()
+            return result[0]
+
+        self._recordings.keep({slot: replay}, {slot: batch})
+        return replay

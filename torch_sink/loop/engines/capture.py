@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +15,8 @@ from torch import Tensor
 from torch.autograd import graph as autograd_graph
 
 from torch_sink.capture_lock import capture_lock
-from torch_sink.loop.engines.trial import stale_streams_noted, waits_noted
+from torch_sink.loop.core.host_sync import is_foreign
+from torch_sink.thread_waits import device_waits
 
 _streams: dict[int, torch.cuda.Stream] = {}
 _streams_lock = threading.Lock()
@@ -60,9 +63,6 @@ class CudaCapture:
     Sharing the pool is sound because replays follow one another on the stream and no recording leaves a live tensor
     in it. All backward passes run on this stream from the first step on, because autograd remembers the stream on
     which a gradient was first accumulated.
-
-    Args:
-        device: of the model.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -75,19 +75,13 @@ class CudaCapture:
 
     @contextmanager
     def trial(self, problems: list[str], parameters: Sequence[Tensor]) -> Iterator[None]:
-        with waits_noted(problems):
-            if hasattr(autograd_graph, "set_override_stale_capture_stream"):
-                yield
-            else:
-                with stale_streams_noted(problems, parameters, self._stream):
-                    yield
+        overrides = hasattr(autograd_graph, "set_override_stale_capture_stream")
+        stale = nullcontext() if overrides else _stale_streams_noted(problems, parameters, self._stream)
+        with device_waits(lambda: problems.append(f"the host waits for the device at {_waiting_place()}")), stale:
+            yield
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """See `Capture.record`.
-
-        Raises:
-            Exception: what `function` raised, or the capture's own error. Another capture may be tried afterwards.
-        """
+        """See `Capture.record`; after what it raises, another capture may be tried."""
         graph = torch.cuda.CUDAGraph()
         reason: BaseException | None = None
         try:
@@ -185,3 +179,50 @@ class _OnStream:
         self._context.__exit__(*exc_info)
         torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
         autograd_graph.set_warn_on_accumulate_grad_stream_mismatch(self._warned)
+
+
+@contextmanager
+def _stale_streams_noted(problems: list[str], parameters: Sequence[Tensor], stream: Any) -> Iterator[None]:
+    """Add a line to `problems` if gradients of `parameters` are accumulated on another stream than `stream`.
+
+    Autograd remembers the stream on which a parameter was first used for as long as anything holds its node: a loss
+    that is still alive, or DistributedDataParallel. A capture ends where autograd goes back to that stream.
+    """
+    stale: list[Any] = []
+
+    def look(_: Any) -> None:
+        current = torch.cuda.current_stream(stream.device)
+        if current != stream:
+            stale.append(current)
+
+    plain = [p for p in parameters if p.requires_grad and p.is_cuda and not hasattr(p, "to_local")]
+    handles = [_accumulating_node(parameter).register_prehook(look) for parameter in plain]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    if stale:
+        problems.append(
+            f"gradients of {len(stale)} parameters are bound to another stream, by a loss from before the run that is "
+            "still alive or by DistributedDataParallel (newer releases of torch capture them all the same)"
+        )
+
+
+@torch.enable_grad()
+def _accumulating_node(parameter: Tensor) -> Any:
+    function: Any = parameter.view_as(parameter).grad_fn
+    return function.next_functions[0][0]
+
+
+def _waiting_place() -> str:
+    """The line outside torch and the loop that waits, or the optimizer."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        optimizer = frame.f_locals.get("self")
+        if frame.f_code.co_name == "step" and isinstance(optimizer, torch.optim.Optimizer):
+            return f"{type(optimizer).__name__}.step"
+        if is_foreign(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "unknown place"

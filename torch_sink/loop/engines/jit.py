@@ -1,4 +1,4 @@
-"""Settings of compilation, and `jit`, which compiles a function with them."""
+"""Settings of compilation, `jit`, which compiles with them, and a compiler with the random numbers of eager code."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from types import FunctionType
 from typing import Any, TypeVar, overload
 
 import torch
-from torch import nn
+from torch import Tensor, fx, nn
+from torch._ops import HigherOrderOperator, OpOverload
 
-from torch_sink.loop.engines import eager_random
+from torch_sink.loop.core.arguments import check_bool
+from torch_sink.loop.core.history import first_line
 
 _LEVELS, _EXC_MODES = ("O0", "O1", "O2"), ("auto", "sink", "no_sink")
+# Compiled code is cached under the options of the whole model, so they are those of a graph that draws.
+EAGER_RANDOM: dict[str, Any] = {"fallback_random": True, "layout_optimization": False}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -46,8 +50,7 @@ class JitConfig:
         if self.exc_mode not in _EXC_MODES:
             raise ValueError(f"exc_mode={self.exc_mode!r}: the modes are {', '.join(_EXC_MODES)}")
         for name in ("fullgraph", "dynamic", "fast_random"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name}={getattr(self, name)!r}: pass True or False")
+            check_bool(name, getattr(self, name))
 
     @property
     def captures(self) -> bool:
@@ -59,8 +62,8 @@ def compile_function(
     function: Callable[..., Any], config: JitConfig, *, cuda_graphs: bool = False
 ) -> Callable[..., Any]:
     """torch.compile with the settings of `config`; nothing happens before the first call."""
-    backend: Any = "inductor" if config.fast_random else eager_random.backend()
-    options: dict[str, Any] = {} if config.fast_random else dict(eager_random.OPTIONS)
+    backend: Any = "inductor" if config.fast_random else eager_random_backend()
+    options: dict[str, Any] = {} if config.fast_random else dict(EAGER_RANDOM)
     if cuda_graphs:
         options["triton.cudagraphs"] = True
     return torch.compile(function, backend=backend, fullgraph=config.fullgraph, dynamic=config.dynamic, options=options)
@@ -78,7 +81,7 @@ def compiler_problem() -> str | None:
 
         cpp_builder.get_cpp_compiler()
     except Exception as error:  # whatever is wrong with it, the remedy is the same
-        return f"no working C++ compiler ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
+        return f"no working C++ compiler ({first_line(error)})"
     return None
 
 
@@ -166,3 +169,67 @@ def _called_method(cls: type) -> str:
     if not found:
         raise TypeError(f"jit got the class {cls.__name__}, which has no forward or __call__; decorate its methods")
     return "forward" if issubclass(cls, nn.Module) else "__call__"
+
+
+@functools.cache
+def eager_random_backend() -> Callable[..., Any]:
+    """A compiler backend: Inductor, with the random numbers of eager code; needs `EAGER_RANDOM` among the options.
+
+    Every random operator runs as in eager code, and fills its result in the order of its memory. A layout of the
+    compiler's choice (channels last for convolutions) would give a dropout mask another order, so graphs in which that
+    could happen keep the layout of eager code. All others are compiled as ever.
+    """
+    from torch._dynamo import register_backend
+
+    compiler: Any = _inductor_with_eager_random
+    compiler.reset = _reset  # torch._dynamo.reset() calls it
+    return register_backend(compiler)
+
+
+def _inductor_with_eager_random(model: fx.GraphModule, inputs: Any, *, options: dict[str, Any]) -> Any:
+    """Compile what Dynamo recorded; see `eager_random_backend`."""
+    from torch._inductor import compile_fx, config
+
+    usual_layout: bool = config.layout_optimization
+
+    def compile_graph(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        with config.patch(layout_optimization=usual_layout and not _layout_matters(graph)):
+            return compile_fx.compile_fx_inner(graph, *args, **kwargs)
+
+    return compile_fx.compile_fx(model, inputs, inner_compile=compile_graph, config_patches=options)
+
+
+def _reset() -> None:
+    from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+    reset_cudagraph_trees()
+
+
+def _layout_matters(graph: fx.GraphModule) -> bool:
+    """Whether the layout of convolutions could change which element gets which random number, in ATen operators.
+
+    It could not for noise without dimensions behind the second one: a number for each sample or channel (stochastic
+    depth, `Dropout2d`), dropout of a classifier's features. Operators that hold graphs of their own count as drawing.
+    """
+    return any(_draws_in_memory_order(node) for node in graph.graph.nodes if node.op == "call_function")
+
+
+def _draws_in_memory_order(node: fx.Node) -> bool:
+    if isinstance(node.target, HigherOrderOperator):
+        return True
+    if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    if _is_attention_without_dropout(node, node.target):
+        return False
+    if "val" not in node.meta:
+        return True
+    results = torch.utils._pytree.tree_leaves(node.meta["val"])
+    return any(isinstance(result, Tensor) and any(size != 1 for size in result.shape[2:]) for result in results)
+
+
+def _is_attention_without_dropout(node: fx.Node, operator: OpOverload) -> bool:
+    for place, argument in enumerate(operator._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[place] if place < len(node.args) else argument.default_value
+            return bool(node.kwargs.get("dropout_p", given) == 0)
+    return False

@@ -1,23 +1,93 @@
-"""Evaluates a network: metrics on the device, one pass over a loader, one host sync."""
+"""One pass of an evaluation: what is made of each batch, metrics on the device, one host sync."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torch_sink.loop.callbacks.base import Callback, RunArguments, RunContext
+from torch_sink.loop.core.batches import batch_tensors, epoch_length, map_tensors
 from torch_sink.loop.core.distributed import Ranks
-from torch_sink.loop.core.host_sync import host_sync_allowed
-from torch_sink.loop.core.progress import epoch_length
-from torch_sink.loop.engines.inference import Inference
-from torch_sink.loop.evaluation.judging import Judged
-from torch_sink.loop.evaluation.metrics import Loss, MeanMetric, Metric
-from torch_sink.loop.evaluation.results import collect_results
-from torch_sink.loop.step.precision import map_container
+from torch_sink.loop.engines.build import Inference
+from torch_sink.loop.evaluation.metrics import Loss, MeanMetric, Metric, collect_results
+from torch_sink.loop.step.precision import Precision
+from torch_sink.thread_waits import host_sync_allowed
+
+Judge = Callable[[Any], "Judged"]
+
+
+class Judged(NamedTuple):
+    """A batch, evaluated.
+
+    Attributes:
+        loss: mean over the samples, or one value a sample; None without a loss.
+        output: what metrics get first; None where nobody said it.
+        labels: what metrics get after it.
+        named: further means over the samples, by name.
+        samples: in the batch.
+    """
+
+    loss: Tensor | None
+    output: Any
+    labels: tuple[Any, ...]
+    named: dict[str, Tensor]
+    samples: int
+
+
+def supervised(network: nn.Module, loss_fn: Callable[..., Any] | None, precision: Precision) -> Judge:
+    """`loss_fn(network(x), *labels)` of batches (x, labels, ...)."""
+
+    def judge(batch: Any) -> Judged:
+        if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+            raise TypeError(
+                f"the batch is a {type(batch).__name__}; an evaluation takes (x, y) batches, or a function that gives "
+                "(loss, output, labels): Model(..., eval_network=...), StepLoop.evaluate(..., forward=...)"
+            )
+        inputs, *labels = batch
+        with precision.context():
+            output = precision.outputs(network(inputs))
+            loss = loss_fn(output, *labels) if loss_fn is not None else None
+        return Judged(loss, output, tuple(labels), {}, count_samples(labels, batch))
+
+    return judge
+
+
+def by_function(function: Callable[[Any], Any], precision: Precision) -> Judge:
+    """`function(batch)` -> (loss, output, *labels)."""
+
+    def judge(batch: Any) -> Judged:
+        with precision.context():
+            result = function(batch)
+            if not isinstance(result, (tuple, list)) or not result:
+                raise TypeError(f"the evaluation gave a {type(result).__name__}; return (loss, output, labels)")
+            loss, output, *labels = (*result, None) if len(result) == 1 else result
+        return Judged(loss, precision.outputs(output), tuple(labels), {}, count_samples(labels, batch))
+
+    return judge
+
+
+def by_forward(network: nn.Module, forward: Callable[[nn.Module, Any], Any], precision: Precision) -> Judge:
+    """A training loop's `forward(network, batch)` -> loss, or (loss, dict of named tensors)."""
+
+    def judge(batch: Any) -> Judged:
+        with precision.context():
+            result = forward(network, batch)
+        loss, named = result if isinstance(result, tuple) else (result, {})
+        return Judged(loss, None, (), dict(named), count_samples((), batch))
+
+    return judge
+
+
+def count_samples(labels: Any, batch: Any) -> int:
+    """The length of the first label with a dimension, else of the batch's first tensor with one."""
+    for tensor in (*batch_tensors(list(labels)), *batch_tensors(batch)):
+        if tensor.dim():
+            return tensor.shape[0]
+    return 1
 
 
 class Evaluator:
@@ -29,7 +99,6 @@ class Evaluator:
         metrics: by name.
         has_loss: whether there is a loss to show.
         ranks: that evaluate, each its share.
-        device: of the network.
     """
 
     def __init__(
@@ -40,36 +109,32 @@ class Evaluator:
         *,
         has_loss: bool,
         ranks: Ranks,
-        device: torch.device,
     ) -> None:
         self._network, self._forward, self._metrics = network, inference.forward, metrics
-        self._has_loss, self._ranks, self._device = has_loss, ranks, device
+        self._has_loss, self._ranks, self._device = has_loss, ranks, ranks.device
         self._loss = Loss()
         self._named: dict[str, Loss] = {}
         self._recorded = [m for m in metrics.values() if isinstance(m, MeanMetric) and not isinstance(m, Loss)]
         self._others = [m for m in metrics.values() if not isinstance(m, MeanMetric)]
         for metric in self._others:
             if isinstance(metric, nn.Module):
-                metric.to(device)  # torchmetrics: the states go where the outputs are
+                metric.to(ranks.device)  # torchmetrics: the states go where the outputs are
         self._runner = inference.runner(self._step)
 
     def run(
         self, loader: Any, callbacks: list[Callback], *, sink_mode: bool, stays: bool, **fields: Any
     ) -> dict[str, Any]:
-        """One pass.
+        """The results by name of one pass: what one `iter()` of the SinkLoader gives.
 
         Args:
-            loader: a SinkLoader; the pass is what one `iter()` of it gives.
+            loader: a SinkLoader.
             callbacks: get the evaluation's events.
             sink_mode: step events once for the pass, else once a batch.
             stays: whether the same loader will be evaluated again.
             fields: of the RunContext.
-
-        Returns:
-            The results by name.
         """
         if self._ranks.sharded:  # a forward pass gathers the weights from all ranks
-            self._ranks.check_lengths(epoch_length(loader), None, self._device)
+            self._ranks.check_lengths(epoch_length(loader), None)
         self._ranks.share_buffers()
         for metric in (self._loss, *self._named.values(), *self._metrics.values()):
             metric.reset()
@@ -107,7 +172,7 @@ class Evaluator:
                 event("on_eval_step_end")
         if sink_mode:
             event("on_eval_step_end")
-        results = collect_results(self._shown(), self._ranks, samples, self._device)
+        results = collect_results(self._shown(), self._ranks, samples)
         arguments.eval_results = monitored(results)
         event("on_eval_epoch_end")
         event("on_eval_end")
@@ -178,7 +243,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 def copied(value: Any) -> Any:
     """A copy of every tensor in nested containers."""
-    return value.clone() if isinstance(value, Tensor) else map_container(copied, value)
+    return map_tensors(torch.clone, value)
 
 
 def _events(callbacks: list[Callback], context: RunContext) -> Callable[[str], None]:

@@ -7,17 +7,23 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from torch_sink.loop.callbacks.base import Callback
-from torch_sink.loop.checkpoints.positions import sink_over
+from torch_sink.loop.core.batches import call_with, map_tensors, sink_over
 from torch_sink.loop.core.distributed import Ranks
-from torch_sink.loop.engines.inference import Inference, InferenceSettings
-from torch_sink.loop.evaluation import judging
-from torch_sink.loop.evaluation.evaluator import Evaluator, copied, evaluating
+from torch_sink.loop.engines.build import Inference, Settings
+from torch_sink.loop.evaluation.evaluator import (
+    Evaluator,
+    Judge,
+    by_forward,
+    by_function,
+    copied,
+    evaluating,
+    supervised,
+)
 from torch_sink.loop.evaluation.metrics import Loss, make_metrics
-from torch_sink.loop.step.precision import Precision, map_container
+from torch_sink.loop.step.precision import Precision
 
 _KEPT = 8
 Forward = Callable[[nn.Module, Any], Any]
@@ -42,7 +48,7 @@ class Evaluators:
         ranks: Ranks,
         loss_fn: Callable[..., Any] | None,
         precision: Precision,
-        settings: InferenceSettings,
+        settings: Settings,
         *,
         forward: Forward | None = None,
         eval_network: nn.Module | None = None,
@@ -87,7 +93,7 @@ class Evaluators:
         if self._predictor is None:
             inference = Inference(self._outputs, self._network, self._settings)
             self._predictor = inference.runner(inference.forward)
-        inputs = tuple(move_to(value, self._settings.device) for value in inputs)
+        inputs = map_tensors(lambda tensor: tensor.to(self._settings.device), inputs)
         with evaluating(self._network), self._predictor.running(None, stays=False):
             outputs = self._predictor(inputs)
             return copied(outputs) if self._predictor.reuses_results else outputs
@@ -122,7 +128,6 @@ class Evaluators:
                 made,
                 has_loss=forward is not None or self._has_loss,
                 ranks=self._ranks,
-                device=self._settings.device,
             )
             self._evaluators[key] = evaluator, (metrics, forward)  # what the key names must live as long
             if len(self._evaluators) > _KEPT:
@@ -142,31 +147,20 @@ class Evaluators:
                 self._inferences.popitem(last=False)
         return self._inferences[id(forward)][0]
 
-    def _judge(self, forward: Forward | None) -> judging.Judge:
+    def _judge(self, forward: Forward | None) -> Judge:
         network = self._network
         if forward is not None:
-            return judging.by_function(lambda batch: forward(network, batch), self._precision)
+            return by_function(lambda batch: forward(network, batch), self._precision)
         if self._eval_network is not None:
-            return judging.by_network(self._eval_network, self._precision)
+            eval_network = self._eval_network
+            return by_function(lambda batch: call_with(eval_network, batch), self._precision)
         if self._forward is not None:
-            return judging.by_forward(network, self._forward, self._precision)
-        return judging.supervised(network, self._loss_fn, self._precision)
+            return by_forward(network, self._forward, self._precision)
+        return supervised(network, self._loss_fn, self._precision)
 
     def _outputs(self, inputs: tuple[Any, ...]) -> Any:
         with self._precision.context():
             return self._precision.outputs(self._network(*inputs))
-
-
-def device_of(network: nn.Module) -> torch.device:
-    """Where the network's parameters are; the CPU for one without."""
-    return next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
-
-
-def move_to(value: Any, device: torch.device) -> Any:
-    """Move the tensors in nested containers to a device."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    return map_container(lambda member: move_to(member, device), value)
 
 
 def _check_needs_no_output(metrics: dict[str, Any]) -> None:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.loss import _Loss
 
-from torch_sink.loop.core.function_dtypes import FunctionDtypes
-from torch_sink.loop.core.recompute import recomputing_in
-from torch_sink.loop.step.precision import Precision, WeakModule, map_container, to_float32
+from torch_sink.loop.core.batches import map_tensors
+from torch_sink.loop.core.function_dtypes import FunctionDtypes, recomputing_in
+from torch_sink.loop.step.precision import Precision, WeakModule, to_float32
 
 NORMALIZATION: tuple[type[nn.Module], ...] = (
     _NormBase,
@@ -84,12 +84,6 @@ class CastAtUse(Precision):
     def inputs(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         dtype = self._input_dtype(model)
         return (args, kwargs) if dtype is None else (_cast(args, dtype), _cast(kwargs, dtype))
-
-    def outputs(self, outputs: Any) -> Any:
-        return to_float32(outputs)
-
-    def loss(self, loss: Tensor) -> Tensor:
-        return to_float32(loss)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         for handle in self._handles:
@@ -203,6 +197,4 @@ def _own_floating(module: nn.Module) -> list[str]:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    return map_container(lambda member: _cast(member, dtype), value)
+    return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, value)

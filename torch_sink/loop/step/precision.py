@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import inspect
 import weakref
 from collections.abc import Iterator
@@ -11,10 +10,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from torch_sink.loop.core.function_dtypes import LOW, FunctionDtypes
-from torch_sink.loop.core.recompute import recomputing_in
+from torch_sink.loop.core.batches import map_tensors
+from torch_sink.loop.core.function_dtypes import LOW, FunctionDtypes, recomputing_in
 
 LEVELS = ("O0", "O1", "O2", "O3", "auto")
 
@@ -25,7 +24,7 @@ class Precision:
     Attributes:
         level: the level after "auto" was resolved.
         dtype: low precision dtype of the level; unused by O0.
-        casts: whether anything is cast; if not, `context`, `outputs` and `loss` need not be called.
+        casts: whether anything is cast; if not, `context` and `outputs` need not be called.
     """
 
     casts = False
@@ -42,12 +41,8 @@ class Precision:
         return args, kwargs
 
     def outputs(self, outputs: Any) -> Any:
-        """What the loss function gets for the model's outputs."""
-        return outputs
-
-    def loss(self, loss: Tensor) -> Tensor:
-        """The loss in the dtype that the backward pass starts from."""
-        return loss
+        """What the loss function gets for the model's outputs, and the backward pass for the loss."""
+        return to_float32(outputs) if self.casts else outputs
 
     def close(self) -> None:
         """Leave the model as it was found."""
@@ -69,12 +64,6 @@ class Autocast(Precision):
         if self._device_type != "cpu":
             return torch.autocast(self._device_type, dtype=self.dtype)
         return self._cpu_context()
-
-    def outputs(self, outputs: Any) -> Any:
-        return to_float32(outputs)
-
-    def loss(self, loss: Tensor) -> Tensor:
-        return to_float32(loss)  # type: ignore[no-any-return]
 
     @contextmanager
     def _cpu_context(self) -> Iterator[None]:
@@ -122,39 +111,12 @@ class PrecisionForward:
 
 
 def to_float32(value: Any) -> Any:
-    """Cast the float16 and bfloat16 tensors in nested lists, tuples, dicts and dataclasses to float32."""
-    if isinstance(value, Tensor):
-        return value.float() if value.dtype in LOW else value
-    return map_container(to_float32, value)
-
-
-def map_container(function: Any, value: Any) -> Any:
-    """Apply `function` to the members of a list, tuple, named tuple, dict or dataclass; return anything else as is."""
-    if isinstance(value, dict):
-        members = {key: function(member) for key, member in value.items()}
-        if type(value) is dict:
-            return members
-        mapped = copy.copy(value)
-        mapped.update(members)
-        return mapped
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(function(member) for member in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(function(member) for member in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        mapped = copy.copy(value)  # type: ignore[arg-type]
-        for field in dataclasses.fields(value):
-            object.__setattr__(mapped, field.name, function(getattr(value, field.name)))
-        return mapped
-    return value
+    """Cast the float16 and bfloat16 tensors in nested containers to float32."""
+    return map_tensors(lambda tensor: tensor.float() if tensor.dtype in LOW else tensor, value)
 
 
 def resolve_precision(level: str, dtype: torch.dtype, model: nn.Module, device: torch.device) -> Precision:
-    """Turn the `amp` and `amp_dtype` arguments into a Precision.
-
-    Raises:
-        ValueError: unknown level, or a dtype that is neither float16 nor bfloat16.
-    """
+    """Turn the `amp` and `amp_dtype` arguments into a Precision."""
     if level not in LEVELS:
         raise ValueError(f"amp={level!r}: the levels are {', '.join(LEVELS)}")
     if dtype not in (torch.float16, torch.bfloat16):

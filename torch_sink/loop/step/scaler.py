@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from torch_sink.errors import SinkError
 from torch_sink.loop.core.history import SinkRecord
-from torch_sink.loop.core.host_sync import host_sync_allowed
+from torch_sink.loop.step.update import run_eagerly
+from torch_sink.thread_waits import host_sync_allowed
 
 LONGEST_OVERFLOW = 1000
 
@@ -57,24 +58,13 @@ def grads_finite(source: torch.optim.Optimizer | nn.Module | Iterable[Tensor]) -
     return all_finite(gradients)
 
 
-def unscale_gradients(gradients: list[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> None:
-    """Multiply `gradients` by `inverse_scale` in place; set `found_inf` (float32 []) to 1 if one is not finite."""
-    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for gradient in gradients:
-        local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-        local = local._values() if local.is_sparse else local
-        groups.setdefault((local.device, local.dtype), []).append(local)
-    for group in groups.values():
-        torch._amp_foreach_non_finite_check_and_unscale_(group, found_inf, inverse_scale)
-
-
-def _map_tensors(function: Any, inputs: Any) -> Any:
+def _map_scaled(function: Any, inputs: Any) -> Any:
     if isinstance(inputs, Tensor):
         return function(inputs)
     if isinstance(inputs, dict):
-        return {key: _map_tensors(function, value) for key, value in inputs.items()}
+        return {key: _map_scaled(function, value) for key, value in inputs.items()}
     if isinstance(inputs, (list, tuple)):
-        return type(inputs)(_map_tensors(function, value) for value in inputs)
+        return type(inputs)(_map_scaled(function, value) for value in inputs)
     raise TypeError(f"cannot scale {type(inputs).__name__}; pass a tensor, or a list, tuple or dict of tensors")
 
 
@@ -125,7 +115,7 @@ class StaticLossScaler:
 
         The state moves to the device of what is scaled. A float16 scalar becomes float32, whose range the scale needs.
         """
-        return _map_tensors(self._scaled, inputs)
+        return _map_scaled(self._scaled, inputs)
 
     def _scaled(self, tensor: Tensor) -> Tensor:
         if tensor.device != self.scale_value.device:
@@ -135,7 +125,7 @@ class StaticLossScaler:
     def unscale(self, inputs: Any) -> Any:
         """Multiply a tensor, or nested lists, tuples and dicts of them, by the inverse of the scale."""
         inverse = self.inverse()
-        return _map_tensors(lambda tensor: tensor * inverse, inputs)
+        return _map_scaled(lambda tensor: tensor * inverse, inputs)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the gradients of an optimizer by the scale, in place, as before clipping them by their norm.
@@ -144,7 +134,7 @@ class StaticLossScaler:
             RuntimeError: done already since the optimizer's last step.
             ValueError: no parameter of the optimizer has a gradient.
         """
-        self._run_eagerly("unscale", optimizer)
+        run_eagerly(self, "unscale", optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> Tensor:
         """Unscale the gradients, unless `unscale_` did, and step the optimizer unless one of them is not finite.
@@ -165,13 +155,8 @@ class StaticLossScaler:
             ValueError: no parameter of the optimizer has a gradient.
             UnsupportedOperation: the optimizer counts in Python numbers.
         """
-        finite: Tensor = self._run_eagerly("step", optimizer)
+        finite: Tensor = run_eagerly(self, "step", optimizer)
         return finite
-
-    def _run_eagerly(self, name: str, optimizer: torch.optim.Optimizer) -> Any:
-        from torch_sink.loop.step.functional_step import run_eagerly
-
-        return run_eagerly(self, name, optimizer)
 
     def inverse(self) -> Tensor:
         """1 / scale as float32 of shape [], rounded once from float64."""
@@ -238,9 +223,7 @@ class DynamicLossScaler(StaticLossScaler):
 class OverflowCount:
     """Aborts a run whose updates overflow for ever: at any scale, the gradients are not finite.
 
-    Args:
-        scaler: only a dynamic one is counted; with a static one skipping is what was asked for.
-        accumulate: iterations per update.
+    Only a dynamic scaler is counted; with a static one skipping is what was asked for.
     """
 
     def __init__(self, scaler: StaticLossScaler | None, accumulate: int) -> None:
@@ -248,14 +231,10 @@ class OverflowCount:
         self._in_a_row = 0
 
     def add(self, sink: SinkRecord, last_step: int) -> None:
-        """Take in the flags of a sink that ended with step `last_step`.
-
-        Raises:
-            SinkError: 1,000 updates in a row overflowed.
-        """
+        """Take in the flags of a sink that ended with step `last_step`."""
         if not self._counts:
             return
-        for step, overflow in enumerate(sink.values.overflows.tolist(), last_step - sink.steps + 1):
+        for step, overflow in enumerate(sink.overflows.tolist(), last_step - len(sink.overflows) + 1):
             if step % self._accumulate == 0:
                 self._in_a_row = self._in_a_row + 1 if overflow else 0
             if self._in_a_row >= LONGEST_OVERFLOW:

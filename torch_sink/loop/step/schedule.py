@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_sink.loop.core.host_sync import host_sync_allowed
-from torch_sink.loop.step.capturable import cycles_momentum
+from torch_sink.loop.step.optimizers import cycles_momentum
+from torch_sink.thread_waits import host_sync_allowed
 
 
 class Schedule:
@@ -34,13 +33,7 @@ class Schedule:
     """
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Any | None,
-        *,
-        per_epoch: bool,
-        accumulate: int,
-        repeats: int = 1,
+        self, optimizer: torch.optim.Optimizer, scheduler: Any, *, per_epoch: bool, accumulate: int, repeats: int
     ) -> None:
         self.optimizer, self.scheduler, self._repeats = optimizer, scheduler, repeats
         self._per_epoch, self._accumulate = per_epoch, accumulate
@@ -65,23 +58,26 @@ class Schedule:
     def after_update(self) -> None:
         """Step the scheduler after an optimizer update, also after one that was skipped by overflow."""
         if self.scheduler is not None and not self._per_epoch:
-            self._advance(self.scheduler)
+            self._advance()
 
     def after_epoch(self) -> None:
         """Step the scheduler at an epoch's end."""
         if self.scheduler is not None and self._per_epoch:
-            self._advance(self.scheduler)
+            self._advance()
 
-    def rates(self, steps: int) -> Callable[[], Tensor]:
-        """Gives the learning rates of the sink's first `steps` iterations: float64 [steps, groups]."""
-        return partial(_rate_table, _as_numbers(self._rates[:steps]), len(self.optimizer.param_groups))
+    def rates(self, steps: int) -> Tensor:
+        """The learning rates of the sink's first `steps` iterations: float64 [steps, groups]."""
+        groups = len(self.optimizer.param_groups)
+        rows = [row[:groups] for row in _as_numbers(self._rates[:steps])]
+        return torch.tensor(rows, dtype=torch.float64, device="cpu")
 
     def plan(self, steps: int, iteration: int) -> list[list[float]]:
         """Run the scheduler ahead for a sink of `steps` iterations after `iteration`; returns a row for each."""
-        self.start()
         self._snapshot = None
         if self.scheduler is not None and not self._per_epoch:
-            self._snapshot = copy.deepcopy(self.scheduler.state_dict()), self._group_options()
+            groups = self.optimizer.param_groups
+            options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+            self._snapshot = copy.deepcopy(self.scheduler.state_dict()), options
         self._run(steps, iteration)
         self._rates = _as_numbers(self._rates)
         return self._rates
@@ -94,10 +90,10 @@ class Schedule:
         self.scheduler.load_state_dict(state)
         for group, values in zip(self.optimizer.param_groups, options, strict=True):
             group.update(values)
-        self.start()
         self._run(steps, iteration)
 
     def _run(self, steps: int, iteration: int) -> None:
+        self.start()
         if self.scheduler is None or self._per_epoch:
             self.before_step()
             self._rates *= steps
@@ -107,18 +103,11 @@ class Schedule:
             if step % self._accumulate == 0:
                 self.after_update()
 
-    def _advance(self, scheduler: Any) -> None:
+    def _advance(self) -> None:
         # A planned scheduler runs ahead of the updates on purpose: its warning about the order is beside the point.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         for _ in range(self._repeats):
-            scheduler.step()
-
-    def _group_options(self) -> list[dict[str, Any]]:
-        return [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-
-
-def _rate_table(rows: list[list[float]], groups: int) -> Tensor:
-    return torch.tensor([row[:groups] for row in rows], dtype=torch.float64, device="cpu")
+            self.scheduler.step()
 
 
 def _as_it_is(value: Any) -> Any:
@@ -146,17 +135,12 @@ class RateTable:
         capacity: steps of the longest sink.
         device: of the parameters.
         cursor: int64 [1] on `device`, the row of the current step.
-
-    Attributes:
-        capacity, groups: steps and parameter groups that fit.
     """
 
     def __init__(self, schedule: Schedule, capacity: int, device: torch.device, cursor: Tensor) -> None:
         self._optimizer, self._cursor, self._cycles_betas = schedule.optimizer, cursor, schedule.cycles_betas
-        self.capacity = capacity
-        groups = schedule.optimizer.param_groups
-        self.groups = len(groups)
-        columns = len(groups) * (2 if self._cycles_betas else 1)
+        self.groups = len(schedule.optimizer.param_groups)
+        columns = self.groups * (2 if self._cycles_betas else 1)
         # Float64 gives the bits of a Python float. On CUDA the fused kernels read float32, and those for lists of
         # tensors take a number of another type than theirs one tensor at a time; betas are subtracted from 1.
         pinned = device.type == "cuda"
@@ -168,10 +152,7 @@ class RateTable:
         self._written: list[list[float]] = []
 
     def write(self, rows: list[list[float]]) -> None:
-        """Fill the first rows, unless they are there; queued on the current stream.
-
-        The host has seen the end of the sink before.
-        """
+        """Queue a copy of the rows, unless they are there. The host has seen the end of the sink before."""
         count = len(rows)
         if rows == self._written[:count]:
             return
@@ -188,9 +169,8 @@ class RateTable:
         """Let the optimizer read the row on the device, or the numbers of `row`; what was there is put back after."""
         values: list[Any] = list(self._rates) if row is None else list(row)
         groups = self._optimizer.param_groups
-        kept: list[dict[str, Any]] = [
-            {name: group[name] for name in ("lr", "betas", "foreach") if name in group} for group in groups
-        ]
+        names = ["lr", "betas", "foreach"]
+        kept = [{name: group[name] for name in names if name in group} for group in groups]
         for index, group in enumerate(groups):
             group["lr"] = values[index]
             if self._cycles_betas:

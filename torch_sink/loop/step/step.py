@@ -50,17 +50,12 @@ class LossFunction:
         if not isinstance(metrics, dict):
             raise TypeError(f"forward returned (loss, {type(metrics).__name__}); return loss, or (loss, dict)")
         if self._precision.casts and isinstance(loss, Tensor):
-            loss = self._precision.loss(loss)
+            loss = self._precision.outputs(loss)
         return loss, metrics
 
 
 def check_loss(loss: Any) -> None:
-    """Raise unless `loss` is a tensor of one element that gradients can start from.
-
-    Raises:
-        TypeError: not a tensor.
-        ValueError: not a scalar, or without a gradient.
-    """
+    """Raise unless `loss` is a tensor of one element that gradients can start from."""
     if not isinstance(loss, Tensor):
         raise TypeError(f"the loss is a {type(loss).__name__}; loss_fn and forward return a tensor of one element")
     if loss.numel() != 1:
@@ -92,32 +87,26 @@ class TrainingStep:
 
     def __init__(
         self,
-        loss_function: LossFunction,
+        loss_function: Callable[[Any], tuple[Any, dict[str, Tensor]]],
         update: OptimizerUpdate,
         log: StepLog,
         *,
         accumulate: int,
-        gradient_sync: Callable[[bool], Any] | None = None,
-        backward_context: Callable[[], Any] | None = None,
-        static_gradients: bool = False,
+        gradient_sync: Callable[[bool], Any] | None,
+        backward_context: Callable[[], Any] | None,
+        static_gradients: bool,
     ) -> None:
         self.loss_function, self.update, self.log = loss_function, update, log
-        self.accumulate_steps, self.static_gradients = accumulate, static_gradients
+        self.accumulate, self.static_gradients = accumulate, static_gradients
         self._gradient_sync, self._backward_context = gradient_sync, backward_context
         self._started = False
 
     def run(self, batch: Any, *, first: bool, last: bool) -> None:
-        """Train on one batch.
-
-        Args:
-            batch: on the device.
-            first: whether it opens an accumulation: old gradients are dropped.
-            last: whether it closes one: the optimizer steps.
-        """
+        """Train on one batch, which opens an accumulation (first) and closes one (last): the optimizer steps."""
         if first and not (self.static_gradients and self._started):
             self.update.zero_gradients()
         self._started = True
-        self.accumulate(batch, last=last)
+        self._accumulate(batch, self.log, reduce=last)
         if last:
             self.update.apply()
             if self.static_gradients:
@@ -126,64 +115,38 @@ class TrainingStep:
             self.log.write_overflow(self.update.found_inf if last else None)
         self.log.advance()
 
-    def accumulate(self, batch: Any, *, last: bool) -> None:
-        """Forward and backward; writes the loss to the log."""
-        if self._gradient_sync is None:
-            self._accumulate(batch)
-            return
-        with self._gradient_sync(last):
-            self._accumulate(batch)
+    def rehearse(self, model: nn.Module, batch: Any) -> None:
+        """Forward and backward of which nothing is left: no word in the log, gradients and buffers as before."""
+        parameters = [*model.parameters()]
+        gradients = [parameter.grad for parameter in parameters]
+        buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+        for parameter in parameters:
+            parameter.grad = None
+        try:
+            self._accumulate(batch, None, reduce=True)
+        finally:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
 
-    def rehearse(self, batch: Any) -> None:
-        """Forward and backward without a word to the log; gradients are left behind."""
-        with nullcontext() if self._gradient_sync is None else self._gradient_sync(True):
-            loss, _ = self.loss_function(batch)
+    def _accumulate(self, batch: Any, log: StepLog | None, *, reduce: bool) -> None:
+        with nullcontext() if self._gradient_sync is None else self._gradient_sync(reduce):
+            loss, metrics = self.loss_function(batch)
             check_loss(loss)
-            self._backward(loss)
-
-    def _accumulate(self, batch: Any) -> None:
-        loss, metrics = self.loss_function(batch)
-        check_loss(loss)
-        self.log.write_step(loss, metrics)
-        scaled = loss if self.accumulate_steps == 1 else loss / self.accumulate_steps
-        self._backward(scaled)
-
-    def _backward(self, loss: Tensor) -> None:
-        scaler = self.update.scaler
-        scaled = loss if scaler is None else scaler.scale(loss)
-        if self._backward_context is None:
-            scaled.backward()
-            return
-        with self._backward_context():
-            scaled.backward()
-
-
-def batch_tensors(batch: Any) -> list[Tensor]:
-    """The tensors of a batch, in order, from nested lists, tuples, dicts and dataclasses."""
-    if type(batch) in (tuple, list):
-        tensors = [member for member in batch if type(member) is Tensor]
-        if len(tensors) == len(batch):
-            return tensors
-    return [leaf for leaf in batch_leaves(batch) if isinstance(leaf, Tensor)]
-
-
-def batch_leaves(batch: Any) -> list[Any]:
-    """Everything in a batch that is no container, in order."""
-    return torch.utils._pytree.tree_leaves(_members(batch))
-
-
-def _members(batch: Any) -> Any:
-    if hasattr(batch, "__dataclass_fields__") and not isinstance(batch, type):
-        return [_members(getattr(batch, name)) for name in batch.__dataclass_fields__]
-    return batch
+            if log is not None:
+                log.write_step(loss, metrics)
+            if self.accumulate != 1:
+                loss = loss / self.accumulate
+            if self.update.scaler is not None:
+                loss = self.update.scaler.scale(loss)
+            with nullcontext() if self._backward_context is None else self._backward_context():
+                loss.backward()
 
 
 def check_device(tensors: list[Tensor], model_devices: frozenset[torch.device]) -> None:
-    """Raise unless a batch's tensors lie where the model is.
-
-    Raises:
-        ValueError: names both devices.
-    """
+    """Raise unless a batch's tensors lie where the model is."""
     for tensor in tensors:
         if tensor.device not in model_devices and (tensor.dim() > 0 or tensor.device.type != "cpu"):
             devices = ", ".join(sorted(str(device) for device in model_devices))

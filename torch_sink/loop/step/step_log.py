@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -44,13 +42,7 @@ class StepLog:
 
     A step's loss is kept, not copied, which a step on the CPU would feel. What may change in place is copied: overflow
     flags, metrics, parameters and views, and on an accelerator every loss, since compiled code can reuse the memory of
-    its results.
-
-    Args:
-        device: where the steps run.
-
-    Attributes:
-        capacity: steps of the longest sink that fits.
+    its results. `capacity` is the number of steps of the longest sink that fits.
     """
 
     capacity = sys.maxsize
@@ -88,26 +80,17 @@ class StepLog:
     def advance(self) -> None:
         """Move on to the next step."""
 
-    def read(self, steps: int, ranks: Ranks | None) -> Callable[[], list[Tensor]]:
-        """Bring the rows of the first `steps` steps to the host, averaged over the ranks.
+    def read(self, steps: int, ranks: Ranks) -> list[Tensor]:
+        """Bring losses, overflows (0 or 1) and each metric of the first `steps` steps to the host: float32 [steps].
 
-        Overflows are equal on all ranks already.
-
-        Returns:
-            Gives the rows: losses, overflows (0 or 1), then each metric: [steps] each, float32; overflows bool where
-            none can be. What lies on the host already is not joined before.
+        They are averaged over the ranks; overflows are equal on all of them already.
         """
-        join = self._sink_rows(steps)
-        many = ranks is not None and ranks.many
-        if self.device.type == "cpu" and not many:
-            return join
-        rows = self._copy_to_host(torch.stack(join()), ranks)
-        return lambda: rows
-
-    def _copy_to_host(self, table: Tensor, ranks: Ranks | None) -> list[Tensor]:
-        if ranks is not None and ranks.many:
-            table.div_(ranks.size)
-            ranks.sum(table)
+        rows = self._sink_rows(steps)
+        if self.device.type == "cpu" and not ranks.many:
+            return rows
+        table = torch.stack(rows)
+        if ranks.many:
+            ranks.sum(table.div_(ranks.size))
         if table.device.type != "cuda":
             return list(table.to("cpu"))
         host = torch.empty(table.shape, dtype=table.dtype, device="cpu", pin_memory=True)
@@ -117,9 +100,10 @@ class StepLog:
         copied.synchronize()  # host sync
         return list(host.clone())
 
-    def _sink_rows(self, steps: int) -> Callable[[], list[Tensor]]:
-        """Gives the sink's rows on the device, in memory of their own; also when the next sink has begun."""
-        return partial(_join_rows, steps, self.device, self._losses, self._overflows, self._metrics)
+    def _sink_rows(self, steps: int) -> list[Tensor]:
+        """The sink's rows on the device, in memory of their own."""
+        skipped = torch.zeros(steps, device=self.device) if self._overflows is None else self._overflows.tensor()
+        return [self._losses.tensor(), skipped, *(series.tensor() for series in self._metrics)]
 
     def _copy(self, value: Tensor) -> Tensor:
         return value.reshape(()).to(self.device, torch.float32, copy=True)
@@ -133,19 +117,15 @@ class StepLog:
                 raise ValueError(f"metric {name!r} is {shape}; forward= returns tensors of one element as metrics")
 
     def _rename(self, names: list[str]) -> None:
-        if self.metric_names:
-            raise ValueError(
-                f"forward returned the metrics {names} after {self.metric_names}; return the same each step"
-            )
+        self._refuse_other_names(names, bool(self.metric_names))
         self.metric_names = names
         self._metrics = [Series() for _ in names]
 
-
-def _join_rows(
-    steps: int, device: torch.device, losses: Series, overflows: Series | None, metrics: list[Series]
-) -> list[Tensor]:
-    skipped = torch.zeros(steps, dtype=torch.bool, device=device) if overflows is None else overflows.tensor()
-    return [losses.tensor(), skipped, *(series.tensor() for series in metrics)]
+    def _refuse_other_names(self, names: list[str], fixed: bool) -> None:
+        if fixed:
+            raise ValueError(
+                f"forward returned the metrics {names} after {self.metric_names}; return the same each step"
+            )
 
 
 class ReplayedLog(StepLog):
@@ -153,10 +133,6 @@ class ReplayedLog(StepLog):
 
     Invariant: addresses never change after `freeze()`, so that a captured graph can write through them. The cursor is
     a tensor for the same reason: a replayed step finds its column without the host.
-
-    Args:
-        device: where the steps run.
-        capacity: steps of the longest sink.
     """
 
     def __init__(self, device: torch.device, capacity: int) -> None:
@@ -177,7 +153,6 @@ class ReplayedLog(StepLog):
         self._frozen = True
 
     def start(self) -> None:
-        """Begin a sink: back to the first column, no overflow seen."""
         self.cursor.zero_()
         self._rows[_OVERFLOW_ROW].zero_()
 
@@ -195,19 +170,15 @@ class ReplayedLog(StepLog):
     def advance(self) -> None:
         self.cursor.add_(1)
 
-    def _sink_rows(self, steps: int) -> Callable[[], list[Tensor]]:
-        rows = list(self._cells[:, :steps].clone())
-        return lambda: rows
+    def _sink_rows(self, steps: int) -> list[Tensor]:
+        return list(self._cells[:, :steps].clone())
 
     def _write(self, row: int, value: Tensor) -> None:
         self._rows[row].index_copy_(0, self.cursor, value.detach().reshape(1).to(torch.float32))
 
     def _rename(self, names: list[str]) -> None:
-        if self._frozen:
-            raise ValueError(
-                f"forward returned the metrics {names} after {self.metric_names}; return the same each step"
-            )
-        super()._rename(names)
+        self._refuse_other_names(names, self._frozen or bool(self.metric_names))
+        self.metric_names = names
         written = self._cells
         self.reserve(self.capacity)
         self._cells[: len(written)] = written

@@ -1,18 +1,77 @@
-"""The optimizer update of a training step: unscale, clip, step or skip, adjust the scale. Never waits, once warm."""
+"""The optimizer update of a step: unscale, clip, step or skip, adjust the scale, average. Never waits, once warm."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import copy
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from torch_sink.errors import UnsupportedOperation
-from torch_sink.loop.core.host_sync import host_sync_allowed
-from torch_sink.loop.step.capturable import add_missing_momentum, make_capturable
-from torch_sink.loop.step.ema import WeightAverage
-from torch_sink.loop.step.scaler import StaticLossScaler, unscale_gradients
+from torch_sink.loop.core.distributed import largest_of_ranks, without_wrappers
+from torch_sink.loop.step.optimizers import add_missing_momentum, make_capturable, refuse_python_state
+from torch_sink.thread_waits import host_sync_allowed
+
+if TYPE_CHECKING:
+    from torch_sink.loop.step.scaler import StaticLossScaler
+
+
+class WeightAverage:
+    """average = decay * average + (1 - decay) * weights after every update; the first update copies the weights.
+
+    The numbers equal `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn(decay)`, which reads its
+    counter on the host.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        if isinstance(decay, bool) or not isinstance(decay, (int, float)):
+            raise TypeError(f"ema={decay!r}: pass the decay, a number between 0 and 1 such as 0.999, or None")
+        if not 0 <= decay <= 1:
+            raise ValueError(f"ema={decay!r}: the decay is between 0 and 1, such as 0.999")
+        if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
+            raise ValueError(
+                "ema keeps whole weights, which a model sharded by fully_shard has on no rank; pass ema=None"
+            )
+        inner = without_wrappers(model)
+        self._source = inner.module if isinstance(inner, nn.parallel.DistributedDataParallel) else inner
+        self._decay = decay
+        self._module = copy.deepcopy(self._source).requires_grad_(False)
+        self._weights = [parameter.detach() for parameter in self._source.parameters()]
+        self._averages = [parameter.detach() for parameter in self._module.parameters()]
+        self.started = False
+
+    @torch.no_grad()
+    def update(self, skipped: Tensor | None = None) -> None:
+        """Take the weights in; where `skipped` (float32 []) is 1, the update was skipped and the average stays."""
+        if not self.started:
+            torch._foreach_copy_(self._averages, self._weights)
+            self.started = True
+        elif skipped is None:
+            torch._foreach_lerp_(self._averages, self._weights, 1 - self._decay)
+        else:
+            weight = (1 - skipped) * (1 - self._decay)
+            for average, current in zip(self._averages, self._weights, strict=True):
+                average.lerp_(current, weight.to(average.dtype))
+
+    def model(self) -> nn.Module:
+        """The averaged model; its buffers are copied from the model that trains."""
+        for target, source in zip(self._module.buffers(), self._source.buffers(), strict=True):
+            target.copy_(source)
+        return self._module
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights by name, and whether the first update has happened."""
+        return {"started": self.started, "weights": dict(self._named())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copy a state in, in place."""
+        self.started = bool(state["started"])
+        weights = state["weights"]
+        for name, average in self._named():
+            average.copy_(weights[name])
+
+    def _named(self) -> list[tuple[str, Tensor]]:
+        return [(name, parameter.detach()) for name, parameter in self._module.named_parameters()]
 
 
 class OptimizerUpdate:
@@ -24,44 +83,40 @@ class OptimizerUpdate:
     gone through one finite update, and the average has begun, overflow is checked on the host.
 
     Args:
-        model: its parameters are clipped.
+        model: its parameters are clipped; None for those of the optimizer alone.
         optimizer: a dense torch.optim optimizer.
         scaler: on the parameters' device, or None for no check.
-        clip_grad_norm: largest gradient norm, or None.
-        reduce_found_inf: called with `found_inf` (float32 []); makes it equal on all ranks.
-        average: moving average of the weights, or None.
         device: of the parameters.
+        clip_grad_norm: largest gradient norm, or None.
+        agrees: whether the overflow flag has to be made equal on all ranks: each sees its own shards or buckets only.
+        average: moving average of the weights, or None.
         cycles_betas: whether a scheduler changes the optimizer's betas.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | None,
         optimizer: torch.optim.Optimizer,
         scaler: StaticLossScaler | None,
-        *,
-        clip_grad_norm: float | None,
-        reduce_found_inf: Callable[[Tensor], None] | None,
-        average: WeightAverage | None,
         device: torch.device,
+        *,
+        clip_grad_norm: float | None = None,
+        agrees: bool = False,
+        average: WeightAverage | None = None,
         cycles_betas: bool = False,
     ) -> None:
-        self._cycles_betas = cycles_betas
         self.optimizer, self.scaler, self.average = optimizer, scaler, average
         self.found_inf = torch.zeros((), dtype=torch.float32, device=device)
         self.host_checks = 0
+        self._clip_grad_norm, self._agrees, self._cycles_betas = clip_grad_norm, agrees, cycles_betas
         self._updated = False
-        self._clip_grad_norm, self._reduce_found_inf = clip_grad_norm, reduce_found_inf
-        self._model_parameters = list(model.parameters())
+        self._model_parameters = list(model.parameters()) if model is not None else []
         self.parameters: list[nn.Parameter] = []
         self._owned = -1
         self.follow_optimizer()
         self._warm_patterns: set[tuple[bool, ...]] = set()
-
-    @property
-    def warm(self) -> bool:
-        """Whether the next update, with the gradients now present, can do without the host."""
-        return self.scaler is None or (self._average_began and self._pattern() in self._warm_patterns)
+        if optimizer.state:  # was loaded: every parameter with state counts as having gone through an update
+            self._warm_patterns.add(tuple(parameter in optimizer.state for parameter in self.parameters))
 
     @property
     def has_warmed_up(self) -> bool:
@@ -69,9 +124,17 @@ class OptimizerUpdate:
         return self._average_began and self._updated
 
     @property
+    def _warm(self) -> bool:
+        """Whether the next update, with the gradients now present, can do without the host."""
+        return self._average_began and self._pattern() in self._warm_patterns
+
+    @property
     def _average_began(self) -> bool:
         """State may be there before the first update (Adagrad's, or what was loaded); an average is not."""
         return self.average is None or self.average.started
+
+    def _pattern(self) -> tuple[bool, ...]:
+        return tuple(parameter.grad is not None for parameter in self.parameters)
 
     def follow_optimizer(self) -> None:
         """Take in parameters that the optimizer was given since, as by `add_param_group`."""
@@ -110,26 +173,17 @@ class OptimizerUpdate:
         scaler: Any = self.scaler
         self.found_inf.zero_()
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        unscale_gradients(gradients, self.found_inf, scaler.inverse())
-        if self._reduce_found_inf is not None:
-            self._reduce_found_inf(self.found_inf)
+        _unscale(gradients, self.found_inf, scaler.inverse())
+        if self._agrees:
+            largest_of_ranks(self.found_inf)
 
     def step(self) -> None:
         """Update parameters, optimizer state and average, unless `found_inf` says to skip."""
-        if self.warm:
+        if self._warm:
             self._step_masked()
         else:
             self._step_checked()
-        self._updated = self.warm
-
-    def mark_warm(self) -> None:
-        """After optimizer state was loaded: every parameter with state counts as having gone through an update."""
-        state = self.optimizer.state
-        if state:
-            self._warm_patterns.add(tuple(parameter in state for parameter in self.parameters))
-
-    def _pattern(self) -> tuple[bool, ...]:
-        return tuple(parameter.grad is not None for parameter in self.parameters)
+        self._updated = self._warm
 
     def _clip(self) -> None:
         if self._clip_grad_norm is not None:
@@ -184,26 +238,60 @@ class OptimizerUpdate:
         return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in written]
 
 
-def refuse_python_state(optimizer: torch.optim.Optimizer) -> None:
-    """Raise if the optimizer counts in Python numbers, which neither a mask nor a captured graph can reach.
-
-    Raises:
-        UnsupportedOperation: names the optimizer and the entries.
-    """
-    found = python_state(optimizer)
-    if found:
-        raise UnsupportedOperation(
-            f"{type(optimizer).__name__} keeps Python numbers in its state ({', '.join(found)}), which cannot be "
-            "skipped or replayed on the device; use an optimizer that keeps tensors, or mode='eager' without a scaler"
-        )
+def _unscale(gradients: list[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> None:
+    """Multiply `gradients` by `inverse_scale` in place; set `found_inf` (float32 []) to 1 if one is not finite."""
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for gradient in gradients:
+        local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+        local = local._values() if local.is_sparse else local
+        groups.setdefault((local.device, local.dtype), []).append(local)
+    for group in groups.values():
+        torch._amp_foreach_non_finite_check_and_unscale_(group, found_inf, inverse_scale)
 
 
-def python_state(optimizer: torch.optim.Optimizer) -> list[str]:
-    """Names of the state entries that are Python numbers."""
-    names: dict[str, None] = {}
-    state: dict[Any, Any]
-    for state in optimizer.state.values():
-        for name, value in state.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                names[str(name)] = None
-    return list(names)
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def run_eagerly(scaler: StaticLossScaler, name: str, optimizer: torch.optim.Optimizer) -> Any:
+    """Call a method of the scaler's FunctionalSteps; compiled code leaves its graph for it, and so keeps its bits."""
+    if scaler._steps is None:
+        scaler._steps = FunctionalSteps(scaler)
+    return getattr(scaler._steps, name)(optimizer)
+
+
+class FunctionalSteps:
+    """The optimizers that a scaler steps in a step of the user's own."""
+
+    def __init__(self, scaler: StaticLossScaler) -> None:
+        self._scaler = scaler
+        self._updates: dict[torch.optim.Optimizer, OptimizerUpdate] = {}
+        self._unscaled: set[torch.optim.Optimizer] = set()
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide an optimizer's gradients by the scale, in place; `step` then leaves that out."""
+        if optimizer in self._unscaled:
+            raise RuntimeError("unscale_() has been called for this optimizer since its last step()")
+        self._update(optimizer).unscale()
+        self._unscaled.add(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Step an optimizer unless a gradient is not finite; returns whether all are, as a bool []."""
+        update = self._update(optimizer)
+        if optimizer in self._unscaled:
+            self._unscaled.discard(optimizer)
+        else:
+            update.unscale()
+        update.step()
+        return update.found_inf == 0
+
+    def _update(self, optimizer: torch.optim.Optimizer) -> OptimizerUpdate:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer is a {type(optimizer).__name__}; pass a torch.optim.Optimizer")
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if not gradients:
+            raise ValueError("no parameter of the optimizer has a gradient; call backward() on the scaled loss first")
+        if optimizer not in self._updates:
+            sharded = any(hasattr(gradient, "to_local") for gradient in gradients)
+            device = gradients[0].device
+            self._updates[optimizer] = OptimizerUpdate(None, optimizer, self._scaler, device, agrees=sharded)
+        update = self._updates[optimizer]
+        update.follow_optimizer()
+        return update

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from torch import nn
@@ -15,6 +14,7 @@ from torch_sink.loop.evaluation.evaluator import monitored
 from torch_sink.thread_waits import waits_watched
 
 OLD_EVENTS = ("begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end")
+Evaluate = Callable[[RunArguments, Any, list[Callback]], dict[str, Any]]
 
 
 class RunEvaluation(Callback):
@@ -27,23 +27,29 @@ class RunEvaluation(Callback):
     Args:
         dataset: a loader or SinkLoader; a loader is wrapped once for the run.
         evaluate: called with the run's arguments, a SinkLoader, and callbacks; returns the results.
+        at_epoch: tells by an epoch's number, from 1, whether to evaluate at its end.
+        every_steps: evaluate after exactly so many steps.
+        verbose: print the results.
     """
 
     comes_first = True
 
-    def __init__(self, dataset: Any, evaluate: Callable[[RunArguments, Any, list[Callback]], dict[str, Any]]) -> None:
-        self._dataset, self._evaluate = dataset, evaluate
+    def __init__(
+        self,
+        dataset: Any,
+        evaluate: Evaluate,
+        at_epoch: Callable[[int], bool],
+        every_steps: int | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self._dataset, self._evaluate, self._at_epoch = dataset, evaluate, at_epoch
+        self._every_steps, self._verbose = every_steps, verbose
         self._own_loader: Any = None
         self._evaluated_at: int | None = None
         self.last_results: dict[str, Any] = {}
 
-    def is_due_at_epoch(self, epoch: int) -> bool:
-        """Whether to evaluate at the end of the epoch with this number, from 1."""
-        raise NotImplementedError
-
-    def is_due_at_step(self, step: int) -> bool:
-        """Whether to evaluate after this step."""
-        return False
+    def steps_to_boundary(self, step_count: int) -> int | None:
+        return self._every_steps - step_count % self._every_steps if self._every_steps else None
 
     def on_train_begin(self, run_context: RunContext) -> None:
         self._evaluated_at = None
@@ -53,17 +59,15 @@ class RunEvaluation(Callback):
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        if self.is_due_at_step(arguments.cur_step_num):
+        if self._every_steps is not None and arguments.cur_step_num % self._every_steps == 0:
             self._run(arguments)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        if self.is_due_at_epoch(arguments.cur_epoch_num) and self._evaluated_at != arguments.cur_step_num:
+        if self._at_epoch(arguments.cur_epoch_num) and self._evaluated_at != arguments.cur_step_num:
             self._run(arguments)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: Any) -> None:
         if self._own_loader is not None:
             self._own_loader.close()
             self._own_loader = None
@@ -76,6 +80,8 @@ class RunEvaluation(Callback):
         arguments.update(eval_results=dict(self.last_results), eval_step=arguments.cur_step_num)
         arguments.history.evaluations.append((arguments.cur_step_num, results))
         arguments.history.host_syncs += 1
+        if self._verbose:
+            show(f"evaluation after step {arguments.cur_step_num}: {self.last_results}")
 
     def _loader(self, arguments: RunArguments) -> Any:
         from torch_sink.sink import SinkLoader
@@ -143,59 +149,23 @@ class Evaluation(RunEvaluation):
             if value is not None:
                 check_count(name, value, minimum=1)
         check_bool("ema", ema)
-        self._every_steps, self._verbose = every_steps, verbose
-        self._every_epochs = 1 if every_epochs is None and every_steps is None else every_epochs
+        epochs = 1 if every_epochs is None and every_steps is None else every_epochs
 
         def evaluate(arguments: RunArguments, loader: Any, callbacks: list[Callback]) -> dict[str, Any]:
-            loop = arguments.loop
-            return loop.evaluators(ema).evaluate(loader, metrics, forward=forward, callbacks=callbacks)
+            evaluators = arguments.loop.evaluators(ema)
+            return evaluators.evaluate(loader, metrics, forward=forward, callbacks=callbacks)  # type: ignore[no-any-return]
 
-        super().__init__(loader, evaluate)
-
-    def steps_to_boundary(self, step_count: int) -> int | None:
-        return self._every_steps - step_count % self._every_steps if self._every_steps else None
-
-    def is_due_at_epoch(self, epoch: int) -> bool:
-        return self._every_epochs is not None and epoch % self._every_epochs == 0
-
-    def is_due_at_step(self, step: int) -> bool:
-        return self._every_steps is not None and step % self._every_steps == 0
-
-    def _run(self, arguments: RunArguments) -> None:
-        super()._run(arguments)
-        if self._verbose:
-            show(f"evaluation after step {arguments.cur_step_num}: {self.last_results}")
+        super().__init__(
+            loader, evaluate, lambda epoch: epochs is not None and epoch % epochs == 0, every_steps, verbose
+        )
 
 
-class FitEvaluation(RunEvaluation):
-    """Evaluates as `Model.fit` is told to.
-
-    Args:
-        dataset: to evaluate on.
-        evaluate: see RunEvaluation.
-        frequency: every so many epochs, or the epochs' numbers.
-
-    Raises:
-        TypeError, ValueError: `frequency` is neither.
-    """
-
-    def __init__(
-        self,
-        dataset: Any,
-        evaluate: Callable[[RunArguments, Any, list[Callback]], dict[str, Any]],
-        frequency: Any,
-    ) -> None:
-        if isinstance(frequency, (list, tuple, set)):
-            for number in frequency:
-                check_count("valid_frequency", number, minimum=1)
-        else:
-            check_count("valid_frequency", frequency, minimum=1)
-        super().__init__(dataset, evaluate)
-        self._frequency = frequency
-
-    def is_due_at_epoch(self, epoch: int) -> bool:
-        frequency = self._frequency
-        return epoch in frequency if isinstance(frequency, (list, tuple, set)) else epoch % frequency == 0
+def fit_evaluation(dataset: Any, evaluate: Evaluate, frequency: Any) -> RunEvaluation:
+    """Evaluates as `Model.fit` is told to: every so many epochs, or after the epochs listed."""
+    listed = isinstance(frequency, (list, tuple, set))
+    for number in frequency if listed else [frequency]:
+        check_count("valid_frequency", number, minimum=1)
+    return RunEvaluation(dataset, evaluate, lambda epoch: epoch in frequency if listed else epoch % frequency == 0)
 
 
 class _EvalOnly(Callback):

@@ -1,0 +1,95 @@
+"""Loaders, and what lies in the batches that they give."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def batch_tensors(batch: Any) -> list[Tensor]:
+    """The tensors of a batch, in order, from nested lists, tuples, dicts and dataclasses."""
+    if type(batch) in (tuple, list):
+        tensors = [member for member in batch if type(member) is Tensor]
+        if len(tensors) == len(batch):
+            return tensors
+    return [leaf for leaf in batch_leaves(batch) if isinstance(leaf, Tensor)]
+
+
+def batch_leaves(batch: Any) -> list[Any]:
+    """Everything in a batch that is no container, in order."""
+    return torch.utils._pytree.tree_leaves(_members(batch))
+
+
+def _members(batch: Any) -> Any:
+    if hasattr(batch, "__dataclass_fields__") and not isinstance(batch, type):
+        return [_members(getattr(batch, name)) for name in batch.__dataclass_fields__]
+    return batch
+
+
+def batch_shapes(batch: Any) -> tuple[Any, ...]:
+    """Shapes, strides, dtypes and devices of a batch's tensors: where they are equal, compiled code can be shared."""
+    return tuple((t.shape, t.stride(), t.dtype, t.device) for t in batch_tensors(batch))
+
+
+def batch_constants(batch: Any) -> tuple[Any, ...]:
+    """What a captured graph holds of a batch: the shapes and the like, and the numbers."""
+    return batch_shapes(batch), tuple(leaf for leaf in batch_leaves(batch) if not isinstance(leaf, Tensor))
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Apply a function to the tensors in nested lists, tuples, named tuples, dicts and dataclasses."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        members = {key: map_tensors(function, member) for key, member in value.items()}
+        if type(value) is dict:
+            return members
+        mapped: Any = copy.copy(value)
+        mapped.update(members)
+        return mapped
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(function, member) for member in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_tensors(function, member) for member in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        mapped = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(mapped, field.name, map_tensors(function, getattr(value, field.name)))
+        return mapped
+    return value
+
+
+def call_with(function: Callable[..., Any], batch: Any) -> Any:
+    """A tuple's or list's members are positional arguments, a dict's are named ones; anything else is one argument."""
+    if isinstance(batch, dict):
+        return function(**batch)
+    if isinstance(batch, (tuple, list)):
+        return function(*batch)
+    return function(batch)
+
+
+def epoch_length(loader: Any) -> int | None:
+    """Steps in an epoch of a loader, or None if nobody knows."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+@contextmanager
+def sink_over(dataset: Any, device: torch.device, epoch_size: int = -1) -> Iterator[Any]:
+    """The dataset itself if it is a SinkLoader, else a SinkLoader over it, with so many batches in an epoch."""
+    from torch_sink.sink import SinkLoader
+
+    if isinstance(dataset, SinkLoader):
+        yield dataset
+    else:
+        target = None if device.type == "meta" else device
+        with SinkLoader(dataset, sink_size=epoch_size, device=target) as sink:
+            yield sink
