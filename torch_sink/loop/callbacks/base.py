@@ -26,11 +26,7 @@ class RunArguments(dict[str, Any]):
 
 
 class RunContext:
-    """Handed to every event.
-
-    Args:
-        arguments: the fields that `original_args` returns.
-    """
+    """Handed to every event."""
 
     def __init__(self, arguments: RunArguments) -> None:
         self._arguments = arguments
@@ -159,11 +155,7 @@ class LambdaCallback(Callback):
 
 
 def check_callbacks(callbacks: Callback | Iterable[Callback] | None) -> list[Callback]:
-    """The callbacks as a list, in their order.
-
-    Raises:
-        TypeError: an element that is not a Callback.
-    """
+    """The callbacks as a list, in their order."""
     if callbacks is None:
         return []
     if not isinstance(callbacks, (Callback, Iterable)):

@@ -42,14 +42,8 @@ def write_checkpoint(
     2. The manifest is written last, with names and sizes: a directory without it, or unlike it, is torn.
     3. The directory is renamed to its final name; an older one of the same step steps aside until that is done.
 
-    With more than one process, rank 0 writes what all share and each rank what is its own; all must call.
-
-    Args:
-        directory: parent, made if missing; a file system that all ranks see.
-        prefix, step: of the name.
-        state: tensors and plain containers.
-        ranks: the processes.
-        write_shards: writes a sharded model below the path that it is given.
+    With more than one process, rank 0 writes what all share and each rank what is its own, to a file system that all
+    see; all must call. `write_shards` writes a sharded model below the path that it is given.
     """
     final = directory / f"{prefix}-{step:08d}"
     temporary = directory / f".{final.name}.tmp"

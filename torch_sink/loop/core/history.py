@@ -91,13 +91,7 @@ class RunHistory:
 
 @dataclass
 class Progress:
-    """Counts since the start of a run, which survive a resume.
-
-    Attributes:
-        epochs: completed epochs.
-        epoch_steps: steps executed of the epoch that is under way.
-        steps: steps executed in all.
-    """
+    """Since the start of a run: completed epochs, steps of the epoch under way, steps in all. They survive a resume."""
 
     epochs: int = 0
     epoch_steps: int = 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -165,26 +166,19 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 class Inference:
-    """How a function of a batch runs without gradients.
+    """How a function of a batch runs without gradients: `forward`, compiled if the mode says so.
 
-    Attributes:
-        mode: "eager", "compile" or "graph"; a lower one once something could not be captured.
-        forward: the function, compiled if the mode says so.
-        model: whose parameters' and buffers' addresses a recording holds.
+    A recording holds the addresses of the model's parameters and buffers. Once something could not be captured, the
+    mode is the next lower one.
     """
 
     def __init__(self, forward: Callable[[Any], Any], model: nn.Module, settings: Settings) -> None:
-        self.model, self.reasons, self._device = model, settings.reasons, settings.device
+        self.model, self.reasons, self.device = model, settings.reasons, settings.device
         mode = possible_mode(settings, make_capture(settings.device))
         self._lower_mode = "eager" if mode == "eager" else compile_or_eager(model, settings)
         self.mode = "graph" if mode == "graph" else self._lower_mode
         compiles = self._lower_mode == "compile"
         self.forward = CompiledLoss(forward, model, settings.jit_config, self.reasons) if compiles else forward
-
-    def runner(self, step: Callable[[Any], Any]) -> Runner:
-        """Calls of `step`, which calls `forward`; recorded if the mode is "graph"."""
-        capture = make_capture(self._device)  # its own: to forget one runner's recordings leaves the others'
-        return Runner(step) if capture is None or self.mode != "graph" else RecordedRunner(step, self, capture)
 
     def step_down(self, error: Exception) -> None:
         """Something could not be captured: run in the lower mode from now on."""
@@ -195,37 +189,26 @@ class Inference:
 
 
 class Runner:
-    """Calls a function of a batch. What a call returns is valid until the next one."""
+    """Calls a function of a batch, which calls `inference.forward`; in mode "graph" recorded once a slot, and replayed.
 
-    reuses_results = False
+    Where it `reuses_results`, what a call returns is valid until the next one. All is recorded anew when parameters or
+    buffers have moved.
+    """
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
-
-    def running(self, loader: Any, *, stays: bool) -> AbstractContextManager[Any]:
-        """Context of the calls for the batches of a SinkLoader, or None; if it stays, it pays to record its slots."""
-        return nullcontext()
-
-    def __call__(self, batch: Any) -> Any:
-        return self._function(batch)
-
-    def close(self) -> None:
-        """Release what the device holds."""
-
-
-class RecordedRunner(Runner):
-    """Records the function once per ring slot and replays it; anew when parameters or buffers have moved."""
-
-    reuses_results = True
-
-    def __init__(self, function: Callable[[Any], Any], inference: Inference, capture: Capture) -> None:
-        super().__init__(function)
-        self._inference, self._capture = inference, capture
-        self._recordings = Recordings(capture, inference.reasons)
+    def __init__(self, function: Callable[[Any], Any], inference: Inference) -> None:
+        self._function, self._inference = function, inference
+        # Its own: to forget the recordings of one runner leaves those of the others.
+        self._capture = make_capture(inference.device) if inference.mode == "graph" else None
+        self._recordings = Recordings(self._capture, inference.reasons) if self._capture is not None else None
+        self.reuses_results = self._recordings is not None
         self._places: list[int] = []
 
     @contextmanager
     def running(self, loader: Any, *, stays: bool) -> Iterator[None]:
+        """Context of the calls for the batches of a SinkLoader, or None; if it stays, it pays to record its slots."""
+        if self._capture is None or self._recordings is None:
+            yield
+            return
         model = self._inference.model
         places = [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
         if self._recordings and places != self._places:
@@ -236,32 +219,35 @@ class RecordedRunner(Runner):
             yield
 
     def __call__(self, batch: Any) -> Any:
-        found = self._recordings.find(batch, batch_tensors(batch)) if self._inference.mode == "graph" else None
+        if self._recordings is None or self._inference.mode != "graph":
+            return self._function(batch)
+        found = self._recordings.find(batch, batch_tensors(batch))
         if found is None:
             return self._function(batch)
         slot, batch, replay = found
-        replay = replay or self._record(slot, batch)
-        return replay() if replay is not None else self._function(batch)
+        return (replay or self._record(self._recordings, slot, batch) or partial(self._function, batch))()
 
     def close(self) -> None:
-        self._recordings.forget()
+        """Release what the device holds."""
+        if self._recordings is not None:
+            self._recordings.forget()
 
-    def _record(self, slot: Any, batch: Any) -> Callable[[], Any] | None:
+    def _record(self, recordings: Recordings, slot: Any, batch: Any) -> Callable[[], Any] | None:
         result: list[Any] = []
 
         def function(batch: Any) -> None:
             result[:] = [self._function(batch)]
 
         try:
-            recorded = self._recordings.record(function, {slot: batch})[slot]
+            recorded = recordings.record(function, {slot: batch})[slot]
         except Exception as error:
             self._inference.step_down(error)
-            self._recordings.forget()
+            recordings.forget()
             return None
 
         def replay() -> Any:
             recorded()
             return result[0]
 
-        self._recordings.keep({slot: replay}, {slot: batch})
+        recordings.keep({slot: replay}, {slot: batch})
         return replay

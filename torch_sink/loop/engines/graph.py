@@ -35,19 +35,8 @@ class GraphEngine(Engine):
     from a device table by the cursor of the log, in every kind of step. When anything that a graph has baked in
     changes (a number in `param_groups`, the train or eval state of a module, the memory of a parameter, a buffer, a
     gradient or a state tensor), there is one more trial, and the graphs are captured anew. What cannot be captured
-    runs uncaptured from then on.
-
-    Args:
-        model: whose step it is.
-        step: the training step.
-        log: its log.
-        schedule: planned ahead for each sink.
-        capture: records and replays.
-        reasons: told what ran uncaptured, and why.
-        ranks: the processes.
-        lower_mode: name of the mode of uncaptured steps, "compile" or "eager".
-        watchable: see Engine.
-        refuses_python_state: raise for optimizers that count in Python numbers, instead of stepping down.
+    runs uncaptured from then on, in `lower_mode`, "compile" or "eager"; but where `refuses_python_state`, an optimizer
+    that counts in Python numbers is an error.
     """
 
     def __init__(

@@ -30,9 +30,7 @@ class Recordings:
 
     A batch that lies in no static slot but has the usual shape is copied to a staging place first; any other shape
     runs unrecorded, and so does the first batch of the usual one, with which libraries and the compiler are busy.
-
-    Attributes:
-        pause: parks the producer of the loader at hand.
+    `pause()` parks the producer of the loader at hand.
     """
 
     def __init__(self, capture: Capture, reasons: Reasons) -> None:
@@ -170,11 +168,8 @@ def fingerprint(
     """All constants of a graph of `step`; unequal to an earlier one when it must be recorded anew.
 
     Args:
-        modules: all of the model when the graph was recorded, since walking it takes longer than all the rest: their
-            members, train or eval state, dropout rates and buffers.
-        step: its parameters and, where they stay in place, their gradients.
-        optimizer: its state and the numbers in its groups.
-        tabled: names of the groups' numbers that a graph reads from the device instead.
+        modules: all of the model when the graph was recorded, since walking it takes longer than all the rest.
+        tabled: names of the optimizer's numbers that a graph reads from the device instead.
     """
     numbers = [
         (name, value if not isinstance(value, Tensor) else address(value))

@@ -24,12 +24,8 @@ class RunEvaluation(Callback):
     `history.evaluations`, by step; and in `last_results`. TimeMonitor and callbacks of the user's own get the
     evaluation's events.
 
-    Args:
-        dataset: a loader or SinkLoader; a loader is wrapped once for the run.
-        evaluate: called with the run's arguments, a SinkLoader, and callbacks; returns the results.
-        at_epoch: tells by an epoch's number, from 1, whether to evaluate at its end.
-        every_steps: evaluate after exactly so many steps.
-        verbose: print the results.
+    `evaluate` gets the run's arguments, a SinkLoader over the dataset, and callbacks; `at_epoch` tells by an epoch's
+    number, from 1, whether to evaluate at its end.
     """
 
     comes_first = True
@@ -73,7 +69,7 @@ class RunEvaluation(Callback):
             self._own_loader = None
 
     def _run(self, arguments: RunArguments) -> None:
-        members = [one for one in arguments.list_callback if isinstance(one, TimeMonitor) or tells_evaluation(one)]
+        members = [one for one in arguments.list_callback if isinstance(one, TimeMonitor) or _tells_phases(one)]
         with waits_watched():
             results = self._evaluate(arguments, self._loader(arguments), [_EvalOnly(member) for member in members])
         self._evaluated_at, self.last_results = arguments.cur_step_num, monitored(results)
@@ -177,26 +173,25 @@ class _EvalOnly(Callback):
             setattr(self, f"on_eval_{event}", getattr(inner, f"on_eval_{event}"))
 
 
-def is_custom(callback: Callback) -> bool:
-    """Whether the callback's class is a user's."""
+def _is_custom(callback: Callback) -> bool:
     return not type(callback).__module__.startswith("torch_sink.")
 
 
-def old_events(callback: Callback) -> list[str]:
+def _old_events(callback: Callback) -> list[str]:
     """The old event names that the callback overrides."""
     return [name for name in OLD_EVENTS if getattr(type(callback), name) is not getattr(Callback, name)]
 
 
-def tells_evaluation(callback: Callback) -> bool:
+def _tells_phases(callback: Callback) -> bool:
     """Whether the callback is a user's, and events of an evaluation do not look to it like those of training."""
-    return is_custom(callback) and not old_events(callback)
+    return _is_custom(callback) and not _old_events(callback)
 
 
 def check_fit_callbacks(callbacks: list[Callback]) -> None:
-    """Raise ValueError for custom callbacks that override the old event names: fit could not tell train from eval."""
+    """Raise for custom callbacks that override the old event names: fit could not tell train from eval."""
     for callback in callbacks:
-        old = old_events(callback)
-        if old and is_custom(callback):
+        old = _old_events(callback)
+        if old and _is_custom(callback):
             raise ValueError(
                 f"{type(callback).__name__} overrides {', '.join(old)}, which in fit would mean training and "
                 f"evaluation alike; override on_train_{old[0]} or on_eval_{old[0]} instead"

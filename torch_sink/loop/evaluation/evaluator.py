@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch_sink.loop.callbacks.base import Callback, RunArguments, RunContext
 from torch_sink.loop.core.batches import batch_tensors, epoch_length, map_tensors
 from torch_sink.loop.core.distributed import Ranks
-from torch_sink.loop.engines.build import Inference
+from torch_sink.loop.engines.build import Inference, Runner
 from torch_sink.loop.evaluation.metrics import Loss, MeanMetric, Metric, collect_results
 from torch_sink.loop.step.precision import Precision
 from torch_sink.thread_waits import host_sync_allowed
@@ -91,14 +91,9 @@ def count_samples(labels: Any, batch: Any) -> int:
 
 
 class Evaluator:
-    """Runs passes in evaluation mode; what was compiled and recorded is kept for the next pass.
+    """Runs passes in evaluation mode, each rank over its share; what was compiled and recorded is kept for the next.
 
-    Args:
-        network: put into evaluation mode.
-        inference: its forward makes Judged of a batch.
-        metrics: by name.
-        has_loss: whether there is a loss to show.
-        ranks: that evaluate, each its share.
+    `inference.forward` makes Judged of a batch; `has_loss` tells whether there is a loss to show.
     """
 
     def __init__(
@@ -119,19 +114,15 @@ class Evaluator:
         for metric in self._others:
             if isinstance(metric, nn.Module):
                 metric.to(ranks.device)  # torchmetrics: the states go where the outputs are
-        self._runner = inference.runner(self._step)
+        self._runner = Runner(self._step, inference)
 
     def run(
         self, loader: Any, callbacks: list[Callback], *, sink_mode: bool, stays: bool, **fields: Any
     ) -> dict[str, Any]:
         """The results by name of one pass: what one `iter()` of the SinkLoader gives.
 
-        Args:
-            loader: a SinkLoader.
-            callbacks: get the evaluation's events.
-            sink_mode: step events once for the pass, else once a batch.
-            stays: whether the same loader will be evaluated again.
-            fields: of the RunContext.
+        Callbacks get step events once for the pass (`sink_mode`), or once a batch, and further `fields` in the
+        RunContext. `stays` tells whether the same loader will be evaluated again.
         """
         if self._ranks.sharded:  # a forward pass gathers the weights from all ranks
             self._ranks.check_lengths(epoch_length(loader), None)
@@ -258,11 +249,10 @@ def _events(callbacks: list[Callback], context: RunContext) -> Callable[[str], N
 def _batches(loader: Any) -> Iterator[Any]:
     """The loader's batches; making them may keep the host busy, computing with them may not."""
     with host_sync_allowed():
-        iterator = iter(loader)
+        iterator, end = iter(loader), object()
     while True:
         with host_sync_allowed():
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
+            batch = next(iterator, end)
+        if batch is end:
+            return
         yield batch

@@ -12,7 +12,7 @@ from torch import nn
 from torch_sink.loop.callbacks.base import Callback
 from torch_sink.loop.core.batches import call_with, map_tensors, sink_over
 from torch_sink.loop.core.distributed import Ranks
-from torch_sink.loop.engines.build import Inference, Settings
+from torch_sink.loop.engines.build import Inference, Runner, Settings
 from torch_sink.loop.evaluation.evaluator import (
     Evaluator,
     Judge,
@@ -30,16 +30,9 @@ Forward = Callable[[nn.Module, Any], Any]
 
 
 class Evaluators:
-    """Evaluates and predicts with one network.
+    """Evaluates and predicts with one network, without the wrapper of DistributedDataParallel.
 
-    Args:
-        network: on its device, without the wrapper of DistributedDataParallel.
-        ranks: that evaluate.
-        loss_fn: `loss_fn(output, *labels)`, or None.
-        precision: of the forward pass.
-        settings: how forward passes run.
-        forward: the training loop's own, or None.
-        eval_network: `eval_network(*batch)` -> (loss, output, labels), or None.
+    Judged by `eval_network(*batch)` -> (loss, output, labels), the training loop's `forward`, or `loss_fn`.
     """
 
     def __init__(
@@ -70,12 +63,7 @@ class Evaluators:
         sink_mode: bool = True,
         **fields: Any,
     ) -> dict[str, Any]:
-        """One pass over a loader or SinkLoader, which it leaves where it was; see `Evaluator.run`.
-
-        Args:
-            metrics: see `make_metrics`.
-            forward: `forward(network, batch)` -> (loss, output, *labels); default as the network was given.
-        """
+        """One pass over a loader or SinkLoader, which it leaves where it was; see `Evaluator.run`."""
         evaluator = self._evaluator(metrics, forward)
         with sink_over(dataset, self._settings.device) as loader, loader.whole_pass():
             return evaluator.run(loader, callbacks or [], sink_mode=sink_mode, stays=loader is dataset, **fields)
@@ -92,7 +80,7 @@ class Evaluators:
         """Outputs of the network, in memory of their own."""
         if self._predictor is None:
             inference = Inference(self._outputs, self._network, self._settings)
-            self._predictor = inference.runner(inference.forward)
+            self._predictor = Runner(inference.forward, inference)
         inputs = map_tensors(lambda tensor: tensor.to(self._settings.device), inputs)
         with evaluating(self._network), self._predictor.running(None, stays=False):
             outputs = self._predictor(inputs)

@@ -38,14 +38,8 @@ class CastAtUse(Precision):
     Outside `context()` the model is what it was: the hooks do nothing. Neither they nor this object keep it alive.
 
     Args:
-        level: "O2" or "O3".
-        dtype: torch.bfloat16 or torch.float16.
-        model: its parameters are float32.
         keep_float32: module types that run in float32; default the normalization layers at O2, none at O3.
         only: the only module types to run in low precision, with float32 outputs; default all but `keep_float32`.
-
-    Raises:
-        ValueError: the model is sharded by FSDP2, which casts by its own MixedPrecisionPolicy.
     """
 
     casts = True

@@ -19,13 +19,7 @@ LEVELS = ("O0", "O1", "O2", "O3", "auto")
 
 
 class Precision:
-    """O0: the forward pass in the dtype of the model.
-
-    Attributes:
-        level: the level after "auto" was resolved.
-        dtype: low precision dtype of the level; unused by O0.
-        casts: whether anything is cast; if not, `context` and `outputs` need not be called.
-    """
+    """O0: the forward pass in the dtype of the model. Where `casts` is false, nothing here need be called."""
 
     casts = False
 

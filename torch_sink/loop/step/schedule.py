@@ -20,16 +20,9 @@ class Schedule:
     `param_groups` holds Python numbers between steps, so that schedulers, callbacks and checkpoints see what they
     expect; only the body of `RateTable.bound()` sees tensors.
 
-    Args:
-        optimizer: whose groups are read and written.
-        scheduler: any torch.optim.lr_scheduler but ReduceLROnPlateau, or None.
-        per_epoch: step at the end of each epoch instead of after each optimizer update.
-        accumulate: iterations per optimizer update.
-        repeats: steps of the scheduler where one is due.
-
-    Attributes:
-        cycles_betas: whether the scheduler writes `betas` too; a row then holds the groups' learning rates, followed
-            by the groups' first betas.
+    The scheduler steps `repeats` times where a step is due: after an optimizer update, or at an epoch's end
+    (`per_epoch`). Where it writes `betas` too (`cycles_betas`), a row holds the groups' learning rates, followed by
+    the groups' first betas.
     """
 
     def __init__(
@@ -126,16 +119,7 @@ def _as_numbers(rows: list[list[Any]]) -> list[list[float]]:
 
 
 class RateTable:
-    """A sink's learning rates on the device, one row a step; a captured step reads the row at the log's cursor.
-
-    Where the schedule cycles betas they are in the row too.
-
-    Args:
-        schedule: its optimizer's groups are bound to the table inside `bound()`.
-        capacity: steps of the longest sink.
-        device: of the parameters.
-        cursor: int64 [1] on `device`, the row of the current step.
-    """
+    """A sink's learning rates on the device, one row a step; a captured step reads the row at the log's cursor."""
 
     def __init__(self, schedule: Schedule, capacity: int, device: torch.device, cursor: Tensor) -> None:
         self._optimizer, self._cursor, self._cycles_betas = schedule.optimizer, cursor, schedule.cycles_betas

@@ -73,16 +73,9 @@ def check_loss(loss: Any) -> None:
 class TrainingStep:
     """Forward, backward and, after every `accumulate`-th batch, the update; losses go to the device log.
 
-    Args:
-        loss_function: batch -> (loss, metrics).
-        update: applies the gradients.
-        log: where losses and overflows go.
-        accumulate: batches per update; each loss is divided by it.
-        gradient_sync: called with whether gradients are reduced over the ranks; gives the context of forward and
-            backward pass.
-        backward_context: makes the context of a backward pass alone.
-        static_gradients: keep gradients in one place and set them to zero after each update, as captured accumulation
-            needs; else they are made anew for each.
+    `gradient_sync` takes whether gradients are reduced over the ranks, and gives the context of forward and backward
+    pass; `backward_context` that of the backward pass alone. With `static_gradients`, gradients stay in one place and
+    are set to zero after each update, as captured accumulation needs; else they are made anew for each.
     """
 
     def __init__(

@@ -84,12 +84,7 @@ class OptimizerUpdate:
 
     Args:
         model: its parameters are clipped; None for those of the optimizer alone.
-        optimizer: a dense torch.optim optimizer.
-        scaler: on the parameters' device, or None for no check.
-        device: of the parameters.
-        clip_grad_norm: largest gradient norm, or None.
         agrees: whether the overflow flag has to be made equal on all ranks: each sees its own shards or buckets only.
-        average: moving average of the weights, or None.
         cycles_betas: whether a scheduler changes the optimizer's betas.
     """
 
