@@ -15,7 +15,7 @@ from torch import nn
 from torch_sink.loop.core.batches import batch_tensors
 from torch_sink.loop.core.history import Reasons, first_line
 from torch_sink.loop.core.host_sync import user_place
-from torch_sink.loop.engines.capture import Capture, CudaCapture
+from torch_sink.loop.engines.capture import CudaCapture
 from torch_sink.loop.engines.graph import GraphEngine
 from torch_sink.loop.engines.jit import JitConfig, compiler_problem
 from torch_sink.loop.engines.launched import CompiledLoss, Engine
@@ -91,12 +91,12 @@ def build_engine(loop: StepLoop, capacity: int) -> Engine:
     )
 
 
-def make_capture(device: torch.device) -> Capture | None:
+def make_capture(device: torch.device) -> CudaCapture | None:
     """What records graphs on `device`, or None where nothing does."""
     return CudaCapture(device) if device.type == "cuda" else None
 
 
-def _resolve_mode(loop: StepLoop, capture: Capture | None) -> str:
+def _resolve_mode(loop: StepLoop, capture: CudaCapture | None) -> str:
     """ "eager", "compile" or "graph", after all that speaks against the mode asked for."""
     mode, reasons = possible_mode(loop.settings, capture), loop.settings.reasons
     obstacle = _capture_obstacle(loop) if mode == "graph" else None
@@ -120,7 +120,7 @@ def _capture_obstacle(loop: StepLoop) -> str | None:
     return None if obstacle is None else f"{obstacle}: mode 'graph' means 'compile' here"
 
 
-def possible_mode(settings: Settings, capture: Capture | None) -> str:
+def possible_mode(settings: Settings, capture: CudaCapture | None) -> str:
     """What the mode asked for means on a device: "eager", "compile" or "graph"."""
     mode = settings.mode
     if mode == "auto":

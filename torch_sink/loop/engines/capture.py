@@ -6,9 +6,9 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,26 +37,6 @@ def capture_stream_of(device: torch.device) -> torch.cuda.Stream:
         return _streams[index]
 
 
-class Capture(Protocol):
-    """Records functions whose device work can be replayed."""
-
-    def stream(self) -> AbstractContextManager[Any]:
-        """Context in which all work of a run is queued, captured or not."""
-        ...
-
-    def trial(self, problems: list[str], parameters: Sequence[Tensor]) -> AbstractContextManager[Any]:
-        """Context of an uncaptured step: adds to `problems` what would make its capture fail."""
-        ...
-
-    def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Record the device work of `function` without executing it; the result replays it."""
-        ...
-
-    def reset(self) -> None:
-        """Destroy every recording."""
-        ...
-
-
 class CudaCapture:
     """CUDA graphs in one memory pool, recorded and replayed on one stream.
 
@@ -70,18 +50,35 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: list[torch.cuda.CUDAGraph] = []
 
-    def stream(self) -> AbstractContextManager[Any]:
-        return _OnStream(self._stream)
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Context in which all work of a run is queued, captured or not, in order with the work around it.
+
+        torch's warning about gradients that it keeps on another stream is not for the user: the trial looks for them.
+        """
+        warned = getattr(torch._C, "_warn_on_accumulate_grad_stream_mismatch", lambda: True)()
+        autograd_graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+            autograd_graph.set_warn_on_accumulate_grad_stream_mismatch(warned)
 
     @contextmanager
     def trial(self, problems: list[str], parameters: Sequence[Tensor]) -> Iterator[None]:
+        """Context of an uncaptured step: adds to `problems` what would make its capture fail."""
         overrides = hasattr(autograd_graph, "set_override_stale_capture_stream")
         stale = nullcontext() if overrides else _stale_streams_noted(problems, parameters, self._stream)
         with device_waits(lambda: problems.append(f"the host waits for the device at {_waiting_place()}")), stale:
             yield
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """See `Capture.record`; after what it raises, another capture may be tried."""
+        """Record the device work of `function` without executing it; the result replays it.
+
+        After what it raises, another capture may be tried.
+        """
         graph = torch.cuda.CUDAGraph()
         reason: BaseException | None = None
         try:
@@ -109,6 +106,7 @@ class CudaCapture:
         return graph.replay
 
     def reset(self) -> None:
+        """Destroy every recording."""
         if self._graphs:
             self._stream.synchronize()  # host sync
         for graph in self._graphs:
@@ -157,28 +155,6 @@ def _stale_streams_overridden() -> Iterator[None]:
         yield
     finally:
         set_override(before)
-
-
-class _OnStream:
-    """Makes a stream current, ordered after the work before it and before the work after it.
-
-    torch's warning about gradients that it keeps on another stream is not for the user: the trial looks for them.
-    """
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
-        self._context = torch.cuda.stream(stream)
-
-    def __enter__(self) -> None:
-        self._warned = getattr(torch._C, "_warn_on_accumulate_grad_stream_mismatch", lambda: True)()
-        autograd_graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        self._context.__enter__()
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self._context.__exit__(*exc_info)
-        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-        autograd_graph.set_warn_on_accumulate_grad_stream_mismatch(self._warned)
 
 
 @contextmanager

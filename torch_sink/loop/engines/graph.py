@@ -13,7 +13,7 @@ from torch_sink.loop.core.batches import batch_constants
 from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.core.history import Reasons, SinkRecord, first_line
 from torch_sink.loop.core.host_sync import user_place
-from torch_sink.loop.engines.capture import Capture
+from torch_sink.loop.engines.capture import CudaCapture
 from torch_sink.loop.engines.launched import Engine
 from torch_sink.loop.engines.recordings import ODD_BATCHES, STAGED, Places, Recordings, Replay, fingerprint
 from torch_sink.loop.step.optimizers import host_state, make_capturable, python_state, refuse_python_state
@@ -45,7 +45,7 @@ class GraphEngine(Engine):
         step: TrainingStep,
         log: ReplayedLog,
         schedule: Schedule,
-        capture: Capture,
+        capture: CudaCapture,
         reasons: Reasons,
         ranks: Ranks,
         *,

@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from torch_sink.loop.core.batches import batch_constants, batch_tensors, map_tensors
 from torch_sink.loop.core.history import Reasons
-from torch_sink.loop.engines.capture import Capture
+from torch_sink.loop.engines.capture import CudaCapture
 from torch_sink.loop.engines.launched import UsualShape
 from torch_sink.loop.step.step import TrainingStep
 from torch_sink.thread_waits import host_sync_allowed
@@ -33,7 +33,7 @@ class Recordings:
     `pause()` parks the producer of the loader at hand.
     """
 
-    def __init__(self, capture: Capture, reasons: Reasons) -> None:
+    def __init__(self, capture: CudaCapture, reasons: Reasons) -> None:
         self._capture, self._reasons = capture, reasons
         self.shape = UsualShape()
         self.pause: Callable[[], AbstractContextManager[Any]] = nullcontext
