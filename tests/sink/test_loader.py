@@ -232,3 +232,49 @@ def test_paused_parks_the_producer() -> None:
             threading.Event().wait(0.3)
             assert len(inside) == before
         assert len(values(batches)) == 63 - ready
+
+
+def seed_with_777(worker: int) -> None:
+    torch.manual_seed(777 + worker)
+
+
+class Draw(torch.utils.data.Dataset):
+    """One draw of the worker's generator a sample."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, _: int) -> torch.Tensor:
+        return torch.rand(())
+
+
+def test_an_attribute_of_the_wrapped_loader_is_set_there() -> None:
+    """As Lightning does it under `seed_everything(seed, workers=True)`."""
+    plain = DataLoader(Draw(), batch_size=2, num_workers=1)
+    with SinkLoader(DataLoader(Draw(), batch_size=2, num_workers=1)) as loader:
+        for one in (plain, loader):
+            one.worker_init_fn = seed_with_777
+        assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in plain]
+        assert loader.loader.worker_init_fn is seed_with_777
+        loader.sink_size, loader.note = 1, "mine"
+        assert not hasattr(loader.loader, "sink_size")
+        assert not hasattr(loader.loader, "note")
+        with pytest.raises(ValueError, match="should not be set after"):
+            loader.batch_size = 4
+
+
+def test_what_lightning_looks_at_first_draws_nothing_and_keeps_a_loaded_position() -> None:
+    def _check_dataloader_iterable(loader: SinkLoader) -> None:
+        iter(loader)
+
+    def shuffled() -> SinkLoader:
+        return SinkLoader(DataLoader(range(8), shuffle=True, generator=torch.Generator().manual_seed(3)))  # type: ignore[arg-type]
+
+    with shuffled() as loader, shuffled() as looked_at:
+        _check_dataloader_iterable(looked_at)
+        assert [batch.item() for batch in looked_at] == [batch.item() for batch in loader]
+        next(iter(loader))
+        state, rest = loader.state_dict(), [batch.item() for batch in loader.rest()]
+        looked_at.load_state_dict(state)
+        _check_dataloader_iterable(looked_at)
+        assert [batch.item() for batch in looked_at] == rest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,10 @@ from torch_sink.sink.sharding import warn_if_unsharded
 from torch_sink.sink.traversal import Epoch, Traversal
 from torch_sink.sink.workers.lifetime import Life, close_parts, register
 from torch_sink.thread_waits import here, waits_allowed
+
+# Lightning makes an iterator of any loader but a DataLoader, to see whether it can, and throws it away. Begun for it, a
+# pass would draw seeds that the plain program does not draw, and lose a position that was loaded.
+LIGHTNING_S_CHECK = "_check_dataloader_iterable"
 
 
 class SinkLoader:
@@ -181,7 +186,18 @@ class SinkLoader:
             raise AttributeError(f"SinkLoader has no attribute {name!r}")
         return getattr(self._source.loader, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What the wrapped loader has and this one has not is set there: Lightning sets `worker_init_fn`."""
+        source = vars(self).get("_source")
+        if source is None or name.startswith("_") or hasattr(type(self), name) or not hasattr(source.loader, name):
+            super().__setattr__(name, value)
+        else:
+            setattr(source.loader, name, value)
+            source.renew()
+
     def __iter__(self) -> Iterator[Any]:
+        if sys._getframe(1).f_code.co_name == LIGHTNING_S_CHECK:
+            return iter(())
         return self._begin(goes_on=self.sink_size != -1)
 
     def rest(self) -> Iterator[Any]:

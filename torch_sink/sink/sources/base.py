@@ -195,6 +195,9 @@ class Source:
         """Worker processes of the loader; 0 when it has or knows none."""
         return int(getattr(self.loader, "num_workers", 0) or 0)
 
+    def renew(self) -> None:
+        """After an attribute of the loader was set: the next pass goes by it."""
+
     def make_slabs(self, batches: int) -> Slabs | None:
         """Before the first pass: memory that workers write to, for `batches` beside those that they make ahead."""
         return None

@@ -177,14 +177,21 @@ class DataLoaderSource(Source):
             vars(wrapped)["_DataLoader__multiprocessing_context"] = ReportingContext(loader.multiprocessing_context)
         return wrapped
 
+    def renew(self) -> None:
+        self.collate = self.loader.collate_fn
+        if self.slabs is not None:
+            self.collate = SlabCollate(self.collate, self.slabs)
+        iterator = vars(self.copy)["_iterator"]  # of persistent workers
+        self.copy = self._wrapped_copy(self.loader)
+        vars(self.copy)["_iterator"] = iterator
+
     def make_slabs(self, batches: int) -> Slabs | None:
         """Slabs for what each worker makes ahead, and for its part of the batches that are in use."""
         if self.has_workers:
             workers = self.loader.num_workers
             with contextlib.suppress(OSError):
                 self.slabs = Slabs(workers, (self.loader.prefetch_factor or 1) + -(-batches // workers))
-                self.collate = SlabCollate(self.loader.collate_fn, self.slabs)
-                self.copy = self._wrapped_copy(self.loader)
+                self.renew()
         return self.slabs
 
     def sampling(self) -> Sampling:
