@@ -169,7 +169,19 @@ def results_of_a_gpu() -> dict[str, Any]:
 
 def test_eleven_figures() -> None:
     found = [value for _, value in gpu_summary.figures(results_of_a_gpu())]
-    assert found == ["2,500", "2.50", "96%", "3.0%", "40,000", "90,000", "7,000", "300,000", "15.5", "5.0", "4.66 -> 0.21"]
+    assert found == [
+        "2,500",
+        "2.50",
+        "96%",
+        "3.0%",
+        "40,000",
+        "90,000",
+        "7,000",
+        "300,000",
+        "15.5",
+        "5.0",
+        "4.66 -> 0.21",
+    ]
     assert {value for _, value in gpu_summary.figures({})} == {"-"}
 
 
