@@ -1,89 +1,43 @@
-"""Train a small network on a folder of images and write down what was measured."""
+"""Train a small network on a folder of images: what `demo.py` compares."""
 
-import argparse
-from pathlib import Path
+import sys
+import time
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
-from tqdm import tqdm
 
-from demo_meter import Meter
-
-
-def make_model() -> nn.Module:
-    layers: list[nn.Module] = []
-    for channels_in, channels_out in ((3, 24), (24, 48), (48, 96)):
-        layers += [nn.Conv2d(channels_in, channels_out, 3, padding=1), nn.BatchNorm2d(channels_out), nn.ReLU()]
-        layers += [nn.MaxPool2d(2)]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(96, 10))
+from digits import make_model, write_results
 
 
-@torch.no_grad()
-def measure_accuracy(model: nn.Module, loader: DataLoader, device: torch.device) -> float:
-    model.eval()
-    right = 0
-    for images, labels in loader:
-        right += (model(images.to(device)).argmax(1).cpu() == labels).sum().item()
-    return right / len(loader.dataset)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--report", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--count-launches", action="store_true")
-    arguments = parser.parse_args()
+def main(folder: str, epochs: int) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
-
+    crop = transforms.RandomResizedCrop(32, scale=(0.8, 1.0), ratio=(0.9, 1.1))
     normalize = transforms.Normalize((0.28, 0.28, 0.28), (0.32, 0.32, 0.32))
-    augment = transforms.RandomResizedCrop(32, scale=(0.8, 1.0), ratio=(0.9, 1.1))
-    train_data = ImageFolder(arguments.data / "train", transforms.Compose([augment, transforms.ToTensor(), normalize]))
-    resize = transforms.Resize(32)
-    test_data = ImageFolder(arguments.data / "test", transforms.Compose([resize, transforms.ToTensor(), normalize]))
-    meter = Meter(arguments.workers, arguments.count_launches)
-    train_loader = DataLoader(
-        train_data,
-        batch_size=64,
-        shuffle=True,
-        num_workers=arguments.workers,
-        persistent_workers=arguments.workers > 0,
-        collate_fn=meter.collate,
-        worker_init_fn=meter.start_worker,
-        generator=torch.Generator().manual_seed(0),
-    )
-    test_loader = DataLoader(test_data, batch_size=64)
+    data = ImageFolder(f"{folder}/train", transforms.Compose([crop, transforms.ToTensor(), normalize]))
+    seeded = torch.Generator().manual_seed(0)
+    loader = DataLoader(data, 64, shuffle=True, num_workers=2, persistent_workers=True, generator=seeded)
 
-    steps = arguments.epochs * len(train_loader)
     model = make_model().to(device)
     loss_fn = nn.CrossEntropyLoss(label_smoothing=0.05)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-
-    losses = []
-    with meter, tqdm(total=steps, desc="stock", mininterval=0.5) as bar:
-        for _ in range(arguments.epochs):
-            for images, labels in train_loader:
-                images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-                optimizer.zero_grad()
-                loss = loss_fn(model(images), labels)
-                loss.backward()
-                optimizer.step()
-                scheduler.step()
-                losses.append(loss.item())
-                bar.set_postfix(loss=f"{losses[-1]:.4f}", refresh=False)
-                bar.update()
-    host_syncs = meter.item_calls
-
-    accuracy = measure_accuracy(model, test_loader, device)
-    images = arguments.epochs * len(train_data)
-    meter.write(arguments.report, losses=losses, accuracy=accuracy, images=images, host_syncs=host_syncs)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(loader))
+    losses, syncs, started = [], 0, time.perf_counter()
+    for _ in range(epochs):
+        for images, labels in loader:
+            images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+            optimizer.zero_grad()
+            loss = loss_fn(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            losses.append(loss.item())
+            syncs += 1  # the host waited for the loss
+    write_results(model, folder, losses=losses, syncs=syncs, seconds=time.perf_counter() - started)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], int(sys.argv[2]))
