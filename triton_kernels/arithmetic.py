@@ -19,9 +19,9 @@ _EMULATED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @triton.jit
-def load_float(pointer, column: tl.constexpr):
+def load_float(pointer, index):
     """A float32 among int32."""
-    return tl.load(pointer + column).to(tl.float32, bitcast=True)
+    return tl.load(pointer + index).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -90,21 +90,6 @@ def gray_value(red, green, blue, formula, top, IS_HEAVY: tl.constexpr):
             gray = tl.where(formula == TENSOR_V1, weighted + green * 0.587 + blue * 0.114, once)
             gray = tl.where(top > 1.0, tl.floor(gray), gray)
     return gray
-
-
-@triton.jit
-def by_sextant(sextant, value, low, falling, rising):
-    """Red, green and blue of a color in a sextant of the color circle, 0 to 5."""
-    red = tl.where(
-        (sextant == 0) | (sextant == 5), value, tl.where(sextant == 1, falling, tl.where(sextant == 4, rising, low))
-    )
-    green = tl.where(
-        (sextant == 1) | (sextant == 2), value, tl.where(sextant == 3, falling, tl.where(sextant == 0, rising, low))
-    )
-    blue = tl.where(
-        (sextant == 3) | (sextant == 4), value, tl.where(sextant == 5, falling, tl.where(sextant == 2, rising, low))
-    )
-    return red, green, blue
 
 
 @triton.jit

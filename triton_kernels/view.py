@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .arithmetic import load_float
 from .program import (
     FILL,
     FLOATS,
@@ -54,19 +55,13 @@ def load_view(workspace, tables, operations, job):
 
 
 @triton.jit
-def load_value(table, index):
-    """A float32 of a table."""
-    return tl.load(table + index).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def load_byte(view, x, y, channel, IS_HEAVY: tl.constexpr):
     """One channel, int32."""
     pixel = view[0] + y * view[2] + x * view[3] + channel * view[4]
     if IS_HEAVY:
         inside = (x >= view[7]) & (x < view[8]) & (y >= view[9]) & (y < view[10])
         value = tl.load(pixel, mask=inside, other=0).to(tl.int32)
-        value = tl.where(inside, value, load_value(view[11], channel).to(tl.int32))
+        value = tl.where(inside, value, load_float(view[11], channel).to(tl.int32))
     else:
         value = tl.load(pixel).to(tl.int32)
     return value
@@ -93,7 +88,7 @@ def fetch(view, x, y, IS_HEAVY: tl.constexpr):
             r, g, b = fetch_bytes(view, x, y, IS_HEAVY)
             red, green, blue = r.to(tl.float32), g.to(tl.float32), b.to(tl.float32)
             if view[5] == VALUED:
-                red, green, blue = load_value(view[6], r), load_value(view[6] + 256, g), load_value(view[6] + 512, b)
+                red, green, blue = load_float(view[6], r), load_float(view[6] + 256, g), load_float(view[6] + 512, b)
     else:
         r, g, b = fetch_bytes(view, x, y, IS_HEAVY)
         red, green, blue = r.to(tl.float32), g.to(tl.float32), b.to(tl.float32)

@@ -47,7 +47,7 @@ def fingerprint(kernel: JITFunction[Any], *compiled_with: Any) -> str:
 
     Args:
         kernel: its code, that of the functions it calls and the constants they name count; comments and docstrings
-            do not, nor where in a file they stand.
+            do not, nor where they stand.
         compiled_with: signature, constants, options, target.
     """
     parts = [triton.__version__, sorted(code_of(kernel).items()), repr(compiled_with), _reader()]
@@ -63,14 +63,16 @@ def _reader() -> str:
 def code_of(kernel: JITFunction[Any]) -> dict[str, str]:
     """{name: code} of a kernel and of all functions that it calls, and {name: value} of the constants they name."""
     found: dict[str, str] = {}
-    waiting = [kernel]
+    waiting, seen = [kernel], set[JITFunction[Any]]()
     while waiting:
         function = waiting.pop()
-        name = f"{function.__module__}.{function.__name__}"
-        if name in found:
+        name, tree = function.__name__, function.parse()
+        code = ast.unparse(_without_docstring(tree.body[0]))
+        if found.setdefault(name, code) != code:
+            raise TypeError(f"{kernel.__name__} calls two functions of the name {name}")
+        if function in seen:
             continue
-        tree = function.parse()
-        found[name] = ast.unparse(_without_docstring(tree.body[0]))
+        seen.add(function)
         for used in sorted(_global_names(tree)):
             value = function.__globals__.get(used)
             if isinstance(value, JITFunction):

@@ -36,22 +36,25 @@ from triton.compiler import ASTSource
 from kernel_gate import faults
 from kernel_record import Rows, fingerprint, read_counts, read_rows, write_record
 from kernel_usage import target, usage
-from torch_sink.triton_kernels.jpeg.variants import JpegVariant, jpeg_variants, some_jpeg_variants
-from torch_sink.triton_kernels.stages.variants import Variant, some_variants, variants
+from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES
+from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
+from torch_sink.triton_kernels.launching import Variant
+from torch_sink.triton_kernels.stages.variants import OUTPUTS, variants
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "examples" / "benchmarks" / "results" / "kernels.json"
 TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")
 ALIGNED = [["tt.divisibility", 16]]
 Job = tuple[str, str]  # names of a variant and of a target
+# How the names of variants end that differ little from others: stages for other dtypes, JPEG kernels for small batches.
+SIMILAR = (*list(OUTPUTS)[1:], *(f"{shape.bits} bits" for shape in LANE_SHAPES[:-1]))
 
 
 @functools.cache
-def every_variant(name: str, *, some: bool = False) -> dict[str, Variant | JpegVariant]:
+def every_variant(name: str, *, some: bool = False) -> dict[str, Variant]:
     """The variants for a target by their names: all, or those that differ most."""
-    threads = target(name).warp_size
-    chosen = (*some_variants(), *some_jpeg_variants(threads)) if some else (*variants(), *jpeg_variants(threads))
-    return {variant.name: variant for variant in chosen}
+    every = (*variants(), *jpeg_variants(target(name).warp_size))
+    return {variant.name: variant for variant in every if not (some and variant.name.endswith(SIMILAR))}
 
 
 def every_job() -> list[Job]:
@@ -72,7 +75,7 @@ def chosen_jobs(arguments: argparse.Namespace) -> list[Job]:
     ]
 
 
-def options_of(variant: Variant | JpegVariant, name: str) -> dict[str, Any]:
+def options_of(variant: Variant, name: str) -> dict[str, Any]:
     """What the launcher asks of the compiler for a target."""
     options = {"num_warps": variant.warps, "enable_fp_fusion": False}
     if name.startswith("cuda") and variant.registers is not None:

@@ -19,7 +19,7 @@ from torch_sink.image.sources.decoded import Box
 from torch_sink.image.sources.jpeg_header import read_jpeg_header
 from torch_sink.image.sources.source import EncodedSource, PixelSource
 from torch_sink.triton_kernels.jpeg import layout
-from torch_sink.triton_kernels.jpeg.window import TileShape
+from torch_sink.triton_kernels.jpeg.layout import TileShape
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTORS = {"4:4:4": (1, 1), "4:2:2": (2, 1), "4:2:0": (2, 2), "4:4:0": (1, 2), "gray": (1, 1)}

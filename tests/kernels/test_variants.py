@@ -27,11 +27,12 @@ from torch_sink.image.execute.run import run_planned
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.sources.decoded import Decoded
 from torch_sink.image.sources.source import FinishedSource
-from torch_sink.triton_kernels import interpreter
-from torch_sink.triton_kernels.jpeg import color, entropy, idct, owners
-from torch_sink.triton_kernels.jpeg.variants import JpegVariant, jpeg_variants
+from torch_sink.triton_kernels import launching
+from torch_sink.triton_kernels.jpeg import color, entropy, idct, lanes
+from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
+from torch_sink.triton_kernels.launching import Variant
 from torch_sink.triton_kernels.stages import prologue, stage, statistics
-from torch_sink.triton_kernels.stages.variants import Variant, variants
+from torch_sink.triton_kernels.stages.variants import variants
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 POINTERS = {
@@ -55,7 +56,7 @@ def launch_key(name: str, types: dict[str, str], constants: dict[str, Any], warp
     return name, frozenset(types.items()), frozenset(constants.items()), warps, registers
 
 
-def key_of(variant: Variant | JpegVariant) -> Any:
+def key_of(variant: Variant) -> Any:
     types = {name: kind for name, kind in variant.signature.items() if kind != "constexpr"}
     return launch_key(variant.kernel.__name__, types, variant.constants, variant.warps, variant.registers)
 
@@ -88,11 +89,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     """What is launched, of kernels that are chosen as for a device."""
     found: Launched = set()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    for module in (prologue, stage, statistics, owners, entropy, idct, color):
+    for module in (prologue, stage, statistics, lanes, entropy, idct, color):
         for name, kernel in list(vars(module).items()):
             if name.endswith("_kernel"):
                 monkeypatch.setattr(module, name, RecordedKernel(kernel, found))
-    monkeypatch.setattr(interpreter, "is_interpreted", lambda: False)
+    monkeypatch.setattr(launching, "is_interpreted", lambda: False)
     return found
 
 

@@ -13,7 +13,9 @@ import triton
 import triton.language as tl
 
 from ..arithmetic import luminance
-from ..options import compiler_options
+from ..launching import compiler_options
+from .idct import window_of
+from .lanes import assign_owners
 from .layout import (
     BOX_HEIGHT,
     BOX_LEFT,
@@ -30,9 +32,8 @@ from .layout import (
     PLANES,
     PLANES_UNIT,
     WIDTH,
+    TileShape,
 )
-from .owners import assign_owners
-from .window import TileShape, window_of
 
 # Two samples of a byte each, in the halves of 32 bits.
 HALVES = tl.constexpr(0x00FF00FF)
@@ -134,12 +135,7 @@ def _half(pair, HALF: tl.constexpr):
 def _rows(y, factor, repeats, height, rows):
     """The two rows of chroma samples next to each row of pixels, the nearer first; that one twice where one counts.
 
-    Args:
-        y: int32 [Y], rows of the window.
-        factor: 1 or 2, rows of pixels for a row of samples.
-        repeats: the nearest counts alone.
-        height: rows of pixels of the image, from the window's first on.
-        rows: of samples in the window.
+    `factor` is 1 or 2, rows of pixels for a row of samples; `height` counts those of the image from the window's first.
     """
     near = y >> (factor - 1)
     last = tl.minimum((height + factor - 1) >> (factor - 1), rows) - 1
@@ -167,13 +163,7 @@ def _upsampled_down(plane, samples, near, far, word, y, factor):
 
 @triton.jit
 def _upsampled(plane, samples, near, far, word, last, repeats, factor):
-    """`_upsampled_down` of a plane with a sample for two columns: first between rows, then between columns.
-
-    Args:
-        last: the last sample of a row.
-        repeats: the nearest sample counts alone.
-        factor: 1 or 2, rows of pixels for a row of samples.
-    """
+    """`_upsampled_down` of a plane with a sample for two columns: first between rows, then between columns."""
     two = plane.to(tl.pointer_type(tl.uint16))
     own = 3 * _spread(tl.load(two + (near[:, None] * (samples // 2) + word[None, :])))
     own += _spread(tl.load(two + (far[:, None] * (samples // 2) + word[None, :])))
@@ -228,13 +218,7 @@ def run_color(
     *,
     shape: TileShape,
 ) -> None:
-    """Launches upsampling and colors of a batch.
-
-    Args:
-        planes, pixels, images, windows: as in `color_kernel`.
-        tile_images: int32 [tiles], written; it has room for the tiles of all windows.
-        shape: of a tile, as the windows were counted out with.
-    """
+    """Launches upsampling and colors of a batch; the arguments are those of `color_kernel`, and as in `run_idct`."""
     if len(tile_images):
         assign_owners(windows, tile_images, FIRST_PIXEL_TILE)
         color_kernel[(len(tile_images),)](

@@ -22,15 +22,13 @@ from typing import NamedTuple
 import torch
 import triton
 
-from ..options import compiler_options
-from .dc import dc_kernel
+from ..launching import compiler_options
+from .lanes import assign_owners, sum_before_kernel
 from .layout import FIRST_LANE
-from .lookup import FIRST_ENTRIES, LOOKUP_ENTRIES, lookup_kernel
-from .owners import assign_owners
-from .prefix import sum_before_kernel
+from .symbols import FIRST_ENTRIES, LOOKUP_ENTRIES, lookup_kernel
 from .synchronize import compare_kernel, round_kernel, warm_up_kernel
 from .unstuff import count_unstuffed_kernel, unstuff_kernel
-from .write import write_kernel
+from .write import dc_kernel, write_kernel
 
 # Lanes of a program that decodes: one warp, so that its lanes do not wait for those of other warps.
 LANES_A_WARP = 64 if torch.version.hip else 32
@@ -42,17 +40,11 @@ INTERPRETED_LANES = 16384
 
 
 class LaneShape(NamedTuple):
-    """How the work is dealt out to lanes.
+    """How the work is dealt out to lanes."""
 
-    Attributes:
-        bits: of a lane; a power of two.
-        warm_up_bits: how much earlier a lane begins.
-        rounds: of corrections.
-    """
-
-    bits: int
-    warm_up_bits: int
-    rounds: int
+    bits: int  # of a lane; a power of two
+    warm_up_bits: int  # how much earlier a lane begins
+    rounds: int  # of corrections
 
 
 # Long lanes waste less on synchronization, short ones fill a device with few images. The rounds suffice for 99 of 100
@@ -64,41 +56,23 @@ INTERPRETED_LANE_SHAPE = LaneShape(256, 512, 64)
 
 
 class EntropyBuffers(NamedTuple):
-    """What the stages leave to each other, and the results.
+    """What the stages leave to each other, and the results."""
 
-    Attributes:
-        unstuffed: uint8 [bytes].
-        kept: int32 [lanes], bytes that stay.
-        kept_before: int32 [lanes], in the earlier lanes of the segment.
-        segment_bytes: int32 [segments], after unstuffing.
-        lookups: uint16 [tables, LOOKUP_ENTRIES].
-        lane_segments: int32 [lanes].
-        entries: int32 [lanes], the state from which a lane was decoded.
-        exits: int32 [lanes], the state at its end.
-        blocks: int32 [lanes], blocks that ended in a lane.
-        blocks_before: int32 [lanes], in the earlier lanes of the segment.
-        segment_blocks: int32 [segments], blocks that ended in a segment.
-        items: int64 [2, lanes], the list of a round and that of the next.
-        counts: int32 [rounds + 1, 4], the length of each list, 16 bytes apart.
-        coefficients: int16 [blocks, 64], the result.
-        status: int32 [images], the result.
-    """
-
-    unstuffed: torch.Tensor
-    kept: torch.Tensor
-    kept_before: torch.Tensor
-    segment_bytes: torch.Tensor
-    lookups: torch.Tensor
-    lane_segments: torch.Tensor
-    entries: torch.Tensor
-    exits: torch.Tensor
-    blocks: torch.Tensor
-    blocks_before: torch.Tensor
-    segment_blocks: torch.Tensor
-    items: torch.Tensor
-    counts: torch.Tensor
-    coefficients: torch.Tensor
-    status: torch.Tensor
+    unstuffed: torch.Tensor  # uint8 [bytes], in words of four whose bytes are reversed
+    kept: torch.Tensor  # int32 [lanes], bytes that stay
+    kept_before: torch.Tensor  # int32 [lanes], in the earlier lanes of the segment
+    segment_bytes: torch.Tensor  # int32 [segments], after unstuffing
+    lookups: torch.Tensor  # uint16 [tables, LOOKUP_ENTRIES]
+    lane_segments: torch.Tensor  # int32 [lanes], or NO_OWNER
+    entries: torch.Tensor  # int32 [lanes], the state from which a lane was decoded
+    exits: torch.Tensor  # int32 [lanes], the state at its end
+    blocks: torch.Tensor  # int32 [lanes], blocks that ended in a lane
+    blocks_before: torch.Tensor  # int32 [lanes], in the earlier lanes of the segment
+    segment_blocks: torch.Tensor  # int32 [segments], blocks that ended in a segment
+    items: torch.Tensor  # int64 [2, lanes], the list of a round and that of the next
+    counts: torch.Tensor  # int32 [rounds + 1, 4], the length of each list, 16 bytes apart
+    coefficients: torch.Tensor  # int16 [blocks, 64], the result
+    status: torch.Tensor  # int32 [images], the result
 
     @property
     def lanes(self) -> int:
@@ -126,19 +100,7 @@ def new_buffers(
     device: torch.device | str,
     interpreted: bool = False,
 ) -> EntropyBuffers:
-    """Buffers for batches of at most this size.
-
-    Args:
-        stream_bytes: length of the stream.
-        images: rows of the images.
-        segments: rows of the segments.
-        tables: rows of the Huffman tables.
-        lanes: the sum of LANES over the segments.
-        blocks: the sum of BLOCKS over the images.
-        rounds: of corrections.
-        device: where the kernels run.
-        interpreted: they run in Triton's interpreter.
-    """
+    """Buffers for batches of at most this size: lanes of all segments, blocks of all images, rows of each table."""
     program = lanes_of_program(lanes, interpreted=interpreted)
     lanes = triton.cdiv(lanes, program) * program
 

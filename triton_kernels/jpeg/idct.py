@@ -14,20 +14,35 @@ import torch
 import triton
 import triton.language as tl
 
-from ..options import compiler_options
+from ..launching import compiler_options
+from .lanes import assign_owners
 from .layout import (
     FIRST_BLOCK,
     FIRST_BLOCK_TILE,
+    IMAGE_COLUMNS,
     MCU_LEFT,
     MCU_TOP,
+    MCUS_ACROSS,
+    MCUS_DOWN,
     MCUS_PER_ROW,
     PLANES,
     PLANES_UNIT,
     QUANTIZATION,
+    SAMPLING_H,
+    SAMPLING_V,
     UNITS,
+    WINDOW_COLUMNS,
+    TileShape,
 )
-from .owners import assign_owners
-from .window import TileShape, window_of
+
+
+@triton.jit
+def window_of(number, images, windows):
+    """Pointers to the rows of an image and of its window, the window's MCUs across and down, and the luma's factors."""
+    image = images + number * IMAGE_COLUMNS
+    window = windows + number * WINDOW_COLUMNS
+    across, down = tl.load(window + MCUS_ACROSS), tl.load(window + MCUS_DOWN)
+    return image, window, across, down, tl.load(image + SAMPLING_H), tl.load(image + SAMPLING_V)
 
 
 @triton.jit
@@ -203,12 +218,9 @@ def run_idct(
     *,
     shape: TileShape,
 ) -> None:
-    """Launches the inverse transform of a batch.
+    """Launches the inverse transform of a batch; the arguments are those of `idct_kernel`.
 
-    Args:
-        coefficients, quantization, planes, images, windows: as in `idct_kernel`.
-        tile_images: int32 [tiles], written; it has room for the tiles of all windows.
-        shape: of a tile, as the windows were counted out with.
+    `tile_images` is written, and has room for the tiles of all windows, which were counted out with `shape`.
     """
     if len(tile_images):
         assign_owners(windows, tile_images, FIRST_BLOCK_TILE)

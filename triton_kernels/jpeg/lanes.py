@@ -1,29 +1,48 @@
-"""Lanes: what decodes in parallel. A lane of a segment decodes the symbols that start within its `lane_bits` bits.
+"""Lanes and tiles: what programs work on, numbered through all segments, or through all images.
 
-Restart markers make a batch of many short segments, a large photograph is one long segment: lanes of all segments are
-numbered through, and programs take blocks of lanes without regard to where segments begin.
+Restart markers make a batch of many short segments, a large photograph is one long segment: programs take blocks of
+lanes without regard to where segments begin. A row of a table says which of them is its first, and how many it has.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
-from .layout import FIRST_LANE, SEGMENT_COLUMNS
-from .owners import NO_OWNER
-from .symbols import load_tables, words_of
+from ..launching import compiler_options
+from .layout import FIRST_LANE, LANES, SEGMENT_COLUMNS
+
+NO_OWNER = tl.constexpr(-1)
+BLOCK = 1024
+
+
+@triton.jit(do_not_specialize=["columns", "first_column"])
+def assign_kernel(table, owners, columns, first_column, BLOCK: tl.constexpr):
+    """Tells everyone that belongs to one row of a table int32 [rows, columns], a program a row.
+
+    Args:
+        owners: int32 [lanes or tiles], NO_OWNER before; it stays where no row is in need.
+        first_column: of the first that belongs to a row; the column after it says how many do.
+    """
+    number = tl.program_id(0)
+    row = table + number * columns + first_column
+    first, count = tl.load(row), tl.load(row + 1)
+    for begin in range(0, count, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        tl.store(owners + first + at, number + tl.zeros_like(at), mask=at < count)
+
+
+def assign_owners(table: torch.Tensor, owners: torch.Tensor, first: tl.constexpr) -> None:
+    """Fills in `owners`; the arguments are those of `assign_kernel`."""
+    owners.fill_(NO_OWNER.value)
+    columns = table.shape[1]
+    assign_kernel[(len(table),)](table, owners, columns, first.value, BLOCK=BLOCK, **compiler_options(warps=1))
 
 
 @triton.jit
 def bits_of_lanes(lane, is_wanted, lane_segments, segments, segment_bytes, lane_bits):
-    """Where lanes begin and end, in bits of their segments.
-
-    Args:
-        lane: int32 [B].
-        is_wanted: bool [B]; other lanes are treated as those without a segment.
-        lane_segments: int32 [lanes].
-        segments: int32 [segments, SEGMENT_COLUMNS].
-        segment_bytes: int32 [segments], after unstuffing.
+    """Where lanes [B] begin and end, in bits of their segments; one that is not wanted is as one without a segment.
 
     Returns:
         The row of each lane's segment, then the lane's first bit, the bit after its last, and the bits of the
@@ -40,8 +59,18 @@ def bits_of_lanes(lane, is_wanted, lane_segments, segments, segment_bytes, lane_
 
 
 @triton.jit
-def load_lanes(lane, is_wanted, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits):
-    """What lanes decode, and with which tables: `bits_of_lanes`, then `load_tables` and `words_of`."""
-    row, begin, end, bits = bits_of_lanes(lane, is_wanted, lane_segments, segments, segment_bytes, lane_bits)
-    is_used = bits >= 0
-    return row, begin, end, bits, load_tables(row, images, is_used), words_of(row, unstuffed, is_used)
+def sum_before_kernel(counts, sums, totals, segments, BLOCK: tl.constexpr):
+    """Of `counts` [lanes] the `sums` over the earlier lanes of the same segment, and the `totals` [segments].
+
+    A program a segment; all are int32.
+    """
+    segment = tl.program_id(0)
+    first = tl.load(segments + segment * SEGMENT_COLUMNS + FIRST_LANE)
+    lanes = tl.load(segments + segment * SEGMENT_COLUMNS + LANES)
+    total = tl.zeros((), tl.int32)
+    for begin in range(0, lanes, BLOCK):
+        lane = begin + tl.arange(0, BLOCK)
+        count = tl.load(counts + first + lane, mask=lane < lanes, other=0)
+        tl.store(sums + first + lane, total + tl.cumsum(count, axis=0) - count, mask=lane < lanes)
+        total += tl.sum(count, axis=0)
+    tl.store(totals + segment, total)

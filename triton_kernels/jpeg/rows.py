@@ -7,7 +7,7 @@ Blocks stand in the order of the scan: block = FIRST_BLOCK of the image + UNITS 
 The units of an MCU are its luma blocks row by row, then Cb, then Cr. The coefficients of a block are int16 [64] in
 zigzag order.
 
-A window is the rectangle of whole MCUs that a box of pixels needs: see `window.py`. This module imports nothing, so
+A window is the rectangle of whole MCUs that a box of pixels needs: see `layout.py`. This module imports nothing, so
 that a data worker can lay files out without loading a kernel.
 """
 

@@ -14,6 +14,8 @@ state finds, mostly after a few hundred bits, into the right one, by itself.
 No lane is twice on a list, and only the one program that has it writes what is known of a lane; so the results do not
 depend on the order in which programs run, although the order of the lists does. Lanes that are still on the list after
 the last round are noticed by the write pass.
+
+What the kernels read and write: `rows.py` and `EntropyBuffers`.
 """
 
 from __future__ import annotations
@@ -21,15 +23,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .lanes import bits_of_lanes, load_lanes
-from .lookup import advance_of, step_of
+from .lanes import bits_of_lanes
 from .symbols import (
     SYMBOLS_A_TURN,
+    advance_of,
+    load_lanes,
     load_words,
     look_up,
     move,
     next_place,
     pack_state,
+    step_of,
     unpack_state,
 )
 
@@ -68,19 +72,7 @@ def warm_up_kernel(
     unstuffed, segments, segment_bytes, lane_segments, images, lookups, entries, exits, blocks,
     lane_bits, warm_up_bits, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Guesses the entry of every lane, and decodes the lane from there.
-
-    Args:
-        unstuffed: uint8 [bytes], in words of four.
-        segments: int32 [segments, SEGMENT_COLUMNS].
-        segment_bytes: int32 [segments], after unstuffing.
-        lane_segments: int32 [lanes].
-        images: int32 [images, IMAGE_COLUMNS].
-        lookups: uint16 [tables, LOOKUP_ENTRIES].
-        entries: int32 [lanes], written: the state from which the lane was decoded.
-        exits: int32 [lanes], written: the state at its end.
-        blocks: int32 [lanes], written: how many blocks ended in it.
-    """
+    """Guesses the entry of every lane, and decodes the lane from there; writes `entries`, `exits` and `blocks`."""
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     _, begin, end, bits, tables, words = load_lanes(
         lane, lane >= 0, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits
@@ -107,10 +99,7 @@ def compare_kernel(
 ):  # fmt: skip
     """Lists the lanes that began in another state than the one in which the lane before them ended.
 
-    Args:
-        segments, segment_bytes, lane_segments, entries, exits: as in `warm_up_kernel`.
-        items: int64 [lanes], written: the list.
-        count: int32 [1], 0 before: its length.
+    Writes the list, `items` [lanes], and its length, `count` [1], which is 0 before.
     """
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     _, begin, _, bits = bits_of_lanes(lane, lane >= 0, lane_segments, segments, segment_bytes, lane_bits)
@@ -126,16 +115,7 @@ def round_kernel(
     items, count, next_items, next_count,
     lane_bits, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Decodes the lanes of a list again.
-
-    Args:
-        unstuffed, segments, segment_bytes, lane_segments, images, lookups, entries, exits, blocks: as in
-            `warm_up_kernel`.
-        items: int64 [lanes], the list.
-        count: int32 [1], its length.
-        next_items: int64 [lanes], written: the list of the next round.
-        next_count: int32 [1], 0 before: its length.
-    """
+    """Decodes the lanes of a list again, and writes the list of the next round; lists are as in `compare_kernel`."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     length = tl.load(count)
     if tl.program_id(0) * BLOCK < length:

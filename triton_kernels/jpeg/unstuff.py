@@ -10,8 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .lanes import NO_OWNER
 from .layout import BYTES, FIRST_BYTE, FIRST_LANE, FOREIGN_MARKER, SEGMENT_COLUMNS, SEGMENT_IMAGE
-from .owners import NO_OWNER
 
 # Zeros after the end of a segment: a lane that ends there holds the words up to 15 bytes further on.
 SPARE_BYTES = tl.constexpr(16)
@@ -67,15 +67,7 @@ def count_flags(flags):
 def count_unstuffed_kernel(
     stream, segments, lane_segments, kept, status, LANE_BYTES: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """How many bytes of each lane stay.
-
-    Args:
-        stream: uint8 [bytes], stuffed.
-        segments: int32 [segments, SEGMENT_COLUMNS].
-        lane_segments: int32 [lanes].
-        kept: int32 [lanes], written.
-        status: int32 [images]. FOREIGN_MARKER is set where 0xFF is followed by anything but 0, or by nothing.
-    """
+    """How many bytes of each lane are `kept`; FOREIGN_MARKER where 0xFF is followed by anything but 0."""
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row, _, _, stays, markers = load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES)
     tl.store(kept + lane, tl.sum(count_flags(stays), axis=1))
@@ -89,16 +81,7 @@ def unstuff_kernel(
     stream, segments, lane_segments, kept_before, segment_bytes, unstuffed,
     LANE_BYTES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Moves the bytes that stay together.
-
-    Args:
-        stream: uint8 [bytes], stuffed.
-        segments: int32 [segments, SEGMENT_COLUMNS].
-        lane_segments: int32 [lanes].
-        kept_before: int32 [lanes], in earlier lanes of the segment.
-        segment_bytes: int32 [segments], after unstuffing.
-        unstuffed: uint8 [bytes], written: segments begin where they begin in `stream`, and zeros follow them.
-    """
+    """Moves the bytes that stay together: segments begin where they begin in `stream`, and zeros follow them."""
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row, first_byte, word, stays, _ = load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES)
     count = count_flags(stays)

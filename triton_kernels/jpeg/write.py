@@ -1,4 +1,6 @@
-"""The write pass: every lane decodes once more, from where it is now known to begin, and stores the coefficients.
+"""The write pass and DC prediction: the coefficients at their places.
+
+Every lane decodes once more, from where it is now known to begin, and stores the coefficients.
 
 A coefficient goes to its place, together with its neighbors: the number of blocks that ended in the lanes before is the
 sum of what these counted. AC coefficients are final, as the file has them; in the place of a DC coefficient stands its
@@ -7,6 +9,9 @@ difference to the one before.
 Here everything is checked that a lane can know: that it began in the state in which the lane before it ended (from
 the first lane on, that proves the decoding to be the sequential one), that each code is used and each coefficient lies
 in its block, and that the last block ends in the last byte.
+
+Then the DC coefficients are made of their differences, which are those to the block before, of the same component: they
+are prefix sums, of each component of each segment.
 """
 
 from __future__ import annotations
@@ -14,24 +19,32 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .lanes import load_lanes
 from .layout import (
+    COMPONENTS,
     DATA_LEFT,
     DATA_MISSING,
+    IMAGE_COLUMNS,
     NOT_CONVERGED,
     RUN_TOO_LONG,
     SEGMENT_BLOCKS,
+    SEGMENT_COLUMNS,
     SEGMENT_FIRST_BLOCK,
     SEGMENT_IMAGE,
+    UNITS,
     UNUSED_CODE,
 )
-from .lookup import END, UNUSED, advance_of, size_of, step_of
 from .symbols import (
+    END,
     SYMBOLS_A_TURN,
+    UNUSED,
+    advance_of,
+    load_lanes,
     load_words,
     look_up,
     move,
     next_place,
+    size_of,
+    step_of,
     unpack_state,
 )
 
@@ -60,21 +73,7 @@ def write_kernel(
     coefficients, status,
     lane_bits, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Stores the coefficients of a block of lanes.
-
-    Args:
-        unstuffed: uint8 [bytes], in words of four.
-        segments: int32 [segments, SEGMENT_COLUMNS].
-        segment_bytes: int32 [segments], after unstuffing.
-        lane_segments: int32 [lanes].
-        images: int32 [images, IMAGE_COLUMNS].
-        lookups: uint16 [tables, LOOKUP_ENTRIES].
-        entries: int32 [lanes], the state from which each lane was decoded.
-        exits: int32 [lanes], the state at its end.
-        blocks_before: int32 [lanes], blocks that ended in the earlier lanes of the segment.
-        coefficients: int16 [blocks, 64], zero before.
-        status: int32 [images].
-    """
+    """Stores the coefficients of a block of lanes, which are 0 before; arguments are as in `EntropyBuffers`."""
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row, begin, end, bits, tables, words = load_lanes(
         lane, lane >= 0, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits
@@ -134,3 +133,31 @@ def write_kernel(
     problems |= tl.where((is_complete == 0) & (end == bits), DATA_MISSING, 0)
     image = tl.load(row + SEGMENT_IMAGE, mask=is_needed, other=0)
     tl.atomic_or(status + image, problems, mask=is_needed & (problems != 0), sem="relaxed")
+
+
+@triton.jit
+def dc_kernel(segments, images, coefficients, BLOCK: tl.constexpr):
+    """Turns the differences of one component of one segment into coefficients, in place, a program each.
+
+    Sums are kept to 16 bits, as libjpeg keeps them.
+    """
+    segment = segments + tl.program_id(0) * SEGMENT_COLUMNS
+    component = tl.program_id(1)
+    image = images + tl.load(segment + SEGMENT_IMAGE) * IMAGE_COLUMNS
+    components = tl.load(image + COMPONENTS)
+    if component < components:
+        units = tl.load(image + UNITS)
+        luma = units - components + 1
+        first_unit = tl.where(component == 0, 0, luma + component - 1)
+        of_mcu = tl.where(component == 0, luma, 1)
+        # Segments hold whole MCUs.
+        blocks = tl.load(segment + SEGMENT_BLOCKS) // units * of_mcu
+        first = coefficients + tl.load(segment + SEGMENT_FIRST_BLOCK).to(tl.int64) * 64
+        before = tl.zeros((), tl.int32)
+        for begin in range(0, blocks, BLOCK):
+            number = begin + tl.arange(0, BLOCK)
+            block = number // of_mcu * units + first_unit + number % of_mcu
+            at = first + block.to(tl.int64) * 64
+            difference = tl.load(at, mask=number < blocks, other=0).to(tl.int32)
+            tl.store(at, (before + tl.cumsum(difference, axis=0)).to(tl.int16), mask=number < blocks)
+            before += tl.sum(difference, axis=0)

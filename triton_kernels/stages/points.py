@@ -1,4 +1,4 @@
-"""What may follow a head: maps of positions, and operations that turn each pixel into another."""
+"""What may follow a head: maps of positions, boxes that are written over, and operations on each pixel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 from ..arithmetic import blend, clamp, cut, gray_value, load_float, round_half_even
-from ..pillow.hue import turn_hue
 from ..program import (
     BLEND_MEAN,
     BRIGHTNESS,
@@ -32,8 +31,7 @@ from ..program import (
     TABLE,
     TO_BYTE,
 )
-from ..tensor.hue import turn_tensor_hue
-from ..view import load_value
+from .hue import turn_hue, turn_tensor_hue
 
 
 @triton.jit
@@ -64,6 +62,27 @@ def map_axis(code, operation, is_x: tl.constexpr, tables, index, position, left_
             position = tl.where(position < 0, -1 - position, position)
             position = tl.where(position >= size, 2 * size - 1 - position, position)
     return position, left_at
+
+
+@triton.jit
+def in_box(operation, x, y):
+    """Which positions an ERASE or PASTE writes. `x` int32 [X], `y` int32 [Y]."""
+    across = (x >= tl.load(operation + 1)) & (x < tl.load(operation + 3))
+    down = (y >= tl.load(operation + 2)) & (y < tl.load(operation + 4))
+    return down[:, None] & across[None, :]
+
+
+@triton.jit
+def place_in_box(operation, x, y):
+    """What the row and the column of a position in its box add to its place among the pixels of a PASTE."""
+    left = tl.load(operation + 1)
+    return (y - tl.load(operation + 2)) * (tl.load(operation + 3) - left), x - left
+
+
+@triton.jit
+def pasted(pixels, place, here, value):
+    """`value`, but the given pixels where `here`."""
+    return tl.where(here, load_float(pixels, tl.where(here, place, 0)), value)
 
 
 @triton.jit
@@ -134,9 +153,9 @@ def apply_point(code, operation, tables, red, green, blue, top, IS_HEAVY: tl.con
         green = chosen(tl.load(operation + 2), old_red, old_green, old_blue)
         blue = chosen(tl.load(operation + 3), old_red, old_green, old_blue)
     elif (code >= LOOKUP) & (code < BLEND_MEAN):
-        red = load_value(tables + tl.load(operation + TABLE), red.to(tl.int32))
-        green = load_value(tables + tl.load(operation + TABLE + 1), green.to(tl.int32))
-        blue = load_value(tables + tl.load(operation + TABLE + 2), blue.to(tl.int32))
+        red = load_float(tables + tl.load(operation + TABLE), red.to(tl.int32))
+        green = load_float(tables + tl.load(operation + TABLE + 1), green.to(tl.int32))
+        blue = load_float(tables + tl.load(operation + TABLE + 2), blue.to(tl.int32))
         top = first
     if IS_HEAVY:
         if code == NORMALIZE:

@@ -1,4 +1,8 @@
-"""What the stages need to be made first, in one launch: weights of resizes, and which tile each program makes."""
+"""What the stages need to be made first, in one launch: weights of resizes, and which tile each program makes.
+
+Weights are those of Pillow's `precompute_coeffs`, in float64 and rounded to whole numbers, or those of torch's
+antialiased resize of floats, `_compute_indices_min_size_weights_aa`, in float32.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,89 @@ import torch
 import triton
 import triton.language as tl
 
-from ..options import compiler_options
-from ..pillow.weights import write_whole_weights
+from ..arithmetic import fused
+from ..launching import compiler_options
 from ..program import (
+    BICUBIC,
+    BOX,
+    FILTER,
+    FIRST_AT,
     FIRST_TILE,
+    IN_SIZE,
+    OUT_SIZE,
     PRECISION,
     PROLOGUE_COLUMNS,
+    TAPS,
     TILED_JOB,
     TILES_ACROSS,
     TILES_DOWN,
     WEIGHTS,
+    WEIGHTS_AT,
     WORK,
 )
-from ..tensor.weights import write_float_weights
+
+
+@triton.jit
+def tap_weight(tap, center, first, count, inverse, KIND, IS_WHOLE: tl.constexpr):
+    """The weight of one tap before all are divided by their sum, 0 past the last one; in the type of `center`."""
+    distance = (first + tap).to(center.dtype) - center
+    offset = ((distance.to(tl.float64) + 0.5) * inverse.to(tl.float64)).to(center.dtype)
+    x = tl.abs(offset)
+    weight = tl.where(x < 1.0, 1.0 - x, 0.0)
+    if KIND == BICUBIC:
+        if IS_WHOLE:
+            near = ((-0.5 + 2.0) * x - (-0.5 + 3.0)) * x * x + 1
+            far = (((x - 5) * x + 8) * x - 4) * -0.5
+        else:
+            near = fused(fused(x, 1.5, -2.5) * x, x, 1.0)
+            far = fused(fused(x - 5.0, x, 8.0), x, -4.0) * -0.5
+        weight = tl.where(x < 1.0, near, tl.where(x < 2.0, far, 0.0))
+    if IS_WHOLE:
+        if KIND == BOX:
+            weight = tl.where((offset > -0.5) & (offset <= 0.5), 1.0, 0.0).to(tl.float64)
+    return tl.where(tap < count, weight, 0.0)
+
+
+@triton.jit
+def write_weights(row, tables, IS_WHOLE: tl.constexpr, BLOCK: tl.constexpr):
+    """Writes the first source position of each output position, and the weights [taps, output positions] of one axis.
+
+    `IS_WHOLE`: Pillow's, which are whole, with as many bits after the point as the row says.
+    """
+    in_size = tl.load(row + IN_SIZE)
+    out_size = tl.load(row + OUT_SIZE)
+    taps = tl.load(row + TAPS)
+    kind = tl.load(row + FILTER)
+    unit = (1 << tl.load(row + PRECISION)).to(tl.float64)
+    # A filter is stretched when the image shrinks, and never squeezed.
+    if IS_WHOLE:
+        scale = in_size.to(tl.float64) / out_size.to(tl.float64)
+        stretch = tl.where(scale < 1.0, 1.0, scale)
+        inverse = 1.0 / stretch
+    else:
+        scale = tl.div_rn(in_size.to(tl.float32), out_size.to(tl.float32))
+        stretch = tl.maximum(scale, 1.0)
+        inverse = tl.div_rn(stretch * 0.0 + 1.0, stretch)
+    support = tl.where(kind == BICUBIC, 2.0, tl.where(kind == BOX, 0.5, 1.0)) * stretch
+    for begin in range(0, out_size, BLOCK):
+        position = begin + tl.arange(0, BLOCK)
+        here = position < out_size
+        center = ((position.to(tl.float64) + 0.5) * scale.to(tl.float64)).to(scale.dtype)
+        first = tl.maximum(((center - support).to(tl.float64) + 0.5).to(tl.int32), 0)
+        count = tl.minimum(((center + support).to(tl.float64) + 0.5).to(tl.int32), in_size) - first
+        total = tl.zeros_like(center)
+        for tap in range(taps):
+            total += tap_weight(tap, center, first, count, inverse, kind, IS_WHOLE)
+        total = tl.where(total == 0.0, 1.0, total)
+        tl.store(tables + tl.load(row + FIRST_AT) + position, first, mask=here)
+        for tap in range(taps):
+            weight = tap_weight(tap, center, first, count, inverse, kind, IS_WHOLE)
+            if IS_WHOLE:
+                scaled = weight / total * unit
+                entry = tl.where(scaled < 0.0, scaled - 0.5, scaled + 0.5).to(tl.int32)
+            else:
+                entry = tl.div_rn(weight, total).to(tl.int32, bitcast=True)
+            tl.store(tables + tl.load(row + WEIGHTS_AT) + tap * out_size + position, entry, mask=here)
 
 
 @triton.jit
@@ -52,9 +126,9 @@ def prologue_kernel(
     if tl.load(row + WORK) != WEIGHTS:
         write_tiles(row, tiles, BLOCK_Y, BLOCK_X, BLOCK)
     elif tl.load(row + PRECISION) != 0:
-        write_whole_weights(row, tables, BLOCK)
+        write_weights(row, tables, True, BLOCK)
     else:
-        write_float_weights(row, tables, BLOCK)
+        write_weights(row, tables, False, BLOCK)
 
 
 PROLOGUE_BLOCK = 256

@@ -16,10 +16,7 @@ import triton
 import triton.language as tl
 
 from ..arithmetic import as_element, as_filtered, load_float
-from ..options import compiler_options
-from ..pillow.box_blur import box_blur
-from ..pillow.resample import resample
-from ..pillow.warp import warp_fixed, warp_float
+from ..launching import compiler_options
 from ..program import (
     AFFINE,
     BOX_BLUR,
@@ -55,13 +52,10 @@ from ..program import (
     WARP,
     WIDTH,
 )
-from ..tensor.filter import filter_axis
-from ..tensor.grid import sample_grid
 from ..view import fetch, load_view
-from .erase import in_box, pasted, place_in_box
-from .mix import mix
-from .points import apply_point, map_axis
-from .sharpen import sharpen
+from .filters import box_blur, filter_axis, mix, resample, sharpen
+from .points import apply_point, in_box, map_axis, pasted, place_in_box
+from .warps import sample_grid, warp_fixed, warp_float
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..arithmetic import cut, fused, gray_value, load_float
-from ..options import compiler_options
+from ..launching import compiler_options
 from ..program import (
     AUTOCONTRAST,
     BLEND_MEAN,

@@ -14,7 +14,7 @@ from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.jpeg.decoder import JpegDecoder
 from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES
 from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
-from torch_sink.triton_kernels.options import compiler_options
+from torch_sink.triton_kernels.launching import compiler_options
 from torch_sink.triton_kernels.stages.variants import variants
 
 

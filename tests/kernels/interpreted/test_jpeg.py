@@ -40,10 +40,10 @@ from torch_sink.image.decode.jpeg.tables import Capacity
 from torch_sink.image.decode.providers import decode_sources
 from torch_sink.image.sources.decoded import Box
 from torch_sink.image.sources.source import EncodedSource, encoded_source
-from torch_sink.triton_kernels.interpreter import is_interpreted
 from torch_sink.triton_kernels.jpeg.color import color_kernel
 from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES, LaneShape
-from torch_sink.triton_kernels.jpeg.window import TILE_SHAPE
+from torch_sink.triton_kernels.jpeg.layout import TILE_SHAPE
+from torch_sink.triton_kernels.launching import is_interpreted
 
 SIZES = [(1, 1), (3, 17), (8, 8), (5, 33), (33, 31)]
 

@@ -10,16 +10,15 @@ from image.check import device_in_use
 
 from kernels.jpeg_cases import COLUMN, encode, noise, open_file, photo
 from kernels.jpeg_golden import Damaged, codes_of
-from torch_sink.triton_kernels.jpeg import layout, lookup
-from torch_sink.triton_kernels.jpeg.lookup import lookup_kernel
-from torch_sink.triton_kernels.jpeg.owners import assign_owners
-from torch_sink.triton_kernels.jpeg.prefix import sum_before_kernel
+from torch_sink.triton_kernels.jpeg import layout, symbols
+from torch_sink.triton_kernels.jpeg.lanes import assign_owners, sum_before_kernel
+from torch_sink.triton_kernels.jpeg.symbols import lookup_kernel
 from torch_sink.triton_kernels.jpeg.unstuff import count_unstuffed_kernel, unstuff_kernel
-from torch_sink.triton_kernels.options import compiler_options
+from torch_sink.triton_kernels.launching import compiler_options
 
-FIRST_BITS, FIRST_ENTRIES = lookup.FIRST_BITS.value, lookup.FIRST_ENTRIES.value
-GROUP_ENTRIES, GROUPS = lookup.GROUP_ENTRIES.value, lookup.GROUPS.value
-LOOKUP_ENTRIES, END, UNUSED = lookup.LOOKUP_ENTRIES.value, lookup.END.value, lookup.UNUSED.value
+FIRST_BITS, FIRST_ENTRIES = symbols.FIRST_BITS.value, symbols.FIRST_ENTRIES.value
+GROUP_ENTRIES, GROUPS = symbols.GROUP_ENTRIES.value, symbols.GROUPS.value
+LOOKUP_ENTRIES, END, UNUSED = symbols.LOOKUP_ENTRIES.value, symbols.END.value, symbols.UNUSED.value
 DC, AC = 0, 1
 
 

@@ -102,8 +102,8 @@ def prove(device: torch.device) -> Verdict:
 def _first_difference(device: torch.device) -> str:
     """The first file whose pixels are not Pillow's, in words; "" where there is none."""
     from torch_sink.image.decode.jpeg.decode import decode_jpegs
-    from torch_sink.triton_kernels.interpreter import is_interpreted
     from torch_sink.triton_kernels.jpeg.entropy import INTERPRETED_LANE_SHAPE, LANE_SHAPES
+    from torch_sink.triton_kernels.launching import is_interpreted
 
     files = list(cases())
     sources, boxes = [case.source for case in files], [case.box for case in files]

@@ -23,7 +23,7 @@ def launch_plan(plan: Plan, pixels: Pixels, target: torch.Tensor) -> None:
         target: [rows, C, H, W], written to; its device is where everything runs.
     """
     from torch_sink.image.plan.placed import placed_jobs, prologue_of
-    from torch_sink.triton_kernels.interpreter import is_interpreted
+    from torch_sink.triton_kernels.launching import is_interpreted
     from torch_sink.triton_kernels.stages.prologue import run_prologue
     from torch_sink.triton_kernels.stages.stage import run_stage, tile_shape
     from torch_sink.triton_kernels.stages.statistics import run_statistics

@@ -15,9 +15,9 @@ from torch_sink.image.decode.jpeg.decoder import Inputs, JpegDecoder
 from torch_sink.image.decode.jpeg.tables import JpegBatch, batch_of
 from torch_sink.image.sources.decoded import Box, Decoded
 from torch_sink.image.sources.source import EncodedSource
-from torch_sink.triton_kernels.interpreter import is_interpreted
 from torch_sink.triton_kernels.jpeg.entropy import LaneShape, choose_lane_shape
-from torch_sink.triton_kernels.jpeg.window import TileShape, tile_shape
+from torch_sink.triton_kernels.jpeg.layout import TileShape, tile_shape
+from torch_sink.triton_kernels.launching import is_interpreted
 
 # Blocks of a launch: 1 GiB of coefficients, which 1,000 photographs of 500 x 375 have.
 _MOST_BLOCKS = 1 << 23

@@ -9,7 +9,7 @@ import torch
 from torch_sink.image.core.transfer import to_device
 from torch_sink.image.decode.jpeg.tables import COLUMN, Capacity, JpegBatch, split_tables
 from torch_sink.triton_kernels.jpeg import color, entropy, idct
-from torch_sink.triton_kernels.jpeg.window import tile_shape
+from torch_sink.triton_kernels.jpeg.layout import tile_shape
 
 _INT32_BYTES = 4
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from torch_sink.image.decode.jpeg.block import ALIGNMENT_BYTES, Headers, JpegFiles, aligned
 from torch_sink.triton_kernels.jpeg import rows
-from torch_sink.triton_kernels.jpeg.layout import lane_count
-from torch_sink.triton_kernels.jpeg.window import TILE_SHAPE, TileShape
+from torch_sink.triton_kernels.jpeg.layout import TILE_SHAPE, TileShape, lane_count
 
 COLUMN = {name: value for name, value in vars(rows).items() if name.isupper()}
 

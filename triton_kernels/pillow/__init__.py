@@ -1,1 +1,0 @@
-"""Pillow's arithmetic: what makes its bits."""

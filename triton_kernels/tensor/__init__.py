@@ -1,1 +1,0 @@
-"""The arithmetic of torch's kernels for tensors, of bytes and of float32."""
