@@ -16,7 +16,7 @@ MOST_FILES = 16
 # The lowest first: what a floor imports stands before it.
 FLOORS = [
     *("triton_kernels", "triton_kernels.stages", "triton_kernels.jpeg"),
-    *("damage", "common", "tracing"),
+    *("common", "damage", "tracing"),
     *("sink.workers", "sink.sources", "sink.producers", "sink.slots", "sink"),
     *("image.core", "image.sources", "image.operations", "image.plan", "image.decode.jpeg", "image.decode"),
     *("image.handles", "image.execute", "image"),

@@ -43,31 +43,14 @@ _OPENERS = {
     "torch_sink.image.sources.source": None,
 }
 _SUFFIXES = frozenset(
-    (
-        ".jpg",
-        ".jpeg",
-        ".jpe",
-        ".png",
-        ".webp",
-        ".gif",
-        ".bmp",
-        ".tif",
-        ".tiff",
-        ".ppm",
-        ".pgm",
-        ".jp2",
-        ".avif",
-        ".heic",
-    )
+    ".jpg .jpeg .jpe .png .webp .gif .bmp .tif .tiff .ppm .pgm .jp2 .avif .heic".split()  # noqa: SIM905
 )
 
 
 def broken_file(error: BaseException, sample: str) -> BrokenFile | None:
-    """The file that made stock code raise `error`, or None where it says something else.
+    """The file that made stock code raise `error`, or what it was raised from; None where they say something else.
 
-    Args:
-        error: with its traceback; what it was raised from counts as well.
-        sample: for an image without a name.
+    `sample` stands for the name of an image that has none.
     """
     cause: BaseException | None = error
     while cause is not None:

@@ -16,8 +16,16 @@ from typing import Any
 from torch.utils.data import _DatasetKind, dataloader
 from torch.utils.data._utils import fetch
 
-from torch_sink.damage.policy import current_policy, or_current, policy_of_thread, set_policy
-from torch_sink.damage.report import NO_LOSS, DecodeReport, Loss, add_to_report
+from torch_sink.damage.report import (
+    NO_LOSS,
+    DecodeReport,
+    Loss,
+    add_to_report,
+    current_policy,
+    or_current,
+    policy_of_thread,
+    set_policy,
+)
 from torch_sink.damage.samples import GuardedCollate, GuardedDataset, PartialBatch, raise_without_samples
 from torch_sink.damage.stream import GuardedStream
 
@@ -30,7 +38,7 @@ class _GuardedMapFetcher(fetch._MapDatasetFetcher):
     def fetch(self, index: Any) -> Any:
         dataset = GuardedDataset(self.dataset)
         collate = GuardedCollate(self.collate_fn, self.policy, self.auto_collation, dataset.next_good)
-        guarded: Any = SimpleNamespace(dataset=dataset, auto_collation=self.auto_collation, collate_fn=collate)
+        guarded: Any = SimpleNamespace(**{**vars(self), "dataset": dataset, "collate_fn": collate})
         with policy_of_thread(self.policy):
             return fetch._MapDatasetFetcher.fetch(guarded, index)
 
@@ -44,13 +52,7 @@ class _GuardedIterableFetcher(fetch._IterableDatasetFetcher):
     def fetch(self, index: Any) -> Any:
         stream = self._stream()
         collate = GuardedCollate(self.collate_fn, self.policy, self.auto_collation, stream.next_good)
-        guarded: Any = SimpleNamespace(
-            dataset_iter=stream,
-            ended=self.ended,
-            auto_collation=self.auto_collation,
-            collate_fn=collate,
-            drop_last=self.drop_last,
-        )
+        guarded: Any = SimpleNamespace(**{**vars(self), "dataset_iter": stream, "collate_fn": collate})
         try:
             with policy_of_thread(self.policy):
                 return fetch._IterableDatasetFetcher.fetch(guarded, index)
@@ -64,10 +66,7 @@ class _GuardedIterableFetcher(fetch._IterableDatasetFetcher):
         return stream
 
 
-_GUARDED = {
-    fetch._MapDatasetFetcher: _GuardedMapFetcher,
-    fetch._IterableDatasetFetcher: _GuardedIterableFetcher,
-}
+_GUARDED = {fetch._MapDatasetFetcher: _GuardedMapFetcher, fetch._IterableDatasetFetcher: _GuardedIterableFetcher}
 
 
 def guard_fetcher(fetcher: Any, policy: str) -> None:
@@ -108,12 +107,7 @@ class GuardedInit:
 
 
 class Losses:
-    """What the iterators of one source lost since somebody asked.
-
-    Attributes:
-        loss: of all batches.
-        without_samples: what is left of each batch that was left out.
-    """
+    """What the iterators of one source lost since somebody asked, and what is left of each batch that was left out."""
 
     def __init__(self) -> None:
         self.loss = NO_LOSS
@@ -198,15 +192,10 @@ def begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
 
 
 class LoaderGuard:
-    """Guards the iterators that one `SinkLoader` has made, whether or not the image backend is on.
-
-    Attributes:
-        policy: of the SinkLoader; "raise" leaves it to the image backend.
-        losses: of its iterators.
-    """
+    """Guards the iterators that one `SinkLoader` has made, whether or not the image backend is on."""
 
     def __init__(self) -> None:
-        self.policy = "raise"
+        self.policy = "raise"  # of the SinkLoader; this leaves it to the image backend
         self.losses = Losses()
 
     @contextmanager

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import copy
 import operator
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-import numpy
-import torch
 from torch.utils.data._utils import pin_memory
 
+from torch_sink.common.random_state import global_random_state, set_global_random_state
 from torch_sink.damage.cause import BrokenFile, broken_file
 from torch_sink.damage.report import Loss
 from torch_sink.errors import DecodeError
@@ -25,17 +22,11 @@ class Placeholder(NamedTuple):
 
 
 class PartialBatch(NamedTuple):
-    """What a loader's worker makes of a batch with broken files.
-
-    Attributes:
-        batch: of the samples that are left.
-        loss: what is missing.
-        is_empty: nothing is left, and `batch` is none.
-    """
+    """What a loader's worker makes of a batch with broken files: the samples that are left, and what is missing."""
 
     batch: Any
     loss: Loss
-    is_empty: bool = False
+    is_empty: bool = False  # nothing is left, and `batch` is none
 
     def pin_memory(self, device: str | None = None) -> PartialBatch:
         """Called by the DataLoader's pinning thread."""
@@ -65,12 +56,12 @@ class GuardedDataset:
             return [self[index] for index in indices]
         for index in indices:
             self._note(index)
-        before = draws()
+        before = global_random_state()
         try:
             return at_once(indices)
         except Exception as error:
             self._placeholder(error, indices)  # raises what is about something else
-        set_draws(before)
+        set_global_random_state(before)
         return [self._one_of(at_once, index) for index in indices]
 
     def _one_of(self, at_once: Callable[[list[Any]], list[Any]], index: Any) -> Any:
@@ -100,20 +91,19 @@ class GuardedDataset:
             count = 0
         if self.first_after < 0:
             return None
-        first = self.first_after
-        with undisturbed_draws():
-            samples = (self.__getitems__([(first + step) % count])[0] for step in range(count))
+        first, before = self.first_after, global_random_state()
+        samples = (self.__getitems__([(first + step) % count])[0] for step in range(count))
+        try:
             return next((sample for sample in samples if type(sample) is not Placeholder), None)
+        finally:
+            set_global_random_state(before)
 
 
 class GuardedCollate:
     """A `collate_fn` without the placeholders among its samples.
 
-    Args:
-        collate: the loader's own function.
-        policy: "skip" or "replace".
-        is_batch: whether it gets lists of samples, and not one sample.
-        next_good: gives a sample that replaces all others of a batch, or None.
+    `is_batch` says whether the loader's own function gets lists of samples, and not one sample; `next_good` gives a
+    sample that replaces all others of a batch, or None.
     """
 
     def __init__(
@@ -162,25 +152,3 @@ def raise_without_samples(first: tuple[str, str]) -> NoReturn:
 def again(sample: Any) -> Any:
     """A sample once more, with containers of its own: a collate function may write to them."""
     return copy.copy(sample) if isinstance(sample, (dict, list)) else sample
-
-
-def draws() -> tuple[Any, ...]:
-    """Where torch's, numpy's and Python's global generators stand."""
-    return torch.get_rng_state(), numpy.random.get_state(), random.getstate()
-
-
-def set_draws(state: tuple[Any, ...]) -> None:
-    """Puts the global generators back."""
-    torch.set_rng_state(state[0])
-    numpy.random.set_state(state[1])
-    random.setstate(state[2])
-
-
-@contextmanager
-def undisturbed_draws() -> Iterator[None]:
-    """What is drawn inside, nobody misses afterwards."""
-    before = draws()
-    try:
-        yield
-    finally:
-        set_draws(before)

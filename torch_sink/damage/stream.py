@@ -6,35 +6,28 @@ and `note_pixels` where somebody reads the pixels of one, which are made up.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from torch_sink.common.containers import leaves
+from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
 from torch_sink.damage.cause import BrokenFile
-from torch_sink.damage.samples import Placeholder, draws, set_draws
+from torch_sink.damage.samples import Placeholder
 from torch_sink.errors import DecodeError
 
 
 class _Reading(threading.local):
-    """What happens in this thread while a sample of a stream is asked for.
+    """What happens in this thread while a sample of a stream is asked for."""
 
-    Attributes:
-        depth: streams that are being read, one inside of the other.
-        opened: images opened for this sample, broken or not.
-        is_opening: one is being opened.
-        draws: of the global generators, before what follows on the first placeholder drew.
-        read: placeholders whose pixels somebody read.
-    """
-
-    depth = 0
-    opened = 0
-    is_opening = False
-    draws: tuple[Any, ...] | None = None
-    read: list[BrokenFile]
+    depth = 0  # streams that are being read, one inside of the other
+    opened = 0  # images opened for this sample, broken or not
+    is_opening = False  # one of them
+    draws: RandomState | None = None  # before what follows on the first placeholder drew
+    read: list[BrokenFile]  # placeholders whose pixels somebody read
 
 
 _reading = _Reading()
@@ -47,11 +40,9 @@ def is_reading_stream() -> bool:
 
 @contextmanager
 def opening() -> Iterator[bool]:
-    """While an image is opened, by whoever stands in for an opener.
+    """While an image is opened; gives True where a placeholder image is wanted instead of an exception.
 
-    Yields:
-        True where a placeholder image is wanted instead of an exception: in a stream, but not where one opener calls
-        another.
+    That is in a stream, but not where one opener calls another.
     """
     if not _reading.depth or _reading.is_opening:
         yield False
@@ -67,7 +58,7 @@ def opening() -> Iterator[bool]:
 def note_placeholder() -> None:
     """A placeholder image was given."""
     if _reading.draws is None:
-        _reading.draws = draws()
+        _reading.draws = global_random_state()
 
 
 def note_pixels(file: BrokenFile) -> None:
@@ -136,7 +127,7 @@ class GuardedStream:
         if file is None:
             return sample
         if before is not None and self.in_step:
-            set_draws(before)
+            set_global_random_state(before)
         return Placeholder(file if file.path else file._replace(path=self._name()))
 
     def _name(self) -> str:
@@ -152,27 +143,17 @@ class GuardedStream:
     def _of_this_step(self, file: BrokenFile) -> BrokenFile:
         """The sample that came is the one whose pixels were read, unless the stream holds samples back."""
         if not self.in_step:
-            raise DecodeError(
-                file.path,
-                -1,
+            why = (
                 f"{file.reason}; its pixels were read by code of a stream that holds samples back, so which sample is "
-                "broken cannot be told: catch the error there, or read pixels after samples were shuffled",
+                "broken cannot be told: catch the error there, or read pixels after samples were shuffled"
             )
+            raise DecodeError(file.path, -1, why)
         return file
 
 
 def _placeholders(sample: Any) -> Iterator[BrokenFile]:
     """The broken files of the placeholder images in a sample."""
-    if isinstance(sample, Mapping):
-        for value in sample.values():
-            yield from _placeholders(value)
-    elif isinstance(sample, (list, tuple)):
-        for value in sample:
-            yield from _placeholders(value)
-    elif dataclasses.is_dataclass(sample) and not isinstance(sample, type):
-        for field in dataclasses.fields(sample):
-            yield from _placeholders(getattr(sample, field.name))
-    else:
-        file = getattr(getattr(sample, "sink_source", None), "broken_file", None)
+    for leaf in leaves(sample):
+        file = getattr(getattr(leaf, "sink_source", None), "broken_file", None)
         if file is not None:
             yield file

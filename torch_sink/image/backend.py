@@ -13,8 +13,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from torch_sink.common.platforms import after_fork_in_child
-from torch_sink.damage.policy import check_policy
-from torch_sink.damage.report import clear_report
+from torch_sink.damage.report import check_policy, clear_report
 from torch_sink.image.blocks import Blocks
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import Aside, ledger

@@ -30,7 +30,8 @@ from torchvision.transforms.v2 import _utils as v2_utils
 from torchvision.transforms.v2.functional import _misc, _type_conversion
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
-from torch_sink.damage import loaders, policy
+from torch_sink.damage import loaders
+from torch_sink.damage import report as damage
 from torch_sink.image import samplers, stand_ins, stock_types, timm
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import ledger
@@ -143,7 +144,7 @@ def _operator_rows() -> Iterator[Row]:
 def _later_rows() -> Iterator[Row]:
     """Rows that come when there is a reason for them: timm is imported, or broken files are skipped or replaced."""
     yield from _rows_of_timm()
-    if policy.current_policy() != "raise":
+    if damage.current_policy() != "raise":
         yield Row(PIL.Image, "open", opener)
 
 
@@ -214,7 +215,7 @@ class WorkerLoop:
 
 def _settings_of_thread(settings: State | None) -> State:
     assert settings is not None  # the stand-in is only there while the backend is on
-    return settings._replace(on_decode_error=policy.current_policy())
+    return settings._replace(on_decode_error=damage.current_policy())
 
 
 def _stock_loop(module: str) -> Callable[..., Any]:
@@ -241,7 +242,7 @@ def install(settings: State) -> None:
         if not was_installed:
             for row in _rows():
                 _fill(row)
-        policy.set_policy(settings.on_decode_error)
+        damage.set_policy(settings.on_decode_error)
         add_rows()
     except BaseException:
         if not was_installed:
@@ -260,7 +261,7 @@ def add_rows() -> None:
             _fill(row)
 
 
-policy.when_one_is_set.append(add_rows)
+damage.when_one_is_set.append(add_rows)
 
 
 def _fill(row: Row) -> None:
@@ -300,5 +301,5 @@ def uninstall() -> None:
     while _installed:
         row, stock = _installed.pop()
         row.write(stock)
-    policy.set_policy("raise")
+    damage.set_policy("raise")
     state.set_active(None)

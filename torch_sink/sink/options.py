@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from torch_sink.damage.policy import check_policy
+from torch_sink.damage.report import check_policy
 from torch_sink.sink.producers.stage import ImageFormat
 from torch_sink.sink.sources.base import FactorySource, IterableSource, Source
 from torch_sink.sink.sources.dataloader import DataLoaderSource

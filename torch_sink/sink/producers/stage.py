@@ -17,8 +17,7 @@ from torch_sink.common.containers import (
     select_rows,
     select_samples,
 )
-from torch_sink.damage.policy import or_current
-from torch_sink.damage.report import NO_LOSS, Loss
+from torch_sink.damage.report import NO_LOSS, Loss, or_current
 
 
 @dataclass(frozen=True)
