@@ -13,7 +13,7 @@ import torch_sink
 from image.cases import array_opener
 from image.check import run
 from torch_sink.image.handles.image import LazyImage, lazy_image
-from torch_sink.image.samplers import augmentation_space, resized_crop_v1, resized_crop_v2
+from torch_sink.image.transform_methods import augmentation_space, resized_crop_v1, resized_crop_v2
 
 SEEDS = range(10_000)
 SIZES = ((375, 500), (47, 61), (1, 23), (300, 7), (2, 2))

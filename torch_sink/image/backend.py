@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 
 from torch_sink.common.platforms import after_fork_in_child
 from torch_sink.damage.report import check_policy, clear_report
-from torch_sink.image.blocks import Blocks
+from torch_sink.errors import SinkError
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import Aside, ledger
 from torch_sink.image.core.state import State, available_device, default_device
@@ -39,8 +39,21 @@ class _Outside(NamedTuple):
     counts: Aside | None
 
 
+class _Block:
+    """A `with image_backend(...)` that the process is inside of, and what is active again when it is left."""
+
+    def __init__(self, outside: _Outside) -> None:
+        self.outside, self.thread, self.process = outside, threading.current_thread(), os.getpid()
+
+    @property
+    def belongs_elsewhere(self) -> bool:
+        """Whether another thread is inside; a forked child is inside of its parent's blocks, and may do as it likes."""
+        is_here = self.thread is threading.current_thread() or self.process != os.getpid()
+        return not is_here and self.thread.is_alive()
+
+
 _current = _Choice("PIL")
-_blocks: Blocks[_Outside] = Blocks()
+_inside: list[_Block] = []  # the outermost first
 _switching = threading.RLock()
 
 
@@ -81,8 +94,8 @@ def set_image_backend(
     if name != "device" and (device is not None or strict or on_decode_error != "raise"):
         raise ValueError(f"device, strict and on_decode_error belong to the 'device' backend, not to {name!r}")
     with _switching:
-        _blocks.check_thread()
-        if name == "device" and not (_blocks.are_open and state.active is not None):
+        _check_thread()
+        if name == "device" and not (_inside and state.active is not None):
             clear_report()
         if name == "device":
             _set(_Choice(name, _checked_device(device), strict, on_decode_error))
@@ -127,21 +140,39 @@ def image_backend(
         SinkError: another thread is inside of a block.
     """
     with _switching:
-        block = _blocks.enter(_outside())
+        block = _Block(_outside())
+        _inside.append(block)
     try:
         set_image_backend(name, device=device, strict=strict, on_decode_error=on_decode_error)
         yield
     finally:
         with _switching:
-            outside, is_due = _blocks.leave(block)
-            if is_due:
-                _put_back(outside)
-            elif outside.counts is not None:
-                ledger.discard(outside.counts)
+            _leave(block)
+
+
+def _check_thread() -> None:
+    for block in _inside:
+        if block.belongs_elsewhere:
+            raise SinkError(
+                f"thread {block.thread.name!r} is inside of `with image_backend(...)`, and the image backend is "
+                "one for the whole process; switch it before the threads start, or in one thread at a time"
+            )
+
+
+def _leave(block: _Block) -> None:
+    """The innermost block puts back what is outside of it; for another one, the block inside of it does so later."""
+    place = _inside.index(block)
+    del _inside[place]
+    if place == len(_inside):
+        _put_back(block.outside)
+        return
+    unneeded, _inside[place].outside = _inside[place].outside, block.outside
+    if unneeded.counts is not None:
+        ledger.discard(unneeded.counts)
 
 
 def _outside() -> _Outside:
-    _blocks.check_thread()
+    _check_thread()
     if state.active is None:
         return _Outside(_Choice(get_image_backend()), None, None)
     return _Outside(_current, state.active, ledger.put_aside())

@@ -32,7 +32,7 @@ from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.damage import loaders
 from torch_sink.damage import report as damage
-from torch_sink.image import samplers, stand_ins, stock_types, timm
+from torch_sink.image import stand_ins, transform_methods
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import ledger
 from torch_sink.image.core.state import State
@@ -109,19 +109,19 @@ def _rows() -> Iterator[Row]:
         yield Row(module, "convert_image_dtype", make)
     yield from _kernel_rows()
 
-    yield Row(transforms.RandomResizedCrop, "get_params", samplers.resized_crop_v1)
-    yield Row(v2.RandomResizedCrop, "make_params", samplers.resized_crop_v2)
+    yield Row(transforms.RandomResizedCrop, "get_params", transform_methods.resized_crop_v1)
+    yield Row(v2.RandomResizedCrop, "make_params", transform_methods.resized_crop_v2)
     for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
-        yield Row(kind, "_augmentation_space", samplers.augmentation_space)
+        yield Row(kind, "_augmentation_space", transform_methods.augmentation_space)
     for kind in (autoaugment.AugMix, v2.AugMix):
         yield Row(kind, "forward", augmix.forward)
     for kind in (v2.MixUp, v2.CutMix):
         yield Row(kind, "transform", stand_ins.mix(RECORDERS[f"{kind.__name__}.transform"]))
     for module in (v2_auto_augment, v2_geometry, v2_utils):
-        yield Row(module, "_get_fill", stock_types.get_fill)
-    yield Row(v2.ToDtype, "transform", stock_types.to_dtype_transform)
-    yield Row(v2_transform.Transform, "forward", samplers.transform_forward)
-    yield Row(v2_transform._RandomApplyTransform, "forward", samplers.random_apply_forward)
+        yield Row(module, "_get_fill", transform_methods.get_fill)
+    yield Row(v2.ToDtype, "transform", transform_methods.to_dtype_transform)
+    yield Row(v2_transform.Transform, "forward", transform_methods.transform_forward)
+    yield Row(v2_transform._RandomApplyTransform, "forward", transform_methods.random_apply_forward)
 
     yield Row(torch.nn.Parameter, "__new__", stand_ins.parameter)
     yield Row(torch.jit, "script", _script)
@@ -176,8 +176,8 @@ def _rows_of_timm() -> Iterator[Row]:
     """Pillow's modules as timm's augmentations see them, when timm is imported: before the workers start, at least."""
     module = sys.modules.get("timm.data.auto_augment")
     if module is not None:
-        yield Row(module, "ImageEnhance", timm.image_enhance)
-        yield Row(module, "ImageOps", timm.image_ops)
+        yield Row(module, "ImageEnhance", stand_ins.image_enhance)
+        yield Row(module, "ImageOps", stand_ins.image_ops)
 
 
 # --- workers

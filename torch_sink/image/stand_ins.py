@@ -64,11 +64,7 @@ def _on_image(recorder: Recorder, palettes: bool) -> Make:
 
 
 def through_tensor(recorder: Recorder) -> Make:
-    """For kernels of `transforms.v2` that turn a Pillow image into a tensor, work on that, and turn it back.
-
-    Args:
-        recorder: of the kernel on tensors.
-    """
+    """For kernels of `transforms.v2` on Pillow images that work on tensors; `recorder` is of the kernel on these."""
 
     def record(image: Any, *args: Any, **kwargs: Any) -> Any:
         made = recorder(image.as_tensor(Op("pil_to_tensor"), torch.uint8), *args, **kwargs)
@@ -86,10 +82,7 @@ _KEEP_TYPE = ("erase",)
 def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) -> Make:
     """For tensor functionals and kernels: records on handles, and never hands one to stock code.
 
-    Args:
-        name: for the fallback report.
-        recorder: of the operation; None where there is none.
-        makes_pure: what is computed from a `tv_tensors.Image` is a pure tensor.
+    Under `makes_pure`, what is computed from a `tv_tensors.Image` is a pure tensor. `name` is for the fallback report.
     """
 
     def make(stock: Stock) -> Stock:
@@ -256,3 +249,68 @@ def parameter(stock: Stock) -> Stock:
         return run_on_real(stock, args, {}) if isinstance(data, HANDLES) else stock(*args)
 
     return new
+
+
+# --- timm
+
+_ENHANCERS = {
+    "Color": "pil.adjust_saturation",
+    "Contrast": "pil.adjust_contrast",
+    "Brightness": "pil.adjust_brightness",
+    "Sharpness": "pil.adjust_sharpness",
+}
+_TIMM_OPS = ("autocontrast", "equalize")
+
+
+class ModuleStandIn:
+    """A module with some of its functions replaced."""
+
+    def __init__(self, stock: Any, replaced: dict[str, Any]) -> None:
+        self.__dict__.update(replaced)
+        self._stock = stock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stock, name)
+
+
+class _Enhancer:
+    """One of `ImageEnhance`'s classes, on a handle."""
+
+    def __init__(self, stock: Callable[[Any], Any], recorder: Recorder, image: Any) -> None:
+        self._stock, self._recorder, self._image = stock, recorder, image
+
+    def enhance(self, factor: Any) -> Any:
+        made = self._recorder(self._image, factor) if _records(self._image) else NotImplemented
+        return self._stock(self._image).enhance(factor) if made is NotImplemented else made
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stock(self._image), name)
+
+
+def _records(image: Any) -> bool:
+    """True for a handle whose pixels are colors, and not numbers of colors."""
+    return getattr(image, "is_recording", False) and image.mode != "P"
+
+
+def _enhancer(stock: Callable[[Any], Any], recorder: Recorder) -> Callable[[Any], Any]:
+    return lambda image: _Enhancer(stock, recorder, image) if _records(image) else stock(image)
+
+
+def _function(stock: Stock, recorder: Recorder) -> Stock:
+    def operation(image: Any, *args: Any, **kwargs: Any) -> Any:
+        made = recorder(image, *args, **kwargs) if _records(image) else NotImplemented
+        return stock(image, *args, **kwargs) if made is NotImplemented else made
+
+    return operation
+
+
+def image_enhance(stock: Any) -> ModuleStandIn:
+    """`PIL.ImageEnhance` as timm's augmentations call it on handles; what is no handle goes to Pillow."""
+    return ModuleStandIn(
+        stock, {kind: _enhancer(getattr(stock, kind), RECORDERS[place]) for kind, place in _ENHANCERS.items()}
+    )
+
+
+def image_ops(stock: Any) -> ModuleStandIn:
+    """`PIL.ImageOps` likewise; its other functions that the kernels know call methods that `LazyImage` records."""
+    return ModuleStandIn(stock, {name: _function(getattr(stock, name), RECORDERS[f"pil.{name}"]) for name in _TIMM_OPS})

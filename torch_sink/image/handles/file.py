@@ -16,11 +16,16 @@ from torch_sink.damage.cause import broken_file
 from torch_sink.damage.stream import is_reading_stream, note_placeholder, opening
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import executing, is_executing, report_fallback
-from torch_sink.image.handles.image import LazyImage, handle_of_file, lazy_image
-from torch_sink.image.handles.pixel_access import PixelAccess, asked_by_user
+from torch_sink.image.handles.image import (
+    RECORDED_MODES,
+    LazyImage,
+    PixelAccess,
+    asked_by_user,
+    handle_of_file,
+    lazy_image,
+)
 from torch_sink.image.sources.source import BrokenSource, EncodedSource, PixelSource, encoded_source, read_file
 
-_RECORDED_MODES = ("L", "RGB")
 # Pixels of an image whose sample will be left out; stock code's own checks must accept it.
 _PLACEHOLDER_SIZE = (1024, 1024)
 
@@ -72,7 +77,7 @@ class LazyJpegImageFile(JpegImageFile):
 
     def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
         wanted = mode or self.mode
-        if self._im is None and not self.decoderconfig and not args and not kwargs and wanted in _RECORDED_MODES:
+        if self._im is None and not self.decoderconfig and not args and not kwargs and wanted in RECORDED_MODES:
             return handle_of_file(self, self.sink_file_source._replace(mode=wanted))
         return super().convert(mode, *args, **kwargs)
 
@@ -139,13 +144,9 @@ def opener(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _or_placeholder(load: Callable[..., Any], in_stream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What an opener returns, or in a stream a placeholder for a broken file.
+    """What `load` returns, or in a stream a placeholder for a broken file; `in_stream` is `load` there.
 
-    Args:
-        load: opens a file.
-        in_stream: the same in a stream, where all that can be broken has to raise at once.
-        *args: of both.
-        **kwargs: of both.
+    In a stream all that can be broken has to raise at once.
     """
     if not is_reading_stream():
         return load(*args, **kwargs)

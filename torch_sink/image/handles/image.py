@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import sys
+from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import torch
@@ -12,13 +14,51 @@ from PIL import Image
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import executing, is_executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, replay
-from torch_sink.image.handles.palette import color_planes, has_plain_palette, palette_of
-from torch_sink.image.handles.pixel_access import PixelAccess, asked_by_user
 from torch_sink.image.handles.tensor import LazyTensor
 from torch_sink.image.operations import RECORDERS
-from torch_sink.image.sources.source import EncodedSource, PixelSource, Source
+from torch_sink.image.sources.source import (
+    EncodedSource,
+    PixelSource,
+    Source,
+    color_planes,
+    has_plain_palette,
+    palette_of,
+)
 
-_RECORDED_MODES = ("L", "RGB")
+RECORDED_MODES = ("L", "RGB")
+_LOADS_FOR_THE_HEADER = ("exif_transpose",)  # of Pillow's own functions
+
+
+class PixelAccess:
+    """What `load()` returns to code outside Pillow, which mostly wants the file read and its error raised.
+
+    The file is read, and errors of its header were raised, already; pixels are made when one of them is asked for.
+    """
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        self._load, self._pixels = load, None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real(), name)
+
+    def __getitem__(self, position: Any) -> Any:
+        return self._real()[position]
+
+    def __setitem__(self, position: Any, value: Any) -> None:
+        self._real()[position] = value
+
+    def _real(self) -> Any:
+        if self._pixels is None:
+            self._pixels = self._load()
+        return self._pixels
+
+
+def asked_by_user() -> bool:
+    """False where Pillow or this package called the function that asks: they go on to use what it made."""
+    caller = sys._getframe(2)
+    name = caller.f_globals.get("__name__", "")
+    inside = name.startswith(("PIL.", "torch_sink.image.")) and caller.f_code.co_name not in _LOADS_FOR_THE_HEADER
+    return not inside and not is_executing()
 
 
 class _StockType(type):
@@ -80,12 +120,15 @@ class LazyImage(Image.Image, metaclass=_StockType):
     def record(self, op: Op, size: tuple[int, int] | None = None, mode: str | None = None) -> LazyImage:
         """A new handle with one more call; `size` (width, height) and `mode` where the call changes them."""
         fields = self.__dict__
-        recorded = LazyImage(
-            fields["sink_source"], (*fields["sink_ops"], op), size or fields["_size"], mode or fields["_mode"]
-        )
-        if "info" in fields and _keeps_info(op):
-            recorded.__dict__["info"] = dict(fields["info"])
-        return recorded
+        ops = (*fields["sink_ops"], op)
+        recorded = LazyImage(fields["sink_source"], ops, size or fields["_size"], mode or fields["_mode"])
+        return recorded._with_info(self) if _keeps_info(op) else recorded
+
+    def _with_info(self, other: Image.Image) -> LazyImage:
+        """This handle, with what somebody may have written to the `info` of another image."""
+        if "info" in other.__dict__:
+            self.__dict__["info"] = dict(other.info)
+        return self
 
     def _materialize(self) -> None:
         report_fallback("pixels of a Pillow image", "read by other code", inner_module="PIL")
@@ -165,11 +208,7 @@ class LazyImage(Image.Image, metaclass=_StockType):
     def copy(self) -> Image.Image:
         if not self.is_recording:
             return super().copy()
-        fields = self.__dict__
-        copied = LazyImage(fields["sink_source"], fields["sink_ops"], fields["_size"], fields["_mode"])
-        if "info" in fields:
-            copied.__dict__["info"] = dict(fields["info"])
-        return copied
+        return LazyImage(self.sink_source, self.sink_ops, self._size, self._mode)._with_info(self)
 
     __copy__ = copy
 
@@ -209,11 +248,7 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
 
     A handle that still records is returned as it is. An ordinary image of mode "L" or "RGB" (and a handle whose
     pixels were read) is copied into a new handle, so that later writes to it are not seen. An image of another
-    package's class keeps its type: no handle stands for it.
-
-    Args:
-        image: any Pillow image.
-        palettes: also take images of mode "P", for operations that only move pixels.
+    package's class keeps its type: no handle stands for it. `palettes` are for operations that only move pixels.
     """
     if is_recording_image(image) and (palettes or image.mode != "P"):
         return image
@@ -228,7 +263,7 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
         return None
     with executing():
         image.load()  # the file of another format, which nobody has read yet, or what was recorded on a palette
-    if image.mode not in _RECORDED_MODES and not (palettes and has_plain_palette(image)):
+    if image.mode not in RECORDED_MODES and not (palettes and has_plain_palette(image)):
         # The values of a palette image may be classes, which a conversion would destroy.
         advice = "" if image.mode == "P" else ": convert it to 'RGB' or 'L' first"
         report_fallback("Pillow image", f"no kernel for mode {image.mode!r}{advice}")
@@ -246,6 +281,4 @@ def _is_known(kind: type) -> bool:
 
 def handle_of_file(image: Image.Image, source: EncodedSource) -> LazyImage:
     """The handle for an open file that nobody has read, with what somebody may have written to its `info`."""
-    handle = LazyImage(source, (), source.size, source.mode)
-    handle.__dict__["info"] = dict(image.info)
-    return handle
+    return LazyImage(source, (), source.size, source.mode)._with_info(image)

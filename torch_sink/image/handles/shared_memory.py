@@ -41,15 +41,7 @@ class SharedMemory:
 
 
 def share_memory(whole: Any, view: Any) -> Any:
-    """Makes a handle stand for a view of another one, as stock code returns it.
-
-    Args:
-        whole: a handle.
-        view: recorded on it, by calls that return views or the tensor itself.
-
-    Returns:
-        `view`.
-    """
+    """Makes a handle stand for a view of another one, on which it was recorded, and returns it."""
     fields = whole.__dict__
     memory = fields["sink_memory"] if "sink_memory" in fields else SharedMemory(whole)
     memory.add(view)

@@ -21,33 +21,15 @@ from torch_sink.image.sources.source import FinishedSource, Source
 _plain_call = torch._C.DisableTorchFunctionSubclass
 
 # What torch may ask of a handle without getting its values.
+_METHODS = "size dim ndimension numel nelement element_size is_floating_point is_complex __len__ __dir__"
+_FUNCTIONS = "is_floating_point is_complex is_tensor numel"
+_PROPERTIES = (
+    "device layout is_cuda is_cpu is_meta is_sparse is_quantized is_leaf requires_grad grad_fn itemsize nbytes"
+)
 METADATA = {
-    torch.Tensor.size,
-    torch.Tensor.dim,
-    torch.Tensor.ndimension,
-    torch.Tensor.numel,
-    torch.Tensor.nelement,
-    torch.Tensor.element_size,
-    torch.Tensor.is_floating_point,
-    torch.Tensor.is_complex,
-    torch.Tensor.__len__,
-    torch.Tensor.__dir__,
-    torch.is_floating_point,
-    torch.is_complex,
-    torch.is_tensor,
-    torch.numel,
-    torch.Tensor.device.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.layout.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.is_cuda.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.is_cpu.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.is_meta.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.is_sparse.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.is_quantized.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.is_leaf.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.grad_fn.__get__,  # type: ignore[attr-defined, union-attr]
-    torch.Tensor.itemsize.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.nbytes.__get__,  # type: ignore[attr-defined]
+    *(getattr(torch.Tensor, name) for name in _METHODS.split()),
+    *(getattr(torch, name) for name in _FUNCTIONS.split()),
+    *(getattr(torch.Tensor, name).__get__ for name in _PROPERTIES.split()),
 }
 
 
@@ -106,11 +88,8 @@ class _Handle:
     ) -> Any:
         """A new handle of the same kind with one more call.
 
-        Args:
-            op: the call.
-            shape: of its result, where the call changes it.
-            dtype: the same.
-            is_view: stock code's result shares memory with the tensor that it is called on.
+        `shape` and `dtype` are those of its result, where the call changes them. Under `is_view` stock
+        code's result shares memory with the tensor that it is called on.
         """
         fields = self.__dict__
         ops = (*fields["sink_ops"], op)
@@ -252,9 +231,7 @@ def _is_expanded(ops: Sequence[Op]) -> bool:
 def _on_handles(recorder: Recorder, keeps_type: bool) -> Recorder:
     """Records a call of torch on a handle, which is among its first two arguments.
 
-    Args:
-        recorder: of the call.
-        keeps_type: of a `tv_tensors.Image` torchvision returns one whatever its user asked for.
+    `keeps_type`: of a `tv_tensors.Image` torchvision returns one whatever its user asked for.
     """
 
     def record(*args: Any, **kwargs: Any) -> Any:

@@ -18,7 +18,7 @@ from PIL import Image
 from torchvision.io import ImageReadMode
 
 from torch_sink.image.core.fallback import executing, is_executing, report_fallback
-from torch_sink.image.core.ops import Op
+from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.decode import proof
 from torch_sink.image.handles.tensor import LazyTensor
 from torch_sink.image.sources.source import EncodedSource, PixelSource, encoded_source
@@ -27,16 +27,10 @@ _APP1 = 0xE1
 # The calls that turn an image as the orientation in its EXIF data asks for, and whether they swap its sides.
 _FLIP_X, _FLIP_Y = Op("v1.hflip"), Op("v1.vflip")
 _LEFT, _RIGHT = Op("v2.quarter_turns", (1,)), Op("v2.quarter_turns", (3,))
-_TURNS: dict[int, tuple[tuple[Op, ...], bool]] = {
-    1: ((), False),
-    2: ((_FLIP_X,), False),
-    3: ((_FLIP_X, _FLIP_Y), False),
-    4: ((_FLIP_Y,), False),
-    5: ((_LEFT, _FLIP_Y), True),
-    6: ((_RIGHT,), True),
-    7: ((_LEFT, _FLIP_X), True),
-    8: ((_LEFT,), True),
-}
+_TURNS: tuple[tuple[tuple[Op, ...], bool], ...] = (
+    *(((), False), ((_FLIP_X,), False), ((_FLIP_X, _FLIP_Y), False), ((_FLIP_Y,), False)),
+    *(((_LEFT, _FLIP_Y), True), ((_RIGHT,), True), ((_LEFT, _FLIP_X), True), ((_LEFT,), True)),
+)
 _last_read = threading.local()
 
 
@@ -65,7 +59,7 @@ def decode_file(stock: Callable[..., Any], data: Any, mode: int, apply_exif_orie
     source = _source(data, mode) if type(data) is torch.Tensor else None
     if source is None:
         return decode_pixels(stock, data, mode, apply_exif_orientation)
-    turns, swapped = _turns(stock, bytes(source.data)) if apply_exif_orientation else _TURNS[1]
+    turns, swapped = _turns(stock, bytes(source.data)) if apply_exif_orientation else _TURNS[0]
     width, height = reversed(source.size) if swapped else source.size
     shape = (1 if source.mode == "L" else 3, height, width)
     return LazyTensor(source, (Op("pil_to_tensor"), *turns), shape, torch.uint8)
@@ -132,23 +126,14 @@ def _turns(stock: Callable[..., Any], data: bytes) -> tuple[tuple[Op, ...], bool
     """The calls that turn an image as stock code turns it, found by decoding a tiny file with the same EXIF data."""
     segment = _exif_segment(data)
     if not segment:
-        return _TURNS[1]
+        return _TURNS[0]
     tiny = _tiny_file()
     plain, turned = (
         stock(torch.frombuffer(bytearray(tiny[:2] + segment + tiny[2:]), dtype=torch.uint8), 0, is_turned)[0]
         for is_turned in (False, True)
     )
-    views = {
-        1: plain,
-        2: plain.flip(-1),
-        3: plain.flip(-1, -2),
-        4: plain.flip(-2),
-        5: plain.T,
-        6: plain.T.flip(-1),
-        7: plain.T.flip(-1, -2),
-        8: plain.T.flip(-2),
-    }
-    return _TURNS[next(number for number, view in views.items() if torch.equal(view, turned))]
+    looks = [replay(plain[None], ops)[0] for ops, _ in _TURNS]
+    return _TURNS[next(at for at, look in enumerate(looks) if torch.equal(look, turned))]
 
 
 def _exif_segment(data: bytes) -> bytes:

@@ -17,19 +17,12 @@ class Box(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Pixels of one image: uint8 in [0, 255], on the host or the device.
+    """Pixels of one image: uint8 in [0, 255], on the host or the device."""
 
-    Attributes:
-        pixels: [H, W, C] when `channels_last`, else [C, H, W]; contiguous.
-        channels_last: how the pixels lie.
-        box: the part of the image that they are; None for all of it.
-        image_size: (height, width) of the image where they are a part of it.
-    """
-
-    pixels: torch.Tensor
+    pixels: torch.Tensor  # [H, W, C] when `channels_last`, else [C, H, W]; contiguous
     channels_last: bool
-    box: Box | None = None
-    image_size: tuple[int, int] | None = None
+    box: Box | None = None  # the part of the image that they are; None for all of it
+    image_size: tuple[int, int] | None = None  # (height, width) of the image where they are a part of it
 
     @property
     def size(self) -> tuple[int, int]:

@@ -1,7 +1,12 @@
 """The markers of a JPEG file, read far enough to know its size and kind, and that libjpeg will take it.
 
+The JPEG kernels cover what cameras, encoders and datasets write: Huffman-coded sequential files of 8 bits with one
+interleaved scan, gray, or YCbCr with chroma at full size, or halved along either axis or both. Whatever else libjpeg
+reads is left to it.
+
 Marker names and segment layouts: ITU-T T.81, annex B. What is refused beyond it is what libjpeg-turbo refuses
-(`jdmarker.c`, `jdinput.c`, `jdhuff.c`, `jdphuff.c`, `jdsample.c`).
+(`jdmarker.c`, `jdinput.c`, `jdhuff.c`, `jdphuff.c`, `jdsample.c`), whose `default_decompress_parms` (`jdapimin.c`) also
+guesses the color spaces.
 """
 
 from __future__ import annotations
@@ -11,8 +16,8 @@ import operator
 import re
 from typing import NamedTuple
 
-from torch_sink.image.sources.jpeg_scan import AC, DC, QUANTIZATION, BaselineScan, find_scan
-
+# Bits 0 to 3 of a table's kind are its number. A set of tables is a number with a bit for each kind.
+DC, AC, QUANTIZATION = 0x00, 0x10, 0x20
 _START_OF_IMAGE = b"\xff\xd8\xff"
 _END_OF_IMAGE = b"\xff\xd9"
 # In the data of a scan, 0xFF is followed by 0 where it is data, or by a restart marker; 0xFF before 0xFF is padding.
@@ -25,45 +30,46 @@ _REFUSED = frozenset((*_OTHER_FRAMES, *_RESERVED, *range(0xD0, 0xD9)))  # restar
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 _LONGEST_SIDE = 65500
 _MOST_BLOCKS_IN_A_UNIT = 10
-# A set of tables is a number with a bit for each: 4 for the DC coefficients, 4 for the AC ones, 4 of quantization. The
-# position of a Huffman table's bit is its byte in the file, class and number.
+_LUMA_SAMPLINGS = frozenset((0x11, 0x21, 0x12, 0x22))  # horizontal factor in the high four bits
+_CHROMA_SAMPLINGS = b"\x11\x11"
+_RGB_IDENTIFIERS = b"RGB"
 _HUFFMAN = frozenset(kind | number for kind in (DC, AC) for number in range(4))
 _WORDS_OF_A_CODE = tuple(1 << (16 - bits) for bits in range(1, 17))
 _YCC = 1  # in an Adobe marker
 
 
+# The luma's sampling, and for each component the kinds of its quantization, DC and AC tables.
+_Layout = tuple[tuple[int, int], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+class BaselineScan(NamedTuple):
+    """Positions in a file that the kernels cover, in bytes; the scan ends at the last two bytes of the file."""
+
+    begin: int  # of the entropy-coded data
+    sampling: tuple[int, int]  # horizontal and vertical factor of the luma; (1, 1) for a gray file, whatever it says
+    restart_interval: int  # MCUs between two restart markers; 0 where there are none
+    quantization: tuple[int, ...]  # of each component, the byte before its 64 values, which says their precision
+    dc: tuple[int, ...]  # of each component, the counts of its DC codes, 16 bytes; the symbols follow
+    ac: tuple[int, ...]  # the same of its AC codes
+
+
 class JpegHeader(NamedTuple):
-    """What the header of a complete JPEG file says.
+    """What the header of a complete JPEG file says."""
 
-    Attributes:
-        width: pixels.
-        height: pixels.
-        mode: Pillow's mode of the decoded file: "L", "RGB" or "CMYK".
-        progressive: several scans refine the coefficients.
-        full_chroma: every component is stored at full size (4:4:4, or a single component).
-        adobe: an Adobe marker is there, which may change the color space.
-        scan: what the JPEG kernels need to know; None where they do not cover the file.
-    """
-
-    width: int
+    width: int  # in pixels
     height: int
-    mode: str
-    progressive: bool
-    full_chroma: bool
-    adobe: bool
-    scan: BaselineScan | None = None
+    mode: str  # Pillow's mode of the decoded file: "L", "RGB" or "CMYK"
+    progressive: bool  # several scans refine the coefficients
+    full_chroma: bool  # every component is stored at full size (4:4:4, or a single component)
+    adobe: bool  # an Adobe marker is there, which may change the color space
+    scan: BaselineScan | None = None  # None where the kernels do not cover the file
 
 
 class _Components(NamedTuple):
-    """The components of a frame.
+    """The components of a frame."""
 
-    Attributes:
-        layout: {identifier: (blocks in a unit, bit of its quantization table)}.
-        full_chroma: all have the same sampling factors.
-    """
-
-    layout: dict[int, tuple[int, int]]
-    full_chroma: bool
+    layout: dict[int, tuple[int, int]]  # {identifier: (blocks in a unit, bit of its quantization table)}
+    full_chroma: bool  # all have the same sampling factors
 
 
 def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | None:
@@ -109,8 +115,11 @@ def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | Non
                 if not progressive and data[body] == frame[5]:
                     if thorough and _next_marker(data, after) != len(data) - 2:
                         return None
-                    if is_ycc:
-                        only_scan = find_scan(after, frame, data[body:after], places, restart_interval)
+                    layout = _layout(frame[5:], data[body:after]) if is_ycc and frame[0] == 8 else None
+                    if layout is not None:
+                        sampling, *kinds = layout
+                        tables_at = [tuple([places[kind] for kind in each]) for each in kinds]
+                        only_scan = BaselineScan(after, sampling, restart_interval, *tables_at)
                     break
                 after = _next_marker(data, after)
             elif marker in _FRAMES:
@@ -167,13 +176,31 @@ def _components(frame: bytes) -> _Components | None:
 
 
 @functools.lru_cache(maxsize=256)
+def _layout(frame: bytes, scan: bytes) -> _Layout | None:
+    """What both headers say, from their number of components on; None where the kernels do not cover the file."""
+    count = frame[0]
+    identifiers, samplings = frame[1::3], frame[2::3]
+    if count not in (1, 3) or scan[0] != count or scan[1:-3:2] != identifiers:
+        return None
+    sampling = (1, 1)
+    if count == 3:
+        if samplings[0] not in _LUMA_SAMPLINGS or samplings[1:] != _CHROMA_SAMPLINGS or identifiers == _RGB_IDENTIFIERS:
+            return None
+        sampling = samplings[0] >> 4, samplings[0] & 15
+    choices = scan[2:-3:2]
+    return (
+        sampling,
+        tuple(QUANTIZATION | table for table in frame[3::3]),
+        tuple(DC | choice >> 4 for choice in choices),
+        tuple(AC | choice & 15 for choice in choices),
+    )
+
+
+@functools.lru_cache(maxsize=256)
 def _tables_of_scan(scan: bytes, frame: bytes, progressive: bool) -> int:
     """The tables that have to be defined before a scan; 0 where libjpeg refuses its header.
 
-    Args:
-        scan: its header, from the number of components on.
-        frame: the end of the frame header, from the number of components on; empty where there is none.
-        progressive: the kind of frame.
+    Both headers begin with the number of components; that of a frame is empty where there is none.
     """
     components = _components(frame) if frame else None
     count = scan[0]

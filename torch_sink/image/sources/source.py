@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -18,19 +18,12 @@ from torch_sink.image.sources.jpeg_header import JpegHeader, read_jpeg_header
 
 
 class EncodedSource(NamedTuple):
-    """A complete JPEG file that nobody has decoded yet.
+    """A complete JPEG file that nobody has decoded yet."""
 
-    Attributes:
-        data: the file; a view of the block that a batch travels in, or bytes of its own.
-        path: its name, for messages.
-        header: what its header says.
-        mode: "L" or "RGB", the mode its pixels are wanted in.
-    """
-
-    data: bytes | memoryview
-    path: str
+    data: bytes | memoryview  # the file; a view of the block that a batch travels in, or bytes of its own
+    path: str  # for messages
     header: JpegHeader
-    mode: str
+    mode: str  # "L" or "RGB", the mode its pixels are wanted in
 
     @property
     def size(self) -> tuple[int, int]:
@@ -84,16 +77,10 @@ class FinishedSource(NamedTuple):
 
 
 class BrokenSource(NamedTuple):
-    """In a stream, in the place of a file that cannot be opened or decoded, until its sample is left out.
-
-    Attributes:
-        broken_file: which file.
-        size: (width, height) in pixels; made up where the file does not say it.
-        mode: "RGB".
-    """
+    """In a stream, in the place of a file that cannot be opened or decoded, until its sample is left out."""
 
     broken_file: BrokenFile
-    size: tuple[int, int]
+    size: tuple[int, int]  # (width, height) in pixels; made up
     mode: str = "RGB"
 
     @property
@@ -167,3 +154,24 @@ def _opens(source: EncodedSource) -> bool:
     except Exception:
         return False
     return True
+
+
+# Palette images: their pixels number the colors of a table, or classes, as in the masks of segmentation datasets.
+
+
+def has_plain_palette(image: Image.Image) -> bool:
+    """True for a loaded palette image whose colors have no alpha, which every operation keeps as they are."""
+    return image.mode == "P" and image.palette is not None and image.palette.mode == "RGB"
+
+
+def palette_of(source: Source) -> Any:
+    """A copy of the palette that a recorded image has, or None for a source of another mode."""
+    image = getattr(source, "image", None)
+    return image.palette.copy() if image is not None and image.mode == "P" else None
+
+
+def color_planes(source: Source, mode: str) -> bytes:
+    """What a conversion to `mode` makes of each of the 256 numbers, channel by channel, as `Image.point` takes it."""
+    ramp = source.image.resize((256, 1))  # type: ignore[union-attr]
+    ramp.frombytes(bytes(range(256)))
+    return b"".join(channel.tobytes() for channel in ramp.convert(mode).split())

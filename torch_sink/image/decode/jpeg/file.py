@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from torch_sink.image.sources.jpeg_scan import BaselineScan
+from torch_sink.image.sources.jpeg_header import BaselineScan
 from torch_sink.image.sources.source import EncodedSource
 
 MARKER_BYTES = 2

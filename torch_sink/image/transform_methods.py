@@ -1,23 +1,27 @@
-"""Faster stand-ins for torchvision's slow samplers: the same draws from the same generators, fewer tensors.
+"""Stand-ins for methods of torchvision's transform classes: faster samplers, and dicts that are keyed by exact types.
 
-Each makes the same calls on torch's global generator in the same order as the stock sampler, so results and the state
-of the generator afterwards are equal.
+Each sampler makes the same calls on torch's global generator in the same order as the stock one, so results and the
+state of the generator afterwards are equal.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from PIL import Image
+from torchvision import tv_tensors
 from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import Transform
 from torchvision.transforms.v2._utils import check_type, query_size
 
+from torch_sink.image.handles.augmix import BatchOfOne
 from torch_sink.image.handles.image import LazyImage
-from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 
 _HANDLE_TYPES = (LazyImage, *HANDLES)
 
@@ -83,29 +87,21 @@ def augmentation_space(stock: Callable[..., Any]) -> Any:
 
 def transform_forward(stock: Callable[..., Any]) -> Any:
     """Stand-in for `v2.Transform.forward` when the only input is a handle: nothing to flatten."""
-
-    def forward(self: Any, *inputs: Any) -> Any:
-        if len(inputs) != 1 or type(inputs[0]) not in _HANDLE_TYPES or _chooses_inputs(type(self)):
-            return stock(self, *inputs)
-        inpt = inputs[0]
-        self.check_inputs([inpt])
-        if not check_type(inpt, self._transformed_types):
-            self.make_params([])
-            return inpt
-        return self.transform(inpt, self.make_params([inpt]))
-
-    return forward
+    return _forward(stock, lambda transform: True)
 
 
 def random_apply_forward(stock: Callable[..., Any]) -> Any:
     """Stand-in for `v2._transform._RandomApplyTransform.forward` when the only input is a handle."""
+    return _forward(stock, lambda transform: not torch.rand(1) >= transform.p)
 
+
+def _forward(stock: Callable[..., Any], applies: Callable[[Any], bool]) -> Callable[..., Any]:
     def forward(self: Any, *inputs: Any) -> Any:
         if len(inputs) != 1 or type(inputs[0]) not in _HANDLE_TYPES or _chooses_inputs(type(self)):
             return stock(self, *inputs)
         inpt = inputs[0]
         self.check_inputs([inpt])
-        if torch.rand(1) >= self.p:
+        if not applies(self):
             return inpt
         if not check_type(inpt, self._transformed_types):
             self.make_params([])
@@ -118,3 +114,38 @@ def random_apply_forward(stock: Callable[..., Any]) -> Any:
 def _chooses_inputs(kind: type[Transform]) -> bool:
     """True for a transform with its own idea of which inputs it transforms."""
     return kind._needs_transform_list is not Transform._needs_transform_list
+
+
+# --- dicts that are keyed by exact types
+
+_STOCK_TYPES: dict[type, type] = {
+    LazyImage: Image.Image,
+    LazyTensor: torch.Tensor,
+    BatchOfOne: torch.Tensor,
+    LazyTVImage: tv_tensors.Image,
+}
+
+
+def get_fill(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand-in for `_get_fill`, which looks a fill up by the type of the input."""
+
+    @functools.wraps(stock)
+    def _get_fill(fill_dict: Any, inpt_type: type) -> Any:
+        return stock(fill_dict, _STOCK_TYPES.get(inpt_type, inpt_type))
+
+    return _get_fill
+
+
+def to_dtype_transform(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand-in for `v2.ToDtype.transform`, whose `dtype` may be a dict by the type of the input."""
+
+    @functools.wraps(stock)
+    def transform(self: Any, inpt: Any, params: dict[str, Any]) -> Any:
+        stock_type = _STOCK_TYPES.get(type(inpt))
+        if stock_type is not None and isinstance(self.dtype, dict) and stock_type in self.dtype:
+            with_handle = copy.copy(self)
+            with_handle.dtype = {**self.dtype, type(inpt): self.dtype[stock_type]}
+            return stock(with_handle, inpt, params)
+        return stock(self, inpt, params)
+
+    return transform
