@@ -22,21 +22,12 @@ from torch_sink.image.core.state import State, available_device, default_device
 _NAMES = ("device", "PIL", "accimage")
 
 
-class _Choice(NamedTuple):
-    """What was asked for, to restore it later."""
-
-    name: str
-    device: str | None = None
-    strict: bool = False
-    on_decode_error: str = "raise"
-
-
 class _Outside(NamedTuple):
     """What leaving a `with` block puts back; no settings and no counts where "device" was not active."""
 
-    choice: _Choice
-    settings: State | None
-    counts: Aside | None
+    name: str
+    settings: State | None = None
+    counts: Aside | None = None
 
 
 class _Block:
@@ -52,7 +43,7 @@ class _Block:
         return not is_here and self.thread.is_alive()
 
 
-_current = _Choice("PIL")
+_current = "PIL"
 _inside: list[_Block] = []  # the outermost first
 _switching = threading.RLock()
 
@@ -88,6 +79,7 @@ def set_image_backend(
         'device'
         >>> set_image_backend("PIL")
     """
+    global _current
     if name not in _NAMES:
         raise ValueError(f"unknown image backend {name!r}; choose one of {', '.join(map(repr, _NAMES))}")
     check_policy(on_decode_error)
@@ -95,27 +87,20 @@ def set_image_backend(
         raise ValueError(f"device, strict and on_decode_error belong to the 'device' backend, not to {name!r}")
     with _switching:
         _check_thread()
-        if name == "device" and not (_inside and state.active is not None):
-            clear_report()
         if name == "device":
-            _set(_Choice(name, _checked_device(device), strict, on_decode_error))
+            if not _inside or state.active is None:
+                clear_report()
+            place = _checked_device(device)
+            is_interpreted = place in ("cpu", "") and os.environ.get("TRITON_INTERPRET", "0") == "1"
+            _switch_on(State(place, strict, is_interpreted, ledger.open(None, strict), on_decode_error))
         else:
-            _set(_Choice(name))
-
-
-def _set(choice: _Choice) -> None:
-    global _current
-    if choice.name == "device":
-        folder = ledger.open(None, choice.strict)
-        _switch_on(State(choice.device or "", choice.strict, _is_interpreted(choice), folder, choice.on_decode_error))
-    else:
-        _switch_off(choice.name)
-    _current = choice
+            _switch_off(name)
+        _current = name
 
 
 def get_image_backend() -> str:
     """The active image backend: "device", "PIL" or "accimage"."""
-    if _current.name == "device":
+    if _current == "device":
         return "device"
     import torchvision
 
@@ -174,18 +159,18 @@ def _leave(block: _Block) -> None:
 def _outside() -> _Outside:
     _check_thread()
     if state.active is None:
-        return _Outside(_Choice(get_image_backend()), None, None)
+        return _Outside(get_image_backend())
     return _Outside(_current, state.active, ledger.put_aside())
 
 
 def _put_back(outside: _Outside) -> None:
     global _current
     if outside.settings is None or outside.counts is None:
-        _set(outside.choice)
-        return
-    _switch_on(outside.settings)
-    ledger.put_back(outside.counts)
-    _current = outside.choice
+        _switch_off(outside.name)
+    else:
+        _switch_on(outside.settings)
+        ledger.put_back(outside.counts)
+    _current = outside.name
 
 
 def _may_ask_for_devices() -> bool:
@@ -203,10 +188,6 @@ def _checked_device(device: torch.device | str | None) -> str:
     return default_device() if device is None else available_device(device, " (and 'meta', which only records)")
 
 
-def _is_interpreted(choice: _Choice) -> bool:
-    return choice.device in ("cpu", "") and os.environ.get("TRITON_INTERPRET", "0") == "1"
-
-
 def _switch_on(settings: State) -> None:
     import torchvision
 
@@ -219,7 +200,7 @@ def _switch_on(settings: State) -> None:
 def _switch_off(name: str) -> None:
     import torchvision
 
-    if _current.name == "device":
+    if _current == "device":
         from torch_sink.image import reroute
 
         reroute.uninstall()

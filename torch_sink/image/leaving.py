@@ -23,12 +23,9 @@ _DEPTH = 2
 
 
 class RealBatches:
-    """A worker's `collate_fn`: makes the pixels of what it returns here, where the worker runs beside others.
+    """A worker's `collate_fn`: makes the pixels of what the user's one returns, beside other workers.
 
     Otherwise the training process would make them, one image after the other, when it uses the batch.
-
-    Args:
-        collate: the user's function.
     """
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:

@@ -104,17 +104,10 @@ def functional_names(module: ModuleType) -> list[str]:
 
 
 class Trial(NamedTuple):
-    """One way to call a transform or functional.
-
-    Attributes:
-        label: what is special about the arguments; empty for the usual ones.
-        calls: the call for each of `INPUT_KINDS`.
-        draws: how often to run it, for what depends on chance.
-        form: how the image comes; see `Sample.form`.
-    """
+    """One way to call a transform or functional; all but `calls` is as in `Sample`."""
 
     label: str
-    calls: tuple[Callable[..., Any], ...]
+    calls: tuple[Callable[..., Any], ...]  # for each of `INPUT_KINDS`
     draws: int = 1
     form: str = "image"
 

@@ -107,22 +107,17 @@ def new_buffers(
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
+    of_lanes = ("kept", "kept_before", "lane_segments", "entries", "exits", "blocks", "blocks_before")
     return EntropyBuffers(
         unstuffed=empty(triton.cdiv(stream_bytes, 16) * 16, dtype=torch.uint8),
-        kept=empty(lanes),
-        kept_before=empty(lanes),
         segment_bytes=empty(segments),
         lookups=empty(tables, LOOKUP_ENTRIES.value, dtype=torch.uint16),
-        lane_segments=empty(lanes),
-        entries=empty(lanes),
-        exits=empty(lanes),
-        blocks=empty(lanes),
-        blocks_before=empty(lanes),
         segment_blocks=empty(segments),
         items=empty(2, lanes, dtype=torch.int64),
         counts=empty(rounds + 1, 4),
         coefficients=empty(blocks, 64, dtype=torch.int16),
         status=empty(images),
+        **{name: empty(lanes) for name in of_lanes},
     )
 
 
@@ -141,7 +136,7 @@ def decode_coefficients(
     shape: LaneShape,
     interpreted: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launches the decoding of a batch; `layout` describes the tables and the status.
+    """Launches the decoding of a batch; `rows` describes the tables and the status.
 
     Args:
         stream: uint8 [bytes], the stuffed bytes of all segments.
@@ -153,8 +148,7 @@ def decode_coefficients(
         interpreted: the kernels run in Triton's interpreter.
 
     Returns:
-        The quantized coefficients, int16 [blocks, 64], and the status, int32 [images]: both are of the buffers. The
-        coefficients of an image whose status is not 0 may be anything.
+        The coefficients and the status, of the buffers. Where an image's status is not 0, coefficients may be anything.
     """
     unstuffed, lookups, entries, exits = buffers.unstuffed, buffers.lookups, buffers.entries, buffers.exits
     segment_bytes, lane_segments = buffers.segment_bytes, buffers.lane_segments
