@@ -14,7 +14,7 @@ from torch_sink.image.core.atoms import Atom, Kind
 from torch_sink.image.execute.programs import programs_of
 from torch_sink.image.plan.build import build_plan
 from torch_sink.image.plan.stages import Stage, stages_of
-from torch_sink.image.sources.decoded import Box
+from torch_sink.image.sources.source import Box
 
 PHOTO = (500, 375)  # width and height in pixels, the usual size of ImageNet
 CHANNELS = 3

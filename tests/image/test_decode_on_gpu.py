@@ -21,8 +21,7 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.decode import proof, providers
 from torch_sink.image.decode.jpeg import decode as jpeg
 from torch_sink.image.decode.providers import candidates, decode_sources, providers_for
-from torch_sink.image.sources.decoded import Box, Decoded
-from torch_sink.image.sources.source import EncodedSource, PixelSource, encoded_source
+from torch_sink.image.sources.source import Box, Decoded, EncodedSource, PixelSource, encoded_source
 
 GPU = torch.device("cuda", 0)
 Kernels = Callable[..., list[Decoded | None]]

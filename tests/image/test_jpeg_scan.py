@@ -15,9 +15,8 @@ from torch_sink.image.decode.jpeg import block
 from torch_sink.image.decode.jpeg.block import joined, lay_out_jpegs
 from torch_sink.image.decode.jpeg.file import jpeg_file
 from torch_sink.image.decode.jpeg.tables import COLUMN, batch_of
-from torch_sink.image.sources.decoded import Box
 from torch_sink.image.sources.jpeg_header import read_jpeg_header
-from torch_sink.image.sources.source import EncodedSource, PixelSource
+from torch_sink.image.sources.source import Box, EncodedSource, PixelSource
 from torch_sink.triton_kernels.jpeg import layout
 from torch_sink.triton_kernels.jpeg.layout import TileShape
 

@@ -25,8 +25,7 @@ from torch_sink.image.execute.planned import plan_batch
 from torch_sink.image.execute.programs import shape_of
 from torch_sink.image.execute.run import run_planned
 from torch_sink.image.handles.tensor import HANDLES
-from torch_sink.image.sources.decoded import Decoded
-from torch_sink.image.sources.source import FinishedSource
+from torch_sink.image.sources.source import Decoded, FinishedSource
 from torch_sink.triton_kernels import launching
 from torch_sink.triton_kernels.jpeg import color, entropy, idct, lanes
 from torch_sink.triton_kernels.jpeg.variants import jpeg_variants

@@ -7,7 +7,7 @@ A stack of k views is a sample [k, C, H, W]; stacked once more, as `default_coll
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,29 +15,22 @@ import torch
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import state as backend_state
 from torch_sink.image.core.fallback import executing
-from torch_sink.image.core.ops import replay
-from torch_sink.image.execute.batch import LazyBatch
-from torch_sink.image.execute.collate import lazy_batch
+from torch_sink.image.execute.batch import RECORDED_ON_BATCHES, LazyBatch
+from torch_sink.image.execute.collate import collate_handles, lazy_batch
 from torch_sink.image.execute.damage import survivors
 from torch_sink.image.execute.recorded import Recorded
 from torch_sink.image.handles.shared_memory import SharedMemory
-from torch_sink.image.handles.tensor import LazyTensor
+from torch_sink.image.handles.tensor import HANDLES, LazyTensor, recorded
 
 
 class _Images:
-    """What stacks and views of them share: handles, or the batch that they were packed to, or its values.
-
-    Args:
-        images: handles of one shape that nobody else holds, or a batch.
-    """
+    """What stacks and views of them share: handles that nobody else holds, or the batch of these, or its values."""
 
     def __init__(self, images: list[LazyTensor] | LazyBatch) -> None:
         self.handles = images if isinstance(images, list) else []
         self.batch = None if isinstance(images, list) else images
         active = backend_state.settled()
         self.destination, self.interpreted = (active.device, active.interpreted) if active else ("cpu", False)
-        if self.batch is not None:
-            self.destination, self.interpreted = self.batch.recorded.destination, self.batch.recorded.interpreted
         self.values: torch.Tensor | None = None
         self._given: dict[int, _PartOfStack] = {}
 
@@ -56,28 +49,29 @@ class _Images:
     def give(self, at: int) -> LazyTensor:
         """One image, which shares memory with the stack as a view of it does."""
         if at not in self._given:
-            self._given[at] = _PartOfStack(self, at)
+            self._given[at] = _PartOfStack(self, self.handles[at])
         return self.handles[at]
 
     def become(self, values: torch.Tensor) -> None:
         """Takes the values [images, C, H, W], of which handles that were given away become views."""
         self.values = values
-        for part in self._given.values():
-            part.follow(values)
+        for at, part in self._given.items():
+            part.follow(values[at])
 
 
 class _TheOthers(NamedTuple):
     """Stands for the rest of a stack among those that share its memory."""
 
     sink_ops: None = None
+    is_recording: bool = False
 
 
 class _PartOfStack(SharedMemory):
     """One image of a stack, and what was recorded on it by calls that return views."""
 
-    def __init__(self, images: _Images, at: int) -> None:
-        super().__init__(images.handles[at])
-        self._images, self._at = images, at
+    def __init__(self, images: _Images, image: LazyTensor) -> None:
+        super().__init__(image)
+        self._images = images
 
     def members(self) -> list[Any]:
         return [*super().members(), _TheOthers()]
@@ -85,13 +79,6 @@ class _PartOfStack(SharedMemory):
     def make_real(self) -> None:
         with executing():
             self._images.become(self._images.packed()._made_on_cpu())
-
-    def follow(self, values: torch.Tensor) -> None:
-        """Makes the tensors of all members, as views of the stack's."""
-        for member in super().members():
-            if member.is_recording:
-                tensor = replay(values[self._at], member.sink_ops[len(self._ops) :])
-                member.__dict__["sink_real"] = member._stock_type(tensor)
 
 
 # Kernels whose result on a stack is that on each of its images, bit for bit.
@@ -115,11 +102,7 @@ class LazyStack(LazyBatch):
 
     @staticmethod
     def __new__(cls: Any, images: list[LazyTensor] | LazyBatch | _Images, lead: tuple[int, ...]) -> Any:  # type: ignore[override]
-        """
-        Args:
-            images: handles of one shape that nobody else holds, a batch of them, or those of another stack.
-            lead: the sizes before [C, H, W].
-        """
+        """Of handles of one shape, a batch, or the images of another stack; `lead`: the sizes before [C, H, W]."""
         LazyStack.were_made = True
         shared = images if isinstance(images, _Images) else _Images(images)
         first: Any = shared.batch if shared.batch is not None else shared.handles[0]
@@ -214,14 +197,9 @@ class LazyStack(LazyBatch):
 def _whole_samples(
     rows: list[int], samples: int, views: int, policy: str, batch: LazyBatch
 ) -> tuple[list[int], list[int]]:
-    """The samples that the result shows, and where their images lie among those that could be made.
+    """The samples that the result shows, and where their images lie among `rows`, those that could be made.
 
-    Args:
-        rows: the images that could be made.
-        samples: of the batch.
-        views: images of a sample.
-        policy: "skip" or "replace".
-        batch: names the damaged files.
+    `views` is how many images a sample has; `batch` names the damaged files.
     """
     at = {row: position for position, row in enumerate(rows)}
     error = DecodeError(batch.broken_files[0].path, -1, batch.broken_files[0].reason)
@@ -229,3 +207,130 @@ def _whole_samples(
     errors = {sample: error for sample, positions in enumerate(images) if None in positions}
     chosen = survivors(errors, samples, 0, policy).rows or []
     return chosen, [position for sample in chosen for position in images[sample] if position is not None]
+
+
+# --- what records on several images, and on stacks of them
+
+
+@recorded(torch.stack)
+def _stack(tensors: Sequence[Any], dim: int = 0, *, out: torch.Tensor | None = None) -> Any:
+    if dim != 0 or any(item.ndim != 3 for item in tensors):
+        return NotImplemented
+    if out is not None:
+        return out.copy_(collate_handles(tensors))
+    stack = _stack_of(tensors)
+    return collate_handles(tensors) if stack is None else stack
+
+
+@recorded(torch.cat)
+def _cat_channels(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
+    """Three times the same gray image, as `repeat(3, 1, 1)` makes it."""
+    if not isinstance(tensors, (list, tuple)) or len(tensors) != 3 or dim not in (0, -3) or kwargs:
+        return NotImplemented
+    first = tensors[0]
+    if not all(type(image) in HANDLES and image.is_recording for image in tensors) or first.sink_shape[0] != 1:
+        return NotImplemented
+    same = all(image.sink_source is first.sink_source and image.sink_ops == first.sink_ops for image in tensors)
+    return first.repeat(3, 1, 1) if same else NotImplemented
+
+
+def _stack_of(images: Sequence[Any]) -> LazyStack | None:
+    """A stack of recorded images, or None where they are made at once, or are not all recorded and alike."""
+    active = backend_state.settled()
+    if active is None or active.executes_at_once:
+        return None
+    kind = {(item.shape, item.dtype) for item in images}
+    if len(kind) > 1 or not all(type(item) in HANDLES and item.is_recording for item in images):
+        return None
+    copies = [LazyTensor(item.sink_source, item.sink_ops, item.sink_shape, item.sink_dtype) for item in images]
+    return LazyStack(copies, (len(copies),))
+
+
+def _parts(items: Sequence[Any]) -> list[tuple[tuple[int, ...], Sequence[Any]]] | None:
+    """The leading sizes and the handles of stacks and batches of one; None where some have none, or no more."""
+    found: list[tuple[tuple[int, ...], Sequence[Any]]] = []
+    for item in items:
+        if not isinstance(item, LazyBatch) or not item.is_recording:
+            return None
+        if isinstance(item, LazyStack) and item._images.handles:
+            found.append((item._lead, item._images.handles))
+        elif item._viewed is not None:
+            found.append(((1,), [item._viewed]))
+        else:
+            return None
+    return found if len({(item.shape[1:], item.dtype) for item in items}) == 1 else None
+
+
+def _joined(parts: Sequence[tuple[tuple[int, ...], Sequence[Any]]], lead: tuple[int, ...]) -> Any:
+    stack = _stack_of([image for _, images in parts for image in images])
+    return NotImplemented if stack is None else LazyStack(stack._images, lead)
+
+
+def _stack_of_stacks(stacks: Any, dim: int = 0, **kwargs: Any) -> Any:
+    """`torch.stack` of samples [k, C, H, W]: a batch [N, k, C, H, W]."""
+    parts = _parts(stacks) if dim == 0 and not kwargs else None
+    if parts is None or len({lead for lead, _ in parts}) > 1:
+        return NotImplemented
+    return _joined(parts, (len(parts), *parts[0][0]))
+
+
+def _cat(stacks: Any, dim: int = 0, **kwargs: Any) -> Any:
+    """`torch.cat` of stacks [k, C, H, W] and batches of one."""
+    parts = _parts(stacks) if dim == 0 and not kwargs else None
+    if parts is None or any(len(lead) > 1 for lead, _ in parts):
+        return NotImplemented
+    return _joined(parts, (sum(len(images) for _, images in parts),))
+
+
+def _part(stack: Any, index: Any) -> Any:
+    if not _gives_parts(stack) or type(index) is not int or not -len(stack) <= index < len(stack):
+        return NotImplemented
+    return stack._images.give(index % len(stack))
+
+
+def _unbind(stack: Any, dim: int = 0) -> Any:
+    return tuple(map(stack._images.give, range(len(stack)))) if _gives_parts(stack) and dim == 0 else NotImplemented
+
+
+def _gives_parts(stack: Any) -> bool:
+    is_stack = isinstance(stack, LazyStack) and stack.is_recording and len(stack._lead) == 1
+    return is_stack and bool(stack._images.handles)
+
+
+def _view(stack: Any, *sizes: Any, **kwargs: Any) -> Any:
+    """The leading sizes as others, as `view(-1, c, h, w)` makes one of them."""
+    sizes = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
+    if not isinstance(stack, LazyStack) or not stack.is_recording or kwargs or not all(type(at) is int for at in sizes):
+        return NotImplemented
+    try:
+        size = tuple(torch.empty(stack._size, device="meta").view(sizes).shape)
+    except RuntimeError:
+        return NotImplemented  # and raises there
+    if size[-3:] != stack._size[-3:]:
+        return NotImplemented
+    if len(size) > 3:
+        return LazyStack(stack._images, size[:-3])
+    return stack._images.give(0) if stack._images.handles else NotImplemented
+
+
+def _flatten(stack: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
+    if not isinstance(stack, LazyStack) or start_dim != 0 or end_dim % stack.ndim != len(stack._lead) - 1:
+        return NotImplemented
+    return _view(stack, -1, *stack._size[-3:])
+
+
+RECORDED_ON_BATCHES.update(
+    {
+        torch.stack: _stack_of_stacks,
+        torch.cat: _cat,
+        torch.concat: _cat,
+        torch.Tensor.__getitem__: _part,
+        torch.Tensor.unbind: _unbind,
+        torch.unbind: _unbind,
+        torch.Tensor.view: _view,
+        torch.Tensor.reshape: _view,
+        torch.reshape: _view,
+        torch.flatten: _flatten,
+        torch.Tensor.flatten: _flatten,
+    }
+)

@@ -15,7 +15,6 @@ from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from torch_sink.image import stack_calls  # noqa: F401  which registers what records on stacks
 from torch_sink.image.core.fallback import executing, report_fallback
 from torch_sink.image.core.ops import Op, Recorder
 from torch_sink.image.execute.batch import LazyBatch

@@ -23,11 +23,10 @@ import torch
 import triton
 
 from ..launching import compiler_options
-from .lanes import assign_owners, sum_before_kernel
+from .lanes import assign_owners, count_unstuffed_kernel, sum_before_kernel, unstuff_kernel
 from .layout import FIRST_LANE
 from .symbols import FIRST_ENTRIES, LOOKUP_ENTRIES, lookup_kernel
 from .synchronize import compare_kernel, round_kernel, warm_up_kernel
-from .unstuff import count_unstuffed_kernel, unstuff_kernel
 from .write import dc_kernel, write_kernel
 
 # Lanes of a program that decodes: one warp, so that its lanes do not wait for those of other warps.

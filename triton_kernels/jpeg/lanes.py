@@ -2,6 +2,11 @@
 
 Restart markers make a batch of many short segments, a large photograph is one long segment: programs take blocks of
 lanes without regard to where segments begin. A row of a table says which of them is its first, and how many it has.
+
+Unstuffing deals them out first: in the data of a scan an encoder writes a byte 0xFF as 0xFF 0x00, so that it is not
+read as a marker. Two passes over the stuffed bytes, LANE_BITS / 8 of them a lane: the first counts what stays, the
+second moves it to where the sums over earlier lanes say. Both read words of four bytes and look at all four at once.
+Words are stored with their bytes reversed, so that the first bit of the stream is the highest of a word.
 """
 
 from __future__ import annotations
@@ -11,10 +16,13 @@ import triton
 import triton.language as tl
 
 from ..launching import compiler_options
-from .layout import FIRST_LANE, LANES, SEGMENT_COLUMNS
+from .layout import BYTES, FIRST_BYTE, FIRST_LANE, FOREIGN_MARKER, LANES, SEGMENT_COLUMNS, SEGMENT_IMAGE
 
 NO_OWNER = tl.constexpr(-1)
 BLOCK = 1024
+# Zeros after the end of a segment: a lane that ends there holds the words up to 15 bytes further on.
+SPARE_BYTES = tl.constexpr(16)
+FLAGS = tl.constexpr(0x80808080)  # the highest bit of each byte
 
 
 @triton.jit(do_not_specialize=["columns", "first_column"])
@@ -74,3 +82,83 @@ def sum_before_kernel(counts, sums, totals, segments, BLOCK: tl.constexpr):
         tl.store(sums + first + lane, total + tl.cumsum(count, axis=0) - count, mask=lane < lanes)
         total += tl.sum(count, axis=0)
     tl.store(totals + segment, total)
+
+
+@triton.jit
+def flag_zeros(word):
+    """The highest bit of each byte that is 0, uint32."""
+    low = (word & 0x7F7F7F7F) + 0x7F7F7F7F
+    return ((low | word) & FLAGS) ^ FLAGS
+
+
+@triton.jit
+def load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES: tl.constexpr):
+    """The stuffed bytes of lanes, in words of four, uint32 [B, LANE_BYTES / 4].
+
+    Returns:
+        Rows of the lanes' segments [B], the first byte of each segment [B], the words, then flags of their bytes: those
+        that stay, and those that show a marker. What lies outside the segment does not stay.
+    """
+    segment = tl.load(lane_segments + lane)
+    is_used = segment != NO_OWNER
+    row = segments + segment * SEGMENT_COLUMNS
+    first_byte = tl.load(row + FIRST_BYTE, mask=is_used, other=0)
+    first_lane = tl.load(row + FIRST_LANE, mask=is_used, other=0)
+    size = tl.load(row + BYTES, mask=is_used, other=-16)[:, None]
+    place = ((lane - first_lane) * LANE_BYTES)[:, None] + tl.arange(0, LANE_BYTES // 4)[None, :] * 4
+    # The byte after the last, too, taken for 0: a 0xFF before it is a marker. Loads end where runs of 16 bytes end.
+    is_read = place < (size // 16 + 1) * 16
+    at = stream.to(tl.pointer_type(tl.uint32)) + ((first_byte >> 2)[:, None] + (place >> 2))
+    word = tl.load(at, mask=is_read, other=0)
+    missing = (4 - tl.minimum(tl.maximum(size - place, 0), 4)).to(tl.uint32)
+    # Two shifts, because a shift by 32 bits is not defined.
+    inside = ((word * 0 + FLAGS) >> (4 * missing)) >> (4 * missing)
+    # What follows a segment is of no interest, and may be a marker.
+    word &= (inside >> 7) * 0xFF
+    before = (word << 8) | (tl.load(at - 1, mask=(place > 0) & (place <= size), other=0) >> 24)
+    # A byte of it is 0 where the one before is 0xFF.
+    not_after = before ^ 0xFFFFFFFF
+    stuffed = flag_zeros(word | not_after) & inside
+    return row, first_byte, word, inside ^ stuffed, flag_zeros(not_after) ^ stuffed
+
+
+@triton.jit
+def count_flags(flags):
+    """How many there are in each word, int32."""
+    pairs = (flags >> 7) + (flags >> 23)
+    return ((pairs + (pairs >> 8)) & 7).to(tl.int32)
+
+
+@triton.jit
+def count_unstuffed_kernel(
+    stream, segments, lane_segments, kept, status, LANE_BYTES: tl.constexpr, BLOCK: tl.constexpr
+):
+    """How many bytes of each lane are `kept`; FOREIGN_MARKER where 0xFF is followed by anything but 0."""
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, _, _, stays, markers = load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES)
+    tl.store(kept + lane, tl.sum(count_flags(stays), axis=1))
+    has_marker = tl.max((markers != 0).to(tl.int32), axis=1) > 0
+    image = tl.load(row + SEGMENT_IMAGE, mask=has_marker, other=0)
+    tl.atomic_or(status + image, FOREIGN_MARKER, mask=has_marker, sem="relaxed")
+
+
+@triton.jit
+def unstuff_kernel(
+    stream, segments, lane_segments, kept_before, segment_bytes, unstuffed,
+    LANE_BYTES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Moves the bytes that stay together: segments begin where they begin in `stream`, and zeros follow them."""
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, first_byte, word, stays, _ = load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES)
+    count = count_flags(stays)
+    at = (first_byte + tl.load(kept_before + lane))[:, None] + tl.cumsum(count, axis=1) - count
+    for number in tl.static_range(4):
+        stay = (stays >> (8 * number + 7)) & 1
+        tl.store(unstuffed + (at ^ 3), (word >> (8 * number)).to(tl.uint8), mask=stay != 0)
+        at += stay.to(tl.int32)
+
+    segment = tl.load(lane_segments + lane)
+    is_first = (segment != NO_OWNER) & (lane == tl.load(row + FIRST_LANE, mask=segment != NO_OWNER, other=-1))
+    end = first_byte + tl.load(segment_bytes + segment, mask=is_first, other=0)
+    spare = end[:, None] + tl.arange(0, SPARE_BYTES)[None, :]
+    tl.store(unstuffed + (spare ^ 3), tl.zeros_like(spare).to(tl.uint8), mask=is_first[:, None])

@@ -11,11 +11,10 @@ from .entropy import BLOCK_BYTES, DC_BLOCKS, LANE_SHAPES, SUM_LANES, SUM_WARPS
 from .idct import WARPS as IDCT_WARPS
 from .idct import idct_kernel
 from .lanes import BLOCK as OWNERS_BLOCK
-from .lanes import assign_kernel, sum_before_kernel
+from .lanes import assign_kernel, count_unstuffed_kernel, sum_before_kernel, unstuff_kernel
 from .layout import TILE_SHAPE
 from .symbols import FIRST_ENTRIES, lookup_kernel
 from .synchronize import compare_kernel, round_kernel, warm_up_kernel
-from .unstuff import count_unstuffed_kernel, unstuff_kernel
 from .write import dc_kernel, write_kernel
 
 

@@ -38,8 +38,7 @@ from torch_sink.image.decode.jpeg.decoder import JpegDecoder
 from torch_sink.image.decode.jpeg.file import JpegFile
 from torch_sink.image.decode.jpeg.tables import Capacity
 from torch_sink.image.decode.providers import decode_sources
-from torch_sink.image.sources.decoded import Box
-from torch_sink.image.sources.source import EncodedSource, encoded_source
+from torch_sink.image.sources.source import Box, EncodedSource, encoded_source
 from torch_sink.triton_kernels.jpeg.color import color_kernel
 from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES, LaneShape
 from torch_sink.triton_kernels.jpeg.layout import TILE_SHAPE

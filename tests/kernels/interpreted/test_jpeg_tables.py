@@ -11,9 +11,13 @@ from image.check import device_in_use
 from kernels.jpeg_cases import COLUMN, encode, noise, open_file, photo
 from kernels.jpeg_golden import Damaged, codes_of
 from torch_sink.triton_kernels.jpeg import layout, symbols
-from torch_sink.triton_kernels.jpeg.lanes import assign_owners, sum_before_kernel
+from torch_sink.triton_kernels.jpeg.lanes import (
+    assign_owners,
+    count_unstuffed_kernel,
+    sum_before_kernel,
+    unstuff_kernel,
+)
 from torch_sink.triton_kernels.jpeg.symbols import lookup_kernel
-from torch_sink.triton_kernels.jpeg.unstuff import count_unstuffed_kernel, unstuff_kernel
 from torch_sink.triton_kernels.launching import compiler_options
 
 FIRST_BITS, FIRST_ENTRIES = symbols.FIRST_BITS.value, symbols.FIRST_ENTRIES.value

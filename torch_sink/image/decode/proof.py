@@ -22,8 +22,7 @@ from PIL import Image, features
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.transfer import to_host
 from torch_sink.image.decode.jpeg.block import JpegFiles, lay_out_jpegs
-from torch_sink.image.sources.decoded import Box
-from torch_sink.image.sources.source import EncodedSource, encoded_source
+from torch_sink.image.sources.source import Box, EncodedSource, encoded_source
 
 _FILE = "jpeg_kernels.json"
 _SIZE = 67, 45  # pixels: no side is a multiple of an MCU's

@@ -17,8 +17,7 @@ from torch_sink.image.core.state import default_device
 from torch_sink.image.core.transfer import to_device
 from torch_sink.image.decode import proof
 from torch_sink.image.decode.jpeg.block import JpegFiles
-from torch_sink.image.sources.decoded import Box, Decoded
-from torch_sink.image.sources.source import EncodedSource, PixelSource
+from torch_sink.image.sources.source import Box, Decoded, EncodedSource, PixelSource
 
 if TYPE_CHECKING:
     from torch_sink.image.decode.jpeg.decode import LaunchedJpegs

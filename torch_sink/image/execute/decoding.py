@@ -12,7 +12,7 @@ from torch_sink.image.core.transfer import to_host_later
 from torch_sink.image.decode.providers import decode_sources, launch_packed
 from torch_sink.image.execute.packed import Packed
 from torch_sink.image.execute.pixels import Pixels, pixels_of
-from torch_sink.image.sources.decoded import Box, Decoded
+from torch_sink.image.sources.source import Box, Decoded
 
 
 class Decoding:

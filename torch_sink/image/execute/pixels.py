@@ -10,7 +10,7 @@ import torch
 
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.transfer import host_buffer
-from torch_sink.image.sources.decoded import Decoded
+from torch_sink.image.sources.source import Decoded
 
 _ALIGNMENT_BYTES = 16
 

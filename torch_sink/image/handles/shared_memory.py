@@ -35,8 +35,12 @@ class SharedMemory:
     def make_real(self) -> None:
         """Makes the tensors of all members."""
         with executing():
-            tensor = replay(self._source.decode(), self._ops, in_place=True)
-            for member in self.members():
+            self.follow(replay(self._source.decode(), self._ops, in_place=True))
+
+    def follow(self, tensor: Any) -> None:
+        """Makes the tensors of all members, as views of the image's."""
+        for member in self.members():
+            if member.is_recording:
                 member.__dict__["sink_real"] = member._stock_type(replay(tensor, member.sink_ops[len(self._ops) :]))
 
 

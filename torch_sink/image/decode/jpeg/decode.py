@@ -13,8 +13,7 @@ from torch_sink.image.core.transfer import host_buffer, pins, to_host
 from torch_sink.image.decode.jpeg.block import JpegBlock, JpegFiles, lay_out_jpegs
 from torch_sink.image.decode.jpeg.decoder import Inputs, JpegDecoder
 from torch_sink.image.decode.jpeg.tables import JpegBatch, batch_of
-from torch_sink.image.sources.decoded import Box, Decoded
-from torch_sink.image.sources.source import EncodedSource
+from torch_sink.image.sources.source import Box, Decoded, EncodedSource
 from torch_sink.triton_kernels.jpeg.entropy import LaneShape, choose_lane_shape
 from torch_sink.triton_kernels.jpeg.layout import TileShape, tile_shape
 from torch_sink.triton_kernels.launching import is_interpreted
