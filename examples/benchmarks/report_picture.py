@@ -21,9 +21,9 @@ CHANNELS, FLOAT_BYTES = 3, 4
 DECODER = {
     "Unstuff bytes": ("assign", "count unstuffed", "sum before", "unstuff"),
     "Sync lanes": ("lookup", "warm up", "compare", "round"),
-    "Huffman decode": ("write", "dc"),
+    "Huffman codes": ("write", "dc"),
     "Inverse DCT": ("idct",),
-    "Upsample, color": ("color",),
+    "Colors": ("color",),
 }
 WIDTH, HEIGHT, MARGIN = 1000, 600, 20
 STYLE = """
