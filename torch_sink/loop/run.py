@@ -59,7 +59,7 @@ class TrainingRun:
 
     def execute(self) -> RunHistory:
         """Run to the end, to a stop, or to an error, which is raised after the steps before it are recorded."""
-        engine = self._loop.prepare(self._longest_sink())
+        engine = self._loop.prepare(min(self._limit(), self._max_steps or self._limit()))
         self._host_syncs_before = engine.host_syncs
         self._began = time.perf_counter()
         engine.attach(self._loader, callbacks=bool(self._callbacks))
@@ -189,11 +189,11 @@ class TrainingRun:
     def _finish_sink(self, record: SinkRecord, engine: Engine) -> None:
         self.history.add(record)
         self.history.seconds = time.perf_counter() - self._began
-        checks = engine.host_syncs - self._host_syncs_before
+        self.history.host_syncs += 1 + engine.host_syncs - self._host_syncs_before
         self._host_syncs_before = engine.host_syncs
-        self.history.host_syncs += 1 + checks
-        self._arguments.update(cur_step_num=self._loop.step_count, inside_sink=False)
         self._arguments.update(
+            cur_step_num=self._loop.step_count,
+            inside_sink=False,
             net_outputs=record.losses[-1],
             losses=record.losses,
             overflows=record.overflows,
@@ -220,25 +220,15 @@ class TrainingRun:
             self._waited += time.perf_counter() - began
 
     def _sink_length(self) -> int:
-        length = self._limit()
-        remaining = self._remaining()
-        if remaining:
-            length = min(length, remaining)
+        bounds = [self._remaining() or None]
         if self._max_steps is not None:
-            length = min(length, self._max_steps - self._loop.progress.steps)
-        for callback in self._callbacks:
-            boundary = callback.steps_to_boundary(self._loop.step_count)
-            if boundary is not None:
-                length = min(length, boundary)
-        return max(1, length)
+            bounds.append(self._max_steps - self._loop.progress.steps)
+        bounds += [callback.steps_to_boundary(self._loop.step_count) for callback in self._callbacks]
+        return max(1, min([self._limit(), *(bound for bound in bounds if bound is not None)]))
 
     def _limit(self) -> int:
-        if self._loop.sink_size > 0:
-            return self._loop.sink_size
-        return self._epoch_length or UNKNOWN_EPOCH_SINK
-
-    def _longest_sink(self) -> int:
-        return min(self._limit(), self._max_steps or self._limit())
+        size = self._loop.sink_size
+        return size if size > 0 else self._epoch_length or UNKNOWN_EPOCH_SINK
 
     def _remaining(self) -> int | None:
         if self._epoch_length is None:

@@ -207,20 +207,20 @@ class LoaderPositions:
         self._given: Any = None
         self._sink: Any = None
         self._state: Any = None
-        self._last: Any = None
+        self._was_loaded = False
 
     @contextmanager
     def opened(self, given: Any, device: torch.device, epoch_size: int) -> Iterator[Any]:
         """The SinkLoader of a run: the given one, or a wrapper, which gets the state that was loaded for `given`."""
         with sink_over(given, device, epoch_size) as sink:
-            if sink is not given and given is self._given and self._sink is None and self._state is not None:
+            if sink is not given and given is self._given and self._was_loaded:
                 sink.load_state_dict(self._state)
-            self._given, self._sink, self._state = given, sink, None
+            self._given, self._sink, self._was_loaded = given, sink, False
             try:
                 yield sink
             finally:
-                if sink is not given:
-                    self._keep_position()
+                if sink is not given:  # the wrapper will be closed: its position is for a later `save`
+                    self._state, self._sink = _position_of(sink), None
 
     def state(self, loader: Any) -> Any:
         """Position of `loader`, None if it has none yet."""
@@ -228,22 +228,18 @@ class LoaderPositions:
             return loader.state_dict()
         if loader is not self._given:
             return None
-        if self._sink is not None:
-            return self._sink.state_dict()
-        return self._state if self._state is not None else self._last
+        return self._sink.state_dict() if self._sink is not None else self._state
 
     def load(self, loader: Any, state: Any) -> None:
         """Put a position back, now or when a run wraps the loader."""
         if hasattr(loader, "slot_index"):
             loader.load_state_dict(state)
         else:
-            self._given, self._sink, self._state = loader, None, state
+            self._given, self._sink, self._state, self._was_loaded = loader, None, state, True
 
-    def _keep_position(self) -> None:
-        """The run's own wrapper is about to be closed: keep its position for a later `save`, not for a later run."""
-        self._state = None
-        try:
-            self._last = self._sink.state_dict()
-        except Exception:  # a loader that failed may have no state; the run's own error is what counts
-            self._last = None
-        self._sink = None
+
+def _position_of(sink: Any) -> Any:
+    try:
+        return sink.state_dict()
+    except Exception:  # a loader that failed may have no state; the run's own error is what counts
+        return None

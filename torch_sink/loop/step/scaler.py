@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torch_sink.errors import SinkError
 from torch_sink.loop.core.history import SinkRecord
-from torch_sink.loop.step.update import run_eagerly
+from torch_sink.loop.step.update import FunctionalSteps
 from torch_sink.thread_waits import host_sync_allowed
 
 LONGEST_OVERFLOW = 1000
@@ -87,7 +87,7 @@ class StaticLossScaler:
         (True, False)
     """
 
-    _steps: Any = None
+    _steps: FunctionalSteps | None = None
 
     def __init__(self, scale_value: float) -> None:
         if not scale_value >= 1:
@@ -127,6 +127,7 @@ class StaticLossScaler:
         inverse = self.inverse()
         return _map_scaled(lambda tensor: tensor * inverse, inputs)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the gradients of an optimizer by the scale, in place, as before clipping them by their norm.
 
@@ -134,8 +135,9 @@ class StaticLossScaler:
             RuntimeError: done already since the optimizer's last step.
             ValueError: no parameter of the optimizer has a gradient.
         """
-        run_eagerly(self, "unscale", optimizer)
+        self._functional_steps().unscale(optimizer)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def step(self, optimizer: torch.optim.Optimizer) -> Tensor:
         """Unscale the gradients, unless `unscale_` did, and step the optimizer unless one of them is not finite.
 
@@ -155,8 +157,12 @@ class StaticLossScaler:
             ValueError: no parameter of the optimizer has a gradient.
             UnsupportedOperation: the optimizer counts in Python numbers.
         """
-        finite: Tensor = run_eagerly(self, "step", optimizer)
-        return finite
+        return self._functional_steps().step(optimizer)
+
+    def _functional_steps(self) -> FunctionalSteps:
+        if self._steps is None:
+            self._steps = FunctionalSteps(self)
+        return self._steps
 
     def inverse(self) -> Tensor:
         """1 / scale as float32 of shape [], rounded once from float64."""

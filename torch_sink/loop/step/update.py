@@ -244,14 +244,6 @@ def _unscale(gradients: list[Tensor], found_inf: Tensor, inverse_scale: Tensor) 
         torch._amp_foreach_non_finite_check_and_unscale_(group, found_inf, inverse_scale)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def run_eagerly(scaler: StaticLossScaler, name: str, optimizer: torch.optim.Optimizer) -> Any:
-    """Call a method of the scaler's FunctionalSteps; compiled code leaves its graph for it, and so keeps its bits."""
-    if scaler._steps is None:
-        scaler._steps = FunctionalSteps(scaler)
-    return getattr(scaler._steps, name)(optimizer)
-
-
 class FunctionalSteps:
     """The optimizers that a scaler steps in a step of the user's own."""
 
