@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from torch_sink.loop.core.arguments import check_choice
-from torch_sink.loop.step.cast_at_use import NORMALIZATION, CastAtUse
-from torch_sink.loop.step.precision import LEVELS, Autocast, Precision, PrecisionForward
+from torch_sink.loop.step.precision import LEVELS, NORMALIZATION, Autocast, CastAtUse, Precision, PrecisionForward
 from torch_sink.loop.step.scaler import DynamicLossScaler, StaticLossScaler, all_finite, grads_finite
 
 __all__ = [
