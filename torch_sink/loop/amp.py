@@ -22,34 +22,15 @@ __all__ = [
     "grads_finite",
 ]
 
-_WHITE_LIST: tuple[type[nn.Module], ...] = (
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-    nn.Linear,
-    nn.Bilinear,
-    nn.LSTMCell,
-    nn.RNNCell,
-    nn.GRUCell,
-    nn.PReLU,
-)
-_BLACK_LIST: tuple[type[nn.Module], ...] = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-    nn.LocalResponseNorm,
-    nn.CrossMapLRN2d,
-)
+_WHITE_LIST: list[type[nn.Module]] = [
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(nn.Linear, nn.Bilinear, nn.LSTMCell, nn.RNNCell, nn.GRUCell, nn.PReLU),
+]
+_BLACK_LIST: list[type[nn.Module]] = [
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+    *(nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, nn.CrossMapLRN2d),
+]
 
 
 def get_white_list() -> list[type[nn.Module]]:

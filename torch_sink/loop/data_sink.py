@@ -10,7 +10,8 @@ from torch_sink.loop.core.arguments import check_count
 from torch_sink.loop.core.batches import call_with
 from torch_sink.loop.engines.jit import JitConfig, jit_with
 
-_bound: weakref.WeakKeyDictionary[Any, weakref.ref[DataSink]] = weakref.WeakKeyDictionary()
+# By the id of a SinkLoader, the function that it serves, which holds it.
+_bound: weakref.WeakValueDictionary[int, DataSink] = weakref.WeakValueDictionary()
 
 
 def data_sink(
@@ -55,7 +56,12 @@ class DataSink:
             fn = jit_with(fn, config)
         self._function, self._sink_size = fn, sink_size
         self._own = not isinstance(dataset, SinkLoader)
-        self._loader = SinkLoader(dataset) if self._own else _bind(dataset, self)
+        self._loader = SinkLoader(dataset) if self._own else dataset
+        if id(self._loader) in _bound:  # each of two would see a part of its batches
+            raise ValueError(
+                "the SinkLoader is bound to another function; close() that data_sink first, or make another"
+            )
+        _bound[id(self._loader)] = self
         self._batches: Iterator[Any] | None = None
 
     def __call__(self) -> Any:
@@ -68,27 +74,15 @@ class DataSink:
         """Stop the queue, if `data_sink` made it; else leave it to others. Idempotent."""
         if self._own:
             self._loader.close()
-        elif _function_of(self._loader) is self:
-            del _bound[self._loader]
+        if _bound.get(id(self._loader)) is self:
+            del _bound[id(self._loader)]
 
     def _next(self) -> Any:
+        end = object()
         while True:
             if self._batches is None:
                 self._batches = self._loader.rest()
-            try:
-                return next(self._batches)
-            except StopIteration:
-                self._batches = None
-
-
-def _bind(loader: Any, sink: DataSink) -> Any:
-    """Let a SinkLoader serve one function: each of two would see a part of its batches."""
-    if _function_of(loader) is not None:
-        raise ValueError("the SinkLoader is bound to another function; close() that data_sink first, or make another")
-    _bound[loader] = weakref.ref(sink)
-    return loader
-
-
-def _function_of(loader: Any) -> DataSink | None:
-    reference = _bound.get(loader)
-    return reference() if reference is not None else None
+            batch = next(self._batches, end)
+            if batch is not end:
+                return batch
+            self._batches = None
