@@ -12,7 +12,7 @@ from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
 import torch_sink
-from image.check import INTERPRETED, assert_same_bits
+from image.check import INTERPRETED, assert_same_bits, device_in_use
 from image.test_lazy_tensor import KINDS, OPEN
 from torch_sink.image.core import state
 from torch_sink.image.execute.batch import LazyBatch
@@ -99,3 +99,35 @@ def test_arguments_by_name() -> None:
         expected = call(KINDS["to_tensor"](OPEN()))
         with torch_sink.image_backend("device", device="cpu"):
             assert torch.equal(call(KINDS["to_tensor"](OPEN())), expected)
+
+
+MOVES: dict[str, Callable[[Any, torch.device], Any]] = {
+    "to": lambda image, device: image.to(device, non_blocking=True),
+    "to, by name": lambda image, device: image.to(device=device, copy=True),
+    "to, another dtype": lambda image, device: image.to(device, torch.float16),
+    "list": lambda image, device: next(iter(image.to(device) for image in [image])),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("move", MOVES)
+def test_one_image_is_moved(kind: str, move: str) -> None:
+    """Images of different sizes stay a list: each is made where it is moved to, and nothing falls back."""
+    device = torch.device(device_in_use() if INTERPRETED else "meta")
+    expected = MOVES[move](KINDS[kind](OPEN()), device)
+    with torch_sink.image_backend("device", device=device, strict=True):
+        image = KINDS[kind](OPEN())
+        assert image.pin_memory() is image
+        moved = MOVES[move](image, device)
+    assert (type(moved), moved.shape, moved.dtype) == (type(expected), expected.shape, expected.dtype)
+    assert moved.device == expected.device
+    if INTERPRETED:
+        assert torch.equal(moved.cpu(), expected.cpu())
+
+
+def test_one_image_that_stays_on_the_cpu_is_read_there() -> None:
+    expected = KINDS["to_tensor"](OPEN())
+    with torch_sink.image_backend("device", device="cpu"):
+        assert_same_bits(KINDS["to_tensor"](OPEN()).to("cpu").clone(), expected)
+        with pytest.raises(RuntimeError, match="rank 4"):
+            KINDS["to_tensor"](OPEN()).to("meta", memory_format=torch.channels_last)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from image.check import assert_same_bits, device_in_use
 from image.test_bad_input import *  # noqa: F403
+from image.test_batch_of_one import test_one_image_is_moved  # noqa: F401
 from image.test_collate import *  # noqa: F403
 from image.test_collate import images
 from image.test_workers import epochs_of, jpegs, some_images, what_workers_did

@@ -99,7 +99,7 @@ class LazyBatch(torch.Tensor):
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
         """As `Tensor.to`; a move to an accelerator decodes and transforms there."""
         self._follow_view()
-        device, dtype, memory_format = _parsed_to(*args, **kwargs)
+        device, dtype, memory_format = parsed_to(*args, **kwargs)
         if device is None or self._tensor is not None or (device.type == "cpu" and not self.recorded.interpreted):
             return self.materialize().to(*args, **kwargs)
         if device.type == "meta":
@@ -226,7 +226,7 @@ def _run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     return result if name.startswith("__i") or name.rstrip("_") + "_" == name else result.materialize()
 
 
-def _parsed_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, torch.memory_format | None]:
+def parsed_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, torch.memory_format | None]:
     """(device, dtype, memory format) of the arguments of `Tensor.to`; torch's own parser knows no `copy`."""
     by_position = 3 if args and isinstance(args[0], (torch.dtype, torch.Tensor)) else 4
     if len(args) == by_position and "copy" not in kwargs:

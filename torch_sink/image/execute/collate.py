@@ -10,7 +10,7 @@ from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import state as backend_state
-from torch_sink.image.execute.batch import LazyBatch
+from torch_sink.image.execute.batch import LazyBatch, parsed_to
 from torch_sink.image.execute.packed import collated_tensor, pack
 from torch_sink.image.execute.planned import plan_batch
 from torch_sink.image.execute.recorded import Recorded
@@ -94,11 +94,43 @@ def _batch_of_one(image: Any, dim: Any = None) -> Any:
     keeps_type = type(image) is LazyTVImage and return_types._must_return_subclass()
     if type(image) not in HANDLES or not image.is_recording or type(dim) is not int or dim != 0 or keeps_type:
         return NotImplemented
-    active = backend_state.settled()
-    if active is None or active.executes_at_once:
+    if _is_made_at_once():
         return image.materialize().as_subclass(torch.Tensor).unsqueeze(0)
     batch = collate_handles([image])
     return batch.view_of(image) if isinstance(batch, LazyBatch) else NotImplemented
+
+
+def _is_made_at_once() -> bool:
+    active = backend_state.settled()
+    return active is None or active.executes_at_once
+
+
+_recorded_to = RECORDED[torch.Tensor.to]
+
+
+@recorded(torch.Tensor.to)
+def _to(image: Any, *args: Any, **kwargs: Any) -> Any:
+    """Images of different sizes stay a list and are moved one by one: each is made on the device, as a batch of one."""
+    result = _recorded_to(image, *args, **kwargs)
+    if result is not NotImplemented or type(image) not in HANDLES or not image.is_recording or _is_made_at_once():
+        return result
+    device, _, memory_format = parsed_to(*args, **kwargs)
+    if device is None or memory_format is not None:
+        return NotImplemented
+    batch = collate_handles([image])
+    if not isinstance(batch, LazyBatch) or (device.type == "cpu" and not batch.recorded.interpreted):
+        return NotImplemented
+    return image._stock_type(batch.to(*args, **kwargs)[0])
+
+
+@recorded(torch.Tensor.cuda)
+def _cuda(image: Any, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+    return _to(image, "cuda" if device is None else torch.device(device), non_blocking=non_blocking, **kwargs)
+
+
+@recorded(torch.Tensor.pin_memory)
+def _pin_memory(image: Any, device: Any = None) -> Any:
+    return NotImplemented if _is_made_at_once() or not image.is_recording else image
 
 
 _part = RECORDED[torch.Tensor.__getitem__]
