@@ -198,27 +198,38 @@ GPU_FIGURES = {
 SECTIONS: dict[str, tuple[str, str, bool, Callable[[Report], str]]] = {
     "worker_cost": (
         "Data workers",
-        "CPU milliseconds per sample in a data worker: dataset and collate, one thread, files in the page cache.",
+        "What an image costs a data worker: CPU milliseconds for dataset and collate, on one thread, with files in the "
+        'page cache. "Device elsewhere" is a worker on a machine with a GPU, which makes the pixels. With "no device" '
+        "the worker makes them itself, in stock code.",
         False,
         worker_cost,
     ),
     "slabs": (
         "From a worker to the training process",
-        "CPU microseconds an image, encoded files: written to shared memory and sent, ready for a copy to the device.",
+        "What it costs to hand over encoded files: CPU microseconds for an image, until it is ready for the copy to a "
+        "device. A `SinkLoader` uses slabs: memory that both processes share and that is page-locked once.",
         False,
         slabs,
     ),
     "host_cost": (
-        "The process that trains",
-        "CPU microseconds an image of its main thread, from the pickled batch to the last launch, on a device that "
-        "launches nothing. A `SinkLoader`'s workers write files to pinned memory; others' are copied once.",
+        "The training process",
+        "What an image costs the main thread that trains: CPU microseconds from receiving the batch to the last "
+        "launch, on a device that launches nothing. With a `SinkLoader`, files arrive in pinned memory; with other "
+        "loaders they are copied once.",
         False,
         host_cost,
     ),
-    "loader": ("Loaders", "One pipeline of stock torchvision code behind three loaders, in turns.", False, loader),
+    "loader": (
+        "Loaders",
+        "Stock torchvision code behind three loaders that take turns. Without a GPU all three do the same work, and a "
+        "`SinkLoader` must not cost anything.",
+        False,
+        loader,
+    ),
     "loop": (
         "Training loops",
-        "Batches that already lie on the device, in turns. Plain means compiled where the loop compiles.",
+        "What a loop costs besides the model: batches lie on the device already, and the loops take turns. The plain "
+        "loop is compiled where the StepLoop compiles.",
         False,
         loop,
     ),
