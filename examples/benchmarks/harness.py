@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from torch_sink.cli.bench import percentiles
-from torch_sink.cli.bench_report import describe_run
-from torch_sink.cli.explain import find_images
+from torch_sink.cli.bench import describe_run, percentiles
 from torch_sink.cli.machine import describe_machine
 from torch_sink.cli.photos import write_photos
+from torch_sink.cli.pipelines import find_images
 
 GENERATED = ".generated"
 LOCAL = Path(__file__).resolve().parents[2] / "local"

@@ -34,8 +34,7 @@ from triton.runtime.jit import JITFunction
 import torch_sink
 from harness import describe, finish, make_parser, photographs, positive, save
 from torch_sink.cli.bench import percentiles
-from torch_sink.cli.explain import find_images
-from torch_sink.cli.pipelines import build_pipeline
+from torch_sink.cli.pipelines import build_pipeline, find_images
 from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
 from torch_sink.image.core import transfer

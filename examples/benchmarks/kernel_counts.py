@@ -1,6 +1,6 @@
 """Count what the kernels execute on generated photographs, by the executor of the tests, for kernels.json.
 
-The PTX for sm_90 runs on the CPU, so no GPU is needed. Times beside the counts are those of `torch_sink.cli.model`.
+The PTX for sm_90 runs on the CPU, so no GPU is needed. Times beside the counts are those of `torch_sink.cli.machine`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from torchvision.transforms import v2
 
 import torch_sink
 from kernel_record import write_record
-from torch_sink.cli.machine import describe_machine
-from torch_sink.cli.model import DEVICES, microseconds, work_of
+from torch_sink.cli.machine import DEVICES, describe_machine, microseconds, work_of
 from torch_sink.cli.photos import make_photo
 from torch_sink.cli.pipelines import CROP, JITTER, MEAN, STD
 

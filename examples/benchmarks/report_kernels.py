@@ -100,7 +100,7 @@ def executed_lines(report: Report) -> list[str]:
         "the way but the busiest of the units of all SMs: four schedulers that issue one instruction of a warp a cycle",
         "each, the units for float32, float64 and integers, and one wavefront a cycle. Latency, caches, bandwidth and",
         f"launches are left out. It takes {clocks};",
-        "`torch_sink/cli/model.py` holds the other constants and where they come from.",
+        "`torch_sink/cli/machine.py` holds the other constants and where they come from.",
         "",
         table(["pipeline", *heads], [executed_row(row) for row in counts["pipelines"]]),
         "",

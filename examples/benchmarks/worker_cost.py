@@ -19,8 +19,7 @@ from torchvision.datasets import ImageFolder
 
 import torch_sink
 from harness import describe, finish, make_parser, photographs, positive, save
-from torch_sink.cli.bench import measure_worker_cost
-from torch_sink.cli.bench_report import format_worker_cost
+from torch_sink.cli.bench import measure_worker_cost, worker_cost_table
 from torch_sink.cli.pipelines import PIPELINES, build_pipeline
 
 GATE_BATCH = 8
@@ -59,7 +58,7 @@ def main() -> None:
                 folder, [name], rounds=arguments.rounds, images=arguments.images
             )
             save(report, arguments.output)
-    finish(report, arguments.output, format_worker_cost(report["worker_cost"]))
+    finish(report, arguments.output, worker_cost_table(report["worker_cost"]).as_text())
 
 
 if __name__ == "__main__":

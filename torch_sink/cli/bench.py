@@ -3,71 +3,152 @@
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
-from torchvision.datasets import ImageFolder
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import torch_sink
-from torch_sink.cli.pipelines import build_pipeline
+from torch_sink.cli.machine import describe_machine
+from torch_sink.cli.pipelines import Pipeline, find_images, open_pipeline
+from torch_sink.cli.report import Bars, Report, Table
 
 # Recording is an order of magnitude cheaper than stock: more passes a round keep both above the clock's noise.
 RECORDING_PASSES = 6
+_WORKER_NOTE = (
+    "recording: a GPU makes the pixels elsewhere; on the CPU: the worker makes them. Ratios: stock / torch_sink."
+)
+PIPELINES = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment", "v2 train")
+
+
+def run(folder: Path | None, names: Sequence[str], *, workers: int | None, quick: bool = False) -> dict[str, Any]:
+    """Measure worker cost, throughput and equality of pixels.
+
+    Args:
+        folder: holds images, at any depth; None where the pipeline brings its own.
+        names: of pipelines, as `open_pipeline` takes them; throughput is that of the first.
+        workers: data workers of the loaders; None for those of the pipeline, else 2.
+        quick: fewer images and rounds, for a first impression.
+
+    Returns:
+        The JSON-ready report.
+    """
+    first = open_pipeline(names[0], folder)
+    report = describe_run("torch-sink bench", folder)
+    report["equal"] = {name: compare(open_pipeline(name, folder)) for name in names}
+    rounds, batch_size, images = (2, 16, 16) if quick else (5, 40, 80)
+    report["worker_cost"] = measure_worker_cost(folder, names, rounds=rounds, batch_size=batch_size, images=images)
+    workers = next(count for count in (workers, first.workers, 2) if count is not None)
+    report["loader"] = {"pipeline": first.name, "workers": workers}
+    report["loader"] |= measure_loader(first, workers=workers, seconds=1 if quick else 15)
+    return report
+
+
+def describe_run(command: str, folder: str | Path | None) -> dict[str, Any]:
+    """Return the head of every report: the command, the machine and the photographs."""
+    sizes = [path.stat().st_size for path in find_images(folder)] if folder is not None else []
+    photographs = {"count": len(sizes), "mean_bytes": round(statistics.mean(sizes))} if sizes else None
+    return {"command": command, "machine": describe_machine(), "photographs": photographs}
 
 
 def measure_worker_cost(
-    folder: str | Path, pipelines: Sequence[str], *, rounds: int = 7, batch_size: int = 40, images: int = 120
+    folder: str | Path | None, pipelines: Sequence[str], *, rounds: int = 7, batch_size: int = 40, images: int = 120
 ) -> dict[str, dict[str, Any]]:
-    """Measure the CPU time that dataset and `default_collate` take in a data worker, stock and recording.
+    """Measure the CPU time that dataset and collate function take in a data worker, stock and recording.
 
     All run in this process on one thread, on files in the page cache, in turns and with equal seeds: stock; torch_sink
     recording for the device "meta", as a worker does when the device executes elsewhere; torch_sink making the pixels
     on the CPU, as a worker does where there is no device.
 
     Args:
-        folder: an `ImageFolder` tree.
-        pipelines: names out of `torch_sink.cli.pipelines.PIPELINES`.
+        folder: holds images, at any depth; None where the pipelines bring their own.
+        pipelines: as `open_pipeline` takes them.
         rounds: how often stock and torch_sink take turns.
-        batch_size: images a batch.
-        images: how many images of the folder are used at most.
+        batch_size: images a batch, of anything but a DataLoader.
+        images: how many images a round takes.
 
     Returns:
         For each pipeline: `stock_ms`, `torch_sink_ms` (recording) and `on_cpu_ms` (making the pixels), each p20, p50
         and p80 over the rounds, in CPU milliseconds a sample; `ratio` and `on_cpu_ratio` (median over the rounds of
         stock divided by each) and `fallbacks` (what ran in stock code while recording one pass, and how often).
     """
-    with _one_thread():
-        return {name: _worker_cost(Path(folder), name, rounds, batch_size, images) for name in pipelines}
+    with one_thread():
+        opened = [open_pipeline(name, folder, batch_size) for name in pipelines]
+        return {pipeline.name: _worker_cost(pipeline, rounds, images) for pipeline in opened}
 
 
-def measure_loader(
-    folder: str | Path, pipeline: str = "v1 train", *, workers: int = 2, batch_size: int = 64, seconds: float = 15.0
-) -> dict[str, dict[str, float]]:
+def measure_loader(pipeline: Pipeline, *, workers: int = 2, seconds: float = 15.0) -> dict[str, dict[str, float]]:
     """Measure how many images per second reach the device, from a stock DataLoader and through torch_sink.
 
     Args:
-        folder: an `ImageFolder` tree.
-        pipeline: name out of `torch_sink.cli.pipelines.PIPELINES`.
+        pipeline: what makes the batches.
         workers: data workers of both loaders.
-        batch_size: images a batch.
         seconds: how long each of the two is measured, after its first batch.
 
     Returns:
         `images_per_second` of "stock" and of "torch_sink".
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    stock = _images_per_second(_make_loader(folder, pipeline, workers, batch_size), device, seconds)
-    with torch_sink.image_backend("device"):
-        loader = _make_loader(folder, pipeline, workers, batch_size)
-        with torch_sink.SinkLoader(loader) as sink_loader:
-            sink = _images_per_second(sink_loader, device, seconds)
+    options: dict[str, Any] = {"persistent_workers": workers > 0, "pin_memory": torch.cuda.is_available()}
+    stock = _images_per_second(pipeline.loader(workers, **options), seconds)
+    with torch_sink.image_backend("device"), torch_sink.SinkLoader(pipeline.loader(workers, **options)) as loader:
+        sink = _images_per_second(loader, seconds)
     return {"stock": {"images_per_second": stock}, "torch_sink": {"images_per_second": sink}}
+
+
+def compare(pipeline: Pipeline) -> dict[str, Any]:
+    """Compare a batch of stock torchvision with torch_sink's, made where this machine makes it, from equal seeds.
+
+    Returns:
+        `equal`: every value is; None where stock code differs from itself, so that nobody can say. `difference`: the
+        largest one.
+    """
+
+    def values(backend: str) -> list[torch.Tensor]:
+        with torch_sink.image_backend(backend):
+            seed_everything(0)
+            _, batch = next(pipeline.batches())
+            leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+            return [leaf.to(_device()).cpu().as_subclass(torch.Tensor) for leaf in leaves]
+
+    stock, again, ours = values("PIL"), values("PIL"), values("device")
+    difference = _difference(stock, ours)
+    return {"equal": None if _difference(stock, again) else difference == 0, "difference": difference}
+
+
+def worker_seconds(pipeline: Pipeline, images: int, seed: int) -> float:
+    """CPU seconds that an image costs in this process, without what the backend is set to execute elsewhere."""
+    seed_everything(seed)
+    gc.collect()
+    batches, made, started = pipeline.batches(), 0, time.process_time()
+    while made < images:
+        made += next(batches)[0]
+    return (time.process_time() - started) / made
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds the generators that transforms draw from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Inside, torch computes on one thread, as in a data worker."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
@@ -78,80 +159,128 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {"p20": cuts[1], "p50": cuts[4], "p80": cuts[7]}
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def _difference(stock: list[torch.Tensor], ours: list[torch.Tensor]) -> float:
+    """The largest difference of any value; infinite where shapes or types differ."""
+    if [(leaf.shape, leaf.dtype) for leaf in stock] != [(leaf.shape, leaf.dtype) for leaf in ours]:
+        return float("inf")
+    apart = [(one.double() - other.double()).abs() for one, other in zip(stock, ours, strict=True) if one.numel()]
+    return max((each.max().item() for each in apart), default=0.0)
 
 
-def _worker_cost(folder: Path, name: str, rounds: int, batch_size: int, images: int) -> dict[str, Any]:
-    def cost(seed: int, passes: int) -> float:
-        dataset = ImageFolder(str(folder), build_pipeline(name))
-        return _cpu_ms_per_sample(dataset, min(images, len(dataset)), batch_size, seed, passes)
-
-    def cost_on(device: str, seed: int, passes: int) -> float:
+def _worker_cost(pipeline: Pipeline, rounds: int, images: int) -> dict[str, Any]:
+    def cost_on(device: str, images: int, seed: int) -> float:
         with torch_sink.image_backend("device", device=device):
-            return cost(seed, passes)
+            return worker_seconds(pipeline, images, seed)
 
-    cost(0, 1)
-    cost_on("meta", 0, 1)
+    worker_seconds(pipeline, images, 0)
+    cost_on("meta", images, 0)
     fallbacks = torch_sink.fallback_report().counts
     # A seed for each round: no result of an earlier round can be found in a cache.
     turns = [
-        (cost(seed, 1), cost_on("meta", seed, RECORDING_PASSES), cost_on("cpu", seed, 1))
+        (
+            worker_seconds(pipeline, images, seed),
+            cost_on("meta", RECORDING_PASSES * images, seed),
+            cost_on("cpu", images, seed),
+        )
         for seed in range(1, rounds + 1)
     ]
+    stock, recording, on_cpu = (percentiles([1000 * turn[column] for turn in turns]) for column in range(3))
     return {
-        "stock_ms": percentiles([stock for stock, _, _ in turns]),
-        "torch_sink_ms": percentiles([recording for _, recording, _ in turns]),
-        "on_cpu_ms": percentiles([on_cpu for _, _, on_cpu in turns]),
+        "stock_ms": stock,
+        "torch_sink_ms": recording,
+        "on_cpu_ms": on_cpu,
         "ratio": statistics.median(stock / recording for stock, recording, _ in turns),
         "on_cpu_ratio": statistics.median(stock / on_cpu for stock, _, on_cpu in turns),
         "fallbacks": {f"{operation}: {reason}": count for (operation, reason), count in fallbacks.items()},
     }
 
 
-def _cpu_ms_per_sample(dataset: Dataset[Any], images: int, batch_size: int, seed: int, passes: int) -> float:
-    order = torch.randperm(images, generator=torch.Generator().manual_seed(seed)).tolist()
-    batches = [order[start : start + batch_size] for start in range(0, images, batch_size)]
-    gc.collect()
-    torch.manual_seed(seed)
-    started = time.process_time()
-    for _ in range(passes):
-        for batch in batches:
-            default_collate([dataset[index] for index in batch])
-    return 1000 * (time.process_time() - started) / (passes * images)
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _make_loader(folder: str | Path, pipeline: str, workers: int, batch_size: int) -> DataLoader[Any]:
-    dataset = ImageFolder(str(folder), build_pipeline(pipeline))
-    return DataLoader(
-        dataset,
-        batch_size=min(batch_size, len(dataset)),
-        shuffle=True,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        drop_last=True,
-        pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator().manual_seed(0),
+def _images_per_second(loader: Any, seconds: float) -> float:
+    device = _device()
+    wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    images, started = 0, None
+    for count, batch in chain.from_iterable(iter(lambda: loader, None)):
+        tree_map_only(torch.Tensor, lambda leaf: leaf.to(device, non_blocking=True), batch)
+        if started is None:
+            wait()  # host sync
+            started = time.perf_counter()
+            continue
+        images += count
+        if time.perf_counter() - started >= seconds:
+            wait()  # host sync
+            return images / (time.perf_counter() - started)
+    raise AssertionError("a loader is traversed again and again")
+
+
+def worker_cost_table(results: dict[str, dict[str, Any]]) -> Table:
+    """The worker cost: CPU milliseconds a sample (median), and stock divided by torch_sink."""
+    rows: list[tuple[str, ...]] = []
+    for name, result in results.items():
+        cost = [f"{result[key]['p50']:.3f}" for key in ("stock_ms", "torch_sink_ms", "on_cpu_ms")]
+        ratios = f"{result['ratio']:.1f}x", f"{result['on_cpu_ratio']:.2f}x"
+        rows.append((name, cost[0], cost[1], ratios[0], cost[2], ratios[1]))
+        rows += [(f"  stock code: {what} ({count})", *[""] * 5) for what, count in result["fallbacks"].items()]
+    head = ("pipeline", " stock", " recording", " ratio", " on the CPU", " ratio")
+    return Table("A data worker: CPU milliseconds for a sample", head, rows, _WORKER_NOTE)
+
+
+def report_of(found: dict[str, Any]) -> Report:
+    """What `run` found, for readers."""
+    machine, loader, photographs = found["machine"], found["loader"], found["photographs"]
+    about = [f"{machine['cpu']}, {machine['cpu_cores']} cores; {machine['gpu'] or 'no GPU: workers make the pixels'}"]
+    if photographs:
+        about.append(f"{photographs['count']} images, {photographs['mean_bytes'] / 1e3:.0f} kB on average")
+    equal = [(name, _said(result)) for name, result in found["equal"].items()]
+    speeds = [(name, loader[name]["images_per_second"]) for name in ("stock", "torch_sink")]
+    first = found["worker_cost"][loader["pipeline"]]
+    cost = [(name, first[key]["p50"]) for name, key in (("stock", "stock_ms"), ("torch_sink", "torch_sink_ms"))]
+    verdict = (
+        f"{speeds[1][1] / speeds[0][1]:.2f}x the images a second here, end to end with {loader['workers']} workers"
+    )
+    verdict += f"; {first['ratio']:.1f}x less work for a worker where a GPU makes the pixels."
+    cpu = f"{loader['pipeline']}: CPU milliseconds for a sample in a worker, a GPU elsewhere"
+    return Report(
+        "torch_sink beside stock torchvision",
+        about,
+        verdict,
+        [
+            Bars(cpu, cost, digits=3),
+            Bars(
+                f"{loader['pipeline']}: images a second end to end on this machine, {loader['workers']} workers", speeds
+            ),
+            worker_cost_table(found["worker_cost"]),
+            Table("Equal pixels, from equal seeds", ("pipeline", "equal"), equal),
+        ],
     )
 
 
-def _images_per_second(loader: Any, device: torch.device, seconds: float) -> float:
-    wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    images, started = 0, None
-    while True:
-        for batch, _ in loader:
-            batch.to(device, non_blocking=True)
-            if started is None:
-                wait()  # host sync
-                started = time.perf_counter()
-                continue
-            images += len(batch)
-            if time.perf_counter() - started >= seconds:
-                wait()  # host sync
-                return images / (time.perf_counter() - started)
+def draw(report: Report, path: Path) -> None:
+    """Draw the bars of a report into a PNG file. Needs matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    charts = [part for part in report.parts if isinstance(part, Bars)]
+    figure, axes = pyplot.subplots(len(charts), figsize=(9, 1.7 * len(charts)), layout="constrained")
+    for axis, chart in zip(axes, charts, strict=True):
+        names, values = zip(*chart.values, strict=True)
+        bars = axis.barh(names, values, color=("#8c959f", "#0969da"))
+        axis.bar_label(bars, [f"{value:,.{chart.digits}f}" for value in values], padding=4)
+        axis.invert_yaxis()
+        axis.margins(x=0.12)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.set_title(chart.title, loc="left", fontsize=10)
+    figure.suptitle(report.about[0], x=0.01, ha="left", fontsize=10, color="#59636e")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _said(result: dict[str, Any]) -> str:
+    if result["equal"] is None:
+        return "cannot be said: stock code differs from itself, with equal seeds of torch, numpy and random"
+    return "yes, every value" if result["equal"] else f"no: up to {result['difference']:g} apart"

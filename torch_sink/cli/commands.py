@@ -1,4 +1,4 @@
-"""The command line: `python -m torch_sink doctor | support | explain DIR | warm | bench`."""
+"""The command line: `python -m torch_sink doctor | support | explain DIR | bench DIR | warm`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch_sink.errors import SinkError
+from torch_sink.image.support import SupportRow, support_table
 
-BENCH_PIPELINES = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment", "v2 train")
+ABOUT = "Makes torchvision's pixels on the device, keeps batches there, and runs the training loop without waits."
+EXAMPLES = """examples:
+  python -m torch_sink doctor
+  python -m torch_sink explain photos --pipeline train:transform --device h200 --workers 8 --html explained.html
+  python -m torch_sink bench photos --pipeline train:make_loader --picture bench.png
+"""
+PIPELINE = """--pipeline train:NAME is NAME of train.py, in this folder or on PYTHONPATH:
+  a transform, or a function of one image   it gets the images of DIR
+  a Dataset or a DataLoader                 it brings its own images, DIR can be left out
+  a function without parameters             it is called, and returns one of these
+  "train:NAME(DIR)"                         a function or class, called with DIR; "train:NAME()" with nothing
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Say what is installed, what would be used, what is missing and how to get it."""
+    """Does it work here: what is installed, what would be used, what is missing and how to get it?"""
     from torch_sink.cli.doctor import examine, format_findings
 
     findings = examine()
@@ -45,23 +57,25 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def support(options: argparse.Namespace) -> int:
-    """Print how each of torchvision's transforms runs."""
-    from torch_sink.cli.support_text import format_support
-
+    """Which transforms run on the device: every one of torchvision's, one line each."""
     print(format_support(options.markdown))
     return 0
 
 
 def explain(options: argparse.Namespace) -> int:
-    """Print what a pipeline would do with the first images of a folder, without touching a pixel."""
-    from torch_sink.cli.explain import explain_folder
+    """What would my pipeline do: operations, launches, fallbacks, and which stage limits?"""
+    from torch_sink.cli import explain as explaining
+    from torch_sink.cli.pipelines import open_pipeline
 
-    print(explain_folder(options.folder, options.pipeline, options.batch_size))
+    pipeline = open_pipeline(options.pipeline, options.folder, options.batch_size)
+    report = explaining.report_of(explaining.explain(pipeline, options.device, options.workers))
+    print(report.as_text())
+    _write(options.html, report.as_html())
     return 0
 
 
 def warm(options: argparse.Namespace) -> int:
-    """Compile the kernels of a pipeline ahead of time, so that the first batch does not wait for them."""
+    """Compile the kernels of a pipeline now, so that the first batch does not wait for them."""
     from torch_sink.cli.warm import warm as compile_kernels
 
     if options.batch_size < 1:
@@ -72,62 +86,128 @@ def warm(options: argparse.Namespace) -> int:
 
 
 def bench(options: argparse.Namespace) -> int:
-    """Measure stock against torch_sink on this machine; print a table, write JSON and PNG."""
-    from torch_sink.cli import bench_report
+    """How much faster is it here: stock against torch_sink, on my own images and pipeline?"""
+    from torch_sink.cli import bench as measuring
     from torch_sink.cli.photos import write_photos
 
-    if not options.output.is_dir():
-        raise NotADirectoryError(f"--output {options.output} is not a folder; create it first")
+    names = [options.pipeline] if options.pipeline else measuring.PIPELINES
     with tempfile.TemporaryDirectory(prefix="torch_sink_bench_") as scratch:
-        if options.data is None:
-            write_photos(scratch, count=16 if options.quick else 80, odd=False)
-        folder = options.data or Path(scratch)
-        report = bench_report.run(folder, BENCH_PIPELINES, workers=options.workers, quick=options.quick)
-    report["photographs"]["given"] = options.data is not None
-    print(bench_report.format_report(report))
-    json_path, chart_path = options.output / "torch_sink_bench.json", options.output / "torch_sink_bench.png"
-    json_path.write_text(json.dumps(report, indent=1) + "\n")
-    written = [json_path]
-    try:
-        bench_report.draw_chart(report, chart_path)
-        written.append(chart_path)
-    except ModuleNotFoundError as error:
-        print(f"No chart: {error.name} is not installed (pip install matplotlib).")
-    print(f"Written: {', '.join(map(str, written))}")
+        folder = options.folder
+        if folder is None and ":" not in names[0]:
+            folder = Path(scratch)
+            write_photos(folder, count=16 if options.quick else 80, odd=False)
+        found = measuring.run(folder, names, workers=options.workers, quick=options.quick)
+    found["given"] = options.folder is not None
+    report = measuring.report_of(found)
+    print(report.as_text())
+    _write(options.json, json.dumps(found, indent=1) + "\n")
+    _write(options.html, report.as_html())
+    if options.picture:
+        try:
+            measuring.draw(report, options.picture)
+        except ModuleNotFoundError as error:
+            print(f"No picture: {error.name} is not installed (pip install matplotlib); --html needs nothing.")
+        else:
+            print(f"Written: {options.picture}")
     return 0
+
+
+def _write(path: Path | None, text: str) -> None:
+    if path is not None:
+        path.write_text(text, encoding="utf-8")
+        print(f"Written: {path}")
+
+
+def _file(text: str) -> Path:
+    """The path of a file that can be written."""
+    path = Path(text)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        what = "is a folder" if path.is_dir() else f"lies in no folder: create {path.parent} first"
+        raise argparse.ArgumentTypeError(f"{path} {what}; give the path of a file")
+    return path
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The commands and their options."""
-    parser = argparse.ArgumentParser(prog="torch-sink", description=__doc__.split("\n")[0])
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_sink", description=ABOUT, epilog=EXAMPLES, formatter_class=form
+    )
+    parser.set_defaults(command=lambda options: print(parser.format_help()) or 0)
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands, and what each answers")
 
-    command = commands.add_parser("doctor", help=doctor.__doc__, description=doctor.__doc__)
-    command.set_defaults(command=doctor)
+    def add(run: Callable[[argparse.Namespace], int], epilog: str | None = None) -> argparse.ArgumentParser:
+        about = run.__doc__ or ""
+        command = commands.add_parser(run.__name__, help=about, description=about, epilog=epilog, formatter_class=form)
+        command.set_defaults(command=run)
+        return command
 
-    command = commands.add_parser("support", help=support.__doc__, description=support.__doc__)
-    command.add_argument("--markdown", action="store_true", help="as a Markdown table")
-    command.set_defaults(command=support)
+    add(doctor)
+    add(support).add_argument("--markdown", action="store_true", help="as a Markdown table")
 
-    command = commands.add_parser("explain", help=explain.__doc__, description=explain.__doc__)
-    command.add_argument("folder", type=Path, metavar="DIR", help="folder that holds images, at any depth")
-    command.add_argument("--pipeline", default="v1 train", help="one of the built-in pipelines (default: v1 train)")
-    command.add_argument("--batch-size", type=int, default=32, help="images to look at (default: 32)")
-    command.set_defaults(command=explain)
+    command = add(explain, PIPELINE)
+    _add_folder_and_pipeline(command, "v1 train")
+    command.add_argument(
+        "--device", metavar="NAME", help="cpu, h200, h100, a100, b200 or rtx4090 (default: this machine's)"
+    )
+    command.add_argument("--batch-size", type=int, default=64, help="of anything but a DataLoader (default: 64)")
+    command.add_argument("--html", type=_file, metavar="FILE", help="write the answer as a page, too")
 
-    command = commands.add_parser("warm", help=warm.__doc__, description=warm.__doc__)
+    command = add(bench, PIPELINE)
+    _add_folder_and_pipeline(command, None)
+    command.add_argument("--quick", action="store_true", help="rough figures in half a minute")
+    for option, about in (("picture", "as a PNG file"), ("html", "as a page"), ("json", "every figure")):
+        command.add_argument(f"--{option}", type=_file, metavar="FILE", help=f"write the answer, too: {about}")
+
+    command = add(warm)
     about = "a built-in pipeline, or module:attribute of a transform or dataset (default: all built-in ones)"
     command.add_argument("pipelines", nargs="*", metavar="PIPELINE", help=about)
     command.add_argument("--target", help="GPU to compile for, such as cuda:90 (default: this machine's)")
     command.add_argument("--batch-size", type=int, default=64, help="images in a batch (default: 64)")
     command.add_argument("--processes", type=int, help="that compile at a time (default: one a core)")
     command.add_argument("--all", action="store_true", help="every variant of every kernel instead")
-    command.set_defaults(command=warm)
-
-    command = commands.add_parser("bench", help=bench.__doc__, description=bench.__doc__)
-    command.add_argument("--data", type=Path, metavar="DIR", help="ImageFolder tree (default: generated images)")
-    command.add_argument("--workers", type=int, default=2, help="data workers (default: 2)")
-    command.add_argument("--quick", action="store_true", help="rough figures in half a minute")
-    command.add_argument("--output", type=Path, default=Path.cwd(), help="folder for JSON and PNG (default: here)")
-    command.set_defaults(command=bench)
     return parser
+
+
+def _add_folder_and_pipeline(command: argparse.ArgumentParser, default: str | None) -> None:
+    command.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="images, at any depth")
+    about = f"module:attribute of your own, or a built-in one (default: {default or 'four built-in ones'})"
+    command.add_argument("--pipeline", default=default, metavar="NAME", help=about)
+    command.add_argument("--workers", type=int, metavar="N", help="data workers (default: those of a DataLoader)")
+
+
+# --- the support table as text
+
+LEGEND = (
+    '"kernel": recorded, and made on the device. "exact fallback": stock torchvision runs on the CPU, and '
+    '`fallback_report()` counts it. "passes through": nothing to compute. "not applicable": torchvision refuses it.'
+)
+_TITLES = ("transform or functional", "on Pillow images", "on tensors", "limits")
+
+
+def format_support(markdown: bool = False) -> str:
+    """The support table, with columns for a terminal or as a Markdown table.
+
+    Args:
+        markdown: as a Markdown table.
+    """
+    rows = support_table()
+    return markdown_table(rows) if markdown else _columns(rows)
+
+
+def markdown_table(rows: Sequence[SupportRow]) -> str:
+    """Rows of the support table as a Markdown table."""
+    lines = [_line(_TITLES), _line(["---"] * len(_TITLES))]
+    lines += [_line((f"`{row.name}`", *row[1:])) for row in rows]
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _columns(rows: Sequence[SupportRow]) -> str:
+    table = [_TITLES, *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(_TITLES))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    return "\n".join([*lines, "", LEGEND])

@@ -1,17 +1,35 @@
-"""The ImageNet pipelines that the benchmarks and `explain` run, built from torchvision's own classes."""
+"""The pipelines that the commands look at: torchvision's for ImageNet by their names, and the user's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import difflib
+import importlib
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from torchvision import transforms as v1
+from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 from torchvision.transforms import v2
+
+import torch_sink
+from torch_sink.common.hints import add_hints
+from torch_sink.errors import SinkError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CROP, RESIZE = 224, 256
 JITTER = (0.4, 0.4, 0.4, 0.1)
+_ELSEWHERE_TOO = "the same error comes without torch_sink: call it in Python to look"
+WHAT_IS_ALLOWED = "a transform, a function of an image, a Dataset or a DataLoader, or a function that returns one"
+_LIBRARIES = re.compile(rf"[/\\](site-packages|importlib)[/\\]|<|{re.escape(str(Path(torch_sink.__file__).parent))}")
 
 
 def _v1_train(*augmentations: Callable[[Any], Any]) -> v1.Compose:
@@ -56,5 +74,203 @@ def build_pipeline(name: str) -> Callable[[Any], Any]:
         ValueError: the name is not one of them.
     """
     if name not in PIPELINES:
-        raise ValueError(f"unknown pipeline {name!r}; choose one of {', '.join(map(repr, PIPELINES))}")
+        known = ", ".join(map(repr, PIPELINES))
+        raise ValueError(f"unknown pipeline {name!r}; choose one of {known}, or your own as module:attribute")
     return PIPELINES[name]()
+
+
+class Images(Dataset[Any]):
+    """The images of a folder, each loaded as `ImageFolder` loads it and given to a transform."""
+
+    def __init__(self, files: Sequence[Path], transform: Callable[[Any], Any]) -> None:
+        self.files, self.transform = files, transform
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(default_loader(str(self.files[index])))
+
+
+class Counted:
+    """A collate function that says how many samples its batch is made of."""
+
+    def __init__(self, collate: Callable[[Any], Any], is_batch: bool) -> None:
+        self.collate, self.is_batch = collate, is_batch
+
+    def __call__(self, samples: Any) -> tuple[int, Any]:
+        batch = self.collate(samples)
+        return (len(samples) if self.is_batch else max(map(len, tree_leaves(batch)))), batch
+
+
+class Pipeline(NamedTuple):
+    """What makes batches.
+
+    Attributes:
+        name: as it was given.
+        dataset: map-style or iterable.
+        batching: arguments of a `DataLoader` that say how its samples become batches, each with their number.
+        workers: of the loader that was given; None for other pipelines.
+        advice: what to do where it raises.
+    """
+
+    name: str
+    dataset: Dataset[Any]
+    batching: dict[str, Any]
+    workers: int | None = None
+    advice: str = _ELSEWHERE_TOO
+
+    def loader(self, workers: int, **options: Any) -> DataLoader[Any]:
+        """A new loader; `options` are those of `DataLoader`."""
+        return DataLoader(self.dataset, num_workers=workers, **self.batching, **options)
+
+    def batches(self) -> Iterator[tuple[int, Any]]:
+        """(samples, batch) without end, made in this process.
+
+        Raises:
+            ValueError: the pipeline raised, or has no samples.
+        """
+        while True:
+            empty = True
+            try:
+                for batch in self.loader(0):
+                    yield batch
+                    empty = False
+            except SinkError:
+                raise
+            except Exception as error:  # of the user's code
+                raise ValueError(_said_by(self.name, error, self.advice)) from error
+            if empty:
+                raise ValueError(f"{self.name} gives no samples; give a dataset that has some")
+
+
+def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) -> Pipeline:
+    """Finds what a pipeline is named after.
+
+    Args:
+        name: one of `PIPELINES`, or "module:attribute": a transform or function for the images of the folder, a
+            Dataset, a DataLoader, or a function without parameters that returns one of these. "module:attribute(DIR)"
+            is called with the folder, "module:attribute()" with nothing. Modules of the current folder can be imported.
+        folder: holds images, at any depth; None where the pipeline brings its own.
+        batch_size: of anything but a DataLoader, which has its own.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or no image in it.
+        ValueError: the name is unknown, or what it names is no pipeline.
+    """
+    if batch_size < 1:
+        raise ValueError(f"a batch of {batch_size} images cannot be made; give --batch-size 1 or more")
+    found = _imported(name, folder) if ":" in name else build_pipeline(name)
+    if isinstance(found, DataLoader):
+        is_batch = found.batch_size is not None or found.batch_sampler is not None
+        batching: dict[str, Any] = {"collate_fn": Counted(found.collate_fn, is_batch)}
+        if isinstance(found.dataset, IterableDataset) or found.batch_sampler is None:
+            batching |= {"batch_size": found.batch_size, "drop_last": found.drop_last}
+        else:
+            batching["batch_sampler"] = found.batch_sampler
+        return Pipeline(name, found.dataset, batching, found.num_workers)
+    batching = {"batch_size": batch_size, "collate_fn": Counted(default_collate, is_batch=True)}
+    if isinstance(found, Dataset) or (hasattr(found, "__getitem__") and not callable(found)):
+        return Pipeline(name, found, {**batching, "shuffle": not isinstance(found, IterableDataset)})
+    if not callable(found):
+        raise ValueError(f"{name} is {_a(found)}; name {WHAT_IS_ALLOWED}")
+    if folder is None:
+        raise ValueError(f"{name} is a transform, which needs images: give the folder that holds them")
+    files = find_images(folder)
+    batching["batch_size"] = min(batch_size, len(files))
+    advice = _ELSEWHERE_TOO
+    if isinstance(found, FunctionType):
+        advice = f"it got an image; write '{name}(DIR)' if it makes a dataset of the folder"
+    return Pipeline(name, Images(files, found), {**batching, "shuffle": True}, advice=advice)
+
+
+def find_images(folder: str | Path) -> list[Path]:
+    """Return the image files under a folder, sorted.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or no image in it.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        what = "is a file" if root.exists() else "does not exist"
+        raise FileNotFoundError(f"{root} {what}; give a folder that holds images, at any depth")
+    files = sorted(path for path in root.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS and path.is_file())
+    if not files:
+        raise FileNotFoundError(f"no image in {root} or below it; looked for {', '.join(IMG_EXTENSIONS)}")
+    return files
+
+
+def _imported(name: str, folder: str | Path | None) -> Any:
+    """What "module:attribute" names, called where it has to be."""
+    module_name, _, rest = name.partition(":")
+    attribute, call, argument = rest.partition("(")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = _module(module_name, name)
+        found = _attribute(module, attribute, name)
+        if call and argument not in (")", "DIR)"):
+            raise ValueError(f"{name} cannot be called; write '{module_name}:{attribute}()' or '...(DIR)'")
+        if isinstance(found, type) and not call:
+            raise ValueError(f"{name} is a class; write '{name}()', or '{name}(DIR)' for one made with the folder")
+        if not call and not (isinstance(found, FunctionType) and _takes_nothing(found)):
+            return found
+        if argument == "DIR)" and folder is None:
+            raise ValueError(f"{name} is called with the folder: give it")
+        try:
+            return found(str(folder)) if argument == "DIR)" else found()
+        except Exception as error:  # of the user's code
+            raise ValueError(_said_by(name, error)) from error
+    finally:
+        sys.path.pop(0)
+
+
+def _module(module_name: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise ValueError(_said_by(name, error)) from error
+        file = Path(module_name if module_name.endswith(".py") else f"{error.name}.py").name
+        instead = f"write {Path(file).stem}:{name.partition(':')[2]}, and " if module_name.endswith(".py") else ""
+        remedy = f"{instead}run this in the folder of {file}, or set PYTHONPATH"
+        raise ValueError(f"{name}: there is no module {error.name!r}; {remedy}") from error
+    except Exception as error:  # of the user's module
+        raise ValueError(_said_by(name, error)) from error
+
+
+def _attribute(module: ModuleType, path: str, name: str) -> Any:
+    found: Any = module
+    for part in path.split("."):
+        if not hasattr(found, part):
+            public = [key for key, value in vars(found).items() if key[0] != "_" and not _is_imported(value, module)]
+            close = [f"did you mean {each!r}?" for each in difflib.get_close_matches(part, public, 1)]
+            said = close[0] if close else f"it has {', '.join(sorted(public)[:8]) or 'no names'}"
+            raise ValueError(f"{name}: {module.__name__} has no {part!r}; {said}")
+        found = getattr(found, part)
+    return found
+
+
+def _is_imported(value: Any, module: ModuleType) -> bool:
+    is_defined = isinstance(value, (type, FunctionType))
+    return isinstance(value, ModuleType) or (is_defined and value.__module__ != module.__name__)
+
+
+def _takes_nothing(function: FunctionType) -> bool:
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    return all(each.default is not each.empty or each.kind in kinds for each in parameters)
+
+
+def _a(found: Any) -> str:
+    name = type(found).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def _said_by(name: str, error: Exception, advice: str = _ELSEWHERE_TOO) -> str:
+    """What the user's code raised, where, and what to do."""
+    add_hints(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _LIBRARIES.search(frame.filename)]
+    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    notes = getattr(error, "__notes__", ()) or (advice,)
+    return f"{name} raised {type(error).__name__}: {error}{place}; {'; '.join(notes)}"

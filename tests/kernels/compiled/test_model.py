@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from torch_sink.cli.model import DEVICES, costs, microseconds, modeled, name_of, work_of
+from torch_sink.cli.machine import DEVICES, costs, microseconds, modeled, name_of, work_of
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.core.atoms import Kind
 from torch_sink.triton_kernels.jpeg.variants import jpeg_variants

@@ -1,0 +1,331 @@
+"""`explain` and `bench` of a user's own pipeline: their figures are those of the batch, and mistakes say what to do."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from triton.runtime.jit import JITFunction
+
+import torch_sink
+from torch_sink.cli import bench, explain, main
+from torch_sink.cli.machine import DEVICES, launches_of
+from torch_sink.cli.photos import make_photo
+from torch_sink.cli.pipelines import Images, open_pipeline
+from torch_sink.image.decode.jpeg.decode import launch_jpegs
+from torch_sink.image.execute.batch import LazyBatch
+from torch_sink.image.execute.on_device import make_on_device
+from torch_sink.image.execute.recorded import Wanted
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[1]
+META = torch.device("meta")
+FILES, SIDE = 6, 32
+MODULE = """
+import numpy as np
+import torch
+import torch_sink
+from PIL import Image
+from torch.utils.data import DataLoader, IterableDataset
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+SIZE = 3
+END = [transforms.CenterCrop(32), transforms.RandomHorizontalFlip(1), transforms.ToTensor()]
+transform = transforms.Compose([transforms.Resize(40), *END])
+jitter = transforms.Compose([transforms.Resize(40), transforms.ColorJitter(0.4, 0.4), *END])
+layers = torch.nn.Sequential(transforms.Resize(40), transforms.CenterCrop(32))
+generator = torch.Generator()
+
+def two_crops(image):
+    return transform(image), jitter(image)
+
+def read(image):
+    return transform(Image.fromarray(np.asarray(image)[:, ::-1].copy()))
+
+def fail(image):
+    raise KeyError("no such label")
+
+def by_backend(image):
+    return transform(image) + (torch_sink.get_image_backend() == "device")
+
+def by_own_generator(image):
+    return transform(image) + torch.rand((), generator=generator)
+
+def ragged(image):
+    return transforms.functional.to_tensor(image)
+
+def make_loader():
+    return DataLoader(ImageFolder("photos", transform), 4, num_workers=1, collate_fn=gathered)
+
+def make_dataset(folder):
+    return ImageFolder(folder, transform)
+
+def gathered(samples):
+    return {"images": torch.stack([image for image, _ in samples])}
+
+class Photos(ImageFolder):
+    def __init__(self, folder):
+        super().__init__(folder, transform)
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from make_dataset("photos")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder of a user: a module `train`, and JPEG files of one size in `photos`."""
+    (tmp_path / "train.py").write_text(MODULE)
+    (tmp_path / "broken.py").write_text("import no_such_module_of_mine\n")
+    (tmp_path / "photos" / "one").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
+    for seed in range(FILES):
+        make_photo(90, 60, seed).save(tmp_path / "photos" / "one" / f"{seed}.jpg", quality=80 + seed)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("train", None)
+
+
+def encoded_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*.jpg"))
+
+
+def printed_row(text: str, name: str) -> list[str]:
+    """The cells of a table's row."""
+    line = next(line for line in text.splitlines() if line.startswith(f"  {name}  ") and "#" not in line)
+    return re.split(r"  +", line.strip())
+
+
+def explained(name: str, device: str, workers: int = 1) -> explain.Explained:
+    return explain.explain(open_pipeline(name, "photos", FILES), device, workers)
+
+
+class Visible(HTMLParser):
+    """The text of a page, and what it would load."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.text, self.loads = "", []
+        self.feed(page)
+
+    def handle_data(self, data: str) -> None:
+        self.text += f"{data} "
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.loads += [value for name, value in attributes if name in ("src", "href")]
+        self.loads += ["script"] if tag == "script" else []
+
+
+def test_the_command_explains_a_users_transform(folder: Path) -> None:
+    command = [sys.executable, "-m", "torch_sink", "explain", "photos", "--pipeline", "train:transform"]
+    command += ["--device", "H200", "--workers", "8", "--batch-size", str(FILES), "--html", "page.html"]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0, finished.stderr
+    printed = finished.stdout
+    with torch_sink.image_backend("device", device="meta"):
+        bench.seed_everything(0)
+        _, batch = next(open_pipeline("train:transform", "photos", FILES).batches())
+    recorded = Counter(op.name for ops in batch.recorded.packed.calls() for op in ops)
+    assert recorded == {"pil.resize": FILES, "pil.crop": FILES, "pil.transpose": FILES, "to_tensor": FILES}
+    for name, count in recorded.items():
+        assert printed_row(printed, name) == [name, str(count)]
+    assert f"-> float32 [{FILES}, 3, {SIDE}, {SIDE}]" in printed
+    assert "nothing: all that was asked for is recorded" in printed
+    assert f"Launches of a batch: {launches_of(batch).total()} (" in printed
+    mean = encoded_bytes(folder) / FILES
+    worker, kernels = printed_row(printed, "worker"), printed_row(printed, "kernels")
+    assert worker[2:4] == [f"{mean:,.0f}", f"{batch.recorded.packed.blob.nbytes / FILES:,.0f}"]
+    assert worker[5] == "measured"
+    assert kernels[1] == "H200"
+    assert kernels[3:6:2] == [f"{3 * 4 * SIDE**2:,}", "modeled"]
+    # 8 workers, each as long as was measured for an image.
+    rate = float(re.search(r"^  worker +#+ ([\d,]+)", printed, re.MULTILINE)[1].replace(",", ""))
+    assert rate == pytest.approx(8e6 / float(worker[4].replace(",", "")), rel=0.01)
+    page = Visible((folder / "page.html").read_text())
+    assert page.loads == []
+    for cell in (*worker, *kernels, *recorded, printed.splitlines()[-2].split("Written")[0]):
+        assert cell in page.text
+
+
+@pytest.mark.parametrize("name", ["transform", "jitter", "two_crops"])
+def test_launches_are_those_that_a_batch_makes(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = explained(f"train:{name}", "h200")
+    launched: Counter[str] = Counter()
+    monkeypatch.setattr(JITFunction, "run", lambda kernel, *_, **__: launched.update([kernel.__name__]))
+    with torch_sink.image_backend("device", device="meta"):
+        for batch in found.batches:
+            packed, boxes = batch.recorded.packed, batch.recorded.plan().boxes
+            make_on_device(batch.recorded, Wanted(META))
+            launch_jpegs(packed.jpegs, boxes[packed.jpegs.sources], torch.empty(packed.blob.shape, dtype=torch.uint8, device=META))
+    assert launched.total() == sum(launches_of(batch).total() for batch in found.batches)
+    assert f"Launches of a batch: {launched.total()} (" in explain.report_of(found).as_text()
+
+
+def test_what_falls_back_and_how_to_mend_it(folder: Path) -> None:
+    found = explained("train:read", "a100")
+    assert found.fallbacks == {("pixels of a Pillow image", "read by other code: train.read"): FILES}
+    text = explain.report_of(found).as_text()
+    assert f"{FILES} x pixels of a Pillow image: read by other code: train.read" in text
+    assert "-> use torchvision's transform of the same effect" in text
+    assert "First mend what falls back" in text
+    # The pixels travel, and nothing is decoded behind the worker.
+    stages = {stage.name: stage for stage in found.stages}
+    assert stages["copy"].bytes_in >= 3 * 90 * 60
+    assert stages["decode"].seconds == 0 < stages["kernels"].seconds
+
+
+def test_every_reason_has_a_remedy() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    table = page.partition("## Reasons in the fallback report")[2].partition("\n## ")[0]
+    reasons = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    assert len(reasons) > 8
+    assert [reason for reason in reasons if "troubleshooting" in explain.remedy_for(reason)] == []
+
+
+def test_the_stage_that_limits(folder: Path) -> None:
+    few, many = (explained("train:transform", "h200", workers) for workers in (1, 10_000))
+    (name, rate), (other, other_rate) = explain.limit_of(few), explain.limit_of(many)
+    assert (name, rate) == ("worker", pytest.approx(1 / few.stages[0].seconds))
+    assert other == "host"  # launches of a tiny batch
+    assert other_rate == min(rate for _, rate in explain.rates_of(many))
+    assert "Larger batches help" in explain.report_of(many).as_text()
+    needed = int(re.search(r"(\d+) workers reach what the next stage", explain.report_of(few).as_text())[1])
+    allowed = min(rate for name, rate in explain.rates_of(few) if name != "worker")
+    assert needed == math.ceil(allowed * few.stages[0].seconds)
+
+
+def test_a_slower_gpu_takes_longer_and_the_bus_is_its_own(folder: Path) -> None:
+    by_name = {name: {stage.name: stage for stage in explained("train:jitter", name).stages} for name in DEVICES}
+    assert by_name["A100"]["kernels"].seconds > by_name["H200"]["kernels"].seconds > by_name["B200"]["kernels"].seconds
+    for name, device in DEVICES.items():
+        copy = by_name[name]["copy"]
+        assert copy.seconds == pytest.approx(copy.bytes_in / (device.bus * 1e9))
+
+
+def test_on_the_cpu_workers_make_the_pixels(folder: Path) -> None:
+    on_cpu, on_gpu = (explained("train:jitter", device) for device in ("cpu", "h200"))
+    assert [stage.name for stage in on_cpu.stages] == ["worker"]
+    assert on_cpu.stages[0].seconds > on_gpu.stages[0].seconds
+    assert on_cpu.stages[0].bytes_out == 3 * 4 * SIDE**2
+    assert "Launches of a batch: 0" in explain.report_of(on_cpu).as_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "images", "kind"),
+    [
+        ("train:transform", "photos", FILES, Images),
+        ("train:layers", "photos", FILES, Images),
+        ("train:make_loader", None, 4, dict),
+        ("train:make_dataset(DIR)", "photos", FILES, list),
+        ("train:Photos(DIR)", "photos", FILES, list),
+        ("train:Stream()", None, FILES, list),
+    ],
+)
+def test_what_a_pipeline_can_be(name: str, given: str | None, images: int, kind: type, folder: Path) -> None:
+    pipeline = open_pipeline(name, given, FILES)
+    if name == "train:layers":
+        assert isinstance(pipeline.dataset, kind)
+        return
+    with torch_sink.image_backend("device", device="meta"):
+        count, batch = next(pipeline.batches())
+    assert count == images
+    assert any(isinstance(leaf, LazyBatch) and len(leaf) == images for leaf in torch.utils._pytree.tree_leaves(batch))
+    assert isinstance(pipeline.dataset if kind is Images else batch, kind)
+
+
+# arguments: what the message says
+MISTAKES = {
+    "explain nowhere": r"nowhere does not exist; give a folder that holds images",
+    "explain train.py": r"train.py is a file; give a folder that holds images",
+    "explain empty": r"no image in empty or below it; looked for .jpg",
+    "explain": r"v1 train is a transform, which needs images: give the folder",
+    "explain photos --pipeline transform": r"unknown pipeline 'transform'; choose one of 'v1 train'.*your own as module:attribute",
+    "explain photos --pipeline trian:transform": r"no module 'trian'; run this in the folder of trian.py, or set PYTHONPATH",
+    "explain photos --pipeline train.py:transform": r"no module 'train.py'; write train:transform",
+    "explain photos --pipeline broken:transform": r"ModuleNotFoundError: No module named 'no_such_module_of_mine' \(broken.py, line 1\)",
+    "explain photos --pipeline train:transfrom": r"train has no 'transfrom'; did you mean 'transform'\?",
+    "explain photos --pipeline train:zzz": r"train has no 'zzz'; it has END, ",
+    "explain photos --pipeline train:SIZE": r"train:SIZE is an int; name a transform, .* a Dataset or a DataLoader",
+    "explain photos --pipeline train:Photos": r"train:Photos is a class; write 'train:Photos\(\)', or 'train:Photos\(DIR\)'",
+    "explain photos --pipeline train:fail": r"train:fail raised KeyError: 'no such label' \(train.py, line 24\)",
+    "explain photos --pipeline train:make_dataset": r"raised TypeError.*write 'train:make_dataset\(DIR\)' if it makes a dataset",
+    "explain photos --pipeline train:layers": r"found <class '.*Image'>.*end its transform with transforms.ToTensor\(\)",
+    "explain photos --pipeline train:make_loader(photos)": r"cannot be called; write 'train:make_loader\(\)' or '...\(DIR\)'",
+    "explain --pipeline train:Photos(DIR)": r"called with the folder: give it",
+    "explain photos --device b300": r"--device b300 is not known; choose one of cpu, a100, .*h200",
+    "explain photos --workers 0": r"--workers 0 make no batches; give 1 or more",
+    "explain photos --batch-size 0": r"a batch of 0 images cannot be made; give --batch-size 1 or more",
+    "explain photos --html nowhere/page.html": r"lies in no folder: create nowhere first",
+    "bench nowhere": r"nowhere does not exist",
+    "bench photos --pipeline train:fail": r"train:fail raised KeyError",
+    "bench photos --picture photos": r"photos is a folder; give the path of a file",
+    "explane photos": r"invalid choice: 'explane'.*explain",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", MISTAKES)
+def test_what_a_mistake_says(arguments: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = main(arguments.split())
+    except SystemExit as error:  # of argparse
+        status = error.code
+    printed = capsys.readouterr()
+    assert status == 2
+    assert printed.out == ""
+    assert re.search(MISTAKES[arguments], printed.err, re.DOTALL), printed.err
+    assert "Traceback" not in printed.err
+
+
+def test_images_of_many_sizes_say_what_to_do(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_photo(50, 60, seed=9).save(folder / "photos" / "one" / "9.jpg")
+    assert main(["explain", "photos", "--pipeline", "train:ragged"]) == 2
+    assert "the images of a batch need one size: add transforms.Resize" in capsys.readouterr().err
+
+
+def test_bench_of_a_users_pipeline(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--quick", "--workers", "0", "--json", "b.json", "--html", "b.html", "--picture", "b.png"]
+    assert main(["bench", "photos", "--pipeline", "train:jitter", *options]) == 0
+    printed = capsys.readouterr().out
+    found = json.loads((folder / "b.json").read_text())
+    assert found["photographs"] == {"count": FILES, "mean_bytes": round(encoded_bytes(folder) / FILES)}
+    assert found["equal"] == {"train:jitter": {"equal": True, "difference": 0.0}}
+    assert "yes, every value" in printed
+    cost = found["worker_cost"]["train:jitter"]
+    assert cost["ratio"] > 1
+    row = [f"{cost[key]['p50']:.3f}" for key in ("stock_ms", "torch_sink_ms")]
+    assert printed_row(printed, "train:jitter")[1:3] == row or row[0] in printed
+    page = Visible((folder / "b.html").read_text())
+    for name in ("stock", "torch_sink"):
+        speed = f"{found['loader'][name]['images_per_second']:,.0f}"
+        assert speed in printed
+        assert speed in page.text
+    assert page.loads == []
+    assert (folder / "b.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("name", "equal"), [("transform", True), ("by_backend", False), ("by_own_generator", None)])
+def test_equal_pixels(name: str, equal: bool | None, folder: Path) -> None:
+    result = bench.compare(open_pipeline(f"train:{name}", "photos", FILES))
+    assert result["equal"] is equal
+    if name == "by_backend":
+        assert result["difference"] == pytest.approx(1)
+
+
+def test_without_a_command_the_help_says_what_each_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    printed = capsys.readouterr().out
+    for command in ("doctor", "support", "explain", "bench", "warm"):
+        assert re.search(rf"^    {command} +[A-Z]", printed, re.MULTILINE)
+    assert "--pipeline train:transform" in printed
