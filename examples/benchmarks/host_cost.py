@@ -41,7 +41,7 @@ from torch_sink.image.core import transfer
 from torch_sink.image.decode import providers
 from torch_sink.image.execute import ahead, decoding, launch, on_device, run
 from torch_sink.image.execute.recorded import Wanted
-from torch_sink.triton_kernels.interpreter import is_interpreted
+from torch_sink.triton_kernels.launching import is_interpreted
 
 PIPELINES = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment")
 DRIVER = ahead._Target(GPUTarget("cuda", 90, 32))
