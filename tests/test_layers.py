@@ -24,7 +24,7 @@ NOT_LOADED_BY = {
     KERNELS: (IMAGE, SINK, LOOP, COMMAND_LINE, "torchvision", "PIL"),
     IMAGE: (SINK, LOOP, COMMAND_LINE, KERNELS),
     SINK: (IMAGE, LOOP, COMMAND_LINE, KERNELS, "torchvision", "PIL"),
-    LOOP: (IMAGE, SINK, COMMAND_LINE, KERNELS, "torchvision", "PIL"),
+    LOOP: (IMAGE, SINK, COMMAND_LINE, KERNELS, "torchvision", "PIL", "torch._dynamo"),
     DAMAGE: (IMAGE, SINK, LOOP, COMMAND_LINE, KERNELS, "torchvision", "PIL"),
     "torch_sink.errors": (IMAGE, SINK, LOOP, COMMAND_LINE, KERNELS, "torch", "torchvision", "PIL"),
 }

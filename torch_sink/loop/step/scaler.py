@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from torch_sink.errors import SinkError
 from torch_sink.loop.core.history import SinkRecord
-from torch_sink.loop.step.update import FunctionalSteps
 from torch_sink.thread_waits import host_sync_allowed
 
 LONGEST_OVERFLOW = 1000
@@ -87,7 +86,7 @@ class StaticLossScaler:
         (True, False)
     """
 
-    _steps: FunctionalSteps | None = None
+    _steps: Any = None
 
     def __init__(self, scale_value: float) -> None:
         if not scale_value >= 1:
@@ -127,7 +126,6 @@ class StaticLossScaler:
         inverse = self.inverse()
         return _map_scaled(lambda tensor: tensor * inverse, inputs)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the gradients of an optimizer by the scale, in place, as before clipping them by their norm.
 
@@ -135,9 +133,8 @@ class StaticLossScaler:
             RuntimeError: done already since the optimizer's last step.
             ValueError: no parameter of the optimizer has a gradient.
         """
-        self._functional_steps().unscale(optimizer)
+        self._run_eagerly("unscale", optimizer)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def step(self, optimizer: torch.optim.Optimizer) -> Tensor:
         """Unscale the gradients, unless `unscale_` did, and step the optimizer unless one of them is not finite.
 
@@ -157,12 +154,13 @@ class StaticLossScaler:
             ValueError: no parameter of the optimizer has a gradient.
             UnsupportedOperation: the optimizer counts in Python numbers.
         """
-        return self._functional_steps().step(optimizer)
+        finite: Tensor = self._run_eagerly("step", optimizer)
+        return finite
 
-    def _functional_steps(self) -> FunctionalSteps:
-        if self._steps is None:
-            self._steps = FunctionalSteps(self)
-        return self._steps
+    def _run_eagerly(self, name: str, optimizer: torch.optim.Optimizer) -> Any:
+        from torch_sink.loop.step.functional_step import run_eagerly  # imports the compiler
+
+        return run_eagerly(self, name, optimizer)
 
     def inverse(self) -> Tensor:
         """1 / scale as float32 of shape [], rounded once from float64."""
