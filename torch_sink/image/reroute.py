@@ -36,6 +36,7 @@ from torch_sink.image import stand_ins, transform_methods
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import ledger
 from torch_sink.image.core.state import State
+from torch_sink.image.execute.collate import collate_handles
 from torch_sink.image.handles import augmix, tensor_file
 from torch_sink.image.handles.file import jpeg_factory, opener, pil_loader
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
@@ -88,7 +89,9 @@ def _rows() -> Iterator[Row]:
     """All rows, for the packages as they are installed and imported now."""
     yield Row(folder, "pil_loader", pil_loader)
     yield Row(PIL.Image.OPEN, "JPEG", lambda entry: (jpeg_factory(entry[0]), *entry[1:]))
-    yield from _operator_rows()
+    for name, call in tensor_file.OPERATORS.items():
+        if hasattr(torch.ops.image, name):  # as far as this build of torchvision has it; puts it where a row finds it
+            yield Row(torch.ops.image, name, functools.partial(tensor_file.Operator, call=call))
     yield Row(tv_tensors, "wrap", stand_ins.wrap)
     yield Row(tv_tensors.Image, "__new__", stand_ins.new_image)
     yield Row(tv_tensors.Mask, "__new__", stand_ins.new_mask)
@@ -126,7 +129,7 @@ def _rows() -> Iterator[Row]:
     yield Row(torch.nn.Parameter, "__new__", stand_ins.parameter)
     yield Row(torch.jit, "script", _script)
     for kind in HANDLES:
-        yield Row(collate.default_collate_fn_map, kind, lambda stock: stand_ins.collate)
+        yield Row(collate.default_collate_fn_map, kind, lambda stock: lambda batch, **_: collate_handles(batch))
     yield Row(collate.default_collate_fn_map, torch.Tensor, stand_ins.collate_tensors)
     yield Row(_DatasetKind, "create_fetcher", loaders.create_fetcher)
     yield Row(dataloader._BaseDataLoaderIter, "__init__", loaders.begin_iterator)
@@ -134,16 +137,12 @@ def _rows() -> Iterator[Row]:
         yield Row(module, "_worker_loop", WorkerLoop)
 
 
-def _operator_rows() -> Iterator[Row]:
-    """torchvision's operators that read and decode files to tensors, as far as this build of it has them."""
-    for name, call in tensor_file.OPERATORS.items():
-        if hasattr(torch.ops.image, name):  # which puts it where a row finds it
-            yield Row(torch.ops.image, name, functools.partial(tensor_file.Operator, call=call))
-
-
 def _later_rows() -> Iterator[Row]:
     """Rows that come when there is a reason for them: timm is imported, or broken files are skipped or replaced."""
-    yield from _rows_of_timm()
+    module = sys.modules.get("timm.data.auto_augment")  # Pillow's modules, as timm's augmentations see them
+    if module is not None:
+        yield Row(module, "ImageEnhance", stand_ins.image_enhance)
+        yield Row(module, "ImageOps", stand_ins.image_ops)
     if damage.current_policy() != "raise":
         yield Row(PIL.Image, "open", opener)
 
@@ -158,7 +157,7 @@ def _kernel_rows() -> Iterator[Row]:
             if stock_type in kernels:
                 yield Row(kernels, kind, stand_ins.handle_kernel(name, function))
         if name in EACH_ALONE:
-            yield Row(kernels, LazyStack, functools.partial(stand_ins.stack_kernel, name, kernels[torch.Tensor]))
+            yield Row(kernels, LazyStack, stand_ins.handle_kernel(name, kernels[torch.Tensor]))
 
 
 def _script(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,14 +169,6 @@ def _script(stock: Callable[..., Any]) -> Callable[..., Any]:
             return stock(obj, optimize, _frames_up + 1, **kwargs)
 
     return script
-
-
-def _rows_of_timm() -> Iterator[Row]:
-    """Pillow's modules as timm's augmentations see them, when timm is imported: before the workers start, at least."""
-    module = sys.modules.get("timm.data.auto_augment")
-    if module is not None:
-        yield Row(module, "ImageEnhance", stand_ins.image_enhance)
-        yield Row(module, "ImageOps", stand_ins.image_ops)
 
 
 # --- workers

@@ -128,14 +128,8 @@ def tensor_kernel(family: str, name: str) -> Make:
 
 
 def handle_kernel(name: str, function: Stock) -> Make:
-    """The kernel of `transforms.v2` for a type of handle; one that cannot record becomes the real tensor, which is
-    dispatched anew by its own type."""
+    """The kernel of `transforms.v2` for a type that has none there; `function` gets what cannot record."""
     return lambda stock: tensor_kernel("v2", name)(function)
-
-
-def stack_kernel(name: str, kernel: Stock, stock: Any) -> Stock:
-    """The kernel of `transforms.v2` for stacks; `kernel` is that for pure tensors."""
-    return tensor_kernel("v2", name)(kernel)
 
 
 # Their kernels on Pillow images turn them into tensors and back.
@@ -173,10 +167,6 @@ def mix(recorder: Recorder) -> Make:
         return transform
 
     return make
-
-
-def collate(batch: Any, *, collate_fn_map: Any = None) -> Any:
-    return collate_handles(batch)
 
 
 def collate_tensors(stock: Stock) -> Stock:
