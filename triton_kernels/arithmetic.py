@@ -48,6 +48,13 @@ def cut(value, top):
 
 
 @triton.jit
+def reflected(position, size):
+    """A position up to `size` - 1 beyond either end, brought into the image; the border itself is not repeated."""
+    position = tl.abs(position)
+    return tl.where(position >= size, 2 * (size - 1) - position, position)
+
+
+@triton.jit
 def round_half_even(value):
     """float32 in [-2 ** 22, 2 ** 22) -> the nearest whole one, the even one of two."""
     # Beyond 1.5 * 2 ** 23 float32 has no digits after the point: the addition rounds.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..arithmetic import blend, cut, fused, load_float
+from ..arithmetic import blend, cut, fused, load_float, reflected
 from ..program import (
     FACTOR,
     FORMULA,
@@ -33,8 +33,14 @@ def cut_byte(total, precision):
 
 
 @triton.jit
-def resample(view, head, tables, x, y, is_x: tl.constexpr, red, IS_HEAVY: tl.constexpr):
-    """Weights [taps, positions] come from tables; the result is rounded to bytes, as Pillow does between two passes.
+def filter_axis(
+    view, head, tables, x, y, red,
+    is_x: tl.constexpr, IS_WHOLE: tl.constexpr, IS_HEAVY: tl.constexpr,
+):  # fmt: skip
+    """One axis of a resize or a blur, with weights [taps, positions] from tables.
+
+    `IS_WHOLE`: of bytes, which are cut off to bytes again, as Pillow does between two passes. Else of floats; a blur
+    has the same weights [taps] for all positions, lies around each of them and is mirrored at the border.
 
     `x` int32 [X], `y` int32 [Y]: positions of the head's output. `red` float32 [Y, X]: zero.
     """
@@ -42,67 +48,40 @@ def resample(view, head, tables, x, y, is_x: tl.constexpr, red, IS_HEAVY: tl.con
     out_size = tl.load(head + 2)
     taps = tl.load(head + 3)
     origin = tl.load(head + 7)
-    precision = tl.load(head + 8)
+    kind = tl.load(head + 8)  # bits after the point of whole weights; of floats, whether it is a blur
     position = (x if is_x else y) + tl.load(head + 6)
-    first = tl.load(tables + tl.load(head + TABLE) + position)
-    weights = tables + tl.load(head + TABLE + 1) + position
-    red_sum = tl.zeros_like(red).to(tl.int32) + (1 << (precision - 1))
-    green_sum = red_sum
-    blue_sum = red_sum
-    for tap in range(taps):
-        weight = tl.load(weights + tap * out_size)
-        # Past the last tap the weight is zero; the position only has to exist.
-        at = tl.minimum(first + tap, last) - origin
-        if is_x:
-            r, g, b = fetch_bytes(view, at[None, :], y[:, None], IS_HEAVY)
-            weight = weight[None, :]
-        else:
-            r, g, b = fetch_bytes(view, x[None, :], at[:, None], IS_HEAVY)
-            weight = weight[:, None]
-        red_sum += r * weight
-        green_sum += g * weight
-        blue_sum += b * weight
-    return cut_byte(red_sum, precision), cut_byte(green_sum, precision), cut_byte(blue_sum, precision)
-
-
-@triton.jit
-def mirrored(position, size):
-    """A position up to `size` - 1 beyond either end, reflected into the image; the border itself is not repeated."""
-    position = tl.abs(position)
-    return tl.where(position >= size, 2 * (size - 1) - position, position)
-
-
-@triton.jit
-def filter_axis(view, head, tables, x, y, is_x: tl.constexpr, red):
-    """Weights [taps, positions] come from tables; beyond the border the last position counts.
-
-    A blur, which has the same weights [taps] for all positions, lies around each of them and is mirrored at the border.
-
-    `x` int32 [X], `y` int32 [Y]: positions of the head's output. `red` float32 [Y, X]: zero.
-    """
-    last = tl.load(head + 1)
-    out_size = tl.load(head + 2)
-    taps = tl.load(head + 3)
-    origin = tl.load(head + 7)
-    is_blur = tl.load(head + 8) != 0
-    position = (x if is_x else y) + tl.load(head + 6)
-    place = tl.where(is_blur, 0, position)
-    first = tl.where(is_blur, position - taps // 2, tl.load(tables + tl.load(head + TABLE) + place))
+    place = position if IS_WHOLE else tl.where(kind != 0, 0, position)
+    first = tl.load(tables + tl.load(head + TABLE) + place)
     weights = tables + tl.load(head + TABLE + 1) + place
+    if IS_WHOLE:
+        red = tl.zeros_like(red).to(tl.int32) + (1 << (kind - 1))
+    else:
+        first = tl.where(kind != 0, position - taps // 2, first)
     green = red
     blue = red
     for tap in range(taps):
-        weight = tl.load(weights + tap * out_size).to(tl.float32, bitcast=True)
+        weight = tl.load(weights + tap * out_size)
         at = first + tap
-        at = tl.where(is_blur, mirrored(at, last + 1), at)
-        at = tl.minimum(tl.maximum(at, origin), last) - origin
-        if is_x:
-            r, g, b = fetch(view, at[None, :], y[:, None], True)
-            weight = weight[None, :]
+        if IS_WHOLE:
+            # Past the last tap the weight is zero; the position only has to exist.
+            at = tl.minimum(at, last) - origin
         else:
-            r, g, b = fetch(view, x[None, :], at[:, None], True)
-            weight = weight[:, None]
-        red, green, blue = fused(r, weight, red), fused(g, weight, green), fused(b, weight, blue)
+            at = tl.where(kind != 0, reflected(at, last + 1), at)
+            at = tl.minimum(tl.maximum(at, origin), last) - origin
+        columns = (at if is_x else x)[None, :]
+        rows = (y if is_x else at)[:, None]
+        weight = weight[None, :] if is_x else weight[:, None]
+        if IS_WHOLE:
+            r, g, b = fetch_bytes(view, columns, rows, IS_HEAVY)
+            red += r * weight
+            green += g * weight
+            blue += b * weight
+        else:
+            r, g, b = fetch(view, columns, rows, IS_HEAVY)
+            weight = weight.to(tl.float32, bitcast=True)
+            red, green, blue = fused(r, weight, red), fused(g, weight, green), fused(b, weight, blue)
+    if IS_WHOLE:
+        red, green, blue = cut_byte(red, kind), cut_byte(green, kind), cut_byte(blue, kind)
     return red, green, blue
 
 

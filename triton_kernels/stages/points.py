@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..arithmetic import blend, clamp, cut, gray_value, load_float, round_half_even
+from ..arithmetic import blend, clamp, cut, gray_value, load_float, reflected, round_half_even
 from ..program import (
     BLEND_MEAN,
     BRIGHTNESS,
@@ -56,8 +56,7 @@ def map_axis(code, operation, is_x: tl.constexpr, tables, index, position, left_
         elif code == EDGE:
             position = tl.minimum(tl.maximum(position, 0), size - 1)
         elif code == REFLECT:
-            position = tl.abs(position)
-            position = tl.where(position >= size, 2 * (size - 1) - position, position)
+            position = reflected(position, size)
         elif code == SYMMETRIC:
             position = tl.where(position < 0, -1 - position, position)
             position = tl.where(position >= size, 2 * size - 1 - position, position)

@@ -53,7 +53,7 @@ from ..program import (
     WIDTH,
 )
 from ..view import fetch, load_view
-from .filters import box_blur, filter_axis, mix, resample, sharpen
+from .filters import box_blur, filter_axis, mix, sharpen
 from .points import apply_point, in_box, map_axis, pasted, place_in_box
 from .warps import sample_grid, warp_fixed, warp_float
 
@@ -115,9 +115,9 @@ def stage_kernel(
     head = operations + tl.load(job + HEAD) * OPERATION_COLUMNS
     head_code = tl.load(head)
     if head_code == RESAMPLE_X:
-        red, green, blue = resample(view, head, tables, x, y, True, red, IS_HEAVY)
+        red, green, blue = filter_axis(view, head, tables, x, y, red, True, True, IS_HEAVY)
     elif head_code == RESAMPLE_Y:
-        red, green, blue = resample(view, head, tables, x, y, False, red, IS_HEAVY)
+        red, green, blue = filter_axis(view, head, tables, x, y, red, False, True, IS_HEAVY)
     elif head_code == AFFINE:
         red, green, blue = warp_fixed(view, head, x[None, :], y[:, None], IS_HEAVY)
     elif head_code == SHARPNESS:
@@ -128,9 +128,9 @@ def stage_kernel(
         red, green, blue = fetch(view, x[None, :], y[:, None], IS_HEAVY)
     if IS_HEAVY:
         if head_code == FILTER_X:
-            red, green, blue = filter_axis(view, head, tables, x, y, True, red)
+            red, green, blue = filter_axis(view, head, tables, x, y, red, True, False, True)
         elif head_code == FILTER_Y:
-            red, green, blue = filter_axis(view, head, tables, x, y, False, red)
+            red, green, blue = filter_axis(view, head, tables, x, y, red, False, False, True)
             red, green, blue = as_filtered(red, top), as_filtered(green, top), as_filtered(blue, top)
         elif head_code == GRID:
             red, green, blue = sample_grid(view, head, tables, x[None, :], y[:, None], red, top)
