@@ -57,6 +57,8 @@ FILES = [
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_file_that_a_page_names_exists(page: Path) -> None:
+def test_every_file_and_folder_that_a_page_names_exists(page: Path) -> None:
     for named in re.findall(r"`([\w/]+\.py)`", page.read_text()):
         assert any(file.as_posix().endswith(f"/{named}") for file in FILES), named
+    for named in re.findall(r"`((?:\w+/)+)`", page.read_text()):
+        assert (ROOT / named).is_dir() or any(f"{file.parent}/".endswith(f"/{named}") for file in FILES), named
