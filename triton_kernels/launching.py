@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 WARPS = 4  # of a kernel that has no reason for another number
@@ -30,6 +31,32 @@ def compiler_options(warps: int = WARPS, registers: int | None = None) -> dict[s
     # Equal bits: a multiply and an add may not become one rounding, unless a kernel says so.
     options = {"num_warps": warps, "enable_fp_fusion": False}
     return options if registers is None or torch.version.cuda is None else {**options, "maxnreg": registers}
+
+
+class Repeated:
+    """A kernel that is launched time and again with arguments of the same types and alignments.
+
+    For each launch Triton looks at all arguments, to find what it has compiled for them. Here it does so once.
+
+    Args:
+        kernel: what to launch.
+        programs: of a launch.
+        constants: its compile-time constants, its last arguments in order.
+        options: as `compiler_options` gives them.
+    """
+
+    def __init__(self, kernel: Any, programs: int, constants: dict[str, Any], options: dict[str, Any]) -> None:
+        self._kernel, self._grid = kernel, (programs, 1, 1)
+        self._constants, self._options = constants, options
+        self._compiled: Any = None
+
+    def __call__(self, *arguments: Any) -> None:
+        """Launches it."""
+        if isinstance(self._compiled, CompiledKernel):
+            self._compiled[self._grid](*arguments, *self._constants.values())
+        else:
+            # The interpreter compiles nothing.
+            self._compiled = self._kernel[self._grid](*arguments, **self._constants, **self._options)
 
 
 @triton.jit

@@ -19,7 +19,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -39,9 +38,9 @@ from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
 from torch_sink.image.core import transfer
 from torch_sink.image.decode import providers
-from torch_sink.image.execute import ahead, decoding, launch, on_device, run
+from torch_sink.image.execute import ahead, decoding, on_device
 from torch_sink.image.execute.recorded import Wanted
-from torch_sink.triton_kernels.launching import is_interpreted
+from torch_sink.triton_kernels.launching import Repeated, is_interpreted
 
 PIPELINES = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment")
 DRIVER = ahead._Target(GPUTarget("cuda", 90, 32))
@@ -50,6 +49,7 @@ BLOCKS = {"pinned": "files in pinned slabs", "shared": "files in shared memory"}
 POLL_SECONDS = 0.01
 MOST_BATCHES = 1000
 SLABS = 4  # of the worker
+READINGS = 2000
 WARM_UP = 8  # batches: they fill caches, and show how large slabs have to be
 
 RECEIVING, DECODING, PLACING, LAUNCHING = "receive the batch", "decode", "add addresses", "launch"
@@ -77,13 +77,17 @@ class Clock:
         """Goes over to a part; returns the one before."""
         now, before = time.thread_time(), self._part
         self.seconds[before] += now - self._since
+        self.counts[before] += 1
         self._part, self._since = part, now
         return before
+
+    def without_itself(self, seconds_a_reading: float) -> dict[str, float]:
+        """`seconds`, but for those that its readings took."""
+        return {part: seconds - self.counts[part] * seconds_a_reading for part, seconds in self.seconds.items()}
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
-            self.counts[part] += 1
             before = self.enter(part)
             try:
                 return function(*arguments, **options)
@@ -91,6 +95,15 @@ class Clock:
                 self.enter(before)
 
         return call
+
+
+def seconds_a_reading() -> float:
+    """What a look at the clock costs."""
+    clock = Clock()
+    started = time.thread_time()
+    for _ in range(READINGS):
+        clock.enter(REST)
+    return (time.thread_time() - started) / READINGS
 
 
 def address(tensor: torch.Tensor) -> int:
@@ -102,17 +115,18 @@ class PinnedMemory:
     """Memory that counts as pinned. As PyTorch keeps it: blocks of 2^n bytes, used again when a batch is done."""
 
     def __init__(self) -> None:
-        self._addresses: set[int] = set()
+        self._registered = range(0)
+        self.bytes_taken = 0
         self._free: dict[int, list[torch.Tensor]] = defaultdict(list)
         self._used: list[torch.Tensor] = []
         self._empty = torch.empty
 
-    def register(self, tensor: torch.Tensor) -> None:
-        """Lets the memory of a tensor count as pinned."""
-        self._addresses.add(address(tensor))
+    def register(self, block: torch.Tensor) -> None:
+        """Lets a block count as pinned, in the place of the one before."""
+        self._registered = range(block.data_ptr(), block.data_ptr() + block.nbytes)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        return address(tensor) in self._addresses
+        return tensor.data_ptr() in self._registered
 
     def empty(self, size: Any, *, pin_memory: bool = False, dtype: Any = None, **options: Any) -> torch.Tensor:
         """`torch.empty`."""
@@ -123,7 +137,7 @@ class PinnedMemory:
         room = 1 << max(count - 1, 0).bit_length()
         block = self._free[room].pop() if self._free[room] else self._empty(room, dtype=torch.uint8)
         self._used.append(block)
-        self.register(block)
+        self.bytes_taken += count
         return block[:count].view(dtype).view(size)
 
     def reuse(self) -> None:
@@ -138,17 +152,35 @@ def pinned(memory: PinnedMemory, clock: Clock, tensor: torch.Tensor) -> torch.Te
     if memory.holds(tensor):
         return tensor
     is_files = address(tensor) == clock.files
-    clock.counts["bytes copied, files" if is_files else "bytes copied, tables"] += tensor.nbytes
     before = clock.enter(COPYING if is_files else REST)
     copy = memory.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
     clock.enter(before)
     return copy
 
 
-def compiled(*_: Any, **__: Any) -> Any:
-    """Stands for a compiled kernel, which Triton keeps."""
-    nothing = {"function": None, "packed_metadata": (), "metadata": None}
-    return SimpleNamespace(launch_metadata=lambda *_: None, run=lambda *_: None, **nothing)
+class Compiled(triton.compiler.CompiledKernel):
+    """Stands for a compiled kernel, which Triton keeps.
+
+    Attributes:
+        launches: of all of them, so far.
+    """
+
+    launches = 0
+    function = module = None
+    packed_metadata = ()
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """There is nothing to load."""
+
+    def _init_handles(self) -> None:
+        """Nor here."""
+
+    def launch_metadata(self, *_: Any) -> None:
+        """Nobody asks for it."""
+
+    @staticmethod
+    def run(*_: Any) -> None:
+        Compiled.launches += 1
 
 
 @contextmanager
@@ -158,12 +190,13 @@ def measured(clock: Clock, memory: PinnedMemory) -> Iterator[None]:
         (torch, "empty", memory.empty),
         (torch.Tensor, "pin_memory", lambda tensor: pinned(memory, clock, tensor)),
         (transfer, "pins", lambda device: device.type != "cpu"),
-        (triton.compiler, "compile", compiled),
+        (triton.compiler, "compile", Compiled),
         *[(providers.TritonProvider, name, lambda *_: True) for name in ("usable", "by_default", "is_right")],
         (decoding, "launch_packed", clock.timed(DECODING, decoding.launch_packed)),
         (decoding, "to_host_later", lambda status: lambda: torch.zeros(status.shape, dtype=status.dtype)),
-        (run, "launch_plan", clock.timed(PLACING, launch.launch_plan)),
+        (on_device, "launch_run", clock.timed(PLACING, on_device.launch_run)),
         (JITFunction, "run", clock.timed(LAUNCHING, JITFunction.run)),
+        (Repeated, "__call__", clock.timed(LAUNCHING, Repeated.__call__)),
     ]
     with ExitStack() as stack:
         for holder, name, stand_in in replaced:
@@ -206,11 +239,12 @@ def batches(folder: Path, pipeline: str, size: int, block: str) -> Iterator[Call
 def measure(folder: Path, pipeline: str, size: int, rounds: int, block: str) -> dict[str, Any]:
     """The cost of one pipeline, with the files of its batches in pinned or in shared memory."""
     seconds: dict[str, list[float]] = defaultdict(list)
-    memory = PinnedMemory()
+    memory, a_reading = PinnedMemory(), seconds_a_reading()
     with torch_sink.image_backend("device", device="meta"):
         source = batches(folder, pipeline, size, block)
         for number in range(rounds + WARM_UP):
-            receive, clock = next(source), Clock()
+            receive, clock, launched = next(source), Clock(), Compiled.launches
+            memory.bytes_taken = 0
             with measured(clock, memory):
                 started = time.thread_time()
                 clock.begin()
@@ -224,15 +258,19 @@ def measure(folder: Path, pipeline: str, size: int, rounds: int, block: str) -> 
                 on_device.make_on_device(batch.recorded, Wanted(META))
                 clock.enter(REST)
                 taken = time.thread_time() - started
+            files = 0 if block == "pinned" else batch.recorded.plan().jpegs.size
+            copied = {"files": files / size, "tables": (memory.bytes_taken - files) / size}
             del batch, blob
             if number >= WARM_UP:
-                for name, value in [*clock.seconds.items(), (IN_ALL, taken)]:
+                parts = clock.without_itself(a_reading)
+                parts[IN_ALL] = taken - sum(clock.counts.values()) * a_reading
+                for name, value in parts.items():
                     seconds[name].append(1e6 * value / size)
-                counts = clock.counts
+                launches = Compiled.launches - launched
     return {
         "us_an_image": {name: percentiles(values) for name, values in seconds.items()},
-        "launches": counts[LAUNCHING],
-        "bytes_copied_an_image": {name: counts[f"bytes copied, {name}"] / size for name in ("files", "tables")},
+        "launches": launches,
+        "bytes_copied_an_image": copied,
     }
 
 

@@ -33,7 +33,7 @@ from torch_sink.image.decode.jpeg.decode import decode_jpegs
 from torch_sink.image.decode.jpeg.tables import batch_of
 from torch_sink.image.sources.jpeg_header import read_jpeg_header
 from torch_sink.image.sources.source import EncodedSource
-from torch_sink.triton_kernels.jpeg.entropy import choose_lane_shape
+from torch_sink.triton_kernels.shapes import choose_lane_shape
 
 # Part of a kernel's name -> the stage that it belongs to; everything else is copies, fills and small sums.
 STAGES = {

@@ -35,8 +35,7 @@ from kernel_counts import RESULT, counting
 from torch_sink.cli.machine import ARITHMETIC, describe_machine, features_of_batch, work_of
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.providers import set_decode_provider
-from torch_sink.triton_kernels.jpeg.entropy import ENOUGH_LANES, LANE_SHAPES
-from torch_sink.triton_kernels.stages.stage import tile_shape
+from torch_sink.triton_kernels.shapes import ENOUGH_LANES, LANE_SHAPES, STAGE_TILE
 
 COSTS = Path(torch_sink.cli.__file__).with_name("kernel_costs.json")
 HOST_COST = RESULT.with_name("host_cost.json")
@@ -175,7 +174,7 @@ def main() -> None:
     record: dict[str, Any] = {
         "command": "python examples/benchmarks/kernel_costs.py",
         **{name: machine[name] for name in ("date", "releases", "commit")},
-        "tile": tile_shape(interpreted=False),
+        "tile": STAGE_TILE,
         "host": host_cost(),
         "decoder_launches": count_decoder_launches(),
         "features": {**count_decoder(), **count_stages()},

@@ -11,7 +11,7 @@ import torch_sink
 from torch_sink.cli.photos import make_photo
 from torch_sink.cli.pipelines import CROP, build_pipeline
 from torch_sink.image.core.atoms import Atom, Kind
-from torch_sink.image.execute.programs import programs_of
+from torch_sink.image.execute.planned import programs_of
 from torch_sink.image.plan.build import build_plan
 from torch_sink.image.plan.stages import Stage, stages_of
 from torch_sink.image.sources.source import Box

@@ -49,7 +49,7 @@ class Images:
     """One batch of a folder's images: recorded, decoded on the device, and as Pillow images."""
 
     def __init__(self, folder: Path, pipeline: str, batch: int, device: torch.device) -> None:
-        from torch_sink.image.execute.pixels import pixels_of
+        from torch_sink.image.execute.decoding import pixels_of
         from torch_sink.image.sources.source import Decoded
 
         self.pipeline, self.device, self.batch = pipeline, device, batch
@@ -67,7 +67,7 @@ class Images:
         self.out = torch.empty(tuple(recorded.shape), device=device)
 
     def torch_sink(self) -> torch.Tensor:
-        from torch_sink.image.execute.run import run_planned
+        from torch_sink.image.execute.on_device import run_planned
 
         run_planned(self.planned, self.pixels, self.out)
         return self.out

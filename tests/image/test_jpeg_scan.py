@@ -17,8 +17,7 @@ from torch_sink.image.decode.jpeg.file import jpeg_file
 from torch_sink.image.decode.jpeg.tables import COLUMN, batch_of
 from torch_sink.image.sources.jpeg_header import read_jpeg_header
 from torch_sink.image.sources.source import Box, EncodedSource, PixelSource
-from torch_sink.triton_kernels.jpeg import layout
-from torch_sink.triton_kernels.jpeg.layout import TileShape
+from torch_sink.triton_kernels.shapes import TileShape, lane_count
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTORS = {"4:4:4": (1, 1), "4:2:2": (2, 1), "4:2:0": (2, 2), "4:4:0": (1, 2), "gray": (1, 1)}
@@ -111,7 +110,7 @@ def test_the_arrays_of_a_batch() -> None:
         assert together[first : first + length] == data[begin : begin + length]
         assert first >= ends[-1] + 64
         ends.append(first + length)
-        assert row[COLUMN["LANES"]] == layout.lane_count(length, 256)
+        assert row[COLUMN["LANES"]] == lane_count(length, 256)
     huffman = np.frombuffer(together, np.uint8)[batch.huffman :][: batch.capacity.huffman_tables * 273].reshape(-1, 273)
     assert batch.huffman >= ends[-1] + 64
     assert len(np.unique(huffman, axis=0)) == len(huffman)

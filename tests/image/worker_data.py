@@ -96,7 +96,9 @@ def kernel_modules() -> list[str]:
     return [
         name
         for name in sys.modules
-        if name.startswith("torch_sink.triton_kernels") and name not in empty and not name.endswith(".rows")
+        if name.startswith("torch_sink.triton_kernels")
+        and name not in empty
+        and not name.endswith((".rows", ".shapes"))
     ]
 
 

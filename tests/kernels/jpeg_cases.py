@@ -21,9 +21,8 @@ from torch_sink.image.decode.jpeg.file import JpegFile, jpeg_file
 from torch_sink.image.decode.jpeg.tables import COLUMN, Capacity, JpegBatch, batch_of
 from torch_sink.image.sources.jpeg_header import read_jpeg_header
 from torch_sink.image.sources.source import EncodedSource
-from torch_sink.triton_kernels.jpeg.entropy import LaneShape, choose_lane_shape
-from torch_sink.triton_kernels.jpeg.layout import TileShape, tile_shape
 from torch_sink.triton_kernels.launching import is_interpreted
+from torch_sink.triton_kernels.shapes import LaneShape, TileShape, choose_lane_shape, tile_shape
 
 
 def photo(width: int, height: int, seed: int = 0) -> Image.Image:

@@ -17,7 +17,7 @@ from kernels.jpeg_cases import (
     pixels_of,
     results,
 )
-from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES, LaneShape
+from torch_sink.triton_kernels.shapes import LANE_SHAPES, LaneShape
 
 
 @pytest.mark.cuda

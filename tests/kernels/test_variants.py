@@ -20,16 +20,16 @@ import torch_sink
 from kernels.jpeg_cases import encode, open_file, pack_files, photo
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.jpeg.decoder import JpegDecoder
-from torch_sink.image.execute.pixels import pixels_of
-from torch_sink.image.execute.planned import plan_batch
-from torch_sink.image.execute.programs import shape_of
-from torch_sink.image.execute.run import run_planned
+from torch_sink.image.execute.decoding import pixels_of
+from torch_sink.image.execute.on_device import run_planned
+from torch_sink.image.execute.planned import plan_batch, shape_of
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.sources.source import Decoded, FinishedSource
 from torch_sink.triton_kernels import launching
 from torch_sink.triton_kernels.jpeg import color, entropy, idct, lanes
 from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
 from torch_sink.triton_kernels.launching import Variant
+from torch_sink.triton_kernels.shapes import choose_lane_shape
 from torch_sink.triton_kernels.stages import prologue, stage, statistics
 from torch_sink.triton_kernels.stages.variants import variants
 
@@ -166,7 +166,7 @@ def test_exactly_the_listed_variants_of_the_jpeg_kernels_are_launched(
     monkeypatch.setattr(entropy, "LANES_A_WARP", threads_of_warp)
     file = open_file(encode(photo(16, 16)))
     assert file is not None
-    for shape in {entropy.choose_lane_shape(2**exponent) for exponent in range(40)}:
+    for shape in {choose_lane_shape(2**exponent) for exponent in range(40)}:
         batch, inputs = pack_files([file], shape.bits)
         decoder = JpegDecoder(batch.capacity, shape, torch.device("cpu"), interpreted=False)
         decoder.load(batch, inputs)

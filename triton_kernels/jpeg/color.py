@@ -14,6 +14,7 @@ import triton.language as tl
 
 from ..arithmetic import luminance
 from ..launching import compiler_options
+from ..shapes import TileShape
 from .idct import window_of
 from .lanes import assign_owners
 from .layout import (
@@ -32,7 +33,6 @@ from .layout import (
     PLANES,
     PLANES_UNIT,
     WIDTH,
-    TileShape,
 )
 
 # Two samples of a byte each, in the halves of 32 bits.
@@ -219,9 +219,9 @@ def run_color(
     shape: TileShape,
 ) -> None:
     """Launches upsampling and colors of a batch; the arguments are those of `color_kernel`, and as in `run_idct`."""
-    if len(tile_images):
+    if tile_images.shape[0]:
         assign_owners(windows, tile_images, FIRST_PIXEL_TILE)
-        color_kernel[(len(tile_images),)](
+        color_kernel[tile_images.shape](
             planes, pixels, images, windows, tile_images, BLOCK_Y=shape.rows, BLOCK_X=shape.columns,
             **compiler_options(WARPS),
         )  # fmt: skip

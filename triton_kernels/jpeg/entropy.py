@@ -22,7 +22,8 @@ from typing import NamedTuple
 import torch
 import triton
 
-from ..launching import compiler_options
+from ..launching import Repeated, compiler_options
+from ..shapes import LaneShape
 from .lanes import assign_owners, count_unstuffed_kernel, sum_before_kernel, unstuff_kernel
 from .layout import FIRST_LANE
 from .symbols import FIRST_ENTRIES, LOOKUP_ENTRIES, lookup_kernel
@@ -36,22 +37,6 @@ SUM_LANES, SUM_WARPS = 256, 1  # of a program that sums over lanes; one warp nee
 DC_BLOCKS = 512  # of a program that sums over blocks
 # The interpreter pays per operation, not per lane.
 INTERPRETED_LANES = 16384
-
-
-class LaneShape(NamedTuple):
-    """How the work is dealt out to lanes."""
-
-    bits: int  # of a lane; a power of two
-    warm_up_bits: int  # how much earlier a lane begins
-    rounds: int  # of corrections
-
-
-# Long lanes waste less on synchronization, short ones fill a device with few images. The rounds suffice for 99 of 100
-# photographs; the others are decoded elsewhere.
-LANE_SHAPES = (LaneShape(1024, 512, 32), LaneShape(2048, 512, 16), LaneShape(4096, 1024, 8))
-ENOUGH_LANES = 50_000
-# The interpreter pays for the symbols that are decoded one after the other, not for lanes.
-INTERPRETED_LANE_SHAPE = LaneShape(256, 512, 64)
 
 
 class EntropyBuffers(NamedTuple):
@@ -77,14 +62,6 @@ class EntropyBuffers(NamedTuple):
     def lanes(self) -> int:
         """How many lanes there is room for."""
         return len(self.exits)
-
-
-def choose_lane_shape(stream_bytes: int, *, interpreted: bool = False) -> LaneShape:
-    """How to deal out a batch with so many bytes, stuffed or not."""
-    if interpreted:
-        return INTERPRETED_LANE_SHAPE
-    fitting = [shape for shape in LANE_SHAPES if 8 * stream_bytes >= shape.bits * ENOUGH_LANES]
-    return max(fitting, default=LANE_SHAPES[0])
 
 
 def new_buffers(
@@ -153,7 +130,7 @@ def decode_coefficients(
     segment_bytes, lane_segments = buffers.segment_bytes, buffers.lane_segments
     for buffer in (buffers.counts, buffers.coefficients, buffers.status):
         buffer.zero_()
-    of_segments = (len(segments),)
+    of_segments = segments.shape[:1]
     assign_owners(segments, lane_segments, FIRST_LANE)
 
     # There is room for whole programs of `most` lanes.
@@ -169,7 +146,7 @@ def decode_coefficients(
     unstuff_kernel[of_lanes](*stuffed, buffers.kept_before, segment_bytes, unstuffed, **constants)
 
     block = triton.next_power_of_2(LOOKUP_ENTRIES.value) if interpreted else FIRST_ENTRIES.value
-    lookup_kernel[(len(huffman),)](huffman, lookups, BLOCK=block, **compiler_options())
+    lookup_kernel[huffman.shape[:1]](huffman, lookups, BLOCK=block, **compiler_options())
 
     of_lanes = (buffers.lanes // most,)
     constants = {"BLOCK": most, **compiler_options(warps=1)}
@@ -178,12 +155,13 @@ def decode_coefficients(
     warm_up_kernel[of_lanes](*coded, buffers.blocks, shape.bits, shape.warm_up_bits, **constants)
     lists = [(buffers.items[number % 2], count) for number, count in enumerate(buffers.counts)]
     compare_kernel[of_lanes](*lanes, entries, exits, *lists[0], shape.bits, **constants)
+    launch_round = Repeated(round_kernel, *of_lanes, {"BLOCK": most}, compiler_options(warps=1))
     for number in range(shape.rounds):
         if interpreted and not lists[number][1][0]:
             break  # on a device nobody looks: a round without work costs its launch
-        round_kernel[of_lanes](*coded, buffers.blocks, *lists[number], *lists[number + 1], shape.bits, **constants)
+        launch_round(*coded, buffers.blocks, *lists[number], *lists[number + 1], shape.bits)
     sum_before_kernel[of_segments](buffers.blocks, buffers.blocks_before, buffers.segment_blocks, segments, **sums)
     results = (buffers.coefficients, buffers.status)
     write_kernel[of_lanes](*coded, buffers.blocks_before, *results, shape.bits, **constants)
-    dc_kernel[(len(segments), 3)](segments, images, buffers.coefficients, BLOCK=DC_BLOCKS, **compiler_options())
+    dc_kernel[(*of_segments, 3)](segments, images, buffers.coefficients, BLOCK=DC_BLOCKS, **compiler_options())
     return buffers.coefficients, buffers.status

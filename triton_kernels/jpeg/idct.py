@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from ..launching import compiler_options
+from ..shapes import TileShape
 from .lanes import assign_owners
 from .layout import (
     FIRST_BLOCK,
@@ -32,7 +33,6 @@ from .layout import (
     SAMPLING_V,
     UNITS,
     WINDOW_COLUMNS,
-    TileShape,
 )
 
 
@@ -222,9 +222,9 @@ def run_idct(
 
     `tile_images` is written, and has room for the tiles of all windows, which were counted out with `shape`.
     """
-    if len(tile_images):
+    if tile_images.shape[0]:
         assign_owners(windows, tile_images, FIRST_BLOCK_TILE)
-        idct_kernel[(len(tile_images),)](
+        idct_kernel[tile_images.shape](
             coefficients, quantization, planes, images, windows, tile_images,
             BLOCK_ROWS=shape.block_rows, BLOCK_COLUMNS=shape.block_columns, **compiler_options(WARPS),
         )  # fmt: skip

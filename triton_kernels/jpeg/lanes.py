@@ -45,7 +45,7 @@ def assign_owners(table: torch.Tensor, owners: torch.Tensor, first: tl.constexpr
     """Fills in `owners`; the arguments are those of `assign_kernel`."""
     owners.fill_(NO_OWNER.value)
     columns = table.shape[1]
-    assign_kernel[(len(table),)](table, owners, columns, first.value, BLOCK=BLOCK, **compiler_options(warps=1))
+    assign_kernel[table.shape[:1]](table, owners, columns, first.value, BLOCK=BLOCK, **compiler_options(warps=1))
 
 
 @triton.jit

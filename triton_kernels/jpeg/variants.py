@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..launching import Variant
+from ..shapes import LANE_SHAPES, TILE_SHAPE
 from .color import WARPS as COLOR_WARPS
 from .color import color_kernel
-from .entropy import BLOCK_BYTES, DC_BLOCKS, LANE_SHAPES, SUM_LANES, SUM_WARPS
+from .entropy import BLOCK_BYTES, DC_BLOCKS, SUM_LANES, SUM_WARPS
 from .idct import WARPS as IDCT_WARPS
 from .idct import idct_kernel
 from .lanes import BLOCK as OWNERS_BLOCK
 from .lanes import assign_kernel, count_unstuffed_kernel, sum_before_kernel, unstuff_kernel
-from .layout import TILE_SHAPE
 from .symbols import FIRST_ENTRIES, lookup_kernel
 from .synchronize import compare_kernel, round_kernel, warm_up_kernel
 from .write import dc_kernel, write_kernel

@@ -139,6 +139,6 @@ def run_prologue(
 ) -> None:
     """Launches the prologue of a batch; the arguments are those of `prologue_kernel`."""
     block_y, block_x = rows_and_columns
-    prologue_kernel[(len(work),)](
+    prologue_kernel[work.shape[:1]](
         work, tables, tiles, BLOCK_Y=block_y, BLOCK_X=block_x, BLOCK=PROLOGUE_BLOCK, **compiler_options()
     )

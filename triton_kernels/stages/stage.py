@@ -192,21 +192,10 @@ def store(target, step, red, green, blue, inside, color_inside):
     tl.store(target + 2 * step, as_element(blue, element), mask=color_inside)
 
 
-# Rows and columns of a tile. Wide rather than square: neighbors in memory are neighbors in a row.
-TILE_ROWS = 8
-TILE_COLUMNS = 64
-# The interpreter pays per operation, not per pixel.
-INTERPRETED_TILE_ROWS = 64
-INTERPRETED_TILE_COLUMNS = 256
 # Warps of a program, and the most registers of a thread: so many that nothing is spilled. A light stage has six
 # programs an SM; float64 takes two registers a value, hence half as many pixels a thread of a heavy one.
 LIGHT_WARPS, LIGHT_REGISTERS = 4, 80
 HEAVY_WARPS, HEAVY_REGISTERS = 8, 128
-
-
-def tile_shape(*, interpreted: bool) -> tuple[int, int]:
-    """(rows, columns) of a tile on a device, or under the interpreter."""
-    return (INTERPRETED_TILE_ROWS, INTERPRETED_TILE_COLUMNS) if interpreted else (TILE_ROWS, TILE_COLUMNS)
 
 
 def run_stage(
@@ -221,11 +210,11 @@ def run_stage(
     rows_and_columns: tuple[int, int],
 ) -> None:
     """Launches one stage of all images; the arguments are those of `stage_kernel`. Nothing to do without tiles."""
-    if not len(tiles):
+    if not tiles.shape[0]:
         return
     block_y, block_x = rows_and_columns
     warps, registers = (HEAVY_WARPS, HEAVY_REGISTERS) if is_heavy else (LIGHT_WARPS, LIGHT_REGISTERS)
-    stage_kernel[(len(tiles),)](
+    stage_kernel[tiles.shape[:1]](
         workspace, output, jobs, operations, tables, tiles,
         IS_HEAVY=is_heavy, BLOCK_Y=block_y, BLOCK_X=block_x, **compiler_options(warps, registers),
     )  # fmt: skip

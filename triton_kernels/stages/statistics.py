@@ -162,6 +162,6 @@ def run_statistics(
     statistics: torch.Tensor,
 ) -> None:
     """Launches what the next stages need to know; the arguments are those of `statistics_kernel`."""
-    statistics_kernel[(len(statistics),)](
+    statistics_kernel[statistics.shape[:1]](
         workspace, jobs, operations, tables, statistics, BLOCK=STATISTICS_BLOCK, **compiler_options(STATISTICS_WARPS)
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..launching import Variant
+from ..shapes import STAGE_TILE
 from .prologue import PROLOGUE_BLOCK, prologue_kernel
-from .stage import HEAVY_REGISTERS, HEAVY_WARPS, LIGHT_REGISTERS, LIGHT_WARPS, stage_kernel, tile_shape
+from .stage import HEAVY_REGISTERS, HEAVY_WARPS, LIGHT_REGISTERS, LIGHT_WARPS, stage_kernel
 from .statistics import STATISTICS_BLOCK, STATISTICS_WARPS, statistics_kernel
 
 # dtype of the batch -> Triton's name of a pointer to it
@@ -15,7 +16,7 @@ OUTPUTS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "uint8":
 
 def variants() -> Iterator[Variant]:
     """All of them."""
-    tile = dict(zip(("BLOCK_Y", "BLOCK_X"), tile_shape(interpreted=False), strict=True))
+    tile = dict(zip(("BLOCK_Y", "BLOCK_X"), STAGE_TILE, strict=True))
     for is_heavy in (False, True):
         warps, registers = (HEAVY_WARPS, HEAVY_REGISTERS) if is_heavy else (LIGHT_WARPS, LIGHT_REGISTERS)
         for dtype, output in OUTPUTS.items():

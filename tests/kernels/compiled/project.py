@@ -20,8 +20,8 @@ from kernels.compiled.ptx.findings import Finding, Findings
 from kernels.compiled.ptx.machine import Executable, Launch, Options
 from kernels.compiled.ptx.program import parse
 from kernels.compiled.target import Launched, target_only
-from torch_sink.image.execute import run
-from torch_sink.image.execute.launch import launch_plan
+from torch_sink.image.execute import on_device
+from torch_sink.image.execute.on_device import launch_run
 from torch_sink.triton_kernels.jpeg.rows import NOT_CONVERGED
 
 _stock_empty = torch.empty
@@ -69,11 +69,11 @@ class Executor:
         """The findings, in words."""
         return [f"{finding} ({times} times)" for finding, times in self.findings.items()]
 
-    def launch_plan(self, plan: Any, pixels: Any, target: torch.Tensor) -> None:
+    def launch_run(self, run: Any, pixels: Any, target: torch.Tensor) -> None:
         """As the project's; the kernels may read the pixels as well."""
         self.pixels = pixels.owners
         try:
-            launch_plan(plan, pixels, target)
+            launch_run(run, pixels, target)
         finally:
             self.pixels = ()
 
@@ -106,7 +106,7 @@ def compiled_on_cpu(options: Options | None = None, change: Callable[[str], str]
         target_only(executor),
         mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}),
         mock.patch.object(torch, "empty", _empty_with_garbage),
-        mock.patch.object(run, "launch_plan", executor.launch_plan),
+        mock.patch.object(on_device, "launch_run", executor.launch_run),
     ):
         yield executor
 

@@ -34,15 +34,15 @@ from kernels.jpeg_cases import GraphInputs, new_decoder, open_file, pack_files, 
 from torch_sink import decode_images, decode_providers
 from torch_sink.image.decode import proof
 from torch_sink.image.decode.jpeg import decode as jpeg_decode
+from torch_sink.image.decode.jpeg import tables as jpeg_tables
 from torch_sink.image.decode.jpeg.decoder import JpegDecoder
 from torch_sink.image.decode.jpeg.file import JpegFile
 from torch_sink.image.decode.jpeg.tables import Capacity
 from torch_sink.image.decode.providers import decode_sources
 from torch_sink.image.sources.source import Box, EncodedSource, encoded_source
 from torch_sink.triton_kernels.jpeg.color import color_kernel
-from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES, LaneShape
-from torch_sink.triton_kernels.jpeg.layout import TILE_SHAPE
 from torch_sink.triton_kernels.launching import is_interpreted
+from torch_sink.triton_kernels.shapes import LANE_SHAPES, TILE_SHAPE, LaneShape
 
 SIZES = [(1, 1), (3, 17), (8, 8), (5, 33), (33, 31)]
 
@@ -145,7 +145,7 @@ def test_whole_photographs(photos: Path) -> None:
             by_sampling.setdefault((header.mode, header.scan.sampling), path.read_bytes())
     assert by_sampling
     # The lanes of large batches: the interpreter's own are short, and may agree too late in a large file.
-    with mock.patch.object(jpeg_decode, "choose_lane_shape", return_value=LANE_SHAPES[-1]):
+    with mock.patch.object(jpeg_tables, "choose_lane_shape", return_value=LANE_SHAPES[-1]):
         assert check_files(list(by_sampling.values()), device_in_use()) == []
 
 
@@ -235,9 +235,10 @@ def test_batches_decode_what_their_crops_read() -> None:
     ]
     with mock.patch.object(jpeg_decode, "launch_jpegs", wraps=jpeg_decode.launch_jpegs) as calls:
         check_pipeline(pipeline, openers, seed=3)
-    (boxes,) = [call.args[1] for call in calls.call_args_list]
-    assert len(boxes) == 2
-    assert boxes[:, 2:].prod(axis=1).sum() < 0.5 * (61 * 47 + 40 * 53)
+    (plan,) = [call.args[0] for call in calls.call_args_list]
+    sizes = plan.batches[0].windows[:, [jpeg_tables.COLUMN["BOX_WIDTH"], jpeg_tables.COLUMN["BOX_HEIGHT"]]]
+    assert len(sizes) == 2
+    assert sizes.prod(axis=1).sum() < 0.5 * (61 * 47 + 40 * 53)
 
 
 @pytest.mark.usefixtures("_decoded_by_kernels")

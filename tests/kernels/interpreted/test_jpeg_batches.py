@@ -20,10 +20,11 @@ from torchvision import transforms as v1
 import torch_sink
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.jpeg import decode as jpeg_decode
+from torch_sink.image.decode.jpeg import tables as jpeg_tables
 from torch_sink.image.decode.jpeg.block import lay_out_jpegs
 from torch_sink.image.decode.jpeg.decode import block_on_device
 from torch_sink.image.sources.source import EncodedSource, encoded_source
-from torch_sink.triton_kernels.jpeg.entropy import LaneShape
+from torch_sink.triton_kernels.shapes import LaneShape
 
 PIPELINE = v1.Compose([v1.RandomCrop((9, 7)), v1.RandomHorizontalFlip(), v1.ToTensor()])
 LIKE = {"quality": 20}
@@ -45,7 +46,7 @@ BY_PILLOW = [
 def _decoded_by_kernels() -> Iterator[None]:
     torch_sink.set_decode_provider("triton")
     # Few rounds: a damaged table has lanes that never agree.
-    with mock.patch.object(jpeg_decode, "choose_lane_shape", return_value=LaneShape(256, 512, 6)):
+    with mock.patch.object(jpeg_tables, "choose_lane_shape", return_value=LaneShape(256, 512, 6)):
         yield
     torch_sink.set_decode_provider(None)
 
@@ -63,7 +64,7 @@ def test_files_of_all_kinds_among_pixels() -> None:
     ):
         check_pipeline(PIPELINE, [opener(files[0]), in_memory, *map(opener, files[1:]), in_memory], seed=5)
     (launch,) = launches.call_args_list
-    assert len(launch.args[0].headers) == len(IN_KERNELS) + 1
+    assert len(launch.args[0].sources) == len(IN_KERNELS) + 1
     assert len([source for source in seen if isinstance(source, EncodedSource)]) == len(BY_PILLOW)
 
 
@@ -78,7 +79,7 @@ def test_a_file_twice_is_decoded_once(tmp_path: Path) -> None:
     batch = pickle.loads(pickle.dumps(lazy_batch(recorded)))
     with mock.patch.object(jpeg_decode, "launch_jpegs", wraps=jpeg_decode.launch_jpegs) as launches:
         made = batch.to(device_in_use())
-    assert [len(launch.args[0].headers) for launch in launches.call_args_list] == [1]
+    assert [len(launch.args[0].sources) for launch in launches.call_args_list] == [1]
     assert_same_bits(made.cpu(), torch.stack(expected))
 
 
@@ -89,8 +90,9 @@ def test_a_batch_too_large_for_one_launch(monkeypatch: pytest.MonkeyPatch) -> No
     laid_out = lay_out_jpegs([source for source in sources if source is not None])
     boxes = laid_out.files.whole_images()
     boxes[:, 0], boxes[:, 2], boxes[1] = 3, 5, 0
-    monkeypatch.setattr(jpeg_decode, "_MOST_BLOCKS", 30)
-    launched = jpeg_decode.launch_jpegs(laid_out.files, boxes, block_on_device(laid_out, torch.device(device_in_use())))
+    monkeypatch.setattr(jpeg_tables, "_MOST_BLOCKS", 30)
+    plan = jpeg_tables.plan_jpegs(laid_out.files, boxes)
+    launched = jpeg_decode.launch_jpegs(plan, block_on_device(laid_out, torch.device(device_in_use())))
     assert len(launched.owners) == 2
     assert launched.damaged() == []
     assert len(launched.status) == len(boxes)

@@ -22,7 +22,7 @@ from kernels.jpeg_cases import (
 from kernels.jpeg_golden import Damaged
 from torch_sink.image.decode.jpeg.file import JpegFile
 from torch_sink.triton_kernels.jpeg import entropy
-from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES, LaneShape
+from torch_sink.triton_kernels.shapes import LANE_SHAPES, LaneShape
 
 CLEAN = open_clean_files()
 DAMAGED = damaged_files(90, seed=0)

@@ -9,7 +9,8 @@ import torch
 from image.cases import CORE, rgb_images
 from image.check import check_pipeline
 
-from torch_sink.image.execute.pixels import Pixels
+from torch_sink.image.execute import planned
+from torch_sink.image.execute.decoding import Pixels
 from torch_sink.image.operations import resize as lower_resize
 from torch_sink.image.plan import placed
 from torch_sink.triton_kernels.stages import stage
@@ -51,7 +52,7 @@ def test_a_tile_that_nobody_makes(monkeypatch: pytest.MonkeyPatch) -> None:
         made = stock(*args)
         return made._replace(ranges=tuple((begin, end - 1) for begin, end in made.ranges))
 
-    monkeypatch.setattr(placed, "prologue_of", one_less)
+    monkeypatch.setattr(planned, "prologue_of", one_less)
     with pytest.raises(AssertionError, match=r"values differ.*nan"):
         check()
 

@@ -101,8 +101,8 @@ def prove(device: torch.device) -> Verdict:
 def _first_difference(device: torch.device) -> str:
     """The first file whose pixels are not Pillow's, in words; "" where there is none."""
     from torch_sink.image.decode.jpeg.decode import decode_jpegs
-    from torch_sink.triton_kernels.jpeg.entropy import INTERPRETED_LANE_SHAPE, LANE_SHAPES
     from torch_sink.triton_kernels.launching import is_interpreted
+    from torch_sink.triton_kernels.shapes import INTERPRETED_LANE_SHAPE, LANE_SHAPES
 
     files = list(cases())
     sources, boxes = [case.source for case in files], [case.box for case in files]
@@ -192,7 +192,7 @@ def _fingerprint(device: torch.device) -> str:
     facts += [PIL.__version__, str(features.version("libjpeg_turbo"))]
     digest = hashlib.sha256(json.dumps(facts).encode())
     here = Path(__file__).parent
-    for folder in (here, here / "jpeg", Path(kernels.__file__).parent):
+    for folder in (here, here / "jpeg", Path(kernels.__file__).parent, Path(kernels.__file__).parents[1]):
         for path in sorted(folder.glob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()

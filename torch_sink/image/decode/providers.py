@@ -16,7 +16,7 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.core.state import default_device
 from torch_sink.image.core.transfer import to_device
 from torch_sink.image.decode import proof
-from torch_sink.image.decode.jpeg.block import JpegFiles
+from torch_sink.image.decode.jpeg.tables import JpegPlan
 from torch_sink.image.sources.source import Box, Decoded, EncodedSource, PixelSource
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def candidates(device: torch.device, provider: str | None = None) -> list[Provid
 
 def _named(device: torch.device, provider: str | None) -> str | None:
     """The provider that a caller or `set_decode_provider` names; None where nobody does."""
-    return provider or (_preferred if _preferred in [found.name for found in providers_for(device)] else None)
+    return provider or (_preferred if _preferred and PROVIDERS[_preferred].usable(device) else None)
 
 
 def decode_sources(
@@ -305,26 +305,26 @@ def decode_sources(
     return results  # type: ignore[return-value]
 
 
-def launch_packed(
-    files: JpegFiles, boxes: np.ndarray, blob: torch.Tensor, device: torch.device
-) -> LaunchedJpegs | None:
+def launch_packed(plan: JpegPlan, blob: torch.Tensor, device: torch.device) -> LaunchedJpegs | None:
     """Launches the decoding of the JPEG files of a packed batch, on the current stream; waits for nothing.
 
     Args:
-        files: what the blob holds of them.
-        boxes: int32 [files, 4], left, top, width, height of what is wanted of each image, in pixels.
+        plan: of the files that the blob begins with.
         blob: uint8 [bytes], where the batch was packed, on the host or on the device.
         device: where the pixels are wanted.
 
     Returns:
         None where there is no such file, or the kernels are not the first to decode on this device.
     """
-    first = candidates(device)[0]
-    if not len(files.headers) or first.name != "triton" or not (_named(device, None) or first.is_right(device)):
+    if not plan.batches:
+        return None
+    kernels = PROVIDERS["triton"]
+    is_first = candidates(device)[0] is kernels
+    if not is_first or not (_named(device, None) or kernels.is_right(device)):
         return None
     from torch_sink.image.decode.jpeg.decode import launch_jpegs
 
-    return launch_jpegs(files, boxes, to_device(blob[: files.size], device))
+    return launch_jpegs(plan, to_device(blob[: plan.size], device))
 
 
 def set_decode_provider(name: str | None) -> None:

@@ -142,13 +142,14 @@ def recorded(target: GPUTarget) -> Iterator[set[Job]]:
 def launch_decoder() -> None:
     """Launches what decodes JPEG files, in every shape that a batch may choose."""
     from torch_sink.image.decode.jpeg.decode import launch_jpegs
+    from torch_sink.image.decode.jpeg.tables import plan_jpegs
     from torch_sink.image.decode.proof import packed_files
-    from torch_sink.triton_kernels.jpeg.entropy import LANE_SHAPES
+    from torch_sink.triton_kernels.shapes import LANE_SHAPES
 
     files = packed_files()
     block = torch.empty(files.size, dtype=torch.uint8, device=META)
     for shape in LANE_SHAPES:
-        launch_jpegs(files, files.whole_images(), block, shape)
+        launch_jpegs(plan_jpegs(files, files.whole_images(), shape), block)
 
 
 def launch_batches(batches: Iterable[LazyBatch]) -> None:

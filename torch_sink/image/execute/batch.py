@@ -13,9 +13,8 @@ from torch_sink.damage.report import POLICIES
 from torch_sink.errors import SinkError
 from torch_sink.image.core.fallback import report_fallback
 from torch_sink.image.core.ops import Op
-from torch_sink.image.execute.describe import BatchPlan, describe
 from torch_sink.image.execute.on_device import make_on_device
-from torch_sink.image.execute.recorded import Made, Recorded, Wanted
+from torch_sink.image.execute.recorded import BatchPlan, Made, Recorded, Wanted, describe
 from torch_sink.image.execute.stock import make_in_stock_code
 from torch_sink.image.handles.tensor import METADATA, run_on_real
 
@@ -116,8 +115,7 @@ class LazyBatch(torch.Tensor):
         """The same batch with its bytes in pinned memory; unchanged where there is no accelerator."""
         if not torch.accelerator.is_available() or self._tensor is not None:
             return self
-        packed = self.recorded.packed
-        return LazyBatch(self.recorded._replace(packed=packed._replace(blob=packed.blob.pin_memory())))
+        return LazyBatch(self.recorded.in_block(self.recorded.packed.blob.pin_memory()))
 
     def is_pinned(self, device: Any = None) -> bool:  # type: ignore[override]
         """True when the bytes lie in pinned memory."""

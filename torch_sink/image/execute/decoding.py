@@ -2,17 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from torch_sink.errors import DecodeError
-from torch_sink.image.core.transfer import to_host_later
+from torch_sink.image.core.transfer import host_buffer, to_host_later
 from torch_sink.image.decode.providers import decode_sources, launch_packed
 from torch_sink.image.execute.packed import Packed
-from torch_sink.image.execute.pixels import Pixels, pixels_of
+from torch_sink.image.execute.planned import Planned
 from torch_sink.image.sources.source import Box, Decoded
+
+_ALIGNMENT_BYTES = 16
+
+
+class Pixels(NamedTuple):
+    """Pixels of some images, all on the device that the batch is made on.
+
+    Attributes:
+        places: int64 [images, 4], the address of pixel (0, 0) of each, and bytes between rows, columns and channels.
+        owners: the tensors that they lie in.
+    """
+
+    places: np.ndarray
+    owners: tuple[torch.Tensor, ...]
+
+    def places_from(self, workspace: torch.Tensor) -> np.ndarray:
+        """`places` with positions in bytes from the beginning of a tensor."""
+        return self.places - np.array([workspace.data_ptr(), 0, 0, 0])
+
+    def chosen(self, images: np.ndarray) -> Pixels:
+        """Those of some images."""
+        return Pixels(self.places[images], self.owners)
+
+    def replaced(self, images: Sequence[int] | np.ndarray, other: Pixels) -> Pixels:
+        """These with other pixels for some images."""
+        places = self.places.copy()
+        places[images] = other.places
+        return Pixels(places, self.owners + other.owners)
+
+
+def pixels_of(images: Sequence[Decoded | DecodeError], device: torch.device) -> Pixels:
+    """Those of images on the host or the device; what is on the host goes to the device in one transfer.
+
+    Args:
+        images: in the place of one that is damaged a single 0 is read everywhere.
+        device: where they are wanted.
+    """
+    places = np.zeros((len(images), 4), np.int64)
+    there = [(at, image) for at, image in enumerate(images) if isinstance(image, Decoded)]
+    owners = _sent([image.pixels for _, image in there], device)
+    for (at, image), pixels in zip(there, owners, strict=True):
+        places[at] = pixels.data_ptr() + image.origin, *image.strides
+    if len(there) < len(images):
+        owners.append(torch.zeros(_ALIGNMENT_BYTES, dtype=torch.uint8, device=device))
+        places[[isinstance(image, DecodeError) for image in images], 0] = owners[-1].data_ptr()
+    return Pixels(places, tuple(owners))
+
+
+def _sent(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """uint8 tensors on the device: those of the host in one transfer, the others themselves."""
+    on_host = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+    if device.type == "cpu" or not on_host:
+        return list(tensors)
+    sizes = np.array([tensor.numel() for tensor in on_host])
+    ends = np.cumsum(-(-sizes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+    begins = (ends - -(-sizes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES).tolist()
+    staging = host_buffer(int(ends[-1]), torch.uint8, device)
+    for begin, tensor in zip(begins, on_host, strict=True):
+        staging[begin : begin + tensor.numel()].copy_(tensor.flatten())
+    arrived = staging.to(device, non_blocking=True)
+    places = iter(begins)
+    return [arrived[next(places) :] if tensor.device.type == "cpu" else tensor for tensor in tensors]
 
 
 class Decoding:
@@ -20,7 +83,7 @@ class Decoding:
 
     Args:
         packed: its sources; those that nobody reads are left out.
-        boxes: int32 [sources, 4], the part of each that is read.
+        planned: which part of each is read, and how the JPEG files are decoded.
         device: where the pixels are wanted.
 
     Attributes:
@@ -28,25 +91,29 @@ class Decoding:
         errors: by number of source, those that are known.
     """
 
-    def __init__(self, packed: Packed, boxes: np.ndarray, device: torch.device) -> None:
+    def __init__(self, packed: Packed, planned: Planned, device: torch.device) -> None:
         self._packed, self._device = packed, device
-        files = packed.jpegs.sources
-        self._launched = launch_packed(packed.jpegs, boxes[files], packed.blob, device)
+        self.errors: dict[int, DecodeError] = {}
+        self.pixels = Pixels(np.zeros((len(planned.boxes), 4), np.int64), ())
+        self._launched = launch_packed(planned.jpegs, packed.blob, device) if planned.jpegs else None
         self._status: Callable[[], torch.Tensor] | None = None
-        is_read = boxes[:, 2] > 0
+        is_read = planned.boxes[:, 2] > 0
         if self._launched is not None:
             # It travels while the host goes on.
             self._status = to_host_later(self._launched.status)
-            is_read[files] = False
-        others = np.flatnonzero(is_read).tolist()
-        sources = [packed.source(at) for at in others]
-        parts = [_part(boxes[at], *source.size) for at, source in zip(others, sources, strict=True)]  # type: ignore[union-attr]
-        found = dict(zip(others, decode_sources(sources, device, boxes=parts), strict=True))  # type: ignore[arg-type]
-        self.errors = {at: image for at, image in found.items() if isinstance(image, DecodeError)}
-        nothing = Pixels(np.zeros((len(boxes), 4), np.int64), ())
-        self.pixels = nothing.replaced(others, pixels_of(list(found.values()), device))
-        if self._launched is not None:
+            files = self._launched.plan.sources
             self.pixels = self.pixels.replaced(files, Pixels(self._launched.places, self._launched.owners))
+            is_read[files] = False
+        if is_read.any():
+            self._decode_now(np.flatnonzero(is_read).tolist(), planned.boxes)
+
+    def _decode_now(self, places: list[int], boxes: np.ndarray) -> None:
+        """Decodes some sources before anything else happens."""
+        sources = [self._packed.source(at) for at in places]
+        parts = [_part(boxes[at], *source.size) for at, source in zip(places, sources, strict=True)]  # type: ignore[union-attr]
+        images = decode_sources(sources, self._device, boxes=parts)  # type: ignore[arg-type]
+        self.errors = {at: image for at, image in zip(places, images, strict=True) if isinstance(image, DecodeError)}
+        self.pixels = self.pixels.replaced(places, pixels_of(images, self._device))
 
     def errors_of(self, sources: np.ndarray) -> dict[int, DecodeError]:
         """By position, those of some sources."""
@@ -58,7 +125,9 @@ class Decoding:
         """Waits for the kernels; Pillow decodes what they found damaged. Returns which sources have new pixels."""
         if self._status is None or self._launched is None:
             return []
-        damaged = self._launched.files.sources[np.flatnonzero(self._status().numpy())].tolist()
+        damaged = self._launched.plan.sources[np.flatnonzero(self._status().numpy())].tolist()
+        if not damaged:
+            return []
         images = decode_sources([self._packed.source(at) for at in damaged], self._device, "pillow")  # type: ignore[misc]
         found = dict(zip(damaged, images, strict=True))
         self.errors |= {at: image for at, image in found.items() if isinstance(image, DecodeError)}

@@ -1,4 +1,4 @@
-"""The plan of a batch: one for each group of images that run together. Made where it is collated."""
+"""The plan of a batch: recorded calls, lowered, and launched together. Made where the batch is collated."""
 
 from __future__ import annotations
 
@@ -9,12 +9,40 @@ import numpy as np
 
 from torch_sink.image.core.atoms import Program
 from torch_sink.image.core.ops import Op
-from torch_sink.image.execute.programs import programs_of, run_together, shape_of
+from torch_sink.image.decode.jpeg.block import JpegFiles
+from torch_sink.image.decode.jpeg.tables import JpegPlan, plan_jpegs
 from torch_sink.image.plan.build import Plan, build_plan
+from torch_sink.image.plan.lowering import lower
+from torch_sink.image.plan.placed import Prologue, prologue_of
 from torch_sink.image.sources.source import FinishedSource, Source
+from torch_sink.triton_kernels.shapes import are_interpreted, stage_tile
 
 # channels, and calls that turn each of their uint8 values into one of a type that the kernels do not write
 ValueChain = tuple[int, tuple[Op, ...]]
+
+
+class ImageShape(NamedTuple):
+    """What an image begins with: height and width in pixels, 1 or 3 channels."""
+
+    height: int
+    width: int
+    channels: int
+
+
+def shape_of(source: Source) -> ImageShape:
+    """The shape of a source that is no finished tensor."""
+    width, height = source.size  # type: ignore[union-attr]
+    return ImageShape(height, width, 3 if source.mode == "RGB" else 1)  # type: ignore[union-attr]
+
+
+def programs_of(sources: Sequence[Source], calls: Sequence[tuple[Op, ...]]) -> list[Program]:
+    """Lowers the calls of every image.
+
+    Args:
+        sources: of the images, none a finished tensor.
+        calls: recorded on each.
+    """
+    return [lower(*shape_of(source), ops) for source, ops in zip(sources, calls, strict=True)]
 
 
 class Run(NamedTuple):
@@ -22,6 +50,7 @@ class Run(NamedTuple):
 
     Attributes:
         plan: of their launches; images are known by their position in the batch.
+        prologue: what is made on the device before these.
         images: int64 [n], these positions.
         value_chains: where the kernels write bytes whose values are then looked up, what these are. The kernels'
             result has a row for each of `images` then, else rows of the result are those of the batch.
@@ -29,6 +58,7 @@ class Run(NamedTuple):
     """
 
     plan: Plan
+    prologue: Prologue
     images: np.ndarray
     value_chains: tuple[ValueChain, ...] = ()
     chain_of_image: np.ndarray | None = None
@@ -46,16 +76,20 @@ class Planned(NamedTuple):
         runs: in order.
         boxes: int32 [sources, 4], the part of each source that its images read: left, top, width, height; all 0 where
             nobody reads it.
+        jpegs: how the JPEG files among the sources are decoded; None where pixels are there already.
     """
 
     runs: tuple[Run, ...]
     boxes: np.ndarray
+    jpegs: JpegPlan | None
 
 
 def plan_batch(
     images: Sequence[Source],
     calls: Sequence[tuple[Op, ...]],
     entry_of_image: Sequence[int],
+    jpegs: JpegFiles | None = None,
+    *,
     only: Sequence[int] | None = None,
 ) -> Planned:
     """The plan of a batch.
@@ -64,30 +98,34 @@ def plan_batch(
         images: the source of each; finished tensors need no plan.
         calls: recorded on each.
         entry_of_image: which of the distinct sources that is.
+        jpegs: those among the sources; None where they are decoded already.
         only: images that are made, as they are among all of them; by default all.
     """
     chosen = [
-        at
-        for at, image in enumerate(images)
-        if not isinstance(image, FinishedSource) and (only is None or at in only)
+        at for at, image in enumerate(images) if not isinstance(image, FinishedSource) and (only is None or at in only)
     ]
     programs = programs_of([images[at] for at in chosen], [calls[at] for at in chosen])
-    shapes = [shape_of(images[at])[:2] for at in chosen]
-    runs = [
-        _run([chosen[at] for at in together], [programs[at] for at in together], [shapes[at] for at in together])
-        for together in run_together(programs)
-    ]
-    return Planned(tuple(runs), _boxes(runs, np.asarray(entry_of_image)))
+    runs = []
+    # Images whose bytes are looked up afterwards run by themselves.
+    for are_looked_up in (False, True):
+        here = [place for place, program in enumerate(programs) if bool(program.value_ops) == are_looked_up]
+        if here:
+            together = [chosen[place] for place in here]
+            shapes = [shape_of(images[at])[:2] for at in together]
+            runs.append(_run(together, [programs[place] for place in here], shapes))
+    boxes = _boxes(runs, np.asarray(entry_of_image))
+    return Planned(tuple(runs), boxes, None if jpegs is None else plan_jpegs(jpegs, boxes[jpegs.sources]))
 
 
 def _run(images: Sequence[int], programs: Sequence[Program], shapes: Sequence[tuple[int, int]]) -> Run:
     """The run of some images."""
-    if not programs[0].value_ops:
-        return Run(build_plan(shapes, programs, images, images), np.array(images))
     chains: dict[ValueChain, int] = {}
-    numbers = [chains.setdefault((each.out_channels, each.value_ops), len(chains)) for each in programs]
-    plan = build_plan(shapes, programs, images, range(len(images)))
-    return Run(plan, np.array(images), tuple(chains), np.array(numbers))
+    numbers = None
+    if programs[0].value_ops:
+        numbers = np.array([chains.setdefault((each.out_channels, each.value_ops), len(chains)) for each in programs])
+    plan = build_plan(shapes, programs, images, images if numbers is None else range(len(images)))
+    prologue = prologue_of(plan, stage_tile(interpreted=are_interpreted()))
+    return Run(plan, prologue, np.array(images), tuple(chains), numbers)
 
 
 def _boxes(runs: Sequence[Run], entry_of_image: np.ndarray) -> np.ndarray:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from torch_sink.damage.cause import BrokenFile
 from torch_sink.image.core.ops import Op
-from torch_sink.image.execute.packed import Packed
-from torch_sink.image.execute.planned import Planned, plan_batch
+from torch_sink.image.core.state import default_device
+from torch_sink.image.decode.providers import candidates
+from torch_sink.image.execute.packed import Crossing, Packed
+from torch_sink.image.execute.planned import Planned, Run, plan_batch
+from torch_sink.image.plan.build import Plan
+from torch_sink.image.sources.source import FinishedSource
 
 
 class Recorded(NamedTuple):
@@ -24,6 +29,7 @@ class Recorded(NamedTuple):
         interpreted: the kernels run on the CPU under Triton's interpreter.
         mixes: calls recorded on the whole batch, `MixUp` and `CutMix`; they run after every image is made.
         planned: how kernels make it; None where none are expected to.
+        crossing: in a worker and after it, what holds `packed` and `planned` beside the blob.
     """
 
     packed: Packed
@@ -33,6 +39,21 @@ class Recorded(NamedTuple):
     interpreted: bool = False
     mixes: tuple[Op, ...] = ()
     planned: Planned | None = None
+    crossing: Crossing | None = None
+
+    def __reduce__(self) -> Any:
+        if self.crossing is None:
+            return Recorded, tuple(self)
+        return received, (self.packed.blob, self.crossing, *self._described())
+
+    def in_block(self, blob: torch.Tensor) -> Recorded:
+        """The same, with a copy of the blob in its place."""
+        if self.crossing is None:
+            return self._replace(packed=self.packed._replace(blob=blob))
+        return received(blob, self.crossing, *self._described())
+
+    def _described(self) -> tuple[Any, ...]:
+        return self.shape, self.dtype, self.destination, self.interpreted, self.mixes
 
     def plan(self) -> Planned:
         """How kernels make it, found now where nobody did before."""
@@ -41,7 +62,22 @@ class Recorded(NamedTuple):
     def plan_again(self, only: Sequence[int] | None = None) -> Planned:
         """How kernels make it, or some images of it, each in its row."""
         sources, entries = self.packed.sources(), self.packed.entry_of_image.tolist()
-        return plan_batch([sources[at] for at in entries], self.packed.calls(), entries, only)
+        jpegs = self.packed.jpegs if only is None else None
+        return plan_batch([sources[at] for at in entries], self.packed.calls(), entries, jpegs, only=only)
+
+
+def received(
+    blob: torch.Tensor,
+    crossing: Crossing,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    destination: str,
+    interpreted: bool,
+    mixes: tuple[Op, ...],
+) -> Recorded:
+    """What arrives in another process: the blob, what is described in it, and the rest as of `Recorded`."""
+    described, planned = crossing.open(blob)
+    return Recorded(Packed(blob, *described), shape, dtype, destination, interpreted, mixes, planned, crossing)
 
 
 class Wanted(NamedTuple):
@@ -81,3 +117,42 @@ class Made(NamedTuple):
     tensor: torch.Tensor
     rows: list[int] | None
     broken_files: tuple[BrokenFile, ...]
+
+
+class BatchPlan(NamedTuple):
+    """How a batch would run: which provider decodes how many images, and the launches. `str()` is readable.
+
+    Attributes:
+        decode: {provider: images}.
+        runs: images that run together, in order.
+    """
+
+    decode: Counter[str]
+    runs: tuple[Run, ...]
+
+    @property
+    def plan(self) -> Plan | None:
+        """The launches that end in the result; None for a batch of finished tensors."""
+        return self.runs[-1].plan if self.runs else None
+
+    def __str__(self) -> str:
+        lines = [f"decode: {', '.join(f'{count} by {name}' for name, count in self.decode.items())}"]
+        return "\n".join(lines + [str(run) for run in self.runs])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def describe(recorded: Recorded) -> BatchPlan:
+    """The plan of a batch, where it would run; "meta" stands for the default device."""
+    device = torch.device(recorded.destination)
+    device = torch.device(default_device()) if device.type == "meta" else device
+    decode: Counter[str] = Counter()
+    sources = recorded.packed.sources()
+    for at in recorded.packed.entry_of_image.tolist():
+        source = sources[at]
+        if isinstance(source, FinishedSource):
+            decode["nobody (finished tensors)"] += 1
+        else:
+            decode[next(provider.name for provider in candidates(device) if provider.takes(source))] += 1
+    return BatchPlan(decode, recorded.plan().runs)

@@ -15,16 +15,17 @@ _TARGET_STRIDES = slice(COLUMN["TARGET_ROW"], COLUMN["TARGET_CHANNEL"] + 1)
 _TILE_ALIGNMENT = 4
 
 
-def placed_jobs(plan: Plan, places: np.ndarray, strides: tuple[int, int, int, int]) -> np.ndarray:
-    """The jobs of a plan as the kernels read them, int64 [jobs, JOB_COLUMNS].
+def place_jobs(jobs: np.ndarray, plan: Plan, places: np.ndarray, strides: tuple[int, int, int, int]) -> None:
+    """Writes the jobs of a plan as the kernels read them.
 
     Args:
+        jobs: int64 [jobs, JOB_COLUMNS], written to.
         plan: whose jobs.
         places: int64 [images, 4], by number of image: where its pixel (0, 0) lies, in bytes from the beginning of the
             workspace, and how many bytes lie between rows, columns and channels.
         strides: of the result [N, C, H, W], in elements.
     """
-    jobs = plan.jobs.astype(np.int64)
+    jobs[:] = plan.jobs
     # Positions within the workspace are not below 0.
     reading = jobs[:, COLUMN["SOURCE"]] < 0
     jobs[reading, _SOURCE] = places[jobs[reading, COLUMN["SOURCE_ROW"]]]
@@ -32,7 +33,6 @@ def placed_jobs(plan: Plan, places: np.ndarray, strides: tuple[int, int, int, in
     batch, channel, row, column = strides
     jobs[writing, COLUMN["TARGET"]] = jobs[writing, COLUMN["TARGET_ROW"]] * batch
     jobs[writing, _TARGET_STRIDES] = row, column, channel
-    return jobs
 
 
 class Prologue(NamedTuple):
@@ -42,11 +42,13 @@ class Prologue(NamedTuple):
         work: int32 [rows, PROLOGUE_COLUMNS], resizes and jobs.
         tiles: how many tiles all launches have.
         ranges: first tile of each launch, and the end of its tiles.
+        shape: rows and columns of a tile.
     """
 
     work: np.ndarray
     tiles: int
     ranges: tuple[tuple[int, int], ...]
+    shape: tuple[int, int]
 
 
 def prologue_of(plan: Plan, shape: tuple[int, int]) -> Prologue:
@@ -66,4 +68,4 @@ def prologue_of(plan: Plan, shape: tuple[int, int]) -> Prologue:
     tiled[:, COLUMN["WORK"]] = COLUMN["TILES"]
     tiled[:, COLUMN["TILED_JOB"]], tiled[:, COLUMN["FIRST_TILE"]] = plan.slot_jobs, first
     tiled[:, COLUMN["TILES_DOWN"]], tiled[:, COLUMN["TILES_ACROSS"]] = down, across
-    return Prologue(np.concatenate([plan.resizes, tiled]), end, tuple(ranges))
+    return Prologue(np.concatenate([plan.resizes, tiled]), end, tuple(ranges), shape)

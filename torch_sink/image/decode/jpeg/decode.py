@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -10,94 +10,72 @@ import numpy as np
 import torch
 
 from torch_sink.image.core.transfer import host_buffer, pins, to_host
-from torch_sink.image.decode.jpeg.block import JpegBlock, JpegFiles, lay_out_jpegs
+from torch_sink.image.decode.jpeg.block import JpegBlock, lay_out_jpegs
 from torch_sink.image.decode.jpeg.decoder import Inputs, JpegDecoder
-from torch_sink.image.decode.jpeg.tables import JpegBatch, batch_of
+from torch_sink.image.decode.jpeg.tables import COLUMN, JpegPlan, plan_jpegs
 from torch_sink.image.sources.source import Box, Decoded, EncodedSource
-from torch_sink.triton_kernels.jpeg.entropy import LaneShape, choose_lane_shape
-from torch_sink.triton_kernels.jpeg.layout import TileShape, tile_shape
 from torch_sink.triton_kernels.launching import is_interpreted
-
-# Blocks of a launch: 1 GiB of coefficients, which 1,000 photographs of 500 x 375 have.
-_MOST_BLOCKS = 1 << 23
-_MOST_STREAM_BYTES = 1 << 29
+from torch_sink.triton_kernels.shapes import LaneShape
 
 
 class LaunchedJpegs(NamedTuple):
     """Files whose kernels run: their pixels may be used by what is launched after them on the same stream.
 
     Attributes:
-        files: what a block holds.
-        boxes: int32 [files, 4], the part of each image that is made, in pixels.
-        owners: uint8 [bytes], which the pixels lie in.
-        owner_of_file: int64 [files], which of these it is.
-        offsets: int64 [files], where the pixels begin, uint8 [channels, box height, box width].
+        plan: how they are decoded.
+        owners: uint8 [bytes], which the pixels of each batch lie in.
         status: int32 [files] on the device; 0 where the pixels of an image are libjpeg's. Elsewhere they may be
             anything, and libjpeg has to look at the file.
     """
 
-    files: JpegFiles
-    boxes: np.ndarray
+    plan: JpegPlan
     owners: tuple[torch.Tensor, ...]
-    owner_of_file: np.ndarray
-    offsets: np.ndarray
     status: torch.Tensor
 
     @property
     def places(self) -> np.ndarray:
-        """int64 [files, 4], address of pixel (0, 0) of each image, bytes between its rows, columns and channels.
-
-        Where only a box is made, as if the rest were there. One channel: 0 bytes.
-        """
-        left, top, width, height = self.boxes.T.astype(np.int64)
-        first = np.array([owner.data_ptr() for owner in self.owners])[self.owner_of_file] + self.offsets
-        has_planes = self.files.columns().channels > 1
-        steps = width, np.ones_like(width), np.where(has_planes, width * height, 0)
-        return np.stack([first - top * width - left, *steps], axis=1)
+        """int64 [files, 4], as `JpegBatch.places`, with addresses of the pixels."""
+        found = np.concatenate([batch.places for batch in self.plan.batches])
+        counts = [len(batch.places) for batch in self.plan.batches]
+        found[:, 0] += np.repeat([owner.data_ptr() for owner in self.owners], counts)
+        return found
 
     def images(self) -> list[Decoded]:
         """The pixels of each image, planes of channels; waits for nothing."""
-        sizes, channels = self.files.headers[:, :2].tolist(), self.files.columns().channels.tolist()
-        memory = zip(self.owner_of_file.tolist(), self.offsets.tolist(), channels, strict=True)
         found = []
-        for box, size, (owner, offset, count) in zip(map(Box._make, self.boxes.tolist()), sizes, memory, strict=True):
-            shape = count, box.height, box.width
-            pixels = self.owners[owner][offset : offset + count * box.height * box.width].view(shape)
-            found.append(Decoded(pixels, False, box, (size[1], size[0])))
+        for owner, batch in zip(self.owners, self.plan.batches, strict=True):
+            windows, sizes = batch.windows, batch.images[:, [COLUMN["HEIGHT"], COLUMN["WIDTH"]]].tolist()
+            boxes = windows[:, COLUMN["BOX_LEFT"] :][:, :4].tolist()
+            memory = zip(batch.pixel_offsets.tolist(), windows[:, COLUMN["CHANNELS"]].tolist(), strict=True)
+            for box, size, (offset, channels) in zip(map(Box._make, boxes), sizes, memory, strict=True):
+                pixels = owner[offset:][: channels * box.height * box.width].view(channels, box.height, box.width)
+                found.append(Decoded(pixels, False, box, tuple(size)))
         return found
 
     def damaged(self) -> list[int]:
-        """Which of `files` have to be decoded elsewhere; waits for the kernels."""
+        """Which of the files have to be decoded elsewhere; waits for the kernels."""
         return np.flatnonzero(to_host(self.status).numpy()).tolist()
 
 
-def launch_jpegs(
-    files: JpegFiles, boxes: np.ndarray, block: torch.Tensor, shape: LaneShape | None = None
-) -> LaunchedJpegs:
+def launch_jpegs(plan: JpegPlan, block: torch.Tensor) -> LaunchedJpegs:
     """Launches the decoding of files on the device where they lie, on its current stream; waits for nothing.
 
     Args:
-        files: what the block holds, one at least.
-        boxes: int32 [files, 4], left, top, width, height of what is wanted of each image, in pixels.
+        plan: of one file at least.
         block: uint8 [bytes] on the device; the CPU in a process with Triton's interpreter.
-        shape: of the lanes; by default what suits the size of the batch.
     """
-    interpreted = is_interpreted()
-    shape = shape or choose_lane_shape(int(files.segments[:, 1].sum()), interpreted=interpreted)
-    results: list[tuple[torch.Tensor, torch.Tensor]] = []
-    offsets, owner_of_file = [], []
+    decoders = []
     # Triton launches on the current device, wherever the tensors are.
     with torch.accelerator.device_index(block.device.index) if pins(block.device) else nullcontext():
-        for batch in _batches(files, boxes, shape.bits, tile_shape(interpreted=interpreted)):
-            decoder = JpegDecoder(batch.capacity, shape, block.device, interpreted=interpreted)
+        for batch in plan.batches:
+            decoder = JpegDecoder(
+                batch.capacity, plan.shape, block.device, tile=plan.tile, interpreted=is_interpreted()
+            )
             decoder.load(batch, Inputs.of_block(block, batch))
             decoder.launch()
-            owner_of_file += [len(results)] * len(batch.images)
-            results.append((decoder.pixels, decoder.status))
-            offsets.append(batch.pixel_offsets)
-    owners, statuses = zip(*results, strict=True)
-    status = statuses[0] if len(statuses) == 1 else torch.cat(statuses)
-    return LaunchedJpegs(files, boxes, owners, np.array(owner_of_file), np.concatenate(offsets), status)
+            decoders.append(decoder)
+    status = decoders[0].status if len(decoders) == 1 else torch.cat([decoder.status for decoder in decoders])
+    return LaunchedJpegs(plan, tuple(decoder.pixels for decoder in decoders), status)
 
 
 def decode_jpegs(
@@ -124,7 +102,7 @@ def decode_jpegs(
     wanted, places = laid_out.files.whole_images(), laid_out.files.sources.tolist()
     for row, at in enumerate(places):
         wanted[row] = boxes[at] or wanted[row]
-    launched = launch_jpegs(laid_out.files, wanted, block_on_device(laid_out, device), shape)
+    launched = launch_jpegs(plan_jpegs(laid_out.files, wanted, shape), block_on_device(laid_out, device))
     for at, image in zip(places, launched.images(), strict=True):
         results[at] = image
     for row in launched.damaged():
@@ -140,14 +118,3 @@ def block_on_device(laid_out: JpegBlock, device: torch.device) -> torch.Tensor:
         view[begin : begin + len(chunk)] = chunk
         begin += len(chunk)
     return block.to(device, non_blocking=pins(device))
-
-
-def _batches(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShape) -> Iterator[JpegBatch]:
-    """The files in batches that fit into a launch, in order; a larger file is a batch of its own."""
-    batch, count = batch_of(files, boxes, lane_bits, tile), len(boxes)
-    fits = batch.capacity.blocks <= _MOST_BLOCKS and batch.capacity.stream_bytes <= _MOST_STREAM_BYTES
-    if fits or count == 1:
-        yield batch
-        return
-    for first, last in ((0, count // 2), (count // 2, count)):
-        yield from _batches(files.part(first, last), boxes[first:last], lane_bits, tile)

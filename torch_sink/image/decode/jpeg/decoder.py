@@ -9,7 +9,7 @@ import torch
 from torch_sink.image.core.transfer import to_device
 from torch_sink.image.decode.jpeg.tables import COLUMN, Capacity, JpegBatch, split_tables
 from torch_sink.triton_kernels.jpeg import color, entropy, idct
-from torch_sink.triton_kernels.jpeg.layout import tile_shape
+from torch_sink.triton_kernels.shapes import LaneShape, TileShape, tile_shape
 
 _INT32_BYTES = 4
 
@@ -37,11 +37,11 @@ class Inputs(NamedTuple):
     def of_block(cls, block: torch.Tensor, batch: JpegBatch) -> Inputs:
         """Views of a block that lies on the device, and the tables of a batch, which follow it in one transfer."""
         columns, capacity = COLUMN["HUFFMAN_COLUMNS"], batch.capacity
-        stream = block[batch.first_byte :][: capacity.stream_bytes]
-        huffman = block[batch.huffman :][: columns * capacity.huffman_tables].view(-1, columns)
-        values = block[batch.quantization :][: 64 * _INT32_BYTES * capacity.quantization_tables].view(torch.int32)
+        stream = block.narrow(0, batch.first_byte, capacity.stream_bytes)
+        huffman = block.narrow(0, batch.huffman, columns * capacity.huffman_tables).view(-1, columns)
+        values = block.narrow(0, batch.quantization, 64 * _INT32_BYTES * capacity.quantization_tables)
         tables = split_tables(to_device(batch.tables, block.device), capacity.images, capacity.segments)
-        return cls(stream, huffman, values.view(-1, 64), *tables)
+        return cls(stream, huffman, values.view(torch.int32).view(-1, 64), *tables)
 
 
 class JpegDecoder:
@@ -54,6 +54,7 @@ class JpegDecoder:
         capacity: the largest batch, or more.
         shape: of the lanes; the batches are made with its `bits`.
         device: where the kernels run.
+        tile: how much a program of the pixel kernels makes; the batches are made with it. By default as here.
         interpreted: they run in Triton's interpreter, on the CPU.
 
     Attributes:
@@ -63,9 +64,16 @@ class JpegDecoder:
     """
 
     def __init__(
-        self, capacity: Capacity, shape: entropy.LaneShape, device: torch.device, *, interpreted: bool = False
+        self,
+        capacity: Capacity,
+        shape: LaneShape,
+        device: torch.device,
+        *,
+        tile: TileShape | None = None,
+        interpreted: bool = False,
     ) -> None:
         self.capacity = capacity
+        self._tile = tile or tile_shape(interpreted=interpreted)
         self._shape = shape
         self._interpreted = interpreted
 
@@ -99,10 +107,9 @@ class JpegDecoder:
         Raises:
             ValueError: it does not fit.
         """
-        needed = batch.capacity._asdict()
-        for name, available in self.capacity._asdict().items():
-            if needed[name] > available:
-                raise ValueError(f"the batch needs {needed[name]} {name}, there is room for {available}")
+        for name, needed, available in zip(Capacity._fields, batch.capacity, self.capacity, strict=True):
+            if needed > available:
+                raise ValueError(f"the batch needs {needed} {name}, there is room for {available}")
         self._inputs = inputs
 
     def launch(self) -> None:
@@ -125,7 +132,7 @@ class JpegDecoder:
 
     def make_pixels(self) -> None:
         """The second half of `launch`: from `coefficients` to `pixels`."""
-        tile, tables = tile_shape(interpreted=self._interpreted), (self._inputs.images, self._inputs.windows)
+        tile, tables = self._tile, (self._inputs.images, self._inputs.windows)
         steps = self.coefficients, self._inputs.quantization
         idct.run_idct(*steps, self._planes, *tables, self._block_tiles, shape=tile)
         color.run_color(self._planes, self.pixels, *tables, self._pixel_tiles, shape=tile)

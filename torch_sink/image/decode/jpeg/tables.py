@@ -1,23 +1,35 @@
 """The tables that describe files of a block to the JPEG kernels, as NumPy arrays.
 
-What each column means: `triton_kernels/jpeg/rows.py`.
+What each column means: `triton_kernels/jpeg/rows.py`. They are made in a data worker, which loads no kernel for that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from torch_sink.image.decode.jpeg.block import ALIGNMENT_BYTES, Headers, JpegFiles, aligned
 from torch_sink.triton_kernels.jpeg import rows
-from torch_sink.triton_kernels.jpeg.layout import TILE_SHAPE, TileShape, lane_count
+from torch_sink.triton_kernels.shapes import (
+    TILE_SHAPE,
+    LaneShape,
+    TileShape,
+    are_interpreted,
+    choose_lane_shape,
+    lane_count,
+    tile_shape,
+)
 
 COLUMN = {name: value for name, value in vars(rows).items() if name.isupper()}
 
 # Upsampling reads one chroma sample beside the box.
 _CHROMA_MARGIN_PIXELS = 2
 _BLOCK_SAMPLES = 64
+# Blocks of a launch: 1 GiB of coefficients, which 1,000 photographs of 500 x 375 have.
+_MOST_BLOCKS = 1 << 23
+_MOST_STREAM_BYTES = 1 << 29
 # A tensor that does not begin at a multiple of 16 bytes would need another variant of each kernel.
 _ALIGNED_VALUES = 4
 
@@ -59,10 +71,9 @@ class JpegBatch(NamedTuple):
         first_byte: in the block, where the stream begins: its first segment.
         huffman: first byte in the block of uint8 [tables, HUFFMAN_COLUMNS].
         quantization: first byte in the block of int32 [tables, 64].
-        tables: int32 [values], the three that follow.
-        images: int32 [images, IMAGE_COLUMNS].
-        segments: int32 [segments, SEGMENT_COLUMNS].
-        windows: int32 [images, WINDOW_COLUMNS].
+        tables: int32 [values], those of images, segments and windows.
+        places: int64 [images, 4], from the first byte of all pixels to pixel (0, 0) of each image, and bytes between
+            its rows, columns and channels. Where only a box is made, as if the rest were there. One channel: 0 bytes.
         capacity: what it needs.
     """
 
@@ -70,10 +81,26 @@ class JpegBatch(NamedTuple):
     huffman: int
     quantization: int
     tables: np.ndarray
-    images: np.ndarray
-    segments: np.ndarray
-    windows: np.ndarray
+    places: np.ndarray
     capacity: Capacity
+
+    @property
+    def images(self) -> np.ndarray:
+        """int32 [images, IMAGE_COLUMNS]."""
+        return self._split()[0]
+
+    @property
+    def segments(self) -> np.ndarray:
+        """int32 [segments, SEGMENT_COLUMNS]."""
+        return self._split()[1]
+
+    @property
+    def windows(self) -> np.ndarray:
+        """int32 [images, WINDOW_COLUMNS]."""
+        return self._split()[2]
+
+    def _split(self) -> list[np.ndarray]:
+        return split_tables(self.tables, self.capacity.images, self.capacity.segments)
 
     @property
     def pixel_offsets(self) -> np.ndarray:
@@ -81,11 +108,57 @@ class JpegBatch(NamedTuple):
         return self.windows[:, COLUMN["PIXELS"]].astype(np.int64) * COLUMN["PIXELS_UNIT"]
 
 
+class JpegPlan(NamedTuple):
+    """How the JPEG files of a block are decoded.
+
+    Attributes:
+        sources: int32 [n], position of each among the sources of the batch.
+        size: bytes of the block that the files and their tables take.
+        batches: the files, in order, in batches that fit into a launch.
+        shape: of the lanes.
+        tile: how much a program of the pixel kernels makes.
+    """
+
+    sources: np.ndarray
+    size: int
+    batches: tuple[JpegBatch, ...]
+    shape: LaneShape
+    tile: TileShape
+
+
+def plan_jpegs(files: JpegFiles, boxes: np.ndarray, shape: LaneShape | None = None) -> JpegPlan:
+    """How files are decoded.
+
+    Args:
+        files: what a block holds.
+        boxes: int32 [files, 4], left, top, width, height of what is wanted of each image, in pixels.
+        shape: of the lanes; by default what suits the size of the batch.
+    """
+    interpreted = are_interpreted()
+    shape = shape or choose_lane_shape(int(files.segments[:, 1].sum()), interpreted=interpreted)
+    tile = tile_shape(interpreted=interpreted)
+    batches = tuple(_batches(files, boxes, shape.bits, tile)) if len(boxes) else ()
+    return JpegPlan(files.sources, files.size, batches, shape, tile)
+
+
+def _batches(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShape) -> Iterator[JpegBatch]:
+    """The files in batches that fit into a launch; a larger file is a batch of its own."""
+    batch, count = batch_of(files, boxes, lane_bits, tile), len(boxes)
+    fits = batch.capacity.blocks <= _MOST_BLOCKS and batch.capacity.stream_bytes <= _MOST_STREAM_BYTES
+    if fits or count == 1:
+        yield batch
+        return
+    for first, last in ((0, count // 2), (count // 2, count)):
+        yield from _batches(files.part(first, last), boxes[first:last], lane_bits, tile)
+
+
 def split_tables(tables: Any, images: int, segments: int) -> list[Any]:
     """The tables of images, segments and windows in an array or a tensor that holds them one after the other."""
-    begins = np.cumsum([0, *map(_room, _shapes(images, segments))]).tolist()
-    shapes = zip(begins[:-1], _shapes(images, segments), strict=True)
-    return [tables[begin : begin + rows * columns].reshape(rows, columns) for begin, (rows, columns) in shapes]
+    found, begin = [], 0
+    for shape in _shapes(images, segments):
+        found.append(tables[begin : begin + shape[0] * shape[1]].reshape(shape))
+        begin += _room(shape)
+    return found
 
 
 def _shapes(images: int, segments: int) -> list[tuple[int, int]]:
@@ -144,7 +217,8 @@ def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
         FIRST_LANE=first_lanes,
         LANES=lanes,
     )
-    planes, pixels, block_tiles, pixel_tiles = _fill_windows(windows, headers, boxes.T.astype(np.int64), units, tile)
+    box = boxes.T.astype(np.int64)
+    planes, pixels, block_tiles, pixel_tiles = _fill_windows(windows, headers, box, units, tile)
     capacity = Capacity(
         stream_bytes=int(aligned(first_byte[-1] - first_byte[0] + lengths[-1])) + ALIGNMENT_BYTES,
         images=len(images),
@@ -158,8 +232,8 @@ def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
         block_tiles=block_tiles,
         pixel_tiles=pixel_tiles,
     )
-    places = int(first_byte[0]), files.huffman[0], files.quantization[0]
-    return JpegBatch(*places, tables, images, segments, windows, capacity)
+    where = int(first_byte[0]), files.huffman[0], files.quantization[0]
+    return JpegBatch(*where, tables, _places(windows, box), capacity)
 
 
 def _fill_windows(
@@ -199,6 +273,14 @@ def _fill_windows(
         PIXEL_TILES=pixel_tiles,
     )
     return totals
+
+
+def _places(windows: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """Where pixels lie, as `JpegBatch` says it; boxes: int64 [4, images]."""
+    left, top, width, height = boxes
+    first = windows[:, COLUMN["PIXELS"]].astype(np.int64) * COLUMN["PIXELS_UNIT"] - top * width - left
+    plane = np.where(windows[:, COLUMN["CHANNELS"]] > 1, width * height, 0)
+    return np.stack([first, width, np.ones_like(width), plane], axis=1)
 
 
 def _product(both_axes: np.ndarray) -> np.ndarray:
