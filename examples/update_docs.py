@@ -17,7 +17,7 @@ from PIL import Image
 from torchvision.io import ImageReadMode, decode_image
 
 import torch_sink
-from torch_sink.cli.commands import LEGEND, markdown_table
+from torch_sink.cli import LEGEND, markdown_table
 from torch_sink.image.sources.source import EncodedSource
 from torch_sink.image.support import support_table
 

@@ -14,7 +14,8 @@ from PIL import ImageFilter, JpegImagePlugin
 from torchvision import transforms
 
 import torch_sink
-from torch_sink.cli import bench, commands, doctor, main, pipelines
+from torch_sink import cli
+from torch_sink.cli import bench, doctor, main, pipelines
 
 pytestmark = pytest.mark.once_on_oldest
 
@@ -90,7 +91,7 @@ def test_explain_prints_the_plan_and_decodes_nothing(
 def test_support_lists_torchvisions_transforms(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(commands, "support_table", functools.cache(commands.support_table))
+    monkeypatch.setattr(cli, "support_table", functools.cache(cli.support_table))
     assert main(["support"]) == 0
     printed = capsys.readouterr().out
     rows = {line.split()[0]: line for line in printed.splitlines() if line}

@@ -19,7 +19,7 @@ import pytest
 import torch_sink
 import torch_sink.errors
 import torch_sink.loop
-from torch_sink.cli.commands import make_parser
+from torch_sink.cli import make_parser
 from torch_sink.cli.photos import write_photos
 
 pytestmark = pytest.mark.once

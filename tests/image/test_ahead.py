@@ -148,9 +148,9 @@ def test_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "message"),
     [
         (["no such pipeline"], "unknown pipeline 'no such pipeline'; choose one of 'v1 train'"),
-        (["no_such_module:transform"], "no_such_module:transform cannot be imported: No module named"),
-        (["json:no_such_name"], "json:no_such_name cannot be imported: module 'json' has no attribute"),
-        (["math:pi"], "math:pi is neither a transform nor a dataset, but float"),
+        (["no_such_module:transform"], "no_such_module:transform: there is no module 'no_such_module'"),
+        (["json:no_such_name"], "json:no_such_name: json has no 'no_such_name'"),
+        (["math:pi"], "math:pi is a float; name a transform"),
         (["torchvision.transforms:PILToTensor()", "--target", "gpu"], "no such target: 'gpu'"),
         (["torchvision.transforms.functional:invert"], "launches no kernel: stock code makes all of its images"),
         (["--batch-size", "0"], "a batch of 0 images launches nothing"),

@@ -1,5 +1,212 @@
-"""Command line: `python -m torch_sink doctor | support | explain | warm | bench`, and what benchmarks share with it."""
+"""Command line: `python -m torch_sink doctor | support | explain | bench | warm`, and what benchmarks share with it."""
 
-from torch_sink.cli.commands import main
+from __future__ import annotations
 
-__all__ = ["main"]
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torch_sink.errors import SinkError
+from torch_sink.image.support import SupportRow, support_table
+
+ABOUT = "Makes torchvision's pixels on the device, keeps batches there, and runs the training loop without waits."
+EXAMPLES = """examples:
+  python -m torch_sink doctor
+  python -m torch_sink explain photos --pipeline train:transform --device h200 --workers 8 --html explained.html
+  python -m torch_sink bench photos --pipeline train:make_loader --picture bench.png
+"""
+PIPELINE = """--pipeline train:NAME is NAME of train.py, in this folder or on PYTHONPATH:
+  a transform, or a function of one image   it gets the images of DIR
+  a Dataset or a DataLoader                 it brings its own images, DIR can be left out
+  a function without parameters             it is called, and returns one of these
+  "train:NAME(DIR)"                         a function or class, called with DIR; "train:NAME()" with nothing
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: what follows the program's name; default `sys.argv[1:]`.
+
+    Returns:
+        The exit status: 0, 1 when something is broken, 2 when the arguments cannot be used.
+    """
+    options = make_parser().parse_args(arguments)
+    try:
+        return int(options.command(options))
+    except (ValueError, FileNotFoundError, NotADirectoryError, SinkError) as error:
+        print(f"torch-sink: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader of our output, `head` for instance, has seen enough.
+        sys.stderr.close()
+        return 0
+
+
+def run_doctor(options: argparse.Namespace) -> int:
+    """Does it work here: what is installed, what would be used, what is missing and how to get it?"""
+    from torch_sink.cli.doctor import examine, format_findings
+
+    findings = examine()
+    print(format_findings(findings))
+    return int(any(finding.state == "broken" for finding in findings))
+
+
+def run_support(options: argparse.Namespace) -> int:
+    """Which transforms run on the device: every one of torchvision's, one line each."""
+    print(format_support(options.markdown))
+    return 0
+
+
+def run_explain(options: argparse.Namespace) -> int:
+    """What would my pipeline do: operations, launches, fallbacks, and which stage limits?"""
+    from torch_sink.cli import explain
+    from torch_sink.cli.pipelines import open_pipeline
+
+    pipeline = open_pipeline(options.pipeline, options.folder, options.batch_size)
+    report = explain.report_of(explain.explain(pipeline, options.device, options.workers))
+    print(report.as_text())
+    _write(options.html, report.as_html())
+    return 0
+
+
+def run_warm(options: argparse.Namespace) -> int:
+    """Compile the kernels of a pipeline now, so that the first batch does not wait for them."""
+    from torch_sink.cli.warm import warm
+
+    if options.batch_size < 1:
+        raise ValueError(f"a batch of {options.batch_size} images launches nothing; give 1 or more")
+    return warm(options.pipelines, options.target, options.batch_size, options.processes, everything=options.all)
+
+
+def run_bench(options: argparse.Namespace) -> int:
+    """How much faster is it here: stock against torch_sink, on my own images and pipeline?"""
+    from torch_sink.cli import bench
+    from torch_sink.cli.photos import write_photos
+
+    names = [options.pipeline] if options.pipeline else bench.PIPELINES
+    with tempfile.TemporaryDirectory(prefix="torch_sink_bench_") as scratch:
+        folder = options.folder
+        if folder is None and ":" not in names[0]:
+            folder = Path(scratch)
+            write_photos(folder, count=16 if options.quick else 80, odd=False)
+        found = bench.run(folder, names, workers=options.workers, quick=options.quick)
+    found["given"] = options.folder is not None
+    report = bench.report_of(found)
+    print(report.as_text())
+    _write(options.json, json.dumps(found, indent=1) + "\n")
+    _write(options.html, report.as_html())
+    if options.picture:
+        try:
+            bench.draw(report, options.picture)
+        except ModuleNotFoundError as error:
+            print(f"No picture: {error.name} is not installed (pip install matplotlib); --html needs nothing.")
+        else:
+            print(f"Written: {options.picture}")
+    return 0
+
+
+def _write(path: Path | None, text: str) -> None:
+    if path is not None:
+        path.write_text(text, encoding="utf-8")
+        print(f"Written: {path}")
+
+
+def _file(text: str) -> Path:
+    """The path of a file that can be written."""
+    path = Path(text)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        what = "is a folder" if path.is_dir() else f"lies in no folder: create {path.parent} first"
+        raise argparse.ArgumentTypeError(f"{path} {what}; give the path of a file")
+    return path
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_sink", description=ABOUT, epilog=EXAMPLES, formatter_class=form
+    )
+    parser.set_defaults(command=lambda options: print(parser.format_help()) or 0)
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands, and what each answers")
+
+    def add(run: Callable[[argparse.Namespace], int], epilog: str | None = None) -> argparse.ArgumentParser:
+        about = run.__doc__ or ""
+        name = run.__name__.removeprefix("run_")
+        command = commands.add_parser(name, help=about, description=about, epilog=epilog, formatter_class=form)
+        command.set_defaults(command=run)
+        return command
+
+    add(run_doctor)
+    add(run_support).add_argument("--markdown", action="store_true", help="as a Markdown table")
+
+    command = add(run_explain, PIPELINE)
+    _add_folder_and_pipeline(command, "v1 train")
+    command.add_argument(
+        "--device", metavar="NAME", help="cpu, h200, h100, a100, b200 or rtx4090 (default: this machine's)"
+    )
+    command.add_argument("--batch-size", type=int, default=64, help="of anything but a DataLoader (default: 64)")
+    command.add_argument("--html", type=_file, metavar="FILE", help="write the answer as a page, too")
+
+    command = add(run_bench, PIPELINE)
+    _add_folder_and_pipeline(command, None)
+    command.add_argument("--quick", action="store_true", help="rough figures in half a minute")
+    for option, about in (("picture", "as a PNG file"), ("html", "as a page"), ("json", "every figure")):
+        command.add_argument(f"--{option}", type=_file, metavar="FILE", help=f"write the answer, too: {about}")
+
+    command = add(run_warm)
+    about = "a built-in pipeline, or module:attribute of a transform or dataset (default: all built-in ones)"
+    command.add_argument("pipelines", nargs="*", metavar="PIPELINE", help=about)
+    command.add_argument("--target", help="GPU to compile for, such as cuda:90 (default: this machine's)")
+    command.add_argument("--batch-size", type=int, default=64, help="images in a batch (default: 64)")
+    command.add_argument("--processes", type=int, help="that compile at a time (default: one a core)")
+    command.add_argument("--all", action="store_true", help="every variant of every kernel instead")
+    return parser
+
+
+def _add_folder_and_pipeline(command: argparse.ArgumentParser, default: str | None) -> None:
+    command.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="images, at any depth")
+    about = f"module:attribute of your own, or a built-in one (default: {default or 'four built-in ones'})"
+    command.add_argument("--pipeline", default=default, metavar="NAME", help=about)
+    command.add_argument("--workers", type=int, metavar="N", help="data workers (default: those of a DataLoader)")
+
+
+# --- the support table as text
+
+LEGEND = (
+    '"kernel": recorded, and made on the device. "exact fallback": stock torchvision runs on the CPU, and '
+    '`fallback_report()` counts it. "passes through": nothing to compute. "not applicable": torchvision refuses it.'
+)
+_TITLES = ("transform or functional", "on Pillow images", "on tensors", "limits")
+
+
+def format_support(markdown: bool = False) -> str:
+    """The support table, with columns for a terminal or as a Markdown table.
+
+    Args:
+        markdown: as a Markdown table.
+    """
+    rows = support_table()
+    return markdown_table(rows) if markdown else _columns(rows)
+
+
+def markdown_table(rows: Sequence[SupportRow]) -> str:
+    """Rows of the support table as a Markdown table."""
+    lines = [_line(_TITLES), _line(["---"] * len(_TITLES))]
+    lines += [_line((f"`{row.name}`", *row[1:])) for row in rows]
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _columns(rows: Sequence[SupportRow]) -> str:
+    table = [_TITLES, *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(_TITLES))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    return "\n".join([*lines, "", LEGEND])

@@ -160,7 +160,7 @@ def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) ->
     """
     if batch_size < 1:
         raise ValueError(f"a batch of {batch_size} images cannot be made; give --batch-size 1 or more")
-    found = _imported(name, folder) if ":" in name else build_pipeline(name)
+    found = pipeline_named(name, folder)
     if isinstance(found, DataLoader):
         is_batch = found.batch_size is not None or found.batch_sampler is not None
         batching: dict[str, Any] = {"collate_fn": Counted(found.collate_fn, is_batch)}
@@ -173,7 +173,7 @@ def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) ->
     if isinstance(found, Dataset) or (hasattr(found, "__getitem__") and not callable(found)):
         return Pipeline(name, found, {**batching, "shuffle": not isinstance(found, IterableDataset)})
     if not callable(found):
-        raise ValueError(f"{name} is {_a(found)}; name {WHAT_IS_ALLOWED}")
+        raise ValueError(f"{name} is {a_kind(found)}; name {WHAT_IS_ALLOWED}")
     if folder is None:
         raise ValueError(f"{name} is a transform, which needs images: give the folder that holds them")
     files = find_images(folder)
@@ -200,8 +200,10 @@ def find_images(folder: str | Path) -> list[Path]:
     return files
 
 
-def _imported(name: str, folder: str | Path | None) -> Any:
-    """What "module:attribute" names, called where it has to be."""
+def pipeline_named(name: str, folder: str | Path | None) -> Any:
+    """What a built-in name or "module:attribute" stands for, called where it has to be; errors as `open_pipeline`."""
+    if ":" not in name:
+        return build_pipeline(name)
     module_name, _, rest = name.partition(":")
     attribute, call, argument = rest.partition("(")
     sys.path.insert(0, str(Path.cwd()))
@@ -261,7 +263,7 @@ def _takes_nothing(function: FunctionType) -> bool:
     return all(each.default is not each.empty or each.kind in kinds for each in parameters)
 
 
-def _a(found: Any) -> str:
+def a_kind(found: Any) -> str:
     name = type(found).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ from torch.utils.data import default_collate
 
 import torch_sink
 from torch_sink.cli.photos import SIZES, make_photo
-from torch_sink.cli.pipelines import PIPELINES, build_pipeline
+from torch_sink.cli.pipelines import PIPELINES, WHAT_IS_ALLOWED, a_kind, pipeline_named
 from torch_sink.errors import SinkError
 from torch_sink.image.execute import ahead
 from torch_sink.image.execute.batch import LazyBatch
@@ -102,28 +100,13 @@ def _batches(name: str, batch_size: int) -> Iterator[LazyBatch]:
 
 def _sampler(name: str) -> Callable[[], Any]:
     """A function that gives one sample after the other of a built-in pipeline or of "module:attribute"."""
-    found = build_pipeline(name) if ":" not in name else _imported(name)
+    found = pipeline_named(name, None)
     if hasattr(found, "__getitem__") and hasattr(found, "__len__"):
         return lambda: found[random.randrange(len(found))]
     if not callable(found):
-        raise ValueError(f"{name} is neither a transform nor a dataset, but {type(found).__name__}")
+        raise ValueError(f"{name} is {a_kind(found)}; name {WHAT_IS_ALLOWED}")
     images = [make_photo(*size, seed) for seed, size in enumerate(SIZES)]
     return lambda: found(random.choice(images))
-
-
-def _imported(name: str) -> Any:
-    """What "module:attribute" or "module:function()" names; modules of the current folder can be imported."""
-    module, _, path = name.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Any = importlib.import_module(module)
-        for part in path.removesuffix("()").split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{name} cannot be imported: {error}") from error
-    finally:
-        sys.path.pop(0)
-    return found() if path.endswith("()") else found
 
 
 def _shown(outcomes: Iterator[ahead.Outcome], total: int) -> Iterator[ahead.Outcome]:
