@@ -23,10 +23,10 @@ from PIL import Image, ImageDraw, ImageFont
 from torch.utils.data import DataLoader, Dataset
 
 import torch_sink
-from torch_sink.sink.slots.host import HostSlots
-from torch_sink.tracing.picture import write_picture
+from torch_sink.sink.queue.slots import Slots
+from torch_sink.tracing import _active
+from torch_sink.tracing.files import write_picture
 from torch_sink.tracing.spans import Recorder, Span
-from torch_sink.tracing.timeline import _active
 
 # Milliseconds. A step is many small kernels, as of a ResNet; a graph launches all of them at once.
 SAMPLE, COPY, KERNEL, LAUNCH = 1.0, 6.0, 0.25, 0.5
@@ -121,20 +121,20 @@ def four_timelines() -> list[list[Span]]:
     device, copies = Stream("device"), Stream("copy stream")
     loader = DataLoader(Samples(), BATCH, num_workers=2)
     found = [record(lambda: train(loader, device, copies, as_graph=False, sink=1))]
-    stock = HostSlots.fill
+    stock = Slots.fill
 
-    def fill(slots: HostSlots, slot: int, batch: Any) -> Any:
+    def fill(slots: Slots, slot: int, batch: Any) -> Any:
         copies.launch("copy", COPY)
         return stock(slots, slot, batch)
 
-    HostSlots.fill = fill
+    Slots.fill = fill
     try:
         for as_graph, sink in ((False, 1), (True, 1), (True, SINK)):
             with torch_sink.SinkLoader(loader) as ready:
                 run = functools.partial(train, ready, device, None, as_graph=as_graph, sink=sink)
                 found.append(record(run))
     finally:
-        HostSlots.fill = stock
+        Slots.fill = stock
     return found
 
 

@@ -17,7 +17,7 @@ MOST_FILES = 16
 FLOORS = [
     *("triton_kernels", "triton_kernels.stages", "triton_kernels.jpeg"),
     *("common", "damage", "tracing"),
-    *("sink.workers", "sink.sources", "sink.producers", "sink.slots", "sink"),
+    *("sink.sources", "sink.queue", "sink"),
     *("image.core", "image.sources", "image.operations", "image.plan", "image.decode.jpeg", "image.decode"),
     *("image.handles", "image.execute", "image"),
     *("loop.core", "loop.step", "loop.engines", "loop.checkpoints", "loop.callbacks", "loop.evaluation", "loop"),

@@ -18,19 +18,15 @@ _WAITS = "called a synchronizing CUDA operation"
 
 
 class _Here(threading.local):
-    """What holds for this thread.
+    """What holds for this thread."""
 
-    Attributes:
-        allowances: regions that allow waits.
-        watches: watches that look for them.
-        report: called when torch sees a wait for the device, or None.
-    """
-
-    allowances = watches = 0
-    report: Callable[[], None] | None = None
+    allowances = watches = 0  # regions that allow waits, and watches that look for them
+    report: Callable[[], None] | None = None  # called when torch sees a wait for the device
 
 
 here = _Here()
+# Held while a CUDA graph is captured: a wait for the whole device, in whatever thread, would be the capture's end.
+capture_lock = threading.RLock()
 _mode_is_ours = False
 
 

@@ -13,8 +13,8 @@ import pytest
 from fake_cuda import fake_cuda, rehearse
 
 from torch_sink.sink import loader as loader_module
-from torch_sink.sink.producers.thread import ThreadProducer
-from torch_sink.sink.slots.ring import DeviceRing
+from torch_sink.sink.queue.ring import DeviceRing
+from torch_sink.sink.queue.thread import ThreadProducer
 
 from .simulated_device import ImmediateOps
 

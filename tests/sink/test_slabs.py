@@ -28,7 +28,7 @@ from torch_sink.common import slabs as slabs_module
 from torch_sink.common.slab_writer import SlabCollate, _Writer
 from torch_sink.common.slabs import Slabs
 from torch_sink.sink import SinkLoader
-from torch_sink.sink.slots.protocol import SlotProtocol
+from torch_sink.sink.queue.device import SlotProtocol
 
 
 class Vectors(Dataset):
@@ -319,7 +319,7 @@ import os, signal, sys, torch
 from torch.utils.data import DataLoader, TensorDataset
 from torch_sink.sink import loader as loader_module
 from sink.simulated_device import ImmediateOps
-from torch_sink.sink.slots.ring import DeviceRing
+from torch_sink.sink.queue.ring import DeviceRing
 
 for ending in sys.argv[1:]:
     if os.fork():
@@ -330,7 +330,7 @@ for ending in sys.argv[1:]:
     batches = iter(loader)
     for _ in range(40):
         next(batches)
-    workers = [worker.pid for worker in loader._source.slab_writers]
+    workers = [worker.pid for worker in loader._source.watch.slab_writers]
     print(loader._slots.slabs.batches_received, os.getpid(), *workers, flush=True)
     exec(ending)
 """

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from torch_sink.errors import SinkError
 from torch_sink.sink import SinkLoader
-from torch_sink.sink.producers import thread as thread_producer
-from torch_sink.sink.workers import guard
+from torch_sink.sink.queue import thread as thread_producer
+from torch_sink.sink.sources import guard
 
 from .conftest import wait_for
 from .numbered import numbered, values

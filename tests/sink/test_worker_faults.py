@@ -15,13 +15,13 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from torch_sink.errors import SinkError, SinkTimeout
 from torch_sink.sink import SinkLoader
-from torch_sink.sink.producers import thread as thread_producer
-from torch_sink.sink.producers.stage import ImageFormat
-from torch_sink.sink.producers.stats import StatsRecorder
-from torch_sink.sink.producers.thread import ThreadProducer
-from torch_sink.sink.slots.host import HostSlots
-from torch_sink.sink.sources.base import Pass, PassStart
-from torch_sink.sink.workers import guard as workers
+from torch_sink.sink.queue import thread as thread_producer
+from torch_sink.sink.queue.slots import ImageFormat, Slots
+from torch_sink.sink.queue.stats import StatsRecorder
+from torch_sink.sink.queue.thread import ThreadProducer
+from torch_sink.sink.sources import guard as workers
+from torch_sink.sink.sources.base import Pass
+from torch_sink.sink.sources.position import PassStart
 
 from .test_faults import read_until_error, wait_until_received
 
@@ -237,7 +237,7 @@ class DeadPass(Pass):
 def test_a_death_that_never_shows_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the producer's thread waits for: here, a slot that nobody gives back."""
     monkeypatch.setattr(thread_producer, "DEAD_WORKER_SECONDS", 0.2)
-    producer = ThreadProducer(HostSlots(1, ImageFormat(torch.device("cpu"))), StatsRecorder())
+    producer = ThreadProducer(Slots(1, ImageFormat(torch.device("cpu"))), StatsRecorder())
     producer.free_slots.clear()
     producer.submit(DeadPass(PassStart(0), iter([])))
     with pytest.raises(SinkError, match="a data worker died"):

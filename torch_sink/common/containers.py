@@ -54,31 +54,39 @@ def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
     Containers are mappings, lists, tuples (named ones too) and dataclass instances; everything else is a leaf. A
     container of which no leaf changed is returned itself, so a batch that needs nothing done is not copied.
     """
-    if isinstance(batch, LEAF_TYPES):
+    container = _opened(batch)
+    if container is None:
         return function(batch)
-    if isinstance(batch, Mapping):
-        return _rebuild(batch, list(batch.values()), function, lambda new: _new_mapping(batch, new))
-    if isinstance(batch, (list, tuple)):
-        return _rebuild(batch, list(batch), function, lambda new: _new_sequence(batch, new))
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = [field.name for field in dataclasses.fields(batch)]
-        values = [getattr(batch, name) for name in fields]
-        return _rebuild(batch, values, function, lambda new: _new_dataclass(batch, fields, new))
-    return function(batch)
-
-
-def _rebuild(batch: Any, values: list[Any], function: Callable[[Any], Any], build: Callable[[list[Any]], Any]) -> Any:
+    values, build = container
     new = [map_leaves(value, function) for value in values]
     unchanged = all(ours is theirs for ours, theirs in zip(new, values, strict=True))
     return batch if unchanged else build(new)
 
 
+def leaves(batch: Any) -> list[Any]:
+    """The leaves of `batch` in the order in which `map_leaves` meets them."""
+    container = _opened(batch)
+    return [batch] if container is None else [leaf for value in container[0] for leaf in leaves(value)]
+
+
+def _opened(batch: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
+    """What a container holds, and what makes one like it of other values; None for a leaf."""
+    if isinstance(batch, LEAF_TYPES):
+        return None
+    if isinstance(batch, Mapping):
+        return list(batch.values()), lambda new: _new_mapping(batch, new)
+    if isinstance(batch, (list, tuple)):
+        return list(batch), lambda new: _new_sequence(batch, new)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        fields = [field.name for field in dataclasses.fields(batch)]
+        return [getattr(batch, name) for name in fields], lambda new: _new_dataclass(batch, fields, new)
+    return None
+
+
 def _new_mapping(batch: Mapping[Any, Any], values: list[Any]) -> Any:
     pairs = dict(zip(batch.keys(), values, strict=True))
-    if type(batch) is dict:
-        return pairs
-    if not isinstance(batch, MutableMapping):
-        return pairs  # a read-only view, say: of what kind a new one is made is not known
+    if type(batch) is dict or not isinstance(batch, MutableMapping):
+        return pairs  # of a read-only view, say, it is not known how a new one is made
     clone = copy.copy(batch)
     clone.update(pairs)
     return clone
@@ -87,13 +95,11 @@ def _new_mapping(batch: Mapping[Any, Any], values: list[Any]) -> Any:
 def _new_sequence(batch: Any, values: list[Any]) -> Any:
     if hasattr(batch, "_fields"):
         return type(batch)(*values)
-    if type(batch) in (list, tuple):
+    if type(batch) is list or not isinstance(batch, list):
         return type(batch)(values)
-    if isinstance(batch, list):
-        clone = copy.copy(batch)
-        clone[:] = values
-        return clone
-    return type(batch)(values)
+    clone = copy.copy(batch)
+    clone[:] = values
+    return clone
 
 
 def _new_dataclass(batch: Any, fields: list[str], values: list[Any]) -> Any:
@@ -101,18 +107,6 @@ def _new_dataclass(batch: Any, fields: list[str], values: list[Any]) -> Any:
     for name, value in zip(fields, values, strict=True):
         object.__setattr__(clone, name, value)  # frozen ones too: the clone is not shared yet
     return clone
-
-
-def leaves(batch: Any) -> list[Any]:
-    """The leaves of `batch` in the order in which `map_leaves` meets them."""
-    found: list[Any] = []
-
-    def keep(leaf: Any) -> Any:
-        found.append(leaf)
-        return leaf
-
-    map_leaves(batch, keep)
-    return found
 
 
 def tensor_bytes(batch: Any) -> int:
@@ -124,13 +118,8 @@ def tensor_bytes(batch: Any) -> int:
 def agree_on_positions(shown: Sequence[list[int] | None], batch_size: int, policy: str) -> list[int] | None:
     """The original positions that the rows of the whole batch show, when lazy leaves lost different samples.
 
-    Args:
-        shown: for each lazy leaf the positions that its rows show, or None for all of them in order.
-        batch_size: samples in the batch before anything was lost.
-        policy: "skip" or "replace".
-
-    Returns:
-        Positions to show, or None when no sample was lost.
+    `shown` has for each lazy leaf the positions that its rows show, or None for all of them in order; `batch_size` is
+    that before anything was lost. None when nothing was.
     """
     lost = [positions for positions in shown if positions is not None]
     if not lost:
@@ -155,12 +144,7 @@ def select_samples(value: Any, positions: list[int], batch_size: int, is_done: C
     """Indexes everything in `value` that is laid out by sample: tensors `[N, ...]` and lists or tuples of length N.
 
     A list or tuple that holds a finished leaf, or only tensors of N rows, is structure and not a list of samples.
-
-    Args:
-        value: a batch or a part of it.
-        positions: positions to keep, in order.
-        batch_size: N.
-        is_done: whether a leaf was indexed already.
+    `is_done` tells whether a leaf was indexed already.
     """
     if isinstance(value, torch.Tensor):
         if is_done(value) or value.ndim == 0 or value.shape[0] != batch_size:
@@ -169,23 +153,10 @@ def select_samples(value: Any, positions: list[int], batch_size: int, is_done: C
     plain = isinstance(value, (list, tuple)) and not hasattr(value, "_fields")
     if plain and len(value) == batch_size and not _is_structure(value, batch_size, is_done):
         return type(value)(value[i] for i in positions)
-    if isinstance(value, LEAF_TYPES):
+    container = _opened(value)
+    if container is None:
         return value
-    return _select_children(value, positions, batch_size, is_done)
-
-
-def _select_children(value: Any, positions: list[int], batch_size: int, is_done: Callable[[Any], bool]) -> Any:
-    def select(child: Any) -> Any:
-        return select_samples(child, positions, batch_size, is_done)
-
-    if isinstance(value, Mapping):
-        return _new_mapping(value, [select(child) for child in value.values()])
-    if isinstance(value, (list, tuple)):
-        return _new_sequence(value, [select(child) for child in value])
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [field.name for field in dataclasses.fields(value)]
-        return _new_dataclass(value, fields, [select(getattr(value, name)) for name in fields])
-    return value
+    return container[1]([select_samples(child, positions, batch_size, is_done) for child in container[0]])
 
 
 def _is_structure(value: Sequence[Any], batch_size: int, is_done: Callable[[Any], bool]) -> bool:

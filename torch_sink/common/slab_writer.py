@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from multiprocessing import reduction
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch.multiprocessing import reductions
 from torch.utils.data import get_worker_info
 
-from torch_sink.common.containers import is_plain, is_transparent
+from torch_sink.common.containers import is_plain, is_transparent, leaves, map_leaves
 from torch_sink.common.slabs import (
     BYTES,
     MISSED,
@@ -40,12 +41,7 @@ _writer: _Writer | None = None  # of this process, when it is a worker
 
 
 class SlabCollate:
-    """The user's `collate_fn`; in a worker, what it makes lies in a slab where one fits.
-
-    Args:
-        collate: the user's function.
-        slabs: of the loader.
-    """
+    """The user's `collate_fn`; in a worker, what it makes lies in a slab where one fits."""
 
     def __init__(self, collate: Callable[[Any], Any], slabs: Offer) -> None:
         self.collate, self.slabs = collate, slabs
@@ -57,7 +53,9 @@ class SlabCollate:
         writer = _writer or _become_writer(self.slabs, worker.id)
         with writer.collating():
             batch = self.collate(samples)
-            if not is_transparent(batch):
+            if is_transparent(batch):
+                batch = writer.moved_in(batch)
+            else:
                 # Somebody may copy from inside the object at any time, and let go of it before the copy is done.
                 writer.withdraw()
         return _SlabBatch(writer, batch)
@@ -75,6 +73,11 @@ def _become_writer(slabs: Offer, worker: int) -> _Writer:
 
     torch.UntypedStorage._new_shared = classmethod(new_shared)  # type: ignore[assignment, method-assign]
     return _writer
+
+
+def _is_on_host(leaf: Any) -> bool:
+    """Whether `leaf` is an ordinary tensor in this machine's memory."""
+    return is_plain(leaf) and leaf.device.type == "cpu"
 
 
 class _SlabBatch:
@@ -130,6 +133,25 @@ class _Writer:
         self._used = end
         return tensor_over(self._region(self._row)[1], begin, size, self._lease)
 
+    def moved_in(self, batch: Any) -> Any:
+        """The batch, with what was allocated otherwise (by NumPy, or in a buffer of its own) copied into the slab.
+
+        Sending it would copy it as well, to memory that is mapped anew. What shares memory stays where it is.
+        """
+        users = Counter(leaf.untyped_storage().data_ptr() for leaf in leaves(batch) if _is_on_host(leaf))
+
+        def move(leaf: Any) -> Any:
+            if not _is_on_host(leaf) or leaf.nbytes <= MOST_COPIED_BYTES or leaf.requires_grad or leaf.is_shared():
+                return leaf
+            storage = leaf.untyped_storage()
+            address, is_whole = storage.data_ptr(), leaf.is_contiguous() and storage.nbytes() == leaf.nbytes
+            if not is_whole or users[address] > 1 or self._find(address)[0]:
+                return leaf
+            place = self.allocate(leaf.nbytes)
+            return leaf if place is None else place.view(leaf.dtype).view(leaf.shape).copy_(leaf)
+
+        return map_leaves(batch, move)
+
     def _free_row(self, size: int) -> int:
         """A slab of that size which nobody uses; 0 when there is none."""
         for row in numpy.flatnonzero(self.table[1:, BYTES] >= size) + 1:
@@ -162,9 +184,9 @@ class _Writer:
         return receive, (slabs.number, slabs.generation, self.worker, tuple(rows), written.getvalue())
 
     def _reduce_tensor(self, rows: list[int], copies: dict[int, tuple[int, bytes]], tensor: torch.Tensor) -> Any:
-        storage = tensor.untyped_storage() if is_plain(tensor) and tensor.device.type == "cpu" else None
-        if storage is None or tensor.requires_grad or tensor.is_neg() or tensor.is_conj():
+        if not _is_on_host(tensor) or tensor.requires_grad or tensor.is_neg() or tensor.is_conj():
             return reductions.reduce_tensor(tensor)
+        storage = tensor.untyped_storage()
         address, layout = storage.data_ptr(), (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
         row, begin = self._find(address)
         if row:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import mmap
 import os
 import threading
@@ -78,27 +79,16 @@ def _pages(size: int) -> int:
 
 
 class Offer:
-    """What a worker needs to use slabs; the training process's `Slabs` arrive there as this.
-
-    Args:
-        fd: of the memory.
-        number: of the `Slabs` in the training process.
-        generation: of workers.
-        shape: of the table.
-    """
+    """What a worker needs to use slabs; the training process's `Slabs`, with that number, arrive there as this."""
 
     def __init__(self, fd: int, number: int, generation: int, shape: tuple[int, int, int]) -> None:
         self.fd, self.number, self.generation, self.shape = fd, number, generation, shape
-
-    @property
-    def table_bytes(self) -> int:
-        """Where the slabs begin."""
-        return _pages(int(numpy.prod(self.shape)) * 8)
+        self.table_bytes = _pages(math.prod(shape) * 8)  # where the slabs begin
 
     def map_table(self) -> numpy.ndarray[Any, Any]:
         """int64 [workers, 1 + slabs, 4], shared."""
         values = map_shared(self.fd, self.table_bytes).view(numpy.int64)
-        return values[: int(numpy.prod(self.shape))].reshape(self.shape)
+        return values[: math.prod(self.shape)].reshape(self.shape)
 
     def __reduce__(self) -> Any:
         # While a process is started, this gives it the file; nobody else is sent an offer.
@@ -113,12 +103,7 @@ def _arrived(duplicate: Any, *rest: Any) -> Offer:
 class Slabs(Offer):
     """The slabs of a loader's workers, in the training process.
 
-    Args:
-        workers: how many there are at a time.
-        per_worker: slabs of each.
-
-    Attributes:
-        regions: uint8 arrays in which slabs lie, one more each time they grow.
+    Each of as many workers at a time has so many slabs.
 
     Raises:
         OSError: this system offers no such memory.
@@ -130,7 +115,8 @@ class Slabs(Offer):
         fd = os.memfd_create("torch_sink")
         weakref.finalize(self, os.close, fd)
         super().__init__(fd, next(_numbers), 0, (workers, 1 + per_worker * EDITIONS, 4))
-        self.regions: list[numpy.ndarray[Any, Any]] = []
+        self.workers = workers
+        self.regions: list[numpy.ndarray[Any, Any]] = []  # in which slabs lie, one more each time they grow
         self._per_worker = per_worker
         self._begins: list[int] = []
         self._end = self.table_bytes
@@ -150,7 +136,7 @@ class Slabs(Offer):
         return int(self._received.sum())
 
     def adapt(self) -> None:
-        """Makes slabs, or larger ones, when too many batches found none of their size. Called after every batch."""
+        """Makes slabs, or larger ones, when too many batches found none of their size. Called at every batch."""
         self._seen += 1
         missed = int(self._table[:, 0, MISSED].sum())
         if self._is_full or missed - self._missed < max(FIRST_BATCHES, self._seen // MISSES_OF):
@@ -198,6 +184,7 @@ class Slabs(Offer):
         """A batch out of its message."""
         if generation != self.generation:
             raise RuntimeError("this batch comes from a worker that was given up")
+        self.adapt()
         parts = []
         for row in rows:
             offset, lease = int(self._table[worker, row, OFFSET]), Lease()

@@ -5,22 +5,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from torch_sink.errors import SinkError
-from torch_sink.sink.options import SinkOptions, open_source, resolve_device
-from torch_sink.sink.placement import make_slots
-from torch_sink.sink.producers.on_demand import OnDemandProducer
-from torch_sink.sink.producers.stats import QueueStats, StatsRecorder
-from torch_sink.sink.producers.thread import ThreadProducer
-from torch_sink.sink.rehearsal import rehearsing
-from torch_sink.sink.sharding import warn_if_unsharded
+from torch_sink.sink.options import SinkOptions, make_slots, open_source, resolve_device, warn_if_unsharded
+from torch_sink.sink.queue.producer import Producer
+from torch_sink.sink.queue.stats import QueueStats, StatsRecorder
+from torch_sink.sink.queue.thread import ThreadProducer
+from torch_sink.sink.sources.lifetime import Life
 from torch_sink.sink.traversal import Epoch, Traversal
-from torch_sink.sink.workers.lifetime import Life, close_parts, register
 from torch_sink.thread_waits import here, waits_allowed
 
 # Lightning makes an iterator of any loader but a DataLoader, to see whether it can, and throws it away. Begun for it, a
@@ -100,16 +96,12 @@ class SinkLoader:
         self._stats = StatsRecorder()
         self._slots = make_slots(self._options, self._source.pins_batches)
         self._slots.share(self._source.make_slabs)
-        self._producer: ThreadProducer | OnDemandProducer
+        self._producer = Producer(self._slots, self._stats)
         if self._source.runs_in_thread:
             self._producer = ThreadProducer(self._slots, self._stats, self._source.runs_ahead)
-        else:
-            self._producer = OnDemandProducer(self._slots, self._stats)
         self._traversal = Traversal(self._source, self._producer, self._stats, sink_size, self._options.timeout_seconds)
         self._is_checked = False
-        self._life = Life()
-        self._close = weakref.finalize(self, close_parts, self._producer, self._source, self._slots, self._life)
-        register(self._close)
+        self._life = Life(self, self._producer, self._source, self._slots)
 
     @property
     def loader(self) -> Any:
@@ -237,7 +229,7 @@ class SinkLoader:
             ValueError: the loader is a generator object, which cannot be traversed twice.
         """
         self._check_usable()
-        with rehearsing(self._traversal):
+        with self._traversal.rehearsing():
             yield iter(self)
 
     @waits_allowed
@@ -293,7 +285,7 @@ class SinkLoader:
 
     def close(self) -> None:
         """Stops thread and workers, within 5 s. Idempotent; the loader cannot be iterated afterwards."""
-        self._close()
+        self._life.close()
 
     def __enter__(self) -> SinkLoader:
         return self

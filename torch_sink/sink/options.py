@@ -1,20 +1,24 @@
-"""Checks the arguments of a SinkLoader and finds out what kind of loader was given."""
+"""Checks the arguments of a SinkLoader, and finds what fits them: a source for the loader, slots for the device."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from torch_sink.damage.report import check_policy
-from torch_sink.sink.producers.stage import ImageFormat
-from torch_sink.sink.sources.base import FactorySource, IterableSource, Source
+from torch_sink.sink.queue.device import DeviceOps
+from torch_sink.sink.queue.ring import DeviceRing
+from torch_sink.sink.queue.slots import ImageFormat, Slots
+from torch_sink.sink.sources.base import FactorySource, Source
 from torch_sink.sink.sources.dataloader import DataLoaderSource
-from torch_sink.sink.sources.own_iterator import OwnIteratorSource
-from torch_sink.sink.sources.stateful import StatefulSource
+from torch_sink.sink.sources.own_iterator import OwnIteratorSource, StatefulSource, WrapperSource
+from torch_sink.sink.sources.watch import data_loaders_in
 
 DEFAULT_SLOTS = 3
 MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -65,6 +69,14 @@ class SinkOptions:
     def image_format(self) -> ImageFormat:
         """How image batches are produced."""
         return ImageFormat(self.device, self.dtype, self.memory_format, self.on_decode_error)
+
+
+def make_slots(options: SinkOptions, reads_pinned: bool) -> Slots:
+    """Slots for the device of `options`; `reads_pinned` as for a `DeviceRing`."""
+    if options.device.type == "cpu":
+        return Slots(options.slot_count, options.image_format)
+    ops = DeviceOps(options.device)
+    return DeviceRing(options.slot_count, options.image_format, ops, options.max_bytes, reads_pinned)
 
 
 def _check_int(name: str, value: Any) -> None:
@@ -126,7 +138,7 @@ def open_source(loader: Any) -> Source:
             "DataLoader(dataset, batch_size=...)"
         )
     if isinstance(loader, Iterable):
-        return IterableSource(loader)
+        return WrapperSource(loader) if any(one.num_workers for one in data_loaders_in(loader)) else Source(loader)
     if callable(loader):
         return FactorySource(loader)
     raise TypeError(
@@ -139,3 +151,23 @@ def _is_map_style(loader: Any) -> bool:
     if isinstance(loader, Dataset):
         return not isinstance(loader, IterableDataset)
     return hasattr(type(loader), "__getitem__") and not isinstance(loader, Iterable)
+
+
+def warn_if_unsharded(loader: Any) -> None:
+    """Warns where `Accelerator.prepare` was given a SinkLoader instead of the DataLoader; it returns that as it is."""
+    state = sys.modules.get("accelerate.state")
+    processes = 1 if state is None else state.PartialState._shared_state.get("num_processes", 1)
+    if processes > 1 and _is_unsharded(loader):
+        warnings.warn(
+            f"each of the {processes} processes reads all samples: accelerator.prepare() shards DataLoaders and "
+            "returns a SinkLoader as it is. Wrap what it returns: SinkLoader(accelerator.prepare(loader)).",
+            stacklevel=4,
+        )
+
+
+def _is_unsharded(loader: Any) -> bool:
+    """True for a DataLoader with torch's own samplers, of which none knows of other processes."""
+    if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
+        return False
+    samplers = (SequentialSampler, RandomSampler)
+    return type(loader.sampler) in samplers and type(loader.batch_sampler) in (BatchSampler, type(None))

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from torch_sink.common.hints import add_hints, add_note
-from torch_sink.common.random_state import global_random_state
 from torch_sink.damage.loaders import end_pass
 from torch_sink.damage.report import NO_LOSS, DecodeReport, Loss, add_to_report
 from torch_sink.errors import SinkError
-from torch_sink.sink.position import Position, check_sampling, read_state, write_state
-from torch_sink.sink.producers.items import Item
-from torch_sink.sink.producers.on_demand import OnDemandProducer
-from torch_sink.sink.producers.stats import StatsRecorder
-from torch_sink.sink.producers.thread import ThreadProducer
-from torch_sink.sink.sources.base import NO_MARK, Mark, Pass, ResumePoint, Source
+from torch_sink.sink.queue.producer import Item, Producer
+from torch_sink.sink.queue.stats import StatsRecorder
+from torch_sink.sink.sources.base import NO_MARK, Mark, Pass, Source
+from torch_sink.sink.sources.position import Position, ResumePoint, check_sampling, read_state, write_state
+from torch_sink.sink.sources.random_state import global_random_state, set_global_random_state
 
 
 class Epoch:
-    """One epoch, or the rest of one, as an iterator sees it.
-
-    Attributes:
-        number: which `iter()` it came from.
-        is_rest: whether it continues an epoch and has not given a batch yet.
-    """
+    """One epoch, or the rest of one, as an iterator sees it."""
 
     def __init__(self, number: int, is_rest: bool) -> None:
-        self.number = number
-        self.is_rest = is_rest
+        self.number = number  # which `iter()` it came from
+        self.is_rest = is_rest  # it continues an epoch and has not given a batch yet
 
 
 class Traversal:
@@ -36,19 +32,12 @@ class Traversal:
 
     Invariant: `passes` are the begun passes of which the consumer has not seen the end; the first is the one that it
     reads, a second one exists only when the source may be asked ahead.
-
-    Args:
-        source: where batches come from.
-        producer: makes them ready.
-        stats: what was seen is recorded here.
-        sink_size: batches in an epoch; -1 for one pass.
-        timeout_seconds: longest wait for a batch.
     """
 
     def __init__(
         self,
         source: Source,
-        producer: ThreadProducer | OnDemandProducer,
+        producer: Producer,
         stats: StatsRecorder,
         sink_size: int,
         timeout_seconds: float,
@@ -204,6 +193,31 @@ class Traversal:
         self.restart()
         self.position, self.resume, self.loaded_state = position, resume, dict(state)
         self.is_loaded = True
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Inside, batches may be consumed; afterwards position, generators and global draws are as before.
+
+        Raises:
+            ValueError: the source is a generator object, which cannot be traversed twice.
+        """
+        source, is_loaded = self.source, self.is_loaded
+        if isinstance(source.loader, Iterator):
+            raise ValueError("a generator object can be traversed only once; pass the generator function, or a list")
+        position = replace(self.position, worker_states=dict(self.position.worker_states))
+        start, draws = source.next_start(position.pass_number), global_random_state()
+        state = self.state_dict() if self.passes or self.resume is not None else None
+        try:
+            yield
+        finally:
+            if state is None:  # a position to resume from would bring the draws of now back when it is used
+                self.restart()
+                self.position = position
+            else:
+                self.load_state_dict(state)
+                self.is_loaded = is_loaded
+            source.rewind(start)
+            set_global_random_state(draws)
 
     def _consume(self, item: Item) -> None:
         position = self.position

@@ -18,36 +18,72 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch, worker
 
-from torch_sink.tracing.device import DeviceClock
 from torch_sink.tracing.spans import Recorder, Span, host_lane
 
 
-class Hook(NamedTuple):
-    """A function to look at.
+class DeviceClock:
+    """When the device did what was launched: on CUDA, an event before and one after each launch, 2 us of the host each.
 
-    Attributes:
-        module: where it is; modules that nobody has imported are left alone.
-        path: class and name.
-        name: of its spans.
-        lane: of what it launches on the stream that is current when it is called: "device", "copy stream", or "stream"
-            for the copy stream unless it is the one that trains; "" for what launches nothing.
-        is_part: left out inside of another hook.
-        waits: the host waits for the device in it, where the tensor that it is called on lies on one.
+    Nothing waits until `collect`. On other devices it does nothing.
     """
 
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Any, Any]] = []
+        self.is_on = torch.cuda.is_available()
+        if self.is_on:
+            torch.cuda.synchronize()
+            self.training_stream = torch.cuda.current_stream()
+            self.origin = self._event(self.training_stream)
+            self.origin.synchronize()
+            self.origin_nanoseconds = time.perf_counter_ns()
+
+    def _event(self, stream: Any) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event
+
+    def begin(self, lane: str, name: str) -> tuple[str, str, Any, Any] | None:
+        """Before something is launched on the current stream; the lane "stream" is found by that."""
+        if not self.is_on or torch.cuda.is_current_stream_capturing():
+            return None
+        stream = torch.cuda.current_stream()
+        if lane == "stream":
+            lane = "device" if stream == self.training_stream else "copy stream"
+        return lane, name, stream, self._event(stream)
+
+    def end(self, begun: tuple[str, str, Any, Any] | None) -> None:
+        """After it was launched."""
+        if begun is not None and not torch.cuda.is_current_stream_capturing():
+            self.pairs.append((begun, self._event(begun[2])))
+
+    def collect(self, recorder: Recorder) -> None:
+        """Waits for the device, and adds what it did to the recorder."""
+        if not self.is_on:
+            return
+        torch.cuda.synchronize()
+        for (lane, name, _, begin), end in self.pairs:
+            first, last = (round(self.origin.elapsed_time(event) * 1e6) for event in (begin, end))
+            recorder.add(lane, name, self.origin_nanoseconds + first, self.origin_nanoseconds + last)
+
+
+class Hook(NamedTuple):
+    """A function to look at; modules that nobody has imported are left alone."""
+
     module: str
-    path: str
-    name: str
+    path: str  # class and name
+    name: str  # of its spans
+    # Of what it launches on the stream that is current when it is called: "device", "copy stream", or "stream" for the
+    # copy stream unless it is the one that trains; "" for what launches nothing.
     lane: str = ""
-    is_part: bool = False
-    waits: bool = False
+    is_part: bool = False  # left out inside of another hook
+    waits: bool = False  # the host waits for the device in it, where the tensor that it is called on lies on one
 
 
 HOOKS = (
     Hook("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", "receive a batch", is_part=True),
-    Hook("torch_sink.sink.producers.thread", "ThreadProducer.take", "wait for a batch"),
-    Hook("torch_sink.sink.slots.ring", "DeviceRing._copy_ordinary", "copy a batch", "copy stream"),
-    Hook("torch_sink.sink.slots.host", "HostSlots.fill", "take a batch"),
+    Hook("torch_sink.sink.queue.thread", "ThreadProducer.take", "wait for a batch"),
+    Hook("torch_sink.sink.queue.ring", "DeviceRing._copy_ordinary", "copy a batch", "copy stream"),
+    Hook("torch_sink.sink.queue.slots", "Slots.fill", "take a batch"),
     Hook("torch_sink.image.execute.batch", "LazyBatch.__torch_sink_execute__", "decode and transform", "stream"),
     Hook("torch_sink.loop.run", "TrainingRun._step", "step", "device"),
     Hook("torch_sink.loop.run", "TrainingRun._finish_sink", "end of the sink", waits=True),
@@ -76,11 +112,8 @@ class Hooks(ExitStack):
             if hook.module in sys.modules:
                 holder = functools.reduce(getattr, filter(None, owner.split(".")), sys.modules[hook.module])
                 self._replace(holder, attribute, self._wrapped(getattr(holder, attribute), hook))
-        for name, register in (
-            ("pre", register_optimizer_step_pre_hook),
-            ("post", register_optimizer_step_post_hook),
-        ):
-            self.callback(register(getattr(self, f"_{name}_update")).remove)
+        self.callback(register_optimizer_step_pre_hook(self._pre_update).remove)
+        self.callback(register_optimizer_step_post_hook(self._post_update).remove)
         stock = worker._worker_loop
         self._replace(worker, "_worker_loop", WorkerLoop(stock, self.recorder.folder))
         return self

@@ -6,6 +6,7 @@ one clock for all processes of a machine.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -20,21 +21,13 @@ PRODUCER_THREAD = "torch_sink-producer"
 
 
 class Span(NamedTuple):
-    """Something that took time.
+    """Something that took time, in nanoseconds."""
 
-    Attributes:
-        lane: one of `LANES`, a worker's with its number: "worker 0".
-        name: what was done.
-        begin: in nanoseconds.
-        end: in nanoseconds.
-        is_sync: the host waited for the device.
-    """
-
-    lane: str
+    lane: str  # one of `LANES`, a worker's with its number: "worker 0"
     name: str
     begin: int
     end: int
-    is_sync: bool = False
+    is_sync: bool = False  # the host waited for the device
 
 
 def host_lane() -> str:
@@ -43,11 +36,7 @@ def host_lane() -> str:
 
 
 class Recorder:
-    """Collects the spans of one process.
-
-    Args:
-        folder: where child processes leave theirs.
-    """
+    """Collects the spans of one process; `folder` is where its children leave theirs."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -61,11 +50,8 @@ class Recorder:
     def leave(self, spans: Iterable[Span]) -> None:
         """In a child process: appends spans to its file. A full disk costs the timeline these, and no more."""
         lines = "".join(json.dumps(span) + "\n" for span in spans)
-        try:
-            with open(Path(self.folder, str(os.getpid())), "a", encoding="utf-8") as file:
-                file.write(lines)
-        except OSError:
-            pass
+        with contextlib.suppress(OSError), open(Path(self.folder, str(os.getpid())), "a", encoding="utf-8") as file:
+            file.write(lines)
 
     def collected(self) -> list[Span]:
         """The spans of all processes, in the order of their beginnings."""
@@ -78,6 +64,5 @@ class Recorder:
 
 def lanes_of(spans: Iterable[Span]) -> list[str]:
     """The lanes that have spans, from top to bottom."""
-    return sorted(
-        {span.lane for span in spans}, key=lambda lane: (LANES.index(lane.rstrip(" 0123456789")), len(lane), lane)
-    )
+    lanes = {span.lane for span in spans}
+    return sorted(lanes, key=lambda lane: (LANES.index(lane.rstrip(" 0123456789")), len(lane), lane))

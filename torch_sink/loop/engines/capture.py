@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd import graph as autograd_graph
 
-from torch_sink.capture_lock import capture_lock
 from torch_sink.loop.core.host_sync import is_foreign
-from torch_sink.thread_waits import device_waits
+from torch_sink.thread_waits import capture_lock, device_waits
 
 _streams: dict[int, torch.cuda.Stream] = {}
 _streams_lock = threading.Lock()

@@ -5,110 +5,46 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from torch.utils.data import IterableDataset
-
-from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
 from torch_sink.common.slabs import Slabs
 from torch_sink.damage.loaders import LoaderGuard, Losses
 from torch_sink.damage.report import NO_LOSS, Loss
+from torch_sink.sink.sources.guard import WorkerTimeout
+from torch_sink.sink.sources.position import PassStart, ResumePoint, Sampling
+from torch_sink.sink.sources.random_state import RandomState, global_random_state, set_global_random_state
+from torch_sink.sink.sources.recording import RecordedBatch, ResumableSampler
 
 
 class Mark(NamedTuple):
-    """What a batch says about its source at the moment after it was made; applied when the batch is consumed.
+    """What a batch says about its source at the moment after it was made; applied when the batch is consumed."""
 
-    Attributes:
-        worker: number of the worker that made the batch; -1 without one.
-        random_state: that worker's generator states.
-        loader_state: `state_dict()` of a loader that keeps its own.
-        loss: samples with broken files, of this batch and of those that were left out before it.
-        left_out: batches without samples that were left out before it, where a position counts them.
-        left_out_states: the workers that made them, with their generator states.
-    """
-
-    worker: int = -1
-    random_state: RandomState = b""
-    loader_state: Any = None
-    loss: Loss = NO_LOSS
-    left_out: int = 0
-    left_out_states: tuple[tuple[int, RandomState], ...] = ()
+    worker: int = -1  # that made it
+    random_state: RandomState = b""  # of that worker's generators
+    loader_state: Any = None  # `state_dict()` of a loader that keeps its own
+    loss: Loss = NO_LOSS  # samples with broken files, of this batch and of those that were left out before it
+    left_out: int = 0  # batches without samples that were left out before it, where a position counts them
+    left_out_states: tuple[tuple[int, RandomState], ...] = ()  # the workers that made them, with their generators
 
 
 NO_MARK = Mark()
 
 
-@dataclass(frozen=True)
-class PassStart:
-    """Everything needed to begin a pass once more.
-
-    Attributes:
-        number: which pass, from 0.
-        generators: states of the loader's and samplers' own generators before the pass.
-        worker_generators: the same when the workers of this pass were started (persistent workers: an earlier pass).
-        random_state: states of the global generators before the pass; empty where they do not matter.
-        kept_workers: whether the workers of the pass before went on, so that no seed was drawn for new ones.
-    """
-
-    number: int
-    generators: list[bytes] = field(default_factory=list)
-    worker_generators: list[bytes] = field(default_factory=list)
-    random_state: RandomState = b""
-    kept_workers: bool = False
-
-
-@dataclass(frozen=True)
-class ResumePoint:
-    """Where to enter a pass.
-
-    Attributes:
-        start: the pass.
-        skip: batches of it that were consumed already.
-        worker_states: generator states of the workers after their last consumed batch.
-        random_state: global generator states at the checkpoint (batches made in the training process).
-        loader_state: state of a loader that keeps its own.
-    """
-
-    start: PassStart
-    skip: int
-    worker_states: dict[int, RandomState] = field(default_factory=dict)
-    random_state: RandomState = b""
-    loader_state: Any = None
-
-
-class Sampling(NamedTuple):
-    """How a pass is cut into batches; a position within it means nothing under another one.
-
-    Attributes:
-        samples: samples in a pass; None when that is not known.
-        batch_size: samples in a batch; None when it varies.
-    """
-
-    samples: int | None = None
-    batch_size: int | None = None
-
-
-def sampling_of(loader: Any) -> Sampling:
-    """The sampling of a DataLoader over a map-style dataset."""
-    if loader.batch_size is None or isinstance(loader.dataset, IterableDataset):
-        return Sampling()
-    try:
-        return Sampling(len(loader.sampler), loader.batch_size)
-    except (TypeError, NotImplementedError):
-        return Sampling()
-
-
-# Calls a function in the consumer's thread.
-InConsumer = Callable[[Callable[[], Any]], Any]
-
-
-def _call(function: Callable[[], Any]) -> Any:
+def in_this_thread(function: Callable[[], Any]) -> Any:
+    """What `Pass.in_consumer` is where the consumer's thread makes the batches."""
     return function()
 
 
 class Pass:
     """One traversal. `next` is called by one thread at a time; the rest may be called from another one.
+
+    Args:
+        start: how to begin this pass once more.
+        batches: the loader's iterator.
+        watch: guards its workers (a `WorkerGuard` or a `LoaderWatch`); None without any.
+        drop: results to drop before the first batch: placeholders, or batches that were consumed already.
+        keeps_workers: whether the workers go on to the next pass.
+        sampler: gives the indices; None when it cannot be seen.
 
     Attributes:
         is_lost: whether the pass cannot go on after what `next` raised.
@@ -119,20 +55,73 @@ class Pass:
         counts_left_out: whether a position within it counts the batches that were left out.
     """
 
-    counts_left_out = False
-
-    def __init__(self, start: PassStart, batches: Iterator[Any]) -> None:
+    def __init__(
+        self,
+        start: PassStart,
+        batches: Iterator[Any],
+        watch: Any = None,
+        *,
+        drop: int = 0,
+        keeps_workers: bool = False,
+        sampler: ResumableSampler | None = None,
+    ) -> None:
         self.start = start
         self.batches = batches
-        self.is_lost = False
-        self.is_pending = False
-        self.begins_when_asked = False
-        self.in_consumer: InConsumer = _call
+        self.watch = watch
+        self.drop = drop
+        self.keeps_workers = keeps_workers
+        self.sampler = sampler
+        self.draws = None if sampler is None else sampler.draws
+        self.counts_left_out = sampler is not None
+        self.is_lost = self.is_pending = self.begins_when_asked = False
+        self.in_consumer: Callable[[Callable[[], Any]], Any] = in_this_thread
         self.losses = Losses()
 
     def next(self) -> tuple[Any, Mark]:
         """The next batch; raises StopIteration at the end, or what the source raises."""
-        return next(self.batches), NO_MARK
+        while self.drop:
+            self.drop -= 1
+            self._drop_one()
+            self.losses.take()
+        try:
+            batch = next(self.batches)
+        except StopIteration as stop:
+            self._check_end(stop)
+            raise
+        except Exception as error:
+            self.is_lost, self.is_pending = self._is_broken(), isinstance(error, WorkerTimeout)
+            raise
+        if isinstance(batch, RecordedBatch):
+            return batch.batch, Mark(batch.worker, batch.random_state)
+        return batch, NO_MARK
+
+    def _drop_one(self) -> None:
+        try:
+            next(self.batches)
+        except StopIteration:
+            self.drop = 0
+        except Exception:
+            # What a dropped batch raises was raised before the checkpoint already; a dead worker is another matter.
+            self.is_lost = self._is_broken()
+            if self.is_lost:
+                raise
+
+    def _check_end(self, stop: StopIteration) -> None:
+        """Raises what ended a pass before its end: the sampler's exception, or the dataset's own StopIteration."""
+        if self.watch is not None:
+            came_early = bool(stop.args)  # an exception of a worker has a message
+        else:
+            came_early = self.sampler is not None and not self.sampler.is_exhausted
+        if came_early:
+            raise RuntimeError(
+                "the dataset or collate_fn raised StopIteration, which a DataLoader takes for the end of the pass; "
+                f"raise another exception. It said: {stop}"
+            ) from stop
+        if self.sampler is not None:
+            self.sampler.raise_failure()
+
+    def _is_broken(self) -> bool:
+        return self.watch is not None and self.watch.broken
 
     def last_mark(self) -> Mark:
         """What the source says after its end."""
@@ -147,14 +136,18 @@ class Pass:
         return mark._replace(loss=loss, left_out=len(left_out) * self.counts_left_out, left_out_states=states)
 
     def cancel(self) -> None:
-        """Asks a thread that waits in `next` to leave it soon."""
+        """Asks a thread that waits in `next` to leave it, within half a second where it waits for workers."""
+        if self.watch is not None:
+            self.watch.cancel()
 
     def has_dead_worker(self) -> bool:
         """Whether a worker that still has work to do is gone."""
-        return False
+        return self.watch is not None and self.watch.dead()
 
     def free_reader(self, is_free: threading.Event, seconds: float) -> None:
         """Frees a thread that is stuck in `next` after a worker died."""
+        if self.watch is not None:
+            self.watch.free_reader(is_free, seconds)
 
     def stop(self) -> None:
         """Gives back what the pass holds. Idempotent."""
@@ -162,10 +155,12 @@ class Pass:
         if close is not None:
             with contextlib.suppress(ValueError):  # it is executing: stuck in a thread that was given up
                 close()  # a generator: its `finally` blocks run now, not at some garbage collection
+        if self.watch is not None:
+            self.watch.end_pass(keeps_workers=self.keeps_workers)
 
 
 class Source:
-    """A wrapped loader.
+    """A wrapped loader: any iterable, traversed in the calling thread, so that its draws keep the plain loop's order.
 
     Attributes:
         runs_ahead: whether a thread may make batches before they are asked for, without changing global draws.
@@ -178,13 +173,8 @@ class Source:
         guard: what becomes of samples with broken files.
     """
 
-    runs_ahead = False
-    runs_in_thread = False
-    crosses_passes = False
-    keeps_random_state = False
-    keeps_workers = False
-    pins_batches = False
-    can_reenter = False
+    runs_ahead = runs_in_thread = crosses_passes = keeps_workers = pins_batches = can_reenter = False
+    keeps_random_state = True
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -199,7 +189,11 @@ class Source:
         """After an attribute of the loader was set: the next pass goes by it."""
 
     def make_slabs(self, batches: int) -> Slabs | None:
-        """Before the first pass: memory that workers write to, for `batches` beside those that they make ahead."""
+        """Before the first pass: memory that workers write to, for `batches` beside those that they make ahead.
+
+        Returns:
+            What may be page-locked, because nobody but the ring copies from it.
+        """
         return None
 
     def length(self) -> int | None:
@@ -215,18 +209,33 @@ class Source:
 
     def begin(self, number: int, resume: ResumePoint | None = None) -> Pass:
         """Begins pass `number`, in the calling thread: workers are started and seeded here."""
-        raise NotImplementedError
+        self.set_epoch(number)
+        if resume is None:
+            return self._open(self.new_start(number))
+        if resume.start.random_state:
+            set_global_random_state(resume.start.random_state)
+        opened = self._open(resume.start)
+        for _ in range(resume.skip):
+            next(opened.batches, None)
+        if resume.random_state:
+            set_global_random_state(resume.random_state)
+        return opened
+
+    def _open(self, start: PassStart) -> Pass:
+        return Pass(start, iter(self.loader))
 
     def set_epoch(self, number: int) -> None:
         """Tells the samplers the number of the pass, where they want to know."""
-        seen: list[Any] = []
-        loader = self.loader
-        batch_sampler = getattr(loader, "batch_sampler", None)
-        for owner in (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)):
+        batch_sampler = getattr(self.loader, "batch_sampler", None)
+        owners = (getattr(self.loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+        for owner in {id(owner): owner for owner in owners}.values():
             tell = getattr(owner, "set_epoch", None)
-            if callable(tell) and all(owner is not one for one in seen):
-                seen.append(owner)
+            if callable(tell):
                 tell(number)
+
+    def new_start(self, number: int) -> PassStart:
+        """How pass `number`, which begins now, began."""
+        return PassStart(number, random_state=global_random_state())
 
     def next_start(self, number: int) -> PassStart:
         """How pass `number` would begin if it began now."""
@@ -243,53 +252,22 @@ class Source:
 
     def not_covered(self) -> list[str]:
         """What a resumed run could draw differently, in words."""
-        return []
-
-    def describe_empty(self) -> str:
-        """Why a pass may have had no batch."""
-        return "Give a loader with at least one batch; with drop_last=True it needs at least batch_size samples."
-
-    def close(self) -> None:
-        """Gives back what outlives a pass."""
-
-
-class IterableSource(Source):
-    """Any iterable, traversed in the calling thread: what it draws comes in the plain loop's order."""
-
-    keeps_random_state = True
-
-    def begin(self, number: int, resume: ResumePoint | None = None) -> Pass:
-        self.set_epoch(number)
-        if resume is None:
-            return Pass(self._new_start(number), self._iterate())
-        if resume.start.random_state:
-            set_global_random_state(resume.start.random_state)
-        batches = self._iterate()
-        for _ in range(resume.skip):
-            next(batches, None)
-        if resume.random_state:
-            set_global_random_state(resume.random_state)
-        return Pass(resume.start, batches)
-
-    def _new_start(self, number: int) -> PassStart:
-        return PassStart(number, random_state=global_random_state())
-
-    def _iterate(self) -> Iterator[Any]:
-        return iter(self.loader)
-
-    def not_covered(self) -> list[str]:
         return [
             f"{type(self.loader).__name__} is not a DataLoader: batches that were consumed are made again and dropped, "
             "and its own random generators are not recorded"
         ]
 
     def describe_empty(self) -> str:
+        """Why a pass may have had no batch."""
         if isinstance(self.loader, Iterator):
             return "A generator object can be traversed once only: pass the generator function, or a list."
-        return super().describe_empty()
+        return "Give a loader with at least one batch; with drop_last=True it needs at least batch_size samples."
+
+    def close(self) -> None:
+        """Gives back what outlives a pass."""
 
 
-class FactorySource(IterableSource):
+class FactorySource(Source):
     """A function that returns an iterator of batches, called once a pass.
 
     It runs in the producer's thread, so that a wait for it can end with a timeout, but each batch is begun only when
@@ -298,16 +276,8 @@ class FactorySource(IterableSource):
 
     runs_in_thread = True
 
-    def __init__(self, loader: Callable[[], Any]) -> None:
-        super().__init__(loader)
-
-    @property
-    def num_workers(self) -> int:
-        """Worker processes of the loader; 0 when it has or knows none."""
-        return int(getattr(self.loader, "num_workers", 0) or 0)
-
     def length(self) -> int | None:
         return None
 
-    def _iterate(self) -> Iterator[Any]:
-        return iter(self.loader())
+    def _open(self, start: PassStart) -> Pass:
+        return Pass(start, iter(self.loader()))

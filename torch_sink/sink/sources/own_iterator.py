@@ -1,4 +1,4 @@
-"""A DataLoader subclass with an `__iter__` of its own as a source."""
+"""Loaders with an `__iter__` of their own: DataLoader subclasses, and objects that wrap DataLoaders."""
 
 from __future__ import annotations
 
@@ -7,14 +7,32 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from torch_sink.common.random_state import global_random_state
-from torch_sink.sink.sources.base import IterableSource, Mark, Pass, PassStart, ResumePoint, Sampling, sampling_of
-from torch_sink.sink.sources.dataloader import WorkerPass
-from torch_sink.sink.sources.recording import find_generators, generator_states, is_seeded, set_generator_states
-from torch_sink.sink.sources.watch import LoaderWatch, runs_workers
+from torch_sink.common.slabs import Slabs
+from torch_sink.sink.sources.base import Mark, Pass
+from torch_sink.sink.sources.dataloader import UNSEEDED
+from torch_sink.sink.sources.position import PassStart, ResumePoint
+from torch_sink.sink.sources.random_state import (
+    generator_states,
+    global_random_state,
+    is_seeded,
+    set_generator_states,
+    set_global_random_state,
+)
+from torch_sink.sink.sources.watch import WatchedSource, runs_workers
 
 
-class OwnIteratorPass(WorkerPass):
+class WrapperSource(WatchedSource):
+    """An object around DataLoaders that is none itself (timm's `PrefetchLoader`): traversed in the calling thread."""
+
+    is_guarding = False
+
+    def make_slabs(self, batches: int) -> Slabs | None:
+        """Not for page-locking: the loader's own code may copy from a batch and let go of it before that is done."""
+        super().make_slabs(batches + 1)  # it may hold one itself
+        return None
+
+
+class OwnIteratorPass(Pass):
     """A pass of such a loader.
 
     Its code runs in the producer's thread where `__iter__` is a generator. It may draw from the global generators and
@@ -22,45 +40,41 @@ class OwnIteratorPass(WorkerPass):
     consumer starts the workers.
     """
 
-    def __init__(
-        self, start: PassStart, batches: Iterator[Any], watch: LoaderWatch, drop: int, keeps_workers: bool
-    ) -> None:
-        super().__init__(start, batches, watch, drop, keeps_workers)
-        self.loader_watch = watch
+    def __init__(self, start: PassStart, batches: Iterator[Any], source: OwnIteratorSource, drop: int) -> None:
+        super().__init__(start, batches, source.watch, drop=drop, keeps_workers=source.keeps_workers)
+        self.source = source
         self.begins_when_asked = not runs_workers(batches)
         self.is_over = False
 
     def next(self) -> tuple[Any, Mark]:
         self.begins_when_asked = False
-        self.loader_watch.in_consumer = self.in_consumer
+        self.watch.in_consumer = self.in_consumer
         try:
-            return super().next()
+            batch, mark = super().next()
         except StopIteration:
             self.is_over = True
             raise
+        return batch, self._with_state(mark)
 
-    def stop(self) -> None:
-        Pass.stop(self)
-        self.loader_watch.end_pass(keeps_workers=self.keeps_workers)
+    def last_mark(self) -> Mark:
+        """The loader's state after the end says that the next pass is a new one."""
+        return self._with_state(super().last_mark())
+
+    def _with_state(self, mark: Mark) -> Mark:
+        state = self.source.state()
+        return mark if state is None else mark._replace(loader_state=state)
 
 
-class OwnIteratorSource(IterableSource):
+class OwnIteratorSource(WrapperSource):
     """A DataLoader subclass with an `__iter__` of its own: traversed as it is, ahead when it has workers."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        super().__init__(loader)
-        self.runs_ahead = self.runs_in_thread = loader.num_workers > 0
-        self.keeps_random_state = not self.runs_ahead
-        self.keeps_workers = self.runs_ahead and loader.persistent_workers
-        self.pins_batches = self.runs_ahead and loader.pin_memory
-        self.can_reenter = True
-        self.generators = find_generators(loader)
-        self.watch = LoaderWatch(loader, self.guard)
-        self.latest: OwnIteratorPass | None = None
+    is_guarding = can_reenter = True
 
-    def sampling(self) -> Sampling:
-        """What a position in a pass refers to, where that is known."""
-        return sampling_of(self.loader)
+    latest: OwnIteratorPass | None = None
+
+    def state(self) -> dict[str, Any] | None:
+        """That of a loader that keeps its own."""
+        return None
 
     def begin(self, number: int, resume: ResumePoint | None = None) -> Pass:
         if resume is not None:
@@ -69,37 +83,24 @@ class OwnIteratorSource(IterableSource):
             return super().begin(number, resume)
         self.set_epoch(number)
         anew = resume is not None or (self.latest is not None and not self.latest.is_over)
-        start, drop = (self._new_start(number), 0) if resume is None else (resume.start, resume.skip)
-        self.latest = OwnIteratorPass(start, self._open(anew), self.watch, drop, self.keeps_workers)
-        return self.latest
+        start, drop = (self.new_start(number), 0) if resume is None else (resume.start, resume.skip)
+        return self._begin(start, drop, anew)
 
-    def _new_start(self, number: int) -> PassStart:
-        states = generator_states(self.generators)
-        return PassStart(number, states, random_state=b"" if self.runs_ahead else global_random_state())
-
-    def next_start(self, number: int) -> PassStart:
-        """How pass `number` would begin if it began now."""
-        return PassStart(number, generator_states(self.generators))
-
-    def rewind(self, start: PassStart) -> None:
-        """Takes back what a pass drew of which nothing was consumed."""
-        set_generator_states(self.generators, start.generators)
-
-    def _open(self, anew: bool) -> Iterator[Any]:
+    def _begin(self, start: PassStart, drop: int, anew: bool) -> OwnIteratorPass:
         if self.watch.broken:
             self._stop_kept_workers()
         self.watch.begin(anew=anew)
         iterator = iter(self.loader)
         self.watch.add(iterator)
-        return iterator
+        self.latest = OwnIteratorPass(start, iterator, self, drop)
+        return self.latest
 
-    def _stop_kept_workers(self) -> None:
-        self.watch.stop()
-        self.forget_workers()
+    def new_start(self, number: int) -> PassStart:
+        states = generator_states(self.generators)
+        return PassStart(number, states, random_state=b"" if self.runs_ahead else global_random_state())
 
-    def forget_workers(self) -> None:
-        """After a worker died: the next pass starts new ones."""
-        self.loader._iterator = None
+    def next_start(self, number: int) -> PassStart:
+        return PassStart(number, generator_states(self.generators))
 
     def not_covered(self) -> list[str]:
         notes = [
@@ -107,11 +108,60 @@ class OwnIteratorSource(IterableSource):
             "dropped, and the workers' random draws differ"
         ]
         if not is_seeded(self.loader):
-            notes.append("unseeded generator: later passes are shuffled and seeded by torch's global generator")
+            notes.append(UNSEEDED)
         if self.watch.kept() and not isinstance(self.loader.dataset, IterableDataset):
             notes.append("an iterator that is kept across passes shuffles ahead of the recorded generators")
         return notes
 
-    def close(self) -> None:
-        """Stops workers that outlive a pass."""
-        self.watch.close()
+
+class StatefulSource(OwnIteratorSource):
+    """A loader with `state_dict` and `load_state_dict` (`torchdata.StatefulDataLoader`); each batch carries its state.
+
+    Without workers the loader's state lacks what its generators have drawn since, which the next pass depends on:
+    their states are added. With workers it lacks those of the workers' global generators: they travel with the batches
+    of a map-style dataset, as for a plain DataLoader.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        super().__init__(loader)
+        self.generators = [] if self.runs_ahead else self.generators
+        # A coarser snapshot is followed by batches that are made again, which draws.
+        is_exact = getattr(loader, "snapshot_every_n_steps", 1) == 1
+        self.is_recorded = self.runs_ahead and is_exact and not isinstance(loader.dataset, IterableDataset)
+        self.watch.records = self.is_recorded
+
+    def make_slabs(self, batches: int) -> Slabs | None:
+        """For page-locking where torchdata's own code hands the batches over, which keeps none and copies nothing."""
+        super().make_slabs(batches)
+        is_torchdatas = getattr(type(self.loader).__iter__, "__module__", "").startswith("torchdata.")
+        return self.watch.slabs if is_torchdatas else None
+
+    def state(self) -> dict[str, Any]:
+        return {"loader": self.loader.state_dict(), "generators": [one.get_state() for one in self.generators]}
+
+    def begin(self, number: int, resume: ResumePoint | None = None) -> Pass:
+        self.set_epoch(number)
+        if resume is not None:
+            self._stop_kept_workers()
+            self._load(resume.loader_state)
+        self.watch.states = {} if resume is None or not self.is_recorded else resume.worker_states
+        opened = self._begin(PassStart(number), 0, anew=resume is not None)
+        if resume is not None and self.keeps_random_state:
+            # A state that was taken between passes has it in the pass's start.
+            set_global_random_state(resume.random_state or resume.start.random_state)
+        return opened
+
+    def _load(self, state: dict[str, Any] | None) -> None:
+        if state is None:
+            return
+        self.loader.load_state_dict(state["loader"])
+        if self.generators:
+            self.loader.state_dict()  # makes the loader's iterator, which draws, before the generators are set
+        for generator, generator_state in zip(self.generators, state["generators"], strict=True):
+            generator.set_state(generator_state.cpu())
+
+    def not_covered(self) -> list[str]:
+        """What the loader's own state and the recorded generators do not hold."""
+        if self.is_recorded or not self.runs_ahead:
+            return ["the wrapped loader brings its own state; the resumed run is as exact as that state is"]
+        return ["the wrapped loader brings its own state, which does not hold the random generators of its workers"]

@@ -1,7 +1,8 @@
-"""Guards the workers of a DataLoader whose class makes or keeps its iterators in a way of its own."""
+"""Watches a loader's worker-run iterators: what their workers are given, and a guard for each."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
@@ -10,36 +11,53 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from torch_sink.common.slab_writer import SlabCollate
+from torch_sink.common.slabs import Slabs
 from torch_sink.damage.loaders import LoaderGuard
-from torch_sink.sink.sources.base import InConsumer
-from torch_sink.sink.workers.guard import WorkerGuard, guard
+from torch_sink.sink.sources.base import Source, in_this_thread
+from torch_sink.sink.sources.guard import WorkerGuard, guard
+from torch_sink.sink.sources.position import PassStart, Sampling, sampling_of
+from torch_sink.sink.sources.random_state import RandomState, find_generators, set_generator_states
+from torch_sink.sink.sources.recording import RecordingCollate, WorkerInit
+
+
+def data_loaders_in(loader: Any) -> list[DataLoader[Any]]:
+    """The loader, if it is a DataLoader, and the DataLoaders among its attributes."""
+    attributes = getattr(loader, "__dict__", {}).values()
+    return [one for one in (loader, *attributes) if isinstance(one, DataLoader)]
 
 
 class LoaderWatch:
     """One guard for each worker-run iterator of a loader, whoever made it and whenever.
 
-    Such a class may make its iterator in a generator, at the first `next`, or keep one in an attribute for all passes
+    A class may make its iterator in a generator, at the first `next`, or keep one in an attribute for all passes
     (timm's `MultiEpochsDataLoader`). New iterators are seen through `_get_iterator`, which is what
     `DataLoader.__iter__` calls; kept ones among the attributes. DataLoaders that the loader wraps are watched as well.
 
     A generator is run by the producer's thread, but workers are started by the consumer's: a process that is forked in
     another thread than the main one destroys what the main thread keeps to itself, process groups included.
 
-    Args:
-        loader: the user's DataLoader.
-        decoding: what becomes of samples with broken files.
-
     Attributes:
         in_consumer: calls a function in the consumer's thread, during a pass.
+        slabs: that workers write to; those of one iterator at a time, others take the ordinary way.
+        records: whether the workers of the loader itself add their generator states to their batches.
+        states: of workers that go on where others were.
+        placeholders: workers whose first batch is an empty one.
     """
 
-    def __init__(self, loader: DataLoader[Any], decoding: LoaderGuard) -> None:
-        inner = [value for value in vars(loader).values() if isinstance(value, DataLoader)]
-        self.loaders: list[DataLoader[Any]] = [loader, *inner]
-        self.guards: list[WorkerGuard] = []
+    def __init__(self, loader: Any, decoding: LoaderGuard, *, is_guarding: bool) -> None:
+        self.loaders = data_loaders_in(loader)
         self.decoding = decoding
+        self.is_guarding = is_guarding
+        self.guards: list[WorkerGuard] = []
         self.is_cancelled = False
-        self.in_consumer: InConsumer | None = None
+        self.in_consumer: Callable[[Callable[[], Any]], Any] = in_this_thread
+        self.slabs: Slabs | None = None
+        self.slab_writers: list[Any] = []
+        self._writing: Callable[[], Any] = lambda: None  # the iterator that these belong to
+        self.records = False
+        self.states: dict[int, RandomState] = {}
+        self.placeholders = 0
         self._hooks = [_hook(one, weakref.ref(self)) for one in self.loaders]
 
     @property
@@ -47,18 +65,49 @@ class LoaderWatch:
         """Whether a worker died."""
         return any(one.broken for one in self.guards)
 
+    def make(self, owner: Any, stock: Callable[[], Any]) -> Any:
+        """An iterator of `owner`, whose workers write to slabs; the owner is left as it was."""
+        collate, init = owner.collate_fn, owner.worker_init_fn
+        slabs = self._free_slabs(owner)
+        if slabs is not None:
+            owner.collate_fn = SlabCollate(collate, slabs)
+        if owner.num_workers:
+            owner.worker_init_fn = WorkerInit(init, self.states)
+            if self.records and owner is self.loaders[0]:
+                owner.collate_fn = RecordingCollate(owner.collate_fn, self.placeholders)
+        try:
+            with self.decoding.making_iterator(owner):
+                iterator = stock()
+        finally:
+            owner.collate_fn, owner.worker_init_fn = collate, init
+        if slabs is not None:
+            self.slab_writers, self._writing = getattr(iterator, "_workers", []), weakref.ref(iterator)
+        return iterator
+
+    def _free_slabs(self, owner: Any) -> Slabs | None:
+        """The slabs, when the workers of no iterator write to them, for as many workers as they are made for."""
+        slabs, writing = self.slabs, self._writing()
+        if slabs is None or not 0 < owner.num_workers <= slabs.workers or isinstance(owner.collate_fn, SlabCollate):
+            return None
+        if writing is not None and not getattr(writing, "_shutdown", True):
+            return None
+        slabs.begin_generation(self.slab_writers)
+        return slabs
+
     def add(self, iterator: Any) -> None:
         """Guards `iterator`, if it has workers and is not guarded yet."""
         self.decoding.add(iterator)
-        if any(one.iterator is iterator for one in self.guards):
-            return
-        made = guard(iterator)
+        made = guard(iterator) if self.is_guarding and self.guard_of(iterator) is None else None
         if made is None:
             return
         if self.is_cancelled:
             made.cancel()
         # One assignment: the consumer's thread may be looking through the list meanwhile.
         self.guards = [*(one for one in self.guards if not one.is_stopped), made]
+
+    def guard_of(self, iterator: Any) -> WorkerGuard | None:
+        """The guard of an iterator's workers, if it has any."""
+        return next((one for one in self.guards if one.iterator is iterator), None)
 
     def kept(self) -> list[tuple[DataLoader[Any], str, Any]]:
         """Iterators that the class keeps in attributes of its own: owner, attribute, iterator."""
@@ -74,9 +123,8 @@ class LoaderWatch:
         self.is_cancelled = False
         for owner, name, iterator in self.kept():
             if anew or iterator._shutdown:
-                for one in self.guards:
-                    if one.iterator is iterator:
-                        one.stop()
+                if (before := self.guard_of(iterator)) is not None:
+                    before.stop()
                 owner._iterator = None
                 setattr(owner, name, owner._get_iterator())
             else:
@@ -116,7 +164,7 @@ class LoaderWatch:
             one.stop()
         for owner in self.loaders:
             latest = getattr(owner, "_iterator", None)
-            if owner.persistent_workers and any(one.iterator is latest for one in self.guards):
+            if owner.persistent_workers and self.guard_of(latest) is not None:
                 owner._iterator = None
         self.guards = []
 
@@ -144,13 +192,7 @@ def _hook(loader: DataLoader[Any], watch_of: weakref.ref[LoaderWatch]) -> Callab
         watch = watch_of()
         if watch is None:
             return stock()
-        decoding = watch.decoding
-
-        def make() -> Any:
-            with decoding.making_iterator(owner):
-                return stock()
-
-        iterator = make() if watch.in_consumer is None else watch.in_consumer(make)
+        iterator = watch.in_consumer(functools.partial(watch.make, owner, stock))
         watch.add(iterator)
         return iterator
 
@@ -164,3 +206,43 @@ def _hook(loader: DataLoader[Any], watch_of: weakref.ref[LoaderWatch]) -> Callab
 
     attributes["_get_iterator"] = get_iterator
     return unhook
+
+
+class WatchedSource(Source):
+    """A loader with watched workers. Without `is_guarding` they are left to torch: nobody waits beside the caller."""
+
+    is_guarding = True
+
+    def __init__(self, loader: Any, watched: Any = None) -> None:
+        super().__init__(loader)
+        self.watch = LoaderWatch(loader if watched is None else watched, self.guard, is_guarding=self.is_guarding)
+        self.has_workers = self.is_guarding and loader.num_workers > 0
+        self.runs_ahead = self.runs_in_thread = self.has_workers
+        self.keeps_random_state = not self.has_workers
+        self.keeps_workers = self.has_workers and loader.persistent_workers
+        self.pins_batches = self.has_workers and loader.pin_memory
+        self.generators = find_generators(loader) if self.is_guarding else []
+
+    def make_slabs(self, batches: int) -> Slabs | None:
+        """Slabs for what each worker makes ahead, and for its part of the batches that are in use."""
+        workers = max(one.num_workers for one in self.watch.loaders)
+        ahead = max(one.prefetch_factor or 1 for one in self.watch.loaders)
+        with contextlib.suppress(OSError):
+            self.watch.slabs = Slabs(workers, ahead + -(-batches // workers)) if workers else None
+        return self.watch.slabs
+
+    def sampling(self) -> Sampling:
+        return sampling_of(self.loader) if self.is_guarding else Sampling()
+
+    def rewind(self, start: PassStart) -> None:
+        set_generator_states(self.generators, start.generators)
+
+    def forget_workers(self) -> None:
+        vars(self.watch.loaders[0])["_iterator"] = None
+
+    def _stop_kept_workers(self) -> None:
+        self.watch.stop()
+        self.forget_workers()
+
+    def close(self) -> None:
+        self.watch.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,59 +13,38 @@ import torch
 from torch_sink.common.containers import is_lazy, is_plain, leaves, map_leaves
 from torch_sink.common.slabs import Slabs
 from torch_sink.damage.report import Loss
-from torch_sink.sink.producers.stage import ImageFormat, execute_lazy
-from torch_sink.sink.slots.device import DeviceOps
-from torch_sink.sink.slots.plan import LeafPlan, RingPlan, make_plan
-from torch_sink.sink.slots.protocol import SlotProtocol
+from torch_sink.sink.queue.device import DeviceOps, SlotProtocol
+from torch_sink.sink.queue.plan import LeafPlan, RingPlan
+from torch_sink.sink.queue.slots import ImageFormat, Slots, execute_lazy
 
 log = logging.getLogger("torch_sink")
 
 
 @dataclass
 class Slot:
-    """Memory of one slot, aligned with the leaves of a batch.
+    """Memory of one slot, aligned with the leaves of a batch."""
 
-    Attributes:
-        buffers: device tensors; None for leaves without one.
-        staging: page-locked host tensors; None for lazy leaves and leaves without a buffer.
-        kept: what lies outside the ring that this slot's batch needs until the slot is filled again.
-        is_static: whether the batch lies completely in `buffers`, at full size.
-    """
-
-    buffers: list[Any]
-    staging: list[Any]
-    kept: list[Any] = field(default_factory=list)
-    is_static: bool = False
+    buffers: list[Any]  # device tensors; None for leaves without one
+    staging: list[Any]  # page-locked host tensors; None for lazy leaves and leaves without a buffer
+    kept: list[Any] = field(default_factory=list)  # lies outside the ring, and is needed until the slot is filled again
+    is_static: bool = False  # the batch lies completely in `buffers`, at full size
 
 
-class DeviceRing:
+class DeviceRing(Slots):
     """Slots on a device: allocated at the first batch, never again.
 
     A batch with fewer rows (the last one of a pass) uses the first rows of a slot's buffers. A batch of another shape
     or structure gets memory of its own, from the copy stream's cache: the slot holds it until the copy stream waits
     for the consumer's last use, so it is never reused too early and no `record_stream` is needed.
 
-    `fill` is called by one producer at a time, `open` and `free` by the consumer; a slot is with one of them only.
-
-    Args:
-        count: slots wanted.
-        form: how image batches are produced.
-        ops: the device.
-        max_bytes: bound for the device memory.
-        reads_pinned: whether page-locked tensors of the source are read in place, which takes a source that does not
-            write to them again; else they are copied to the staging memory like others.
+    With `reads_pinned`, page-locked tensors of the source are read in place, which takes a source that does not write
+    to them again; else they are copied to the staging memory like others.
     """
 
     def __init__(
-        self,
-        count: int,
-        form: ImageFormat,
-        ops: DeviceOps,
-        max_bytes: int | None = None,
-        reads_pinned: bool = False,
+        self, count: int, form: ImageFormat, ops: DeviceOps, max_bytes: int | None = None, reads_pinned: bool = False
     ) -> None:
-        self.count = count
-        self.form = form
+        super().__init__(count, form)
         self.ops = ops
         self.max_bytes = max_bytes
         self.reads_pinned = reads_pinned
@@ -85,7 +65,6 @@ class DeviceRing:
         self.reads_pinned |= self.slabs is not None
 
     def _lock_slabs(self, slabs: Slabs) -> None:
-        slabs.adapt()
         for region in slabs.regions[len(self.locked) :]:
             address = region.ctypes.data
             if not self.ops.page_lock(address, region.nbytes):
@@ -126,7 +105,6 @@ class DeviceRing:
         return batch
 
     def free(self, slot: int) -> None:
-        """The consumer issued its last use of the slot to its current stream."""
         if self.protocol is not None:
             self.protocol.end_use(slot)
 
@@ -135,15 +113,12 @@ class DeviceRing:
         return slot if self.slots[slot].is_static else None
 
     def static_batches(self, batch: Any) -> dict[int, Any]:
-        """By slot, what a batch like `batch`, which lies in fixed memory, would be in each of them."""
-        return {number: self._in_slot(slot, batch) for number, slot in enumerate(self.slots)}
+        def in_slot(slot: Slot) -> Any:
+            return _map_numbered(batch, lambda at, leaf: slot.buffers[at] if isinstance(leaf, torch.Tensor) else leaf)
 
-    def _in_slot(self, slot: Slot, batch: Any) -> Any:
-        places = {id(leaf): buffer for leaf, buffer in zip(leaves(batch), slot.buffers, strict=True)}
-        return map_leaves(batch, lambda leaf: places[id(leaf)] if isinstance(leaf, torch.Tensor) else leaf)
+        return {number: in_slot(slot) for number, slot in enumerate(self.slots)}
 
     def describe(self) -> str:
-        """The plan, for `repr`."""
         if self.plan is not None:
             return str(self.plan)
         bound = "" if self.max_bytes is None else f" within {self.max_bytes:,} bytes"
@@ -154,7 +129,6 @@ class DeviceRing:
         return 0 if self.plan is None else self.plan.device_bytes
 
     def close(self) -> None:
-        """Waits until nothing is in flight, then gives all memory back."""
         if self.plan is not None and self.slots:
             self.ops.finish()
         self.slots, self.arrivals = [], []
@@ -162,59 +136,45 @@ class DeviceRing:
             self.ops.page_unlock(self.locked.pop())
 
     def _allocate(self, first: list[Any]) -> SlotProtocol:
-        plan = make_plan(first, self.form, self.count, self.max_bytes)
+        plan = RingPlan(first, self.form, self.count, self.max_bytes)
         log.info("SinkLoader ring on %s: %s", self.ops.device, plan)
+
+        def buffer(leaf: LeafPlan | None) -> Any:
+            return leaf and self._new(self.ops.empty, leaf.shape, leaf.dtype, leaf.memory_format)
+
+        def staging(leaf: LeafPlan | None) -> Any:
+            if leaf is None or leaf.is_lazy:
+                return None
+            return self._new(self.ops.empty_pinned, leaf.shape, leaf.source_dtype)
+
+        def arrival(leaf: LeafPlan | None) -> Any:
+            if leaf is None or not leaf.is_converted:
+                return None
+            return self._new(self.ops.empty, leaf.shape, leaf.source_dtype, torch.contiguous_format)
+
         with self.ops.on_copy_stream():
             self.slots = [
-                Slot([self._buffer(leaf) for leaf in plan.leaves], [self._staging(leaf) for leaf in plan.leaves])
+                Slot([buffer(leaf) for leaf in plan.leaves], [staging(leaf) for leaf in plan.leaves])
                 for _ in range(plan.slots)
             ]
-            self.arrivals = [self._arrival(leaf) for leaf in plan.leaves]
+            self.arrivals = [arrival(leaf) for leaf in plan.leaves]
             self.ops.follow(self.ops.default_stream())  # the cache hands out blocks that its kernels may still read
         self.count, self.plan = plan.slots, plan
         self.protocol = SlotProtocol(plan.slots, self.ops)
         return self.protocol
 
-    def _buffer(self, leaf: LeafPlan | None) -> torch.Tensor | None:
-        if leaf is None:
-            return None
+    def _new(self, allocate: Callable[..., torch.Tensor], *form: Any) -> torch.Tensor:
         self.allocations += 1
-        return self.ops.empty(leaf.shape, leaf.dtype, leaf.memory_format)
-
-    def _staging(self, leaf: LeafPlan | None) -> torch.Tensor | None:
-        if leaf is None or leaf.is_lazy:
-            return None
-        self.allocations += 1
-        return self.ops.empty_pinned(leaf.shape, leaf.source_dtype)
-
-    def _arrival(self, leaf: LeafPlan | None) -> torch.Tensor | None:
-        if leaf is None or not leaf.is_converted:
-            return None
-        self.allocations += 1
-        return self.ops.empty(leaf.shape, leaf.source_dtype, torch.contiguous_format)
+        return allocate(*form)
 
     def _rows_of(self, position: int, leaf: Any) -> int | None:
         """Rows of the planned buffer that a leaf fills; None if it needs memory of its own."""
-        planned = () if self.plan is None else self.plan.leaves
+        planned = [] if self.plan is None else self.plan.leaves
         plan = planned[position] if position < len(planned) else None
         return None if plan is None else plan.rows(leaf)
 
-    def _move(self, memory: Slot, leaf: Any) -> Any:
-        """A leaf that knows best how it is moved: a sparse or nested tensor, a subclass, an object with `to`."""
-        if not moves_itself(leaf):
-            return leaf  # numbers and strings stay on the host
-        moved = leaf.to(self.ops.device)  # host sync: the producer's thread, because the memory is not page-locked
-        if isinstance(moved, torch.Tensor) and self.form.is_image(moved):
-            moved = moved.to(dtype=self.form.dtype_of(moved), memory_format=self.form.layout_of(moved))
-        memory.kept.append(moved)
-        return moved
-
     def _copy_ordinary(self, memory: Slot, batch: Any) -> Any:
-        position = -1
-
-        def copy(leaf: Any) -> Any:
-            nonlocal position
-            position += 1
+        def copy(position: int, leaf: Any) -> Any:
             if is_lazy(leaf):
                 return leaf
             if not is_plain(leaf):
@@ -222,7 +182,15 @@ class DeviceRing:
             rows = self._rows_of(position, leaf)
             return self._copy_odd(memory, leaf) if rows is None else self._copy_planned(memory, position, leaf, rows)
 
-        return map_leaves(batch, copy)
+        return _map_numbered(batch, copy)
+
+    def _move(self, memory: Slot, leaf: Any) -> Any:
+        """A leaf that knows best how it is moved: a sparse or nested tensor, a subclass, an object with `to`."""
+        if not moves_itself(leaf):
+            return leaf  # numbers and strings stay on the host
+        moved = leaf.to(self.ops.device)  # host sync: the producer's thread, because the memory is not page-locked
+        memory.kept.append(moved := self.form.convert(moved))
+        return moved
 
     def _copy_planned(self, memory: Slot, position: int, leaf: torch.Tensor, rows: int) -> torch.Tensor:
         target = first_rows(memory.buffers[position], rows)
@@ -232,6 +200,13 @@ class DeviceRing:
         if arrival is not None:
             self.ops.copy(target, landing)  # dtype and layout change here, on the device
         return target
+
+    def _copy_odd(self, memory: Slot, leaf: torch.Tensor) -> torch.Tensor:
+        """A tensor that no planned buffer holds."""
+        self.allocations += 1
+        landing = torch.empty(leaf.shape, dtype=leaf.dtype, device=self.ops.device)
+        self.ops.copy(landing, self._sendable(leaf, self.ops.empty_pinned(leaf.shape, leaf.dtype), memory))
+        return self.form.convert(landing)
 
     def _sendable(self, leaf: torch.Tensor, staging: torch.Tensor, memory: Slot) -> torch.Tensor:
         """`leaf` as page-locked or device memory in contiguous layout."""
@@ -246,15 +221,6 @@ class DeviceRing:
     def _is_on_device(self, leaf: Any) -> bool:
         return isinstance(leaf, torch.Tensor) and leaf.device == self.ops.device and leaf.device.type != "cpu"
 
-    def _copy_odd(self, memory: Slot, leaf: torch.Tensor) -> torch.Tensor:
-        """A tensor that no planned buffer holds."""
-        self.allocations += 1
-        landing = torch.empty(leaf.shape, dtype=leaf.dtype, device=self.ops.device)
-        self.ops.copy(landing, self._sendable(leaf, self.ops.empty_pinned(leaf.shape, leaf.dtype), memory))
-        if self.form.is_image(leaf):
-            landing = landing.to(dtype=self.form.dtype_of(leaf), memory_format=self.form.layout_of(leaf))
-        return landing
-
     def _lazy_targets(self, memory: Slot, batch: Any) -> Any:
         places = {}
         for position, leaf in enumerate(leaves(batch)):
@@ -265,12 +231,9 @@ class DeviceRing:
 
     def _settle(self, memory: Slot, batch: Any) -> Any:
         """Moves tensors that were made outside the slot into it where they fit, and keeps the others alive."""
-        position = -1
         memory.is_static = True
 
-        def settle(leaf: Any) -> Any:
-            nonlocal position
-            position += 1
+        def settle(position: int, leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
                 memory.is_static &= not moves_itself(leaf)
                 return leaf
@@ -279,13 +242,19 @@ class DeviceRing:
                 memory.is_static &= leaf.shape == buffer.shape
                 return leaf
             memory.kept.append(leaf)
-            if buffer is not None and _is_like(leaf, buffer):
+            if buffer is not None and is_plain(leaf) and (leaf.shape, leaf.dtype) == (buffer.shape, buffer.dtype):
                 self.ops.copy(buffer, leaf)
                 return buffer
             memory.is_static = False
             return leaf
 
-        return map_leaves(batch, settle)
+        return _map_numbered(batch, settle)
+
+
+def _map_numbered(batch: Any, function: Callable[[int, Any], Any]) -> Any:
+    """`map_leaves` with the position of each leaf."""
+    positions = itertools.count()
+    return map_leaves(batch, lambda leaf: function(next(positions), leaf))
 
 
 def first_rows(buffer: torch.Tensor, rows: int) -> torch.Tensor:
@@ -301,7 +270,3 @@ def moves_itself(leaf: Any) -> bool:
 def has_address(leaf: torch.Tensor) -> bool:
     """Whether the values of `leaf` lie in one place."""
     return leaf.layout is torch.strided and not leaf.is_nested
-
-
-def _is_like(leaf: torch.Tensor, buffer: torch.Tensor) -> bool:
-    return is_plain(leaf) and leaf.shape == buffer.shape and leaf.dtype == buffer.dtype

@@ -1,39 +1,69 @@
-"""Where the consumer stands, and how that is written into a checkpoint."""
+"""Where a pass begins, where the consumer stands in it, and how that is written into a checkpoint."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch_sink.common.random_state import RandomState, as_bytes, as_tensor
-from torch_sink.sink.sources.base import PassStart, ResumePoint, Sampling
+from torch.utils.data import IterableDataset
+
+from torch_sink.sink.sources.random_state import RandomState, as_bytes, as_tensor
 
 FORMAT_VERSION = 1
 
 
+@dataclass(frozen=True)
+class PassStart:
+    """Everything needed to begin a pass once more."""
+
+    number: int
+    generators: list[bytes] = field(default_factory=list)  # of the loader and its samplers, before the pass
+    # The same when the workers of this pass were started (persistent workers: an earlier pass).
+    worker_generators: list[bytes] = field(default_factory=list)
+    random_state: RandomState = b""  # of the global generators before the pass; empty where they do not matter
+    kept_workers: bool = False  # the workers of the pass before went on, so that no seed was drawn for new ones
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where to enter a pass."""
+
+    start: PassStart
+    skip: int  # batches of it that were consumed already
+    worker_states: dict[int, RandomState] = field(default_factory=dict)  # after their last consumed batch
+    random_state: RandomState = b""  # of the global generators at the checkpoint (batches made in this process)
+    loader_state: Any = None
+
+
+class Sampling(NamedTuple):
+    """How a pass is cut into batches; a position within it means nothing under another one. None: not known."""
+
+    samples: int | None = None
+    batch_size: int | None = None
+
+
+def sampling_of(loader: Any) -> Sampling:
+    """The sampling of a DataLoader over a map-style dataset."""
+    if loader.batch_size is None or isinstance(loader.dataset, IterableDataset):
+        return Sampling()
+    try:
+        return Sampling(len(loader.sampler), loader.batch_size)
+    except (TypeError, NotImplementedError):
+        return Sampling()
+
+
 @dataclass
 class Position:
-    """Counts of consumed batches, and the pass that they come from.
+    """Counts of consumed batches, and the pass that they come from."""
 
-    Attributes:
-        epoch: epochs completed.
-        batch_in_epoch: batches consumed of the epoch that is under way.
-        batches: batches consumed in all.
-        pass_number: the source's pass that the next batch comes from.
-        batch_in_pass: batches consumed of it.
-        start: how that pass began; None before it did.
-        worker_states: generator states of the workers after their last consumed batch.
-        loader_state: state of a loader that keeps its own, after the last consumed batch.
-    """
-
-    epoch: int = 0
-    batch_in_epoch: int = 0
-    batches: int = 0
-    pass_number: int = 0
-    batch_in_pass: int = 0
-    start: PassStart | None = None
-    worker_states: dict[int, RandomState] = field(default_factory=dict)
-    loader_state: Any = None
+    epoch: int = 0  # epochs completed
+    batch_in_epoch: int = 0  # batches consumed of the epoch that is under way
+    batches: int = 0  # batches consumed in all
+    pass_number: int = 0  # the source's pass that the next batch comes from
+    batch_in_pass: int = 0  # batches consumed of it
+    start: PassStart | None = None  # how that pass began; None before it did
+    worker_states: dict[int, RandomState] = field(default_factory=dict)  # after the last consumed batch of each
+    loader_state: Any = None  # of a loader that keeps its own, after the last consumed batch
 
     def next_pass(self, keeps_workers: bool) -> None:
         """The pass is over; workers that are started anew for the next one have no state to remember."""
@@ -64,21 +94,16 @@ def write_state(
 ) -> dict[str, Any]:
     """A state dict of numbers, strings and uint8 tensors: `torch.load(weights_only=True)` reads it.
 
-    Args:
-        position: where the consumer stands.
-        next_start: how the next pass would begin if it began now; used when none is under way.
-        random_state: global generator states now, where batches draw from them.
-        num_workers: workers of the wrapped loader.
-        sampling: how its passes are cut into batches.
-        not_covered: what a resumed run could draw differently.
+    `next_start` is used when no pass is under way; `random_state` is that of the global generators now, where batches
+    draw from them.
     """
     start = position.start or next_start
     return {
         "version": FORMAT_VERSION,
         **position.counts(),
         "pass_has_begun": position.start is not None,
-        "generators": _tensors(start.generators),
-        "worker_generators": _tensors(start.worker_generators),
+        "generators": [as_tensor(state) for state in start.generators],
+        "worker_generators": [as_tensor(state) for state in start.worker_generators],
         "pass_random_state": as_tensor(start.random_state),
         "kept_workers": start.kept_workers,
         "worker_states": {worker: as_tensor(state) for worker, state in position.worker_states.items()},
@@ -140,7 +165,3 @@ def check_sampling(state: dict[str, Any], sampling: Sampling) -> None:
         "samples would be lost or come twice. Use the dataset and the batch size of that run, or a state that was "
         "taken at the end of a pass."
     )
-
-
-def _tensors(states: list[bytes]) -> list[Any]:
-    return [as_tensor(state) for state in states]

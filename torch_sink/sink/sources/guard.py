@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
+import multiprocessing.queues
 import os
 import queue
 import signal
@@ -15,10 +17,12 @@ from multiprocessing.connection import wait as wait_for_sentinels
 from typing import Any
 
 import torch
+import torch.multiprocessing
+from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
 
 from torch_sink.common.platforms import after_fork_in_child
-from torch_sink.sink.workers.lifetime import run_first_at_exit
+from torch_sink.sink.sources.lifetime import run_first_at_exit
 
 POLL_SECONDS = 0.5  # torch's own interval is 5 s: too long to close, or to report a death, in time
 GRACE_SECONDS = 1.5  # what workers get to leave by themselves
@@ -48,9 +52,6 @@ class WorkerGuard:
     * the wait for a result wakes twice a second, to see a dead worker or a cancelled pass;
     * after a death the workers are not asked to leave (a worker killed inside a lock would block the one who asks)
       but killed.
-
-    Args:
-        iterator: what `iter(loader)` gave for `num_workers > 0`.
     """
 
     def __init__(self, iterator: Any) -> None:
@@ -63,7 +64,7 @@ class WorkerGuard:
             torch._C._remove_worker_pids(id(iterator))
             iterator._worker_pids_set = False
         # Weak, because the cycle would keep the workers until the garbage collector runs.
-        iterator._try_get_data = _Poll(weakref.ref(self))
+        iterator._try_get_data = functools.partial(_poll, weakref.ref(self))
         _guards.add(self)
 
     @property
@@ -91,24 +92,24 @@ class WorkerGuard:
 
     def _busy(self) -> list[Any]:
         """Workers that did not come to the end of an iterable dataset."""
-        return [
-            worker for worker, busy in zip(self.iterator._workers, self.iterator._workers_status, strict=True) if busy
-        ]
+        iterator = self.iterator
+        return [worker for worker, busy in zip(iterator._workers, iterator._workers_status, strict=True) if busy]
 
     def free_reader(self, is_free: threading.Event, seconds: float) -> None:
         """Frees a thread that waits for the rest of a message whose writer is dead.
 
         Kills all workers, then fills the pipe with zeros until the message is complete: unpickling it fails, torch
         finds the dead worker and raises in order. Closing the write end alone is not enough, because workers of
-        other loaders that were forked later hold copies of it.
-
-        Args:
-            is_free: set by the reader when it has left.
-            seconds: the longest to try.
+        other loaders that were forked later hold copies of it. The reader sets `is_free` when it has left.
         """
         self._note_death(self._busy(), 0.0)
         self._kill()
         _complete_message(self.iterator, is_free.is_set, seconds)
+
+    def end_pass(self, *, keeps_workers: bool) -> None:
+        """Stops workers that do not go on to the next pass, or cannot."""
+        if not keeps_workers or self.broken:
+            self.stop()
 
     def stop(self) -> None:
         """Stops all workers, within about 3 s, whatever state they are in."""
@@ -202,17 +203,12 @@ class WorkerGuard:
             worker.join(max(0.0, deadline - time.monotonic()))
 
 
-class _Poll:
+def _poll(guard_of: weakref.ref[WorkerGuard], timeout: float = _utils.MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
     """Stands in for the iterator's `_try_get_data` as long as its guard lives."""
-
-    def __init__(self, guard_of: weakref.ref[WorkerGuard]) -> None:
-        self.guard_of = guard_of
-
-    def __call__(self, timeout: float = _utils.MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
-        watch = self.guard_of()
-        if watch is None:
-            raise PassCancelled
-        return watch.poll(timeout)
+    watch = guard_of()
+    if watch is None:
+        raise PassCancelled
+    return watch.poll(timeout)
 
 
 def _disown() -> None:
@@ -277,22 +273,33 @@ def guard(iterator: Any) -> WorkerGuard | None:
     return WorkerGuard(iterator)
 
 
-def leave_with_parent() -> None:
-    """Called in a worker: ends it at once when the training process is killed, whatever it is doing.
+class ReportingQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
+    """A queue of (number, batch or exception) that sends an error where an item cannot be pickled.
 
-    torch's own watch looks between two batches, only at whether the parent's number changes. It misses a death before
-    the worker was ready, and under "forkserver" every death, because the server lives as long as its children.
+    Python's own queue prints the error in the worker and drops the item, and the training process waits for ever.
     """
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_leave_after, args=(parent,), name="torch_sink-parent", daemon=True).start()
+
+    def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:  # the hook that the base class offers
+        number, content = item if isinstance(item, tuple) and len(item) == 2 else (None, None)
+        if not isinstance(number, int):
+            super()._on_queue_feeder_error(error, item)  # type: ignore[misc]
+            return
+        # Only the words of an exception can be sent: its class is what could not be pickled.
+        what = content.exc_msg if isinstance(content, ExceptionWrapper) else f"a batch of type {type(content).__name__}"
+        failure = RuntimeError(f"cannot be sent to the training process ({error}): {what}")
+        origin = (RuntimeError, failure, error.__traceback__)
+        self.put((number, ExceptionWrapper(origin, "in DataLoader worker process")))
 
 
-def _leave_after(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
+class ReportingContext:
+    """A multiprocessing context, None for the default one, whose queues report what they cannot send."""
 
+    def __init__(self, context: Any) -> None:
+        self._context: Any = torch.multiprocessing if context is None else context
 
-def pin_memory(batch: Any, device: str | None = None) -> Any:
-    """Pins the tensors of `batch` like the DataLoader's own thread does."""
-    return _utils.pin_memory.pin_memory(batch, device)  # type: ignore[no-untyped-call]
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def Queue(self) -> ReportingQueue:
+        """The queue that a DataLoader's iterator asks for."""
+        return ReportingQueue(ctx=self._context.get_context())

@@ -13,10 +13,11 @@ from typing import Any
 
 from torch_sink.common.containers import tensor_bytes
 from torch_sink.errors import SinkError, SinkTimeout
-from torch_sink.sink.producers.items import Item, Slots, fill, receive
-from torch_sink.sink.producers.stats import StatsRecorder
+from torch_sink.sink.queue.producer import Item, Producer, fill, receive
+from torch_sink.sink.queue.slots import Slots
+from torch_sink.sink.queue.stats import StatsRecorder
 from torch_sink.sink.sources.base import Pass
-from torch_sink.sink.workers.guard import PassCancelled
+from torch_sink.sink.sources.guard import PassCancelled
 
 WATCH_SECONDS = 0.25  # how often a waiting consumer looks after the workers
 DEAD_WORKER_SECONDS = 3.0  # torch itself notices a death within 0.5 s, unless its reader is stuck
@@ -24,36 +25,24 @@ FREE_READER_SECONDS = 3.0
 JOIN_SECONDS = 1.5
 
 
-# A function that the consumer's thread is to call, and what becomes of it.
-Request = tuple[Callable[[], Any], "Future[Any]"]
-
-
-class ThreadProducer:
+class ThreadProducer(Producer):
     """Makes batches in one thread a pass, ahead of the consumer or only while it waits.
 
     Invariant: every slot is in exactly one place: `free_slots`, being filled by the thread, in an item of `ready`, or
     held by the consumer. The thread takes a slot before it asks the source, so at most `slots.count` batches exist.
     All shared fields but `held`, which the consumer alone writes, are guarded by `changed`; the source and the device
-    are used outside of it.
-
-    Args:
-        slots: where ready batches wait.
-        stats: what was seen is recorded here.
-        runs_ahead: False makes a batch only when the consumer waits for it.
+    are used outside of it. Without `runs_ahead` a batch is made only when the consumer waits for it.
     """
 
     def __init__(self, slots: Slots, stats: StatsRecorder, runs_ahead: bool = True) -> None:
+        super().__init__(slots, stats)
         self.runs_ahead = runs_ahead
         self.is_asked = False
-        self._left_at = time.monotonic()
-        self.slots = slots
-        self.stats = stats
         self.changed = threading.Condition()
         self.ready: deque[Item] = deque()
         self.free_slots = deque(range(slots.count))
-        self.current: Pass | None = None
-        self.held: Item | None = None
-        self.request: Request | None = None
+        # A function that the consumer's thread is to call, and what becomes of it.
+        self.request: tuple[Callable[[], Any], Future[Any]] | None = None
         self.outside_source = threading.Event()
         self.outside_source.set()
         self._owes_slots = False
@@ -62,7 +51,6 @@ class ThreadProducer:
         self.thread: threading.Thread | None = None
 
     def park(self) -> None:
-        """Before workers are started: the thread of the pass before is gone, so they are not forked beside it."""
         if self.thread is None or self.current is not None:
             return
         self.thread.join(JOIN_SECONDS)
@@ -89,7 +77,6 @@ class ThreadProducer:
         return self.current is None
 
     def batches_ready(self) -> int:
-        """Batches that wait for the consumer."""
         with self.changed:
             return sum(item.slot >= 0 for item in self.ready)
 
@@ -175,7 +162,6 @@ class ThreadProducer:
             raise SinkError("a data worker died in the middle of a message and its reader could not be freed")
 
     def release(self) -> None:
-        """The batch taken last is not used any more: its slot may be filled again."""
         free_slot = self._free_held()
         if free_slot is not None:
             with self.changed:
@@ -189,8 +175,7 @@ class ThreadProducer:
         self.slots.free(held.slot)
         return held.slot
 
-    def drop(self) -> list[Pass]:
-        """Leaves the source and forgets what is ready; returns the passes concerned, for the caller to stop."""
+    def drop(self) -> None:
         with self.changed:
             current, self.current = self.current, None
             request, self.request = self.request, None
@@ -199,14 +184,15 @@ class ThreadProducer:
             request[1].cancel()
         if current is not None:
             current.cancel()
-        self._await_outside_source(current)
+        # Also when an interrupted call has cancelled the pass already.
+        if not self.outside_source.wait(JOIN_SECONDS) and current is not None and self.is_reading:
+            current.free_reader(self.outside_source, FREE_READER_SECONDS)
         with self.changed:
             self.ready.clear()
             self.is_asked = False
             self._owes_slots = not self.outside_source.is_set()  # the thread has one still: `park` waits for it
         if not self._owes_slots:
             self._free_slots()
-        return [current] if current is not None else []
 
     def _free_slots(self) -> None:
         """Frees all that are not free, so that a slot which an interrupt of the consumer lost comes back as well."""
@@ -218,17 +204,10 @@ class ThreadProducer:
         with self.changed:
             self.free_slots.extend(dropped)
 
-    def _await_outside_source(self, current: Pass | None) -> None:
-        """Also when an interrupted call has cancelled the pass already."""
-        if not self.outside_source.wait(JOIN_SECONDS) and current is not None and self.is_reading:
-            current.free_reader(self.outside_source, FREE_READER_SECONDS)
-
     def is_running_here(self) -> bool:
-        """Whether the calling thread is the producer's."""
         return threading.current_thread() is self.thread
 
     def bytes_held(self) -> int:
-        """Bytes of the batches that wait here or are in use."""
         with self.changed:
             items = [*self.ready, self.held]
         return sum(tensor_bytes(item.batch) for item in items if item is not None)
@@ -240,11 +219,9 @@ class ThreadProducer:
             yield
 
     def close(self) -> None:
-        """Stops the thread and the active pass, within seconds. Idempotent."""
+        """Stops the thread and the active pass, within seconds."""
         thread = self.thread
-        self.held = None
-        for dropped in self.drop():
-            dropped.stop()
+        super().close()
         if thread is not None:
             thread.join(JOIN_SECONDS)
 

@@ -1,1 +1,0 @@
-"""What fetches batches ahead: a thread, or the consumer itself."""

@@ -1,0 +1,154 @@
+"""What a ring asks of a device: streams, events, memory, and who may touch a slot when."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torch_sink.thread_waits import capture_lock
+
+_copy_streams: dict[int, torch.cuda.Stream] = {}
+_copy_streams_lock = threading.Lock()
+
+
+def copy_stream_of(device: torch.device) -> torch.cuda.Stream:
+    """The copy stream of a device, one for the life of the process.
+
+    torch hands out streams round robin from a pool of 32, each with a memory cache of its own: a stream per loader
+    would leak caches and end up as an alias of the stream that trains.
+    """
+    with _copy_streams_lock:
+        if device.index not in _copy_streams:
+            _copy_streams[device.index] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return _copy_streams[device.index]
+
+
+class DeviceOps:
+    """A CUDA (or ROCm) device as the ring sees it; `copy_stream` is the one on which slots are filled.
+
+    Tests put a simulated device in its place.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.copy_stream: Any = copy_stream_of(device)
+        self._streams: dict[Any, torch.cuda.Stream] = {}
+
+    def current_stream(self) -> Any:
+        """The calling thread's current stream on this device; its object is made once, for it is asked every step."""
+        key = torch._C._cuda_getCurrentStream(self.device.index)
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = self._streams[key] = torch.cuda.current_stream(self.device)
+        return stream
+
+    def new_event(self, *, host_waits: bool) -> Any:
+        """An event without timing; a thread that waits for it sleeps instead of spinning."""
+        return torch.cuda.Event(blocking=host_waits)  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def on_copy_stream(self) -> Iterator[None]:
+        """Work issued inside goes to the copy stream: sets device and stream of the calling thread."""
+        with torch.cuda.device(self.device), torch.cuda.stream(self.copy_stream):
+            yield
+
+    def empty(self, shape: torch.Size, dtype: torch.dtype, memory_format: torch.memory_format) -> torch.Tensor:
+        """Memory of the default stream's cache, where it can be reused by everybody once the ring is closed."""
+        with torch.cuda.stream(self.default_stream()):
+            return torch.empty(shape, dtype=dtype, device=self.device, memory_format=memory_format)
+
+    def empty_pinned(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """Page-locked host memory: only from there do copies run beside the host."""
+        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+
+    def page_lock(self, address: int, size: int) -> bool:
+        """Page-locks host memory; where that fails, the error is taken back, or the next launch would report it."""
+        with torch.cuda.device(self.device), capture_lock:
+            is_locked = int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0  # type: ignore[no-untyped-call]
+            if not is_locked:
+                with contextlib.suppress(RuntimeError):
+                    torch.zeros(1, device=self.device)
+        return is_locked
+
+    def page_unlock(self, address: int) -> None:
+        """Takes `page_lock` back, once nothing is in flight: what still lies there lies in ordinary memory."""
+        with torch.cuda.device(self.device), capture_lock:
+            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """From the host only with equal dtype and layout, else torch would convert there and wait."""
+        target.copy_(source, non_blocking=True)
+
+    def follow(self, stream: Any) -> None:
+        """Makes the copy stream wait, on the device, for the work issued to `stream` so far."""
+        self.copy_stream.wait_stream(stream)
+
+    def default_stream(self) -> Any:
+        """The stream whose memory cache `empty` allocates from."""
+        return torch.cuda.default_stream(self.device)
+
+    def finish(self) -> None:
+        """Before memory is given back; not inside a graph capture, and not beside one of another thread."""
+        with capture_lock:
+            if not torch.cuda.is_current_stream_capturing():
+                torch.cuda.synchronize(self.device)  # host sync
+
+
+class SlotProtocol:
+    """Order between the filling of a slot and its use, kept on the device: two parties, two streams, three events.
+
+    Each slot has a staging area on the host and a buffer on the device, and the events
+
+    * `staged`: the copy from the staging area is done, so the host may write there again. The producer's host waits.
+    * `filled`: the buffer is complete. The consumer's stream waits.
+    * `free`: the consumer's last use of the buffer is done. The copy stream waits.
+
+    A slot goes producer -> consumer -> producer through a lock-protected queue on the host, so an event is always
+    recorded before the other side is told to wait for it. Without the wait for `free` a batch is overwritten while it
+    is read; without the wait for `staged` a batch is replaced, on its way, by a later one; without the wait for
+    `filled` it is read before it is there.
+    """
+
+    def __init__(self, count: int, ops: DeviceOps) -> None:
+        self.ops = ops
+        self.staged = [ops.new_event(host_waits=True) for _ in range(count)]
+        self.filled = [ops.new_event(host_waits=False) for _ in range(count)]
+        self.free = [ops.new_event(host_waits=False) for _ in range(count)]
+        self.was_staged = [False] * count
+        self.was_used = [False] * count
+
+    def begin_staging(self, slot: int) -> None:
+        """Before the host writes to the staging area of `slot`."""
+        if self.was_staged[slot]:
+            self.staged[slot].synchronize()  # host sync: the producer's thread, for a copy of `count` batches ago
+
+    def begin_filling(self, slot: int) -> None:
+        """Before work that writes to the buffer of `slot` is issued to the copy stream."""
+        if self.was_used[slot]:
+            self.ops.copy_stream.wait_event(self.free[slot])
+
+    def end_staging(self, slot: int) -> None:
+        """All copies from the staging area of `slot` were issued."""
+        self.staged[slot].record(self.ops.copy_stream)
+        self.was_staged[slot] = True
+
+    def give_back(self, slot: int, source_stream: Any) -> None:
+        """What the source made on its own stream was copied; it may write to the same memory again."""
+        source_stream.wait_event(self.staged[slot])
+
+    def end_filling(self, slot: int) -> None:
+        """All work that writes to the buffer of `slot` was issued."""
+        self.filled[slot].record(self.ops.copy_stream)
+
+    def begin_use(self, slot: int) -> None:
+        """The consumer's current stream will read the buffer of `slot`."""
+        self.ops.current_stream().wait_event(self.filled[slot])
+
+    def end_use(self, slot: int) -> None:
+        """The consumer issued its last read of `slot` to its current stream."""
+        self.free[slot].record(self.ops.current_stream())
+        self.was_used[slot] = True

@@ -1,0 +1,145 @@
+"""Where ready batches wait, and the station before: lazy leaves are executed, images get their dtype and layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_sink.common.containers import (
+    agree_on_positions,
+    is_flat,
+    is_lazy,
+    leaves,
+    map_leaves,
+    select_rows,
+    select_samples,
+)
+from torch_sink.common.slabs import Slabs
+from torch_sink.damage.report import NO_LOSS, Loss, or_current
+
+
+@dataclass(frozen=True)
+class ImageFormat:
+    """How image batches are produced, and what becomes of samples that cannot be decoded."""
+
+    device: torch.device
+    dtype: torch.dtype | None = None  # None keeps what the pipeline says
+    memory_format: torch.memory_format = torch.contiguous_format
+    on_decode_error: str = "raise"  # leaves it to the image backend
+
+    @property
+    def keeps_tensors(self) -> bool:
+        """Whether ordinary tensors are delivered as they are."""
+        return self.dtype is None and self.memory_format is torch.contiguous_format
+
+    def is_image(self, leaf: torch.Tensor) -> bool:
+        """Floating-point tensors `[N, C, H, W]` are taken for images; masks, labels and boxes are left alone."""
+        return leaf.ndim == 4 and leaf.is_floating_point()
+
+    def dtype_of(self, leaf: torch.Tensor) -> torch.dtype:
+        """The dtype in which an ordinary tensor leaf is delivered."""
+        return self.dtype if self.dtype is not None and self.is_image(leaf) else leaf.dtype
+
+    def layout_of(self, leaf: torch.Tensor) -> torch.memory_format:
+        """The memory format in which a lazy or ordinary leaf is delivered."""
+        wanted = leaf.ndim == 4 and (is_lazy(leaf) or leaf.is_floating_point())
+        return self.memory_format if wanted else torch.contiguous_format
+
+    def convert(self, leaf: Any) -> Any:
+        """An ordinary leaf in that dtype and format; what is no image as it is."""
+        if not isinstance(leaf, torch.Tensor) or not self.is_image(leaf):
+            return leaf
+        return leaf.to(dtype=self.dtype_of(leaf), memory_format=self.memory_format)
+
+
+class Slots:
+    """A bound for how many batches are ready ahead. On the CPU a slot refers to the source's own tensors.
+
+    `fill` is called by the producer, `open` and `free` by the consumer; a slot is with one of them only.
+    """
+
+    def __init__(self, count: int, form: ImageFormat) -> None:
+        self.count = count
+        self.form = form
+
+    def share(self, make_slabs: Callable[[int], Slabs | None]) -> None:
+        """Before the first pass: asks for memory that workers write to, when batches are copied from there.
+
+        Not on the CPU: the consumer gets the source's own tensors, and may keep them as long as it likes.
+        """
+
+    def fill(self, slot: int, batch: Any) -> tuple[Any, Loss]:
+        """Puts a batch of the source into a slot; returns what the consumer will get."""
+        if self.form.keeps_tensors and is_flat(batch):
+            return batch, NO_LOSS
+        batch, loss = execute_lazy(batch, self.form, lambda leaf: None)
+        return (batch if self.form.keeps_tensors else map_leaves(batch, self.form.convert)), loss
+
+    def open(self, slot: int, batch: Any) -> Any:
+        """Makes the batch readable on the current stream."""
+        return batch
+
+    def free(self, slot: int) -> None:
+        """The consumer issued its last use of the slot."""
+
+    def static_index(self, slot: int) -> int | None:
+        """The slot whose fixed memory holds the batch, None when it is elsewhere."""
+        return None
+
+    def static_batches(self, batch: Any) -> dict[int, Any]:
+        """By slot, what a batch like `batch`, which lies in fixed memory, would be in each of them."""
+        return {}
+
+    def describe(self) -> str:
+        """The plan, for `repr`."""
+        return f"slots={self.count} of references to the loader's own tensors"
+
+    def bytes_planned(self) -> int | None:
+        """Bytes of all slots when they are preallocated, else None."""
+        return None
+
+    def close(self) -> None:
+        """Waits until nothing is in flight and gives the memory back."""
+
+
+def execute_lazy(
+    batch: Any, form: ImageFormat, out_of: Callable[[torch.Tensor], torch.Tensor | None]
+) -> tuple[Any, Loss]:
+    """Executes every lazy leaf of `batch` on the current stream and drops lost samples from the other leaves.
+
+    Args:
+        batch: nested containers; a lazy leaf has the method `__torch_sink_execute__`.
+        form: device, dtype, layout and what to do with samples that cannot be decoded.
+        out_of: gives the preallocated tensor to execute a lazy leaf into, or None.
+
+    Returns:
+        The batch with ordinary tensors in the place of lazy leaves, and the samples lost.
+    """
+    lazy = [] if is_flat(batch) else [leaf for leaf in leaves(batch) if is_lazy(leaf)]
+    if not lazy:
+        return batch, NO_LOSS
+    policy = or_current(form.on_decode_error)
+    options = {"dtype": form.dtype, "memory_format": form.memory_format, "on_decode_error": policy}
+    results = {
+        id(leaf): leaf.__torch_sink_execute__(form.device, out=out_of(leaf), **options)
+        for leaf in {id(leaf): leaf for leaf in lazy}.values()
+    }
+    files = tuple(file for leaf in lazy for file in getattr(leaf, "broken_files", ()))
+    batch_size = int(lazy[0].shape[0])
+    wanted = agree_on_positions([positions for _, positions in results.values()], batch_size, policy)
+    if wanted is not None and len(results) > 1:
+        results = {key: (_rows(tensor, rows, wanted), wanted) for key, (tensor, rows) in results.items()}
+    batch = map_leaves(batch, lambda leaf: results[id(leaf)][0] if is_lazy(leaf) else leaf)
+    if wanted is None:
+        return batch, NO_LOSS
+    done = {id(tensor) for tensor, _ in results.values()}
+    batch = select_samples(batch, wanted, batch_size, lambda leaf: id(leaf) in done)
+    return batch, Loss(batch_size - len(wanted), len(wanted) - len(set(wanted)), files)
+
+
+def _rows(tensor: torch.Tensor, shown: list[int] | None, wanted: list[int]) -> torch.Tensor:
+    rows = torch.tensor(select_rows(shown, wanted), dtype=torch.long, device=tensor.device)
+    return tensor.index_select(0, rows)

@@ -1,1 +1,0 @@
-"""Where batches wait: slots on a device, or on the host."""

@@ -1,0 +1,75 @@
+"""Nothing outlives its SinkLoader: garbage collection and interpreter exit close what the user did not."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch_sink.common.platforms import after_fork_in_child
+
+_lives: weakref.WeakSet[Life] = weakref.WeakSet()
+
+
+class Life:
+    """Whether a SinkLoader can still be used, and what ends it.
+
+    `close` does what is left to do, once: it is called by the user, when the loader is garbage, or at the
+    interpreter's exit. Each fetch looks at `ended`, which says why there are no more; it is set from outside, after a
+    fork too, instead of asking the system for the process every time.
+    """
+
+    def __init__(self, loader: Any, producer: Any, source: Any, slots: Any) -> None:
+        self.ended: str | None = None
+        self.is_foreign = False  # in a child of the process that the SinkLoader belongs to
+        self.close = weakref.finalize(loader, self._end, producer, source, slots)
+        self.close.atexit = False  # weakref's own exit hook may run after torch's
+        _lives.add(self)
+        run_first_at_exit()
+
+    def _end(self, producer: Any, source: Any, slots: Any) -> None:
+        """Closes producer, workers and memory, in this order; not in a forked child, which owns none of them."""
+        if self.is_foreign:
+            return
+        self.ended = "this SinkLoader is closed; make a new one"
+        closing = [producer.close, source.close, slots.close]
+        if producer.is_running_here():
+            # Garbage was collected in the thread that is to be stopped, which waits for nobody.
+            threading.Thread(target=_call_all, args=(closing,), name="torch_sink-close").start()
+        else:
+            _call_all(closing)
+
+
+def _end_lives_of_parent() -> None:
+    for life in list(_lives):
+        life.is_foreign = True
+        life.ended = (
+            "this SinkLoader was made before os.fork(); its thread and workers belong to the parent process. "
+            "Make a new SinkLoader in the child."
+        )
+
+
+after_fork_in_child(_end_lives_of_parent)
+
+
+def run_first_at_exit() -> None:
+    """Makes our exit hook the latest, which runs first: before torch forbids the shutdown of workers.
+
+    Called again when workers were started: torch may have registered a hook that waits 5 s for each of them.
+    """
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)
+
+
+def _close_all() -> None:
+    _call_all([life.close for life in list(_lives)])
+
+
+def _call_all(closing: Iterable[Callable[[], object]]) -> None:
+    """In order, the later ones also when an earlier one raises, as the cleanup of a user's generator may."""
+    with contextlib.ExitStack() as stack:
+        for close in reversed(list(closing)):
+            stack.callback(close)

@@ -1,0 +1,103 @@
+"""The random generators that batches are drawn from, as bytes: small, cheap to send, and safe to load from a file."""
+
+from __future__ import annotations
+
+import array
+import random
+import struct
+from typing import Any
+
+import numpy
+import torch
+
+RandomState = bytes
+
+NUMPY_WORDS = 624  # Mersenne Twister
+PYTHON_WORDS = 625  # the same with its position
+TAIL = struct.Struct("<iid?d")  # numpy: position, has_gauss, gauss; random: has_gauss, gauss
+
+
+def global_random_state() -> RandomState:
+    """State of the global generators of torch (CPU), numpy and random."""
+    torch_bytes = torch.get_rng_state().numpy().tobytes()
+    legacy: Any = numpy.random.get_state()
+    _, words, position, has_gauss, gauss = legacy
+    _, python_words, python_gauss = random.getstate()
+    tail = TAIL.pack(position, has_gauss, gauss, python_gauss is not None, python_gauss or 0.0)
+    return b"".join((words.astype("<u4").tobytes(), array.array("I", python_words).tobytes(), tail, torch_bytes))
+
+
+def set_global_random_state(state: RandomState) -> None:
+    """Puts the global generators of torch (CPU), numpy and random back to `state`."""
+    numpy_end = 4 * NUMPY_WORDS
+    python_end = numpy_end + 4 * PYTHON_WORDS
+    position, has_gauss, gauss, python_has_gauss, python_gauss = TAIL.unpack_from(state, python_end)
+    words = numpy.frombuffer(state[:numpy_end], dtype="<u4")
+    numpy.random.set_state(("MT19937", words, position, has_gauss, gauss))
+    python_words = tuple(array.array("I", state[numpy_end:python_end]))
+    random.setstate((3, python_words, python_gauss if python_has_gauss else None))
+    torch.set_rng_state(torch.frombuffer(bytearray(state[python_end + TAIL.size :]), dtype=torch.uint8))
+
+
+def as_tensor(state: bytes) -> torch.Tensor:
+    """uint8 `[bytes]`: what a checkpoint holds (`torch.load(weights_only=True)` reads it)."""
+    return torch.tensor(list(state), dtype=torch.uint8, device="cpu")
+
+
+def as_bytes(state: torch.Tensor) -> bytes:
+    """The inverse of `as_tensor`."""
+    return state.cpu().numpy().tobytes()  # host sync, only where the checkpoint was mapped to a device
+
+
+def _drawing_parts(loader: Any) -> tuple[Any, ...]:
+    return loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)
+
+
+def is_seeded(loader: Any) -> bool:
+    """Whether neither a DataLoader nor its samplers draw from torch's global generator."""
+    parts = [part for part in _drawing_parts(loader) if part is not None]
+    return all(getattr(part, "generator", "draws nothing") is not None for part in parts)
+
+
+def find_generators(loader: Any) -> list[torch.Generator]:
+    """The torch generators that a DataLoader and its samplers draw from, each once, in a fixed order."""
+    found: list[torch.Generator] = []
+    for part in _drawing_parts(loader):
+        generator = getattr(part, "generator", None)
+        if isinstance(generator, torch.Generator) and all(generator is not one for one in found):
+            found.append(generator)
+    return found
+
+
+def generator_states(generators: list[torch.Generator]) -> list[bytes]:
+    """The states of `generators`."""
+    return [generator.get_state().numpy().tobytes() for generator in generators]
+
+
+def set_generator_states(generators: list[torch.Generator], states: list[bytes]) -> None:
+    """The inverse of `generator_states`; without states, as in a checkpoint of another kind of loader, does nothing."""
+    for generator, state in zip(generators, states, strict=False):
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+def find_private_generators(dataset: Any, depth: int = 3) -> list[str]:
+    """Names of the generator objects that a dataset (or its transforms) keeps: their states are not recorded."""
+    kinds = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
+    found: list[str] = []
+    todo = [("dataset", dataset, depth)]
+    while todo:
+        path, owner, left = todo.pop(0)
+        for name, value in _parts(owner):
+            here = f"{path}{name}"
+            if isinstance(value, kinds):
+                found.append(here)
+            elif left > 1 and not isinstance(value, (torch.Tensor, numpy.ndarray, str, bytes, int, float, type)):
+                todo.append((here, value, left - 1))
+    return found
+
+
+def _parts(owner: Any) -> list[tuple[str, Any]]:
+    if isinstance(owner, (list, tuple)):
+        return [(f"[{i}]", value) for i, value in enumerate(owner[:32])]
+    attributes = getattr(owner, "__dict__", {})
+    return [(f".{name}", value) for name, value in list(attributes.items())[:64]]

@@ -1,1 +1,0 @@
-"""Data workers: watched, guarded, and their queue of results."""
