@@ -32,7 +32,7 @@ class Throttled(Dataset):
 
 
 def has_filled_queue(producer: ThreadProducer) -> bool:
-    return producer.wants_pass() or len(producer.ready) >= producer.slots.count - 1
+    return producer.current is None or len(producer.ready) >= producer.slots.count - 1
 
 
 def measure(source: object, step_seconds: float, *, fills_queue: bool = False) -> QueueStats:

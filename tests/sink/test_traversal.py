@@ -86,7 +86,7 @@ def test_restart_with_workers_gives_the_plain_loop_s_later_shuffles(persistent: 
     with SinkLoader(make(), slots=8) as loader:
         batches = iter(loader)
         assert next(batches)[0].tolist() == first[0]
-        wait_for(loader._producer, loader._producer.wants_pass)
+        wait_for(loader._producer, lambda: loader._producer.current is None)
         assert next(batches)[0].tolist() == first[1]
         assert len(loader._traversal.passes) == 2
         loader.restart()
@@ -115,7 +115,7 @@ def test_no_pass_is_begun_ahead_of_the_last_epoch_s_end(sink_size: int) -> None:
         for i, _ in enumerate(loader):
             assert loader.batch_in_epoch == i + 1
             if i == len(loader) - 2:  # before the last batch is taken, when a pass would be begun ahead
-                wait_for(loader._producer, loader._producer.wants_pass)
+                wait_for(loader._producer, lambda: loader._producer.current is None)
         assert sampler.passes == begun
         loader.is_last_epoch = False
         assert len(list(loader)) == len(loader)
@@ -214,7 +214,7 @@ def test_an_error_of_a_pass_begun_ahead_waits_for_its_turn() -> None:
         for batch in loader:
             seen.append(int(batch[0]))
             if len(seen) == 7:  # one is left, which is ready when the second pass has failed
-                wait_for(loader._producer, loader._producer.wants_pass)
+                wait_for(loader._producer, lambda: loader._producer.current is None)
         assert seen == list(range(8))
         with pytest.raises(LookupError, match="no second traversal"):
             next(iter(loader))

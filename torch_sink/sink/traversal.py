@@ -35,12 +35,7 @@ class Traversal:
     """
 
     def __init__(
-        self,
-        source: Source,
-        producer: Producer,
-        stats: StatsRecorder,
-        sink_size: int,
-        timeout_seconds: float,
+        self, source: Source, producer: Producer, stats: StatsRecorder, sink_size: int, timeout_seconds: float
     ) -> None:
         self.source = source
         self.producer = producer
@@ -68,11 +63,7 @@ class Traversal:
         return self.position.batch_in_pass > 0
 
     def begin_epoch(self, *, goes_on: bool) -> Epoch:
-        """The rest of an unfinished epoch, else a new one.
-
-        Args:
-            goes_on: False drops the rest of a pass that was handed out, unless it is that of a loaded state.
-        """
+        """The rest of an unfinished epoch, if it `goes_on` or is that of a loaded state; else a new one."""
         if not goes_on and not self.is_loaded and (self.is_handed_out or self.is_inside_pass):
             self.restart()
         elif self.was_interrupted:
@@ -87,12 +78,7 @@ class Traversal:
         return Epoch(self.iterations, is_rest=self.position.batch_in_epoch > 0)
 
     def next_item(self, epoch: Epoch) -> Item:
-        """The next batch of `epoch`.
-
-        Raises:
-            StopIteration: the epoch is over.
-            SinkError: a later epoch was begun meanwhile.
-        """
+        """The next batch of `epoch`; StopIteration at its end, SinkError when a later one was begun meanwhile."""
         if epoch.number != self.iterations:
             raise SinkError(
                 "this iterator was replaced by a later iter() of the same SinkLoader, or by its restart(): the slots "
@@ -196,11 +182,7 @@ class Traversal:
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Inside, batches may be consumed; afterwards position, generators and global draws are as before.
-
-        Raises:
-            ValueError: the source is a generator object, which cannot be traversed twice.
-        """
+        """Inside, batches may be consumed; afterwards position, generators and global draws are as before."""
         source, is_loaded = self.source, self.is_loaded
         if isinstance(source.loader, Iterator):
             raise ValueError("a generator object can be traversed only once; pass the generator function, or a list")
@@ -291,7 +273,7 @@ class Traversal:
         """Begins the next pass: when there is none, or ahead of time where the source allows that."""
         if not self.passes:
             self._begin_pass()
-        elif self.may_begin_ahead and self.producer.wants_pass() and self._needs_next_pass():
+        elif self.may_begin_ahead and self.producer.current is None and self._needs_next_pass():
             try:
                 self._begin_pass()
             except Exception:

@@ -61,7 +61,7 @@ class Producer:
     def __init__(self, slots: Slots, stats: StatsRecorder) -> None:
         self.slots = slots
         self.stats = stats
-        self.current: Pass | None = None
+        self.current: Pass | None = None  # whose batches come next; None when its end was seen
         self.held: Item | None = None
         self._upcoming_slot = 0
         self._left_at = time.monotonic()
@@ -72,10 +72,6 @@ class Producer:
     def submit(self, current: Pass) -> None:
         """Gives the pass whose batches come next."""
         self.current = current
-
-    def wants_pass(self) -> bool:
-        """Whether a next pass could be begun ahead."""
-        return False
 
     def batches_ready(self) -> int:
         """Batches that wait for the consumer."""

@@ -72,10 +72,6 @@ class ThreadProducer(Producer):
         self.thread = threading.Thread(target=self._run, args=(current,), name="torch_sink-producer", daemon=True)
         self.thread.start()
 
-    def wants_pass(self) -> bool:
-        """Whether the thread has come to the end of its pass and the next one could be begun ahead."""
-        return self.current is None
-
     def batches_ready(self) -> int:
         with self.changed:
             return sum(item.slot >= 0 for item in self.ready)

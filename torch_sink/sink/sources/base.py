@@ -45,14 +45,6 @@ class Pass:
         drop: results to drop before the first batch: placeholders, or batches that were consumed already.
         keeps_workers: whether the workers go on to the next pass.
         sampler: gives the indices; None when it cannot be seen.
-
-    Attributes:
-        is_lost: whether the pass cannot go on after what `next` raised.
-        is_pending: whether the batch for which `next` raised may still come.
-        begins_when_asked: whether the first batch may be made only while the consumer waits for it.
-        in_consumer: calls a function in the thread that asks for batches, and returns what it returns.
-        losses: samples with broken files that it met since the last batch.
-        counts_left_out: whether a position within it counts the batches that were left out.
     """
 
     def __init__(
@@ -72,10 +64,11 @@ class Pass:
         self.keeps_workers = keeps_workers
         self.sampler = sampler
         self.draws = None if sampler is None else sampler.draws
-        self.counts_left_out = sampler is not None
-        self.is_lost = self.is_pending = self.begins_when_asked = False
+        self.is_lost = False  # the pass cannot go on after what `next` raised
+        self.is_pending = False  # the batch for which `next` raised may still come
+        self.begins_when_asked = False  # the first batch may be made only while the consumer waits for it
         self.in_consumer: Callable[[Callable[[], Any]], Any] = in_this_thread
-        self.losses = Losses()
+        self.losses = Losses()  # samples with broken files that it met since the last batch
 
     def next(self) -> tuple[Any, Mark]:
         """The next batch; raises StopIteration at the end, or what the source raises."""
@@ -133,7 +126,8 @@ class Pass:
             return mark
         loss, left_out = self.losses.take()
         states = tuple((one.worker, one.random_state) for one in left_out if one is not None)
-        return mark._replace(loss=loss, left_out=len(left_out) * self.counts_left_out, left_out_states=states)
+        counted = 0 if self.sampler is None else len(left_out)
+        return mark._replace(loss=loss, left_out=counted, left_out_states=states)
 
     def cancel(self) -> None:
         """Asks a thread that waits in `next` to leave it, within half a second where it waits for workers."""
@@ -160,25 +154,19 @@ class Pass:
 
 
 class Source:
-    """A wrapped loader: any iterable, traversed in the calling thread, so that its draws keep the plain loop's order.
+    """A wrapped loader: any iterable, traversed in the calling thread, so its draws keep the plain loop's order."""
 
-    Attributes:
-        runs_ahead: whether a thread may make batches before they are asked for, without changing global draws.
-        runs_in_thread: whether a thread makes the batches, ahead or not.
-        crosses_passes: whether that holds for the next pass as well.
-        keeps_random_state: whether batches draw from the training process's global generators.
-        keeps_workers: whether workers, and their generators, go on to the next pass.
-        pins_batches: whether batches come in page-locked memory that nobody writes to again.
-        can_reenter: whether a pass that was begun can be entered once more where the consumer stands.
-        guard: what becomes of samples with broken files.
-    """
-
-    runs_ahead = runs_in_thread = crosses_passes = keeps_workers = pins_batches = can_reenter = False
-    keeps_random_state = True
+    runs_in_thread = False  # a thread makes the batches
+    runs_ahead = False  # before they are asked for, which changes no global draws
+    crosses_passes = False  # and those of the next pass
+    keeps_random_state = True  # batches draw from the training process's global generators
+    keeps_workers = False  # workers, and their generators, go on to the next pass
+    pins_batches = False  # batches come in page-locked memory that nobody writes to again
+    can_reenter = False  # a pass that was begun can be entered once more where the consumer stands
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
-        self.guard = LoaderGuard()
+        self.guard = LoaderGuard()  # what becomes of samples with broken files
 
     @property
     def num_workers(self) -> int:

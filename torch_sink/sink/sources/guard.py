@@ -30,7 +30,6 @@ KILL_SECONDS = 1.0
 DEATH_SHOWS_SECONDS = 1.0
 FEEDER_SECONDS = 0.1
 
-
 _guards: weakref.WeakSet[WorkerGuard] = weakref.WeakSet()
 
 
@@ -78,12 +77,8 @@ class WorkerGuard:
         return bool(getattr(self.iterator, "_shutdown", True))
 
     def cancel(self) -> None:
-        """Makes a wait for the workers end within half a second."""
+        """Makes a wait for the workers end within half a second, until `cancelled` is cleared."""
         self.cancelled.set()
-
-    def allow(self) -> None:
-        """Before the next pass of the same workers: takes `cancel` back."""
-        self.cancelled.clear()
 
     def dead(self) -> bool:
         """Whether a worker that still has work to do is gone. Does not reap it, so torch sees the exit as well."""

@@ -37,12 +37,7 @@ class LoaderWatch:
     A generator is run by the producer's thread, but workers are started by the consumer's: a process that is forked in
     another thread than the main one destroys what the main thread keeps to itself, process groups included.
 
-    Attributes:
-        in_consumer: calls a function in the consumer's thread, during a pass.
-        slabs: that workers write to; those of one iterator at a time, others take the ordinary way.
-        records: whether the workers of the loader itself add their generator states to their batches.
-        states: of workers that go on where others were.
-        placeholders: workers whose first batch is an empty one.
+    `slabs` are written to by the workers of one iterator at a time; others take the ordinary way.
     """
 
     def __init__(self, loader: Any, decoding: LoaderGuard, *, is_guarding: bool) -> None:
@@ -51,13 +46,13 @@ class LoaderWatch:
         self.is_guarding = is_guarding
         self.guards: list[WorkerGuard] = []
         self.is_cancelled = False
-        self.in_consumer: Callable[[Callable[[], Any]], Any] = in_this_thread
+        self.in_consumer: Callable[[Callable[[], Any]], Any] = in_this_thread  # during a pass, the consumer's thread
         self.slabs: Slabs | None = None
         self.slab_writers: list[Any] = []
         self._writing: Callable[[], Any] = lambda: None  # the iterator that these belong to
-        self.records = False
-        self.states: dict[int, RandomState] = {}
-        self.placeholders = 0
+        self.records = False  # the workers of the loader itself add their generator states to their batches
+        self.states: dict[int, RandomState] = {}  # of workers that go on where others were
+        self.placeholders = 0  # workers whose first batch is an empty one
         self._hooks = [_hook(one, weakref.ref(self)) for one in self.loaders]
 
     @property
@@ -130,7 +125,7 @@ class LoaderWatch:
             else:
                 self.add(iterator)
         for one in self.guards:
-            one.allow()
+            one.cancelled.clear()
 
     def cancel(self) -> None:
         """Makes a wait for any of the workers end within half a second."""
