@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
 from torch_sink.common.slabs import Slabs
 from torch_sink.damage.loaders import LoaderGuard, Losses
 from torch_sink.damage.report import NO_LOSS, Loss
 from torch_sink.sink.sources.guard import WorkerTimeout
 from torch_sink.sink.sources.position import PassStart, ResumePoint, Sampling
-from torch_sink.sink.sources.random_state import RandomState, global_random_state, set_global_random_state
 from torch_sink.sink.sources.recording import RecordedBatch, ResumableSampler
 
 

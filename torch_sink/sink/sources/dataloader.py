@@ -10,10 +10,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from torch_sink.common.hints import add_hints
-from torch_sink.sink.sources.base import Pass
-from torch_sink.sink.sources.guard import ReportingContext
-from torch_sink.sink.sources.position import PassStart, ResumePoint
-from torch_sink.sink.sources.random_state import (
+from torch_sink.common.random_state import (
     RandomState,
     find_private_generators,
     generator_states,
@@ -22,6 +19,9 @@ from torch_sink.sink.sources.random_state import (
     set_generator_states,
     set_global_random_state,
 )
+from torch_sink.sink.sources.base import Pass
+from torch_sink.sink.sources.guard import ReportingContext
+from torch_sink.sink.sources.position import PassStart, ResumePoint
 from torch_sink.sink.sources.recording import ResumableSampler
 from torch_sink.sink.sources.watch import WatchedSource
 

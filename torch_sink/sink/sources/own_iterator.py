@@ -7,17 +7,17 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from torch_sink.common.slabs import Slabs
-from torch_sink.sink.sources.base import Mark, Pass
-from torch_sink.sink.sources.dataloader import UNSEEDED
-from torch_sink.sink.sources.position import PassStart, ResumePoint
-from torch_sink.sink.sources.random_state import (
+from torch_sink.common.random_state import (
     generator_states,
     global_random_state,
     is_seeded,
     set_generator_states,
     set_global_random_state,
 )
+from torch_sink.common.slabs import Slabs
+from torch_sink.sink.sources.base import Mark, Pass
+from torch_sink.sink.sources.dataloader import UNSEEDED
+from torch_sink.sink.sources.position import PassStart, ResumePoint
 from torch_sink.sink.sources.watch import WatchedSource, runs_workers
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset
 
-from torch_sink.sink.sources.random_state import RandomState, as_bytes, as_tensor
+from torch_sink.common.random_state import RandomState, as_bytes, as_tensor
 
 FORMAT_VERSION = 1
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import _utils, get_worker_info
 
-from torch_sink.sink.sources.random_state import (
+from torch_sink.common.random_state import (
     RandomState,
     generator_states,
     global_random_state,

@@ -11,13 +11,13 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from torch_sink.common.random_state import RandomState, find_generators, set_generator_states
 from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
 from torch_sink.damage.loaders import LoaderGuard
 from torch_sink.sink.sources.base import Source, in_this_thread
 from torch_sink.sink.sources.guard import WorkerGuard, guard
 from torch_sink.sink.sources.position import PassStart, Sampling, sampling_of
-from torch_sink.sink.sources.random_state import RandomState, find_generators, set_generator_states
 from torch_sink.sink.sources.recording import RecordingCollate, WorkerInit
 
 
