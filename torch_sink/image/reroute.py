@@ -104,6 +104,7 @@ def _rows() -> Iterator[Row]:
     for name, function in vars(_functional_tensor).items():
         if inspect.isfunction(function) and function.__module__ == _functional_tensor.__name__ and name[0] != "_":
             yield Row(_functional_tensor, name, stand_ins.tensor_kernel("v1", name))
+    yield Row(functional, "resized_crop", stand_ins.resized_crop("pil.resized_crop"))
     for name, modules in _CONVERSIONS.items():
         for module in modules:
             yield Row(module, name, stand_ins.on_image(f"functional.{name}"))
@@ -116,6 +117,13 @@ def _rows() -> Iterator[Row]:
     yield Row(v2.RandomResizedCrop, "make_params", transform_methods.resized_crop_v2)
     for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
         yield Row(kind, "_augmentation_space", transform_methods.augmentation_space)
+    for kind in (v2.RandAugment, v2.TrivialAugmentWide, v2.AutoAugment):
+        yield Row(kind, "_AUGMENTATION_SPACE", transform_methods.magnitudes)
+    base = v2_auto_augment._AutoAugmentBase
+    yield Row(base, "_flatten_and_extract_image_or_video", transform_methods.extract_image)
+    yield Row(base, "_unflatten_and_insert_image_or_video", transform_methods.insert_image)
+    yield Row(transforms.ColorJitter, "forward", transform_methods.jitter_v1)
+    yield Row(v2.ColorJitter, "transform", transform_methods.jitter_v2)
     for kind in (autoaugment.AugMix, v2.AugMix):
         yield Row(kind, "forward", augmix.forward)
     for kind in (v2.MixUp, v2.CutMix):

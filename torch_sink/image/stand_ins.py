@@ -47,13 +47,20 @@ def on_image(place: str) -> Make:
     return _on_image(RECORDERS[place], place in TAKE_PALETTES)
 
 
+def resized_crop(place: str) -> Make:
+    """For crops that are resized: recorded as a whole where they are usual, else method by method."""
+    return lambda stock: on_image(place)(through_methods(stock))
+
+
 def _on_image(recorder: Recorder, palettes: bool) -> Make:
     def make(stock: Stock) -> Stock:
         @functools.wraps(stock)
         def stand_in(image: Any, *args: Any, **kwargs: Any) -> Any:
-            handle: Any = image if isinstance(image, HANDLES) and image.is_recording else None
+            handle: Any = None
             if isinstance(image, Image.Image):
                 handle = lazy_image(image, palettes=palettes)
+            elif isinstance(image, HANDLES) and image.is_recording:
+                handle = image
             made = NotImplemented if handle is None else recorder(handle, *args, **kwargs)
             return stock(image, *args, **kwargs) if made is NotImplemented else made
 
@@ -140,6 +147,8 @@ def pillow_kernel(name: str) -> Make:
     """The stand-in for a kernel of `transforms.v2` on Pillow images."""
     if name in _THROUGH_TENSORS:
         return through_tensor(RECORDERS[f"v2.{name}"])
+    if name == "resized_crop":
+        return resized_crop("pil.resized_crop_v2")
     return on_image(f"pil.{name}") if f"pil.{name}" in RECORDERS else through_methods
 
 

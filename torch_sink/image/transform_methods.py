@@ -85,6 +85,63 @@ def augmentation_space(stock: Callable[..., Any]) -> Any:
     return _augmentation_space
 
 
+def magnitudes(stock: dict[str, Any]) -> dict[str, Any]:
+    """Stand-in for the `_AUGMENTATION_SPACE` of v2's automatic augmentations: each tensor is made once."""
+    return {name: (functools.lru_cache(maxsize=1024)(make), signed) for name, (make, signed) in stock.items()}
+
+
+# What stands for how a single image was flattened.
+_ALONE = object()
+
+
+def extract_image(stock: Callable[..., Any]) -> Any:
+    """Stand-in for `_flatten_and_extract_image_or_video` when the only input is a handle: nothing to flatten."""
+
+    def extract(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        is_alone = len(inputs) == 1 and type(inputs[0]) in _HANDLE_TYPES and not _chooses_inputs(type(self))
+        if not is_alone or not check_type(inputs[0], self._transformed_types):
+            return stock(self, inputs, *args, **kwargs)
+        return _ALONE, inputs[0]
+
+    return extract
+
+
+def insert_image(stock: Callable[..., Any]) -> Any:
+    """Stand-in for `_unflatten_and_insert_image_or_video`, after `extract_image`."""
+
+    def insert(self: Any, flattened: Any, image: Any) -> Any:
+        return image if flattened is _ALONE else stock(self, flattened, image)
+
+    return insert
+
+
+_ADJUST = ("adjust_brightness", "adjust_contrast", "adjust_saturation", "adjust_hue")
+
+
+def jitter_v1(stock: Callable[..., Any]) -> Any:
+    """Stand-in for `transforms.ColorJitter.forward`, which compares tensors to find the order of its calls."""
+
+    def forward(self: Any, img: Any) -> Any:
+        if type(img) not in _HANDLE_TYPES:
+            return stock(self, img)
+        order, *factors = self.get_params(self.brightness, self.contrast, self.saturation, self.hue)
+        for at in order.tolist():
+            if factors[at] is not None:
+                img = getattr(F, _ADJUST[at])(img, factors[at])
+        return img
+
+    return forward
+
+
+def jitter_v2(stock: Callable[..., Any]) -> Any:
+    """Stand-in for `v2.ColorJitter.transform`, which does so, too."""
+
+    def transform(self: Any, inpt: Any, params: dict[str, Any]) -> Any:
+        return stock(self, inpt, {**params, "fn_idx": params["fn_idx"].tolist()})
+
+    return transform
+
+
 def transform_forward(stock: Callable[..., Any]) -> Any:
     """Stand-in for `v2.Transform.forward` when the only input is a handle: nothing to flatten."""
     return _forward(stock, lambda transform: True)

@@ -178,10 +178,14 @@ def if_it_fits(function: Recorder) -> Recorder:
     names = {parameter.name for parameter in parameters}
     least = sum(parameter.default is parameter.empty for parameter in parameters)
 
+    most = len(names)
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if not kwargs:
+            return function(*args) if least <= len(args) <= most else NotImplemented
         count = len(args) + len(kwargs)
-        return function(*args, **kwargs) if least <= count <= len(names) and kwargs.keys() <= names else NotImplemented
+        return function(*args, **kwargs) if least <= count <= most and kwargs.keys() <= names else NotImplemented
 
     return call
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import executing, is_executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, replay
-from torch_sink.image.handles.tensor import LazyTensor
+from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS
 from torch_sink.image.sources.source import (
     EncodedSource,
@@ -119,10 +119,17 @@ class LazyImage(Image.Image, metaclass=_StockType):
 
     def record(self, op: Op, size: tuple[int, int] | None = None, mode: str | None = None) -> LazyImage:
         """A new handle with one more call; `size` (width, height) and `mode` where the call changes them."""
+        return self.record_all((op,), size, mode)
+
+    def record_all(
+        self, ops: tuple[Op, ...], size: tuple[int, int] | None = None, mode: str | None = None
+    ) -> LazyImage:
+        """As `record`, with several calls."""
         fields = self.__dict__
-        ops = (*fields["sink_ops"], op)
-        recorded = LazyImage(fields["sink_source"], ops, size or fields["_size"], mode or fields["_mode"])
-        return recorded._with_info(self) if _keeps_info(op) else recorded
+        recorded = LazyImage(
+            fields["sink_source"], fields["sink_ops"] + ops, size or fields["_size"], mode or fields["_mode"]
+        )
+        return recorded._with_info(self) if "info" in fields and all(map(_keeps_info, ops)) else recorded
 
     def _with_info(self, other: Image.Image) -> LazyImage:
         """This handle, with what somebody may have written to the `info` of another image."""
@@ -222,11 +229,12 @@ class LazyImage(Image.Image, metaclass=_StockType):
     transform = _recording("transform")
     transpose = _recording("transpose")
 
-    def as_tensor(self, op: Op, dtype: torch.dtype) -> LazyTensor:
+    def as_tensor(self, op: Op, dtype: torch.dtype, *, as_tv_image: bool = False) -> LazyTensor | LazyTVImage:
         """The tensor [C, H, W] that a conversion makes."""
         width, height = self.size
         shape = (3 if self.mode == "RGB" else 1, height, width)
-        return LazyTensor(self.sink_source, (*self.sink_ops, op), shape, dtype)
+        kind = LazyTVImage if as_tv_image else LazyTensor
+        return kind(self.sink_source, (*self.sink_ops, op), shape, dtype)
 
     def color_planes(self, mode: str) -> bytes:
         """What a conversion of a palette image makes of each of its numbers."""

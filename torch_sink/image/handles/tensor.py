@@ -55,9 +55,6 @@ class _Handle:
             ledger.note_recorded()
         return handle
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__()
-
     # Once there is a real tensor it answers: its shape may change in place, and its dtype with `data`.
 
     @property

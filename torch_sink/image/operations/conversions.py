@@ -30,14 +30,13 @@ def _pil_to_tensor(image: Any) -> Any:
 def _to_image(image: Any) -> Any:
     if isinstance(image, torch.Tensor):
         return image.as_tv_image()  # type: ignore[attr-defined]
-    made = _converted(image, "to_image", torch.uint8)
-    return made if made is NotImplemented else made.as_tv_image()
+    return _converted(image, "to_image", torch.uint8, as_tv_image=True)
 
 
-def _converted(image: Any, name: str, dtype: torch.dtype) -> Any:
+def _converted(image: Any, name: str, dtype: torch.dtype, as_tv_image: bool = False) -> Any:
     if not isinstance(image, Image.Image) or dtype not in (torch.uint8, torch.float32):
         return NotImplemented
-    return image.as_tensor(Op(name), dtype)  # type: ignore[attr-defined]
+    return image.as_tensor(Op(name), dtype, as_tv_image=as_tv_image)  # type: ignore[attr-defined]
 
 
 def _to_pil_image(handle: Any, mode: str | None = None) -> Any:

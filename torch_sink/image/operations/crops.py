@@ -39,11 +39,12 @@ from torch_sink.image.operations.flips import flip, flip_vertically
 
 def shift(state: Lowering, top: int, left: int, height: int, width: int, fill: Any = 0) -> None:
     """SHIFT: (left, top, input width, input height), and a fill. Input position = output position + (left, top)."""
-    old_height, old_width = state.resize_to(height, width)
+    old_height, old_width = state.height, state.width
+    state.height, state.width = height, width
     inside = top >= 0 and left >= 0 and top + height <= old_height and left + width <= old_width
-    if inside and narrow_resize(state, top, left):
+    if inside and len(state.atoms) > 1 and narrow_resize(state, top, left):
         return
-    if (top, left, height, width) != (0, 0, old_height, old_width):
+    if left or top or width != old_width or height != old_height:
         state.add(Kind.SHIFT, left, top, old_width, old_height, fill=state.fill_of(fill))
 
 
@@ -52,7 +53,7 @@ _AXES = ({Kind.RESAMPLE_X, Kind.RESAMPLE_Y}, {Kind.FILTER_X, Kind.FILTER_Y})
 
 def narrow_resize(state: Lowering, top: int, left: int) -> bool:
     """A crop right after a filter of both axes: only the pixels inside the crop are computed at all."""
-    if len(state.atoms) < 2 or {atom.kind for atom in state.atoms[-2:]} not in _AXES:
+    if {atom.kind for atom in state.atoms[-2:]} not in _AXES:
         return False
     first, second = state.atoms[-2:]
     first_height, first_width = first.size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import _functional_tensor as F_tensor
+from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional._geometry import (
     _check_interpolation,
@@ -17,7 +19,7 @@ from torchvision.transforms.v2.functional._geometry import (
 )
 
 from torch_sink.image.core.arguments import whole_sides
-from torch_sink.image.core.atoms import Kind, Lowering, ResizeWeights
+from torch_sink.image.core.atoms import Atom, Kind, Lowering, ResizeWeights
 from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
 from torch_sink.image.core.ops import CLOSE, EXACT, MOVED, RECORDERS, Op, Operation, Promise
 from torch_sink.image.operations.crops import remap
@@ -50,6 +52,42 @@ def _resize_image(
     if sides == image.size:
         return image.copy()
     return image.record(Op("pil.resize", (sides, int(filter_of(image, resample)))), size=sides)
+
+
+@functools.lru_cache(maxsize=64)
+def _pillow_filter(family: str, interpolation: Any) -> int | None:
+    """The filter of Pillow's that an argument of `transforms`, "v1", or `transforms.v2`, "v2", means."""
+    if type(interpolation) is not Mode and family == "v1":
+        return None
+    try:
+        return F.pil_modes_mapping[_check_interpolation(interpolation)]
+    except (KeyError, ValueError):
+        return None
+
+
+def _resized_crop_image(
+    family: str, image: Any, top: Any, left: Any, height: Any, width: Any, size: Any,
+    interpolation: Any = Mode.BILINEAR, antialias: bool | None = True,
+) -> Any:  # fmt: skip
+    """A crop inside of the image, resized to a height and a width; stock code calls two methods of the image."""
+    is_size = isinstance(size, (list, tuple)) and len(size) == 2 and _is_size(size)
+    if (
+        not is_size
+        or type(interpolation) not in (Mode, str)
+        or antialias is False
+        or not isinstance(image, Image.Image)
+    ):
+        return NotImplemented
+    resample = _pillow_filter(family, interpolation)
+    if resample is None or not (type(top) is type(left) is type(height) is type(width) is int):
+        return NotImplemented
+    box = left, top, left + width, top + height
+    if not (0 <= box[0] < box[2] <= image.size[0] and 0 <= box[1] < box[3] <= image.size[1]):
+        return NotImplemented
+    sides, ops = (size[1], size[0]), [Op("pil.crop", (box,))]
+    if sides != (width, height):
+        ops.append(Op("pil.resize", (sides, int(filter_of(image, resample)))))
+    return image.record_all(tuple(ops), size=sides)  # type: ignore[attr-defined]
 
 
 def filter_of(image: Any, resample: int) -> int:
@@ -218,6 +256,13 @@ def _lower_nearest(state: Lowering, size: tuple[int, int], mode: Mode) -> bool:
     return True
 
 
+@functools.lru_cache(maxsize=4096)
+def _weighed(old: int, new: int, resample: int, precision: int) -> tuple[tuple[int, ...], ResizeWeights]:
+    """The values of one axis, and the weights that the device makes for it."""
+    taps = tap_count(old, new, resample)
+    return (old - 1, new, taps, 0, 0, 0, 0, precision), ResizeWeights(old, new, taps, int(resample), precision)
+
+
 def _add_axis(
     state: Lowering, kind: Kind, height: int, width: int, resample: int, precision: int, table: Table | None
 ) -> None:
@@ -231,9 +276,8 @@ def _add_axis(
     if old == new and (kind in _WHOLE or state.is_float):
         return
     if table is None:
-        taps = tap_count(old, new, resample)
-        weights = ResizeWeights(old, new, taps, int(resample), precision)
-        state.add(kind, old - 1, new, taps, 0, 0, 0, 0, precision, weights=weights)
+        values, weights = _weighed(old, new, resample, precision)
+        state.atoms.append(Atom(kind, (state.height, state.width), values, weights=weights))
     else:
         first, taps_first, precision = table(old, new, int(resample))
         state.add(kind, old - 1, new, len(taps_first), 0, 0, 0, 0, precision, tables=(first, taps_first))
@@ -248,7 +292,8 @@ Operation(
     },
     record={
         "v1.resize": _resize_v1, "v2.resize": _resize_v2, "v2.resized_crop": _resized_crop,
-        "Image.resize": _resize_image,
+        "Image.resize": _resize_image, "pil.resized_crop": functools.partial(_resized_crop_image, "v1"),
+        "pil.resized_crop_v2": functools.partial(_resized_crop_image, "v2"),
     },
     lower={"pil.resize": _lower_image, "v1.resize": _lower_floats, "v2.resize": _lower_bytes},
     promise=_promise,
@@ -263,6 +308,7 @@ Operation(
         ],
         "ScaleJitter": interpolations((12, 12), usual="BILINEAR"),
     },
+    takes_palettes=True,
     overshoots=lambda op: op.args[1] == Mode.BICUBIC,
     keeps_info=lambda op: True,
 )  # fmt: skip

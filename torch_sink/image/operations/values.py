@@ -7,6 +7,7 @@ behind that a division by the reciprocal, whose last bit may differ where the co
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -46,6 +47,14 @@ def _statistics(values: Any, channels: int) -> tuple[float, ...] | None:
         values = values.tolist()
     if not isinstance(values, (list, tuple)) or len(values) not in (1, channels):
         return None
+    try:
+        return _numbers(tuple(values))
+    except TypeError:  # lists, which have no hash
+        return None
+
+
+@functools.lru_cache(maxsize=256)
+def _numbers(values: tuple[Any, ...]) -> tuple[float, ...] | None:
     values = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
     return values if all(map(is_number, values)) else None
 
