@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -153,6 +155,17 @@ def test_progress_bar_with_tqdm(capsys: pytest.CaptureFixture[str]) -> None:
     last = capsys.readouterr().err.split("\r")[-1]
     assert "10/10" in last
     assert "loss=" in last
+
+
+def test_progress_bar_is_one_line_in_a_log_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tqdm")
+    # Between two looks at the clock so much time passes that a bar in a terminal is drawn anew.
+    monkeypatch.setattr("tqdm.std.time", map(float, itertools.count()).__next__)
+    make_loop(sink_size=1).run(make_batches(5), epochs=2, callbacks=[ProgressBar()])
+    states = capsys.readouterr().err.strip().split("\r")
+    assert [re.search(r"\d+/10", state)[0] for state in states if state] == ["0/10", "10/10"]
 
 
 def test_progress_bar_goes_on_after_a_resume(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -145,6 +146,8 @@ class TimeMonitor(Callback):
 class ProgressBar(Callback):
     """Shows the run's executed steps and the last loss: a tqdm bar where tqdm is installed, else one line a return.
 
+    In a log file the bar is one line, complete when the run ends.
+
     A resumed run goes on where the interrupted one stood.
     """
 
@@ -160,7 +163,10 @@ class ProgressBar(Callback):
             from tqdm.auto import tqdm
         except ImportError:
             return
-        self._bar = tqdm(total=arguments.total_steps, initial=self._shown, unit="step", dynamic_ncols=True)
+        # A log file would keep every state of the bar: there it is drawn at the beginning and at the end.
+        is_log = not sys.stderr.isatty() and "ipykernel" not in sys.modules
+        pauses = {"mininterval": math.inf, "maxinterval": math.inf} if is_log else {}
+        self._bar = tqdm(total=arguments.total_steps, initial=self._shown, unit="step", dynamic_ncols=True, **pauses)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
