@@ -214,6 +214,16 @@ def test_workers_are_started_in_the_consumer_s_thread(kind: type, tmp_path: Path
     assert not (tmp_path / "destroyed").exists()
 
 
+def names_of_threads(samples: list[int]) -> list[str]:
+    return [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.parametrize("kind", [Generated, Wrapping])
+def test_workers_watch_for_the_end_of_their_parent(kind: type) -> None:
+    with make(kind, range(8), collate_fn=names_of_threads) as loader:
+        assert all("torch_sink-parent" in names for names in loader)
+
+
 class Chained(DataLoader):
     """Starts workers a second time in the middle of a pass."""
 

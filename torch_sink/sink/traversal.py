@@ -306,10 +306,11 @@ class Traversal:
             self.position.batch_in_pass = 0
         end_pass(lost, is_empty)
         if is_empty:
-            raise ValueError(
-                f"{type(self.source.loader).__name__} gave no batch in pass {finished.start.number}. "
-                + self.source.describe_empty()
-            )
+            advice = "Give a loader with at least one batch; with drop_last=True it needs at least batch_size samples."
+            if isinstance(self.source.loader, Iterator):
+                advice = "A generator object can be traversed once only: pass the generator function, or a list."
+            name = type(self.source.loader).__name__
+            raise ValueError(f"{name} gave no batch in pass {finished.start.number}. {advice}")
         self.position.next_pass(self.source.keeps_workers)
         if self.passes:
             self.position.start = self.passes[0].start

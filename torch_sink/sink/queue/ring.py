@@ -221,13 +221,13 @@ class DeviceRing(Slots):
     def _is_on_device(self, leaf: Any) -> bool:
         return isinstance(leaf, torch.Tensor) and leaf.device == self.ops.device and leaf.device.type != "cpu"
 
-    def _lazy_targets(self, memory: Slot, batch: Any) -> Any:
+    def _lazy_targets(self, memory: Slot, batch: Any) -> dict[int, torch.Tensor]:
         places = {}
         for position, leaf in enumerate(leaves(batch)):
             rows = self._rows_of(position, leaf) if is_lazy(leaf) else None
             if rows is not None:
                 places[id(leaf)] = first_rows(memory.buffers[position], rows)
-        return lambda leaf: places.get(id(leaf))
+        return places
 
     def _settle(self, memory: Slot, batch: Any) -> Any:
         """Moves tensors that were made outside the slot into it where they fit, and keeps the others alive."""

@@ -75,7 +75,7 @@ class Slots:
         """Puts a batch of the source into a slot; returns what the consumer will get."""
         if self.form.keeps_tensors and is_flat(batch):
             return batch, NO_LOSS
-        batch, loss = execute_lazy(batch, self.form, lambda leaf: None)
+        batch, loss = execute_lazy(batch, self.form, {})
         return (batch if self.form.keeps_tensors else map_leaves(batch, self.form.convert)), loss
 
     def open(self, slot: int, batch: Any) -> Any:
@@ -105,18 +105,10 @@ class Slots:
         """Waits until nothing is in flight and gives the memory back."""
 
 
-def execute_lazy(
-    batch: Any, form: ImageFormat, out_of: Callable[[torch.Tensor], torch.Tensor | None]
-) -> tuple[Any, Loss]:
+def execute_lazy(batch: Any, form: ImageFormat, targets: dict[int, torch.Tensor]) -> tuple[Any, Loss]:
     """Executes every lazy leaf of `batch` on the current stream and drops lost samples from the other leaves.
 
-    Args:
-        batch: nested containers; a lazy leaf has the method `__torch_sink_execute__`.
-        form: device, dtype, layout and what to do with samples that cannot be decoded.
-        out_of: gives the preallocated tensor to execute a lazy leaf into, or None.
-
-    Returns:
-        The batch with ordinary tensors in the place of lazy leaves, and the samples lost.
+    `targets` has by the `id` of a lazy leaf, where it is planned for, the preallocated tensor to execute it into.
     """
     lazy = [] if is_flat(batch) else [leaf for leaf in leaves(batch) if is_lazy(leaf)]
     if not lazy:
@@ -124,7 +116,7 @@ def execute_lazy(
     policy = or_current(form.on_decode_error)
     options = {"dtype": form.dtype, "memory_format": form.memory_format, "on_decode_error": policy}
     results = {
-        id(leaf): leaf.__torch_sink_execute__(form.device, out=out_of(leaf), **options)
+        id(leaf): leaf.__torch_sink_execute__(form.device, out=targets.get(id(leaf)), **options)
         for leaf in {id(leaf): leaf for leaf in lazy}.values()
     }
     files = tuple(file for leaf in lazy for file in getattr(leaf, "broken_files", ()))

@@ -245,12 +245,6 @@ class Source:
             "and its own random generators are not recorded"
         ]
 
-    def describe_empty(self) -> str:
-        """Why a pass may have had no batch."""
-        if isinstance(self.loader, Iterator):
-            return "A generator object can be traversed once only: pass the generator function, or a list."
-        return "Give a loader with at least one batch; with drop_last=True it needs at least batch_size samples."
-
     def close(self) -> None:
         """Gives back what outlives a pass."""
 
@@ -263,9 +257,6 @@ class FactorySource(Source):
     """
 
     runs_in_thread = True
-
-    def length(self) -> int | None:
-        return None
 
     def _open(self, start: PassStart) -> Pass:
         return Pass(start, iter(self.loader()))
