@@ -215,6 +215,23 @@ def test_a_slower_gpu_takes_longer_and_the_bus_is_its_own(folder: Path) -> None:
         assert copy.seconds == pytest.approx(copy.bytes_in / (device.bus * 1e9))
 
 
+def test_times_of_kernels_are_those_that_were_counted(folder: Path) -> None:
+    """Beside counts of four other photographs of this size."""
+    counts = json.loads((ROOT / "examples" / "benchmarks" / "results" / "kernels.json").read_text())["counts"]
+    crop = next(row for row in counts["pipelines"] if row["name"] == "resized crop + flip")
+    decoder = next(row for row in counts["decoder"] if row["name"] == "all")
+    (folder / "usual").mkdir()
+    for seed in range(8):
+        make_photo(500, 375, seed).save(folder / "usual" / f"{seed}.jpg", quality=90)
+    found = explain.explain(open_pipeline("v1 train", "usual"), "h200")
+    stages = {stage.name: stage for stage in found.stages}
+    # Of the image that is decoded for crops, only a part is made.
+    times = decoder["microseconds_an_image"]["H200"], crop["microseconds_an_image"]["H200"]
+    assert 0.5 * times[0] < 1e6 * stages["decode"].seconds < 1.1 * times[0]
+    assert 1e6 * stages["kernels"].seconds == pytest.approx(times[1], rel=0.4)
+    assert found.rates["decode + kernels"] == pytest.approx(1 / (stages["decode"].seconds + stages["kernels"].seconds))
+
+
 def test_on_the_cpu_workers_make_the_pixels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = []
     load = JpegImagePlugin.JpegImageFile.load

@@ -174,14 +174,13 @@ def _stages(
     launches = sum(launches_of(batch).total() for batch in batches)
     at_host = (host["image"] + host["launch"] * launches / images) / 1e6
     at_host += sum(map(_seconds_of_pillow, batches)) / images
-    times = [
-        [machine.microseconds(machine.modeled(launch), gpu) / 1e6 / images for launch in each] for each in features
-    ]
+    times = [[machine.microseconds(machine.modeled(launch), gpu) / 1e6 for launch in each] for each in features]
+    decoding, others = sum(each[0] for each in times) / images, sum(sum(each[1:]) for each in times) / images
     yield Stage(WORKER, here, read, moved, seconds, workers)
     yield Stage("host", f"a host as {host['cpu']}", moved, moved + tables, at_host)
     yield Stage("copy", f"PCIe, {gpu.bus:g} GB/s", moved + tables, moved + tables, (moved + tables) / (gpu.bus * 1e9))
-    yield Stage("decode", device, encoded, 3 * decoded, sum(each[0] for each in times) / 1e6)
-    yield Stage("kernels", device, moved - encoded + 3 * decoded, results, sum(sum(each[1:]) for each in times) / 1e6)
+    yield Stage("decode", device, encoded, 3 * decoded, decoding)
+    yield Stage("kernels", device, moved - encoded + 3 * decoded, results, others)
 
 
 def _bytes_read(pipeline: Pipeline, batches: list[LazyBatch], images: int) -> float | None:
