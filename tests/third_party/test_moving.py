@@ -1,4 +1,4 @@
-"""Lightning and Accelerate: they move batches to the device, and train to the same losses."""
+"""Lightning and Accelerate: they move batches to the device, and shard them."""
 
 from __future__ import annotations
 
@@ -58,17 +58,6 @@ def loader_of(folder: Path) -> DataLoader[Any]:
     return DataLoader(photographs(folder), batch_size=4, shuffle=True)
 
 
-def network() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * SIZE * SIZE, CLASSES))
-
-
-def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-
-# --- moving
-
-
 def lightning_move(batch: Any, device: torch.device) -> Any:
     fabric = pytest.importorskip("lightning.fabric.utilities", reason=REASON)
     return fabric.move_data_to_device(batch, device)
@@ -94,72 +83,3 @@ def test_moving_a_batch_makes_nothing_before_it_moves(generated_photos: Path, mo
         assert (made.shape, made.dtype, made.device.type) == ((4, 3, SIZE, SIZE), torch.float32, "meta")
     assert target.device.type == nested["target"][0].device.type == "meta"
 
-
-# --- training
-
-
-def with_trainer(folder: Path) -> list[float]:
-    lightning = pytest.importorskip("lightning", reason=REASON)
-
-    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.network, self.losses = network(), []
-
-        def training_step(self, batch: Any, index: int) -> torch.Tensor:
-            loss = loss_of(self.network, batch)
-            self.losses.append(loss.item())
-            self.log("loss", loss)
-            return loss
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.01)
-
-    module = Module()
-    trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(module, loader_of(folder))
-    return module.losses
-
-
-def with_fabric(folder: Path) -> list[float]:
-    lightning = pytest.importorskip("lightning", reason=REASON)
-    fabric = lightning.Fabric(accelerator="cpu", devices=1)
-    model = network()
-    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    return _trained(model, optimizer, fabric.setup_dataloaders(loader_of(folder)), fabric.backward)
-
-
-def with_accelerate(folder: Path) -> list[float]:
-    accelerate = pytest.importorskip("accelerate", reason=REASON)
-    accelerator = accelerate.Accelerator(cpu=True)
-    model = network()
-    model, optimizer, loader = accelerator.prepare(
-        model, torch.optim.SGD(model.parameters(), lr=0.01), loader_of(folder)
-    )
-    return _trained(model, optimizer, loader, accelerator.backward)
-
-
-def _trained(model: Any, optimizer: Any, loader: Any, backward: Callable[[torch.Tensor], None]) -> list[float]:
-    losses = []
-    for _ in range(2):
-        for batch in loader:
-            loss = loss_of(model, batch)
-            optimizer.zero_grad()
-            backward(loss)
-            optimizer.step()
-            losses.append(loss.item())
-    return losses
-
-
-@pytest.mark.parametrize("train", [with_trainer, with_fabric, with_accelerate])
-def test_training_gives_the_same_losses(generated_photos: Path, train: Callable[[Path], list[float]]) -> None:
-    torch.manual_seed(11)
-    expected = train(generated_photos)
-    with torch_sink.image_backend("device", device="cpu", strict=True):
-        torch.manual_seed(11)
-        made = train(generated_photos)
-    assert made == expected
-    assert len(set(expected)) == 6
