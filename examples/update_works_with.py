@@ -35,9 +35,10 @@ import torch_sink
 torch_sink.set_image_backend("device")
 ```
 
-and, where the table says so, `loader = torch_sink.SinkLoader(loader)`. Each program trained twice from the same seeds,
-as it is and with the lines. "Equal" counts losses and metrics that have the same bits in both runs. What fell back ran
-in stock code, with stock results: [troubleshooting](troubleshooting.md) says what each reason means and how to avoid it.
+and, where the table says so, `loader = torch_sink.SinkLoader(loader)`. Each program trained twice from the same
+seeds, as it is and with the lines. "Equal" counts losses and metrics that have the same bits in both runs. What fell
+back ran in stock code, with stock results: [troubleshooting](troubleshooting.md) says what each reason means and how
+to avoid it.
 
 The programs are in `tests/clients/`, short and in the manner of the libraries' own examples and of the public scripts.
 They run with every change, and here with the kernels in Triton's interpreter, which makes batches as a device does; on
