@@ -23,6 +23,7 @@ from torch_sink.cli.report import Bars, Report, Table
 
 # Recording is an order of magnitude cheaper than stock: more passes a round keep both above the clock's noise.
 RECORDING_PASSES = 6
+_NO_GPU = "Without a GPU both make the same pixels on the CPU, at about the same speed."
 _WORKER_NOTE = (
     "recording: a GPU makes the pixels elsewhere; on the CPU: the worker makes them. Ratios: stock / torch_sink."
 )
@@ -48,7 +49,7 @@ def run(folder: Path | None, names: Sequence[str], *, workers: int | None, quick
     report["worker_cost"] = measure_worker_cost(folder, names, rounds=rounds, batch_size=batch_size, images=images)
     workers = next(count for count in (workers, first.workers, 2) if count is not None)
     report["loader"] = {"pipeline": first.name, "workers": workers}
-    report["loader"] |= measure_loader(first, workers=workers, seconds=1 if quick else 15)
+    report["loader"] |= measure_loader(first, workers=workers, turns=1 if quick else 3, seconds=1 if quick else 5)
     return report
 
 
@@ -85,22 +86,26 @@ def measure_worker_cost(
         return {pipeline.name: _worker_cost(pipeline, rounds, images) for pipeline in opened}
 
 
-def measure_loader(pipeline: Pipeline, *, workers: int = 2, seconds: float = 15.0) -> dict[str, dict[str, float]]:
+def measure_loader(pipeline: Pipeline, *, workers: int, turns: int, seconds: float) -> dict[str, dict[str, float]]:
     """Measure how many images per second reach the device, from a stock DataLoader and through torch_sink.
 
     Args:
         pipeline: what makes the batches.
         workers: data workers of both loaders.
-        seconds: how long each of the two is measured, after its first batch.
+        turns: how often the two take turns.
+        seconds: how long a turn is, after its first batch.
 
     Returns:
-        `images_per_second` of "stock" and of "torch_sink".
+        `images_per_second` of "stock" and of "torch_sink", the median of the turns.
     """
     options: dict[str, Any] = {"persistent_workers": workers > 0, "pin_memory": torch.cuda.is_available()}
-    stock = _images_per_second(pipeline.loader(workers, **options), seconds)
-    with torch_sink.image_backend("device"), torch_sink.SinkLoader(pipeline.loader(workers, **options)) as loader:
-        sink = _images_per_second(loader, seconds)
-    return {"stock": {"images_per_second": stock}, "torch_sink": {"images_per_second": sink}}
+    stock, sink = [], []
+    for _ in range(turns):
+        stock.append(_images_per_second(pipeline.loader(workers, **options), seconds))
+        with torch_sink.image_backend("device"), torch_sink.SinkLoader(pipeline.loader(workers, **options)) as loader:
+            sink.append(_images_per_second(loader, seconds))
+    medians = {"stock": statistics.median(stock), "torch_sink": statistics.median(sink)}
+    return {name: {"images_per_second": speed} for name, speed in medians.items()}
 
 
 def compare(pipeline: Pipeline) -> dict[str, Any]:
@@ -235,27 +240,26 @@ def report_of(found: dict[str, Any]) -> Report:
     if photographs:
         about.append(f"{photographs['count']} images, {photographs['mean_bytes'] / 1e3:.0f} kB on average")
     equal = [(name, _said(result)) for name, result in found["equal"].items()]
-    speeds = [(name, loader[name]["images_per_second"]) for name in ("stock", "torch_sink")]
+    names, workers = ("stock", "torch_sink"), f"{loader['workers']} workers"
+    speeds = [loader[name]["images_per_second"] for name in names]
     first = found["worker_cost"][loader["pipeline"]]
-    cost = [(name, first[key]["p50"]) for name, key in (("stock", "stock_ms"), ("torch_sink", "torch_sink_ms"))]
+    costs = [first[f"{name}_ms"]["p50"] for name in names]
+    cost, speed = (
+        Bars(f"{loader['pipeline']}: {what}", [*zip(names, values, strict=True)], digits=digits, note=note)
+        for what, values, digits, note in (
+            ("CPU milliseconds for a sample in a worker, where a GPU makes the pixels", costs, 3, ""),
+            (f"images a second end to end on this machine, {workers}", speeds, 0, "" if machine["gpu"] else _NO_GPU),
+        )
+    )
     verdict = (
-        f"{speeds[1][1] / speeds[0][1]:.2f}x the images a second here, end to end with {loader['workers']} workers"
+        f"Here {speeds[1] / speeds[0]:.2f}x the images a second, end to end with {workers}; "
+        f"{first['ratio']:.1f}x less work for a worker where a GPU makes the pixels."
     )
-    verdict += f"; {first['ratio']:.1f}x less work for a worker where a GPU makes the pixels."
-    cpu = f"{loader['pipeline']}: CPU milliseconds for a sample in a worker, a GPU elsewhere"
-    return Report(
-        "torch_sink beside stock torchvision",
-        about,
-        verdict,
-        [
-            Bars(cpu, cost, digits=3),
-            Bars(
-                f"{loader['pipeline']}: images a second end to end on this machine, {loader['workers']} workers", speeds
-            ),
-            worker_cost_table(found["worker_cost"]),
-            Table("Equal pixels, from equal seeds", ("pipeline", "equal"), equal),
-        ],
+    tables = (
+        worker_cost_table(found["worker_cost"]),
+        Table("Equal pixels, from equal seeds", ("pipeline", "equal"), equal),
     )
+    return Report("torch_sink beside stock torchvision", about, verdict, [cost, speed, *tables])
 
 
 def draw(report: Report, path: Path) -> None:
