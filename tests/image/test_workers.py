@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Subset, default_collate
@@ -99,6 +101,30 @@ def test_v2_batches_equal_stock_without_persistent_workers(photos: Path) -> None
     with torch_sink.image_backend("device", device="cpu"):
         made = epochs_of(dataset, num_workers=2, multiprocessing_context="fork")
     assert_same_batches(made, expected)
+
+
+def leaves(value: Any) -> list[Any]:
+    """What nested tuples hold."""
+    return [leaf for part in value for leaf in leaves(part)] if isinstance(value, tuple) else [value]
+
+
+def test_a_batch_crosses_as_its_block(photos: Path) -> None:
+    """Its arrays lie in it, whichever copy of it that is; they are those of a plan made here."""
+    images = ImageFolder(str(photos), train_transform())
+    with torch_sink.image_backend("device", device="meta"):
+        loader = DataLoader(images, len(images), num_workers=1, multiprocessing_context="fork")
+        (batch,) = [images for images, _ in loader]
+    there = batch.recorded
+    assert len(pickle.dumps(there.crossing)) < 4096
+    for recorded in (there, there.in_block(there.packed.blob.clone()), pickle.loads(pickle.dumps(there))):
+        block = recorded.packed.blob.numpy()
+        assert recorded.shape == there.shape
+        assert len(leaves(recorded.planned)) == len(leaves(there.plan_again())) > 20
+        for found, expected in zip(leaves(recorded.planned), leaves(there.plan_again()), strict=True):
+            np.testing.assert_array_equal(found, expected)
+            assert not isinstance(found, np.ndarray) or not found.size or np.shares_memory(found, block)
+        assert recorded.packed.jpegs.size == recorded.planned.jpegs.size > 0
+        assert recorded.packed.calls() == there.packed.calls()
 
 
 def what_workers_did(folder: Path, dataset: Any, workers: int, start_method: str) -> list[dict[str, Any]]:
