@@ -43,7 +43,7 @@ class Sealed(Generic[T]):
 
 
 def _sealed(pickled: bytes | memoryview) -> Sealed[Any]:
-    sealed = Sealed[Any](None)
+    sealed: Sealed[Any] = Sealed(None)
     sealed._pickled = pickled
     return sealed
 
