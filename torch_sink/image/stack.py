@@ -18,7 +18,7 @@ from torch_sink.image.core.fallback import executing
 from torch_sink.image.execute.batch import RECORDED_ON_BATCHES, LazyBatch
 from torch_sink.image.execute.collate import collate_handles, lazy_batch
 from torch_sink.image.execute.damage import survivors
-from torch_sink.image.execute.recorded import Recorded
+from torch_sink.image.execute.recorded import Recorded, Wanted
 from torch_sink.image.handles.shared_memory import SharedMemory
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, recorded
 
@@ -154,42 +154,32 @@ class LazyStack(LazyBatch):
         is_same = all(image is handle for image, handle in zip(made, self._images.handles, strict=True))
         return self if is_same else LazyStack(made, self._lead)
 
-    def pin_memory(self, device: Any = None) -> LazyBatch:  # type: ignore[override]
-        if not torch.accelerator.is_available() or self._tensor is not None:
-            return self
-        return LazyStack(self._images.packed().pin_memory(device), self._lead)
+    def _holding(self, recorded: Recorded) -> LazyBatch:
+        return LazyStack(LazyBatch(recorded), self._lead)
 
     def _made_on_cpu(self) -> torch.Tensor:
         return self._images.packed()._made_on_cpu().view(self._size)
 
-    def __torch_sink_execute__(
-        self,
-        device: torch.device | str,
-        *,
-        dtype: torch.dtype | None = None,
-        memory_format: torch.memory_format = torch.contiguous_format,
-        out: torch.Tensor | None = None,
-        on_decode_error: str = "raise",
-    ) -> tuple[torch.Tensor, list[int] | None]:
-        """As of a `LazyBatch`; what becomes of damaged files becomes of whole samples."""
-        size = self._size
+    def _execute(self, wanted: Wanted) -> tuple[torch.Tensor, list[int] | None]:
+        """What becomes of damaged files becomes of whole samples."""
         if self._tensor is not None:
-            return super().__torch_sink_execute__(device, dtype=dtype, memory_format=memory_format, out=out)
-        if len(self._lead) > 1:
-            torch.empty(size, device="meta", memory_format=memory_format)  # which refuses what has no such format
-        batch = self._images.packed()
+            return super()._execute(wanted)
+        size, batch, out, policy = self._size, self._images.packed(), wanted.out, wanted.on_decode_error
         is_batch, samples = len(self._lead) == 1, self._lead[0]
-        made, rows = batch.__torch_sink_execute__(
-            device,
-            dtype=dtype,
-            memory_format=memory_format,
-            out=None if out is None else out.view(-1, *size[-3:]),
-            on_decode_error=on_decode_error if is_batch or on_decode_error != "replace" else "skip",
+        if not is_batch:
+            torch.empty(
+                size, device="meta", memory_format=wanted.memory_format
+            )  # which refuses what has no such format
+        made, rows = batch._execute(
+            wanted._replace(
+                out=None if out is None else out.view(-1, *size[-3:]),
+                on_decode_error=policy if is_batch or policy != "replace" else "skip",
+            )
         )
         self.broken_files = batch.broken_files
         if is_batch or rows is None:
             return made if is_batch else made.view(-1, *size[1:]), rows
-        chosen, images = _whole_samples(rows, samples, math.prod(self._lead[1:]), on_decode_error, batch)
+        chosen, images = _whole_samples(rows, samples, math.prod(self._lead[1:]), policy, batch)
         kept = made[torch.tensor(images, device=made.device)].view(-1, *size[1:])
         return (kept if out is None else out[: len(chosen)].copy_(kept)), chosen
 

@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch_sink.image.decode.jpeg.decode import LaunchedJpegs
 
 
-class Provider(Protocol):
+class Provider:
     """One way to decode.
 
     Attributes:
@@ -33,20 +33,24 @@ class Provider(Protocol):
     """
 
     name: str
-    exact: bool
+    exact = True
     what_it_needs: str
 
     def usable(self, device: torch.device) -> bool:
         """True where this provider works for images wanted on `device`."""
+        return True
 
     def by_default(self, device: torch.device) -> bool:
         """True where it is worth asking unasked-for, which `is_right` then answers; costs nothing."""
+        return self.exact
 
     def is_right(self, device: torch.device) -> bool:
         """True where its pixels are Pillow's on `device`; asked before it decodes without having been named."""
+        return self.exact
 
     def takes(self, source: EncodedSource | PixelSource) -> bool:
         """True when this provider can decode this image."""
+        return True
 
     def decode(
         self, sources: Sequence[EncodedSource | PixelSource], device: torch.device, boxes: Sequence[Box | None]
@@ -58,21 +62,13 @@ class Provider(Protocol):
             device: where the pixels are wanted.
             boxes: the part of each image that is needed, None for all of it; a provider may give more.
         """
+        raise NotImplementedError
 
 
-PROVIDERS: dict[str, Provider] = {}
 _preferred: str | None = None
 
 
-def _register(provider: type[Provider]) -> type[Provider]:
-    if provider.name in PROVIDERS:
-        raise ValueError(f"decode provider {provider.name!r} is registered twice")
-    PROVIDERS[provider.name] = provider()
-    return provider
-
-
-@_register
-class TritonProvider:
+class TritonProvider(Provider):
     """The kernels of this package, on any GPU that Triton compiles for, or in its interpreter.
 
     What they do not cover goes to the next provider; a file that they find damaged is given to Pillow, whose pixels or
@@ -80,7 +76,6 @@ class TritonProvider:
     """
 
     name = "triton"
-    exact = True
     what_it_needs = (
         "it decodes on a GPU: give device='cuda' on a machine that has one; to try its kernels on the CPU, in Triton's "
         "interpreter, set TRITON_INTERPRET=1 in the environment before Python starts"
@@ -111,8 +106,7 @@ class TritonProvider:
         return [next(again) if image is None else image for image in found]
 
 
-@_register
-class NvjpegProvider:
+class NvjpegProvider(Provider):
     """NVIDIA's decoder, through torchvision: other roundings than libjpeg's, so only where it is named.
 
     Takes files without subsampled chroma: torchvision cannot ask nvJPEG for smooth chroma, and nearest chroma is
@@ -128,12 +122,6 @@ class NvjpegProvider:
 
     def usable(self, device: torch.device) -> bool:
         return device.type == "cuda" and torch.cuda.is_available() and _nvjpeg() is not None
-
-    def by_default(self, device: torch.device) -> bool:
-        return False
-
-    def is_right(self, device: torch.device) -> bool:
-        return False
 
     def takes(self, source: EncodedSource | PixelSource) -> bool:
         if not isinstance(source, EncodedSource):
@@ -191,25 +179,11 @@ def _nvjpeg() -> Callable[..., list[torch.Tensor]] | None:
     return getattr(torch.ops.image, "decode_jpegs_cuda", None) if torch.version.cuda else None
 
 
-@_register
-class PillowProvider:
+class PillowProvider(Provider):
     """Pillow in a few threads; it takes everything, and defines what is right."""
 
     name = "pillow"
-    exact = True
     what_it_needs = "it works everywhere"
-
-    def usable(self, device: torch.device) -> bool:
-        return True
-
-    def by_default(self, device: torch.device) -> bool:
-        return True
-
-    def is_right(self, device: torch.device) -> bool:
-        return True
-
-    def takes(self, source: EncodedSource | PixelSource) -> bool:
-        return True
 
     def decode(
         self, sources: Sequence[EncodedSource | PixelSource], device: torch.device, boxes: Sequence[Box | None]
@@ -217,6 +191,9 @@ class PillowProvider:
         if len(sources) == 1:
             return [_decode_with_pillow(sources[0])]
         return list(_threads(os.getpid()).map(_decode_with_pillow, sources))
+
+
+PROVIDERS: dict[str, Provider] = {found.name: found for found in (TritonProvider(), NvjpegProvider(), PillowProvider())}
 
 
 def _pillow(sources: Sequence[EncodedSource | PixelSource], device: torch.device) -> list[Decoded | DecodeError]:

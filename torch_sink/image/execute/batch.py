@@ -14,7 +14,7 @@ from torch_sink.errors import SinkError
 from torch_sink.image.core.fallback import report_fallback
 from torch_sink.image.core.ops import Op
 from torch_sink.image.execute.on_device import make_on_device
-from torch_sink.image.execute.recorded import BatchPlan, Made, Recorded, Wanted, describe
+from torch_sink.image.execute.recorded import BatchPlan, Recorded, Wanted, describe
 from torch_sink.image.execute.stock import make_in_stock_code
 from torch_sink.image.handles.tensor import METADATA, run_on_real
 
@@ -115,7 +115,11 @@ class LazyBatch(torch.Tensor):
         """The same batch with its bytes in pinned memory; unchanged where there is no accelerator."""
         if not torch.accelerator.is_available() or self._tensor is not None:
             return self
-        return LazyBatch(self.recorded.in_block(self.recorded.packed.blob.pin_memory()))
+        return self._holding(self.recorded.in_block(self.recorded.packed.blob.pin_memory()))
+
+    def _holding(self, recorded: Recorded) -> LazyBatch:
+        """One of this kind."""
+        return LazyBatch(recorded)
 
     def is_pinned(self, device: Any = None) -> bool:  # type: ignore[override]
         """True when the bytes lie in pinned memory."""
@@ -149,19 +153,18 @@ class LazyBatch(torch.Tensor):
         """
         if on_decode_error not in POLICIES:
             raise ValueError(f"on_decode_error must be one of {POLICIES}, got {on_decode_error!r}")
+        return self._execute(Wanted(torch.device(device), dtype, memory_format, out, on_decode_error))
+
+    def _execute(self, wanted: Wanted) -> tuple[torch.Tensor, list[int] | None]:
         self._refuse_meta()
         self._follow_view()
-        device = torch.device(device)
         if self._tensor is not None:
-            real = self._tensor.to(device, dtype or self.dtype, memory_format=memory_format)
-            return (real if out is None else out.copy_(real)), None
-        made = self._make(Wanted(device, dtype, memory_format, out, on_decode_error))
+            real = self._tensor.to(wanted.device, wanted.dtype or self.dtype, memory_format=wanted.memory_format)
+            return (real if wanted.out is None else wanted.out.copy_(real)), None
+        in_kernels = wanted.device.type != "cpu" or self.recorded.interpreted
+        made = (make_on_device if in_kernels else make_in_stock_code)(self.recorded, wanted)
         self.broken_files = made.broken_files
         return made.tensor, made.rows
-
-    def _make(self, wanted: Wanted) -> Made:
-        in_kernels = wanted.device.type != "cpu" or self.recorded.interpreted
-        return (make_on_device if in_kernels else make_in_stock_code)(self.recorded, wanted)
 
     def materialize(self) -> torch.Tensor:
         """The ordinary CPU tensor, made once, in stock code."""
