@@ -12,8 +12,7 @@ from PIL import Image
 from image.cases import encoded
 from image.jpeg_files import SAMPLINGS, jpeg
 from torch_sink.image.decode.jpeg import block
-from torch_sink.image.decode.jpeg.block import joined, lay_out_jpegs
-from torch_sink.image.decode.jpeg.file import jpeg_file
+from torch_sink.image.decode.jpeg.block import joined, jpeg_file, lay_out_jpegs
 from torch_sink.image.decode.jpeg.tables import COLUMN, batch_of
 from torch_sink.image.sources.jpeg_header import read_jpeg_header
 from torch_sink.image.sources.source import Box, EncodedSource, PixelSource

@@ -14,10 +14,8 @@ from PIL import Image, ImageDraw
 
 from kernels.jpeg_golden import decode_segment
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.decode.jpeg.block import lay_out_jpegs
-from torch_sink.image.decode.jpeg.decode import block_on_device
-from torch_sink.image.decode.jpeg.decoder import Inputs, JpegDecoder
-from torch_sink.image.decode.jpeg.file import JpegFile, jpeg_file
+from torch_sink.image.decode.jpeg.block import JpegFile, jpeg_file, lay_out_jpegs
+from torch_sink.image.decode.jpeg.decode import Inputs, JpegDecoder, block_on_device
 from torch_sink.image.decode.jpeg.tables import COLUMN, Capacity, JpegBatch, batch_of
 from torch_sink.image.sources.jpeg_header import read_jpeg_header
 from torch_sink.image.sources.source import EncodedSource

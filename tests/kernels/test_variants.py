@@ -19,7 +19,7 @@ from torchvision.transforms.v2 import functional as F2
 import torch_sink
 from kernels.jpeg_cases import encode, open_file, pack_files, photo
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.decode.jpeg.decoder import JpegDecoder
+from torch_sink.image.decode.jpeg.decode import JpegDecoder
 from torch_sink.image.execute.decoding import pixels_of
 from torch_sink.image.execute.on_device import run_planned
 from torch_sink.image.execute.planned import plan_batch, shape_of

@@ -35,8 +35,8 @@ from torch_sink import decode_images, decode_providers
 from torch_sink.image.decode import proof
 from torch_sink.image.decode.jpeg import decode as jpeg_decode
 from torch_sink.image.decode.jpeg import tables as jpeg_tables
-from torch_sink.image.decode.jpeg.decoder import JpegDecoder
-from torch_sink.image.decode.jpeg.file import JpegFile
+from torch_sink.image.decode.jpeg.block import JpegFile
+from torch_sink.image.decode.jpeg.decode import JpegDecoder
 from torch_sink.image.decode.jpeg.tables import Capacity
 from torch_sink.image.decode.providers import decode_sources
 from torch_sink.image.sources.source import Box, EncodedSource, encoded_source

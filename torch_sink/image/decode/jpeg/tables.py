@@ -35,33 +35,19 @@ _ALIGNED_VALUES = 4
 
 
 class Capacity(NamedTuple):
-    """How large a batch is, or may be.
+    """How large a batch is, or may be."""
 
-    Attributes:
-        stream_bytes: from the first segment to 16 bytes after the last.
-        images: rows of the images and of the windows.
-        segments: rows of the segments.
-        quantization_tables: rows of these.
-        huffman_tables: rows of these.
-        lanes: of all segments.
-        blocks: of all images.
-        planes_bytes: for the samples of all windows.
-        pixels_bytes: for the pixels of all boxes.
-        block_tiles: of all windows.
-        pixel_tiles: of all windows.
-    """
-
-    stream_bytes: int
-    images: int
-    segments: int
-    quantization_tables: int
-    huffman_tables: int
-    lanes: int
-    blocks: int
-    planes_bytes: int
-    pixels_bytes: int
-    block_tiles: int
-    pixel_tiles: int
+    stream_bytes: int  # from the first segment to 16 bytes after the last
+    images: int  # rows of the images and of the windows
+    segments: int  # rows
+    quantization_tables: int  # rows
+    huffman_tables: int  # rows
+    lanes: int  # of all segments
+    blocks: int  # of all images
+    planes_bytes: int  # for the samples of all windows
+    pixels_bytes: int  # for the pixels of all boxes
+    block_tiles: int  # of all windows
+    pixel_tiles: int  # of all windows
 
 
 class JpegBatch(NamedTuple):
