@@ -93,7 +93,7 @@ def new_buffers(
         counts=empty(rounds + 1, 4),
         coefficients=empty(blocks, 64, dtype=torch.int16),
         status=empty(images),
-        **{name: empty(lanes) for name in of_lanes},
+        **dict(zip(of_lanes, empty(len(of_lanes), lanes).unbind(), strict=True)),
     )
 
 
