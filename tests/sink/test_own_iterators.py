@@ -224,6 +224,19 @@ def test_workers_watch_for_the_end_of_their_parent(kind: type) -> None:
         assert all("torch_sink-parent" in names for names in loader)
 
 
+def collate_unpicklable(samples: list[int]) -> object:
+    return (lambda: samples) if samples[0] == 4 else samples
+
+
+@pytest.mark.parametrize("kind", [Generated, Wrapping])
+def test_a_batch_that_cannot_be_sent_is_an_error_in_its_place(kind: type) -> None:
+    seen = []
+    with make(kind, range(12), collate_fn=collate_unpicklable) as loader:
+        with pytest.raises(RuntimeError, match="cannot be sent to the training process"):
+            seen.extend(loader)
+        assert seen == ([[0, 1, 2, 3]] if kind is Generated else []), "the other one is a batch behind"
+
+
 class Chained(DataLoader):
     """Starts workers a second time in the middle of a pass."""
 

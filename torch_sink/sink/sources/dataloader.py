@@ -20,12 +20,11 @@ from torch_sink.common.random_state import (
     set_global_random_state,
 )
 from torch_sink.sink.sources.base import Pass
-from torch_sink.sink.sources.guard import ReportingContext
 from torch_sink.sink.sources.position import PassStart, ResumePoint
 from torch_sink.sink.sources.recording import ResumableSampler
 from torch_sink.sink.sources.watch import WatchedSource
 
-_OF_THE_COPY = ("_iterator", "_get_iterator", "batch_sampler", "_DataLoader__multiprocessing_context")
+_OF_THE_COPY = ("_iterator", "_get_iterator", "batch_sampler")
 UNSEEDED = "unseeded generator: later passes are shuffled and seeded by torch's global generator"
 
 
@@ -48,8 +47,6 @@ class DataLoaderSource(WatchedSource):
         vars(self.copy)["_iterator"] = None
         if self.sampler is not None:
             vars(self.copy)["batch_sampler"] = self.sampler
-        if self.has_workers:
-            vars(self.copy)["_DataLoader__multiprocessing_context"] = ReportingContext(loader.multiprocessing_context)
 
     def renew(self) -> None:
         news = {name: value for name, value in vars(self.loader).items() if name not in _OF_THE_COPY}

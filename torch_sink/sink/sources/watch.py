@@ -16,9 +16,11 @@ from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
 from torch_sink.damage.loaders import LoaderGuard
 from torch_sink.sink.sources.base import Source, in_this_thread
-from torch_sink.sink.sources.guard import WorkerGuard, guard
+from torch_sink.sink.sources.guard import ReportingContext, WorkerGuard, guard
 from torch_sink.sink.sources.position import PassStart, Sampling, sampling_of
 from torch_sink.sink.sources.recording import RecordingCollate, WorkerInit
+
+_CONTEXT = "_DataLoader__multiprocessing_context"
 
 
 def data_loaders_in(loader: Any) -> list[DataLoader[Any]]:
@@ -61,13 +63,15 @@ class LoaderWatch:
         return any(one.broken for one in self.guards)
 
     def make(self, owner: Any, stock: Callable[[], Any]) -> Any:
-        """An iterator of `owner`, whose workers write to slabs; the owner is left as it was."""
-        collate, init = owner.collate_fn, owner.worker_init_fn
+        """An iterator of `owner`, whose workers write to slabs and report what they cannot send."""
+        collate, init, attributes = owner.collate_fn, owner.worker_init_fn, vars(owner)
+        context = {_CONTEXT: attributes[_CONTEXT]} if _CONTEXT in attributes else {}  # its setter takes torch's only
         slabs = self._free_slabs(owner)
         if slabs is not None:
             owner.collate_fn = SlabCollate(collate, slabs)
         if owner.num_workers:
             owner.worker_init_fn = WorkerInit(init, self.states)
+            attributes.update({name: ReportingContext(one) for name, one in context.items()})
             if self.records and owner is self.loaders[0]:
                 owner.collate_fn = RecordingCollate(owner.collate_fn, self.placeholders)
         try:
@@ -75,6 +79,7 @@ class LoaderWatch:
                 iterator = stock()
         finally:
             owner.collate_fn, owner.worker_init_fn = collate, init
+            attributes.update(context)
         if slabs is not None:
             self.slab_writers, self._writing = getattr(iterator, "_workers", []), weakref.ref(iterator)
         return iterator
