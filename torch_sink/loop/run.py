@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch_sink.common.hints import add_hints, add_note
 from torch_sink.loop.callbacks.base import Callback, RunArguments, RunContext
+from torch_sink.loop.callbacks.controls import StopSignals
 from torch_sink.loop.checkpoints.state import random_state, set_random_state
 from torch_sink.loop.core.batches import batch_tensors, epoch_length, sink_over
 from torch_sink.loop.core.history import RunHistory, SinkRecord
 from torch_sink.loop.core.host_sync import watch_host_syncs
-from torch_sink.loop.core.signals import StopSignals
 from torch_sink.loop.engines.launched import Engine
 from torch_sink.loop.step.step import check_device
 from torch_sink.thread_waits import host_sync_allowed, syncs_are_watched
@@ -22,7 +22,6 @@ from torch_sink.thread_waits import host_sync_allowed, syncs_are_watched
 if TYPE_CHECKING:
     from torch_sink.loop.step_loop import StepLoop
 
-_log = logging.getLogger("torch_sink")
 _END, _NEXT_EPOCH = object(), object()
 UNKNOWN_EPOCH_SINK = 1000
 
@@ -46,7 +45,7 @@ class TrainingRun:
         self._callbacks = sorted(callbacks, key=lambda one: not one.comes_first)
         self._epochs, self._max_steps = epochs, max_steps
         self._epoch_length = epoch_length(loader)
-        self._signals = StopSignals()
+        self._signals = StopSignals(signal.SIGINT, signal.SIGTERM)
         self._failure: Exception | None = None
         self._cut_off = False
         self._watched = syncs_are_watched()

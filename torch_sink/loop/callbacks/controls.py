@@ -1,4 +1,4 @@
-"""Callbacks that steer a run: EarlyStopping, LearningRateScheduler, ReduceLROnPlateau, OnRequestExit."""
+"""What steers a run: signals, EarlyStopping, LearningRateScheduler, ReduceLROnPlateau, OnRequestExit."""
 
 from __future__ import annotations
 
@@ -19,6 +19,36 @@ from torch_sink.loop.core.arguments import check_choice, check_count
 from torch_sink.loop.core.distributed import set_learning_rate
 
 _log = logging.getLogger("torch_sink")
+
+
+class StopSignals:
+    """While entered in the main thread, turns the first of some signals into a request to stop.
+
+    A second SIGINT raises KeyboardInterrupt at once. The handlers that were there are restored on leaving. In any
+    other thread nothing is installed. `received` is the name of the first signal, or None.
+    """
+
+    def __init__(self, *numbers: int) -> None:
+        self._numbers = numbers
+        self.received: str | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in self._numbers:
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for number, handler in self._previous.items():
+            # None: the handler was not installed from Python and cannot be put back by it.
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._previous.clear()
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if number == signal.SIGINT and self.received is not None:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number).name
 
 
 class _PlateauCallback(Callback):
@@ -229,13 +259,16 @@ class OnRequestExit(Callback):
     ) -> None:
         self._save, self._file_name, self._directory = save_ckpt, file_name, directory
         self._signal, self._config_file = sig, Path(config_file) if config_file is not None else None
-        self._requested = False
-        self._previous: Any = None
+        self._signals = StopSignals(sig)
+        self._asked = False
+
+    @property
+    def _requested(self) -> bool:
+        return self._asked or self._signals.received is not None
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        self._requested = False
-        if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(self._signal, self._handle)
+        self._asked = False
+        self._signals = StopSignals(self._signal).__enter__()
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
         if self._config_file is not None and self._config_file.is_file():
@@ -243,7 +276,7 @@ class OnRequestExit(Callback):
                 asked = json.loads(self._config_file.read_text(encoding="utf-8")).get("GracefulExit")
             except (ValueError, AttributeError):
                 return  # half-written: it will be read again before the next sink
-            self._requested = self._requested or asked == 1
+            self._asked = self._asked or asked == 1
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         if self._requested:
@@ -259,9 +292,4 @@ class OnRequestExit(Callback):
             arguments.last_save_ckpt_step, arguments.latest_ckpt_file = arguments.loop.step_count, str(path)
 
     def __exit__(self, *exc_info: Any) -> None:
-        if self._previous is not None:
-            signal.signal(self._signal, self._previous)
-            self._previous = None
-
-    def _handle(self, number: int, frame: Any) -> None:
-        self._requested = True
+        self._signals.__exit__(*exc_info)

@@ -77,18 +77,7 @@ def build_engine(loop: StepLoop, capacity: int) -> Engine:
     watchable = lower_mode == "eager" and not is_compiled(model) and not loop.ranks.sharded
     if capture is None or replayed is None:
         return Engine(mode, step, loop.schedule, loop.ranks, watchable=watchable)
-    return GraphEngine(
-        model,
-        step,
-        replayed,
-        loop.schedule,
-        capture,
-        reasons,
-        loop.ranks,
-        lower_mode=lower_mode,
-        watchable=watchable,
-        refuses_python_state=settings.mode == "graph",
-    )
+    return GraphEngine(loop, step, replayed, capture, lower_mode=lower_mode, watchable=watchable)
 
 
 def make_capture(device: torch.device) -> CudaCapture | None:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from torch_sink.errors import SinkError, UnsupportedOperation
 from torch_sink.loop.core.batches import batch_constants
-from torch_sink.loop.core.distributed import Ranks
-from torch_sink.loop.core.history import Reasons, SinkRecord, first_line
+from torch_sink.loop.core.history import SinkRecord, first_line
 from torch_sink.loop.core.host_sync import user_place
 from torch_sink.loop.engines.capture import CudaCapture
 from torch_sink.loop.engines.launched import Engine
 from torch_sink.loop.engines.recordings import ODD_BATCHES, STAGED, Places, Recordings, Replay, fingerprint
 from torch_sink.loop.step.optimizers import host_state, make_capturable, python_state, refuse_python_state
-from torch_sink.loop.step.schedule import RateTable, Schedule
+from torch_sink.loop.step.schedule import RateTable
 from torch_sink.loop.step.step import TrainingStep
 from torch_sink.loop.step.step_log import ReplayedLog
+
+if TYPE_CHECKING:
+    from torch_sink.loop.step_loop import StepLoop
 
 _log = logging.getLogger("torch_sink")
 WARMUP_STEPS = 3
@@ -35,36 +37,32 @@ class GraphEngine(Engine):
     from a device table by the cursor of the log, in every kind of step. When anything that a graph has baked in
     changes (a number in `param_groups`, the train or eval state of a module, the memory of a parameter, a buffer, a
     gradient or a state tensor), there is one more trial, and the graphs are captured anew. What cannot be captured
-    runs uncaptured from then on, in `lower_mode`, "compile" or "eager"; but where `refuses_python_state`, an optimizer
-    that counts in Python numbers is an error.
+    runs uncaptured from then on, in `lower_mode`, "compile" or "eager"; but where "graph" was asked for by name, an
+    optimizer that counts in Python numbers is an error.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        loop: StepLoop,
         step: TrainingStep,
         log: ReplayedLog,
-        schedule: Schedule,
         capture: CudaCapture,
-        reasons: Reasons,
-        ranks: Ranks,
         *,
         lower_mode: str,
         watchable: bool,
-        refuses_python_state: bool,
     ) -> None:
-        super().__init__("graph", step, schedule, ranks, watchable=watchable)
+        super().__init__("graph", step, loop.schedule, loop.ranks, watchable=watchable)
         self.captures = 0
-        self._model, self._modules = model, list(model.modules())
+        self._model, self._modules = loop.model, list(loop.model.modules())
         self._tried: set[bool] = set()
-        self._tabled = {"params", "lr", "initial_lr"}.union(["betas"] if schedule.cycles_betas else [])
-        self._capture, self._reasons, self._lower_mode = capture, reasons, lower_mode
-        self._refuses_python_state = refuses_python_state
-        self._warmup_left = DISTRIBUTED_WARMUP_STEPS if ranks.many else WARMUP_STEPS
+        self._tabled = {"params", "lr", "initial_lr"}.union(["betas"] if loop.schedule.cycles_betas else [])
+        self._capture, self._reasons, self._lower_mode = capture, loop.settings.reasons, lower_mode
+        self._refuses_python_state = loop.settings.mode == "graph"
+        self._warmup_left = DISTRIBUTED_WARMUP_STEPS if loop.ranks.many else WARMUP_STEPS
         self._replayed_log = log
-        make_capturable(schedule.optimizer, cycles_betas=schedule.cycles_betas)
-        self._rates = RateTable(schedule, log.capacity, log.device, log.cursor)
-        self._recordings = Recordings(capture, reasons)
+        make_capturable(loop.optimizer, cycles_betas=loop.schedule.cycles_betas)
+        self._rates = RateTable(loop.schedule, log.capacity, log.device, log.cursor)
+        self._recordings = Recordings(capture, self._reasons)
         self._fingerprint: Any = None
         self._plan: list[list[float]] = []
         self._position = 0
