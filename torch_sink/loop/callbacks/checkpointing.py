@@ -83,7 +83,8 @@ class ModelCheckpoint(Callback):
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         loop, every = run_context.original_args().loop, self._config.save_checkpoint_steps
-        if loop.step_count % every == 0 if every else self._is_time(loop):
+        due = loop.step_count % every == 0 if every else self._is_time(loop)
+        if due:
             self._save(run_context)
 
     def on_train_end(self, run_context: RunContext) -> None:
