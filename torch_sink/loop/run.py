@@ -9,7 +9,7 @@ from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch_sink.common.hints import add_hints, add_note
-from torch_sink.loop.callbacks.base import Callback, RunArguments, RunContext
+from torch_sink.loop.callbacks.base import Callback, RunArguments, RunContext, tell
 from torch_sink.loop.callbacks.controls import StopSignals
 from torch_sink.loop.checkpoints.state import random_state, set_random_state
 from torch_sink.loop.core.batches import batch_tensors, epoch_length, sink_over
@@ -90,7 +90,7 @@ class TrainingRun:
         complete = done or self._train_epoch(engine)
         if complete:
             engine.schedule.after_epoch()
-            progress.end_epoch()
+            progress.epochs, progress.epoch_steps = progress.epochs + 1, 0
         self._event("on_train_epoch_end")
 
     def _train_epoch(self, engine: Engine) -> bool:
@@ -157,7 +157,8 @@ class TrainingRun:
                     break
         finally:
             loop.step_count = began + executed
-            progress.add(executed)
+            progress.epoch_steps += executed
+            progress.steps += executed
         if self._failure is not None and loop.ranks.many:
             raise self._failure  # the other ranks are at another step: there is nothing to agree on
         with host_sync_allowed():
@@ -255,9 +256,7 @@ class TrainingRun:
     def _event(self, name: str) -> None:
         self._arguments.wait_seconds = self._waited
         if self._callbacks:
-            with host_sync_allowed():
-                for callback in self._callbacks:
-                    getattr(callback, name)(self._context)
+            tell(self._callbacks, name, self._context)
             self._watched = syncs_are_watched()
 
     def _fields(self) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
+from torch_sink.thread_waits import host_sync_allowed
+
 EVENTS = tuple(
     f"on_{phase}_{event}"
     for phase in ("train", "eval")
@@ -152,6 +154,13 @@ class LambdaCallback(Callback):
         for name, function in events.items():
             if function is not None:
                 setattr(self, name, function)
+
+
+def tell(callbacks: Iterable[Callback], event: str, context: RunContext) -> None:
+    """Call an event of all callbacks, in which the host may wait."""
+    with host_sync_allowed():
+        for callback in callbacks:
+            getattr(callback, event)(context)
 
 
 def check_callbacks(callbacks: Callback | Iterable[Callback] | None) -> list[Callback]:

@@ -97,21 +97,12 @@ class Progress:
     epoch_steps: int = 0
     steps: int = 0
 
-    def add(self, steps: int) -> None:
-        self.epoch_steps += steps
-        self.steps += steps
-
-    def end_epoch(self) -> None:
-        self.epochs += 1
-        self.epoch_steps = 0
-
 
 class Reasons:
     """Remarks for `StepLoop.explain` in the order of their first appearance, with counts where they repeat."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
-        self._counted: set[str] = set()
 
     def note(self, text: str) -> None:
         """Add a remark once."""
@@ -119,12 +110,11 @@ class Reasons:
 
     def count(self, text: str) -> None:
         """Add one to a remark's count."""
-        self._counted.add(text)
         self._counts[text] = self._counts.get(text, 0) + 1
 
     def lines(self) -> list[str]:
         """One line a remark."""
-        return [f"{text} ({count} times)" if text in self._counted else text for text, count in self._counts.items()]
+        return [f"{text} ({count} times)" if count else text for text, count in self._counts.items()]
 
 
 def first_line(error: BaseException) -> str:

@@ -199,10 +199,6 @@ def _raise_sync(place: str, what: str) -> None:
     )
 
 
-def _raise_device_wait() -> None:
-    _raise_sync(_caller()[0], "torch's sync debug mode sees a synchronizing CUDA operation")
-
-
 @contextmanager
 def no_host_sync() -> Iterator[None]:
     """Raise if the host waits for the device inside; works on any device, so a CPU run proves it for a GPU.
@@ -223,6 +219,9 @@ def no_host_sync() -> Iterator[None]:
     Raises:
         HostSyncError: at the line that waits; the message names file and line.
     """
-    cuda = device_waits(_raise_device_wait) if torch.cuda.is_initialized() else nullcontext()
-    with cuda, watch_host_syncs(_raise_sync):
+
+    def raise_wait() -> None:
+        _raise_sync(_caller()[0], "torch's sync debug mode sees a synchronizing CUDA operation")
+
+    with device_waits(raise_wait) if torch.cuda.is_initialized() else nullcontext(), watch_host_syncs(_raise_sync):
         yield

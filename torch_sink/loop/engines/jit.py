@@ -157,11 +157,7 @@ def _call_of(module: nn.Module) -> Callable[..., Any]:
 
 
 def _called_method(cls: type) -> str:
-    """Name of the method that runs when an instance of `cls` is called.
-
-    Raises:
-        TypeError: there is none.
-    """
+    """Name of the method that runs when an instance of `cls` is called."""
     if issubclass(cls, nn.Module):
         found = cls.forward is not nn.Module.forward
     else:

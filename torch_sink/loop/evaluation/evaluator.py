@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from torch_sink.loop.callbacks.base import Callback, RunArguments, RunContext
+from torch_sink.loop.callbacks.base import Callback, RunArguments, RunContext, tell
 from torch_sink.loop.core.batches import batch_tensors, epoch_length, map_tensors
 from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.engines.build import Inference, Runner
@@ -135,7 +136,7 @@ class Evaluator:
             stack.enter_context(self._runner.running(loader, stays=stays))
             for callback in callbacks:
                 stack.enter_context(callback)
-            return self._pass(loader, arguments, _events(callbacks, RunContext(arguments)))
+            return self._pass(loader, arguments, partial(tell, callbacks, context=RunContext(arguments)))
 
     def close(self) -> None:
         """Release what the device holds."""
@@ -235,15 +236,6 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 def copied(value: Any) -> Any:
     """A copy of every tensor in nested containers."""
     return map_tensors(torch.clone, value)
-
-
-def _events(callbacks: list[Callback], context: RunContext) -> Callable[[str], None]:
-    def event(name: str) -> None:
-        with host_sync_allowed():
-            for callback in callbacks:
-                getattr(callback, name)(context)
-
-    return event
 
 
 def _batches(loader: Any) -> Iterator[Any]:
