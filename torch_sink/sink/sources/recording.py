@@ -26,6 +26,8 @@ from torch_sink.common.random_state import (
     set_global_random_state,
 )
 
+Action = Callable[[], None]
+
 # Samplers draw at the beginning and at the end of a traversal; of those that draw for each list, the latest are kept.
 _DRAWS_KEPT = 64
 
@@ -146,13 +148,7 @@ class ResumableSampler:
             raise AttributeError(name)  # while it is being unpickled
         return getattr(self.sampler, name)
 
-    def arm(
-        self,
-        skip: int,
-        placeholders: int,
-        at_last_iter: Callable[[], None] | None,
-        after_skip: Callable[[], None] | None,
-    ) -> None:
+    def arm(self, skip: int, placeholders: int, at_last_iter: Action | None, after_skip: Action | None) -> None:
         """Prepares the next traversal. A new DataLoader iterator calls `iter` twice and uses the second one.
 
         Args:
@@ -178,12 +174,7 @@ class ResumableSampler:
         return self._indices(indices, self.draws, self.skip, self.placeholders, self.after_skip)
 
     def _indices(
-        self,
-        indices: Iterator[Any],
-        draws: Draws,
-        skip: int,
-        placeholders: int,
-        after_skip: Callable[[], None] | None,
+        self, indices: Iterator[Any], draws: Draws, skip: int, placeholders: int, after_skip: Action | None
     ) -> Iterator[Any]:
         yield from ([] for _ in range(placeholders))
         try:
