@@ -11,7 +11,9 @@ from collections import Counter
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import JpegImagePlugin
@@ -21,7 +23,7 @@ import torch_sink
 from torch_sink.cli import bench, explain, main
 from torch_sink.cli.machine import DEVICES, launches_of
 from torch_sink.cli.photos import make_photo
-from torch_sink.cli.pipelines import Images, open_pipeline
+from torch_sink.cli.pipelines import Counted, Images, open_pipeline
 from torch_sink.image.decode.jpeg.decode import launch_jpegs, plan_jpegs
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.on_device import make_on_device
@@ -94,9 +96,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "empty").mkdir()
     for seed in range(FILES):
         make_photo(90, 60, seed).save(tmp_path / "photos" / "one" / f"{seed}.jpg", quality=80 + seed)
+    (tmp_path / "adopted.py").write_text(f"{MODULE}\ntorch_sink.set_image_backend('device')\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     yield tmp_path
-    sys.modules.pop("train", None)
+    for name in ("train", "adopted"):
+        sys.modules.pop(name, None)
 
 
 def encoded_bytes(folder: Path) -> int:
@@ -146,11 +151,13 @@ def test_the_command_explains_a_users_transform(folder: Path) -> None:
     assert "nothing: all that was asked for is recorded" in printed
     assert f"Launches of a batch: {launches_of(batch).total()} (" in printed
     mean = encoded_bytes(folder) / FILES
+    decoded = sum(3 * np.prod(box[2:]) for box in batch.recorded.plan().boxes.tolist()) / FILES
     worker, kernels = printed_row(printed, "worker"), printed_row(printed, "kernels")
     assert worker[2:4] == [f"{mean:,.0f}", f"{batch.recorded.packed.blob.nbytes / FILES:,.0f}"]
     assert worker[5] == "measured"
     assert kernels[1] == "H200"
-    assert kernels[3:6:2] == [f"{3 * 4 * SIDE**2:,}", "modeled"]
+    assert kernels[2:4] == [f"{decoded:,.0f}", f"{3 * 4 * SIDE**2:,}"]
+    assert kernels[5] == "modeled"
     # 8 workers, each as long as was measured for an image.
     rate = float(re.search(r"^  worker +#+ ([\d,]+)", printed, re.MULTILINE)[1].replace(",", ""))
     assert rate == pytest.approx(8e6 / float(worker[4].replace(",", "")), rel=0.01)
@@ -344,6 +351,24 @@ def test_equal_pixels(name: str, equal: bool | None, folder: Path) -> None:
     assert result["equal"] is equal
     if name == "by_backend":
         assert result["difference"] == pytest.approx(1)
+
+
+def test_stock_code_is_measured_where_a_module_has_set_the_backend(folder: Path) -> None:
+    kinds: list[str] = []
+
+    def noted(samples: Any) -> Any:
+        kinds.append(type(samples[0]).__name__)
+        return torch.utils.data.default_collate(samples)
+
+    pipeline = open_pipeline("adopted:transform", "photos", FILES)
+    try:
+        assert torch_sink.get_image_backend() == "device"
+        pipeline.batching["collate_fn"] = Counted(noted, is_batch=True)
+        bench.measure_loader(pipeline, workers=0, turns=1, seconds=0.01)
+        assert kinds[0] == "Tensor"
+        assert kinds[-1] == "LazyTensor"
+    finally:
+        torch_sink.set_image_backend("PIL")
 
 
 def test_without_a_command_the_help_says_what_each_answers(capsys: pytest.CaptureFixture[str]) -> None:

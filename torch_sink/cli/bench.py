@@ -101,7 +101,8 @@ def measure_loader(pipeline: Pipeline, *, workers: int, turns: int, seconds: flo
     options: dict[str, Any] = {"persistent_workers": workers > 0, "pin_memory": torch.cuda.is_available()}
     stock, sink = [], []
     for _ in range(turns):
-        stock.append(_images_per_second(pipeline.loader(workers, **options), seconds))
+        with torch_sink.image_backend("PIL"):
+            stock.append(_images_per_second(pipeline.loader(workers, **options), seconds))
         with torch_sink.image_backend("device"), torch_sink.SinkLoader(pipeline.loader(workers, **options)) as loader:
             sink.append(_images_per_second(loader, seconds))
     medians = {"stock": statistics.median(stock), "torch_sink": statistics.median(sink)}
@@ -173,23 +174,18 @@ def _difference(stock: list[torch.Tensor], ours: list[torch.Tensor]) -> float:
 
 
 def _worker_cost(pipeline: Pipeline, rounds: int, images: int) -> dict[str, Any]:
-    def cost_on(device: str, images: int, seed: int) -> float:
-        with torch_sink.image_backend("device", device=device):
-            return worker_seconds(pipeline, images, seed)
+    def cost(backend: str, device: str | None, passes: int, seed: int) -> float:
+        with torch_sink.image_backend(backend, device=device):
+            return 1000 * worker_seconds(pipeline, passes * images, seed)
 
-    worker_seconds(pipeline, images, 0)
-    cost_on("meta", images, 0)
+    kinds: list[tuple[str, str | None, int]]
+    kinds = [("PIL", None, 1), ("device", "meta", RECORDING_PASSES), ("device", "cpu", 1)]
+    cost(*kinds[0], 0)
+    cost("device", "meta", 1, 0)
     fallbacks = torch_sink.fallback_report().counts
     # A seed for each round: no result of an earlier round can be found in a cache.
-    turns = [
-        (
-            worker_seconds(pipeline, images, seed),
-            cost_on("meta", RECORDING_PASSES * images, seed),
-            cost_on("cpu", images, seed),
-        )
-        for seed in range(1, rounds + 1)
-    ]
-    stock, recording, on_cpu = (percentiles([1000 * turn[column] for turn in turns]) for column in range(3))
+    turns = [[cost(*kind, seed) for kind in kinds] for seed in range(1, rounds + 1)]
+    stock, recording, on_cpu = (percentiles(column) for column in zip(*turns, strict=True))
     return {
         "stock_ms": stock,
         "torch_sink_ms": recording,

@@ -25,7 +25,7 @@ from torch_sink.common.platforms import usable_cores
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.collate import collate_handles
 from torch_sink.image.handles.tensor import HANDLES
-from torch_sink.image.sources.source import EncodedSource, PixelSource
+from torch_sink.image.sources.source import EncodedSource, FinishedSource, PixelSource, Source
 
 CPU, WORKER = "cpu", "worker"
 MEASURED_IMAGES = 128
@@ -161,6 +161,7 @@ def _stages(
     made = sum(leaf.nbytes for leaf in tensors if not isinstance(leaf, LazyBatch)) / images
     results = made + sum(math.prod(batch.shape) * batch.dtype.itemsize for batch in batches) / images
     read = _bytes_read(pipeline, batches, images)
+    held = sum(_bytes_held(source) for batch in batches for source in batch.recorded.packed.sources()) / images
     here = f"this machine, {machine.cpu_name()}"
     if device == CPU:
         yield Stage(WORKER, here, read, results, seconds, workers)
@@ -180,7 +181,14 @@ def _stages(
     yield Stage("host", f"a host as {host['cpu']}", moved, moved + tables, at_host)
     yield Stage("copy", f"PCIe, {gpu.bus:g} GB/s", moved + tables, moved + tables, (moved + tables) / (gpu.bus * 1e9))
     yield Stage("decode", device, encoded, 3 * decoded, decoding)
-    yield Stage("kernels", device, moved - encoded + 3 * decoded, results, others)
+    yield Stage("kernels", device, 3 * decoded + made + held, results, others)
+
+
+def _bytes_held(source: Source) -> int:
+    """Of an image that travels as pixels or values."""
+    if isinstance(source, FinishedSource):
+        return source.tensor.nbytes
+    return len(source.image.tobytes()) if isinstance(source, PixelSource) else 0
 
 
 def _bytes_read(pipeline: Pipeline, batches: list[LazyBatch], images: int) -> float | None:

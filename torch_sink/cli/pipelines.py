@@ -206,24 +206,21 @@ def pipeline_named(name: str, folder: str | Path | None) -> Any:
         return build_pipeline(name)
     module_name, _, rest = name.partition(":")
     attribute, call, argument = rest.partition("(")
-    sys.path.insert(0, str(Path.cwd()))
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # and left there, for data workers that are spawned
+    found = _attribute(_module(module_name, name), attribute, name)
+    if call and argument not in (")", "DIR)"):
+        raise ValueError(f"{name} cannot be called; write '{module_name}:{attribute}()' or '...(DIR)'")
+    if isinstance(found, type) and not call:
+        raise ValueError(f"{name} is a class; write '{name}()', or '{name}(DIR)' for one made with the folder")
+    if not call and not (isinstance(found, FunctionType) and _takes_nothing(found)):
+        return found
+    if argument == "DIR)" and folder is None:
+        raise ValueError(f"{name} is called with the folder: give it")
     try:
-        module = _module(module_name, name)
-        found = _attribute(module, attribute, name)
-        if call and argument not in (")", "DIR)"):
-            raise ValueError(f"{name} cannot be called; write '{module_name}:{attribute}()' or '...(DIR)'")
-        if isinstance(found, type) and not call:
-            raise ValueError(f"{name} is a class; write '{name}()', or '{name}(DIR)' for one made with the folder")
-        if not call and not (isinstance(found, FunctionType) and _takes_nothing(found)):
-            return found
-        if argument == "DIR)" and folder is None:
-            raise ValueError(f"{name} is called with the folder: give it")
-        try:
-            return found(str(folder)) if argument == "DIR)" else found()
-        except Exception as error:  # of the user's code
-            raise ValueError(_said_by(name, error)) from error
-    finally:
-        sys.path.pop(0)
+        return found(str(folder)) if argument == "DIR)" else found()
+    except Exception as error:  # of the user's code
+        raise ValueError(_said_by(name, error)) from error
 
 
 def _module(module_name: str, name: str) -> ModuleType:
