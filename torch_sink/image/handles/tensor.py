@@ -48,7 +48,7 @@ class _Handle:
     was_collated = False  # its values were made for a batch, in this process
 
     @staticmethod
-    def __new__(cls: Any, source: Source, ops: tuple[Op, ...], shape: tuple[int, int, int], dtype: torch.dtype) -> Any:
+    def __new__(cls: Any, source: Source, ops: tuple[Op, ...], shape: Sequence[int], dtype: torch.dtype) -> Any:
         handle = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)  # type: ignore[attr-defined]
         handle.__dict__.update(sink_source=source, sink_ops=ops, sink_shape=torch.Size(shape), sink_dtype=dtype)
         if ops:
