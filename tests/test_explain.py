@@ -84,6 +84,11 @@ class Photos(ImageFolder):
 class Stream(IterableDataset):
     def __iter__(self):
         yield from make_dataset("photos")
+
+def of_its_own(image):
+    return torch.zeros(3, 8, 8)
+
+empty = torch.utils.data.TensorDataset(torch.zeros(0, 3))
 """
 
 
@@ -195,6 +200,16 @@ def test_what_falls_back_and_how_to_mend_it(folder: Path) -> None:
     assert stages["decode"].seconds == 0 < stages["kernels"].seconds
 
 
+def test_a_pipeline_of_which_nothing_is_recorded(folder: Path) -> None:
+    found = explained("train:of_its_own", "h200")
+    text = explain.report_of(found).as_text()
+    assert (found.batches, found.fallbacks) == ([], {})
+    assert "everything: nothing was recorded" in text
+    assert "Nothing of this pipeline is recorded" in text
+    # Its values travel as they are.
+    assert {stage.name: stage.bytes_in for stage in found.stages}["copy"] == 4 * 3 * 8 * 8
+
+
 def test_every_reason_has_a_remedy() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     table = page.partition("## Reasons in the fallback report")[2].partition("\n## ")[0]
@@ -294,6 +309,7 @@ MISTAKES = {
     "explain photos --pipeline train:layers": r"found <class '.*Image'>.*end its transform with transforms.ToTensor\(\)",
     "explain photos --pipeline train:make_loader(photos)": r"cannot be called; write 'train:make_loader\(\)' or '...\(DIR\)'",
     "explain --pipeline train:Photos(DIR)": r"called with the folder: give it",
+    "explain --pipeline train:empty": r"train:empty gives no samples; give a dataset that has some",
     "explain photos --device b300": r"--device b300 is not known; choose one of cpu, a100, .*h200",
     "explain photos --workers 0": r"--workers 0 make no batches; give 1 or more",
     "explain photos --batch-size 0": r"a batch of 0 images cannot be made; give --batch-size 1 or more",

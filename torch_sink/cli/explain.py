@@ -30,6 +30,7 @@ from torch_sink.image.sources.source import EncodedSource, FinishedSource, Pixel
 CPU, WORKER = "cpu", "worker"
 MEASURED_IMAGES = 128
 _MOST_DECODED = 8  # files, to measure what Pillow takes for one
+_MOST_SHOWN = 8  # lines of a plan, and shapes
 _NOTHING = "nothing, "  # is to be done
 # A part of a reason in the fallback report -> what to do.
 REMEDIES = {
@@ -213,7 +214,7 @@ def _seconds_of_pillow(batch: LazyBatch) -> float:
 
 def report_of(found: Explained) -> Report:
     """What was found, for readers."""
-    shapes = ", ".join(f"{str(batch.dtype).removeprefix('torch.')} {list(batch.shape)}" for batch in found.batches)
+    shapes = [f"{str(batch.dtype).removeprefix('torch.')} {list(batch.shape)}" for batch in found.batches]
     where = "the CPU, in the workers" if found.device == CPU else f"an {found.device} (modeled)"
     sources = [source for batch in found.batches for source in batch.recorded.packed.sources()]
     kinds = Counter(
@@ -224,13 +225,18 @@ def report_of(found: Explained) -> Report:
     listed = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     about = [
         f"a batch of {found.images} samples{': ' if listed else ''}{listed}",
-        f"made on {where}; {found.workers} data workers",
-        f"-> {shapes or 'nothing that is recorded'}",
+        f"made on {where}; {found.workers} data worker{'s' * (found.workers > 1)}",
+        f"-> {', '.join(_some(shapes)) or 'nothing that is recorded'}",
     ]
     bars = Bars("Images a second that each stage allows", [*found.rates.items()], found.limit)
     parts: list[Table | Bars | Text]
     parts = [_recorded_part(found), _launches_part(found), _fallbacks_part(found), _stages_part(found), bars]
     return Report(f"Pipeline {found.name}", about, _verdict(found), parts)
+
+
+def _some(lines: list[str]) -> list[str]:
+    """The first ones, and how many more there are."""
+    return lines if len(lines) <= _MOST_SHOWN else [*lines[:_MOST_SHOWN], f"and {len(lines) - _MOST_SHOWN} more"]
 
 
 def _recorded_part(found: Explained) -> Table:
@@ -248,7 +254,7 @@ def _launches_part(found: Explained) -> Text:
         lines = ["none: workers make the pixels, in stock code"]
         lines[0] += ". --device h200 shows what a GPU would do." if found.batches else "."
         return Text(f"{title}: 0", lines)
-    lines = [line for batch in found.batches for line in str(batch.plan).splitlines()[1:]]
+    lines = _some([line for batch in found.batches for line in str(batch.plan).splitlines()[1:]])
     return Text(f"{title}: {counts.total()} ({', '.join(f'{count} {name}' for name, count in counts.items())})", lines)
 
 
@@ -282,6 +288,8 @@ def _verdict(found: Explained) -> str:
     """Which stage limits, and what helps."""
     name, others = found.limit, {**found.rates}
     said = f"The limit: {name}, at {others.pop(name):,.0f} images a second."
+    if name == WORKER and not found.batches:
+        return f"{said} Nothing of this pipeline is recorded: python -m torch_sink support lists what can be."
     if name == WORKER and any(not remedy_for(reason).startswith(_NOTHING) for _, reason in found.fallbacks):
         return f"{said} First mend what falls back: it runs in the workers."
     if name == WORKER and others:

@@ -171,7 +171,7 @@ def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) ->
         return Pipeline(name, found.dataset, batching, found.num_workers)
     batching = {"batch_size": batch_size, "collate_fn": Counted(default_collate, is_batch=True)}
     if isinstance(found, Dataset) or (hasattr(found, "__getitem__") and not callable(found)):
-        return Pipeline(name, found, {**batching, "shuffle": not isinstance(found, IterableDataset)})
+        return Pipeline(name, found, {**batching, "shuffle": not isinstance(found, IterableDataset) and len(found) > 0})
     if not callable(found):
         raise ValueError(f"{name} is {a_kind(found)}; name {WHAT_IS_ALLOWED}")
     if folder is None:
