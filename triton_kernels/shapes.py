@@ -11,17 +11,11 @@ from typing import Any, NamedTuple
 
 
 class LaneShape(NamedTuple):
-    """How the bits of JPEG files are dealt out to lanes.
+    """How the bits of JPEG files are dealt out to lanes."""
 
-    Attributes:
-        bits: of a lane; a power of two.
-        warm_up_bits: how much earlier a lane begins.
-        rounds: of corrections.
-    """
-
-    bits: int
-    warm_up_bits: int
-    rounds: int
+    bits: int  # of a lane; a power of two
+    warm_up_bits: int  # how much earlier a lane begins
+    rounds: int  # of corrections
 
 
 class TileShape(NamedTuple):
