@@ -35,6 +35,69 @@ def as_pair(samples: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack(images), torch.tensor(labels)
 
 
+@client("Hugging Face `datasets` with an image processor of `transformers`", "transformers")
+def image_processor(run: Run) -> list[float]:
+    from datasets import load_dataset
+    from transformers import ViTImageProcessor
+
+    processor = ViTImageProcessor(size={"height": SIZE, "width": SIZE})
+
+    def transform(rows: dict[str, Any]) -> dict[str, Any]:
+        pixels = processor([image.convert("RGB") for image in rows["image"]], return_tensors="pt")
+        return {"images": pixels["pixel_values"], "labels": rows["label"]}
+
+    photos = load_dataset("imagefolder", data_dir=str(run.photos / "train"), split="train", cache_dir=str(run.folder))
+    loader = DataLoader(photos.with_transform(transform), batch_size=BATCH, shuffle=True, collate_fn=as_pair)
+    return fit(network().to(run.device), run.sink(loader), run.device)
+
+
+@client("diffusers fine-tuning script, text to image", "accelerate")
+def diffusers_script(run: Run) -> list[float]:
+    accelerate = importlib.import_module("accelerate")
+    from datasets import load_dataset
+
+    steps = transforms.Compose(
+        [
+            transforms.Resize(SIZE, interpolation=transforms.InterpolationMode.BILINEAR),
+            transforms.RandomCrop(SIZE),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize([0.5], [0.5]),
+        ]
+    )
+
+    def preprocess(rows: dict[str, Any]) -> dict[str, Any]:
+        return {"pixel_values": [steps(image.convert("RGB")) for image in rows["image"]], "labels": rows["label"]}
+
+    def collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        pixels = torch.stack([sample["pixel_values"] for sample in samples])
+        pixels = pixels.to(memory_format=torch.contiguous_format).float()
+        return {"pixel_values": pixels, "steps": torch.tensor([sample["labels"] for sample in samples])}
+
+    photos = load_dataset("imagefolder", data_dir=str(run.photos / "train"), split="train", cache_dir=str(run.folder))
+    loader = DataLoader(
+        photos.with_transform(preprocess), batch_size=BATCH, shuffle=True, num_workers=1, collate_fn=collate
+    )
+    accelerator = accelerate.Accelerator(cpu=True)
+    model: Any = torch.nn.Conv2d(3, 3, 3, padding=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    loader, losses = run.sink(loader), []
+    for _ in range(2):
+        for batch in loader:
+            with accelerator.accumulate(model):
+                clean = batch["pixel_values"]
+                noise = torch.randn_like(clean)
+                share = torch.rand(len(clean), 1, 1, 1, device=clean.device)
+                loss = torch.nn.functional.mse_loss(model(share * clean + (1 - share) * noise), noise)
+                accelerator.backward(loss)
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(loss.item())
+    return losses
+
+
 @client("WebDataset shards", "webdataset")
 def webdataset_shards(run: Run) -> list[float]:
     webdataset = importlib.import_module("webdataset")

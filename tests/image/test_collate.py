@@ -326,6 +326,24 @@ def test_the_same_file_twice_is_packed_once(folder: Path) -> None:
         assert len(views.recorded.packed.contents.value.entries) == 1
 
 
+def test_what_a_batch_is_already_makes_nothing() -> None:
+    """As diffusers' training scripts collate: `stack(...).to(memory_format=contiguous_format).float()`."""
+    with torch_sink.image_backend("device", device="meta", strict=True):
+        batch = default_collate(images())
+        assert batch.to(memory_format=torch.contiguous_format).float() is batch
+        assert batch.contiguous() is batch
+        assert batch.to(torch.float32) is batch
+        for changed in (
+            lambda: batch.to(torch.float32, copy=True),
+            lambda: batch.to(torch.float32, False, True),
+            lambda: batch.contiguous(memory_format=torch.channels_last),
+            lambda: batch.float(memory_format=torch.channels_last),
+            lambda: default_collate([F.pil_to_tensor(opener(encoded(40, 30))())]).float(),
+        ):
+            with pytest.raises(torch_sink.SinkError, match='device="meta"'):
+                changed()
+
+
 def test_meta_records_only() -> None:
     with torch_sink.image_backend("device", device="meta"):
         batch = default_collate(images())

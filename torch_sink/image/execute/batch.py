@@ -99,12 +99,30 @@ class LazyBatch(torch.Tensor):
         """As `Tensor.to`; a move to an accelerator decodes and transforms there."""
         self._follow_view()
         device, dtype, memory_format = parsed_to(*args, **kwargs)
+        if device is None and len(args) < 2 and "copy" not in kwargs and self._is_already(dtype, memory_format):
+            return self
         if device is None or self._tensor is not None or (device.type == "cpu" and not self.recorded.interpreted):
             return self.materialize().to(*args, **kwargs)
         if device.type == "meta":
             return torch.empty(self.shape, dtype=dtype or self.dtype, device="meta")
         wanted = {} if memory_format is None else {"memory_format": memory_format}
         return self.__torch_sink_execute__(device, dtype=dtype, **wanted)[0]  # type: ignore[arg-type]
+
+    def float(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
+        """As `Tensor.float`: of a float32 batch, the batch itself."""
+        return self.to(torch.float32, memory_format=memory_format)
+
+    def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+        """As `Tensor.contiguous`: the batch itself, for a batch is made so."""
+        if self._is_already(None, memory_format):
+            return self
+        return self.materialize().contiguous(memory_format=memory_format)
+
+    def _is_already(self, dtype: torch.dtype | None, memory_format: torch.memory_format | None) -> bool:
+        """Whether a batch that is still to be made will have this dtype and layout."""
+        waits = self.is_recording and self._viewed is None
+        as_made = memory_format in (None, torch.preserve_format, torch.contiguous_format)
+        return waits and as_made and dtype in (None, self.dtype)
 
     def cuda(self, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
         """As `Tensor.cuda`."""
