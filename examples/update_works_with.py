@@ -18,9 +18,14 @@ import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))  # the programs
+
+if TYPE_CHECKING:
+    from clients.client import Client
+
 PAGE = ROOT / "docs" / "works_with.md"
 RESULTS = ROOT / "examples" / "benchmarks" / "results" / "works_with.json"
 Rows = dict[str, dict[str, Any]]
@@ -72,38 +77,21 @@ def run_programs(names: list[str] | None, rows: Rows) -> Rows:
         names: of programs; None for all.
         rows: of earlier runs.
     """
-    sys.path.insert(0, str(ROOT / "tests"))
     from clients import CLIENTS
     from clients.client import write_photos
 
-    fresh: Rows = {}
     with tempfile.TemporaryDirectory() as scratch:
         photos = write_photos(Path(scratch, "photos"))
-        for name, client in CLIENTS.items():
-            if names is not None and name not in names:
-                fresh.update({name: rows[name]} if name in rows else {})
-                continue
+        for name in names or CLIENTS:
             print(name, flush=True)
-            outcome = run_alone(name, photos, Path(scratch))
-            fresh[name] = {
-                "name": client.name,
-                "package": client.package,
-                "version": metadata.version(client.package),
-                "releases": {"python": platform.python_version()}
-                | {package: metadata.version(package) for package in ("torch", "torchvision")},
-                "note": client.note,
-                "wraps": outcome["wraps"],
-                "is_equal": outcome["stock"] == outcome["ours"] and outcome["has_recorded"],
-                "values": len(outcome["stock"]),
-                "equal": sum(a == b for a, b in zip(outcome["stock"], outcome["ours"], strict=True)),
-                "fell_back": outcome["fell_back"],
-            }
-            RESULTS.write_text(json.dumps(fresh, indent=1) + "\n")
-    return fresh
+            rows = {**rows, name: run_alone(CLIENTS[name], name, photos, Path(scratch))}
+            rows = {known: rows[known] for known in CLIENTS if known in rows}
+            RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+    return rows
 
 
-def run_alone(name: str, photos: Path, scratch: Path) -> dict[str, Any]:
-    """Run one program in a process of its own, where Triton interprets."""
+def run_alone(client: Client, name: str, photos: Path, scratch: Path) -> dict[str, Any]:
+    """Run one program in a process of its own, where Triton interprets; return its row."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     finished = subprocess.run(
         [sys.executable, "-m", "clients.alone", str(photos), str(scratch), name],
@@ -112,7 +100,20 @@ def run_alone(name: str, photos: Path, scratch: Path) -> dict[str, Any]:
         env={**os.environ, "PYTHONPATH": paths, "TRITON_INTERPRET": "1"},
         check=True,
     )
-    return json.loads(finished.stdout.splitlines()[-1])
+    outcome = json.loads(finished.stdout.splitlines()[-1])
+    return {
+        "name": client.name,
+        "package": client.package,
+        "version": metadata.version(client.package),
+        "releases": {"python": platform.python_version()}
+        | {package: metadata.version(package) for package in ("torch", "torchvision")},
+        "note": client.note,
+        "wraps": outcome["wraps"],
+        "is_equal": outcome["stock"] == outcome["ours"] and outcome["has_recorded"],
+        "values": len(outcome["stock"]),
+        "equal": sum(a == b for a, b in zip(outcome["stock"], outcome["ours"], strict=True)),
+        "fell_back": outcome["fell_back"],
+    }
 
 
 def page(rows: Rows) -> str:
