@@ -125,6 +125,11 @@ def remap(state: Lowering, x_table: np.ndarray, y_table: np.ndarray, fill: Any =
 
 
 def _crop(family: str, handle: Any, top: Any, left: Any, height: Any, width: Any) -> Any:
+    return crop(family, handle, top, left, height, width)
+
+
+def crop(family: str, handle: Any, top: Any, left: Any, height: Any, width: Any, *, is_seen: bool = True) -> Any:
+    """A crop of a handle; one that nobody sees shares no memory with it."""
     channels, old_height, old_width = handle.sink_shape
     if not all(isinstance(value, int) for value in (top, left, height, width)):
         return NotImplemented
@@ -133,7 +138,7 @@ def _crop(family: str, handle: Any, top: Any, left: Any, height: Any, width: Any
         return NotImplemented
     beyond = not inside and handle.sink_dtype == torch.float32
     op = Op(f"{family}.crop_beyond" if beyond else f"{family}.crop", (top, left, height, width))
-    return handle.record(op, shape=(channels, height, width), is_view=inside)
+    return handle.record(op, shape=(channels, height, width), is_view=inside and is_seen)
 
 
 def _crop_image(image: Any, box: Any = None) -> Any:

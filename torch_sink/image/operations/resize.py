@@ -21,8 +21,8 @@ from torchvision.transforms.v2.functional._geometry import (
 from torch_sink.image.core.arguments import whole_sides
 from torch_sink.image.core.atoms import Atom, Kind, Lowering, ResizeWeights
 from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
-from torch_sink.image.core.ops import CLOSE, EXACT, MOVED, RECORDERS, Op, Operation, Promise
-from torch_sink.image.operations.crops import remap
+from torch_sink.image.core.ops import CLOSE, EXACT, MOVED, Op, Operation, Promise
+from torch_sink.image.operations.crops import crop, remap
 from torch_sink.image.operations.resize_tables import (
     PILLOW_PRECISION_BITS,
     ResampleTable,
@@ -156,10 +156,11 @@ def _resized_crop(
     family: str, handle: Any, top: Any, left: Any, height: Any, width: Any, size: Any,
     interpolation: Any = Mode.BILINEAR, antialias: bool | None = True,
 ) -> Any:  # fmt: skip
-    cropped = RECORDERS["v2.crop"](handle, top, left, height, width)
+    cropped = crop("v2", handle, top, left, height, width, is_seen=False)
     if cropped is NotImplemented:
         return cropped
-    return _resize_v2(family, cropped, size, interpolation, None, antialias)
+    made = _resize_v2(family, cropped, size, interpolation, None, antialias)
+    return crop("v2", handle, top, left, height, width) if made is cropped else made
 
 
 def _promise(op: Op) -> Promise:
