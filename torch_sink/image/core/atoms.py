@@ -187,7 +187,7 @@ class Lowering:
     def fill_of(self, fill: Any) -> tuple[float, ...]:
         """A fill as the kernels have it: bytes, or floats as they are."""
         if not self.is_float:
-            return color_of(fill)
+            return color_of(tuple(fill) if isinstance(fill, list) else fill)
         return three(fill if isinstance(fill, (tuple, list)) else (fill,))
 
     def resize_to(self, height: int, width: int) -> tuple[int, int]:
@@ -206,14 +206,10 @@ def by_formula(name: str, function: Callable[..., None], families: Sequence[str]
     return {f"{family}.{name}": functools.partial(function, formula=FORMULAS[family]) for family in families}
 
 
-BLACK = (0.0, 0.0, 0.0)
-
-
+@functools.lru_cache(maxsize=1024)
 def color_of(fill: Any) -> tuple[float, ...]:
     """A fill of bytes: a value for each of three channels, cut off at 0 and 255 as Pillow does; None is black."""
-    if fill is None or (type(fill) is int and fill == 0):
-        return BLACK
-    values = fill if isinstance(fill, (tuple, list)) else (fill,)
+    values = fill if isinstance(fill, tuple) else (0 if fill is None else fill,)
     return three(tuple(float(int(min(max(value, 0), 255))) for value in values))
 
 

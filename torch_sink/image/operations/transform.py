@@ -34,9 +34,13 @@ def _fits(method: int, data: Sequence[float], resample: int, size: Sequence[int]
     if resample != Image.Resampling.NEAREST or (data[1] == 0 and data[3] == 0):
         return True
     width, height = size
-    return all(
-        abs(x * a + y * b + c) < 32768.0 for x in (0, width) for y in (0, height) for a, b, c in (data[:3], data[3:6])
-    )
+    return all(_stays_small(data[at], data[at + 1], data[at + 2], width, height) for at in (0, 3))
+
+
+def _stays_small(a: float, b: float, c: float, width: int, height: int) -> bool:
+    """True where the positions of all corners fit into 16.16 integers."""
+    across, down = width * a, height * b
+    return max(abs(c), abs(across + c), abs(down + c), abs(across + down + c)) < 32768.0
 
 
 def _fixed(value: float) -> int:
