@@ -316,6 +316,7 @@ MISTAKES = {
     "explain photos --html nowhere/page.html": r"lies in no folder: create nowhere first",
     "bench nowhere": r"nowhere does not exist",
     "bench photos --pipeline train:fail": r"train:fail raised KeyError",
+    "bench photos --workers -1": r"--workers -1 cannot be; give 1 or more, or 0",
     "bench photos --picture photos": r"photos is a folder; give the path of a file",
     "explane photos": r"invalid choice: 'explane'.*explain",
 }  # fmt: skip

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from torch_sink.cli.machine import DEVICES
 from torch_sink.errors import SinkError
 from torch_sink.image.support import SupportRow, support_table
 
@@ -146,10 +147,11 @@ def make_parser() -> argparse.ArgumentParser:
 
     command = add(run_explain, PIPELINE)
     _add_folder_and_pipeline(command, "v1 train")
+    devices = f"cpu, {', '.join(DEVICES).lower()} (default: this machine's)"
+    command.add_argument("--device", metavar="NAME", help=devices)
     command.add_argument(
-        "--device", metavar="NAME", help="cpu, h200, h100, a100, b200 or rtx4090 (default: this machine's)"
+        "--batch-size", type=int, default=64, metavar="N", help="of anything but a DataLoader (default: 64)"
     )
-    command.add_argument("--batch-size", type=int, default=64, help="of anything but a DataLoader (default: 64)")
     command.add_argument("--html", type=_file, metavar="FILE", help="write the answer as a page, too")
 
     command = add(run_bench, PIPELINE)
@@ -172,7 +174,7 @@ def _add_folder_and_pipeline(command: argparse.ArgumentParser, default: str | No
     command.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="images, at any depth")
     about = f"module:attribute of your own, or a built-in one (default: {default or 'four built-in ones'})"
     command.add_argument("--pipeline", default=default, metavar="NAME", help=about)
-    command.add_argument("--workers", type=int, metavar="N", help="data workers (default: those of a DataLoader)")
+    command.add_argument("--workers", type=int, metavar="N", help="data workers (default: as the DataLoader has)")
 
 
 # --- the support table as text

@@ -42,6 +42,8 @@ def run(folder: Path | None, names: Sequence[str], *, workers: int | None, quick
     Returns:
         The JSON-ready report.
     """
+    if workers is not None and workers < 0:
+        raise ValueError(f"--workers {workers} cannot be; give 1 or more, or 0 to make batches in this process")
     first = open_pipeline(names[0], folder)
     report = describe_run("torch-sink bench", folder)
     report["equal"] = {name: compare(open_pipeline(name, folder)) for name in names}
