@@ -29,17 +29,11 @@ _SIZE = 67, 45  # pixels: no side is a multiple of an MCU's
 
 
 class Verdict(NamedTuple):
-    """What came of decoding the files.
+    """What came of decoding the files."""
 
-    Attributes:
-        holds: the kernels gave Pillow's pixels for all of them.
-        reason: else the first difference, or the error.
-        lasts: it would be the same in another process; an error may be gone there.
-    """
-
-    holds: bool
-    reason: str = ""
-    lasts: bool = True
+    holds: bool  # the kernels gave Pillow's pixels for all of them
+    reason: str = ""  # else the first difference, or the error
+    lasts: bool = True  # it would be the same in another process; an error may be gone there
 
 
 class _Case(NamedTuple):

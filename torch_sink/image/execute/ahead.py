@@ -32,33 +32,20 @@ _DTYPES = {
 
 
 class Job(NamedTuple):
-    """One kernel to compile.
+    """One kernel to compile."""
 
-    Attributes:
-        module: where it is defined.
-        kernel: its name there.
-        specialization: types of its arguments, constants and options, as Triton serializes them.
-    """
-
-    module: str
-    kernel: str
-    specialization: str
+    module: str  # where it is defined
+    kernel: str  # its name there
+    specialization: str  # types of its arguments, constants and options, as Triton serializes them
 
 
 class Outcome(NamedTuple):
-    """What became of a job.
-
-    Attributes:
-        job: the job.
-        was_there: Triton's cache held the kernel already.
-        seconds: it took.
-        error: why the cache does not hold it; "" where it does.
-    """
+    """What became of a job."""
 
     job: Job
-    was_there: bool
-    seconds: float
-    error: str = ""
+    was_there: bool  # Triton's cache held the kernel already
+    seconds: float  # that it took
+    error: str = ""  # why the cache does not hold it; "" where it does
 
 
 def target_named(name: str | None) -> GPUTarget:

@@ -10,15 +10,10 @@ from torch_sink.image.sources.source import EncodedSource, PixelSource, Source
 
 
 class Survivors(NamedTuple):
-    """The images that a result shows.
+    """The images that a result shows."""
 
-    Attributes:
-        rows: which, in order; None where it shows every image at its own place.
-        broken_files: those of the others.
-    """
-
-    rows: list[int] | None
-    broken_files: tuple[BrokenFile, ...] = ()
+    rows: list[int] | None  # which, in order; None where it shows every image at its own place
+    broken_files: tuple[BrokenFile, ...] = ()  # those of the others
 
 
 def try_decode(source: Source) -> Source | DecodeError:

@@ -49,17 +49,11 @@ def _sealed(pickled: bytes | memoryview) -> Sealed[Any]:
 
 
 class Contents(NamedTuple):
-    """What stock code, or a new plan, has to know of a batch.
+    """What stock code, or a new plan, has to know of a batch."""
 
-    Attributes:
-        entries: how to cut each source out of the blob.
-        programs: the calls recorded on each image; their tensors lie in the blob.
-        jpegs: what the JPEG kernels have to know of the files at the beginning of the blob.
-    """
-
-    entries: tuple[tuple[Any, ...], ...]
-    programs: tuple[tuple[Op, ...], ...]
-    jpegs: JpegFiles
+    entries: tuple[tuple[Any, ...], ...]  # how to cut each source out of the blob
+    programs: tuple[tuple[Op, ...], ...]  # the calls recorded on each image; their tensors lie in the blob
+    jpegs: JpegFiles  # what the JPEG kernels have to know of the files at the beginning of the blob
 
 
 class Packed(NamedTuple):
@@ -105,15 +99,10 @@ class Packed(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """What goes to another process beside the blob of a batch.
+    """What goes to another process beside the blob of a batch."""
 
-    Attributes:
-        pickled: objects, but for their arrays.
-        arrays: begin and end of each of these in the blob.
-    """
-
-    pickled: bytes
-    arrays: tuple[tuple[int, int], ...]
+    pickled: bytes  # objects, but for their arrays
+    arrays: tuple[tuple[int, int], ...]  # begin and end of each of these in the blob
 
     def open(self, blob: torch.Tensor) -> Any:
         """The objects; their arrays are views of the blob."""

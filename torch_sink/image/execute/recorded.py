@@ -81,21 +81,13 @@ def received(
 
 
 class Wanted(NamedTuple):
-    """What is asked for.
+    """What is asked for."""
 
-    Attributes:
-        device: where.
-        dtype: of the result; None for the batch's own.
-        memory_format: of a new result.
-        out: written to instead of a new tensor, [N, C, H, W].
-        on_decode_error: "raise", "skip" or "replace".
-    """
-
-    device: torch.device
-    dtype: torch.dtype | None = None
-    memory_format: torch.memory_format = torch.contiguous_format
-    out: torch.Tensor | None = None
-    on_decode_error: str = "raise"
+    device: torch.device  # where
+    dtype: torch.dtype | None = None  # of the result; None for the batch's own
+    memory_format: torch.memory_format = torch.contiguous_format  # of a new result
+    out: torch.Tensor | None = None  # written to instead of a new tensor, [N, C, H, W]
+    on_decode_error: str = "raise"  # "raise", "skip" or "replace"
 
     def result(self, recorded: Recorded, count: int) -> torch.Tensor:
         """What `count` rows of a batch are written to."""
@@ -106,29 +98,18 @@ class Wanted(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What became of it.
+    """What became of it."""
 
-    Attributes:
-        tensor: the result.
-        rows: the images that its rows show; None where they are those of the batch, in order.
-        broken_files: those whose images were skipped or replaced.
-    """
-
-    tensor: torch.Tensor
-    rows: list[int] | None
-    broken_files: tuple[BrokenFile, ...]
+    tensor: torch.Tensor  # the result
+    rows: list[int] | None  # the images that its rows show; None where they are those of the batch, in order
+    broken_files: tuple[BrokenFile, ...]  # those whose images were skipped or replaced
 
 
 class BatchPlan(NamedTuple):
-    """How a batch would run: which provider decodes how many images, and the launches. `str()` is readable.
+    """How a batch would run: which provider decodes how many images, and the launches. `str()` is readable."""
 
-    Attributes:
-        decode: {provider: images}.
-        runs: images that run together, in order.
-    """
-
-    decode: Counter[str]
-    runs: tuple[Run, ...]
+    decode: Counter[str]  # {provider: images}
+    runs: tuple[Run, ...]  # images that run together, in order
 
     @property
     def plan(self) -> Plan | None:

@@ -36,19 +36,12 @@ def place_jobs(jobs: np.ndarray, plan: Plan, places: np.ndarray, strides: tuple[
 
 
 class Prologue(NamedTuple):
-    """What is made on the device before the stages.
+    """What is made on the device before the stages."""
 
-    Attributes:
-        work: int32 [rows, PROLOGUE_COLUMNS], resizes and jobs.
-        tiles: how many tiles all launches have.
-        ranges: first tile of each launch, and the end of its tiles.
-        shape: rows and columns of a tile.
-    """
-
-    work: np.ndarray
-    tiles: int
-    ranges: tuple[tuple[int, int], ...]
-    shape: tuple[int, int]
+    work: np.ndarray  # int32 [rows, PROLOGUE_COLUMNS], resizes and jobs
+    tiles: int  # how many tiles all launches have
+    ranges: tuple[tuple[int, int], ...]  # first tile of each launch, and the end of its tiles
+    shape: tuple[int, int]  # rows and columns of a tile
 
 
 def prologue_of(plan: Plan, shape: tuple[int, int]) -> Prologue:

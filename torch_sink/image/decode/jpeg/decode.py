@@ -21,23 +21,14 @@ _INT32_BYTES = 4
 
 
 class Inputs(NamedTuple):
-    """What the kernels read, on the device.
+    """What the kernels read, on the device."""
 
-    Attributes:
-        stream: uint8 [bytes], the segments and what lies between them.
-        huffman: uint8 [tables, HUFFMAN_COLUMNS].
-        quantization: int32 [tables, 64].
-        images: int32 [images, IMAGE_COLUMNS].
-        segments: int32 [segments, SEGMENT_COLUMNS].
-        windows: int32 [images, WINDOW_COLUMNS].
-    """
-
-    stream: torch.Tensor
-    huffman: torch.Tensor
-    quantization: torch.Tensor
-    images: torch.Tensor
-    segments: torch.Tensor
-    windows: torch.Tensor
+    stream: torch.Tensor  # uint8 [bytes], the segments and what lies between them
+    huffman: torch.Tensor  # uint8 [tables, HUFFMAN_COLUMNS]
+    quantization: torch.Tensor  # int32 [tables, 64]
+    images: torch.Tensor  # int32 [images, IMAGE_COLUMNS]
+    segments: torch.Tensor  # int32 [segments, SEGMENT_COLUMNS]
+    windows: torch.Tensor  # int32 [images, WINDOW_COLUMNS]
 
     @classmethod
     def of_block(cls, block: torch.Tensor, batch: JpegBatch) -> Inputs:

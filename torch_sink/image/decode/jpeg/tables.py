@@ -95,21 +95,13 @@ class JpegBatch(NamedTuple):
 
 
 class JpegPlan(NamedTuple):
-    """How the JPEG files of a block are decoded.
+    """How the JPEG files of a block are decoded."""
 
-    Attributes:
-        sources: int32 [n], position of each among the sources of the batch.
-        size: bytes of the block that the files and their tables take.
-        batches: the files, in order, in batches that fit into a launch.
-        shape: of the lanes.
-        tile: how much a program of the pixel kernels makes.
-    """
-
-    sources: np.ndarray
-    size: int
-    batches: tuple[JpegBatch, ...]
-    shape: LaneShape
-    tile: TileShape
+    sources: np.ndarray  # int32 [n], position of each among the sources of the batch
+    size: int  # bytes of the block that the files and their tables take
+    batches: tuple[JpegBatch, ...]  # the files, in order, in batches that fit into a launch
+    shape: LaneShape  # of the lanes
+    tile: TileShape  # how much a program of the pixel kernels makes
 
 
 def plan_jpegs(files: JpegFiles, boxes: np.ndarray, shape: LaneShape | None = None) -> JpegPlan:
