@@ -82,7 +82,9 @@ def test_the_wheel_holds_the_code_and_nothing_else(wheel: Path) -> None:
     assert folders == {"torch_sink", "torch_sink-0.1.0.dist-info"}
     code = sum(1 for folder in ("torch_sink", "triton_kernels") for _ in (ROOT / folder).rglob("*.py"))
     assert sum(name.endswith(".py") for name in names) == code
-    assert "torch_sink/py.typed" in names
+    data = {path for path in (ROOT / "torch_sink").rglob("*.*") if path.suffix in (".html", ".json", ".typed")}
+    assert len(data) >= 3
+    assert {path.relative_to(ROOT).as_posix() for path in data} <= set(names)
 
 
 def test_a_project_runs_on_the_installed_wheel(wheel: Path, tmp_path: Path) -> None:
