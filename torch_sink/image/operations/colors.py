@@ -7,16 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torchvision.transforms import _functional_pil as F_pil
-from torchvision.transforms import _functional_tensor as F_tensor
-from torchvision.transforms.v2 import functional as F_v2
 
 from torch_sink.image.core.arguments import is_factor, is_number, with_numbers
 from torch_sink.image.core.atoms import FAMILIES, Formula, Kind, Lowering, by_formula, float_bits
 from torch_sink.image.core.exactness import is_normalized, may_overshoot
 from torch_sink.image.core.examples import Arguments, Example, sample
 from torch_sink.image.core.ops import BLENDED, NUMERIC, Op, Operation, both
-from torch_sink.image.operations.tones import look_up, stock_table
+from torch_sink.image.operations.tones import look_up, of_all_families, stock_table
 
 
 def _one_factor(functional: str) -> Callable[[Arguments], Iterator[Example]]:
@@ -84,11 +81,7 @@ def _brightness_of_image(image: Any, brightness_factor: Any) -> Any:
 
 Operation(
     "brightness",
-    stock={
-        "pil.adjust_brightness": F_pil.adjust_brightness,
-        "v1.adjust_brightness": F_tensor.adjust_brightness,
-        "v2.adjust_brightness": F_v2.adjust_brightness_image,
-    },
+    stock=of_all_families("adjust_brightness"),
     record={**both("adjust_brightness", _brightness), "pil.adjust_brightness": _brightness_of_image},
     lower={
         "pil.adjust_brightness": _lower_brightness,
@@ -126,11 +119,7 @@ def _contrast_of_image(image: Any, contrast_factor: Any) -> Any:
 
 Operation(
     "contrast",
-    stock={
-        "pil.adjust_contrast": F_pil.adjust_contrast,
-        "v1.adjust_contrast": F_tensor.adjust_contrast,
-        "v2.adjust_contrast": F_v2.adjust_contrast_image,
-    },
+    stock=of_all_families("adjust_contrast"),
     record={**both("adjust_contrast", _contrast), "pil.adjust_contrast": _contrast_of_image},
     lower=by_formula("adjust_contrast", _lower_contrast, FAMILIES),
     promise=BLENDED,
@@ -159,11 +148,7 @@ def _saturation_of_image(image: Any, saturation_factor: Any) -> Any:
 
 Operation(
     "saturation",
-    stock={
-        "pil.adjust_saturation": F_pil.adjust_saturation,
-        "v1.adjust_saturation": F_tensor.adjust_saturation,
-        "v2.adjust_saturation": F_v2.adjust_saturation_image,
-    },
+    stock=of_all_families("adjust_saturation"),
     record={**both("adjust_saturation", _saturation), "pil.adjust_saturation": _saturation_of_image},
     lower=by_formula("adjust_saturation", _lower_saturation, FAMILIES),
     promise=BLENDED,
@@ -193,11 +178,7 @@ def _hue_of_image(image: Any, hue_factor: Any) -> Any:
 
 Operation(
     "hue",
-    stock={
-        "pil.adjust_hue": F_pil.adjust_hue,
-        "v1.adjust_hue": F_tensor.adjust_hue,
-        "v2.adjust_hue": F_v2.adjust_hue_image,
-    },
+    stock=of_all_families("adjust_hue"),
     record={**both("adjust_hue", _hue), "pil.adjust_hue": _hue_of_image},
     lower={"pil.adjust_hue": _lower_hue_of_image, **by_formula("adjust_hue", _lower_hue)},
     promise=BLENDED,

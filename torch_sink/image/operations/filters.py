@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import ImageFilter
-from torchvision.transforms import _functional_pil as F_pil
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional import _misc as v2_misc
@@ -19,6 +18,7 @@ from torch_sink.image.core.arguments import is_factor, is_number, with_numbers
 from torch_sink.image.core.atoms import FAMILIES, Formula, Kind, Lowering, by_formula, float_bits
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, ROUNDED, Op, Operation, both
+from torch_sink.image.operations.tones import of_all_families
 
 # --- torch's Gaussian blur, which torchvision also uses on Pillow images
 
@@ -187,11 +187,7 @@ def _sharpness_of_image(image: Any, sharpness_factor: Any) -> Any:
 
 Operation(
     "sharpness",
-    stock={
-        "pil.adjust_sharpness": F_pil.adjust_sharpness,
-        "v1.adjust_sharpness": F_tensor.adjust_sharpness,
-        "v2.adjust_sharpness": F_v2.adjust_sharpness_image,
-    },
+    stock=of_all_families("adjust_sharpness"),
     record={**both("adjust_sharpness", _sharpness), "pil.adjust_sharpness": _sharpness_of_image},
     lower=by_formula("adjust_sharpness", _lower_sharpness, FAMILIES),
     promise=EXACT_BYTES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -56,26 +57,20 @@ def flip_vertically(family: str, handle: Any) -> Any:
     return handle.record(Op("v1.vflip" if family == "v1" else "v2.vertical_flip"))
 
 
-Operation(
-    "horizontal flip",
-    stock={"v1.hflip": F_tensor.hflip, "v2.horizontal_flip": F_v2.horizontal_flip_image},
-    record={"v1.hflip": flip, "v2.horizontal_flip": flip},
-    lower=lambda state: _lower_flip(state, x=True, y=False),
-    examples=_flip_examples("hflip"),
-    transforms={"RandomHorizontalFlip": [sample(p=1.0)]},
-    is_tabled=lambda op: True,
-    moves=True,
-)
-Operation(
-    "vertical flip",
-    stock={"v1.vflip": F_tensor.vflip, "v2.vertical_flip": F_v2.vertical_flip_image},
-    record={"v1.vflip": flip_vertically, "v2.vertical_flip": flip_vertically},
-    lower=lambda state: _lower_flip(state, x=False, y=True),
-    examples=_flip_examples("vflip"),
-    transforms={"RandomVerticalFlip": [sample(p=1.0)]},
-    is_tabled=lambda op: True,
-    moves=True,
-)
+for _word, _letter, _record in (("horizontal", "h", flip), ("vertical", "v", flip_vertically)):
+    Operation(
+        f"{_word} flip",
+        stock={
+            f"v1.{_letter}flip": getattr(F_tensor, f"{_letter}flip"),
+            f"v2.{_word}_flip": getattr(F_v2, f"{_word}_flip_image"),
+        },
+        record={f"v1.{_letter}flip": _record, f"v2.{_word}_flip": _record},
+        lower=functools.partial(_lower_flip, x=_letter == "h", y=_letter == "v"),
+        examples=_flip_examples(f"{_letter}flip"),
+        transforms={f"Random{_word.capitalize()}Flip": [sample(p=1.0)]},
+        is_tabled=lambda op: True,
+        moves=True,
+    )
 
 _METHODS = frozenset(Image.Transpose)
 # Those that keep the shape.

@@ -103,7 +103,8 @@ def _without_arguments(name: str) -> dict[Any, Recorder]:
     return {**both(name, record), f"pil.{name}": lambda image: record("pil", image)}
 
 
-def _stock(name: str) -> dict[str, Any]:
+def of_all_families(name: str) -> dict[str, Any]:
+    """The stock functions of one name: on Pillow images, in `transforms` and in `transforms.v2`."""
     return {
         f"pil.{name}": getattr(F_pil, name),
         f"v1.{name}": getattr(F_tensor, name),
@@ -114,7 +115,7 @@ def _stock(name: str) -> dict[str, Any]:
 for _name, _lower in (("autocontrast", _lower_autocontrast), ("equalize", _lower_equalize)):
     Operation(
         _name,
-        stock=_stock(_name),
+        stock=of_all_families(_name),
         record=_without_arguments(_name),
         lower=by_formula(_name, _lower, FAMILIES),
         examples=lambda a, name=_name: iter([Example(name)]),  # type: ignore[misc]
@@ -135,7 +136,7 @@ def _posterize_image(image: Any, bits: Any) -> Any:
 
 Operation(
     "posterize",
-    stock=_stock("posterize"),
+    stock=of_all_families("posterize"),
     record={**both("posterize", _posterize), "pil.posterize": _posterize_image},
     lower=_lower_posterize,
     examples=lambda a: iter([Example("posterize", (a.chance.randint(1, 7),))]),
@@ -163,7 +164,7 @@ def _solarize_examples(a: Arguments) -> Iterator[Example]:
 
 Operation(
     "solarize",
-    stock=_stock("solarize"),
+    stock=of_all_families("solarize"),
     record={**both("solarize", _solarize), "pil.solarize": _solarize_image},
     lower={"pil.solarize": _lower_solarize_image, **both("solarize", _lower_solarize)},
     examples=_solarize_examples,
@@ -210,11 +211,7 @@ def _gamma_of_image(image: Any, gamma: Any, gain: Any = 1.0) -> Any:
 
 Operation(
     "gamma",
-    stock={
-        "pil.adjust_gamma": F_pil.adjust_gamma,
-        "v1.adjust_gamma": F_tensor.adjust_gamma,
-        "v2.adjust_gamma": F_v2.adjust_gamma_image,
-    },
+    stock=of_all_families("adjust_gamma"),
     record={**both("adjust_gamma", _gamma), "pil.adjust_gamma": _gamma_of_image},
     lower={
         "pil.adjust_gamma": _lower_gamma_of_image,
