@@ -101,11 +101,14 @@ def test_support_lists_torchvisions_transforms(
     assert capsys.readouterr().out.startswith("| ")
 
 
-def test_bench_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "bench.json"
-    assert main(["bench", "--quick", "--workers", "0", "--json", str(path)]) == 0
+def test_bench_writes_what_it_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "--quick", "--workers", "0"]) == 0
     printed = capsys.readouterr().out
-    report = json.loads(path.read_text())
+    assert (tmp_path / "torch_sink_bench.png").read_bytes().startswith(b"\x89PNG")
+    report = json.loads((tmp_path / "torch_sink_bench.json").read_text())
     assert report["machine"]["releases"]["torch"]
     assert report["given"] is False
     assert all(result["equal"] for result in report["equal"].values())

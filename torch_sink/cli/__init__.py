@@ -101,13 +101,12 @@ def run_bench(options: argparse.Namespace) -> int:
     print(report.as_text())
     _write(options.json, json.dumps(found, indent=1) + "\n")
     _write(options.html, report.as_html())
-    if options.picture:
-        try:
-            bench.draw(report, options.picture)
-        except ModuleNotFoundError as error:
-            print(f"No picture: {error.name} is not installed (pip install matplotlib); --html needs nothing.")
-        else:
-            print(f"Written: {options.picture}")
+    try:
+        bench.draw(report, options.picture)
+    except ModuleNotFoundError as error:
+        print(f"No picture: {error.name} is not installed (pip install matplotlib); --html needs nothing.")
+    else:
+        print(f"Written: {options.picture}")
     return 0
 
 
@@ -157,8 +156,12 @@ def make_parser() -> argparse.ArgumentParser:
     command = add(run_bench, PIPELINE)
     _add_folder_and_pipeline(command, None)
     command.add_argument("--quick", action="store_true", help="rough figures in half a minute")
-    for option, about in (("picture", "as a PNG file"), ("html", "as a page"), ("json", "every figure")):
-        command.add_argument(f"--{option}", type=_file, metavar="FILE", help=f"write the answer, too: {about}")
+    for option, kind, about in (("json", "json", "every figure"), ("picture", "png", "the answer as a picture")):
+        about = f"{about} (default: %(default)s)"
+        command.add_argument(
+            f"--{option}", type=_file, metavar="FILE", default=Path(f"torch_sink_bench.{kind}"), help=about
+        )
+    command.add_argument("--html", type=_file, metavar="FILE", help="write the answer as a page, too")
 
     command = add(run_warm)
     about = "a built-in pipeline, or module:attribute of a transform or dataset (default: all built-in ones)"
