@@ -32,4 +32,4 @@ if __name__ == "__main__":
             print(f"epoch {epoch}: loss {loss.item():.3f}")
         print(batches.stats())
         state = batches.state_dict()  # load_state_dict(state) goes on with the very next batch
-        print(f"consumed in this pass: {state['batch_in_pass']} batches")
+        print(f"saved after {state['batches']} batches")

@@ -4,7 +4,6 @@ python examples/inference.py DIR
 """
 
 import sys
-from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader
@@ -26,6 +25,6 @@ if __name__ == "__main__":
     print(f"{len(torch.cat(found).cpu())} images classified; {torch_sink.decode_report()}")
 
     # Without a dataset: a list of files, decoded in one call.
-    files = sorted(Path(sys.argv[1]).rglob("*.jpg"))[:4]
-    for file, image in zip(files, torch_sink.decode_images(files, device=device), strict=True):
-        print(file.name, tuple(image.shape), image.dtype)
+    files = [path for path, _ in photos.samples[:4]]
+    for file, image in zip(files, torch_sink.decode_images(files, device=device, on_error="none"), strict=True):
+        print(file, "is broken" if image is None else (tuple(image.shape), image.dtype))

@@ -165,6 +165,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
     ),
     "None for a sample": (lambda: deliver(lambda index: None), TypeError, "returned None.*on_decode_error='skip'"),
     "pixels under strict": (read_pixels_under_strict, torch_sink.UnsupportedOperation, "read by other code.*strict=False"),
+    "a folder among files": (lambda: torch_sink.decode_images([Path(__file__).parent]), OSError, "tests"),
+    "a device for a backend": (
+        lambda: torch_sink.set_image_backend("cuda:0"),
+        ValueError,
+        r"set_image_backend\('device', device='cuda:0'\)",
+    ),
     "a path instead of a list": (lambda: torch_sink.decode_images("a.jpg"), TypeError, "got one str; put it in a list"),
     "unknown decoder": (
         lambda: torch_sink.decode_images([], provider="turbo"),
@@ -173,6 +179,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
     ),
     # loaders
     "a dataset": (lambda: SinkLoader(TensorDataset(torch.zeros(3))), TypeError, r"samples, not batches.*DataLoader\("),
+    "a path for a loader": (lambda: loop().run("photos"), TypeError, r"is a path, 'photos'.*DataLoader\("),
     "sink_size=0": (lambda: SinkLoader(BATCHES, sink_size=0), ValueError, "sink_size=0 is not allowed.*-1 for one pass"),
     "sink_size=1.5": (lambda: SinkLoader(BATCHES, sink_size=1.5), TypeError, "must be an int, got 1.5"),
     "slots=0": (lambda: SinkLoader(BATCHES, slots=0), ValueError, "slots=0 is not allowed.*None for the default"),
@@ -199,6 +206,16 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "a class for a loss": (lambda: loop(loss=nn.CrossEntropyLoss), TypeError, r"pass an instance: CrossEntropyLoss\(\)"),
     "a class for a model": (lambda: StepLoop(nn.Linear, loss_of, None), TypeError, "model is a type; pass a torch.nn.Module"),
     "no optimizer": (lambda: StepLoop(network(), loss_of, None), TypeError, "NoneType; pass a torch.optim.Optimizer"),
+    "a class for an optimizer": (
+        lambda: StepLoop(network(), loss_of, torch.optim.SGD),
+        TypeError,
+        r"the class SGD; pass an instance: SGD\(model.parameters\(\)",
+    ),
+    "a class for a scheduler": (
+        lambda: loop(scheduler=torch.optim.lr_scheduler.StepLR),
+        TypeError,
+        r"the class StepLR; pass an instance: StepLR\(optimizer",
+    ),
     "the optimizer of another model": (
         lambda: StepLoop(network(), loss_of, sgd(network())),
         ValueError,
@@ -230,6 +247,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         "'batch': allowed are 'step', 'epoch'",
     ),
     "unknown level": (lambda: loop(amp="fp16"), ValueError, "'fp16': the levels are O0, O1, O2, O3, auto"),
+    "a dtype for a level": (lambda: loop(amp=torch.bfloat16), ValueError, "amp='O1', amp_dtype=torch.bfloat16"),
     "a dtype as text": (lambda: loop(amp="O1", amp_dtype="float16"), ValueError, "pass torch.bfloat16 or torch.float16"),
     "a scaler as text": (lambda: loop(loss_scaler="dynamic"), TypeError, "'dynamic': pass 'default', None, or"),
     "unknown mode": (lambda: loop(mode="compiled"), ValueError, "allowed are 'auto', 'eager', 'compile', 'graph'"),
@@ -265,6 +283,23 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         "a dict of 2.*pass forward=",
     ),
     "a batch of three": (lambda: run(*BATCHES[0], BATCHES[0][1]), TypeError, "a tuple of 3.*pass forward="),
+    "images that are bytes": (
+        lambda: run(BATCHES[0][0].byte(), BATCHES[0][1]),
+        RuntimeError,
+        r"uint8 \[4, 3, 2, 2\].*the images are bytes.*ToTensor\(\)",
+    ),
+    "images that are bytes, convolved": (
+        lambda: loop(nn.Conv2d(3, 2, 1)).run([(BATCHES[0][0].byte(), BATCHES[0][1])]),
+        RuntimeError,
+        r"step 1.*the images are bytes.*ToTensor\(\)",
+    ),
+    "texts instead of tensors": (lambda: loop().run([("a", "b")]), AttributeError, "step 1, with a batch of no tensor"),
+    "a run without gradients": (
+        lambda: torch.inference_mode()(lambda: loop().run(BATCHES))(),
+        ValueError,
+        r"not inside torch.no_grad\(\) or torch.inference_mode\(\)",
+    ),
+    "a flag for a timeline": (lambda: loop().run(BATCHES, timeline=True), TypeError, 'timeline=True; give the path.*"run.html"'),
     "labels of a wrong dtype": (
         lambda: run(BATCHES[0][0], torch.zeros(4)),
         RuntimeError,

@@ -76,6 +76,8 @@ def test_broken_images(tmp_path: Path) -> None:
     assert torch.equal(images[4], stock(FILES[5], "RGB"))
     with pytest.raises(FileNotFoundError, match="nowhere"):
         decode_images([tmp_path / "nowhere.jpg"])
+    missing, folder = decode_images([tmp_path / "nowhere.jpg", tmp_path], on_error="none")
+    assert missing is folder is None
 
 
 def test_providers() -> None:

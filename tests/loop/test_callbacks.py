@@ -180,6 +180,7 @@ def test_a_run_without_evaluation_says_that_nothing_was_decided(
         caplog.clear()
         make_loop().run(make_batches(2), epochs=2, callbacks=callbacks)
         assert caplog.text.count("monitor 'eval_loss' had no value in this run") == told
+        assert caplog.text.count("add a torch_sink.Evaluation") == told
 
 
 def test_early_stopping_restores_the_best_weights() -> None:

@@ -43,6 +43,11 @@ _HINTS = (
         "the model does not return a tensor: pass forward=lambda model, batch: loss, and choose the output there",
     ),
     (
+        r"but got Byte and |Input type \((unsigned char|torch\.(cuda\.)?ByteTensor)\)",
+        "the images are bytes: end the transform with transforms.ToTensor(), or with "
+        "v2.ToDtype(torch.float32, scale=True)",
+    ),
+    (
         r"to have \d+ channels, but got \d+ channels instead",
         "compare the model's first layer with the images: transforms.Grayscale(3) makes three channels of one",
     ),

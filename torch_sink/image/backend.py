@@ -81,7 +81,10 @@ def set_image_backend(
     """
     global _current
     if name not in _NAMES:
-        raise ValueError(f"unknown image backend {name!r}; choose one of {', '.join(map(repr, _NAMES))}")
+        raise ValueError(
+            f"unknown image backend {name!r}; choose one of {', '.join(map(repr, _NAMES))}, "
+            "and the device by set_image_backend('device', device='cuda:0')"
+        )
     check_policy(on_decode_error)
     if name != "device" and (device is not None or strict or on_decode_error != "raise"):
         raise ValueError(f"device, strict and on_decode_error belong to the 'device' backend, not to {name!r}")

@@ -178,8 +178,8 @@ class TrainingRun:
             with watch_host_syncs(self._note_sync) if watched else nullcontext():
                 engine.step(batch, tensors, first=first, last=last)
         except Exception as error:
-            shapes = (f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors)
-            add_note(error, f"in step {iteration}, with a batch of {', '.join(shapes)}")
+            shapes = [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors]
+            add_note(error, f"in step {iteration}, with a batch of {', '.join(shapes) or 'no tensor'}")
             add_hints(error)
             raise
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Iterable
@@ -136,6 +137,11 @@ def open_source(loader: Any) -> Source:
         raise TypeError(
             f"{type(loader).__name__} gives samples, not batches: this is a Dataset; wrap it in a "
             "DataLoader(dataset, batch_size=...)"
+        )
+    if isinstance(loader, (str, os.PathLike)):
+        raise TypeError(
+            f"loader is a path, {os.fspath(loader)!r}; pass batches, such as a "
+            "DataLoader(datasets.ImageFolder(path, transform), batch_size=...)"
         )
     if isinstance(loader, Iterable):
         return WrapperSource(loader) if any(one.num_workers for one in data_loaders_in(loader)) else Source(loader)

@@ -36,6 +36,7 @@ def timeline(path: str | Path) -> Iterator[None]:
         path: of the page, "run.html"; the others are "run.png" and "run.json". Folders that are missing are made.
 
     Raises:
+        TypeError: not a path.
         ValueError: the path names no file.
         OSError: a file cannot be written there; found before anything runs.
         RuntimeError: another timeline records in this process.
@@ -53,7 +54,7 @@ def timeline(path: str | Path) -> Iterator[None]:
     """
     if _active:
         raise RuntimeError("a timeline records already; leave its block before another one begins")
-    page = _page_at(Path(path))
+    page = _page_at(path)
     folder = tempfile.mkdtemp(prefix="torch_sink_timeline_")
     try:
         clock = DeviceClock()
@@ -71,8 +72,11 @@ def timeline(path: str | Path) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _page_at(path: Path) -> Path:
+def _page_at(path: str | Path) -> Path:
     """Where the page goes, where all three files can be written: a run of days shall not fail at its end."""
+    if not isinstance(path, (str, Path)):
+        raise TypeError(f'timeline={path!r}; give the path of a page, such as "run.html"')
+    path = Path(path)
     if not path.name:
         raise ValueError(f'timeline={str(path)!r} names no file; give the path of a page, such as "run.html"')
     # Only a suffix of ours is replaced: "epoch.5" is not "epoch".

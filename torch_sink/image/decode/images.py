@@ -33,14 +33,14 @@ def decode_images(
         device: where the pixels are wanted; default the current accelerator, else the CPU.
         provider: one of `decode_providers()`; an image that it cannot take goes to the next one.
         mode: "RGB" or "L".
-        on_error: "raise", or "none" to get None in the place of a broken image.
+        on_error: "raise", or "none" to get None in the place of a broken, missing or unreadable image.
 
     Returns:
         uint8 tensors [C, H, W] in [0, 255] on `device`, in order.
 
     Raises:
         DecodeError: an image is broken and `on_error` is "raise".
-        FileNotFoundError: a path does not exist.
+        OSError: a file is missing or cannot be read, and `on_error` is "raise".
         RuntimeError: the device is not there.
         ValueError: an unknown provider, mode or on_error, or a provider that does not work for the device.
     """
@@ -53,14 +53,16 @@ def decode_images(
     if on_error not in ("raise", "none"):
         raise ValueError(f"on_error must be 'raise' or 'none', got {on_error!r}")
     prepared = [_prepare(source, index, mode) for index, source in enumerate(sources)]
-    good = [source for source in prepared if not isinstance(source, DecodeError)]
+    good = [source for source in prepared if not isinstance(source, OSError)]
     decoded = iter(decode_sources(good, device, provider))
     images: list[torch.Tensor] = []
     for index, source in enumerate(prepared):
-        result = source if isinstance(source, DecodeError) else next(decoded)
-        if isinstance(result, DecodeError):
-            if on_error == "raise":
+        result = source if isinstance(source, OSError) else next(decoded)
+        if isinstance(result, OSError):
+            if on_error == "raise" and isinstance(result, DecodeError):
                 raise DecodeError(result.path, index, result.reason) from result
+            if on_error == "raise":
+                raise result
             images.append(None)  # type: ignore[arg-type]
             continue
         pixels = result.pixels.permute(2, 0, 1) if result.channels_last else result.pixels
@@ -68,11 +70,14 @@ def decode_images(
     return images
 
 
-def _prepare(source: bytes | str | Path, index: int, mode: str) -> EncodedSource | PixelSource | DecodeError:
+def _prepare(source: bytes | str | Path, index: int, mode: str) -> EncodedSource | PixelSource | OSError:
     if isinstance(source, (bytes, bytearray, memoryview)):
         data, path = bytes(source), f"bytes at position {index}"
     elif isinstance(source, (str, os.PathLike)):
-        data, path = read_file(source), os.fspath(source)
+        try:
+            data, path = read_file(source), os.fspath(source)
+        except OSError as error:
+            return error
     else:
         raise TypeError(f"sources must be bytes or paths, got {type(source).__name__} at position {index}")
     encoded = encoded_source(data, path, mode)

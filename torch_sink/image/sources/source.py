@@ -121,6 +121,9 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
                 break
             data += chunk
         return data
+    except OSError as error:
+        error.filename = os.fspath(path)  # reading from a descriptor does not know it
+        raise
     finally:
         os.close(descriptor)
 

@@ -73,7 +73,11 @@ class _PlateauCallback(Callback):
 
     def on_train_end(self, run_context: RunContext) -> None:
         if self._missed and not self._seen:
-            _log.warning("monitor %r had no value in this run, so nothing was decided", self._name)
+            _log.warning(
+                "monitor %r had no value in this run, so nothing was decided: add a torch_sink.Evaluation that gives "
+                "it, before this callback, or use monitor='loss'",
+                self._name,
+            )
 
     def _read(self, arguments: RunArguments) -> float | None:
         """The value of this epoch, or None if there was no evaluation."""

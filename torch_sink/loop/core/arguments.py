@@ -58,6 +58,9 @@ def unwrap_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
             "ReduceLROnPlateau decides by a metric that is on the host only at a sink's end; "
             "pass callbacks=[torch_sink.ReduceLROnPlateau(...)] to run() instead of scheduler="
         )
+    if isinstance(scheduler, type):
+        name = scheduler.__name__
+        raise TypeError(f"scheduler is the class {name}; pass an instance: {name}(optimizer, ...)")
     if not isinstance(scheduler, lr_scheduler.LRScheduler):
         raise TypeError(f"scheduler is a {type(scheduler).__name__}; pass a torch.optim.lr_scheduler.LRScheduler")
     owner = getattr(scheduler, "optimizer", None)

@@ -24,6 +24,9 @@ def unwrap_optimizer(optimizer: Any, amp: str) -> torch.optim.Optimizer:
         )
     while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = optimizer.optimizer
+    if isinstance(optimizer, type):
+        name = optimizer.__name__
+        raise TypeError(f"optimizer is the class {name}; pass an instance: {name}(model.parameters(), lr=...)")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer is a {type(optimizer).__name__}; pass a torch.optim.Optimizer")
     if isinstance(optimizer, torch.optim.LBFGS):

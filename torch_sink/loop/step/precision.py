@@ -290,7 +290,9 @@ def to_float32(value: Any) -> Any:
 def resolve_precision(level: str, dtype: torch.dtype, model: nn.Module, device: torch.device) -> Precision:
     """Turn the `amp` and `amp_dtype` arguments into a Precision."""
     if level not in LEVELS:
-        raise ValueError(f"amp={level!r}: the levels are {', '.join(LEVELS)}")
+        raise ValueError(
+            f"amp={level!r}: the levels are {', '.join(LEVELS)}; for autocast pass amp='O1', amp_dtype=torch.bfloat16"
+        )
     if dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(f"amp_dtype={dtype!r}: pass torch.bfloat16 or torch.float16")
     if isinstance(model.__dict__.get("forward"), PrecisionForward) and level != "O0":

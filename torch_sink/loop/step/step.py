@@ -66,7 +66,7 @@ def check_loss(loss: Any) -> None:
     if not loss.requires_grad:
         raise ValueError(
             "the loss does not depend on any parameter that requires a gradient; check forward= and model, "
-            "and that the run is not inside torch.no_grad()"
+            "and that the run is not inside torch.no_grad() or torch.inference_mode()"
         )
 
 
