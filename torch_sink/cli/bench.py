@@ -23,7 +23,7 @@ from torch_sink.cli.report import Bars, Report, Table
 
 # Recording is an order of magnitude cheaper than stock: more passes a round keep both above the clock's noise.
 RECORDING_PASSES = 6
-_NO_GPU = "Without a GPU both make the same pixels on the CPU, at about the same speed."
+_NO_GPU = "Without a GPU both make the same pixels on the CPU: nothing is gained here."
 _WORKER_NOTE = (
     "recording: a GPU makes the pixels elsewhere; on the CPU: the worker makes them. Ratios: stock / torch_sink."
 )
