@@ -53,6 +53,7 @@ test-slow: setup
 check: setup
 	$(VENV)/bin/python -m pip install -q ruff mypy
 	$(VENV)/bin/python -m ruff check torch_sink triton_kernels tests examples
+	$(VENV)/bin/python -m ruff format --check --quiet torch_sink triton_kernels tests examples
 	$(VENV)/bin/python -m mypy torch_sink
 	$(VENV)/bin/python -m mypy --config-file= --strict --follow-imports=silent tests/user_project.py
 

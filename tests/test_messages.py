@@ -205,6 +205,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
     # what a loop is made of
     "a class for a loss": (lambda: loop(loss=nn.CrossEntropyLoss), TypeError, r"pass an instance: CrossEntropyLoss\(\)"),
     "a class for a model": (lambda: StepLoop(nn.Linear, loss_of, None), TypeError, "model is a type; pass a torch.nn.Module"),
+    "loss and optimizer swapped": (
+        lambda: StepLoop(network(), torch.optim.SGD(network().parameters()), loss_of),
+        TypeError,
+        "loss_fn is the optimizer, a SGD; the order is model, loss_fn, optimizer",
+    ),
     "no optimizer": (lambda: StepLoop(network(), loss_of, None), TypeError, "NoneType; pass a torch.optim.Optimizer"),
     "a class for an optimizer": (
         lambda: StepLoop(network(), loss_of, torch.optim.SGD),

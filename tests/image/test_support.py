@@ -36,7 +36,9 @@ def few_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     few = ("ColorJitter", "Lambda", "Normalize", "RandAugment", "RandomNovelty", "hflip", "jpeg", "to_pil_image")
     for which in ("transform_names", "functional_names"):
         stock = getattr(support_trials, which)
-        monkeypatch.setattr(support_trials, which, lambda module, stock=stock: [name for name in stock(module) if name in few])
+        monkeypatch.setattr(
+            support_trials, which, lambda module, stock=stock: [name for name in stock(module) if name in few]
+        )
 
 
 def test_every_transform_and_functional_is_tried(table: dict[str, SupportRow]) -> None:

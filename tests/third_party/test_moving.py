@@ -82,4 +82,3 @@ def test_moving_a_batch_makes_nothing_before_it_moves(generated_photos: Path, mo
         assert type(made) is torch.Tensor
         assert (made.shape, made.dtype, made.device.type) == ((4, 3, SIZE, SIZE), torch.float32, "meta")
     assert target.device.type == nested["target"][0].device.type == "meta"
-

@@ -95,6 +95,8 @@ def check_functions(loss_fn: Any, forward: Any) -> None:
     """Raise TypeError unless one of both computes the loss."""
     if forward is not None and not callable(forward):
         raise TypeError(f"forward is a {type(forward).__name__}; pass a function of (model, batch)")
+    if isinstance(loss_fn, torch.optim.Optimizer):
+        raise TypeError(f"loss_fn is the optimizer, a {type(loss_fn).__name__}; the order is model, loss_fn, optimizer")
     if forward is None and isinstance(loss_fn, type):
         raise TypeError(f"loss_fn is the class {loss_fn.__name__}; pass an instance: {loss_fn.__name__}()")
     if forward is None and not callable(loss_fn):
