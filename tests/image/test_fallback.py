@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import ImageFilter
+from PIL import Image, ImageFilter
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms as v1
 from torchvision.transforms import v2
@@ -216,3 +216,11 @@ def test_second_views_record_as_the_docs_say(views: tuple[Any, ...], records: bo
     with torch_sink.image_backend("device", device="cpu"):
         assert torch.equal(pipeline(opener(encoded(30, 31))()).materialize(), expected)
         assert bool(torch_sink.fallback_report()) != records
+
+
+@pytest.mark.parametrize("module", [v1.functional, v2.functional], ids=["v1", "v2"])
+def test_an_image_that_is_cropped_and_resized_counts_once(module: Any) -> None:
+    image = Image.new("RGBA", (30, 20))
+    with torch_sink.image_backend("device", device="meta"):
+        module.resized_crop(image, 0, 0, 9, 9, [5, 5])
+        assert list(fallback_report().counts.values()) == [1]

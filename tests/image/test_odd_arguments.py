@@ -21,6 +21,7 @@ from torchvision.transforms.v2 import functional as F2
 import torch_sink
 from image.random_pipelines import same_value
 from torch_sink.cli.photos import make_photo
+from torch_sink.image.handles.tensor import LazyTensor
 
 Call = tuple[str, str, tuple[Any, ...]]
 
@@ -150,3 +151,35 @@ def test_functionals_with_odd_arguments(module: ModuleType) -> None:
                 except AssertionError as error:
                     wrong.append(f"{name} of {kind}, {label}: {error}")
     assert not wrong, "\n".join(wrong[:40])
+
+
+KEYWORDS: dict[str, Callable[[ModuleType, Any], Any]] = {
+    "a resized crop": lambda module, image: module.resized_crop(
+        **{FIRST[module]: image}, top=1, left=2, height=8, width=9, size=[5, 6]
+    ),
+    "a conversion": lambda module, image: module.pil_to_tensor(pic=image),
+    "a resize": lambda module, image: module.resize(**{FIRST[module]: image}, size=[5, 6]),
+}
+FIRST = {F1: "img", F2: "inpt"}
+
+
+@pytest.mark.parametrize("module", [F1, F2], ids=["v1", "v2"])
+@pytest.mark.parametrize("name", KEYWORDS)
+def test_the_image_by_its_name(name: str, module: ModuleType) -> None:
+    for image in (make_photo(30, 21, 3), F1.pil_to_tensor(make_photo(30, 21, 3))):
+        if name == "a conversion" and isinstance(image, torch.Tensor):
+            continue
+        expected = KEYWORDS[name](module, image)
+        with torch_sink.image_backend("device", device="cpu"):
+            same_value(KEYWORDS[name](module, image), expected)
+            with pytest.raises(TypeError, match="argument"):
+                module.resized_crop(top=1, left=2, height=8, width=9, size=[5, 6])
+
+
+def test_what_one_normalization_refuses_another_records() -> None:
+    with torch_sink.image_backend("device", device="meta"):
+        images = [F1.to_tensor(F1.hflip(make_photo(30, 21, 3))) for _ in range(5)]
+        means = (True, 1, 1.0, Fraction(1), 1.0)
+        kinds = [type(F1.normalize(image, [mean] * 3, [1.0] * 3)) for image, mean in zip(images, means, strict=True)]
+    recorded = LazyTensor
+    assert kinds == [torch.Tensor, recorded, recorded, torch.Tensor, recorded]

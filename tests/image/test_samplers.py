@@ -88,6 +88,52 @@ def test_a_space_of_its_own_is_kept() -> None:
         assert torch.equal(v1.PILToTensor()(OnlyInvert()(image)).clone(), expected)
 
 
+def test_magnitudes_follow_the_default_dtype() -> None:
+    def shears() -> list[torch.Tensor]:
+        return [
+            v2.RandAugment._AUGMENTATION_SPACE["ShearX"][0](31, 30, 30),
+            v1.RandAugment()._augmentation_space(31, (30, 30))["ShearX"][0],
+        ]
+
+    expected = shears()
+    with torch_sink.image_backend("device", device="meta"):
+        found = shears()
+        torch.set_default_dtype(torch.float64)
+        try:
+            found += shears()
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert [magnitudes.dtype for magnitudes in found] == [torch.float32] * 2 + [torch.float64] * 2
+    assert all(torch.equal(ours, stock) for ours, stock in zip(found, expected, strict=False))
+
+
+class OrderOfOne(v1.ColorJitter):
+    """A jitter whose order is a list, which stock code takes as well; it does nothing for a number without a meaning."""
+
+    @staticmethod
+    def get_params(*args: Any) -> Any:
+        _, *factors = v1.ColorJitter.get_params(*args)
+        return [3, 7, 0, -1, 2, 1], *factors
+
+
+class OrderOfTwo(v2.ColorJitter):
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        return {**super().make_params(flat_inputs), "fn_idx": range(3, -1, -1)}
+
+
+@pytest.mark.parametrize("kind", [OrderOfOne, OrderOfTwo])
+def test_the_order_of_a_jitter_as_a_list(kind: type) -> None:
+    transform, openers = kind(0.4, 0.4, 0.4, 0.1), [array_opener(9, 8, seed) for seed in range(3)]
+    expected, stock_state = run(transform, openers, 5)
+    with torch_sink.image_backend("device", device="cpu"):
+        handles, state = run(lambda image: transform(lazy_image(image)), openers, 5)
+        assert torch.equal(state, stock_state)
+        assert all(type(handle) is LazyImage for handle in handles)
+        assert [handle.tobytes() for handle in handles] == [image.tobytes() for image in expected]
+        bytes_of_torch = torch.zeros(3, 9, 8, dtype=torch.uint8)
+        assert type(transform(bytes_of_torch)) is torch.Tensor
+
+
 FORWARDS = {
     "plain": lambda: v2.Resize((7, 5)),
     "random apply": lambda: v2.RandomHorizontalFlip(0.5),

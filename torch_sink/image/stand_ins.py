@@ -7,6 +7,7 @@ unsupported: stock code then finds an ordinary image or tensor, and raises its o
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -30,16 +31,13 @@ Make = Callable[[Stock], Stock]
 # --- Pillow images
 
 
+def _not_recorded(image: Any, *args: Any, **kwargs: Any) -> Any:
+    return NotImplemented
+
+
 def through_methods(stock: Stock) -> Stock:
     """For functionals whose stock code calls Pillow methods that `LazyImage` records."""
-
-    @functools.wraps(stock)
-    def stand_in(img: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(img, Image.Image):
-            img = lazy_image(img, palettes=True) or img
-        return stock(img, *args, **kwargs)
-
-    return stand_in
+    return _on_image(_not_recorded, palettes=True, by_methods=True)(stock)
 
 
 def on_image(place: str) -> Make:
@@ -49,20 +47,38 @@ def on_image(place: str) -> Make:
 
 def resized_crop(place: str) -> Make:
     """For crops that are resized: recorded as a whole where they are usual, else method by method."""
-    return lambda stock: on_image(place)(through_methods(stock))
+    return _on_image(RECORDERS[place], place in TAKE_PALETTES, by_methods=True)
 
 
-def _on_image(recorder: Recorder, palettes: bool) -> Make:
+_MISSING = object()
+
+
+def _on_image(recorder: Recorder, palettes: bool, by_methods: bool = False) -> Make:
+    """What `recorder` does not take goes to stock code: under `by_methods` as a handle, whose methods record."""
+
     def make(stock: Stock) -> Stock:
+        first = next(iter(inspect.signature(stock).parameters))
+
         @functools.wraps(stock)
-        def stand_in(image: Any, *args: Any, **kwargs: Any) -> Any:
+        def stand_in(image: Any = _MISSING, /, *args: Any, **kwargs: Any) -> Any:
+            if image is _MISSING:
+                if first not in kwargs:
+                    return stock(**kwargs)  # raises its own error
+                image = kwargs.pop(first)
             handle: Any = None
             if isinstance(image, Image.Image):
                 handle = lazy_image(image, palettes=palettes)
             elif isinstance(image, HANDLES) and image.is_recording:
                 handle = image
             made = NotImplemented if handle is None else recorder(handle, *args, **kwargs)
-            return stock(image, *args, **kwargs) if made is NotImplemented else made
+            if made is not NotImplemented:
+                return made
+            if not by_methods or not isinstance(image, Image.Image):
+                return stock(image, *args, **kwargs)
+            if handle is not None:
+                return stock(handle, *args, **kwargs)
+            with executing():  # told once, not by each method
+                return stock(image, *args, **kwargs)
 
         return stand_in
 

@@ -77,17 +77,22 @@ def resized_crop_v2(stock: Callable[..., Any]) -> Any:
 
 def augmentation_space(stock: Callable[..., Any]) -> Any:
     """Stand-in for the `_augmentation_space` of v1's automatic augmentations, which draws nothing."""
-    cached = functools.lru_cache(maxsize=4096)(lambda kind, *args: stock(None, *args))
+    cached = functools.lru_cache(maxsize=4096)(lambda kind, dtype, device, *args: stock(None, *args))
 
     def _augmentation_space(self: Any, *args: Any) -> dict[str, Any]:
-        return dict(cached(type(self), *args))  # type: ignore[arg-type]
+        return dict(cached(type(self), torch.get_default_dtype(), torch.get_default_device(), *args))
 
     return _augmentation_space
 
 
 def magnitudes(stock: dict[str, Any]) -> dict[str, Any]:
     """Stand-in for the `_AUGMENTATION_SPACE` of v2's automatic augmentations: each tensor is made once."""
-    return {name: (functools.lru_cache(maxsize=1024)(make), signed) for name, (make, signed) in stock.items()}
+    return {name: (_made_once(make), signed) for name, (make, signed) in stock.items()}
+
+
+def _made_once(make: Callable[..., Any]) -> Callable[..., Any]:
+    cached = functools.lru_cache(maxsize=1024)(lambda dtype, device, *args: make(*args))
+    return lambda *args: cached(torch.get_default_dtype(), torch.get_default_device(), *args)
 
 
 # What stands for how a single image was flattened.
@@ -125,8 +130,8 @@ def jitter_v1(stock: Callable[..., Any]) -> Any:
         if type(img) not in _HANDLE_TYPES:
             return stock(self, img)
         order, *factors = self.get_params(self.brightness, self.contrast, self.saturation, self.hue)
-        for at in order.tolist():
-            if factors[at] is not None:
+        for at in _as_list(order):
+            if at in range(4) and factors[at] is not None:
                 img = getattr(F, _ADJUST[at])(img, factors[at])
         return img
 
@@ -137,9 +142,13 @@ def jitter_v2(stock: Callable[..., Any]) -> Any:
     """Stand-in for `v2.ColorJitter.transform`, which does so, too."""
 
     def transform(self: Any, inpt: Any, params: dict[str, Any]) -> Any:
-        return stock(self, inpt, {**params, "fn_idx": params["fn_idx"].tolist()})
+        return stock(self, inpt, {**params, "fn_idx": _as_list(params["fn_idx"])})
 
     return transform
+
+
+def _as_list(order: Any) -> Any:
+    return order.tolist() if isinstance(order, torch.Tensor) else order
 
 
 def transform_forward(stock: Callable[..., Any]) -> Any:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 from unittest import mock
 
 import pytest
@@ -83,17 +85,31 @@ def test_a_file_twice_is_decoded_once(tmp_path: Path) -> None:
     assert_same_bits(made.cpu(), torch.stack(expected))
 
 
+class Counted(jpeg_decode.JpegDecoder):
+    """A decoder that notes how many there are at a time."""
+
+    alive: ClassVar[weakref.WeakSet[Counted]] = weakref.WeakSet()
+    most = 0
+
+    def launch(self) -> None:
+        Counted.alive.add(self)
+        Counted.most = max(Counted.most, len(Counted.alive))
+        super().launch()
+
+
 def test_a_batch_too_large_for_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In parts, and with places that say where each image lies."""
+    """In parts, and with places that say where each image lies; the memory of one part is free for the next but one."""
     files = IN_KERNELS[5:]
     sources = [encoded_source(data, "a file", "RGB") for data in files]
     laid_out = lay_out_jpegs([source for source in sources if source is not None])
     boxes = laid_out.files.whole_images()
     boxes[:, 0], boxes[:, 2], boxes[1] = 3, 5, 0
-    monkeypatch.setattr(jpeg_tables, "_MOST_BLOCKS", 30)
+    monkeypatch.setattr(jpeg_tables, "_MOST_BLOCKS", 10)
+    monkeypatch.setattr(jpeg_decode, "JpegDecoder", Counted)
     plan = jpeg_tables.plan_jpegs(laid_out.files, boxes)
     launched = jpeg_decode.launch_jpegs(plan, block_on_device(laid_out, torch.device(device_in_use())))
-    assert len(launched.owners) == 2
+    assert len(launched.owners) == 3
+    assert Counted.most <= 2
     assert launched.damaged() == []
     assert len(launched.status) == len(boxes)
     for data, image, place in zip(files, launched.images(), launched.places.tolist(), strict=True):

@@ -48,13 +48,13 @@ def _statistics(values: Any, channels: int) -> tuple[float, ...] | None:
     if not isinstance(values, (list, tuple)) or len(values) not in (1, channels):
         return None
     try:
-        return _numbers(tuple(values))
+        return _numbers(tuple(values), tuple(map(type, values)))
     except TypeError:  # lists, which have no hash
         return None
 
 
 @functools.lru_cache(maxsize=256)
-def _numbers(values: tuple[Any, ...]) -> tuple[float, ...] | None:
+def _numbers(values: tuple[Any, ...], types: tuple[type, ...]) -> tuple[float, ...] | None:
     values = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
     return values if all(map(is_number, values)) else None
 

@@ -181,7 +181,7 @@ def launch_jpegs(plan: JpegPlan, block: torch.Tensor) -> LaunchedJpegs:
         plan: of one file at least.
         block: uint8 [bytes] on the device; the CPU in a process with Triton's interpreter.
     """
-    decoders = []
+    owners, statuses = [], []  # and no decoder: what it has besides is used again by the next
     # Triton launches on the current device, wherever the tensors are.
     with torch.accelerator.device_index(block.device.index) if pins(block.device) else nullcontext():
         for batch in plan.batches:
@@ -190,9 +190,9 @@ def launch_jpegs(plan: JpegPlan, block: torch.Tensor) -> LaunchedJpegs:
             )
             decoder.load(batch, Inputs.of_block(block, batch))
             decoder.launch()
-            decoders.append(decoder)
-    status = decoders[0].status if len(decoders) == 1 else torch.cat([decoder.status for decoder in decoders])
-    return LaunchedJpegs(plan, tuple(decoder.pixels for decoder in decoders), status)
+            owners.append(decoder.pixels)
+            statuses.append(decoder.status)
+    return LaunchedJpegs(plan, tuple(owners), statuses[0] if len(statuses) == 1 else torch.cat(statuses))
 
 
 def decode_jpegs(
