@@ -7,8 +7,9 @@ import gc
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # OpenMP threads that spin while they wait take the cores that the data workers need. Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -57,6 +58,14 @@ def restore_random_state() -> Iterator[None]:
     torch.set_rng_state(states[0])
     np.random.set_state(states[1])
     random.setstate(states[2])
+
+
+@pytest.fixture
+def bit_generator_of_numpy(restore_random_state: None) -> Iterator[Callable[[Any], None]]:
+    """Puts a bit generator in the place of numpy's global one, until the end of the test."""
+    usual = np.random.get_bit_generator()
+    yield np.random.set_bit_generator
+    np.random.set_bit_generator(usual)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import PIL.Image
 import pytest
 import torch
@@ -169,6 +170,27 @@ def test_datasets_that_give_a_batch_at_once(paths: list[Path], policy: str) -> N
         else:
             expected = [default_collate(replaced(samples)) for samples in stock]
             assert_same_batches(batches(dataset, policy, 4, batch_size=16), expected)
+
+
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+def test_draws_from_another_bit_generator_of_numpy(
+    paths: list[Path], policy: str, bit_generator_of_numpy: Callable[[Any], None]
+) -> None:
+    """Its state is in no checkpoint: it is only put back."""
+
+    def shifted(image: Any) -> torch.Tensor:
+        return transforms.functional.pil_to_tensor(image.resize((8, 8))) + int(np.random.randint(5))
+
+    def drawn(make: Callable[[], Any]) -> Any:
+        bit_generator_of_numpy(np.random.PCG64(1))
+        return make()
+
+    together = drawn(lambda: batches(Together(paths, loaded, shifted), policy, batch_size=16))
+    stock = drawn(lambda: stock_samples(Files(paths, loaded, shifted), 1, batch_size=16))
+    expected = without_broken(stock) if policy == "skip" else [default_collate(replaced(batch)) for batch in stock]
+    assert_same_batches(together, expected)
+    stream = drawn(lambda: batches(Stream(paths, opened, shifted), policy, batch_size=16))
+    assert_same_batches(stream, expected)
 
 
 def test_own_collate_functions_and_forms_of_samples(paths: list[Path]) -> None:

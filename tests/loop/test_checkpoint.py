@@ -106,6 +106,25 @@ def test_position_in_the_data(position: int, own_loader: bool, tmp_path: Path) -
     assert resumed.run(data, epochs=1).steps == 5, "a later run counts from zero"
 
 
+def test_a_position_that_a_callback_loads_is_the_next_runs(tmp_path: Path) -> None:
+    """The run during which it is loaded goes on in its own data, and leaves no position behind."""
+    batches = [(torch.full((1, 3, 8, 8), float(number)), torch.tensor([0])) for number in range(8)]
+    seen: list[float] = []
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        seen.append(batch[0].flatten()[0].item())
+        return functional.cross_entropy(model(batch[0]), batch[1])
+
+    loop = make_loop(forward=forward, mode="eager")
+    loop.run(batches, max_steps=4)
+    loop.save(tmp_path, batches)
+    load = LambdaCallback(on_train_step_end=lambda c: (loop.resume(tmp_path, batches), c.request_stop()))
+    loop.run(batches, epochs=2, max_steps=6, callbacks=load)
+    seen.clear()
+    loop.run(batches, epochs=2, max_steps=5)
+    assert seen == [4.0]
+
+
 @pytest.mark.parametrize("position", [2, 3, 4])
 def test_position_in_data_of_unknown_length(position: int, tmp_path: Path) -> None:
     """Epochs of 4 batches that nobody announced; 4 is an end that the first run had not seen yet."""
@@ -257,6 +276,18 @@ def test_generators_and_hidden_buffers_are_saved(tmp_path: Path) -> None:
     again = torch.rand(2), np.random.random(), random.random()
     assert torch.equal(draws[0], again[0])
     assert draws[1:] == again[1:]
+
+
+def test_another_bit_generator_of_numpy_is_not_saved(
+    bit_generator_of_numpy: Callable[[Any], None], tmp_path: Path
+) -> None:
+    loop = make_loop()
+    loop.run(make_batches(2))
+    bit_generator_of_numpy(np.random.PCG64(1))
+    with pytest.raises(SinkError, match=r"numpy's global generator is PCG64: .*MT19937 only.*numpy\.random\.Generator"):
+        loop.save(tmp_path)
+    with pytest.raises(SinkError, match="numpy's global generator is PCG64"):
+        list(SinkLoader(make_batches(2)))
 
 
 def test_state_of_another_loop_is_refused() -> None:

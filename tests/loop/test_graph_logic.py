@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch.optim import lr_scheduler
 from torch_sink.errors import UnsupportedOperation
 from torch_sink.loop import LambdaCallback, StepLoop
 from torch_sink.loop.amp import DynamicLossScaler
+from torch_sink.loop.core.batches import batch_tensors
 from torch_sink.loop.engines import build
 from torch_sink.loop.engines.launched import UsualShape
 from torch_sink.sink import SinkLoader
@@ -181,6 +184,49 @@ def test_batches_in_no_slot_are_staged(capture: DirectCapture) -> None:
     assert capture.recorded == 1
     assert capture.replayed == 9 - 3
     assert "no static slot" in loop.explain()
+
+
+class Registered:
+    """A container that only pytree opens, since somebody told it how."""
+
+    def __init__(self, inputs: Any, labels: Any) -> None:
+        self.inputs, self.labels = inputs, labels
+
+
+torch.utils._pytree.register_pytree_node(
+    Registered, lambda batch: ([batch.inputs, batch.labels], None), lambda members, _: Registered(*members)
+)
+
+
+@dataclass(frozen=True)
+class Fields:
+    inputs: Any
+    labels: Any
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        Registered,
+        lambda inputs, labels: deque([inputs, labels]),
+        Fields,
+        lambda inputs, labels: [Fields(inputs, [Fields(labels, None)])],
+    ],
+    ids=["registered class", "deque", "dataclass", "dataclasses in lists"],
+)
+def test_staging_writes_to_no_batch_of_the_dataset(capture: DirectCapture, container: Any) -> None:
+    def forward(model: Any, batch: Any) -> Any:
+        inputs, labels = batch_tensors(batch)
+        return functional.cross_entropy(model(inputs), labels)
+
+    batches = make_batches(6)
+    given = [container(*(tensor.clone() for tensor in batch)) for batch in batches]
+    loop = make_loop(sink_size=3, forward=forward)
+    loop.run(given)
+    for batch, expected in zip(given, batches, strict=True):
+        assert all(map(torch.equal, batch_tensors(batch), expected))
+    assert capture.replayed > 0
+    assert_equal_training((loop.model, loop.optimizer), reference(batches)[:2])
 
 
 def test_changed_group_option_captures_again(capture: DirectCapture) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy
 import torch
 
+from torch_sink.errors import SinkError
+
 RandomState = bytes
 
 NUMPY_WORDS = 624  # Mersenne Twister
@@ -17,14 +19,40 @@ PYTHON_WORDS = 625  # the same with its position
 TAIL = struct.Struct("<iid?d")  # numpy: position, has_gauss, gauss; random: has_gauss, gauss
 
 
+def global_draws() -> tuple[torch.Tensor, Any, Any]:
+    """States of the global generators of torch (CPU), numpy (any bit generator) and random, to be put back only."""
+    return torch.get_rng_state(), numpy.random.get_state(legacy=False), random.getstate()
+
+
+def set_global_draws(draws: tuple[torch.Tensor, Any, Any]) -> None:
+    """The inverse of `global_draws`."""
+    torch.set_rng_state(draws[0])
+    numpy.random.set_state(draws[1])
+    random.setstate(draws[2])
+
+
+def twister_state(state: Any) -> tuple[numpy.ndarray[Any, Any], int, int, float]:
+    """Words, position, has_gauss and gauss in numpy's part of `global_draws`.
+
+    Raises:
+        SinkError: another bit generator was put in the place of numpy's Mersenne Twister.
+    """
+    if state["bit_generator"] != "MT19937":
+        raise SinkError(
+            f"numpy's global generator is {state['bit_generator']}: positions in the data and checkpoints hold the "
+            "state of MT19937 only. Leave it in its place (numpy.random.set_bit_generator), and draw from a "
+            f"numpy.random.Generator({state['bit_generator']}(seed)) of your own instead"
+        )
+    return state["state"]["key"], int(state["state"]["pos"]), int(state["has_gauss"]), float(state["gauss"])
+
+
 def global_random_state() -> RandomState:
     """State of the global generators of torch (CPU), numpy and random."""
-    torch_bytes = torch.get_rng_state().numpy().tobytes()
-    legacy: Any = numpy.random.get_state()
-    _, words, position, has_gauss, gauss = legacy
-    _, python_words, python_gauss = random.getstate()
+    torch_state, numpy_state, (_, python_words, python_gauss) = global_draws()
+    words, position, has_gauss, gauss = twister_state(numpy_state)
     tail = TAIL.pack(position, has_gauss, gauss, python_gauss is not None, python_gauss or 0.0)
-    return b"".join((words.astype("<u4").tobytes(), array.array("I", python_words).tobytes(), tail, torch_bytes))
+    parts = words.astype("<u4").tobytes(), array.array("I", python_words).tobytes(), tail, torch_state.numpy().tobytes()
+    return b"".join(parts)
 
 
 def set_global_random_state(state: RandomState) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch.utils.data._utils import pin_memory
 
-from torch_sink.common.random_state import global_random_state, set_global_random_state
+from torch_sink.common.random_state import global_draws, set_global_draws
 from torch_sink.damage.cause import BrokenFile, broken_file
 from torch_sink.damage.report import Loss
 from torch_sink.errors import DecodeError
@@ -56,12 +56,12 @@ class GuardedDataset:
             return [self[index] for index in indices]
         for index in indices:
             self._note(index)
-        before = global_random_state()
+        before = global_draws()
         try:
             return at_once(indices)
         except Exception as error:
             self._placeholder(error, indices)  # raises what is about something else
-        set_global_random_state(before)
+        set_global_draws(before)
         return [self._one_of(at_once, index) for index in indices]
 
     def _one_of(self, at_once: Callable[[list[Any]], list[Any]], index: Any) -> Any:
@@ -91,12 +91,12 @@ class GuardedDataset:
             count = 0
         if self.first_after < 0:
             return None
-        first, before = self.first_after, global_random_state()
+        first, before = self.first_after, global_draws()
         samples = (self.__getitems__([(first + step) % count])[0] for step in range(count))
         try:
             return next((sample for sample in samples if type(sample) is not Placeholder), None)
         finally:
-            set_global_random_state(before)
+            set_global_draws(before)
 
 
 class GuardedCollate:

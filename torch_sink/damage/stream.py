@@ -14,7 +14,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from torch_sink.common.containers import leaves
-from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
+from torch_sink.common.random_state import global_draws, set_global_draws
 from torch_sink.damage.cause import BrokenFile
 from torch_sink.damage.samples import Placeholder
 from torch_sink.errors import DecodeError
@@ -26,7 +26,7 @@ class _Reading(threading.local):
     depth = 0  # streams that are being read, one inside of the other
     opened = 0  # images opened for this sample, broken or not
     is_opening = False  # one of them
-    draws: RandomState | None = None  # before what follows on the first placeholder drew
+    draws: tuple[Any, ...] | None = None  # before what follows on the first placeholder drew
     read: list[BrokenFile]  # placeholders whose pixels somebody read
 
 
@@ -58,7 +58,7 @@ def opening() -> Iterator[bool]:
 def note_placeholder() -> None:
     """A placeholder image was given."""
     if _reading.draws is None:
-        _reading.draws = global_random_state()
+        _reading.draws = global_draws()
 
 
 def note_pixels(file: BrokenFile) -> None:
@@ -127,7 +127,7 @@ class GuardedStream:
         if file is None:
             return sample
         if before is not None and self.in_step:
-            set_global_random_state(before)
+            set_global_draws(before)
         return Placeholder(file if file.path else file._replace(path=self._name()))
 
     def _name(self) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from torch_sink.common.hints import add_hints, add_note
+from torch_sink.common.random_state import global_draws, twister_state
 from torch_sink.errors import SinkError
 from torch_sink.loop.checkpoints.files import (
     MANIFEST_FILE,
@@ -149,17 +150,12 @@ def _load_buffers(loop: StepLoop, buffers: dict[str, torch.Tensor]) -> None:
 
 def random_state() -> dict[str, Any]:
     """States of torch's, numpy's and Python's global generators, as tensors and plain containers."""
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    torch_state, numpy_state, python_state = global_draws()
+    words, *rest = twister_state(numpy_state)
     state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "numpy": (
-            name,
-            torch.from_numpy(np.asarray(keys).astype(np.int64)),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ),
-        "python": random.getstate(),
+        "torch": torch_state,
+        "numpy": ("MT19937", torch.from_numpy(words.astype(np.int64)), *rest),
+        "python": python_state,
     }
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
@@ -219,7 +215,8 @@ class LoaderPositions:
             try:
                 yield sink
             finally:
-                if sink is not given:  # the wrapper will be closed: its position is for a later `save`
+                # The wrapper will be closed, and its position is for a later `save`: but not over one loaded meanwhile.
+                if sink is not given and self._sink is sink:
                     self._state, self._sink = _position_of(sink), None
 
     def state(self, loader: Any) -> Any:

@@ -23,13 +23,35 @@ def batch_tensors(batch: Any) -> list[Tensor]:
 
 def batch_leaves(batch: Any) -> list[Any]:
     """Everything in a batch that is no container, in order."""
-    return torch.utils._pytree.tree_leaves(_members(batch))
+    found = torch.utils._pytree.tree_leaves(batch)
+    if not any(map(_is_dataclass, found)):
+        return found
+    opened = (batch_leaves(list(_fields(leaf).values())) if _is_dataclass(leaf) else [leaf] for leaf in found)
+    return [one for leaves in opened for one in leaves]
 
 
-def _members(batch: Any) -> Any:
-    if hasattr(batch, "__dataclass_fields__") and not isinstance(batch, type):
-        return [_members(getattr(batch, name)) for name in batch.__dataclass_fields__]
-    return batch
+def cloned_batch(batch: Any) -> Any:
+    """A batch like this one, with copies of all that `batch_tensors` finds in it."""
+    return torch.utils._pytree.tree_map(_cloned_leaf, batch)
+
+
+def _cloned_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.clone()
+    if not _is_dataclass(leaf):
+        return leaf
+    clone = copy.copy(leaf)
+    for name, value in _fields(leaf).items():
+        object.__setattr__(clone, name, cloned_batch(value))  # frozen ones too
+    return clone
+
+
+def _is_dataclass(leaf: Any) -> bool:
+    return hasattr(type(leaf), "__dataclass_fields__")
+
+
+def _fields(leaf: Any) -> dict[str, Any]:
+    return {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
 
 
 def batch_shapes(batch: Any) -> tuple[Any, ...]:
