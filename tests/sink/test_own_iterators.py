@@ -95,6 +95,11 @@ def unchanged(samples: list[int]) -> list[int]:
     return samples
 
 
+def stateful(*args: object, **options: object) -> DataLoader:
+    module = pytest.importorskip("torchdata.stateful_dataloader", reason="needs the extra 'stateful' (torchdata)")
+    return module.StatefulDataLoader(*args, **options)
+
+
 def make(kind: type, dataset: object, **options: object) -> SinkLoader:
     return SinkLoader(kind(dataset, batch_size=4, num_workers=2, **options))
 
@@ -112,6 +117,25 @@ def test_passes_and_a_restart(kind: type, persistent: bool) -> None:
     if not isinstance(loader.loader, Kept):
         assert "_get_iterator" not in vars(loader.loader)
         assert list(loader.loader) == expected
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("first", [0, 1], ids=["closed in order", "closed out of order"])
+@pytest.mark.parametrize("kind", [Generated, Wrapping, stateful])
+def test_other_loops_over_the_same_loader_are_plain_ones(kind: type, first: int) -> None:
+    expected = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    source = kind(range(12), batch_size=4, num_workers=1, collate_fn=unchanged)
+    before = dict(vars(source))
+    loaders = [SinkLoader(source), SinkLoader(source)]
+    plain = iter(source)
+    seen = [next(plain)]
+    for loader in loaders:
+        assert list(loader) == expected
+    assert seen + list(plain) == expected, "the end of another loop's pass stopped its workers"
+    for closed, left in ((loaders.pop(first), loaders), (loaders.pop(), [])):
+        closed.close()
+        assert [list(one) for one in (source, *left)] == [expected] * (1 + len(left))
+    assert vars(source).keys() == before.keys()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -228,13 +252,14 @@ def collate_unpicklable(samples: list[int]) -> object:
     return (lambda: samples) if samples[0] == 4 else samples
 
 
-@pytest.mark.parametrize("kind", [Generated, Wrapping])
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("kind", [Generated, Wrapping, stateful])
 def test_a_batch_that_cannot_be_sent_is_an_error_in_its_place(kind: type) -> None:
     seen = []
     with make(kind, range(12), collate_fn=collate_unpicklable) as loader:
         with pytest.raises(RuntimeError, match="cannot be sent to the training process"):
             seen.extend(loader)
-        assert seen == ([[0, 1, 2, 3]] if kind is Generated else []), "the other one is a batch behind"
+        assert seen == ([] if kind is Wrapping else [[0, 1, 2, 3]]), "Wrapping is a batch behind"
 
 
 class Chained(DataLoader):

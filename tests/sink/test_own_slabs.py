@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from torch_sink.sink import SinkLoader
 from torch_sink.sink.sources.own_iterator import OwnIteratorSource
 
-from .test_own_iterators import Chained, Generated, Kept, Repeated, Wrapping
+from .test_own_iterators import Chained, Generated, Kept, Repeated, Wrapping, stateful
 from .test_slabs import Vectors, files_in_shared_memory, is_as_made, slab_files
 
 
@@ -72,6 +72,18 @@ def test_batches_come_in_slabs_and_are_those_of_the_loader(on_a_ring: None, kind
         for _ in range(3):
             assert all([is_as_made(batch, number) for number, batch in enumerate(loader)])
         assert received(loader) > 2 * 24  # all but the first ones
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("kind", [Generated, Wrapping, Behind, stateful])
+def test_batches_of_other_loops_over_the_loader_do_not_lie_in_slabs(on_a_ring: None, kind: Any) -> None:
+    """Slabs may be page-locked: who copies from one beside the host has to hold it until the copy is done."""
+    source = kind(Vectors(), 4, num_workers=1)
+    with SinkLoader(source) as loader:
+        list(loader)
+        before = received(loader)
+        assert all([is_as_made(batch, number) for number, batch in enumerate(source)])
+        assert received(loader) == before > 0
 
 
 def test_workers_that_ran_before_go_on_as_they_are(on_a_ring: None) -> None:

@@ -28,7 +28,7 @@ from torch_sink.common import slabs as slabs_module
 from torch_sink.common.slab_writer import SlabCollate, _Writer
 from torch_sink.common.slabs import Slabs
 from torch_sink.sink import SinkLoader
-from torch_sink.sink.queue.device import SlotProtocol
+from torch_sink.sink.queue.device import DeviceOps, SlotProtocol
 
 
 class Vectors(Dataset):
@@ -368,14 +368,17 @@ def test_slabs_are_page_locked_once_and_given_back(fake_cuda: FakeCuda, caplog: 
 
 
 def test_memory_that_cannot_be_page_locked_is_used_all_the_same(
-    fake_cuda: FakeCuda, caplog: pytest.LogCaptureFixture
+    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    given_back: list[int] = []
+    monkeypatch.setattr(DeviceOps, "page_unlock", lambda ops, address: given_back.append(address))
     fake_cuda.refuses_to_register = True
     with SinkLoader(DataLoader(Vectors(), 4, num_workers=2)) as loader:
         for _ in range(2):
             assert all([is_as_made([leaf.cpu() for leaf in batch], number) for number, batch in enumerate(loader)])
         assert loader._slots.slabs.batches_received > 24
     assert caplog.text.count("cannot be page-locked") == 1
+    assert given_back == [], "an error of the device, which the next launch would report"
 
 
 class LazyVectors(torch.Tensor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from fake_cuda import FakeCuda
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from torch_sink.errors import SinkError, SinkTimeout
@@ -144,6 +146,19 @@ def test_a_batch_that_cannot_travel(third: Callable[[], object], message: str, g
         rest, _ = read_until_error(loader)
     # Which result was unreadable is not known, so its pass cannot go on.
     assert rest == (LATER_BATCHES if goes_on else FIRST_BATCHES)
+
+
+@pytest.mark.filterwarnings("ignore:Exception in thread:pytest.PytestUnhandledThreadExceptionWarning")
+def test_after_the_thread_that_pins_memory_ended_persistent_workers_are_new_ones(fake_cuda: FakeCuda) -> None:
+    collate.third = Unreadable  # type: ignore[attr-defined]
+    generator = torch.Generator().manual_seed(3)
+    options = {"num_workers": 2, "persistent_workers": True, "pin_memory": True, "generator": generator}
+    with SinkLoader(DataLoader(Faulty(), batch_size=4, collate_fn=collate, **options)) as loader:
+        error = read_until_error(loader)[1]
+        assert re.search("Pin memory thread exited|the thread that pins memory has ended", str(error))
+        start = loader._source.next_start(1)
+        assert not start.kept_workers
+        assert start.worker_generators == start.generators
 
 
 def nothing(samples: list[torch.Tensor]) -> None:

@@ -260,7 +260,9 @@ class Traversal:
     def _begin_pass(self) -> None:
         number = self.passes[-1].start.number + 1 if self.passes else self.position.pass_number
         self.producer.park()
-        begun = self.source.begin(number, self.resume)
+        with self.source.active():
+            begun = self.source.begin(number, self.resume)
+        begun.active = self.source.active
         begun.losses = self.source.guard.losses
         begun.losses.take()  # of batches that were made again and dropped
         self.passes.append(begun)

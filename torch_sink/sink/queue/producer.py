@@ -36,10 +36,13 @@ class Item:
 def receive(current: Pass) -> tuple[Any, Mark] | Item:
     """The next batch of a pass with its mark; its end, or what it raises, as an item."""
     try:
-        batch, mark = current.next()
+        with current.active():
+            batch, mark = current.next()
         return batch, current.with_losses(mark)
     except StopIteration:
-        return Item(current.start, is_end=True, mark=current.with_losses(current.last_mark()))
+        with current.active():
+            last = current.last_mark()
+        return Item(current.start, is_end=True, mark=current.with_losses(last))
     except PassCancelled:
         raise
     except BaseException as error:

@@ -49,7 +49,8 @@ class DeviceRing(Slots):
         self.max_bytes = max_bytes
         self.reads_pinned = reads_pinned
         self.slabs: Slabs | None = None
-        self.locked: list[int] = []  # addresses of the slabs that are page-locked
+        self.regions_seen = 0  # of the slabs
+        self.locked: list[int] = []  # addresses of those that are page-locked
         self.plan: RingPlan | None = None
         self.slots: list[Slot] = []
         self.arrivals: list[torch.Tensor | None] = []
@@ -65,11 +66,13 @@ class DeviceRing(Slots):
         self.reads_pinned |= self.slabs is not None
 
     def _lock_slabs(self, slabs: Slabs) -> None:
-        for region in slabs.regions[len(self.locked) :]:
+        for region in slabs.regions[self.regions_seen :]:
+            self.regions_seen += 1
             address = region.ctypes.data
-            if not self.ops.page_lock(address, region.nbytes):
+            if self.ops.page_lock(address, region.nbytes):
+                self.locked.append(address)
+            else:
                 log.warning("%s bytes of shared memory cannot be page-locked: batches are copied", f"{region.nbytes:,}")
-            self.locked.append(address)
 
     def fill(self, slot: int, batch: Any) -> tuple[Any, Loss]:
         """Issues the copies and kernels that bring `batch` into `slot`; the host waits only for staging memory."""

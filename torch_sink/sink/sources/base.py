@@ -68,6 +68,7 @@ class Pass:
         self.is_pending = False  # the batch for which `next` raised may still come
         self.begins_when_asked = False  # the first batch may be made only while the consumer waits for it
         self.in_consumer: Callable[[Callable[[], Any]], Any] = in_this_thread
+        self.active: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext  # while it runs
         self.losses = Losses()  # samples with broken files that it met since the last batch
 
     def next(self) -> tuple[Any, Mark]:
@@ -176,6 +177,10 @@ class Source:
     def renew(self) -> None:
         """After an attribute of the loader was set: the next pass goes by it."""
 
+    def active(self) -> contextlib.AbstractContextManager[None]:
+        """Around all that opens or runs a pass, in the thread that does so."""
+        return contextlib.nullcontext()
+
     def make_slabs(self, batches: int) -> Slabs | None:
         """Before the first pass: memory that workers write to, for `batches` beside those that they make ahead.
 
@@ -236,7 +241,7 @@ class Source:
         """Takes back what a pass drew ahead of the batches that were consumed of it."""
 
     def forget_workers(self) -> None:
-        """After a worker died: the next pass starts new ones."""
+        """Stops those that the loader keeps, or that are left of a lost pass: the next pass starts new ones."""
 
     def not_covered(self) -> list[str]:
         """What a resumed run could draw differently, in words."""

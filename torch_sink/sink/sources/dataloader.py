@@ -70,7 +70,7 @@ class DataLoaderSource(WatchedSource):
 
     def _begin_at(self, resume: ResumePoint) -> Pass:
         start = resume.start
-        self._stop_kept_workers()
+        self.forget_workers()
         before = global_random_state()
         self.worker_generators = start.worker_generators
         set_generator_states(self.generators, start.worker_generators)
@@ -121,7 +121,7 @@ class DataLoaderSource(WatchedSource):
 
     def _open(self, start: PassStart, drop: int = 0, worker_states: dict[int, RandomState] | None = None) -> Pass:
         if self.watch.broken:
-            self._stop_kept_workers()
+            self.forget_workers()
         self.watch.begin(anew=False)
         self.watch.states, self.watch.placeholders = worker_states or {}, drop
         try:

@@ -279,22 +279,35 @@ class ReportingQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
         if not isinstance(number, int):
             super()._on_queue_feeder_error(error, item)  # type: ignore[misc]
             return
+        self.put((number, self.failure(error, content)))
+
+    def failure(self, error: Exception, content: Any) -> Any:
+        """What is sent in the place of `content`."""
         # Only the words of an exception can be sent: its class is what could not be pickled.
         what = content.exc_msg if isinstance(content, ExceptionWrapper) else f"a batch of type {type(content).__name__}"
         failure = RuntimeError(f"cannot be sent to the training process ({error}): {what}")
         origin = (RuntimeError, failure, error.__traceback__)
-        self.put((number, ExceptionWrapper(origin, "in DataLoader worker process")))
+        return ExceptionWrapper(origin, "in DataLoader worker process")
+
+
+class StatefulReportingQueue(ReportingQueue):
+    """That of torchdata's workers, which send (number, (batch or exception, worker, state of the worker))."""
+
+    def failure(self, error: Exception, content: Any) -> Any:
+        batch, worker, _ = content  # the state may be what cannot be pickled
+        return super().failure(error, batch), worker, None
 
 
 class ReportingContext:
     """A multiprocessing context, None for the default one, whose queues report what they cannot send."""
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, *, sends_states: bool = False) -> None:
         self._context: Any = torch.multiprocessing if context is None else context
+        self._queue = StatefulReportingQueue if sends_states else ReportingQueue
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
     def Queue(self) -> ReportingQueue:
         """The queue that a DataLoader's iterator asks for."""
-        return ReportingQueue(ctx=self._context.get_context())
+        return self._queue(ctx=self._context.get_context())

@@ -88,7 +88,7 @@ class OwnIteratorSource(WrapperSource):
 
     def _begin(self, start: PassStart, drop: int, anew: bool) -> OwnIteratorPass:
         if self.watch.broken:
-            self._stop_kept_workers()
+            self.forget_workers()
         self.watch.begin(anew=anew)
         iterator = iter(self.loader)
         self.watch.add(iterator)
@@ -142,7 +142,7 @@ class StatefulSource(OwnIteratorSource):
     def begin(self, number: int, resume: ResumePoint | None = None) -> Pass:
         self.set_epoch(number)
         if resume is not None:
-            self._stop_kept_workers()
+            self.forget_workers()
             self._load(resume.loader_state)
         self.watch.states = {} if resume is None or not self.is_recorded else resume.worker_states
         opened = self._begin(PassStart(number), 0, anew=resume is not None)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -21,6 +21,7 @@ from torch_sink.sink.sources.position import PassStart, Sampling, sampling_of
 from torch_sink.sink.sources.recording import RecordingCollate, WorkerInit
 
 _CONTEXT = "_DataLoader__multiprocessing_context"
+_here = threading.local()  # its `watch` is the one for which this thread opens or runs a pass
 
 
 def data_loaders_in(loader: Any) -> list[DataLoader[Any]]:
@@ -30,7 +31,7 @@ def data_loaders_in(loader: Any) -> list[DataLoader[Any]]:
 
 
 class LoaderWatch:
-    """One guard for each worker-run iterator of a loader, whoever made it and whenever.
+    """One guard for each worker-run iterator of a SinkLoader's passes, whoever made it and whenever.
 
     A class may make its iterator in a generator, at the first `next`, or keep one in an attribute for all passes
     (timm's `MultiEpochsDataLoader`). New iterators are seen through `_get_iterator`, which is what
@@ -55,12 +56,25 @@ class LoaderWatch:
         self.records = False  # the workers of the loader itself add their generator states to their batches
         self.states: dict[int, RandomState] = {}  # of workers that go on where others were
         self.placeholders = 0  # workers whose first batch is an empty one
-        self._hooks = [_hook(one, weakref.ref(self)) for one in self.loaders]
+        self._hooks = [_Hook.on(one) for one in self.loaders]
 
     @property
     def broken(self) -> bool:
         """Whether a worker died."""
         return any(one.broken for one in self.guards)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside, iterators that this thread asks for belong to a pass; others are their maker's own business."""
+        before, _here.watch = getattr(_here, "watch", None), self
+        try:
+            yield
+        finally:
+            _here.watch = before
+
+    def watches(self, loader: Any) -> bool:
+        """Whether iterators of `loader` are guarded; none are once this is closed."""
+        return bool(self._hooks) and any(one is loader for one in self.loaders)
 
     def make(self, owner: Any, stock: Callable[[], Any]) -> Any:
         """An iterator of `owner`, whose workers write to slabs and report what they cannot send."""
@@ -71,7 +85,8 @@ class LoaderWatch:
             owner.collate_fn = SlabCollate(collate, slabs)
         if owner.num_workers:
             owner.worker_init_fn = WorkerInit(init, self.states)
-            attributes.update({name: ReportingContext(one) for name, one in context.items()})
+            states = is_torchdatas(owner)
+            attributes.update({name: ReportingContext(one, sends_states=states) for name, one in context.items()})
             if self.records and owner is self.loaders[0]:
                 owner.collate_fn = RecordingCollate(owner.collate_fn, self.placeholders)
         try:
@@ -171,8 +186,14 @@ class LoaderWatch:
     def close(self) -> None:
         """Stops all workers and leaves the loader as it was."""
         self.stop()
-        for unhook in self._hooks:
-            unhook()
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            hook.leave()
+
+
+def is_torchdatas(loader: Any) -> bool:
+    """Whether `loader` is torchdata's, or a subclass of that."""
+    return any(one.__module__.startswith("torchdata.") for one in type(loader).__mro__)
 
 
 def runs_workers(iterator: Any) -> bool:
@@ -180,32 +201,45 @@ def runs_workers(iterator: Any) -> bool:
     return hasattr(iterator, "_workers_status")
 
 
-def _hook(loader: DataLoader[Any], watch_of: weakref.ref[LoaderWatch]) -> Callable[[], None]:
-    """Shows each iterator that `loader` makes to the watch; returns what undoes this."""
-    attributes = vars(loader)
-    before = attributes.get("_get_iterator")
-    loader_of = weakref.ref(loader)
+class _Hook:
+    """Stands in for a loader's `_get_iterator`: shows the watch that is active the iterators made in its passes."""
 
-    def get_iterator() -> Any:
-        owner: Any = loader_of()
-        stock = before if before is not None else functools.partial(type(owner)._get_iterator, owner)
-        watch = watch_of()
-        if watch is None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader_of = weakref.ref(loader)
+        before: Any = vars(loader).get("_get_iterator")
+        # The copy of a hooked loader comes with the hook.
+        self.before: Callable[[], Any] | None = before.before if isinstance(before, _Hook) else before
+        self.users = 0
+
+    @staticmethod
+    def on(loader: DataLoader[Any]) -> _Hook:
+        """The one hook of a loader, however many SinkLoaders are over it."""
+        hook = vars(loader).get("_get_iterator")
+        if not isinstance(hook, _Hook) or hook.loader_of() is not loader:
+            hook = vars(loader)["_get_iterator"] = _Hook(loader)
+        hook.users += 1
+        return hook
+
+    def __call__(self) -> Any:
+        owner: Any = self.loader_of()
+        stock = self.before or functools.partial(type(owner)._get_iterator, owner)
+        watch: LoaderWatch | None = getattr(_here, "watch", None)
+        if watch is None or not watch.watches(owner):
             return stock()
         iterator = watch.in_consumer(functools.partial(watch.make, owner, stock))
         watch.add(iterator)
         return iterator
 
-    def unhook() -> None:
-        if attributes.get("_get_iterator") is not get_iterator:
-            return  # a later SinkLoader over the same loader has put its own on top
-        if before is None:
-            del attributes["_get_iterator"]
+    def leave(self) -> None:
+        """One user less; the last one leaves the loader as it was."""
+        self.users -= 1
+        owner = self.loader_of()
+        if self.users or owner is None or vars(owner).get("_get_iterator") is not self:
+            return
+        if self.before is None:
+            del vars(owner)["_get_iterator"]
         else:
-            attributes["_get_iterator"] = before
-
-    attributes["_get_iterator"] = get_iterator
-    return unhook
+            vars(owner)["_get_iterator"] = self.before
 
 
 class WatchedSource(Source):
@@ -237,12 +271,12 @@ class WatchedSource(Source):
     def rewind(self, start: PassStart) -> None:
         set_generator_states(self.generators, start.generators)
 
-    def forget_workers(self) -> None:
-        vars(self.watch.loaders[0])["_iterator"] = None
+    def active(self) -> contextlib.AbstractContextManager[None]:
+        return self.watch.active()
 
-    def _stop_kept_workers(self) -> None:
+    def forget_workers(self) -> None:
         self.watch.stop()
-        self.forget_workers()
+        vars(self.watch.loaders[0])["_iterator"] = None
 
     def close(self) -> None:
         self.watch.close()
