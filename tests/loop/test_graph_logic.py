@@ -229,6 +229,30 @@ def test_staging_writes_to_no_batch_of_the_dataset(capture: DirectCapture, conta
     assert_equal_training((loop.model, loop.optimizer), reference(batches)[:2])
 
 
+class WeightedRing(RingLoader):
+    """Delivers ([images, labels], weight): as many tensors as members, and a number that changes after six batches."""
+
+    def static_batches(self, batch: Any) -> dict[int, Any]:
+        return {slot: (list(tensors), batch[1]) for slot, tensors in enumerate(self._ring)}
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, tensors in enumerate(super().__iter__()):
+            yield list(tensors), 1 + number // 6
+
+
+def test_a_number_beside_nested_tensors_is_not_frozen(capture: DirectCapture) -> None:
+    def forward(model: Any, batch: Any) -> Any:
+        (inputs, labels), weight = batch
+        return weight * functional.cross_entropy(model(inputs), labels)
+
+    losses = []
+    for mode in ("graph", "eager"):
+        loop = make_loop(sink_size=4, forward=forward, mode=mode)
+        losses.append(loop.run(WeightedRing(make_batches(12))).losses)
+    assert torch.equal(*losses)
+    assert capture.replayed > 0
+
+
 def test_changed_group_option_captures_again(capture: DirectCapture) -> None:
     def change(context: Any) -> None:
         arguments = context.original_args()
