@@ -80,7 +80,8 @@ def augmentation_space(stock: Callable[..., Any]) -> Any:
     cached = functools.lru_cache(maxsize=4096)(lambda kind, dtype, device, *args: stock(None, *args))
 
     def _augmentation_space(self: Any, *args: Any) -> dict[str, Any]:
-        return dict(cached(type(self), torch.get_default_dtype(), torch.get_default_device(), *args))
+        kind: Any = type(self)  # hashable, whatever the type checker thinks of it
+        return dict(cached(kind, torch.get_default_dtype(), torch.get_default_device(), *args))
 
     return _augmentation_space
 
