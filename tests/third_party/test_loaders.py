@@ -23,7 +23,10 @@ REASON = "the extra third-party is not installed"
 BATCHES = 24
 
 # From Python 3.12 on, starting a worker by fork warns when the process has threads.
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
 
 
 class Bytes(Dataset[Any]):
