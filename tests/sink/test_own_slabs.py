@@ -155,6 +155,19 @@ def test_memory_that_the_loader_s_own_code_copies_from_is_not_page_locked(
     assert all(right) != is_locked
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+def test_a_plain_loop_meets_no_page_locked_slab(fake_cuda: FakeCuda, persistent: bool) -> None:
+    """Persistent workers are the loader's: a plain loop goes on with those that a SinkLoader started."""
+    source = stateful(Vectors(), 4, num_workers=1, persistent_workers=persistent)
+    with SinkLoader(source) as loader:
+        seen = [[leaf.cpu() for leaf in batch] for batch in loader]
+        assert all([is_as_made(batch, number) for number, batch in enumerate(seen)])
+        assert bool(fake_cuda.registered) != persistent
+        batches = [getattr(batch, "batch", batch) for batch in source]
+        assert not any(leaf.is_pinned() for batch in batches for leaf in batch)
+
+
 def collate_in_a_buffer_of_its_own(samples: Any) -> Any:
     numbers = torch.from_numpy(numpy.array([number for _, number in samples]))
     vectors = torch.from_numpy(numpy.stack([vector.numpy() for vector, _ in samples]))

@@ -131,10 +131,13 @@ class StatefulSource(OwnIteratorSource):
         self.watch.records = self.is_recorded
 
     def make_slabs(self, batches: int) -> Slabs | None:
-        """For page-locking where torchdata's own code hands the batches over, which keeps none and copies nothing."""
+        """For page-locking where torchdata's own code hands the batches over, which keeps none and copies nothing.
+
+        Not with persistent workers: a plain loop over the loader goes on with them.
+        """
         super().make_slabs(batches)
         is_torchdatas = getattr(type(self.loader).__iter__, "__module__", "").startswith("torchdata.")
-        return self.watch.slabs if is_torchdatas else None
+        return self.watch.slabs if is_torchdatas and not self.keeps_workers else None
 
     def state(self) -> dict[str, Any]:
         return {"loader": self.loader.state_dict(), "generators": [one.get_state() for one in self.generators]}
