@@ -88,7 +88,7 @@ def test_a_space_of_its_own_is_kept() -> None:
         assert torch.equal(v1.PILToTensor()(OnlyInvert()(image)).clone(), expected)
 
 
-def test_magnitudes_follow_the_default_dtype() -> None:
+def test_magnitudes_follow_the_default_dtype_and_device() -> None:
     def shears() -> list[torch.Tensor]:
         return [
             v2.RandAugment._AUGMENTATION_SPACE["ShearX"][0](31, 30, 30),
@@ -103,8 +103,12 @@ def test_magnitudes_follow_the_default_dtype() -> None:
             found += shears()
         finally:
             torch.set_default_dtype(torch.float32)
-    assert [magnitudes.dtype for magnitudes in found] == [torch.float32] * 2 + [torch.float64] * 2
-    assert all(torch.equal(ours, stock) for ours, stock in zip(found, expected, strict=False))
+        with torch.device("meta"):
+            assert [magnitudes.device.type for magnitudes in shears()] == ["meta"] * 2
+        found += shears()
+    assert [magnitudes.dtype for magnitudes in found] == [torch.float32] * 2 + [torch.float64] * 2 + [torch.float32] * 2
+    for ours in (found[:2], found[4:]):
+        assert all(map(torch.equal, ours, expected))
 
 
 class OrderOfOne(v1.ColorJitter):

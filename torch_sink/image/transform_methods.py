@@ -77,11 +77,11 @@ def resized_crop_v2(stock: Callable[..., Any]) -> Any:
 
 def augmentation_space(stock: Callable[..., Any]) -> Any:
     """Stand-in for the `_augmentation_space` of v1's automatic augmentations, which draws nothing."""
-    cached = functools.lru_cache(maxsize=4096)(lambda kind, dtype, device, *args: stock(None, *args))
+    cached = functools.lru_cache(maxsize=4096)(lambda kind, defaults, *args: stock(None, *args))
 
     def _augmentation_space(self: Any, *args: Any) -> dict[str, Any]:
         kind: Any = type(self)  # hashable, whatever the type checker thinks of it
-        return dict(cached(kind, torch.get_default_dtype(), torch.get_default_device(), *args))
+        return dict(cached(kind, _defaults(), *args))
 
     return _augmentation_space
 
@@ -92,8 +92,13 @@ def magnitudes(stock: dict[str, Any]) -> dict[str, Any]:
 
 
 def _made_once(make: Callable[..., Any]) -> Callable[..., Any]:
-    cached = functools.lru_cache(maxsize=1024)(lambda dtype, device, *args: make(*args))
-    return lambda *args: cached(torch.get_default_dtype(), torch.get_default_device(), *args)
+    cached = functools.lru_cache(maxsize=1024)(lambda defaults, *args: make(*args))
+    return lambda *args: cached(_defaults(), *args)
+
+
+def _defaults() -> tuple[Any, ...]:
+    """Of which dtype and where torch makes tensors now; `torch.get_default_device()` takes microseconds."""
+    return torch.get_default_dtype(), getattr(torch.utils._device, "CURRENT_DEVICE", None)
 
 
 # What stands for how a single image was flattened.
