@@ -96,9 +96,13 @@ def _made_once(make: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: cached(_defaults(), *args)
 
 
+# How many modes stand between a call and torch; a default device is one. Unknown: 1.
+_count_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
+
+
 def _defaults() -> tuple[Any, ...]:
-    """Of which dtype and where torch makes tensors now; `torch.get_default_device()` takes microseconds."""
-    return torch.get_default_dtype(), getattr(torch.utils._device, "CURRENT_DEVICE", None)
+    """Of which dtype and where torch makes tensors now. `torch.get_default_device()` takes microseconds."""
+    return torch.get_default_dtype(), torch.get_default_device() if _count_modes() else None
 
 
 # What stands for how a single image was flattened.
