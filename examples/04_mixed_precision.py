@@ -1,22 +1,28 @@
 """Mixed precision in a StepLoop, and in a step of your own.
 
-python examples/04_mixed_precision.py
+python examples/04_mixed_precision.py DIR
 """
+
+import sys
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
 
 import torch_sink
 
 if __name__ == "__main__":
+    torch_sink.set_image_backend("device")
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    images, labels = torch.randn(256, 3, 16, 16), torch.randint(0, 10, (256,))
-    batches = list(zip(images.split(32), labels.split(32), strict=True))
+    train = transforms.Compose([transforms.RandomResizedCrop(32), transforms.ToTensor()])
+    photos = datasets.ImageFolder(sys.argv[1], train)
+    batches = torch_sink.SinkLoader(DataLoader(photos, batch_size=8, shuffle=True))
 
     def make_model() -> nn.Module:
-        layers = [nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 14 * 14, 10)]
-        return nn.Sequential(*layers).to(device)
+        layers = [nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten()]
+        return nn.Sequential(*layers, nn.Linear(16 * 4 * 4, len(photos.classes))).to(device)
 
     # O1 is autocast, O2 computes everything but normalization, softmax and losses in bfloat16, O3 all but losses.
     for level in ("O0", "O1", "O2", "O3"):
@@ -32,7 +38,7 @@ if __name__ == "__main__":
     scaler = torch_sink.amp.DynamicLossScaler()
     for x, y in batches:
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+        loss = nn.functional.cross_entropy(model(x), y)
         scaler.scale(loss).backward()
         finite = scaler.step(optimizer)
         scaler.adjust(finite)

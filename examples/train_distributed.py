@@ -1,9 +1,10 @@
 """Train on several processes, with DistributedDataParallel or fully_shard (FSDP2).
 
-    torchrun --standalone --nproc-per-node 2 examples/train_distributed.py --steps 100 --wrap ddp
+    torchrun --standalone --nproc-per-node 2 examples/train_distributed.py DIR --steps 100 --wrap ddp
 
-Uses NCCL on GPUs and gloo on CPUs. With --directory, checkpoints are written there and a restarted job resumes from
-the newest complete one: `torchrun --max-restarts 3 ...` survives a rank that dies.
+DIR holds one folder of images for each class. Uses NCCL on GPUs and gloo on CPUs. With --directory, a checkpoint is
+written there every --checkpoint-steps steps, and a restarted job resumes from the newest complete one:
+`torchrun --max-restarts 3 ...` survives a rank that dies.
 """
 
 from __future__ import annotations
@@ -16,20 +17,26 @@ from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
 
 import torch_sink
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", metavar="DIR", help="one folder of images for each class")
+    parser.add_argument("--batch-size", type=int, default=32, help="of one process")
+    parser.add_argument("--workers", type=int, default=2, help="of one process")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--wrap", choices=("ddp", "fsdp"), default="ddp")
     parser.add_argument("--amp", default="O0", choices=("O0", "O1", "O2", "O3", "auto"))
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--sink-size", type=int, default=10)
     parser.add_argument("--directory", help="where checkpoints go")
+    parser.add_argument("--checkpoint-steps", type=int, default=20)
     return parser.parse_args()
 
 
@@ -46,9 +53,10 @@ def join(backend: str) -> None:
     )
 
 
-def make_model(wrap: str, device: torch.device) -> nn.Module:
+def make_model(classes: int, wrap: str, device: torch.device) -> nn.Module:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
+    layers: list[nn.Module] = [nn.Conv2d(3, 32, 3, stride=2), nn.ReLU(), nn.Conv2d(32, 64, 3, stride=2), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes)).to(device)
     if wrap == "ddp":
         return nn.parallel.DistributedDataParallel(model)
     mesh = distributed.device_mesh.init_device_mesh(device.type, (distributed.get_world_size(),))
@@ -56,12 +64,12 @@ def make_model(wrap: str, device: torch.device) -> nn.Module:
     return model
 
 
-def make_loader() -> DataLoader[tuple[torch.Tensor, ...]]:
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(2048, 32, generator=generator)
-    data = TensorDataset(inputs, inputs[:, :10].argmax(1))
+def make_loader(data: ImageFolder, batch_size: int, workers: int) -> torch_sink.SinkLoader:
     sampler = DistributedSampler(data, shuffle=True, drop_last=True)
-    return DataLoader(data, batch_size=16, sampler=sampler, generator=torch.Generator().manual_seed(2))
+    generator = torch.Generator().manual_seed(2)
+    return torch_sink.SinkLoader(
+        DataLoader(data, batch_size, sampler=sampler, num_workers=workers, generator=generator)
+    )
 
 
 def main() -> None:
@@ -71,7 +79,11 @@ def main() -> None:
     if cuda:
         torch.cuda.set_device(device)
     join("nccl" if cuda else "gloo")
-    model = make_model(arguments.wrap, device)
+    torch_sink.set_image_backend("device")
+    normalize = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    augment = transforms.Compose([transforms.RandomResizedCrop(64), transforms.ToTensor(), normalize])
+    data = ImageFolder(arguments.data, augment)
+    model = make_model(len(data.classes), arguments.wrap, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loop = torch_sink.StepLoop(
         model,
@@ -82,17 +94,18 @@ def main() -> None:
         accumulate=arguments.accumulate,
         clip_grad_norm=1.0,
     )
-    loader = make_loader()
+    loader = make_loader(data, arguments.batch_size, arguments.workers)
     callbacks: list[torch_sink.Callback] = [torch_sink.LossMonitor()] if distributed.get_rank() == 0 else []
     if arguments.directory:
         resumed = loop.resume(arguments.directory, loader)
-        config = torch_sink.CheckpointConfig(save_checkpoint_steps=20)
+        config = torch_sink.CheckpointConfig(save_checkpoint_steps=arguments.checkpoint_steps)
         callbacks.append(torch_sink.ModelCheckpoint(directory=arguments.directory, config=config))
         if resumed and distributed.get_rank() == 0:
             print(f"resumed at step {resumed}", flush=True)
     history = loop.run(loader, epochs=1000, callbacks=callbacks, max_steps=arguments.steps)
     if distributed.get_rank() == 0 and history.steps:
         print(f"{history.steps} steps on {distributed.get_world_size()} processes, loss {history.losses[-1]:.4f}")
+    loader.close()
     # Captured graphs hold NCCL communicators: they must go before the process group does.
     loop.close()
     distributed.barrier()

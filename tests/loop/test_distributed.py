@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from torch_sink.cli.photos import write_photos
+
 SCRIPT = Path(__file__).with_name("distributed_run.py")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_distributed.py"
 
@@ -92,7 +94,13 @@ def test_a_rank_that_dies_ends_the_life_of_a_job_and_the_next_resumes(
     assert first["parameters"] == second["parameters"]
 
 
-def test_example() -> None:
-    finished = torchrun(str(EXAMPLE), "--steps", "30", "--wrap", "fsdp", "--accumulate", "2")
+def test_the_example_trains_on_images_and_resumes(tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos", count=24)
+    options = ["--wrap", "fsdp", "--accumulate", "2", "--batch-size", "4", "--workers", "0"]
+    options += ["--directory", str(tmp_path / "checkpoints"), "--checkpoint-steps", "6"]
+    finished = torchrun(str(EXAMPLE), str(tmp_path / "photos"), "--steps", "12", *options)
     assert finished.returncode == 0, finished.stderr[:6000]
-    assert "30 steps on 2 processes" in finished.stdout
+    assert "12 steps on 2 processes" in finished.stdout
+    finished = torchrun(str(EXAMPLE), str(tmp_path / "photos"), "--steps", "15", *options)
+    assert finished.returncode == 0, finished.stderr[:6000]
+    assert "resumed at step 12" in finished.stdout
