@@ -94,6 +94,7 @@ def test_a_rank_that_dies_ends_the_life_of_a_job_and_the_next_resumes(
     assert first["parameters"] == second["parameters"]
 
 
+@pytest.mark.once_on_oldest
 def test_the_example_trains_on_images_and_resumes(tmp_path: Path) -> None:
     write_photos(tmp_path / "photos", count=24)
     options = ["--wrap", "fsdp", "--accumulate", "2", "--batch-size", "4", "--workers", "0"]

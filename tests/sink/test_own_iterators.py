@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,6 +119,20 @@ def test_passes_and_a_restart(kind: type, persistent: bool) -> None:
     if not isinstance(loader.loader, Kept):
         assert "_get_iterator" not in vars(loader.loader)
         assert list(loader.loader) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_closed_loader_is_freed_at_once(kind: type) -> None:
+    """Not by garbage collection, which would free the workers' queues first, and then wait in vain for each worker."""
+    gc.disable()
+    try:
+        with make(kind, range(8), collate_fn=unchanged, persistent_workers=True) as loader:
+            list(loader)
+        inner = weakref.ref(loader.loader)
+        del loader
+        assert inner() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")

@@ -20,6 +20,8 @@ from torch_sink.sink.sources.own_iterator import OwnIteratorSource
 from .test_own_iterators import Chained, Generated, Kept, Repeated, Wrapping, stateful
 from .test_slabs import Vectors, files_in_shared_memory, is_as_made, slab_files
 
+pytestmark = pytest.mark.once_on_oldest
+
 
 class KeptFromTheFirstPass(DataLoader[Any]):
     """Keeps one iterator for all passes, which is made when it is first needed, as in newer releases of timm."""

@@ -44,7 +44,6 @@ class OwnIteratorPass(Pass):
         super().__init__(start, batches, source.watch, drop=drop, keeps_workers=source.keeps_workers)
         self.source = source
         self.begins_when_asked = not runs_workers(batches)
-        self.is_over = False
 
     def next(self) -> tuple[Any, Mark]:
         self.begins_when_asked = False
@@ -52,7 +51,7 @@ class OwnIteratorPass(Pass):
         try:
             batch, mark = super().next()
         except StopIteration:
-            self.is_over = True
+            self.source.is_under_way = False
             raise
         return batch, self._with_state(mark)
 
@@ -70,7 +69,9 @@ class OwnIteratorSource(WrapperSource):
 
     is_guarding = can_reenter = True
 
-    latest: OwnIteratorPass | None = None
+    # A pass knows its source, not the other way round: in a cycle the workers' queues would be freed before their
+    # iterator, which then waits in vain for each worker to leave.
+    is_under_way = False
 
     def state(self) -> dict[str, Any] | None:
         """That of a loader that keeps its own."""
@@ -82,7 +83,7 @@ class OwnIteratorSource(WrapperSource):
         if not self.runs_ahead:
             return super().begin(number, resume)
         self.set_epoch(number)
-        anew = resume is not None or (self.latest is not None and not self.latest.is_over)
+        anew = resume is not None or self.is_under_way
         start, drop = (self.new_start(number), 0) if resume is None else (resume.start, resume.skip)
         return self._begin(start, drop, anew)
 
@@ -92,8 +93,8 @@ class OwnIteratorSource(WrapperSource):
         self.watch.begin(anew=anew)
         iterator = iter(self.loader)
         self.watch.add(iterator)
-        self.latest = OwnIteratorPass(start, iterator, self, drop)
-        return self.latest
+        self.is_under_way = True
+        return OwnIteratorPass(start, iterator, self, drop)
 
     def new_start(self, number: int) -> PassStart:
         states = generator_states(self.generators)
