@@ -205,8 +205,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.once_on_oldest
 # Each spawned worker loads torch, which takes seconds; those of a server are forks of one process that has loaded it.
+@pytest.mark.once_on_oldest
 @pytest.mark.parametrize("ways", [("spawn 1", "forkserver 2"), pytest.param(("spawn 2",), marks=pytest.mark.slow)])
 def test_a_script_that_switches_outside_of_its_guard(tmp_path: Path, ways: tuple[str, ...]) -> None:
     (tmp_path / "images" / "cat").mkdir(parents=True)

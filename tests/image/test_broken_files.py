@@ -518,6 +518,7 @@ def test_the_fallback_report_shows_broken_files_as_well(paths: list[Path]) -> No
         assert str(report) == f"nothing that was recorded ran in stock code\n{torch_sink.decode_report()}"
 
 
+@pytest.mark.once_on_oldest
 @pytest.mark.parametrize("policy", ["skip", "replace"])
 @pytest.mark.parametrize("make", [Files, Stream])
 def test_a_pass_without_one_good_sample_is_an_error(tmp_path: Path, policy: str, make: Any) -> None:
@@ -531,6 +532,7 @@ def test_a_pass_without_one_good_sample_is_an_error(tmp_path: Path, policy: str,
 # --- switching
 
 
+@pytest.mark.once_on_oldest
 def test_iterators_keep_the_policy_with_which_they_were_made(paths: list[Path]) -> None:
     dataset = Files(paths, loaded, V1)
     for workers in (0, 1):

@@ -129,6 +129,7 @@ def test_strict_reaches_workers() -> None:
             next(iter(loader))
 
 
+@pytest.mark.once_on_oldest
 def test_recording_resumes_after_a_fallback() -> None:
     with torch_sink.image_backend("device", device="cpu"):
         handle = transform()(opener(encoded(30, 31))())

@@ -30,6 +30,8 @@ from torch_sink.common.slabs import Slabs
 from torch_sink.sink import SinkLoader
 from torch_sink.sink.queue.device import DeviceOps, SlotProtocol
 
+pytestmark = pytest.mark.once_on_oldest
+
 
 class Vectors(Dataset):
     """Sample i is `width(i)` times the number i, and i."""
