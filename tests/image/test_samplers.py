@@ -111,6 +111,16 @@ def test_magnitudes_follow_the_default_dtype_and_device() -> None:
         assert all(map(torch.equal, ours, expected))
 
 
+def assert_recorded_as_drawn(transform: Any, openers: list[Any]) -> None:
+    """The handles that a transform gives hold stock's pixels, and leave the generators in stock's state."""
+    expected, stock_state = run(transform, openers, 5)
+    with torch_sink.image_backend("device", device="cpu"):
+        handles, state = run(lambda image: transform(lazy_image(image)), openers, 5)
+        assert torch.equal(state, stock_state)
+        assert all(type(handle) is LazyImage for handle in handles)
+        assert [handle.tobytes() for handle in handles] == [image.tobytes() for image in expected]
+
+
 class OrderOfOne(v1.ColorJitter):
     """A jitter whose order is a list, which stock code takes as well; it does nothing for a number without a meaning."""
 
@@ -127,13 +137,9 @@ class OrderOfTwo(v2.ColorJitter):
 
 @pytest.mark.parametrize("kind", [OrderOfOne, OrderOfTwo])
 def test_the_order_of_a_jitter_as_a_list(kind: type) -> None:
-    transform, openers = kind(0.4, 0.4, 0.4, 0.1), [array_opener(9, 8, seed) for seed in range(3)]
-    expected, stock_state = run(transform, openers, 5)
+    transform = kind(0.4, 0.4, 0.4, 0.1)
+    assert_recorded_as_drawn(transform, [array_opener(9, 8, seed) for seed in range(3)])
     with torch_sink.image_backend("device", device="cpu"):
-        handles, state = run(lambda image: transform(lazy_image(image)), openers, 5)
-        assert torch.equal(state, stock_state)
-        assert all(type(handle) is LazyImage for handle in handles)
-        assert [handle.tobytes() for handle in handles] == [image.tobytes() for image in expected]
         bytes_of_torch = torch.zeros(3, 9, 8, dtype=torch.uint8)
         assert type(transform(bytes_of_torch)) is torch.Tensor
 
@@ -150,14 +156,7 @@ FORWARDS = {
 
 @pytest.mark.parametrize("name", FORWARDS)
 def test_v2_forward_without_flattening(name: str) -> None:
-    transform = FORWARDS[name]()
-    openers = [array_opener(9, 8, seed) for seed in range(12)]
-    expected, stock_state = run(transform, openers, 5)
-    with torch_sink.image_backend("device", device="cpu"):
-        handles, state = run(lambda image: transform(lazy_image(image)), openers, 5)
-        assert torch.equal(state, stock_state)
-        assert all(type(handle) is LazyImage for handle in handles)
-        assert [handle.tobytes() for handle in handles] == [image.tobytes() for image in expected]
+    assert_recorded_as_drawn(FORWARDS[name](), [array_opener(9, 8, seed) for seed in range(12)])
 
 
 def test_v2_forward_checks_its_input() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch_sink.sink import SinkLoader
 from torch_sink.sink.sources.own_iterator import OwnIteratorSource
 
 from .test_own_iterators import Chained, Generated, Kept, Repeated, Wrapping, stateful
-from .test_slabs import Vectors, files_in_shared_memory, is_as_made, slab_files
+from .test_slabs import Vectors, files_in_shared_memory, is_as_made, no_slab_is_left, slab_files  # noqa: F401
 
 pytestmark = pytest.mark.once_on_oldest
 
@@ -49,14 +48,6 @@ class Behind:
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.loader
-
-
-@pytest.fixture(autouse=True)
-def no_slab_is_left(nothing_left_behind: None) -> Iterator[None]:
-    yield
-    gc.collect()
-    assert slab_files() == []
-    assert files_in_shared_memory(os.getpid()) == []
 
 
 KINDS = [Generated, KeptFromTheFirstPass, Wrapping, Behind]
