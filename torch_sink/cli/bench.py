@@ -44,9 +44,10 @@ def run(folder: Path | None, names: Sequence[str], *, workers: int | None, quick
     """
     if workers is not None and workers < 0:
         raise ValueError(f"--workers {workers} cannot be; give 1 or more, or 0 to make batches in this process")
-    first = open_pipeline(names[0], folder)
+    opened = [open_pipeline(name, folder) for name in names]
+    first = opened[0]
     report = describe_run("torch-sink bench", folder)
-    report["equal"] = {name: compare(open_pipeline(name, folder)) for name in names}
+    report["equal"] = {name: compare(pipeline) for name, pipeline in zip(names, opened, strict=True)}
     rounds, batch_size, images = (2, 16, 16) if quick else (5, 40, 80)
     report["worker_cost"] = measure_worker_cost(folder, names, rounds=rounds, batch_size=batch_size, images=images)
     workers = next(count for count in (workers, first.workers, 2) if count is not None)
