@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -89,26 +90,29 @@ def test_a_space_of_its_own_is_kept() -> None:
 
 
 def test_magnitudes_follow_the_default_dtype_and_device() -> None:
-    def shears() -> list[torch.Tensor]:
+    def shears() -> list[Any]:
         return [
             v2.RandAugment._AUGMENTATION_SPACE["ShearX"][0](31, 30, 30),
             v1.RandAugment()._augmentation_space(31, (30, 30))["ShearX"][0],
         ]
 
-    expected = shears()
-    with torch_sink.image_backend("device", device="meta"):
+    def shears_by_dtype() -> list[Any]:
         found = shears()
         torch.set_default_dtype(torch.float64)
         try:
-            found += shears()
+            return found + shears()
         finally:
             torch.set_default_dtype(torch.float32)
+
+    expected = shears_by_dtype()
+    with torch_sink.image_backend("device", device="meta"):
+        found = shears_by_dtype()
         with torch.device("meta"):
             assert [magnitudes.device.type for magnitudes in shears()] == ["meta"] * 2
         found += shears()
-    assert [magnitudes.dtype for magnitudes in found] == [torch.float32] * 2 + [torch.float64] * 2 + [torch.float32] * 2
-    for ours in (found[:2], found[4:]):
-        assert all(map(torch.equal, ours, expected))
+    assert [magnitudes.dtype for magnitudes in found[1::2]] == [torch.float32, torch.float64, torch.float32]
+    for ours, stock in zip(found, expected + expected[:2], strict=True):
+        assert (ours if isinstance(ours, list) else ours.tolist()) == stock.tolist()  # which differ by dtype
 
 
 def assert_recorded_as_drawn(transform: Any, openers: list[Any]) -> None:
@@ -169,3 +173,12 @@ def test_v2_forward_checks_its_input() -> None:
         pytest.raises(TypeError, match="not this one"),
     ):
         Refuses()(lazy_image(array_opener(4, 4)()))
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_a_probability_is_rounded_to_the_type_of_the_draw(above: bool) -> None:
+    """As torch compares the two: of a probability just above the draw, nothing is left of what is above it."""
+    torch.manual_seed(5)
+    draw = torch.rand(1).item()
+    p = math.nextafter(draw, 1.0 if above else 0.0)
+    assert_recorded_as_drawn(v2.RandomHorizontalFlip(p), [array_opener(9, 8)])

@@ -68,7 +68,11 @@ def resized_crop_v2(stock: Callable[..., Any]) -> Any:
     """Stand-in for `v2.RandomResizedCrop.make_params`."""
 
     def make_params(self: Any, flat_inputs: list[Any]) -> dict[str, Any]:
-        height, width = query_size(flat_inputs)
+        first: Any = flat_inputs[0] if len(flat_inputs) == 1 else None
+        if type(first) is LazyImage:
+            width, height = first.size
+        else:
+            height, width = first.shape[-2:] if type(first) in HANDLES else query_size(flat_inputs)
         top, left, h, w = _resized_crop(height, width, self.scale, self.ratio)
         return {"top": top, "left": left, "height": h, "width": w}
 
@@ -77,32 +81,32 @@ def resized_crop_v2(stock: Callable[..., Any]) -> Any:
 
 def augmentation_space(stock: Callable[..., Any]) -> Any:
     """Stand-in for the `_augmentation_space` of v1's automatic augmentations, which draws nothing."""
-    cached = functools.lru_cache(maxsize=4096)(lambda kind, defaults, *args: stock(None, *args))
+    made_once = _made_once(lambda kind, *args: stock(None, *args))
 
     def _augmentation_space(self: Any, *args: Any) -> dict[str, Any]:
-        kind: Any = type(self)  # hashable, whatever the type checker thinks of it
-        return dict(cached(kind, _defaults(), *args))
+        return dict(made_once(type(self), *args))
 
     return _augmentation_space
 
 
 def magnitudes(stock: dict[str, Any]) -> dict[str, Any]:
-    """Stand-in for the `_AUGMENTATION_SPACE` of v2's automatic augmentations: each tensor is made once."""
-    return {name: (_made_once(make), signed) for name, (make, signed) in stock.items()}
+    """Stand-in for the `_AUGMENTATION_SPACE` of v2's automatic augmentations, which take one number out of a tensor."""
+    return {name: (_made_once(make, torch.Tensor.tolist), signed) for name, (make, signed) in stock.items()}
 
 
-def _made_once(make: Callable[..., Any]) -> Callable[..., Any]:
-    cached = functools.lru_cache(maxsize=1024)(lambda defaults, *args: make(*args))
-    return lambda *args: cached(_defaults(), *args)
+def _made_once(make: Callable[..., Any], convert: Callable[[Any], Any] = lambda made: made) -> Callable[..., Any]:
+    """What `make` returns, kept for each default dtype; made anew where a default device says where."""
+
+    @functools.lru_cache(maxsize=4096)
+    def kept(dtype: torch.dtype, *args: Any) -> Any:
+        made = make(*args)
+        return made if made is None else convert(made)
+
+    return lambda *args: make(*args) if _count_modes() else kept(torch.get_default_dtype(), *args)
 
 
 # How many modes stand between a call and torch; a default device is one. Unknown: 1.
 _count_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
-
-
-def _defaults() -> tuple[Any, ...]:
-    """Of which dtype and where torch makes tensors now. `torch.get_default_device()` takes microseconds."""
-    return torch.get_default_dtype(), torch.get_default_device() if _count_modes() else None
 
 
 # What stands for how a single image was flattened.
@@ -168,7 +172,19 @@ def transform_forward(stock: Callable[..., Any]) -> Any:
 
 def random_apply_forward(stock: Callable[..., Any]) -> Any:
     """Stand-in for `v2._transform._RandomApplyTransform.forward` when the only input is a handle."""
-    return _forward(stock, lambda transform: not torch.rand(1) >= transform.p)
+    return _forward(stock, _applies)
+
+
+def _applies(transform: Any) -> bool:
+    """`torch.rand(1) < p` with Python's numbers, which costs a third."""
+    draw, p = torch.rand(1), transform.p
+    return draw.item() < _as_drawn(p, draw.dtype) if type(p) is float else not draw >= p
+
+
+@functools.lru_cache(maxsize=64)
+def _as_drawn(probability: float, dtype: torch.dtype) -> float:
+    """A probability in the type of a draw, in which torch compares the two."""
+    return torch.tensor(probability, dtype=dtype, device="cpu").item()
 
 
 def _forward(stock: Callable[..., Any], applies: Callable[[Any], bool]) -> Callable[..., Any]:

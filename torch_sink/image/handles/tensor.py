@@ -18,6 +18,7 @@ from torch_sink.image.handles.shared_memory import aliases, record_in_place, sha
 from torch_sink.image.operations import RECORDERS
 from torch_sink.image.sources.source import FinishedSource, Source
 
+_make_wrapper = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
 _plain_call = torch._C.DisableTorchFunctionSubclass
 
 # What torch may ask of a handle without getting its values.
@@ -49,9 +50,11 @@ class _Handle:
 
     @staticmethod
     def __new__(cls: Any, source: Source, ops: tuple[Op, ...], shape: Sequence[int], dtype: torch.dtype) -> Any:
-        handle = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)  # type: ignore[attr-defined]
-        handle.__dict__.update(sink_source=source, sink_ops=ops, sink_shape=torch.Size(shape), sink_dtype=dtype)
-        if ops:
+        handle = _make_wrapper(cls, shape, dtype=dtype)
+        fields = handle.__dict__
+        fields["sink_source"], fields["sink_ops"], fields["sink_dtype"] = source, ops, dtype
+        fields["sink_shape"] = shape if type(shape) is torch.Size else torch.Size(shape)
+        if ops and not ledger.has_recorded:
             ledger.note_recorded()
         return handle
 
