@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import JpegImagePlugin
-from triton.runtime.jit import JITFunction
 
 import torch_sink
 from torch_sink.cli import bench, explain, main
@@ -28,6 +27,7 @@ from torch_sink.image.decode.jpeg.decode import launch_jpegs, plan_jpegs
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.on_device import make_on_device
 from torch_sink.image.execute.recorded import Wanted
+from torch_sink.triton_kernels.launching import Launcher
 
 pytestmark = pytest.mark.once
 
@@ -176,7 +176,7 @@ def test_the_command_explains_a_users_transform(folder: Path) -> None:
 def test_launches_are_those_that_a_batch_makes(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = explained(f"train:{name}", "h200")
     launched: Counter[str] = Counter()
-    monkeypatch.setattr(JITFunction, "run", lambda kernel, *_, **__: launched.update([kernel.__name__]))
+    monkeypatch.setattr(Launcher, "__call__", lambda launcher, *_, **__: launched.update([launcher._kernel.__name__]))
     with torch_sink.image_backend("device", device="meta"):
         for batch in found.batches:
             packed, boxes = batch.recorded.packed, batch.recorded.plan().boxes

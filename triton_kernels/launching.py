@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +12,8 @@ import triton
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
+_ALIGNMENT_BYTES = 16
+_ADDRESS, _DTYPE = torch.Tensor.data_ptr, operator.attrgetter("dtype")
 WARPS = 4  # of a kernel that has no reason for another number
 # Arguments of kernels that are numbers, int32; they come after the tensors.
 _NUMBERS = ("columns", "first_column", "lane_bits", "warm_up_bits")
@@ -33,30 +38,54 @@ def compiler_options(warps: int = WARPS, registers: int | None = None) -> dict[s
     return options if registers is None or torch.version.cuda is None else {**options, "maxnreg": registers}
 
 
-class Repeated:
-    """A kernel that is launched time and again with arguments of the same types and alignments.
+class Launcher:
+    """A kernel that is launched time and again with arguments of the same kinds.
 
-    For each launch Triton looks at all arguments, to find what it has compiled for them. Here it does so once.
+    For each launch Triton's JIT looks at every argument and every global of the kernel, which takes several times as
+    long as the launch. Here what it has compiled is found by what it depends on, and launched at once.
 
     Args:
-        kernel: what to launch.
-        programs: of a launch.
-        constants: its compile-time constants, its last arguments in order.
-        options: as `compiler_options` gives them.
+        kernel: what to launch; its arguments are tensors, then numbers that are not specialized, then constants.
+        warps: as of `compiler_options`.
+        registers: as of `compiler_options`.
     """
 
-    def __init__(self, kernel: Any, programs: int, constants: dict[str, Any], options: dict[str, Any]) -> None:
-        self._kernel, self._grid = kernel, (programs, 1, 1)
-        self._constants, self._options = constants, options
-        self._compiled: Any = None
+    def __init__(self, kernel: Any, warps: int = WARPS, registers: int | None = None) -> None:
+        self._kernel, self._warps, self._registers = kernel, warps, registers
+        self._compiled: dict[tuple[Any, ...], CompiledKernel] = {}
 
-    def __call__(self, *arguments: Any) -> None:
-        """Launches it."""
-        if isinstance(self._compiled, CompiledKernel):
-            self._compiled[self._grid](*arguments, *self._constants.values())
-        else:
-            # The interpreter compiles nothing.
-            self._compiled = self._kernel[self._grid](*arguments, **self._constants, **self._options)
+    def __call__(
+        self, grid: Sequence[int], tensors: Sequence[torch.Tensor], numbers: tuple[int, ...] = (), **constants: Any
+    ) -> None:
+        """Launches it on the current device, on its current stream.
+
+        Args:
+            grid: programs, in one to three dimensions.
+            tensors: its arguments that are pointers.
+            numbers: those that are numbers, int32.
+            constants: compile-time constants, in the order of its arguments.
+        """
+        key = () if is_interpreted() else self._key(tensors, numbers, constants)
+        compiled = self._compiled.get(key)
+        if compiled is not None:
+            compiled[(*grid, 1, 1)[:3]](*tensors, *numbers, *constants.values())
+            return
+        options = compiler_options(self._warps, self._registers)
+        compiled = self._kernel[grid](*tensors, *numbers, **constants, **options)
+        if key and isinstance(compiled, CompiledKernel):
+            self._compiled[key] = compiled
+
+    def _key(
+        self, tensors: Sequence[torch.Tensor], numbers: tuple[int, ...], constants: dict[str, Any]
+    ) -> tuple[Any, ...]:
+        """What Triton compiles the kernel for; () where it has to look itself."""
+        if functools.reduce(operator.or_, map(_ADDRESS, tensors)) % _ALIGNMENT_BYTES or self._kernel.pre_run_hooks:
+            return ()
+        key = (triton.runtime.driver.active.get_current_device(), *numbers, *constants.values(), *map(_DTYPE, tensors))
+        if torch.version.hip is None:
+            return key
+        # On AMD's GPUs other code reads tensors whose offsets do not fit into 31 bits.
+        return (*key, *[tensor.untyped_storage().nbytes() >> 31 for tensor in tensors])
 
 
 @triton.jit

@@ -28,7 +28,6 @@ from torch.utils.data import DataLoader, default_collate
 from torchvision.datasets import ImageFolder
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction
 
 import torch_sink
 from harness import describe, finish, make_parser, photographs, positive, save
@@ -40,7 +39,7 @@ from torch_sink.image.core import transfer
 from torch_sink.image.decode import providers
 from torch_sink.image.execute import ahead, decoding, on_device
 from torch_sink.image.execute.recorded import Wanted
-from torch_sink.triton_kernels.launching import Repeated, is_interpreted
+from torch_sink.triton_kernels.launching import Launcher, is_interpreted
 
 PIPELINES = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment")
 DRIVER = ahead._Target(GPUTarget("cuda", 90, 32))
@@ -192,8 +191,7 @@ def measured(clock: Clock, memory: PinnedMemory) -> Iterator[None]:
         (decoding, "launch_packed", clock.timed(DECODING, decoding.launch_packed)),
         (decoding, "to_host_later", lambda status: lambda: torch.zeros(status.shape, dtype=status.dtype)),
         (on_device, "launch_run", clock.timed(PLACING, on_device.launch_run)),
-        (JITFunction, "run", clock.timed(LAUNCHING, JITFunction.run)),
-        (Repeated, "__call__", clock.timed(LAUNCHING, Repeated.__call__)),
+        (Launcher, "__call__", clock.timed(LAUNCHING, Launcher.__call__)),
     ]
     with ExitStack() as stack:
         for holder, name, stand_in in replaced:

@@ -80,6 +80,7 @@ class RecordedKernel:
         assert options.pop("enable_fp_fusion") is False
         names = [name for name in self.kernel.arg_names if name not in options]
         types = {name: type_of(argument) for name, argument in zip(names, arguments, strict=True)}
+        assert list(options) == self.kernel.arg_names[len(names) :]  # in order: launches give them by position
         self.launched.add(launch_key(self.kernel.__name__, types, options, warps, registers))
 
 
@@ -89,9 +90,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     found: Launched = set()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     for module in (prologue, stage, statistics, lanes, entropy, idct, color):
-        for name, kernel in list(vars(module).items()):
-            if name.endswith("_kernel"):
-                monkeypatch.setattr(module, name, RecordedKernel(kernel, found))
+        for launcher in vars(module).values():
+            if isinstance(launcher, launching.Launcher):
+                monkeypatch.setattr(launcher, "_kernel", RecordedKernel(launcher._kernel, found))
+                monkeypatch.setattr(launcher, "_key", lambda *_: ())
     monkeypatch.setattr(launching, "is_interpreted", lambda: False)
     return found
 

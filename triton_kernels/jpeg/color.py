@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..arithmetic import luminance
-from ..launching import compiler_options
+from ..launching import Launcher
 from ..shapes import TileShape
 from .idct import window_of
 from .lanes import assign_owners
@@ -207,6 +207,7 @@ def _clamped(value):
 
 
 WARPS = 4
+_color = Launcher(color_kernel, WARPS)
 
 
 def run_color(
@@ -221,7 +222,5 @@ def run_color(
     """Launches upsampling and colors of a batch; the arguments are those of `color_kernel`, and as in `run_idct`."""
     if tile_images.shape[0]:
         assign_owners(windows, tile_images, FIRST_PIXEL_TILE)
-        color_kernel[tile_images.shape](
-            planes, pixels, images, windows, tile_images, BLOCK_Y=shape.rows, BLOCK_X=shape.columns,
-            **compiler_options(WARPS),
-        )  # fmt: skip
+        tensors = planes, pixels, images, windows, tile_images
+        _color(tile_images.shape, tensors, BLOCK_Y=shape.rows, BLOCK_X=shape.columns)

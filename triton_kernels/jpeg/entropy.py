@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from ..launching import Repeated, compiler_options
+from ..launching import Launcher
 from ..shapes import LaneShape
 from .lanes import assign_owners, count_unstuffed_kernel, sum_before_kernel, unstuff_kernel
 from .layout import FIRST_LANE
@@ -37,6 +37,13 @@ SUM_LANES, SUM_WARPS = 256, 1  # of a program that sums over lanes; one warp nee
 DC_BLOCKS = 512  # of a program that sums over blocks
 # The interpreter pays per operation, not per lane.
 INTERPRETED_LANES = 16384
+
+
+_count_unstuffed, _unstuff = Launcher(count_unstuffed_kernel), Launcher(unstuff_kernel)
+_sum_before = Launcher(sum_before_kernel, SUM_WARPS)
+_look_up, _add_dc = Launcher(lookup_kernel), Launcher(dc_kernel)
+_warm_up, _compare = Launcher(warm_up_kernel, warps=1), Launcher(compare_kernel, warps=1)
+_decode_again, _write = Launcher(round_kernel, warps=1), Launcher(write_kernel, warps=1)
 
 
 class EntropyBuffers(NamedTuple):
@@ -138,30 +145,30 @@ def decode_coefficients(
     lane_bytes = shape.bits // 8
     block = most if interpreted else min(most, BLOCK_BYTES // lane_bytes)
     of_lanes = (buffers.lanes // block,)
-    constants = {"LANE_BYTES": lane_bytes, "BLOCK": block, **compiler_options()}
-    sums = {"BLOCK": SUM_LANES, **compiler_options(SUM_WARPS)}
+    constants = {"LANE_BYTES": lane_bytes, "BLOCK": block}
     stuffed = (stream, segments, lane_segments)
-    count_unstuffed_kernel[of_lanes](*stuffed, buffers.kept, buffers.status, **constants)
-    sum_before_kernel[of_segments](buffers.kept, buffers.kept_before, segment_bytes, segments, **sums)
-    unstuff_kernel[of_lanes](*stuffed, buffers.kept_before, segment_bytes, unstuffed, **constants)
+    _count_unstuffed(of_lanes, (*stuffed, buffers.kept, buffers.status), **constants)
+    kept = buffers.kept, buffers.kept_before, segment_bytes, segments
+    _sum_before(of_segments, kept, BLOCK=SUM_LANES)
+    _unstuff(of_lanes, (*stuffed, buffers.kept_before, segment_bytes, unstuffed), **constants)
 
     block = triton.next_power_of_2(LOOKUP_ENTRIES.value) if interpreted else FIRST_ENTRIES.value
-    lookup_kernel[huffman.shape[:1]](huffman, lookups, BLOCK=block, **compiler_options())
+    _look_up(huffman.shape[:1], (huffman, lookups), BLOCK=block)
 
     of_lanes = (buffers.lanes // most,)
-    constants = {"BLOCK": most, **compiler_options(warps=1)}
     lanes = (segments, segment_bytes, lane_segments)
     coded = (unstuffed, *lanes, images, lookups, entries, exits)
-    warm_up_kernel[of_lanes](*coded, buffers.blocks, shape.bits, shape.warm_up_bits, **constants)
+    _warm_up(of_lanes, (*coded, buffers.blocks), (shape.bits, shape.warm_up_bits), BLOCK=most)
     lists = [(buffers.items[number % 2], count) for number, count in enumerate(buffers.counts)]
-    compare_kernel[of_lanes](*lanes, entries, exits, *lists[0], shape.bits, **constants)
-    launch_round = Repeated(round_kernel, *of_lanes, {"BLOCK": most}, compiler_options(warps=1))
+    _compare(of_lanes, (*lanes, entries, exits, *lists[0]), (shape.bits,), BLOCK=most)
     for number in range(shape.rounds):
         if interpreted and not lists[number][1][0]:
             break  # on a device nobody looks: a round without work costs its launch
-        launch_round(*coded, buffers.blocks, *lists[number], *lists[number + 1], shape.bits)
-    sum_before_kernel[of_segments](buffers.blocks, buffers.blocks_before, buffers.segment_blocks, segments, **sums)
+        tensors = (*coded, buffers.blocks, *lists[number], *lists[number + 1])
+        _decode_again(of_lanes, tensors, (shape.bits,), BLOCK=most)
+    ended = buffers.blocks, buffers.blocks_before, buffers.segment_blocks, segments
+    _sum_before(of_segments, ended, BLOCK=SUM_LANES)
     results = (buffers.coefficients, buffers.status)
-    write_kernel[of_lanes](*coded, buffers.blocks_before, *results, shape.bits, **constants)
-    dc_kernel[(*of_segments, 3)](segments, images, buffers.coefficients, BLOCK=DC_BLOCKS, **compiler_options())
+    _write(of_lanes, (*coded, buffers.blocks_before, *results), (shape.bits,), BLOCK=most)
+    _add_dc((*of_segments, 3), (segments, images, buffers.coefficients), BLOCK=DC_BLOCKS)
     return buffers.coefficients, buffers.status

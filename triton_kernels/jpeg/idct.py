@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..launching import compiler_options
+from ..launching import Launcher
 from ..shapes import TileShape
 from .lanes import assign_owners
 from .layout import (
@@ -206,6 +206,7 @@ def _apart(values, BLOCKS: tl.constexpr):
 
 
 WARPS = 2
+_transform = Launcher(idct_kernel, WARPS)
 
 
 def run_idct(
@@ -224,7 +225,5 @@ def run_idct(
     """
     if tile_images.shape[0]:
         assign_owners(windows, tile_images, FIRST_BLOCK_TILE)
-        idct_kernel[tile_images.shape](
-            coefficients, quantization, planes, images, windows, tile_images,
-            BLOCK_ROWS=shape.block_rows, BLOCK_COLUMNS=shape.block_columns, **compiler_options(WARPS),
-        )  # fmt: skip
+        tensors = coefficients, quantization, planes, images, windows, tile_images
+        _transform(tile_images.shape, tensors, BLOCK_ROWS=shape.block_rows, BLOCK_COLUMNS=shape.block_columns)

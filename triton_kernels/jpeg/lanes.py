@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..launching import compiler_options
+from ..launching import Launcher
 from .layout import BYTES, FIRST_BYTE, FIRST_LANE, FOREIGN_MARKER, LANES, SEGMENT_COLUMNS, SEGMENT_IMAGE
 
 NO_OWNER = tl.constexpr(-1)
@@ -41,11 +41,13 @@ def assign_kernel(table, owners, columns, first_column, BLOCK: tl.constexpr):
         tl.store(owners + first + at, number + tl.zeros_like(at), mask=at < count)
 
 
+_assign = Launcher(assign_kernel, warps=1)
+
+
 def assign_owners(table: torch.Tensor, owners: torch.Tensor, first: tl.constexpr) -> None:
     """Fills in `owners`; the arguments are those of `assign_kernel`."""
     owners.fill_(NO_OWNER.value)
-    columns = table.shape[1]
-    assign_kernel[table.shape[:1]](table, owners, columns, first.value, BLOCK=BLOCK, **compiler_options(warps=1))
+    _assign(table.shape[:1], (table, owners), (table.shape[1], first.value), BLOCK=BLOCK)
 
 
 @triton.jit

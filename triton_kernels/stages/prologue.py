@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..arithmetic import fused
-from ..launching import compiler_options
+from ..launching import Launcher
 from ..program import (
     BICUBIC,
     BOX,
@@ -132,6 +132,7 @@ def prologue_kernel(
 
 
 PROLOGUE_BLOCK = 256
+_prologue = Launcher(prologue_kernel)
 
 
 def run_prologue(
@@ -139,6 +140,4 @@ def run_prologue(
 ) -> None:
     """Launches the prologue of a batch; the arguments are those of `prologue_kernel`."""
     block_y, block_x = rows_and_columns
-    prologue_kernel[work.shape[:1]](
-        work, tables, tiles, BLOCK_Y=block_y, BLOCK_X=block_x, BLOCK=PROLOGUE_BLOCK, **compiler_options()
-    )
+    _prologue(work.shape[:1], (work, tables, tiles), BLOCK_Y=block_y, BLOCK_X=block_x, BLOCK=PROLOGUE_BLOCK)

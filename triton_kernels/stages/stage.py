@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ..arithmetic import as_element, as_filtered, load_float
-from ..launching import compiler_options
+from ..launching import Launcher
 from ..program import (
     AFFINE,
     BOX_BLUR,
@@ -196,6 +196,8 @@ def store(target, step, red, green, blue, inside, color_inside):
 # programs an SM; float64 takes two registers a value, hence half as many pixels a thread of a heavy one.
 LIGHT_WARPS, LIGHT_REGISTERS = 4, 80
 HEAVY_WARPS, HEAVY_REGISTERS = 8, 128
+_light = Launcher(stage_kernel, LIGHT_WARPS, LIGHT_REGISTERS)
+_heavy = Launcher(stage_kernel, HEAVY_WARPS, HEAVY_REGISTERS)
 
 
 def run_stage(
@@ -213,8 +215,5 @@ def run_stage(
     if not tiles.shape[0]:
         return
     block_y, block_x = rows_and_columns
-    warps, registers = (HEAVY_WARPS, HEAVY_REGISTERS) if is_heavy else (LIGHT_WARPS, LIGHT_REGISTERS)
-    stage_kernel[tiles.shape[:1]](
-        workspace, output, jobs, operations, tables, tiles,
-        IS_HEAVY=is_heavy, BLOCK_Y=block_y, BLOCK_X=block_x, **compiler_options(warps, registers),
-    )  # fmt: skip
+    tensors = workspace, output, jobs, operations, tables, tiles
+    (_heavy if is_heavy else _light)(tiles.shape[:1], tensors, IS_HEAVY=is_heavy, BLOCK_Y=block_y, BLOCK_X=block_x)

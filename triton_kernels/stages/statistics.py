@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..arithmetic import cut, fused, gray_value, load_float
-from ..launching import compiler_options
+from ..launching import Launcher
 from ..program import (
     AUTOCONTRAST,
     BLEND_MEAN,
@@ -152,6 +152,7 @@ def statistics_kernel(workspace, jobs, operations, tables, statistics, BLOCK: tl
 
 STATISTICS_BLOCK = 2048
 STATISTICS_WARPS = 8
+_measure = Launcher(statistics_kernel, STATISTICS_WARPS)
 
 
 def run_statistics(
@@ -162,6 +163,4 @@ def run_statistics(
     statistics: torch.Tensor,
 ) -> None:
     """Launches what the next stages need to know; the arguments are those of `statistics_kernel`."""
-    statistics_kernel[statistics.shape[:1]](
-        workspace, jobs, operations, tables, statistics, BLOCK=STATISTICS_BLOCK, **compiler_options(STATISTICS_WARPS)
-    )
+    _measure(statistics.shape[:1], (workspace, jobs, operations, tables, statistics), BLOCK=STATISTICS_BLOCK)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torchvision.transforms import v2
 from triton.runtime.jit import JITFunction
 
@@ -13,10 +15,8 @@ from kernels.jpeg_cases import encode, open_file, pack_files, photo
 from kernels.test_variants import launch
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.jpeg.decode import JpegDecoder
-from torch_sink.triton_kernels import launching
-from torch_sink.triton_kernels.jpeg import synchronize
 from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
-from torch_sink.triton_kernels.launching import compiler_options
+from torch_sink.triton_kernels.launching import Launcher, compiler_options
 from torch_sink.triton_kernels.shapes import LANE_SHAPES
 from torch_sink.triton_kernels.stages.variants import variants
 
@@ -63,7 +63,7 @@ def test_only_nvidias_compiler_is_asked_for_registers(monkeypatch: pytest.Monkey
         assert "maxnreg" not in compiler_options(4)
 
 
-def test_triton_looks_at_the_arguments_of_all_rounds_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_looks_at_the_arguments_of_each_kind_of_launch_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each launch is the one that it would be if Triton looked every time."""
     decoder, looks = loaded_decoder(), []
     stock = JITFunction.run
@@ -71,23 +71,65 @@ def test_triton_looks_at_the_arguments_of_all_rounds_once(monkeypatch: pytest.Mo
         JITFunction, "run", lambda kernel, *args, **kw: looks.append(kernel) or stock(kernel, *args, **kw)
     )
     found = []
-    for is_repeated in (True, False):
+    for is_kept in (True, True, False):
         launched: list[Launched] = []
         looks.clear()
         with target_only(launched.append), monkeypatch.context() as patch:
-            if not is_repeated:
-                patch.setattr(launching.Repeated, "__call__", look_each_time)
+            if not is_kept:
+                patch.setattr(Launcher, "_key", lambda *_: ())
             decoder.decode_coefficients()
-        rounds = LANE_SHAPES[0].rounds
-        assert [launch.kernel for launch in launched].count("round_kernel") == rounds
-        assert looks.count(synchronize.round_kernel) == (1 if is_repeated else rounds)
         found.append([(launch.kernel, launch.ptx, launch.grid, *map(address, launch.arguments)) for launch in launched])
-    assert found[0] == found[1]
-
-
-def look_each_time(repeated: launching.Repeated, *arguments: torch.Tensor | int) -> None:
-    repeated._kernel[repeated._grid](*arguments, **repeated._constants, **repeated._options)
+        assert len(looks) == (len(launched) if not is_kept else 0) or len(found) == 1
+    assert len(launched) > LANE_SHAPES[0].rounds
+    assert found[0] == found[1] == found[2]
 
 
 def address(argument: torch.Tensor | int) -> int:
     return argument.data_ptr() if isinstance(argument, torch.Tensor) else argument
+
+
+@triton.jit(do_not_specialize=["number"])
+def _copy_kernel(source, target, number, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(target + at, tl.load(source + at) + number)
+
+
+def test_no_launch_gets_what_was_compiled_for_other_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was launched before: each launch runs what Triton's JIT itself would run."""
+    memory = {dtype: torch.zeros(512, dtype=dtype) for dtype in (torch.float32, torch.float16, torch.int32)}
+    whole, half, ints = memory.values()
+    cases = [
+        ((whole, whole), 1, 128), ((half, whole), 1, 128), ((whole, half), 1, 128), ((ints, ints), 1, 128),
+        ((whole[1:], whole), 1, 128), ((whole, whole[3:]), 1, 128), ((whole[4:], whole), 1, 128),
+        ((whole, whole), 2, 128), ((whole, whole), 1 << 40, 128), ((whole, whole), 1, 256),
+    ]  # fmt: skip
+    launcher = Launcher(_copy_kernel, warps=1)
+    launched: list[Launched] = []
+    with target_only(launched.append):
+        for tensors, number, block in cases * 2:
+            _copy_kernel[(1,)](*tensors, number, BLOCK=block, **compiler_options(1))
+            launcher((1,), tensors, (number,), BLOCK=block)
+    pairs = list(zip(launched[::2], launched[1::2], strict=True))
+    assert all(stock.ptx == ours.ptx and stock.grid == ours.grid for stock, ours in pairs)
+    assert all(list(map(address, stock.arguments)) == list(map(address, ours.arguments)) for stock, ours in pairs)
+    assert len({stock.ptx for stock, _ in pairs}) == 8
+    monkeypatch.setattr(Launcher, "_key", lambda *_: ("always",))  # the fault that this would show
+    launcher, again = Launcher(_copy_kernel, warps=1), []
+    with target_only(again.append):
+        for tensors, number, block in cases:
+            launcher((1,), tensors, (number,), BLOCK=block)
+    assert [launch.ptx for launch in again] != [ours.ptx for _, ours in pairs[: len(cases)]]
+
+
+def test_hooks_of_a_kernel_see_every_launch() -> None:
+    launcher, values = Launcher(_copy_kernel, warps=1), torch.zeros(64)
+    launched: list[Launched] = []
+    seen: list[int] = []
+    with target_only(launched.append):
+        launcher((1,), (values, values), (1,), BLOCK=16)
+        _copy_kernel.add_pre_run_hook(lambda *_, **__: seen.append(1))
+        try:
+            launcher((1,), (values, values), (1,), BLOCK=16)
+        finally:
+            _copy_kernel.pre_run_hooks.clear()
+    assert (len(launched), seen) == (2, [1])

@@ -40,8 +40,7 @@ from torch_sink.image.decode.jpeg.decode import JpegDecoder
 from torch_sink.image.decode.jpeg.tables import Capacity
 from torch_sink.image.decode.providers import decode_sources
 from torch_sink.image.sources.source import Box, EncodedSource, encoded_source
-from torch_sink.triton_kernels.jpeg.color import color_kernel
-from torch_sink.triton_kernels.launching import is_interpreted
+from torch_sink.triton_kernels.launching import Launcher, is_interpreted
 from torch_sink.triton_kernels.shapes import LANE_SHAPES, TILE_SHAPE, LaneShape
 
 SIZES = [(1, 1), (3, 17), (8, 8), (5, 33), (33, 31)]
@@ -198,16 +197,15 @@ def test_one_decoder_for_batch_after_batch() -> None:
 def test_the_launches_of_a_device_do_not_depend_on_the_batch(shape: LaneShape) -> None:
     launches: list[object] = []
 
-    def record(kernel: object, *arguments: object, grid: object, warmup: bool, **options: object) -> None:
-        places = [item.data_ptr() if isinstance(item, torch.Tensor) else item for item in arguments]
-        launches.append((kernel, grid, places, options))
+    def record(launcher: object, grid: object, tensors: object, *arguments: object, **constants: object) -> None:
+        launches.append((launcher, grid, [tensor.data_ptr() for tensor in tensors], arguments, constants))
 
     batches = [pack_files(files, shape.bits, TILE_SHAPE) for files in opened_batches()]
     largest = Capacity(*map(max, *[batch.capacity for batch, _ in batches]))
     memory = GraphInputs.of_capacity(largest)
     decoder = JpegDecoder(largest, shape, torch.device("cpu"), interpreted=False)
     seen = []
-    with mock.patch.object(type(color_kernel), "run", record):
+    with mock.patch.object(Launcher, "__call__", record):
         for batch, inputs in batches:
             decoder.load(batch, memory.holding(inputs))
             decoder.launch()
