@@ -48,9 +48,13 @@ class Launcher:
         kernel: what to launch; its arguments are tensors, then numbers that are not specialized, then constants.
         warps: as of `compiler_options`.
         registers: as of `compiler_options`.
+
+    Attributes:
+        name: of the kernel.
     """
 
     def __init__(self, kernel: Any, warps: int = WARPS, registers: int | None = None) -> None:
+        self.name = kernel.__name__
         self._kernel, self._warps, self._registers = kernel, warps, registers
         self._compiled: dict[tuple[Any, ...], CompiledKernel] = {}
 

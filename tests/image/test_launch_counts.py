@@ -19,7 +19,7 @@ import torch_sink
 from image.cases import encoded, opener
 from torch_sink.image.execute.on_device import make_on_device
 from torch_sink.image.execute.recorded import Wanted
-from torch_sink.triton_kernels.stages import prologue, stage, statistics
+from torch_sink.triton_kernels.launching import Launcher
 
 TO_FLOATS = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
 CROP = v1.RandomResizedCrop(24)
@@ -42,9 +42,7 @@ PIPELINES: list[Any] = [
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """How often each kernel is launched; they do nothing."""
     found: Counter[str] = Counter()
-    for kernel in (prologue.prologue_kernel, stage.stage_kernel, statistics.statistics_kernel):
-        name = kernel.__name__.removesuffix("_kernel")
-        monkeypatch.setattr(kernel, "run", lambda *arguments, name=name, **options: found.update([name]))
+    monkeypatch.setattr(Launcher, "__call__", lambda kernel, *_, **__: found.update([kernel.name]))
     with torch_sink.image_backend("device", device="meta", strict=True):
         yield found
 
@@ -65,8 +63,8 @@ def test_a_mixture_launches_its_longest_chain(seed: int, launched: Counter[str])
     handles = [draw.choice(PIPELINES)(opener(encoded(*draw.choice(sizes), at))()) for at in range(8)]
     alone = [launches([handle], launched) for handle in handles]
     mixed = launches(handles, launched)
-    assert mixed["stage"] == max(each["stage"] for each in alone)
-    assert mixed["prologue"] == 1
-    assert max(each["statistics"] for each in alone) <= mixed["statistics"] < mixed["stage"]
+    assert mixed["stage_kernel"] == max(each["stage_kernel"] for each in alone)
+    assert mixed["prologue_kernel"] == 1
+    assert max(each["statistics_kernel"] for each in alone) <= mixed["statistics_kernel"] < mixed["stage_kernel"]
     draw.shuffle(handles)
     assert launches(handles * 4, launched) == mixed

@@ -21,7 +21,8 @@ from torch_sink.image.core import transfer
 from torch_sink.image.decode.images import decode_images
 from torch_sink.image.execute.on_device import make_on_device
 from torch_sink.image.execute.recorded import Wanted
-from torch_sink.triton_kernels.stages import prologue, stage, statistics
+from torch_sink.triton_kernels.launching import Launcher
+from torch_sink.triton_kernels.stages import stage
 
 __all__ = ["fake_cuda"]
 
@@ -74,8 +75,7 @@ def transfers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Transfers]:
     monkeypatch.setattr(transfer, "pins", lambda device: device.type != "cpu")
     monkeypatch.setattr(torch, "empty", empty)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-    for kernel in (prologue.prologue_kernel, stage.stage_kernel, statistics.statistics_kernel):
-        monkeypatch.setattr(kernel, "run", lambda *arguments, **options: None)
+    monkeypatch.setattr(Launcher, "__call__", lambda kernel, *_, **__: None)
     with Transfers(pinned) as mode:
         yield mode
 
