@@ -20,7 +20,7 @@ FLOORS = [
     *("sink.sources", "sink.queue", "sink"),
     *("image.core", "image.sources", "image.operations", "image.plan", "image.decode.jpeg", "image.decode"),
     *("image.handles", "image.execute", "image"),
-    *("loop.core", "loop.step", "loop.engines", "loop.checkpoints", "loop.callbacks", "loop.evaluation", "loop"),
+    *("loop.core", "loop.step", "loop.engines", "loop"),
     "cli",
 ]
 

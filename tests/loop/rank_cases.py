@@ -28,13 +28,14 @@ from torch_sink.loop import (
     EarlyStopping,
     Evaluation,
     LambdaCallback,
+    LossMonitor,
     Model,
     ModelCheckpoint,
     OnRequestExit,
     ReduceLROnPlateau,
     StepLoop,
 )
-from torch_sink.loop.evaluation.metrics import Loss, TopK
+from torch_sink.loop.metrics import Loss, TopK
 
 EPOCHS = 6
 CASES: dict[str, Callable[..., Any]] = {}
@@ -203,12 +204,17 @@ def early_stopping(directory: Path) -> Any:
 
 @case
 def callbacks_on_one_rank(directory: Path) -> Any:
-    """Only rank 0 has the callbacks; the others do as it decides, without waiting for a collective that never comes."""
-    model = make(rate=2.0)
-    stopping = EarlyStopping(monitor="eval_loss", patience=1, restore_best_weights=True)
-    plateau = ReduceLROnPlateau(monitor="eval_loss", patience=0, min_delta=1.0)
-    mine = [stopping, plateau] if rank() == 0 else []
-    return outcome(model, model.fit(20, train_batches(), valid_batches(), callbacks=mine))
+    """Only rank 0 has a callback that decides or waits for the others: refused on all ranks, before the first step."""
+    model, errors = make(), []
+    waiting = EarlyStopping("eval_loss"), ReduceLROnPlateau(), ModelCheckpoint(directory=directory), OnRequestExit()
+    for one in (*waiting, Evaluation(valid_batches())):
+        try:
+            model.train(1, train_batches(), one if rank() == 0 else None)
+        except ValueError as error:
+            errors.append(str(error).split(";")[-1])
+    assert model.loop.step_count == 0
+    monitors = [LossMonitor(0)] if rank() == 0 else []
+    return [errors, outcome(model, model.train(1, train_batches(), monitors))]
 
 
 @case

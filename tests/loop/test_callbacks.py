@@ -23,7 +23,7 @@ from torch_sink.loop import (
     ReduceLROnPlateau,
     StepLoop,
 )
-from torch_sink.loop.callbacks.base import EVENTS
+from torch_sink.loop.callbacks import EVENTS
 
 from .reference import make_batches, make_model
 

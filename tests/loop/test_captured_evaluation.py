@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torch_sink.loop import Callback, Evaluation, JitConfig, Model, StepLoop, no_host_sync
-from torch_sink.loop.evaluation.metrics import TopK
+from torch_sink.loop.metrics import TopK
 from torch_sink.sink import SinkLoader
 
 from .reference import make_batches, make_model
@@ -34,9 +34,9 @@ def on_cpu(model: Model, batches: list[Any] = VALID) -> dict[str, float]:
     return by_hand(network, batches)
 
 
-def recordings(evaluators: Any) -> int:
+def recordings(evaluator: Any) -> int:
     """Graphs that are kept."""
-    return sum(len(evaluator._runner._recordings) for evaluator, _ in evaluators._evaluators.values())
+    return sum(len(one.runner._recordings) for one in evaluator._passes.values())
 
 
 def opened(kind: str, batches: list[Any]) -> Any:
@@ -49,7 +49,7 @@ def test_a_graph_a_slot_and_one_wait_a_pass(fake_cuda: FakeCuda, kind: str) -> N
     expected = on_cpu(model)
     with no_host_sync():
         assert model.eval(data) == pytest.approx(expected, abs=1e-6)
-    assert recordings(model._evaluators) == (3 if kind == "sink" else 1)
+    assert recordings(model._evaluator) == (3 if kind == "sink" else 1)
     fake_cuda.host_waits_seen.clear()
     fake_cuda.calls.clear()
     with no_host_sync():
@@ -151,7 +151,7 @@ def test_what_cannot_be_captured_runs_uncaptured_and_says_why(fake_cuda: FakeCud
     for _ in range(2):
         assert model.eval(VALID) == pytest.approx(expected, abs=1e-6)
     assert model.predict(VALID[0][0]).shape == (8, 5)
-    reasons = "\n".join(model._evaluators.explain())
+    reasons = "\n".join(model._evaluator.explain())
     assert "forward passes cannot be captured, so they run in mode 'eager'" in reasons
     assert "aten::_local_scalar_dense" in reasons
     assert "evaluation: mode eager" in reasons
@@ -162,7 +162,7 @@ def test_build_captures_evaluations_ahead(fake_cuda: FakeCuda) -> None:
     model = make()
     with SinkLoader(VALID, slots=3) as loader:
         model.build(make_batches(4), loader)
-        assert recordings(model._evaluators) == 3
+        assert recordings(model._evaluator) == 3
         fake_cuda.calls.clear()
         results = model.eval(loader)
         assert fake_cuda.calls["aten::convolution"] == 1
@@ -179,7 +179,7 @@ def test_evaluations_of_different_things_do_not_share_their_graphs(fake_cuda: Fa
     for metrics in [*named, named[0], named[-1]]:  # the first was forgotten meanwhile, the last was not
         (name,) = metrics
         assert loop.evaluate(VALID, metrics=metrics)[name] == expected
-    assert recordings(loop.evaluators()) == 8
+    assert recordings(loop.evaluator()) == 8
     loop.close()
 
 

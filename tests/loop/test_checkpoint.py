@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch_sink.errors import SinkError
 from torch_sink.loop import CheckpointConfig, LambdaCallback, ModelCheckpoint, StepLoop
 from torch_sink.loop.amp import DynamicLossScaler
-from torch_sink.loop.checkpoints.files import list_checkpoints
+from torch_sink.loop.checkpoints import list_checkpoints
 from torch_sink.sink import SinkLoader
 
 from .reference import assert_equal_training, make_batches, make_model

@@ -246,13 +246,13 @@ def test_metric_objects_and_workers() -> None:
 
 def test_compiled_code_is_kept_between_evaluations_and_metrics() -> None:
     loop = make_loop()
-    evaluators = loop.evaluators()
+    evaluator = loop.evaluator()
     for metrics in ({"accuracy"}, {"accuracy"}, {"top5"}, None):
         loop.evaluate(VALID, metrics=metrics)
-    assert len(evaluators._inferences) == 1
-    assert len(evaluators._evaluators) == 3
+    assert len({id(one.inference) for one in evaluator._passes.values()}) == 1
+    assert len(evaluator._passes) == 3
     for _ in range(20):
         loop.evaluate(VALID, metrics={"kept": Kept()})
-    assert len(evaluators._evaluators) <= 8
+    assert len(evaluator._passes) <= 8
     loop.close()
     assert loop.evaluate(VALID)["loss"] > 0, "a closed loop begins anew"

@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from torch_sink.loop import Callback, CheckpointConfig, LambdaCallback, ModelCheckpoint, StepLoop
-from torch_sink.loop.checkpoints.files import list_checkpoints
+from torch_sink.loop.checkpoints import list_checkpoints
 from torch_sink.sink import SinkLoader
 
 from .reference import make_batches, make_model

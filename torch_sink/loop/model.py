@@ -1,15 +1,17 @@
-"""The MindSpore-style face of the loop: Model and data_sink."""
+"""The MindSpore-style face of the loop: Model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from torch_sink.loop.callbacks.base import Callback, LambdaCallback, RunArguments, RunContext, check_callbacks
+from torch_sink.loop.callbacks import Callback, LambdaCallback, RunContext, check_callbacks, older_events
+from torch_sink.loop.controls import Evaluation
 from torch_sink.loop.core.arguments import (
     MODES,
     check_bool,
@@ -23,9 +25,8 @@ from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.core.history import RunHistory
 from torch_sink.loop.engines.build import Settings
 from torch_sink.loop.engines.jit import JitConfig
-from torch_sink.loop.evaluation.callback import check_fit_callbacks, fit_evaluation
-from torch_sink.loop.evaluation.evaluators import Evaluators
-from torch_sink.loop.evaluation.metrics import Loss, make_metrics
+from torch_sink.loop.evaluation import Evaluator
+from torch_sink.loop.metrics import Loss, make_metrics
 from torch_sink.loop.run import compile_ahead
 from torch_sink.loop.step.precision import Precision
 from torch_sink.loop.step.scaler import StaticLossScaler
@@ -117,7 +118,7 @@ class Model:
                 forward=None if loss_fn is not None else call_with,
             )
         ranks = self._loop.ranks if self._loop is not None else Ranks(network)
-        self._evaluators = Evaluators(
+        self._evaluator = Evaluator(
             ranks.inner,
             ranks,
             loss_fn,
@@ -188,7 +189,7 @@ class Model:
             TypeError, ValueError: an argument that cannot be used, or batches that are not (x, y) for a loss function.
         """
         members = check_callbacks(callbacks)
-        return self._train(epoch, train_dataset, members, None, dataset_sink_mode, sink_size, initial_epoch, timeline)
+        return self._train(epoch, train_dataset, members, dataset_sink_mode, sink_size, initial_epoch, timeline)
 
     @explains_other_names()
     def fit(
@@ -218,19 +219,20 @@ class Model:
             TypeError, ValueError: an argument that cannot be used, or no metrics.
         """
         members = check_callbacks(callbacks)
-        check_fit_callbacks(members)
+        for member in members:
+            if older := older_events(member):
+                raise ValueError(
+                    f"{type(member).__name__} overrides {', '.join(older)}, which in fit would mean training and "
+                    f"evaluation alike; override on_train_{older[0]} or on_eval_{older[0]} instead"
+                )
         check_bool("valid_dataset_sink_mode", valid_dataset_sink_mode)
-        evaluation = None
         if valid_dataset is not None:
             self._check_metrics("fit with a valid_dataset")
-
-            def evaluate(arguments: RunArguments, loader: Any, callbacks: list[Callback]) -> dict[str, Any]:
-                return self._evaluate(loader, callbacks, valid_dataset_sink_mode)
-
-            evaluation = fit_evaluation(valid_dataset, evaluate, valid_frequency)
-        return self._train(
-            epoch, train_dataset, members, evaluation, dataset_sink_mode, sink_size, initial_epoch, timeline
-        )
+            evaluation = _FitEvaluation(
+                self._evaluator, valid_dataset, self._metrics, valid_frequency, valid_dataset_sink_mode
+            )
+            members = [evaluation, *members]
+        return self._train(epoch, train_dataset, members, dataset_sink_mode, sink_size, initial_epoch, timeline)
 
     @explains_other_names()
     def eval(
@@ -251,11 +253,17 @@ class Model:
         """
         self._check_metrics("eval")
         check_bool("dataset_sink_mode", dataset_sink_mode)
-        return self._evaluate(valid_dataset, check_callbacks(callbacks), dataset_sink_mode)
+        members = check_callbacks(callbacks)
+        with ExitStack() as stack:
+            for member in members:
+                stack.enter_context(member)
+            return self._evaluator.evaluate(
+                valid_dataset, self._metrics, callbacks=members, sink_mode=dataset_sink_mode
+            )
 
     def predict(self, *inputs: Any) -> Any:
         """Outputs of the network for one batch, in evaluation mode and without gradients."""
-        return self._evaluators.predict(inputs)
+        return self._evaluator.predict(inputs)
 
     @waits_allowed
     def build(self, train_dataset: Any = None, valid_dataset: Any = None, sink_size: int = -1) -> None:
@@ -276,7 +284,7 @@ class Model:
         check_count("sink_size", sink_size, minimum=1, special=-1, meaning="one pass of the dataset")
         if valid_dataset is not None:
             self._check_metrics("build with a valid_dataset")
-            self._evaluators.compile_ahead(valid_dataset, self._metrics)
+            self._evaluator.compile_ahead(valid_dataset, self._metrics)
         if train_dataset is not None:
             self.loop.sink_size = -1
             self._network.train()
@@ -285,7 +293,7 @@ class Model:
     @waits_allowed
     def close(self) -> None:
         """Release what the device holds. Idempotent."""
-        self._evaluators.close()
+        self._evaluator.close()
         if self._loop is not None:
             self._loop.close()
 
@@ -294,7 +302,6 @@ class Model:
         epoch: int,
         dataset: Any,
         callbacks: list[Callback],
-        evaluation: Callback | None,
         sink_mode: bool,
         sink_size: int,
         initial_epoch: int,
@@ -309,11 +316,8 @@ class Model:
                 f"initial_epoch={initial_epoch} is not below epoch={epoch}; epoch is the number of the last one"
             )
         loop = self.loop
-        internal: list[Callback] = []
         if self._loss_fn is not None:
-            internal.append(LambdaCallback(on_train_step_begin=_check_two_columns))
-        if evaluation is not None:
-            internal.append(evaluation)
+            callbacks = [LambdaCallback(on_train_step_begin=_check_two_columns), *callbacks]
         loop.sink_size = -1 if sink_mode else 1
         self._network.train()
         size = sink_size if sink_mode else -1
@@ -322,23 +326,12 @@ class Model:
         return loop.run_with(
             dataset,
             epoch - initial_epoch,
-            [*internal, *callbacks],
+            callbacks,
             timeline=timeline,
             epoch_size=size,
             dataset_sink_mode=sink_mode,
             initial_epoch=initial_epoch,
             metrics=self._metrics,
-            list_callback=callbacks,
-        )
-
-    def _evaluate(self, dataset: Any, callbacks: list[Callback], sink_mode: bool) -> dict[str, Any]:
-        return self._evaluators.evaluate(
-            dataset,
-            self._metrics,
-            callbacks=callbacks,
-            sink_mode=sink_mode,
-            network=self._network,
-            loss_fn=self._loss_fn,
         )
 
     def _check_metrics(self, what: str) -> None:
@@ -350,6 +343,23 @@ class Model:
                 f"metric {named[0]!r} needs a loss, and there is no loss_fn; pass one, or Model(..., eval_network=...) "
                 "that returns (loss, output, labels)"
             )
+
+
+class _FitEvaluation(Evaluation):
+    """Evaluates a Model as `fit` is told to: every so many epochs, or after the epochs listed."""
+
+    def __init__(self, evaluator: Evaluator, dataset: Any, metrics: Any, frequency: Any, sink_mode: bool) -> None:
+        super().__init__(dataset, metrics)
+        self._evaluator, self._frequency, self._sink_mode = evaluator, frequency, sink_mode
+        self._listed = isinstance(frequency, (list, tuple, set))
+        for number in frequency if self._listed else [frequency]:
+            check_count("valid_frequency", number, minimum=1)
+
+    def _is_due(self, epoch: int) -> bool:
+        return epoch in self._frequency if self._listed else epoch % self._frequency == 0
+
+    def _evaluate(self, loop: StepLoop, loader: Any, callbacks: list[Callback]) -> dict[str, Any]:
+        return self._evaluator.evaluate(loader, self._metrics, callbacks=callbacks, sink_mode=self._sink_mode)
 
 
 def _mode(config: JitConfig | None) -> str:

@@ -9,13 +9,13 @@ from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch_sink.common.hints import add_hints, add_note
-from torch_sink.loop.callbacks.base import Callback, RunArguments, RunContext, tell
-from torch_sink.loop.callbacks.controls import StopSignals
-from torch_sink.loop.checkpoints.state import random_state, set_random_state
+from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, tell
 from torch_sink.loop.core.batches import batch_tensors, epoch_length, sink_over
 from torch_sink.loop.core.history import RunHistory, SinkRecord
 from torch_sink.loop.core.host_sync import watch_host_syncs
 from torch_sink.loop.engines.launched import Engine
+from torch_sink.loop.loop_state import random_state, set_random_state
+from torch_sink.loop.saving import StopSignals
 from torch_sink.loop.step.step import check_device
 from torch_sink.thread_waits import host_sync_allowed, syncs_are_watched
 
@@ -44,20 +44,43 @@ class TrainingRun:
         self._loop, self._loader = loop, loader
         self._callbacks = sorted(callbacks, key=lambda one: not one.comes_first)
         self._epochs, self._max_steps = epochs, max_steps
-        self._epoch_length = epoch_length(loader)
+        self._epoch_length = length = epoch_length(loader)
         self._signals = StopSignals(signal.SIGINT, signal.SIGTERM)
         self._failure: Exception | None = None
         self._cut_off = False
         self._watched = syncs_are_watched()
         self._opened: tuple[Iterator[Any], Any] | None = None
         self._host_syncs_before = 0
-        self._began = self._waited = 0.0
+        self._began = time.perf_counter()
+        self._waited = 0.0
         self.history = RunHistory(_groups=len(loop.optimizer.param_groups))
-        self._arguments = RunArguments(self._fields(), **fields)
+        bounds = [max_steps, None if length is None else length * epochs]
+        about: dict[str, Any] = {
+            "loop": loop,
+            "train_network": loop.model,
+            "network": loop.model,
+            "loss_fn": loop.loss_fn,
+            "optimizer": loop.optimizer,
+            "train_dataset": loader,
+            "epoch_num": epochs,
+            "cur_epoch_num": 0,
+            "batch_num": length,
+            "total_steps": min((bound for bound in bounds if bound is not None), default=None),
+            "cur_step_num": loop.step_count,
+            "accumulate": loop.accumulate,
+            "history": self.history,
+            "list_callback": self._callbacks,
+            "dataset_sink_mode": True,
+            "mode": "train",
+            "parallel_mode": "data_parallel" if loop.ranks.many else "stand_alone",
+            "device_number": loop.ranks.size,
+        }
+        self._arguments = RunArguments(about, **fields)
         self._context = RunContext(self._arguments)
 
     def execute(self) -> RunHistory:
         """Run to the end, to a stop, or to an error, which is raised after the steps before it are recorded."""
+        self._check_ranks()
         engine = self._loop.prepare(min(self._limit(), self._max_steps or self._limit()))
         self._host_syncs_before = engine.host_syncs
         self._began = time.perf_counter()
@@ -67,28 +90,35 @@ class TrainingRun:
             stack.enter_context(engine.running())
             for callback in self._callbacks:
                 stack.enter_context(callback)
-            if self._loop.ranks.many:
-                names = [f"{type(one).__module__}.{type(one).__qualname__}" for one in self._callbacks]
-                self._arguments.callbacks_agree = self._loop.ranks.all_have(names)
             self._event("on_train_begin")
-            stack.callback(setattr, self._loader, "is_last_epoch", False)
-            stack.callback(self._return_unused)
+            stack.callback(self._leave_loader)
             while not self._finished():
                 self._loader.is_last_epoch = self._loop.progress.epochs + 1 >= self._epochs
                 self._epoch(engine)
             self.history.seconds = time.perf_counter() - self._began
             self._event("on_train_end")
-            if self._loop.ranks.many:
-                self._loop.ranks.equalise_weights()
         return self.history
+
+    def _check_ranks(self) -> None:
+        """Raise on all ranks unless all have the callbacks for which the others would wait for ever."""
+        names = [type(one).__qualname__ for one in self._callbacks if one.on_all_ranks]
+        if self._loop.ranks.many and not self._loop.ranks.all_have(names):
+            raise ValueError(
+                f"the ranks have different callbacks, this one {', '.join(names) or 'none'}; callbacks that save, "
+                "evaluate or decide work together: give them to all ranks, in the same order"
+            )
+
+    def _leave_loader(self) -> None:
+        if self._opened is not None:  # a batch kept for an epoch which does not come, because a callback failed
+            self._loader.give_back()
+        self._loader.is_last_epoch = False
 
     def _epoch(self, engine: Engine) -> None:
         progress = self._loop.progress
         self._arguments.cur_epoch_num = progress.epochs + 1 + (self._arguments.initial_epoch or 0)
         self._event("on_train_epoch_begin")
         done = progress.epoch_steps > 0 and self._remaining() == 0
-        complete = done or self._train_epoch(engine)
-        if complete:
+        if done or self._train_epoch(engine):
             engine.schedule.after_epoch()
             progress.epochs, progress.epoch_steps = progress.epochs + 1, 0
         self._event("on_train_epoch_end")
@@ -127,11 +157,6 @@ class TrainingRun:
             self._opened = iterator, batch
             return iterator, _NEXT_EPOCH
         return iterator, batch
-
-    def _return_unused(self) -> None:
-        """A batch that was kept for an epoch which does not come, because a callback failed, goes back."""
-        if self._opened is not None:
-            self._loader.give_back()
 
     def _sink(self, engine: Engine, iterator: Iterator[Any], batch: Any) -> None:
         loop, progress = self._loop, self._loop.progress
@@ -220,11 +245,11 @@ class TrainingRun:
             self._waited += time.perf_counter() - began
 
     def _sink_length(self) -> int:
-        bounds = [self._remaining() or None]
+        bounds = [self._limit(), self._remaining() or None]
         if self._max_steps is not None:
             bounds.append(self._max_steps - self._loop.progress.steps)
         bounds += [callback.steps_to_boundary(self._loop.step_count) for callback in self._callbacks]
-        return max(1, min([self._limit(), *(bound for bound in bounds if bound is not None)]))
+        return max(1, min(bound for bound in bounds if bound is not None))
 
     def _limit(self) -> int:
         size = self._loop.sink_size
@@ -258,33 +283,6 @@ class TrainingRun:
         if self._callbacks:
             tell(self._callbacks, name, self._context)
             self._watched = syncs_are_watched()
-
-    def _fields(self) -> dict[str, Any]:
-        loop, length = self._loop, self._epoch_length
-        total = length * self._epochs if length is not None else None
-        if self._max_steps is not None:
-            total = min(self._max_steps, total) if total is not None else self._max_steps
-        return {
-            "loop": loop,
-            "train_network": loop.model,
-            "network": loop.model,
-            "loss_fn": loop.loss_fn,
-            "optimizer": loop.optimizer,
-            "train_dataset": self._loader,
-            "epoch_num": self._epochs,
-            "cur_epoch_num": 0,
-            "batch_num": length,
-            "total_steps": total,
-            "cur_step_num": loop.step_count,
-            "accumulate": loop.accumulate,
-            "history": self.history,
-            "list_callback": self._callbacks,
-            "dataset_sink_mode": True,
-            "mode": "train",
-            "parallel_mode": "data_parallel" if loop.ranks.many else "stand_alone",
-            "device_number": loop.ranks.size,
-            "wait_seconds": 0.0,
-        }
 
 
 def compile_ahead(loop: StepLoop, dataset: Any, epoch_size: int) -> None:

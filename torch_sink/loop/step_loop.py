@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_sink.errors import SinkError
-from torch_sink.loop.callbacks.base import Callback, check_callbacks
-from torch_sink.loop.checkpoints.state import LoaderPositions, load_loop_state, loop_state, resume_loop, save_loop
+from torch_sink.loop.callbacks import Callback, check_callbacks
 from torch_sink.loop.core import arguments as check
 from torch_sink.loop.core.arguments import explains_other_names, run_places
 from torch_sink.loop.core.batches import epoch_length
@@ -23,7 +22,8 @@ from torch_sink.loop.core.history import Progress, Reasons, RunHistory
 from torch_sink.loop.engines.build import Settings, build_engine
 from torch_sink.loop.engines.jit import JitConfig
 from torch_sink.loop.engines.launched import Engine
-from torch_sink.loop.evaluation.evaluators import Evaluators
+from torch_sink.loop.evaluation import Evaluator
+from torch_sink.loop.loop_state import LoaderPositions, load_loop_state, loop_state, resume_loop, save_loop
 from torch_sink.loop.run import TrainingRun
 from torch_sink.loop.step.optimizers import own_scaler, scheduler_repeats, unwrap_optimizer
 from torch_sink.loop.step.precision import precision_of_copy, resolve_precision
@@ -136,7 +136,7 @@ class StepLoop:
         self._resumed = False
         self.overflows = OverflowCount(self.scaler, accumulate)
         self._positions = LoaderPositions()
-        self._evaluators: dict[bool, Evaluators] = {}
+        self._evaluators: dict[bool, Evaluator] = {}
 
     @explains_other_names()
     def run(
@@ -224,9 +224,9 @@ class StepLoop:
             >>> sorted(loop.evaluate([(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))], metrics={"accuracy"}))
             ['accuracy', 'loss']
         """
-        return self.evaluators(ema).evaluate(loader, metrics, forward=forward)
+        return self.evaluator(ema).evaluate(loader, metrics, forward=forward)
 
-    def evaluators(self, ema: bool = False) -> Evaluators:
+    def evaluator(self, ema: bool = False) -> Evaluator:
         """What evaluates the model, or its average; kept with all that was compiled and captured."""
         if ema:
             self.ranks.share_buffers()  # before the average copies them
@@ -234,7 +234,7 @@ class StepLoop:
         if ema not in self._evaluators:
             settings = replace(self.settings, reasons=Reasons())
             precision = precision_of_copy(self.precision, network, self.device) if ema else self.precision
-            self._evaluators[ema] = Evaluators(
+            self._evaluators[ema] = Evaluator(
                 network, self.ranks, self.loss_fn, precision, settings, forward=self.forward
             )
         return self._evaluators[ema]
@@ -303,8 +303,8 @@ class StepLoop:
             f"steps: {self.step_count}, optimizer: {type(self.optimizer).__name__}, accumulate: {self.accumulate}",
         ]
         lines += [f"note: {reason}" for reason in self.settings.reasons.lines()]
-        for evaluators in self._evaluators.values():
-            lines += evaluators.explain()
+        for evaluator in self._evaluators.values():
+            lines += evaluator.explain()
         return "\n".join(lines)
 
     @waits_allowed
@@ -324,8 +324,8 @@ class StepLoop:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
-        for evaluators in self._evaluators.values():
-            evaluators.close()
+        for evaluator in self._evaluators.values():
+            evaluator.close()
         self._evaluators.clear()
         self.precision.close()
         if self.ranks.sharded:

@@ -135,29 +135,6 @@ class Ranks:
                     set_learning_rate(group, rate)
         return [value > 0 for value in highest[: len(flags)]]
 
-    def equalise_weights(self) -> None:
-        """At a run's end: where replicated weights differ, all ranks take those of rank 0, with a warning.
-
-        They differ after a callback has changed them on one rank only, as `EarlyStopping(restore_best_weights=True)`
-        does that only rank 0 has.
-        """
-        if not self._replicated:
-            return
-        left_out = getattr(self._model, "parameters_to_ignore", ())
-        weights = [weight for name, weight in self._model.module.named_parameters() if name not in left_out]
-        sums = [_bits(weight).sum(dtype=torch.int64).to(self.device) for weight in weights]
-        extremes = zip(*self.extremes(torch.stack(sums)), strict=True)
-        different = [weight for weight, (high, low) in zip(weights, extremes, strict=True) if high != low]
-        for weight in different:
-            dist.broadcast(weight.data, 0)
-        if different:
-            _log.warning(
-                "%d of %d weights differed from rank to rank at the end of the run; all ranks have those of rank 0 "
-                "now. Give all ranks the callbacks that change weights",
-                len(different),
-                len(weights),
-            )
-
 
 def largest_of_ranks(table: Tensor) -> None:
     """Take each element's maximum over the ranks, in place."""
@@ -178,13 +155,6 @@ def set_learning_rate(group: dict[str, Any], rate: float) -> None:
         group["lr"].fill_(rate)
     else:
         group["lr"] = rate
-
-
-def _bits(weight: Tensor) -> Tensor:
-    """The weight's bits as integers, so that sums of equal weights are equal, NaN and all."""
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    value = torch.view_as_real(weight.detach()) if weight.is_complex() else weight.detach()
-    return value.view(integers[value.element_size()])
 
 
 def forget_shardings() -> None:

@@ -1,16 +1,19 @@
-"""The callback that saves checkpoints during a run."""
+"""Callbacks that save checkpoints, and the signals that ask a run to end."""
 
 from __future__ import annotations
 
+import json
 import logging
+import signal
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from torch_sink.loop.callbacks.base import Callback, RunContext
-from torch_sink.loop.checkpoints.files import list_checkpoints, remove_checkpoint
+from torch_sink.loop.callbacks import Callback, RunContext
+from torch_sink.loop.checkpoints import list_checkpoints, remove_checkpoint
 from torch_sink.loop.core.arguments import check_bool, check_count
 
 if TYPE_CHECKING:
@@ -59,6 +62,8 @@ class ModelCheckpoint(Callback):
         directory: where they go; it is made if it is missing.
         config: when to save; default at each sink's end.
     """
+
+    on_all_ranks = True
 
     def __init__(
         self, prefix: str = "CKP", directory: str | Path = ".", config: CheckpointConfig | None = None
@@ -123,3 +128,92 @@ class ModelCheckpoint(Callback):
         if self._config.keep_checkpoint_max and arguments.loop.ranks.rank == 0:
             for old in list_checkpoints(self._directory, self._prefix)[: -self._config.keep_checkpoint_max]:
                 remove_checkpoint(old)
+
+
+class OnRequestExit(Callback):
+    """Ends the run at the end of the current sink when a signal arrives or a file asks for it.
+
+    Args:
+        save_ckpt: save a checkpoint then.
+        file_name: prefix of the checkpoint.
+        directory: where it goes.
+        sig: the signal; its handler is restored after the run. Installed in the main thread only.
+        config_file: a JSON file read before each sink; `{"GracefulExit": 1}` asks for the end.
+    """
+
+    on_all_ranks = True
+
+    def __init__(
+        self,
+        save_ckpt: bool = True,
+        file_name: str = "Net",
+        directory: str | Path = ".",
+        sig: int = signal.SIGTERM,
+        config_file: str | Path | None = None,
+    ) -> None:
+        self._save, self._file_name, self._directory = save_ckpt, file_name, directory
+        self._signal, self._config_file = sig, Path(config_file) if config_file is not None else None
+        self._signals = StopSignals(sig)
+        self._asked = False
+
+    @property
+    def _requested(self) -> bool:
+        return self._asked or self._signals.received is not None
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        self._asked = False
+        self._signals = StopSignals(self._signal).__enter__()
+
+    def on_train_step_begin(self, run_context: RunContext) -> None:
+        if self._config_file is not None and self._config_file.is_file():
+            try:
+                asked = json.loads(self._config_file.read_text(encoding="utf-8")).get("GracefulExit")
+            except (ValueError, AttributeError):
+                return  # half-written: it will be read again before the next sink
+            self._asked = self._asked or asked == 1
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        if self._requested:
+            run_context.original_args().exit_requested = True
+            run_context.request_stop()
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        # All ranks write a checkpoint, or none: a signal that came to one after the last agreement does not count.
+        requested = arguments.exit_requested or (self._requested and not arguments.loop.ranks.many)
+        if requested and self._save:
+            path = arguments.loop.save(self._directory, arguments.train_dataset, prefix=self._file_name)
+            arguments.last_save_ckpt_step, arguments.latest_ckpt_file = arguments.loop.step_count, str(path)
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._signals.__exit__(*exc_info)
+
+
+class StopSignals:
+    """While entered in the main thread, turns the first of some signals into a request to stop.
+
+    A second SIGINT raises KeyboardInterrupt at once. The handlers that were there are restored on leaving. In any
+    other thread nothing is installed. `received` is the name of the first signal, or None.
+    """
+
+    def __init__(self, *numbers: int) -> None:
+        self._numbers = numbers
+        self.received: str | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in self._numbers:
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for number, handler in self._previous.items():
+            # None: the handler was not installed from Python and cannot be put back by it.
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._previous.clear()
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if number == signal.SIGINT and self.received is not None:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number).name

@@ -8,11 +8,8 @@ from typing import Any
 
 from torch_sink.thread_waits import host_sync_allowed
 
-EVENTS = tuple(
-    f"on_{phase}_{event}"
-    for phase in ("train", "eval")
-    for event in ("begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end")
-)
+OLDER_EVENTS = ("begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end")
+EVENTS = tuple(f"on_{phase}_{event}" for phase in ("train", "eval") for event in OLDER_EVENTS)
 
 
 class RunArguments(dict[str, Any]):
@@ -52,7 +49,7 @@ class RunContext:
         self._stop_requested = True
 
     def get_stop_requested(self) -> bool:
-        """Whether a callback asked the run to end."""
+        """Whether a callback asked for that."""
         return self._stop_requested
 
 
@@ -65,9 +62,11 @@ class Callback:
 
     Attributes:
         comes_first: whether its events come before those of the others, wherever it stands in the list.
+        on_all_ranks: whether every process must have it, because it waits for the others, or decides for all.
     """
 
     comes_first = False
+    on_all_ranks = False
 
     def __enter__(self) -> Callback:
         return self
@@ -156,6 +155,11 @@ class LambdaCallback(Callback):
                 setattr(self, name, function)
 
 
+def older_events(callback: Callback) -> list[str]:
+    """The older event names that a callback overrides: it cannot tell training from evaluation by them."""
+    return [name for name in OLDER_EVENTS if getattr(type(callback), name) is not getattr(Callback, name)]
+
+
 def tell(callbacks: Iterable[Callback], event: str, context: RunContext) -> None:
     """Call an event of all callbacks, in which the host may wait."""
     with host_sync_allowed():
@@ -165,11 +169,9 @@ def tell(callbacks: Iterable[Callback], event: str, context: RunContext) -> None
 
 def check_callbacks(callbacks: Callback | Iterable[Callback] | None) -> list[Callback]:
     """The callbacks as a list, in their order."""
-    if callbacks is None:
-        return []
-    if not isinstance(callbacks, (Callback, Iterable)):
+    if callbacks is not None and not isinstance(callbacks, (Callback, Iterable)):
         raise TypeError(f"callbacks is a {type(callbacks).__name__}; pass torch_sink.Callback objects in a list")
-    members = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+    members = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
     for member in members:
         if not isinstance(member, Callback):
             hint = " (pass an instance, not the class)" if isinstance(member, type) else ""

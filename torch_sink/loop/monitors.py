@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_sink.errors import NonFiniteLoss
-from torch_sink.loop.callbacks.base import Callback, RunArguments, RunContext
+from torch_sink.loop.callbacks import Callback, RunArguments, RunContext
 from torch_sink.loop.core.arguments import check_choice, check_count
 
 
@@ -23,27 +23,21 @@ def show(text: str, *, error: bool = False) -> None:
         print(text, file=stream, flush=True)
 
 
-class NewResults:
-    """Finds out whether the context holds results that were not there at the event before."""
+class _ResultsMonitor(Callback):
+    """Looks for results of evaluations, from whichever callback."""
 
-    def __init__(self) -> None:
-        self._seen_at: int | None = None
+    _seen: Any = None
 
-    def after_step(self, arguments: RunArguments) -> dict[str, Any]:
-        """Results of an evaluation right after the latest step, else none."""
-        if arguments.eval_step != arguments.cur_step_num:
-            return {}
-        self._seen_at = arguments.cur_step_num
-        return arguments.eval_results or {}
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        self._seen = None
 
-    def after_epoch(self, arguments: RunArguments) -> dict[str, Any]:
-        """Results that came at the epoch's end, from whichever callback, else none."""
-        step = arguments.cur_step_num
-        is_old = arguments.eval_step not in (None, step) or self._seen_at == step
-        return {} if is_old else arguments.eval_results or {}
+    def _new_results(self, arguments: RunArguments) -> dict[str, Any]:
+        """Those that were not there at the event before in this epoch."""
+        before, self._seen = self._seen, arguments.eval_results
+        return arguments.eval_results or {} if arguments.eval_results is not before else {}
 
 
-class LossMonitor(Callback):
+class LossMonitor(_ResultsMonitor):
     """Prints the loss with the step's number in its epoch, and watches every step for NaN and infinity.
 
     Args:
@@ -59,56 +53,47 @@ class LossMonitor(Callback):
         check_choice("on_nonfinite", on_nonfinite, ("raise", "warn", "ignore"))
         self._every, self._on_nonfinite = per_print_times, on_nonfinite
         self._last_printed = 0
-        self._new_results = NewResults()
         self._suspects: dict[int, float] = {}
 
     def on_train_begin(self, run_context: RunContext) -> None:
         self._last_printed = run_context.original_args().cur_step_num or 0
-        self._new_results = NewResults()
         self._suspects = {}
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
         if self._on_nonfinite != "ignore":
             self._check(arguments)
+        epoch, step = arguments.cur_epoch_num, arguments.loop.progress.epoch_steps
         if self._every and arguments.cur_step_num - self._last_printed >= self._every:
             self._last_printed = arguments.cur_step_num
-            loss = float(arguments.losses[-1])
-            step = arguments.loop.progress.epoch_steps
-            show(f"epoch: {arguments.cur_epoch_num} step: {step}, loss is {loss}")
-        results = self._new_results.after_step(arguments)
-        if results:
-            step = arguments.loop.progress.epoch_steps
-            show(f"Eval result: epoch {arguments.cur_epoch_num} step {step}, metrics: {results}")
+            show(f"epoch: {epoch} step: {step}, loss is {float(arguments.losses[-1])}")
+        if results := self._new_results(arguments):
+            show(f"Eval result: epoch {epoch} step {step}, metrics: {results}")
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        results = self._new_results.after_epoch(arguments)
-        if results:
+        if results := self._new_results(arguments):
             show(f"Eval result: epoch {arguments.cur_epoch_num}, metrics: {results}")
 
     def _check(self, arguments: RunArguments) -> None:
-        losses, overflows = arguments.losses, arguments.overflows
-        first, accumulate = arguments.cur_step_num - len(losses) + 1, arguments.accumulate or 1
-        for index in (~losses.isfinite()).nonzero().flatten().tolist():
-            self._suspects[first + index] = float(losses[index])
-        skipped = {first + index for index in overflows.nonzero().flatten().tolist()}
+        first, accumulate = arguments.cur_step_num - len(arguments.losses) + 1, arguments.accumulate or 1
+        for index in (~arguments.losses.isfinite()).nonzero().flatten().tolist():
+            self._suspects[first + index] = float(arguments.losses[index])
+        skipped = {first + index for index in arguments.overflows.nonzero().flatten().tolist()}
         for step, loss in list(self._suspects.items()):
-            update = -(-step // accumulate) * accumulate
+            update = -(-step // accumulate) * accumulate  # its loss is no news if this update is skipped
             if update > arguments.cur_step_num:
                 continue
             del self._suspects[step]
-            if update not in skipped:
-                self._report(step, loss)
-
-    def _report(self, step: int, loss: float) -> None:
-        message = (
-            f"the loss of step {step} is {loss}; look at that step's batch, lower the learning rate, "
-            "or clip the gradients (clip_grad_norm=1.0)"
-        )
-        if self._on_nonfinite == "raise":
-            raise NonFiniteLoss(message)
-        show(f"warning: {message}", error=True)
+            if update in skipped:
+                continue
+            message = (
+                f"the loss of step {step} is {loss}; look at that step's batch, lower the learning rate, "
+                "or clip the gradients (clip_grad_norm=1.0)"
+            )
+            if self._on_nonfinite == "raise":
+                raise NonFiniteLoss(message)
+            show(f"warning: {message}", error=True)
 
 
 class TimeMonitor(Callback):
@@ -137,7 +122,7 @@ class TimeMonitor(Callback):
         phase = arguments.mode.title()
         text = f"{phase} epoch time: {milliseconds:5.3f} ms, per step time: {milliseconds / steps:5.3f} ms"
         if self._data_time and arguments.wait_seconds is not None:
-            text += f", data time: {((arguments.wait_seconds or 0.0) - waited) * 1e3:5.3f} ms"
+            text += f", data time: {(arguments.wait_seconds - waited) * 1e3:5.3f} ms"
         show(text)
 
     on_eval_epoch_begin, on_eval_epoch_end = on_train_epoch_begin, on_train_epoch_end
@@ -146,19 +131,14 @@ class TimeMonitor(Callback):
 class ProgressBar(Callback):
     """Shows the run's executed steps and the last loss: a tqdm bar where tqdm is installed, else one line a return.
 
-    In a log file the bar is one line, complete when the run ends.
-
-    A resumed run goes on where the interrupted one stood.
+    In a log file the bar is one line, complete when the run ends. A resumed run goes on where it was interrupted.
     """
 
     def __init__(self) -> None:
         self._bar: Any = None
-        self._before = self._shown = 0
 
     def on_train_begin(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        self._shown = arguments.loop.progress.steps
-        self._before = arguments.cur_step_num - self._shown
         try:
             from tqdm.auto import tqdm
         except ImportError:
@@ -166,18 +146,18 @@ class ProgressBar(Callback):
         # A log file would keep every state of the bar: there it is drawn at the beginning and at the end.
         is_log = not sys.stderr.isatty() and "ipykernel" not in sys.modules
         pauses = {"mininterval": math.inf, "maxinterval": math.inf} if is_log else {}
-        self._bar = tqdm(total=arguments.total_steps, initial=self._shown, unit="step", dynamic_ncols=True, **pauses)
+        done = arguments.loop.progress.steps
+        self._bar = tqdm(total=arguments.total_steps, initial=done, unit="step", dynamic_ncols=True, **pauses)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        last, self._shown = self._shown, arguments.cur_step_num - self._before
-        loss = float(arguments.losses[-1])
+        done, loss = arguments.loop.progress.steps, float(arguments.losses[-1])
         if self._bar is None:
             total = f"/{arguments.total_steps}" if arguments.total_steps else ""
-            print(f"step {self._shown}{total}: loss {loss:.4f}", file=sys.stderr, flush=True)
+            print(f"step {done}{total}: loss {loss:.4f}", file=sys.stderr, flush=True)
             return
         self._bar.set_postfix(epoch=arguments.cur_epoch_num, loss=f"{loss:.4f}", refresh=False)
-        self._bar.update(self._shown - last)
+        self._bar.update(done - self._bar.n)
 
     def __exit__(self, *exc_info: Any) -> None:
         if self._bar is not None:
@@ -208,7 +188,7 @@ class History(Callback):
             self.epoch.setdefault(name, []).append(value)
 
 
-class SummaryCollector(Callback):
+class SummaryCollector(_ResultsMonitor):
     """Writes loss, learning rates, overflows, metrics and evaluation results for TensorBoard.
 
     Every inner step has its point, although the host sees them only at a sink's end.
@@ -225,7 +205,6 @@ class SummaryCollector(Callback):
         check_count("collect_freq", collect_freq, minimum=1)
         self._directory, self._every = str(summary_dir), collect_freq
         self._writer: Any = None
-        self._new_results = NewResults()
 
     def on_train_begin(self, run_context: RunContext) -> None:
         try:
@@ -246,16 +225,15 @@ class SummaryCollector(Callback):
             for step, value in enumerate(values, first):
                 if step % self._every == 0:
                     self._writer.add_scalar(name, value, step)
-        self._write_results(self._new_results.after_step(arguments), arguments.cur_step_num)
+        self._write_results(arguments)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
-        arguments = run_context.original_args()
-        self._write_results(self._new_results.after_epoch(arguments), arguments.cur_step_num)
+        self._write_results(run_context.original_args())
         self._writer.flush()
 
-    def _write_results(self, results: dict[str, Any], step: int) -> None:
-        for name, value in results.items():
-            self._writer.add_scalar(f"eval/{name.removeprefix('eval_')}", float(value), step)
+    def _write_results(self, arguments: RunArguments) -> None:
+        for name, value in self._new_results(arguments).items():
+            self._writer.add_scalar(f"eval/{name.removeprefix('eval_')}", float(value), arguments.cur_step_num)
 
     def __exit__(self, *exc_info: Any) -> None:
         if self._writer is not None:

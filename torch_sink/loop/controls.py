@@ -1,0 +1,324 @@
+"""Callbacks that steer a run by results: Evaluation, EarlyStopping, ReduceLROnPlateau, LearningRateScheduler."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, older_events
+from torch_sink.loop.core.arguments import check_bool, check_choice, check_count
+from torch_sink.loop.core.distributed import set_learning_rate
+from torch_sink.loop.evaluation import monitored
+from torch_sink.loop.monitors import show
+from torch_sink.thread_waits import waits_watched
+
+if TYPE_CHECKING:
+    from torch_sink.loop.step_loop import StepLoop
+
+_log = logging.getLogger("torch_sink")
+
+
+class Evaluation(Callback):
+    """Evaluates during `StepLoop.run`, with one host sync an evaluation.
+
+    The results are in the context's `eval_results`, with the loss as "eval_loss", for `EarlyStopping`,
+    `ReduceLROnPlateau`, `LossMonitor` and the like, wherever they stand in the list; all of them, by step, are in the
+    run's `history.evaluations`. Callbacks that do not override the older event names get the evaluation's events. With
+    more than one process each has the callback, and its share of the data.
+
+    Args:
+        loader: a loader or SinkLoader; not the SinkLoader that the run trains on.
+        metrics: see `StepLoop.evaluate`.
+        forward: see `StepLoop.evaluate`.
+        ema: see `StepLoop.evaluate`.
+        every_epochs: evaluate after so many epochs; default 1, or none if `every_steps` is given.
+        every_steps: evaluate after exactly so many steps; sinks shrink to meet them.
+        verbose: print the results.
+
+    Attributes:
+        last_results: of the latest evaluation, by name.
+
+    Raises:
+        TypeError, ValueError: an argument that cannot be used.
+
+    Examples:
+        >>> import torch, torch_sink
+        >>> model = torch.nn.Linear(3, 2)
+        >>> data = [(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))] * 10
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> loop = torch_sink.StepLoop(model, torch.nn.functional.cross_entropy, optimizer)
+        >>> evaluation = torch_sink.Evaluation(data, metrics={"accuracy"}, every_steps=4)
+        >>> history = loop.run(data, callbacks=[evaluation])
+        >>> [step for step, results in history.evaluations]
+        [4, 8]
+    """
+
+    comes_first = on_all_ranks = True
+
+    def __init__(
+        self,
+        loader: Any,
+        metrics: Any = None,
+        *,
+        every_epochs: int | None = None,
+        every_steps: int | None = None,
+        forward: Callable[[nn.Module, Any], Any] | None = None,
+        ema: bool = False,
+        verbose: bool = False,
+    ) -> None:
+        for name, value in (("every_epochs", every_epochs), ("every_steps", every_steps)):
+            if value is not None:
+                check_count(name, value, minimum=1)
+        check_bool("ema", ema)
+        self._dataset, self._metrics, self._forward, self._ema = loader, metrics, forward, ema
+        self._every_epochs = 1 if every_epochs is None and every_steps is None else every_epochs
+        self._every_steps, self._verbose = every_steps, verbose
+        self._own_loader: Any = None
+        self._evaluated_at: int | None = None
+        self.last_results: dict[str, Any] = {}
+
+    def steps_to_boundary(self, step_count: int) -> int | None:
+        return self._every_steps - step_count % self._every_steps if self._every_steps else None
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        self._evaluated_at = None
+
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        run_context.original_args().eval_results = {}
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        if self._every_steps is not None and arguments.cur_step_num % self._every_steps == 0:
+            self._run(arguments)
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        if self._is_due(arguments.cur_epoch_num) and self._evaluated_at != arguments.cur_step_num:
+            self._run(arguments)
+
+    def __exit__(self, *exc_info: Any) -> None:
+        if self._own_loader is not None:
+            self._own_loader.close()
+            self._own_loader = None
+
+    def _is_due(self, epoch: int) -> bool:
+        """Whether to evaluate at the end of an epoch, counted from 1."""
+        return self._every_epochs is not None and epoch % self._every_epochs == 0
+
+    def _evaluate(self, loop: StepLoop, loader: Any, callbacks: list[Callback]) -> dict[str, Any]:
+        return loop.evaluator(self._ema).evaluate(loader, self._metrics, forward=self._forward, callbacks=callbacks)
+
+    def _run(self, arguments: RunArguments) -> None:
+        members = [one for one in arguments.list_callback if not older_events(one)]
+        with waits_watched():
+            results = self._evaluate(arguments.loop, self._loader(arguments), members)
+        self._evaluated_at, self.last_results = arguments.cur_step_num, monitored(results)
+        arguments.eval_results = dict(self.last_results)
+        arguments.history.evaluations.append((arguments.cur_step_num, results))
+        arguments.history.host_syncs += 1
+        if self._verbose:
+            show(f"evaluation after step {arguments.cur_step_num}: {self.last_results}")
+
+    def _loader(self, arguments: RunArguments) -> Any:
+        from torch_sink.sink import SinkLoader
+
+        if isinstance(self._dataset, SinkLoader):
+            if self._dataset is arguments.train_dataset and arguments.loop.progress.epoch_steps:
+                raise ValueError(
+                    "the run trains on this SinkLoader and is inside its epoch; evaluate on a SinkLoader of its own: "
+                    "SinkLoader(loader)"
+                )
+            return self._dataset
+        if self._own_loader is None:
+            device = arguments.loop.device
+            self._own_loader = SinkLoader(self._dataset, device=None if device.type == "meta" else device)
+        self._own_loader.is_last_epoch = True  # no batch is made ahead for an evaluation that is an epoch away
+        return self._own_loader
+
+
+class _PlateauCallback(Callback):
+    """Follows a value from epoch to epoch, and counts those without improvement; all processes go by that of rank 0."""
+
+    on_all_ranks = True
+
+    def __init__(self, monitor: str, mode: str, min_delta: float, patience: int, verbose: bool) -> None:
+        check_choice("mode", mode, ("auto", "min", "max"))
+        if not isinstance(monitor, str):
+            raise TypeError(f"monitor={monitor!r}: pass a name such as 'eval_loss'")
+        check_count("patience", patience, minimum=0)
+        largest = mode == "max" or (mode == "auto" and ("acc" in monitor or "top" in monitor))
+        self._name, self._sign, self._min_delta = monitor, (-1.0 if largest else 1.0), abs(min_delta)
+        self._patience, self._verbose = max(patience, 1), verbose
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        self._best, self._waited = math.inf * self._sign, 0
+        self._seen = self._missed = False
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        results = arguments.eval_results or {}
+        value = arguments.net_outputs if self._name == "loss" else None
+        value = results.get(self._name, value)
+        value = None if value is None else float(value)
+        if arguments.loop.ranks.many:
+            value = arguments.loop.ranks.value_of_first(value)
+        if value is None and not self._seen and results:
+            _log.warning("monitor %r is not among the results %s", self._name, ", ".join(results))
+        self._seen = self._seen or value is not None
+        self._missed = self._missed or not results
+        if value is not None:
+            self._judge(value, run_context)
+
+    def _judge(self, value: float, run_context: RunContext) -> None:
+        """Decide by the value of an epoch."""
+        raise NotImplementedError
+
+    def _improves(self, value: float, reference: float) -> bool:
+        """Whether `value` is better by more than the least change that counts."""
+        return (reference - value) * self._sign > self._min_delta
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        if self._missed and not self._seen:
+            _log.warning(
+                "monitor %r had no value in this run, so nothing was decided: add a torch_sink.Evaluation that gives "
+                "it, before this callback, or use monitor='loss'",
+                self._name,
+            )
+
+
+class EarlyStopping(_PlateauCallback):
+    """Ends the run when a value has stopped improving.
+
+    Args:
+        monitor: name of an evaluation result ("eval_loss", a metric), or "loss" for the last step's training loss.
+        min_delta: least change that counts as an improvement.
+        patience: epochs without improvement that are still accepted.
+        verbose: print when it stops.
+        mode: "min", "max", or "auto": "max" for names with "acc" or "top" in them.
+        baseline: patience is only renewed by values that also improve on it.
+        restore_best_weights: put the weights of the best epoch back at the end, unless the run was stopped by something
+            else: what is saved then has to be what it reached.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "eval_loss",
+        min_delta: float = 0.0,
+        patience: int = 0,
+        verbose: bool = False,
+        mode: str = "auto",
+        baseline: float | None = None,
+        restore_best_weights: bool = False,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta, patience, verbose)
+        self._baseline, self._restore = baseline, restore_best_weights
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        super().on_train_begin(run_context)
+        self._weights: dict[str, torch.Tensor] | None = None
+        self._stopped = False
+
+    def _judge(self, value: float, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        self._waited += 1
+        if self._improves(value, self._best):
+            self._best = value
+            if self._restore:
+                state = arguments.train_network.state_dict()
+                self._weights = {name: tensor.detach().clone() for name, tensor in state.items()}
+            if self._baseline is None or self._improves(value, self._baseline):
+                self._waited = 0
+        if self._waited >= self._patience:
+            if self._verbose:
+                show(f"early stopping after epoch {arguments.cur_epoch_num}: {self._name} is {value}")
+            self._stopped = True
+            run_context.request_stop()
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        super().on_train_end(run_context)
+        arguments = run_context.original_args()
+        if self._weights is not None and (self._stopped or arguments.history.stopped_by is None):
+            arguments.train_network.load_state_dict(self._weights)
+
+
+class ReduceLROnPlateau(_PlateauCallback):
+    """Lowers the learning rate when a value has stopped improving.
+
+    Args:
+        monitor: as for EarlyStopping.
+        factor: the rate is multiplied by it; below 1.
+        patience: epochs without improvement that are still accepted.
+        verbose: print when it acts.
+        mode: "auto", "min" or "max".
+        min_delta: least change that counts as an improvement.
+        cooldown: epochs after a reduction in which nothing is counted.
+        min_lr: the rate never goes below.
+
+    Raises:
+        ValueError: `factor` is not below 1.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "eval_loss",
+        factor: float = 0.1,
+        patience: int = 10,
+        verbose: bool = False,
+        mode: str = "auto",
+        min_delta: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+    ) -> None:
+        if not 0 <= factor < 1:
+            raise ValueError(f"factor={factor!r}: the rate is multiplied by it, so pass a number below 1")
+        check_count("cooldown", cooldown, minimum=0)
+        super().__init__(monitor, mode, min_delta, patience, verbose)
+        self._factor, self._cooldown, self._min_lr = factor, cooldown, min_lr
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        super().on_train_begin(run_context)
+        self._cooling = 0
+
+    def _judge(self, value: float, run_context: RunContext) -> None:
+        if self._cooling:
+            self._cooling -= 1
+            self._waited = 0
+        if self._improves(value, self._best):
+            self._best, self._waited = value, 0
+        elif not self._cooling:
+            self._waited += 1
+        if self._waited >= self._patience:
+            self._waited, self._cooling = 0, self._cooldown
+            self._reduce(run_context.original_args())
+
+    def _reduce(self, arguments: RunArguments) -> None:
+        for group in arguments.optimizer.param_groups:
+            rate = max(float(group["lr"]) * self._factor, self._min_lr)
+            set_learning_rate(group, rate)
+            if self._verbose:
+                show(f"epoch {arguments.cur_epoch_num}: learning rate reduced to {rate}")
+
+
+class LearningRateScheduler(Callback):
+    """Sets the learning rate by a function, once per host return: the steps inside a sink keep one rate.
+
+    For a rate that changes with every step pass `scheduler=` to StepLoop.
+
+    Args:
+        learning_rate_function: `f(learning_rate, cur_step_num)` -> learning rate, called for each parameter group.
+    """
+
+    def __init__(self, learning_rate_function: Callable[[float, int], float]) -> None:
+        if not callable(learning_rate_function):
+            raise TypeError(f"learning_rate_function is a {type(learning_rate_function).__name__}; pass a function")
+        self._function = learning_rate_function
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        for group in arguments.optimizer.param_groups:
+            set_learning_rate(group, float(self._function(float(group["lr"]), arguments.cur_step_num)))

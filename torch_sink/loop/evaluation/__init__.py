@@ -1,1 +1,0 @@
-"""Evaluation beside training: metrics, and how models are judged."""

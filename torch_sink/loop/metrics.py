@@ -1,0 +1,255 @@
+"""What an evaluation makes of a batch, and metrics.
+
+Metrics keep their state on the device until the end, when one collective and one copy make numbers of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from torch_sink.loop.core.batches import batch_tensors
+from torch_sink.loop.core.distributed import Ranks
+from torch_sink.loop.step.precision import Precision
+from torch_sink.thread_waits import host_sync_allowed
+
+_log = logging.getLogger("torch_sink")
+Forward = Callable[[nn.Module, Any], Any]
+
+
+class Judged(NamedTuple):
+    """A batch, evaluated: losses and other means count by its samples, metrics get output and labels."""
+
+    loss: Tensor | None
+    output: Any
+    labels: tuple[Any, ...]
+    named: dict[str, Tensor]
+    samples: int
+
+
+def judged_by(function: Forward, network: nn.Module, precision: Precision) -> Callable[[Any], Judged]:
+    """`function(network, batch)` -> (loss, output, *labels)."""
+
+    def judge(batch: Any) -> Judged:
+        with precision.context():
+            result = function(network, batch)
+        if not isinstance(result, (tuple, list)) or not result:
+            raise TypeError(f"the evaluation gave a {type(result).__name__}; return (loss, output, labels)")
+        loss, output, *labels = (*result, None) if len(result) == 1 else result
+        return Judged(loss, precision.outputs(output), tuple(labels), {}, _count_samples(labels, batch))
+
+    return judge
+
+
+def supervised(loss_fn: Callable[..., Any] | None, precision: Precision) -> Forward:
+    """`loss_fn(network(x), *labels)` of batches (x, labels, ...)."""
+
+    def forward(network: nn.Module, batch: Any) -> tuple[Any, ...]:
+        if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+            raise TypeError(
+                f"the batch is a {type(batch).__name__}; an evaluation takes (x, y) batches, or a function that gives "
+                "(loss, output, labels): Model(..., eval_network=...), StepLoop.evaluate(..., forward=...)"
+            )
+        inputs, *labels = batch
+        output = precision.outputs(network(inputs))
+        return (loss_fn(output, *labels) if loss_fn is not None else None, output, *labels)
+
+    return forward
+
+
+def averaged(forward: Forward, network: nn.Module, precision: Precision) -> Callable[[Any], Judged]:
+    """A training loop's `forward(network, batch)` -> loss, or (loss, dict of named tensors)."""
+
+    def judge(batch: Any) -> Judged:
+        with precision.context():
+            result = forward(network, batch)
+        loss, named = result if isinstance(result, tuple) else (result, {})
+        return Judged(loss, None, (), dict(named), _count_samples((), batch))
+
+    return judge
+
+
+def _count_samples(labels: Any, batch: Any) -> int:
+    """The length of the first label with a dimension, else of the batch's first tensor with one."""
+    tensors = (*batch_tensors(list(labels)), *batch_tensors(batch))
+    return next((tensor.shape[0] for tensor in tensors if tensor.dim()), 1)
+
+
+class Metric(Protocol):
+    """What `Model(metrics=...)` takes; the metrics of torchmetrics fit.
+
+    With more than one process, a metric that also has `sums()` (a tensor that adds up over the ranks) and
+    `compute_from(sums)` is computed from the sums of all ranks. Metrics of torchmetrics reduce themselves. Of any other
+    one, the ranks' values are averaged, weighted by samples: exact for means over samples only.
+    """
+
+    def reset(self) -> None: ...
+    def update(self, output: Any, *labels: Any) -> None: ...
+    def compute(self) -> Any: ...
+
+
+class MeanMetric:
+    """Mean of a value over samples, of all ranks; subclasses say which value, and need not know of ranks.
+
+    The state is one tensor on the device, written in place: a captured graph may hold its address.
+    """
+
+    def __init__(self) -> None:
+        self._state: Tensor | None = None
+
+    def reset(self) -> None:
+        """Forget all samples."""
+        if self._state is not None:
+            self._state.zero_()
+
+    def add(self, total: Tensor, count: int) -> None:
+        """Take in the sum of `count` samples: float32 or float64 [] on the device."""
+        if self._state is None or self._state.device != total.device:
+            with torch.inference_mode(False):  # a state made in inference mode could not be written outside of it
+                self._state = torch.zeros(2, dtype=torch.float64, device=total.device)
+        self._state[0].add_(total.detach())
+        self._state[1].add_(count)
+
+    def sums(self) -> Tensor:
+        """The sum over samples and their number: float64 [2] on the device."""
+        return torch.zeros(2, dtype=torch.float64, device="cpu") if self._state is None else self._state
+
+    def compute_from(self, sums: Tensor) -> Tensor:
+        """The mean that belongs to what `sums` returned: float64 []; NaN without samples."""
+        return sums[0] / sums[1]
+
+    def compute(self) -> Tensor:
+        """The mean as float64 [] on the device; NaN without samples."""
+        return self.compute_from(self.sums())
+
+
+class Loss(MeanMetric):
+    """Mean loss over samples; a batch counts by its size."""
+
+    def update(self, loss: Tensor, batch_size: int) -> None:
+        """Take in the mean loss of a batch, or one value a sample."""
+        self.add(loss.mean() * batch_size, batch_size)
+
+
+class TopK(MeanMetric):
+    """Share of samples whose label is among the k best scores."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self._k = k
+
+    def update(self, output: Tensor, *labels: Tensor) -> None:
+        """Take in scores [batch, classes, ...] and labels: int [batch, ...], or one-hot or soft [batch, classes]."""
+        if not isinstance(output, Tensor) or output.dim() < 2:
+            got = list(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
+            raise ValueError(
+                f"accuracy and top5 take scores [batch, classes, ...], and the output is {got}; for a network that "
+                "returns something else pass a function that gives (loss, output, labels): Model(..., "
+                "eval_network=...), StepLoop.evaluate(..., forward=...)"
+            )
+        target = labels[0]
+        if target.dim() == output.dim():
+            target = target.argmax(1)
+        best = output.topk(min(self._k, output.shape[1]), dim=1).indices
+        hits = (best == target.unsqueeze(1)).any(1)
+        self.add(hits.sum(), hits.numel())
+
+
+def make_metrics(metrics: Any) -> dict[str, Metric]:
+    """Turn the `metrics` argument (None, a set or list of names, or name -> object) into name -> metric."""
+    if metrics is None:
+        return {}
+    if isinstance(metrics, Mapping):
+        for name, metric in metrics.items():
+            missing = [part for part in ("reset", "update", "compute") if not callable(getattr(metric, part, None))]
+            if missing:
+                raise TypeError(f"metric {name!r} ({type(metric).__name__}) has no {', '.join(missing)}()")
+        return dict(metrics)
+    if not isinstance(metrics, (set, frozenset, list, tuple)):
+        raise TypeError(f"metrics is a {type(metrics).__name__}; pass a set of names, or a dict of name -> metric")
+    known: dict[str, Any] = {"accuracy": TopK(1), "top5": TopK(5), "loss": Loss()}
+    for name in metrics:
+        if name not in known:
+            raise ValueError(
+                f"unknown metric {name!r}; the names are 'accuracy', 'top5', 'loss', or pass a dict of objects"
+            )
+    return {name: known[name] for name in sorted(metrics)}
+
+
+def collect_results(metrics: dict[str, Metric], ranks: Ranks, samples: int) -> dict[str, Any]:
+    """Python numbers by name; every rank calls it with the samples of its share, and gets the same numbers.
+
+    What a metric computes that is no number or tensor of one element stays as it is.
+    """
+    values: dict[str, Any] = {}
+    shares: dict[str, Tensor] = {}
+    for name, metric in metrics.items():
+        if _adds_up(metric):
+            values[name] = None
+            shares[name] = metric.sums()  # type: ignore[attr-defined]
+        elif not ranks.many or _reduces_itself(metric):
+            values[name] = metric.compute()
+        else:
+            # A rank without a share has no value, and what divides by the number of samples would fail.
+            values[name] = value = metric.compute() if samples else 0.0
+            if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
+                _warn_of_mean(type(metric))
+                shares[name] = _weighted(value, samples, ranks.device)
+    for name, total in _over_ranks(shares, ranks).items():
+        metric = metrics[name]
+        values[name] = metric.compute_from(total) if _adds_up(metric) else total[0] / total[1]  # type: ignore[attr-defined]
+    return _on_host(values, ranks.device)
+
+
+def _adds_up(metric: Metric) -> bool:
+    return all(callable(getattr(metric, part, None)) for part in ("sums", "compute_from"))
+
+
+def _reduces_itself(metric: Metric) -> bool:
+    """Metrics of torchmetrics gather their states when they compute, unless they are told not to."""
+    own = any(base.__module__.partition(".")[0] == "torchmetrics" for base in type(metric).__mro__)
+    return own and getattr(metric, "sync_on_compute", True)
+
+
+def _weighted(value: Any, samples: int, device: torch.device) -> Tensor:
+    with host_sync_allowed():
+        number = torch.as_tensor(value, dtype=torch.float64, device=device).detach().reshape(())
+    return torch.stack([number * samples, torch.full_like(number, samples)])
+
+
+def _over_ranks(shares: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+    """The shares added up over the ranks, in one collective."""
+    if not ranks.many or not shares:
+        return shares
+    table = torch.cat([share.to(ranks.device, torch.float64).flatten() for share in shares.values()])
+    ranks.sum(table)
+    parts = table.split([share.numel() for share in shares.values()])
+    return {name: part.reshape(shares[name].shape) for name, part in zip(shares, parts, strict=True)}
+
+
+@functools.cache
+def _warn_of_mean(kind: type) -> None:
+    _log.warning(
+        "metrics of type %s cannot be added up over the ranks: the value is the mean of theirs, weighted by samples, "
+        "which is exact for means over samples only; give it sums() and compute_from(sums), or use torchmetrics",
+        kind.__name__,
+    )
+
+
+def _on_host(values: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Tensors of one element, also in nested containers, as Python numbers: all come to the host in one copy."""
+    leaves, structure = torch.utils._pytree.tree_flatten(values)
+    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.numel() == 1]
+    if places:
+        with host_sync_allowed():
+            scalars = [leaves[index].detach().reshape(()).to(device, torch.float64) for index in places]
+            numbers = torch.stack(scalars).tolist()  # host sync
+        for index, number in zip(places, numbers, strict=True):
+            leaves[index] = number
+    result: dict[str, Any] = torch.utils._pytree.tree_unflatten(leaves, structure)
+    return result
