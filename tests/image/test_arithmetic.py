@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
@@ -15,7 +15,6 @@ import torch_sink
 from image.cases import encoded, opener
 from image.cases_float import scaled_in_place
 from image.check import assert_same_bits
-from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES
 
 TO_FLOAT = {
@@ -111,37 +110,3 @@ def test_other_constants_have_stock_codes_bits() -> None:
                 actual, recorded = outcome(call, "v1")
             assert recorded
             assert_same_bits(actual, expected)
-
-
-CHANNELS: dict[str, Callable[[Any], Any]] = {
-    "split": lambda image: image.split(),
-    "split of gray": lambda image: image.convert("L").split(),
-    "getchannel": lambda image: (image.getchannel(2), image.getchannel("G")),
-    "behind a crop": lambda image: [channel.resize((9, 7)) for channel in image.crop((3, 2, 30, 20)).split()],
-    "inverted": lambda image: [ImageOps.invert(channel) for channel in image.split()],
-}
-
-
-@pytest.mark.parametrize("name", CHANNELS)
-def test_channels_of_an_image_record(name: str) -> None:
-    expected = CHANNELS[name](photo())
-    with torch_sink.image_backend("device", device="cpu"):
-        actual = CHANNELS[name](photo())
-        assert all(type(channel) is LazyImage and channel.is_recording for channel in actual)
-        assert not torch_sink.fallback_report()
-        for channel, stock in zip(actual, expected, strict=True):
-            assert (channel.mode, channel.size, channel.info) == (stock.mode, stock.size, stock.info)
-            assert channel.tobytes() == stock.tobytes()
-
-
-@pytest.mark.parametrize("channel", [3, -1, "A", "RG", 1.0])
-def test_channels_that_are_none(channel: Any) -> None:
-    def attempt() -> tuple[Any, ...]:
-        try:
-            return "image", photo().getchannel(channel).tobytes()
-        except Exception as error:
-            return type(error), str(error)
-
-    expected = attempt()
-    with torch_sink.image_backend("device", device="cpu"):
-        assert attempt() == expected

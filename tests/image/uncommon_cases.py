@@ -39,32 +39,12 @@ def _constants(image: torch.Tensor) -> torch.Tensor:
     return ((image - 0.45) / 0.225 + 3) * -0.25
 
 
-def _channel(number: int, image: Image.Image) -> Image.Image:
-    return image.split()[number]
-
-
 UNCOMMON: dict[str, Callable[[], Pipeline]] = {
     "v1 constants": lambda: _v1(v1.ToTensor(), v1.Lambda(_constants), v1.RandomHorizontalFlip(1.0)),
     "v2 constants behind a blur": lambda: _v2(
         v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.GaussianBlur(3, 1.0), v2.Lambda(_constants),
     ),
-    "one channel": lambda: _v1(v1.Lambda(functools.partial(_channel, 2)), v1.RandomRotation(20), v1.ToTensor()),
-    "one channel, inverted and blurred": lambda: _v2(
-        v2.Lambda(functools.partial(_channel, 1)), v2.RandomInvert(1.0), v2.GaussianBlur(3, 1.0), v2.PILToTensor(),
-    ),
-    "v1 mirrored more than once": lambda: _v1(
-        v1.Pad((70, 1, 30, 40), padding_mode="reflect"), v1.CenterCrop((50, 110)),
-        v1.Pad((111, 0, 0, 180), padding_mode="symmetric"), v1.PILToTensor(),
-    ),
     "v1 mirrored as a whole": lambda: _v1(v1.PILToTensor(), v1.Pad((19, 13), padding_mode="symmetric")),
-    "v1 negative padding": lambda: _v1(
-        v1.Pad((-3, 2, 4, -1), fill=9), v1.Pad((-2, 3, 0, 0), padding_mode="reflect"), v1.PILToTensor(),
-        v1.Pad((-1, -2, 3, 4), padding_mode="symmetric"), v1.Pad((-2, 0, 3, 0), padding_mode="edge"),
-    ),
-    "v2 negative padding of floats": lambda: _v2(
-        v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Pad((-3, 2, 4, -1), fill=0.3), v2.Grayscale(),
-        v2.Pad((-1, 2, 3, 4), padding_mode="reflect"), v2.Pad((2, -2, -3, 0), padding_mode="edge"),
-    ),
     "v1 float64": lambda: _v1(
         v1.PILToTensor(), v1.RandomInvert(), v1.ConvertImageDtype(torch.float64), v1.Normalize(MEAN, STD),
         v1.RandomHorizontalFlip(), v1.Pad(2, padding_mode="edge"),
@@ -110,5 +90,4 @@ UNCOMMON: dict[str, Callable[[], Pipeline]] = {
         v1.PILToTensor(), v1.CenterCrop((13, 1)), v1.Resize((9, 6)), v1.ConvertImageDtype(torch.float32),
         v1.Resize((14, 7), InterpolationMode.BICUBIC),
     ),
-    "v1 crop beside the image": lambda: _v1(v1.ToTensor(), functools.partial(F1.crop, top=15, left=2, height=4, width=5)),
 }  # fmt: skip

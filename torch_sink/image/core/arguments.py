@@ -82,30 +82,13 @@ def size_of(size: Any) -> tuple[int, int] | None:
     return (sides[0], sides[-1]) if all(type(side) is int and side > 0 for side in sides) else None
 
 
-def cropped_size(sides: Sides, height: int, width: int) -> tuple[int, int]:
-    """Height and width of what negative sides leave of an image, before the others pad it."""
-    left, top, right, bottom = (min(side, 0) for side in sides)
-    return height + top + bottom, width + left + right
-
-
 def padding_fits(sides: Sides, mode: str, height: int, width: int) -> bool:
-    """Modes that mirror need the image to be larger than the padding; beyond that stock code wraps or raises.
-
-    Negative sides crop the image before the others pad it, and have to leave something of it.
-    """
-    height, width = cropped_size(sides, height, width)
-    if min(height, width) <= 0:
-        return False
+    """Modes that mirror need the image to be larger than the padding; negative sides crop. Both are stock code's."""
     # A mirror that stands on the border pixel does not repeat it.
     beside = {"reflect": 1, "symmetric": 0}.get(mode)
-    if beside is None:
-        return mode in ("constant", "edge")
+    if min(sides) < 0 or beside is None:
+        return min(sides) >= 0 and mode in ("constant", "edge")
     return max(sides[0], sides[2]) <= width - beside and max(sides[1], sides[3]) <= height - beside
-
-
-def crop_fits(top: int, left: int, height: int, width: int) -> bool:
-    """What stock code makes of a tensor and a box that ends above it or left of it has another size than the box."""
-    return height > 0 and width > 0 and top + height >= 0 and left + width >= 0
 
 
 def whole_sides(size: Any) -> tuple[int, int] | None:

@@ -190,6 +190,11 @@ def if_it_fits(function: Recorder) -> Recorder:
     return call
 
 
+def always(op: Op) -> bool:
+    """For fields of an operation that say the same of every call."""
+    return True
+
+
 def operations() -> list[Operation]:
     """All of them, once each."""
     return list(dict.fromkeys(OPERATIONS.values()))

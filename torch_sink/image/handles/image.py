@@ -20,7 +20,6 @@ from torch_sink.image.sources.source import (
     EncodedSource,
     PixelSource,
     Source,
-    color_planes,
     has_plain_palette,
     palette_of,
 )
@@ -97,6 +96,7 @@ class LazyImage(Image.Image, metaclass=_StockType):
 
     sink_source: EncodedSource | PixelSource
     sink_ops: tuple[Op, ...]
+    sink_dtype = torch.uint8
 
     def __init__(self, source: Source, ops: tuple[Op, ...], size: tuple[int, int], mode: str) -> None:
         # The fields of Image.Image, filled directly: its __init__ would run through the `im` setter.
@@ -116,6 +116,12 @@ class LazyImage(Image.Image, metaclass=_StockType):
     def is_recording(self) -> bool:
         """False once somebody has asked for the pixels."""
         return self.__dict__["_im"] is None
+
+    @property
+    def sink_shape(self) -> tuple[int, int, int]:
+        """Of the tensor that it would become."""
+        width, height = self._size
+        return 3 if self._mode == "RGB" else 1, height, width
 
     def record(self, op: Op, size: tuple[int, int] | None = None, mode: str | None = None) -> LazyImage:
         """A new handle with one more call; `size` (width, height) and `mode` where the call changes them."""
@@ -222,23 +228,15 @@ class LazyImage(Image.Image, metaclass=_StockType):
     convert = _recording("convert")
     crop = _recording("crop")
     filter = _recording("filter")
-    getchannel = _recording("getchannel")
     point = _recording("point")
     resize = _recording("resize")
-    split = _recording("split")
     transform = _recording("transform")
     transpose = _recording("transpose")
 
     def as_tensor(self, op: Op, dtype: torch.dtype, *, as_tv_image: bool = False) -> LazyTensor | LazyTVImage:
         """The tensor [C, H, W] that a conversion makes."""
-        width, height = self.size
-        shape = (3 if self.mode == "RGB" else 1, height, width)
         kind = LazyTVImage if as_tv_image else LazyTensor
-        return kind(self.sink_source, (*self.sink_ops, op), shape, dtype)
-
-    def color_planes(self, mode: str) -> bytes:
-        """What a conversion of a palette image makes of each of its numbers."""
-        return color_planes(self.sink_source, mode)
+        return kind(self.sink_source, (*self.sink_ops, op), self.sink_shape, dtype)
 
 
 def _keeps_info(op: Op) -> bool:

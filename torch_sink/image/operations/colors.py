@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from torchvision.transforms import _functional_pil as F_pil
+from torchvision.transforms.v2 import functional as F_v2
 
-from torch_sink.image.core.arguments import is_factor, is_number, with_numbers
+from torch_sink.image.core.arguments import is_number, permutation_of, with_numbers
 from torch_sink.image.core.atoms import FAMILIES, Formula, Kind, Lowering, by_formula, float_bits
 from torch_sink.image.core.exactness import is_normalized, may_overshoot
-from torch_sink.image.core.examples import Arguments, Example, sample
-from torch_sink.image.core.ops import BLENDED, NUMERIC, Op, Operation, both
-from torch_sink.image.operations.tones import look_up, of_all_families, stock_table
+from torch_sink.image.core.examples import Arguments, Example, of_method, sample
+from torch_sink.image.core.ops import BLENDED, EXACT_BYTES, NUMERIC, Op, Operation, always, both
+from torch_sink.image.operations.functionals import adjusted, functional, stock_of, unchanged
+from torch_sink.image.operations.tones import look_up, stock_table
+
+# --- brightness
 
 
-def _one_factor(functional: str) -> Callable[[Arguments], Iterator[Example]]:
-    return lambda a: iter([Example(functional, (a.factor(),))])
-
-
-# --- to kernel work
+@with_numbers
+def _brightness(family: str, handle: Any, brightness_factor: Any) -> Any:
+    return adjusted(f"{family}.adjust_brightness", handle, brightness_factor)
 
 
 def _lower_brightness(state: Lowering, factor: float) -> None:
@@ -35,20 +38,91 @@ def _lower_v2_brightness(state: Lowering, factor: float) -> None:
         _lower_brightness(state, factor)
 
 
+functional(
+    "adjust_brightness",
+    _brightness,
+    {
+        "pil.adjust_brightness": _lower_brightness,
+        "v1.adjust_brightness": _lower_brightness,
+        "v2.adjust_brightness": _lower_v2_brightness,
+    },
+    lambda a: (a.factor(),),
+    transforms={
+        "ColorJitter": [
+            sample(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
+            sample(brightness=0.4, label="brightness alone"),
+        ],
+        "RandomPhotometricDistort": [sample(p=1.0), sample(p=0.0, label="p=0")],
+    },
+    is_point=True,
+    clamps=always,
+)
+
+# --- contrast
+
+
+@with_numbers
+def _contrast(family: str, handle: Any, contrast_factor: Any) -> Any:
+    if handle.sink_dtype == torch.float32 and is_normalized(handle):
+        return NotImplemented  # the kernel adds gray values up as whole numbers
+    return adjusted(f"{family}.adjust_contrast", handle, contrast_factor)
+
+
 def _lower_contrast(state: Lowering, factor: float, formula: Formula) -> None:
     """CONTRAST: (bits of 255, bits of 1 - factor, channels) and the factor.
     BLEND_MEAN, of floats: (bits of 1 - factor, -, channels) and the factor."""
+    rest = float_bits(1.0 - factor)
     if state.is_float:
-        state.add(Kind.BLEND_MEAN, *float_bits(1.0 - factor), 0, state.channels, factor=factor, formula=formula)
-        return
-    values = *float_bits(255.0, 1.0 - factor), state.channels
-    state.add(Kind.CONTRAST, *values, factor=factor, formula=formula)
+        state.add(Kind.BLEND_MEAN, *rest, 0, state.channels, factor=factor, formula=formula)
+    else:
+        state.add(Kind.CONTRAST, *float_bits(255.0), *rest, state.channels, factor=factor, formula=formula)
+
+
+functional(
+    "adjust_contrast",
+    _contrast,
+    by_formula("adjust_contrast", _lower_contrast, FAMILIES),
+    lambda a: (a.factor(),),
+    promise=BLENDED,
+    clamps=always,
+)
+
+# --- saturation
+
+
+@with_numbers
+def _saturation(family: str, handle: Any, saturation_factor: Any) -> Any:
+    made = adjusted(f"{family}.adjust_saturation", handle, saturation_factor)
+    return made if made is NotImplemented or handle.sink_shape[0] == 3 else unchanged(family, handle)
 
 
 def _lower_saturation(state: Lowering, factor: float, formula: Formula) -> None:
     """SATURATION: (bits of 1 - factor,) and the factor."""
     if state.channels == 3:
         state.add(Kind.SATURATION, *float_bits(1.0 - factor), factor=factor, formula=formula)
+
+
+functional(
+    "adjust_saturation",
+    _saturation,
+    by_formula("adjust_saturation", _lower_saturation, FAMILIES),
+    lambda a: (a.factor(),),
+    promise=BLENDED,
+    clamps=always,
+    keeps_info=always,
+)
+
+# --- hue
+
+
+def _hue(family: str, handle: Any, hue_factor: Any) -> Any:
+    if handle.sink_dtype not in NUMERIC or not is_number(hue_factor) or not -0.5 <= hue_factor <= 0.5:
+        return NotImplemented
+    if handle.sink_shape[0] == 1:
+        return NotImplemented if family == "pil" else handle
+    if handle.sink_dtype == torch.float32 and (is_normalized(handle) or may_overshoot(handle)):
+        return NotImplemented  # stock code makes NaN of some values below 0
+    return handle.record(Op(f"{family}.adjust_hue", (hue_factor,)))
 
 
 def _lower_hue_of_image(state: Lowering, factor: float) -> None:
@@ -62,125 +136,146 @@ def _lower_hue(state: Lowering, factor: float, formula: Formula) -> None:
         state.add(Kind.HUE, factor=factor, formula=formula)
 
 
-# --- brightness
+functional(
+    "adjust_hue",
+    _hue,
+    {"pil.adjust_hue": _lower_hue_of_image, **by_formula("adjust_hue", _lower_hue)},
+    lambda a: (a.chance.uniform(-0.5, 0.5),),
+    promise=BLENDED,
+)
+
+# --- gray images
 
 
-@with_numbers
-def _brightness(family: str, handle: Any, brightness_factor: Any) -> Any:
-    if handle.sink_dtype not in NUMERIC or not is_factor(brightness_factor):
+def _gray(family: str, handle: Any, num_output_channels: Any = 1) -> Any:
+    channels, height, width = handle.sink_shape
+    if handle.sink_dtype not in NUMERIC or type(num_output_channels) is not int or num_output_channels not in (1, 3):
         return NotImplemented
-    return handle.record(Op(f"{family}.adjust_brightness", (brightness_factor,)))
+    # The kernel of v1 leaves an image of one channel as it is.
+    made = channels if (family, channels) == ("v1", 1) else num_output_channels
+    return handle.record(Op(f"{family}.rgb_to_grayscale", (num_output_channels,)), shape=(made, height, width))
 
 
-@with_numbers
-def _brightness_of_image(image: Any, brightness_factor: Any) -> Any:
-    if not is_number(brightness_factor):
+def _gray_of_image(image: Any, num_output_channels: Any) -> Any:
+    if num_output_channels not in (1, 3):
         return NotImplemented
-    return image.record(Op("pil.adjust_brightness", (brightness_factor,)))
+    mode = "L" if num_output_channels == 1 else "RGB"
+    return image.record(Op("pil.to_grayscale", (num_output_channels,)), mode=mode)
+
+
+def _convert(image: Any, mode: Any = None) -> Any:
+    if mode == image.mode or (mode is None and image.mode != "P"):
+        return image.copy()
+    if mode not in ("L", "RGB") or image.mode == "P":
+        return NotImplemented
+    return image.record(Op("pil.convert", (mode,)), mode=mode)
+
+
+def _lower_gray(state: Lowering, channels: int, formula: Formula = Formula.PILLOW) -> None:
+    if state.channels == 3:
+        state.add(Kind.GRAY, formula=formula)
+    elif formula == Formula.TENSOR_V1:
+        return
+    state.channels = channels
+
+
+def _lower_convert(state: Lowering, mode: str) -> None:
+    if mode == "RGB":
+        lower_to_rgb(state)
+    else:
+        _lower_gray(state, 1)
+
+
+def _gray_examples(a: Arguments) -> Iterator[Example]:
+    for name in ("to_grayscale", "rgb_to_grayscale") if a.is_pillow else ("rgb_to_grayscale",):
+        yield Example(name, (1,))
+        yield Example(name, (3,), label="3 channels")
+    yield from of_method(a, "convert", {"L": ("L",), "RGB": ("RGB",)})
 
 
 Operation(
-    "brightness",
-    stock=of_all_families("adjust_brightness"),
-    record={**both("adjust_brightness", _brightness), "pil.adjust_brightness": _brightness_of_image},
+    "gray",
+    stock={
+        "pil.to_grayscale": F_pil.to_grayscale,
+        "pil.convert": lambda image, mode: image.convert(mode),
+        **stock_of("rgb_to_grayscale"),
+    },
+    record={**both("rgb_to_grayscale", _gray), "pil.to_grayscale": _gray_of_image, "Image.convert": _convert},
     lower={
-        "pil.adjust_brightness": _lower_brightness,
-        "v1.adjust_brightness": _lower_brightness,
-        "v2.adjust_brightness": _lower_v2_brightness,
+        "pil.to_grayscale": _lower_gray,
+        "pil.convert": _lower_convert,
+        **by_formula("rgb_to_grayscale", _lower_gray),
     },
-    examples=_one_factor("adjust_brightness"),
+    promise=EXACT_BYTES,
+    examples=_gray_examples,
     transforms={
-        "ColorJitter": [
-            sample(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
-            sample(brightness=0.4, label="brightness alone"),
-        ],
-        "RandomPhotometricDistort": [sample(p=1.0), sample(p=0.0, label="p=0")],
+        "Grayscale": [sample(), sample(3, label="3 channels")],
+        "RandomGrayscale": [sample(p=1.0)],
     },
-    is_point=True,
-    clamps=lambda op: True,
+    keeps_info=lambda op: op.name == "pil.convert" or op.args == (1,),
 )
 
-# --- contrast
+# --- gray images with three channels
 
 
-@with_numbers
-def _contrast(family: str, handle: Any, contrast_factor: Any) -> Any:
-    if handle.sink_dtype not in NUMERIC or not is_factor(contrast_factor):
+def _to_rgb(family: str, handle: Any) -> Any:
+    return handle if handle.sink_shape[0] == 3 else spread(handle, "v2.grayscale_to_rgb")
+
+
+def spread(handle: Any, name: str) -> Any:
+    """Records a call that makes three equal channels of one."""
+    channels, height, width = handle.sink_shape
+    if channels != 1 or handle.sink_dtype not in NUMERIC:
         return NotImplemented
-    if handle.sink_dtype == torch.float32 and is_normalized(handle):
-        return NotImplemented  # the kernel adds gray values up as whole numbers
-    return handle.record(Op(f"{family}.adjust_contrast", (contrast_factor,)))
+    return handle.record(Op(name), shape=(3, height, width), is_view=name == "expand")
 
 
-@with_numbers
-def _contrast_of_image(image: Any, contrast_factor: Any) -> Any:
-    return image.record(Op("pil.adjust_contrast", (contrast_factor,))) if is_number(contrast_factor) else NotImplemented
+def lower_to_rgb(state: Lowering) -> None:
+    state.channels = 3
+
+
+def _rgb_examples(a: Arguments) -> Iterator[Example]:
+    yield Example("grayscale_to_rgb")
+    if a.is_pillow or a.functional is F_v2:
+        gray = F_v2.rgb_to_grayscale
+        yield Example("grayscale_to_rgb", label="gray images", run=lambda image: F_v2.grayscale_to_rgb(gray(image, 1)))
 
 
 Operation(
-    "contrast",
-    stock=of_all_families("adjust_contrast"),
-    record={**both("adjust_contrast", _contrast), "pil.adjust_contrast": _contrast_of_image},
-    lower=by_formula("adjust_contrast", _lower_contrast, FAMILIES),
-    promise=BLENDED,
-    examples=_one_factor("adjust_contrast"),
-    clamps=lambda op: True,
+    "gray to RGB",
+    stock=stock_of("grayscale_to_rgb"),
+    record={"v2.grayscale_to_rgb": _to_rgb},
+    lower=lower_to_rgb,
+    examples=_rgb_examples,
+    transforms={"RGB": [sample()]},
 )
 
-# --- saturation
+# --- the order of channels
 
 
-@with_numbers
-def _saturation(family: str, handle: Any, saturation_factor: Any) -> Any:
-    if handle.sink_dtype not in NUMERIC or not is_factor(saturation_factor):
+def permute_channels(family: str, handle: Any, permutation: Any) -> Any:
+    order = permutation_of(permutation, handle.sink_shape[0])
+    if order is None or handle.sink_dtype not in NUMERIC:
         return NotImplemented
-    if handle.sink_shape[0] == 1:
-        return handle
-    return handle.record(Op(f"{family}.adjust_saturation", (saturation_factor,)))
+    return handle.record(Op("v2.permute_channels", (order,)))
 
 
-@with_numbers
-def _saturation_of_image(image: Any, saturation_factor: Any) -> Any:
-    if not is_number(saturation_factor):
-        return NotImplemented
-    return image.copy() if image.mode == "L" else image.record(Op("pil.adjust_saturation", (saturation_factor,)))
+def _lower_permute(state: Lowering, permutation: tuple[int, ...]) -> None:
+    """PERMUTE: for each channel of the output the channel of the input."""
+    if state.channels == 3:
+        state.add(Kind.PERMUTE, *permutation)
+
+
+def _permutations(a: Arguments) -> Iterator[Example]:
+    if a.is_pillow or a.functional is F_v2:
+        yield Example("permute_channels", (a.chance.sample(range(a.channels), a.channels),))
 
 
 Operation(
-    "saturation",
-    stock=of_all_families("adjust_saturation"),
-    record={**both("adjust_saturation", _saturation), "pil.adjust_saturation": _saturation_of_image},
-    lower=by_formula("adjust_saturation", _lower_saturation, FAMILIES),
-    promise=BLENDED,
-    examples=_one_factor("adjust_saturation"),
-    clamps=lambda op: True,
-    keeps_info=lambda op: True,
-)
-
-# --- hue
-
-
-def _hue(family: str, handle: Any, hue_factor: Any) -> Any:
-    if handle.sink_dtype not in NUMERIC or not is_number(hue_factor) or not -0.5 <= hue_factor <= 0.5:
-        return NotImplemented
-    if handle.sink_shape[0] == 1:
-        return handle
-    if handle.sink_dtype == torch.float32 and (is_normalized(handle) or may_overshoot(handle)):
-        return NotImplemented  # stock code makes NaN of some values below 0
-    return handle.record(Op(f"{family}.adjust_hue", (hue_factor,)))
-
-
-def _hue_of_image(image: Any, hue_factor: Any) -> Any:
-    if image.mode != "RGB" or not is_number(hue_factor) or not -0.5 <= hue_factor <= 0.5:
-        return NotImplemented
-    return image.record(Op("pil.adjust_hue", (hue_factor,)))
-
-
-Operation(
-    "hue",
-    stock=of_all_families("adjust_hue"),
-    record={**both("adjust_hue", _hue), "pil.adjust_hue": _hue_of_image},
-    lower={"pil.adjust_hue": _lower_hue_of_image, **by_formula("adjust_hue", _lower_hue)},
-    promise=BLENDED,
-    examples=lambda a: iter([Example("adjust_hue", (a.chance.uniform(-0.5, 0.5),))]),
+    "channels",
+    stock={"v2.permute_channels": lambda image, order: F_v2.permute_channels_image(image, list(order))},
+    record={"v2.permute_channels": permute_channels},
+    lower=_lower_permute,
+    examples=_permutations,
+    transforms={"RandomChannelPermutation": [sample()]},
 )

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torchvision.transforms import _functional_pil as F_pil
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional._geometry import (
@@ -16,23 +15,13 @@ from torchvision.transforms.v2.functional._geometry import (
     _center_crop_compute_padding,
 )
 
-from torch_sink.image.core.arguments import (
-    Sides,
-    crop_fits,
-    cropped_size,
-    fits_range,
-    is_number,
-    padding_fits,
-    sides_of,
-    size_of,
-)
-from torch_sink.image.core.arguments import (
-    color_of as pillow_color_of,
-)
+from torch_sink.image.core.arguments import Sides, fits_range, is_number, padding_fits, sides_of, size_of
+from torch_sink.image.core.arguments import color_of as pillow_color_of
 from torch_sink.image.core.atoms import Atom, Kind, Lowering
 from torch_sink.image.core.examples import Arguments, Example, Sample, sample
-from torch_sink.image.core.ops import NUMERIC, Op, Operation, both
+from torch_sink.image.core.ops import Op, Operation, always, both
 from torch_sink.image.operations.flips import flip, flip_vertically
+from torch_sink.image.operations.functionals import functional
 
 # --- to kernel work
 
@@ -76,43 +65,18 @@ def _lower_crop_image(state: Lowering, box: tuple[int, int, int, int]) -> None:
     shift(state, upper, left, lower_ - upper, right - left)
 
 
-def _lower_crop(state: Lowering, top: int, left: int, height: int, width: int) -> None:
-    shift(state, top, left, height, width)
-
-
 _PAD_KINDS = {"edge": Kind.EDGE, "reflect": Kind.REFLECT, "symmetric": Kind.SYMMETRIC}
 
 
-def _lower_pad(state: Lowering, sides: tuple[int, int, int, int], fill: Any, mode: str) -> None:
+def _lower_pad(state: Lowering, sides: Sides, fill: Any, mode: str) -> None:
+    """EDGE, REFLECT, SYMMETRIC: (left, top, input width, input height), added as for SHIFT, then brought inside."""
+    left, top, right, bottom = sides
+    height, width = state.height + top + bottom, state.width + left + right
     if mode == "constant":
-        left, top, right, bottom = sides
-        shift(state, -top, -left, state.height + top + bottom, state.width + left + right, fill)
-    else:
-        _repeat_border(state, sides, mode)
-
-
-def _repeat_border(state: Lowering, sides: Sides, mode: str) -> None:
-    """EDGE, REFLECT, SYMMETRIC: (left, top, input width, input height), added as for SHIFT, then brought inside.
-
-    Negative sides crop first.
-    """
-    if min(sides) < 0:
-        shift(state, max(-sides[1], 0), max(-sides[0], 0), *cropped_size(sides, state.height, state.width))
-    left, top, right, bottom = (max(side, 0) for side in sides)
-    if not any((left, top, right, bottom)):
-        return
-    if padding_fits((left, top, right, bottom), mode, state.height, state.width):
-        old_height, old_width = state.resize_to(state.height + top + bottom, state.width + left + right)
+        shift(state, -top, -left, height, width, fill)
+    elif any(sides):
+        old_height, old_width = state.resize_to(height, width)
         state.add(_PAD_KINDS[mode], -left, -top, old_width, old_height)
-        return
-    x_table = mirrored_positions(state.width, left, right, mode)
-    remap(state, x_table, mirrored_positions(state.height, top, bottom, mode))
-
-
-@functools.lru_cache(maxsize=256)
-def mirrored_positions(size: int, before: int, after: int, mode: str) -> np.ndarray:
-    """Source index of each output position, int32, where more is padded than there is to mirror, as `numpy.pad`."""
-    return np.pad(np.arange(size, dtype=np.int32), (before, after), mode)  # type: ignore[call-overload]
 
 
 def remap(state: Lowering, x_table: np.ndarray, y_table: np.ndarray, fill: Any = 0) -> None:
@@ -134,10 +98,11 @@ def crop(family: str, handle: Any, top: Any, left: Any, height: Any, width: Any,
     if not all(isinstance(value, int) for value in (top, left, height, width)):
         return NotImplemented
     inside = top >= 0 and left >= 0 and top + height <= old_height and left + width <= old_width
-    if not crop_fits(top, left, height, width) or not (inside or handle.sink_dtype in NUMERIC):
+    # What stock code makes of a box that ends above the image or left of it has another size than the box.
+    fits = height > 0 and width > 0 and top + height >= 0 and left + width >= 0
+    if not fits or not (inside or handle.sink_dtype == torch.uint8):
         return NotImplemented
-    beyond = not inside and handle.sink_dtype == torch.float32
-    op = Op(f"{family}.crop_beyond" if beyond else f"{family}.crop", (top, left, height, width))
+    op = Op(f"{family}.crop", (top, left, height, width))
     return handle.record(op, shape=(channels, height, width), is_view=inside and is_seen)
 
 
@@ -153,32 +118,18 @@ def _crop_image(image: Any, box: Any = None) -> Any:
 
 
 def _center_crop(family: str, handle: Any, output_size: Any) -> Any:
-    size = size_of(output_size)
+    size, (_, height, width) = size_of(output_size), handle.sink_shape
     if size is None:
         return NotImplemented
-    _, height, width = handle.sink_shape
     if size[0] > height or size[1] > width:
-        handle = _pad("v2", handle, _center_crop_compute_padding(*size, height, width))
+        handle = _pad(family, handle, _center_crop_compute_padding(*size, height, width))
         if handle is NotImplemented or handle.sink_shape[1:] == size:
             return handle
         _, height, width = handle.sink_shape
     top, left = _center_crop_compute_crop_anchor(*size, height, width)
-    return _crop("v2", handle, top, left, *size)
-
-
-def _center_crop_image(image: Any, output_size: Any) -> Any:
-    """The kernel of `v2.functional.center_crop` on Pillow images, which binds stock code's `pad`."""
-    size = size_of(output_size)
-    if size is None:
-        return NotImplemented
-    width, height = image.size
-    if size[0] > height or size[1] > width:
-        image = _pad_image(image, _center_crop_compute_padding(*size, height, width))
-        width, height = image.size
-        if size == (height, width):
-            return image
-    top, left = _center_crop_compute_crop_anchor(*size, height, width)
-    return image.crop((left, top, left + size[1], top + size[0]))
+    if family == "pil":
+        return handle.crop((left, top, left + size[1], top + size[0]))
+    return crop(family, handle, top, left, *size)
 
 
 def _five_crop(family: str, handle: Any, size: Any) -> Any:
@@ -187,7 +138,7 @@ def _five_crop(family: str, handle: Any, size: Any) -> Any:
         return NotImplemented
     below, right = handle.sink_shape[1] - sides[0], handle.sink_shape[2] - sides[1]
     corners = (0, 0), (0, right), (below, 0), (below, right)
-    return *(_crop(family, handle, top, left, *sides) for top, left in corners), _center_crop(family, handle, size)
+    return *(crop(family, handle, top, left, *sides) for top, left in corners), _center_crop(family, handle, size)
 
 
 def _ten_crop(family: str, handle: Any, size: Any, vertical_flip: bool = False) -> Any:
@@ -211,21 +162,16 @@ Operation(
     stock={
         "pil.crop": lambda image, box: image.crop(box),
         **{"v1.crop": F_tensor.crop, "v2.crop": F_v2.crop_image},
-        # Of floats: what lies outside of the image is no value of a table.
-        **{"v1.crop_beyond": F_tensor.crop, "v2.crop_beyond": F_v2.crop_image},
     },
-    lower={
-        "pil.crop": _lower_crop_image,
-        **both("crop", _lower_crop),
-        **both("crop_beyond", _lower_crop),
-    },
+    lower={"pil.crop": _lower_crop_image, **both("crop", shift)},
     record={
         **both("crop", _crop),
         "v2.center_crop": _center_crop,
         "v2.five_crop": _five_crop,
         "v2.ten_crop": _ten_crop,
         "Image.crop": _crop_image,
-        "pil.center_crop": _center_crop_image,
+        # Its stock code binds the `pad` of stock code.
+        "pil.center_crop": functools.partial(_center_crop, "pil"),
     },
     examples=_crop_examples,
     transforms={
@@ -238,23 +184,31 @@ Operation(
         "TenCrop": [sample(8)],
     },
     takes_palettes=True,
-    is_tabled=lambda op: "beyond" not in op.name,
+    is_tabled=always,
     moves=True,
-    keeps_info=lambda op: True,
+    keeps_info=always,
 )  # fmt: skip
+
 # --- pads
 
 
 def _pad(family: str, handle: Any, padding: Any, fill: Any = None, padding_mode: Any = "constant") -> Any:
-    channels, height, width = handle.sink_shape
-    sides, fills = sides_of(padding), _fills(family, handle, fill, padding_mode == "constant")
-    if sides is None or fills is None or not padding_fits(sides, padding_mode, height, width):
-        return NotImplemented
-    if padding_mode != "constant" and len(fills) > 1:
+    sides, (channels, height, width) = sides_of(padding), handle.sink_shape
+    if sides is None or not padding_fits(sides, padding_mode, height, width):
         return NotImplemented
     left, top, right, bottom = sides
+    height, width = height + top + bottom, width + left + right
+    if family == "pil":
+        unused = padding_mode != "constant" and isinstance(fill, (int, float, tuple, list))
+        color = pillow_color_of(0 if unused else fill, channels)
+        if color is None:
+            return NotImplemented
+        return handle.record(Op("pil.pad", (sides, color, padding_mode)), size=(width, height))
+    fills = _fills(family, handle, fill, padding_mode == "constant")
+    if fills is None or (padding_mode != "constant" and len(fills) > 1):
+        return NotImplemented
     op = Op(f"{family}.pad", (list(sides), fills if len(fills) > 1 else fills[0], padding_mode))
-    return handle.record(op, shape=(channels, height + top + bottom, width + left + right))
+    return handle.record(op, shape=(channels, height, width))
 
 
 def _fills(family: str, handle: Any, fill: Any, is_used: bool) -> tuple[Any, ...] | None:
@@ -274,19 +228,6 @@ def _are_bytes(values: tuple[int, ...]) -> bool:
     return min(values) >= 0 and max(values) <= 255
 
 
-def _pad_image(image: Any, padding: Any, fill: Any = 0, padding_mode: Any = "constant") -> Any:
-    sides = sides_of(padding)
-    if sides is None or padding_mode not in ("constant", "edge", "reflect", "symmetric"):
-        return NotImplemented
-    width, height = image.size
-    unused = padding_mode != "constant" and (fill is None or isinstance(fill, (int, float, tuple, list)))
-    color = pillow_color_of(0 if unused else fill, 3 if image.mode == "RGB" else 1)
-    size = width + sides[0] + sides[2], height + sides[1] + sides[3]
-    if color is None or min(size) <= 0 or min(cropped_size(sides, height, width)) <= 0:
-        return NotImplemented
-    return image.record(Op("pil.pad", (sides, color, padding_mode)), size=size)
-
-
 def _pad_examples(a: Arguments) -> Iterator[Example]:
     yield Example("pad", (a.padding,), {"fill": a.chance.randrange(256) * a.scale})
     for mode in ("edge", "reflect", "symmetric"):
@@ -294,11 +235,10 @@ def _pad_examples(a: Arguments) -> Iterator[Example]:
     yield Example("pad", (a.padding,), {"fill": tuple(a.fill()) if a.is_pillow else a.fill()}, "a color")
 
 
-Operation(
+functional(
     "pad",
-    stock={"pil.pad": F_pil.pad, "v1.pad": F_tensor.pad, "v2.pad": F_v2.pad_image},
-    record={**both("pad", _pad), "pil.pad": _pad_image},
-    lower=_lower_pad,
+    _pad,
+    _lower_pad,
     examples=_pad_examples,
     transforms={
         "Pad": [

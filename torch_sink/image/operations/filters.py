@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from PIL import ImageFilter
 from torchvision.transforms import _functional_tensor as F_tensor
-from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional import _misc as v2_misc
 
-from torch_sink.image.core.arguments import is_factor, is_number, with_numbers
+from torch_sink.image.core.arguments import is_number, with_numbers
 from torch_sink.image.core.atoms import FAMILIES, Formula, Kind, Lowering, by_formula, float_bits
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
-from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, ROUNDED, Op, Operation, both
-from torch_sink.image.operations.tones import of_all_families
+from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, ROUNDED, Op, Operation, always
+from torch_sink.image.operations.functionals import adjusted, functional
 
 # --- torch's Gaussian blur, which torchvision also uses on Pillow images
 
@@ -80,11 +79,10 @@ def _blur_examples(a: Arguments) -> Iterator[Example]:
     yield Example("gaussian_blur", ([9, 9], a.chance.uniform(0.5, 3)), label="9 x 9")
 
 
-Operation(
-    "Gaussian blur",
-    stock={"v1.gaussian_blur": F_tensor.gaussian_blur, "v2.gaussian_blur": F_v2.gaussian_blur_image},
-    record=both("gaussian_blur", _gaussian_blur),
-    lower={f"{family}.gaussian_blur": functools.partial(_lower_gaussian_blur, family) for family in _AXIS},
+functional(
+    "gaussian_blur",
+    _gaussian_blur,
+    {f"{family}.gaussian_blur": functools.partial(_lower_gaussian_blur, family) for family in _AXIS},
     promise=ROUNDED,
     examples=_blur_examples,
     transforms={"GaussianBlur": [sample(3)]},
@@ -157,10 +155,17 @@ Operation(
     record={"Image.filter": _filter},
     lower={"pil.gaussian_blur": _lower_blur_of_image, "pil.box_blur": _lower_box_blur},
     examples=_filter_examples,
-    keeps_info=lambda op: True,
+    keeps_info=always,
 )
 
 # --- sharpness
+
+
+@with_numbers
+def _sharpness(family: str, handle: Any, sharpness_factor: Any) -> Any:
+    made = adjusted(f"{family}.adjust_sharpness", handle, sharpness_factor)
+    has_inner_pixels = family == "pil" or min(handle.sink_shape[1:]) > 2
+    return made if made is NotImplemented or has_inner_pixels else handle
 
 
 def _lower_sharpness(state: Lowering, factor: float, formula: Formula) -> None:
@@ -169,30 +174,13 @@ def _lower_sharpness(state: Lowering, factor: float, formula: Formula) -> None:
     state.add(Kind.SHARPNESS, *values, factor=factor, formula=formula)
 
 
-@with_numbers
-def _sharpness(family: str, handle: Any, sharpness_factor: Any) -> Any:
-    if handle.sink_dtype not in NUMERIC or not is_factor(sharpness_factor):
-        return NotImplemented
-    if min(handle.sink_shape[1:]) <= 2:
-        return handle  # which has no inner pixels
-    return handle.record(Op(f"{family}.adjust_sharpness", (sharpness_factor,)))
-
-
-@with_numbers
-def _sharpness_of_image(image: Any, sharpness_factor: Any) -> Any:
-    if not is_number(sharpness_factor):
-        return NotImplemented
-    return image.record(Op("pil.adjust_sharpness", (sharpness_factor,)))
-
-
-Operation(
-    "sharpness",
-    stock=of_all_families("adjust_sharpness"),
-    record={**both("adjust_sharpness", _sharpness), "pil.adjust_sharpness": _sharpness_of_image},
-    lower=by_formula("adjust_sharpness", _lower_sharpness, FAMILIES),
+functional(
+    "adjust_sharpness",
+    _sharpness,
+    by_formula("adjust_sharpness", _lower_sharpness, FAMILIES),
+    lambda a: (a.factor(),),
     promise=EXACT_BYTES,
-    examples=lambda a: iter([Example("adjust_sharpness", (a.factor(),))]),
     transforms={"RandomAdjustSharpness": [sample(2.0, p=1.0)]},
-    clamps=lambda op: True,
-    keeps_info=lambda op: True,
+    clamps=always,
+    keeps_info=always,
 )

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from torch_sink.image.core.examples import Arguments, Example
-from torch_sink.image.core.ops import NUMERIC, RECORDERS, Op, Operation
-from torch_sink.image.operations.channels import lower_to_rgb, permute_channels
+from torch_sink.image.core.ops import RECORDERS, Op, Operation
+from torch_sink.image.operations.colors import lower_to_rgb, permute_channels, spread
 from torch_sink.image.operations.conversions import to_dtype
 
 _TYPES = {torch.FloatTensor: torch.float32, torch.HalfTensor: torch.float16}
@@ -114,21 +114,14 @@ Operation(
 
 def _repeat(handle: Any, channels: Any, down: Any = None, across: Any = None) -> Any:
     sizes = tuple(channels) if isinstance(channels, (list, tuple)) else (channels, down, across)
-    return _spread(handle, "repeat") if sizes == (3, 1, 1) else NotImplemented
+    return spread(handle, "repeat") if sizes == (3, 1, 1) else NotImplemented
 
 
 def _expand(handle: Any, channels: Any, height: Any = None, width: Any = None) -> Any:
     sizes = tuple(channels) if isinstance(channels, (list, tuple)) else (channels, height, width)
     kept = zip(sizes[1:], handle.sink_shape[1:], strict=False)
     fits = len(sizes) == 3 and sizes[0] == 3 and all(size in (-1, side) for size, side in kept)
-    return _spread(handle, "expand") if fits else NotImplemented
-
-
-def _spread(handle: Any, name: str) -> Any:
-    channels, height, width = handle.sink_shape
-    if channels != 1 or handle.sink_dtype not in NUMERIC:
-        return NotImplemented
-    return handle.record(Op(name), shape=(3, height, width), is_view=name == "expand")
+    return spread(handle, "expand") if fits else NotImplemented
 
 
 def _spread_examples(a: Arguments) -> Iterator[Example]:

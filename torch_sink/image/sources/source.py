@@ -173,13 +173,6 @@ def palette_of(source: Source) -> Any:
     return image.palette.copy() if image is not None and image.mode == "P" else None
 
 
-def color_planes(source: Source, mode: str) -> bytes:
-    """What a conversion to `mode` makes of each of the 256 numbers, channel by channel, as `Image.point` takes it."""
-    ramp = source.image.resize((256, 1))  # type: ignore[union-attr]
-    ramp.frombytes(bytes(range(256)))
-    return b"".join(channel.tobytes() for channel in ramp.convert(mode).split())
-
-
 # --- what decoding gives
 
 

@@ -1,0 +1,61 @@
+"""Records of torchvision's functionals, which have one name on Pillow images and on the tensors of both families."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torchvision.transforms import _functional_pil as F_pil
+from torchvision.transforms import _functional_tensor as F_tensor
+from torchvision.transforms.v2 import functional as F_v2
+
+from torch_sink.image.core.arguments import is_factor, is_number
+from torch_sink.image.core.examples import Arguments, Example
+from torch_sink.image.core.ops import NUMERIC, Lower, Op, Operation, Recorder, Stock
+
+
+def stock_of(functional: str) -> dict[str, Stock]:
+    """The stock functions of one name: on Pillow images, in `transforms` and in `transforms.v2`, as far as they are."""
+    places = {"pil": (F_pil, functional), "v1": (F_tensor, functional), "v2": (F_v2, f"{functional}_image")}
+    return {
+        f"{family}.{functional}": getattr(module, name)
+        for family, (module, name) in places.items()
+        if hasattr(module, name)
+    }
+
+
+def functional(
+    name: str,
+    record: Recorder,
+    lower: Lower | dict[str, Lower],
+    arguments: Callable[[Arguments], tuple[Any, ...]] = lambda a: (),
+    **fields: Any,
+) -> None:
+    """Makes the record of one functional.
+
+    Args:
+        name: of the functional.
+        record: its recorder for all families, whose first argument is "pil", "v1" or "v2".
+        lower: as in `Operation`.
+        arguments: behind the image, of the usual example.
+        fields: the others of `Operation`.
+    """
+
+    def examples(a: Arguments) -> Iterator[Example]:
+        yield Example(name, arguments(a))
+
+    stock = stock_of(name)
+    recorders = {place: functools.partial(record, "pil") if place.startswith("pil.") else record for place in stock}
+    Operation(**{"name": name, "stock": stock, "record": recorders, "lower": lower, "examples": examples, **fields})
+
+
+def adjusted(name: str, handle: Any, factor: Any) -> Any:
+    """Records a call with a factor, which on tensors may not be negative."""
+    takes = is_number if name.startswith("pil.") else is_factor
+    return handle.record(Op(name, (factor,))) if handle.sink_dtype in NUMERIC and takes(factor) else NotImplemented
+
+
+def unchanged(family: str, handle: Any) -> Any:
+    """What a call returns that finds nothing to do."""
+    return handle.copy() if family == "pil" else handle
