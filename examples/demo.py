@@ -41,7 +41,7 @@ def main() -> int:
         digits, photos = Path(scratch, "digits"), Path(scratch, "photos")
         counts = write_digits(digits)
         runs = {name: train(name, digits, arguments.epochs) for name in SCRIPTS}
-        write_photos(photos, count=PHOTOGRAPHS, odd=False)
+        write_photos(photos, count=PHOTOGRAPHS)
         cost = measure_worker_cost(arguments.photos or photos, [PIPELINE], rounds=5, images=PHOTOGRAPHS)[PIPELINE]
     report = {
         "command": "make demo",

@@ -9,6 +9,7 @@ import argparse
 import io
 import sys
 import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from PIL import Image
 from torchvision.io import ImageReadMode, decode_image
 
 import torch_sink
-from torch_sink.cli import LEGEND, markdown_table
+from torch_sink.cli import SUPPORT_COLUMNS, SUPPORT_LEGEND
 from torch_sink.image.sources.source import EncodedSource
 from torch_sink.image.support import support_table
 
@@ -47,9 +48,9 @@ def support_page() -> str:
         f"torchvision {release()}, x86-64; written by `python examples/update_docs.py`, which tries every entry.",
         "`python -m torch_sink support` prints the table for what is installed.",
         "",
-        LEGEND,
+        SUPPORT_LEGEND,
         "",
-        markdown_table(support_table()),
+        *(f"| {' | '.join(cells)} |" for cells in support_lines()),
         "",
         "## Files decoded to tensors",
         "",
@@ -59,6 +60,14 @@ def support_page() -> str:
         *decoder_table(),
     ]
     return "\n".join(lines) + "\n"
+
+
+def support_lines() -> Iterator[Sequence[str]]:
+    """Yield the cells of each line of the support table."""
+    yield SUPPORT_COLUMNS
+    yield ["---"] * len(SUPPORT_COLUMNS)
+    for name, *cells in support_table():
+        yield [f"`{name}`", *cells]
 
 
 MODES = (ImageReadMode.UNCHANGED, ImageReadMode.RGB, ImageReadMode.GRAY)

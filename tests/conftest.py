@@ -20,8 +20,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import numpy as np
 import pytest
 import torch
-
-from torch_sink.cli.photos import write_photos
+from odd_photos import write_odd_photos
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -72,7 +71,7 @@ def bit_generator_of_numpy(restore_random_state: None) -> Iterator[Callable[[Any
 def generated_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An ImageFolder tree of photo-like files: all JPEG kinds, odd sizes, some PNG. Treat it as read-only."""
     folder = tmp_path_factory.mktemp("generated_photos")
-    write_photos(folder)
+    write_odd_photos(folder)
     return folder
 
 

@@ -234,7 +234,7 @@ def on_the_fake(fake_cuda: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     launcher = gpu.ROOT / "tests" / "fake_cuda" / "run.py"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{launcher}" "$@"\n')
     python.chmod(0o755)
-    for path in write_photos(photos, count=8, classes=2, odd=False):
+    for path in write_photos(photos, count=8, classes=2):
         with Image.open(path) as image:
             image.resize((64, 48)).save(path, quality=90)
     monkeypatch.setattr(sys, "executable", str(python))

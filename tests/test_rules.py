@@ -63,7 +63,7 @@ def test_photos_are_images_of_many_kinds(photos: Path, generated_photos: Path) -
 def test_equal_seeds_give_equal_photos(tmp_path: Path) -> None:
     assert make_photo(61, 47, seed=3).tobytes() == make_photo(61, 47, seed=3).tobytes()
     assert make_photo(61, 47, seed=3).tobytes() != make_photo(61, 47, seed=4).tobytes()
-    paths = write_photos(tmp_path, count=3, classes=2, odd=False)
+    paths = write_photos(tmp_path, count=3, classes=2)
     assert [path.parent.name for path in paths] == ["class_0", "class_1", "class_0"]
     # A decoder's work depends on the encoded size: photographs of this size take about 110 kB.
     assert all(60_000 < path.stat().st_size < 160_000 for path in paths)

@@ -63,7 +63,7 @@ def photographs(arguments: argparse.Namespace) -> Iterator[Path]:
 
 def write_generated(folder: Path, count: int) -> None:
     """Fill a folder with generated photographs, and a mark that says so."""
-    write_photos(folder, count=count, odd=False)
+    write_photos(folder, count=count)
     (folder / GENERATED).touch()
 
 

@@ -32,7 +32,8 @@ from torchvision.transforms.v2 import functional as F2
 import torch_sink
 import torch_sink.cli
 from kernel_counts import RESULT, counting
-from torch_sink.cli.machine import ARITHMETIC, describe_machine, features_of_batch, work_of
+from kernel_instructions import ARITHMETIC, work_of
+from torch_sink.cli.machine import describe_machine, features_of_batch
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.providers import set_decode_provider
 from torch_sink.triton_kernels.shapes import ENOUGH_LANES, LANE_SHAPES, STAGE_TILE

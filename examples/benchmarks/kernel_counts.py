@@ -18,8 +18,9 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import torch_sink
+from kernel_instructions import work_of
 from kernel_record import write_record
-from torch_sink.cli.machine import DEVICES, describe_machine, microseconds, work_of
+from torch_sink.cli.machine import DEVICES, describe_machine, microseconds
 from torch_sink.cli.photos import make_photo
 from torch_sink.cli.pipelines import CROP, JITTER, MEAN, STD
 

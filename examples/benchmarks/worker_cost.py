@@ -58,7 +58,8 @@ def main() -> None:
                 folder, [name], rounds=arguments.rounds, images=arguments.images
             )
             save(report, arguments.output)
-    finish(report, arguments.output, worker_cost_table(report["worker_cost"]).as_text())
+    table = worker_cost_table(report["worker_cost"])
+    finish(report, arguments.output, f"{table.title}\n{table.as_text()}\n{table.note}")
 
 
 if __name__ == "__main__":

@@ -152,7 +152,8 @@ def test_targets(monkeypatch: pytest.MonkeyPatch) -> None:
         (["json:no_such_name"], "json:no_such_name: json has no 'no_such_name'"),
         (["math:pi"], "math:pi is a float; name a transform"),
         (["torchvision.transforms:PILToTensor()", "--target", "gpu"], "no such target: 'gpu'"),
-        (["torchvision.transforms.functional:invert"], "launches no kernel: stock code makes all of its images"),
+        (["torchvision.transforms.functional:invert"], "found <class 'torch_sink.image.handles.image.LazyImage'>"),
+        (["numpy:array"], "launches no kernel: stock code makes all of its images"),
         (["--batch-size", "0"], "a batch of 0 images launches nothing"),
     ],
 )

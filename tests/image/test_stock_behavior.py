@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from odd_photos import EXIF_ORIENTATION_TAG
 from PIL import Image, ImageChops, ImageDraw, ImageEnhance, ImageFilter, ImageOps, ImageStat
 from torchvision import tv_tensors
 from torchvision.datasets.folder import default_loader
@@ -22,7 +23,7 @@ from torchvision.utils import make_grid
 
 import torch_sink
 from image.random_pipelines import same_value
-from torch_sink.cli.photos import EXIF_ORIENTATION_TAG, make_photo
+from torch_sink.cli.photos import make_photo
 
 Use = Callable[[Any], Any]
 

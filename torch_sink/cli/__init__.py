@@ -9,9 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from torch_sink.cli.machine import DEVICES
 from torch_sink.errors import SinkError
-from torch_sink.image.support import SupportRow, support_table
 
 ABOUT = "Makes torchvision's pixels on the device, keeps batches there, and runs the training loop without waits."
 EXAMPLES = """examples:
@@ -25,6 +23,11 @@ PIPELINE = """--pipeline train:NAME is NAME of train.py, in this folder or on PY
   a function without parameters             it is called, and returns one of these
   "train:NAME(DIR)"                         a function or class, called with DIR; "train:NAME()" with nothing
 """
+SUPPORT_LEGEND = (
+    '"kernel": recorded, and made on the device. "exact fallback": stock torchvision runs on the CPU, and '
+    '`fallback_report()` counts it. "passes through": nothing to compute. "not applicable": torchvision refuses it.'
+)
+SUPPORT_COLUMNS = ("transform or functional", "on Pillow images", "on tensors", "limits")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +62,10 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 def run_support(options: argparse.Namespace) -> int:
     """Which transforms run on the device: every one of torchvision's, one line each."""
-    print(format_support(options.markdown))
+    from torch_sink.cli.report import Table
+    from torch_sink.image.support import support_table
+
+    print(f"{Table('', SUPPORT_COLUMNS, support_table()).as_text()}\n\n{SUPPORT_LEGEND}")
     return 0
 
 
@@ -94,7 +100,7 @@ def run_bench(options: argparse.Namespace) -> int:
         folder = options.folder
         if folder is None and ":" not in names[0]:
             folder = Path(scratch)
-            write_photos(folder, count=16 if options.quick else 80, odd=False)
+            write_photos(folder, count=16 if options.quick else 80)
         found = bench.run(folder, names, workers=options.workers, quick=options.quick)
     found["given"] = options.folder is not None
     report = bench.report_of(found)
@@ -127,6 +133,8 @@ def _file(text: str) -> Path:
 
 def make_parser() -> argparse.ArgumentParser:
     """The commands and their options."""
+    from torch_sink.cli.machine import DEVICES
+
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="python -m torch_sink", description=ABOUT, epilog=EXAMPLES, formatter_class=form
@@ -141,77 +149,35 @@ def make_parser() -> argparse.ArgumentParser:
         command.set_defaults(command=run)
         return command
 
-    add(run_doctor)
-    add(run_support).add_argument("--markdown", action="store_true", help="as a Markdown table")
+    def add_with_pipeline(run: Callable[[argparse.Namespace], int], default: str | None) -> argparse.ArgumentParser:
+        command = add(run, PIPELINE)
+        command.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="images, at any depth")
+        about = f"module:attribute of your own, or a built-in one (default: {default or 'four built-in ones'})"
+        command.add_argument("--pipeline", default=default, metavar="NAME", help=about)
+        command.add_argument("--workers", type=int, metavar="N", help="data workers (default: as the DataLoader has)")
+        command.add_argument("--html", type=_file, metavar="FILE", help="write the answer as a page, too")
+        return command
 
-    command = add(run_explain, PIPELINE)
-    _add_folder_and_pipeline(command, "v1 train")
+    add(run_doctor)
+    add(run_support)
+
+    command = add_with_pipeline(run_explain, "v1 train")
     devices = f"cpu, {', '.join(DEVICES).lower()} (default: this machine's)"
     command.add_argument("--device", metavar="NAME", help=devices)
-    command.add_argument(
-        "--batch-size", type=int, default=64, metavar="N", help="of anything but a DataLoader (default: 64)"
-    )
-    command.add_argument("--html", type=_file, metavar="FILE", help="write the answer as a page, too")
+    about = "of anything but a DataLoader (default: 64)"
+    command.add_argument("--batch-size", type=int, default=64, metavar="N", help=about)
 
-    command = add(run_bench, PIPELINE)
-    _add_folder_and_pipeline(command, None)
+    command = add_with_pipeline(run_bench, None)
     command.add_argument("--quick", action="store_true", help="rough figures in half a minute")
-    for option, kind, about in (("json", "json", "every figure"), ("picture", "png", "the answer as a picture")):
-        about = f"{about} (default: %(default)s)"
-        command.add_argument(
-            f"--{option}", type=_file, metavar="FILE", default=Path(f"torch_sink_bench.{kind}"), help=about
-        )
-    command.add_argument("--html", type=_file, metavar="FILE", help="write the answer as a page, too")
+    for name, what in (("torch_sink_bench.json", "every figure"), ("torch_sink_bench.png", "the answer as a picture")):
+        option, about = "--json" if name.endswith("json") else "--picture", f"{what} (default: %(default)s)"
+        command.add_argument(option, type=_file, metavar="FILE", default=Path(name), help=about)
 
     command = add(run_warm)
-    about = "a built-in pipeline, or module:attribute of a transform or dataset (default: all built-in ones)"
+    about = "a built-in pipeline, or module:attribute as explain takes it (default: all built-in ones)"
     command.add_argument("pipelines", nargs="*", metavar="PIPELINE", help=about)
     command.add_argument("--target", help="GPU to compile for, such as cuda:90 (default: this machine's)")
     command.add_argument("--batch-size", type=int, default=64, help="images in a batch (default: 64)")
     command.add_argument("--processes", type=int, help="that compile at a time (default: one a core)")
     command.add_argument("--all", action="store_true", help="every variant of every kernel instead")
     return parser
-
-
-def _add_folder_and_pipeline(command: argparse.ArgumentParser, default: str | None) -> None:
-    command.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="images, at any depth")
-    about = f"module:attribute of your own, or a built-in one (default: {default or 'four built-in ones'})"
-    command.add_argument("--pipeline", default=default, metavar="NAME", help=about)
-    command.add_argument("--workers", type=int, metavar="N", help="data workers (default: as the DataLoader has)")
-
-
-# --- the support table as text
-
-LEGEND = (
-    '"kernel": recorded, and made on the device. "exact fallback": stock torchvision runs on the CPU, and '
-    '`fallback_report()` counts it. "passes through": nothing to compute. "not applicable": torchvision refuses it.'
-)
-_TITLES = ("transform or functional", "on Pillow images", "on tensors", "limits")
-
-
-def format_support(markdown: bool = False) -> str:
-    """The support table, with columns for a terminal or as a Markdown table.
-
-    Args:
-        markdown: as a Markdown table.
-    """
-    rows = support_table()
-    return markdown_table(rows) if markdown else _columns(rows)
-
-
-def markdown_table(rows: Sequence[SupportRow]) -> str:
-    """Rows of the support table as a Markdown table."""
-    lines = [_line(_TITLES), _line(["---"] * len(_TITLES))]
-    lines += [_line((f"`{row.name}`", *row[1:])) for row in rows]
-    return "\n".join(lines)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _columns(rows: Sequence[SupportRow]) -> str:
-    table = [_TITLES, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(_TITLES))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
-    return "\n".join([*lines, "", LEGEND])

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import gc
-import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import torch_sink
 from torch_sink.cli.machine import describe_machine
-from torch_sink.cli.pipelines import Pipeline, find_images, open_pipeline
-from torch_sink.cli.report import Bars, Report, Table
+from torch_sink.cli.pipelines import Pipeline, find_images, open_pipeline, seed_everything
+from torch_sink.cli.report import Bars, Part, Report, Table
 
 # Recording is an order of magnitude cheaper than stock: more passes a round keep both above the clock's noise.
 RECORDING_PASSES = 6
@@ -47,7 +45,7 @@ def run(folder: Path | None, names: Sequence[str], *, workers: int | None, quick
     opened = [open_pipeline(name, folder) for name in names]
     first = opened[0]
     report = describe_run("torch-sink bench", folder)
-    report["equal"] = {name: compare(pipeline) for name, pipeline in zip(names, opened, strict=True)}
+    report["equal"] = {pipeline.name: compare(pipeline) for pipeline in opened}
     rounds, batch_size, images = (2, 16, 16) if quick else (5, 40, 80)
     report["worker_cost"] = measure_worker_cost(folder, names, rounds=rounds, batch_size=batch_size, images=images)
     workers = next(count for count in (workers, first.workers, 2) if count is not None)
@@ -57,7 +55,7 @@ def run(folder: Path | None, names: Sequence[str], *, workers: int | None, quick
 
 
 def describe_run(command: str, folder: str | Path | None) -> dict[str, Any]:
-    """Return the head of every report: the command, the machine and the photographs."""
+    """The head of every report: the command, the machine and the photographs."""
     sizes = [path.stat().st_size for path in find_images(folder)] if folder is not None else []
     photographs = {"count": len(sizes), "mean_bytes": round(statistics.mean(sizes))} if sizes else None
     return {"command": command, "machine": describe_machine(), "photographs": photographs}
@@ -85,8 +83,7 @@ def measure_worker_cost(
         stock divided by each) and `fallbacks` (what ran in stock code while recording one pass, and how often).
     """
     with one_thread():
-        opened = [open_pipeline(name, folder, batch_size) for name in pipelines]
-        return {pipeline.name: _worker_cost(pipeline, rounds, images) for pipeline in opened}
+        return {name: _worker_cost(open_pipeline(name, folder, batch_size), rounds, images) for name in pipelines}
 
 
 def measure_loader(pipeline: Pipeline, *, workers: int, turns: int, seconds: float) -> dict[str, dict[str, float]]:
@@ -142,13 +139,6 @@ def worker_seconds(pipeline: Pipeline, images: int, seed: int) -> float:
     return (time.process_time() - started) / made
 
 
-def seed_everything(seed: int) -> None:
-    """Seeds the generators that transforms draw from."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
-
-
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Inside, torch computes on one thread, as in a data worker."""
@@ -161,10 +151,8 @@ def one_thread() -> Iterator[None]:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Return the 20th, 50th and 80th percentile of some measurements."""
-    if len(values) == 1:
-        return dict.fromkeys(("p20", "p50", "p80"), values[0])
-    cuts = statistics.quantiles(values, n=10, method="inclusive")
+    """The 20th, 50th and 80th percentile of some measurements."""
+    cuts = statistics.quantiles(values, n=10, method="inclusive") if len(values) > 1 else [values[0]] * 9
     return {"p20": cuts[1], "p50": cuts[4], "p80": cuts[7]}
 
 
@@ -183,7 +171,7 @@ def _worker_cost(pipeline: Pipeline, rounds: int, images: int) -> dict[str, Any]
 
     kinds: list[tuple[str, str | None, int]]
     kinds = [("PIL", None, 1), ("device", "meta", RECORDING_PASSES), ("device", "cpu", 1)]
-    cost(*kinds[0], 0)
+    cost("PIL", None, 1, 0)
     cost("device", "meta", 1, 0)
     fallbacks = torch_sink.fallback_report().counts
     # A seed for each round: no result of an earlier round can be found in a cache.
@@ -205,18 +193,20 @@ def _device() -> torch.device:
 
 def _images_per_second(loader: Any, seconds: float) -> float:
     device = _device()
-    wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     images, started = 0, None
     for count, batch in chain.from_iterable(iter(lambda: loader, None)):
         tree_map_only(torch.Tensor, lambda leaf: leaf.to(device, non_blocking=True), batch)
-        if started is None:
-            wait()  # host sync
-            started = time.perf_counter()
-            continue
-        images += count
-        if time.perf_counter() - started >= seconds:
-            wait()  # host sync
-            return images / (time.perf_counter() - started)
+        now = time.perf_counter()
+        if started is not None:
+            images += count
+            if now - started < seconds:
+                continue
+        if device.type == "cuda":
+            torch.cuda.synchronize()  # host sync
+            now = time.perf_counter()
+        if started is not None:
+            return images / (now - started)
+        started = now
     raise AssertionError("a loader is traversed again and again")
 
 
@@ -224,9 +214,8 @@ def worker_cost_table(results: dict[str, dict[str, Any]]) -> Table:
     """The worker cost: CPU milliseconds a sample (median), and stock divided by torch_sink."""
     rows: list[tuple[str, ...]] = []
     for name, result in results.items():
-        cost = [f"{result[key]['p50']:.3f}" for key in ("stock_ms", "torch_sink_ms", "on_cpu_ms")]
-        ratios = f"{result['ratio']:.1f}x", f"{result['on_cpu_ratio']:.2f}x"
-        rows.append((name, cost[0], cost[1], ratios[0], cost[2], ratios[1]))
+        stock, recording, on_cpu = (f"{result[key]['p50']:.3f}" for key in ("stock_ms", "torch_sink_ms", "on_cpu_ms"))
+        rows.append((name, stock, recording, f"{result['ratio']:.1f}x", on_cpu, f"{result['on_cpu_ratio']:.2f}x"))
         rows += [(f"  stock code: {what} ({count})", *[""] * 5) for what, count in result["fallbacks"].items()]
     head = ("pipeline", " stock", " recording", " ratio", " on the CPU", " ratio")
     return Table("A data worker: CPU milliseconds for a sample", head, rows, _WORKER_NOTE)
@@ -238,27 +227,30 @@ def report_of(found: dict[str, Any]) -> Report:
     about = [f"{machine['cpu']}, {machine['cpu_cores']} cores; {machine['gpu'] or 'no GPU: workers make the pixels'}"]
     if photographs:
         about.append(f"{photographs['count']} images, {photographs['mean_bytes'] / 1e3:.0f} kB on average")
-    equal = [(name, _said(result)) for name, result in found["equal"].items()]
-    names, workers = ("stock", "torch_sink"), f"{loader['workers']} workers"
-    speeds = [loader[name]["images_per_second"] for name in names]
-    first = found["worker_cost"][loader["pipeline"]]
-    costs = [first[f"{name}_ms"]["p50"] for name in names]
-    cost, speed = (
-        Bars(f"{loader['pipeline']}: {what}", [*zip(names, values, strict=True)], digits=digits, note=note)
-        for what, values, digits, note in (
-            ("CPU milliseconds for a sample in a worker, where a GPU makes the pixels", costs, 3, ""),
-            (f"images a second end to end on this machine, {workers}", speeds, 0, "" if machine["gpu"] else _NO_GPU),
-        )
-    )
+    name, workers = loader["pipeline"], f"{loader['workers']} workers"
+    cost = found["worker_cost"][name]
+    costs = {side: cost[f"{side}_ms"]["p50"] for side in ("stock", "torch_sink")}
+    speeds = {side: loader[side]["images_per_second"] for side in costs}
     verdict = (
-        f"Here {speeds[1] / speeds[0]:.2f}x the images a second, end to end with {workers}; "
-        f"{first['ratio']:.1f}x less work for a worker where a GPU makes the pixels."
+        f"Here {speeds['torch_sink'] / speeds['stock']:.2f}x the images a second, end to end with {workers}; "
+        f"{cost['ratio']:.1f}x less work for a worker where a GPU makes the pixels."
     )
-    tables = (
+    in_a_worker = f"{name}: CPU milliseconds for a sample in a worker, where a GPU makes the pixels"
+    end_to_end = f"{name}: images a second end to end on this machine, {workers}"
+    equal = [(pipeline, _said(result)) for pipeline, result in found["equal"].items()]
+    parts: list[Part] = [
+        Bars(in_a_worker, [*costs.items()], digits=3),
+        Bars(end_to_end, [*speeds.items()], note="" if machine["gpu"] else _NO_GPU),
         worker_cost_table(found["worker_cost"]),
         Table("Equal pixels, from equal seeds", ("pipeline", "equal"), equal),
-    )
-    return Report("torch_sink beside stock torchvision", about, verdict, [cost, speed, *tables])
+    ]
+    return Report("torch_sink beside stock torchvision", about, verdict, parts)
+
+
+def _said(result: dict[str, Any]) -> str:
+    if result["equal"] is None:
+        return "cannot be said: stock code differs from itself, with equal seeds of torch, numpy and random"
+    return "yes, every value" if result["equal"] else f"no: up to {result['difference']:g} apart"
 
 
 def draw(report: Report, path: Path) -> None:
@@ -281,9 +273,3 @@ def draw(report: Report, path: Path) -> None:
     figure.suptitle(report.about[0], x=0.01, ha="left", fontsize=10, color="#59636e")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
-
-
-def _said(result: dict[str, Any]) -> str:
-    if result["equal"] is None:
-        return "cannot be said: stock code differs from itself, with equal seeds of torch, numpy and random"
-    return "yes, every value" if result["equal"] else f"no: up to {result['difference']:g} apart"

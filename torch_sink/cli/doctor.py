@@ -5,17 +5,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from types import ModuleType
+from collections.abc import Callable
+from typing import NamedTuple
 
 from torch_sink.common.platforms import usable_cores
-from torch_sink.errors import SinkError
 
 OLDEST_RELEASES = {"torch": (2, 11), "torchvision": (0, 26), "triton": (3, 6), "PIL": (11, 3), "numpy": (1, 0)}
-INSTALL = {"PIL": "pillow"}
 EXTRAS = {
     "tqdm": "progress bars",
     "matplotlib": "the charts of bench and of the demo",
@@ -23,18 +21,11 @@ EXTRAS = {
     "torchdata": "StatefulDataLoader",
 }
 SMALL_SHARED_MEMORY_BYTES = 1 << 30
+_FAILURES = (ImportError, RuntimeError, OSError, AttributeError, ValueError)
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report.
-
-    Attributes:
-        subject: what was looked at.
-        state: "ok", "missing" (works without it) or "broken" (does not work).
-        detail: what was found.
-        remedy: the command or change that helps; empty when nothing is wrong.
-    """
+class Finding(NamedTuple):
+    """One line of the report: "ok", "missing" (works without it) or "broken", and what to do about it."""
 
     subject: str
     state: str
@@ -44,24 +35,22 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Look at everything; a check that fails becomes a finding and never ends the report."""
-    findings = [_check_python()]
+    findings = [Finding("python", "ok", f"{platform.python_version()} ({sys.executable})")]
     findings += [_check_release(module, oldest) for module, oldest in OLDEST_RELEASES.items()]
     if all(finding.state != "broken" for finding in findings):
-        for check in (_check_compiled_part, _check_device, _check_kernels, _check_decoder, _check_mode):
-            findings.append(_run(check))
-        findings += list(_check_machine())
-    findings += [_check_extra(module, purpose) for module, purpose in EXTRAS.items()]
-    return findings
+        checks = (_check_compiled_part, _check_device, _check_kernels, _check_decoder, _check_mode, _check_processor)
+        findings += [_run(check) for check in checks]
+        findings += [_check_shared_memory()] if os.path.isdir("/dev/shm") else []
+    return findings + [_check_extra(module, purpose) for module, purpose in EXTRAS.items()]
 
 
 def format_findings(findings: list[Finding]) -> str:
-    """Return the report as text."""
+    """The report as text."""
     width = max(len(finding.subject) for finding in findings)
     lines = []
-    for finding in findings:
-        lines.append(f"{finding.state:8}{finding.subject:{width}}  {finding.detail}")
-        if finding.remedy:
-            lines.append(f"{'':8}{'':{width}}  -> {finding.remedy}")
+    for subject, state, detail, remedy in findings:
+        lines.append(f"{state:8}{subject:{width}}  {detail}")
+        lines += [f"{'':8}{'':{width}}  -> {remedy}"] if remedy else []
     broken = sum(finding.state == "broken" for finding in findings)
     lines.append("\nEverything that is needed works." if not broken else f"\n{broken} broken: see the lines above.")
     return "\n".join(lines)
@@ -70,30 +59,25 @@ def format_findings(findings: list[Finding]) -> str:
 def _run(check: Callable[[], Finding]) -> Finding:
     try:
         return check()
-    except (ImportError, RuntimeError, OSError, AttributeError, ValueError, SinkError) as error:
+    except _FAILURES as error:
         subject = check.__name__.removeprefix("_check_").replace("_", " ")
         return Finding(subject, "broken", f"{type(error).__name__}: {error}", "reinstall: pip install -U torch-sink")
 
 
-def _check_python() -> Finding:
-    release = ".".join(map(str, sys.version_info[:3]))
-    return Finding("python", "ok", f"{release} ({sys.executable})")
-
-
 def _check_release(module: str, oldest: tuple[int, int]) -> Finding:
-    package = INSTALL.get(module, module)
+    package = "pillow" if module == "PIL" else module
     wanted = f"{package}>={'.'.join(map(str, oldest))}"
     # torch and torchvision have compiled parts that fit each other only when they come from one place.
-    names = "torch torchvision" if module in ("torch", "torchvision") else f"'{wanted}'"
+    remedy = f"pip install -U {'torch torchvision' if 'torch' in module else repr(wanted)}"
     if module == "triton" and _needs_no_triton():
         return Finding(package, "missing", "not installed: pixels are made on the CPU, with the same results")
     try:
         release: str = importlib.import_module(module).__version__
-    except (ImportError, RuntimeError, OSError, AttributeError) as error:
-        detail = f"cannot be imported: {type(error).__name__}: {error}"
-        return Finding(package, "broken", detail, f"pip install -U {names}")
-    if _numbers(release) < oldest:
-        return Finding(package, "broken", f"{release} is too old, {wanted} is needed", f"pip install -U {names}")
+    except _FAILURES as error:
+        return Finding(package, "broken", f"cannot be imported: {type(error).__name__}: {error}", remedy)
+    numbers = ("".join(filter(str.isdigit, part)) for part in release.split("+")[0].split(".")[:2])
+    if tuple(int(number or 0) for number in numbers) < oldest:
+        return Finding(package, "broken", f"{release} is too old, {wanted} is needed", remedy)
     return Finding(package, "ok", release)
 
 
@@ -102,11 +86,6 @@ def _needs_no_triton() -> bool:
     import torch
 
     return importlib.util.find_spec("triton") is None and not torch.cuda.is_available()
-
-
-def _numbers(release: str) -> tuple[int, ...]:
-    parts = release.split("+")[0].split(".")[:2]
-    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in parts)
 
 
 def _check_compiled_part() -> Finding:
@@ -122,13 +101,13 @@ def _check_device() -> Finding:
 
     from torch_sink.cli.machine import gpu_driver, gpu_name
 
-    # current_accelerator() names "cuda" for every CUDA build, with a GPU or without.
-    if not torch.accelerator.is_available():
+    name = gpu_name()
+    if name is None:
         if _has_nvidia_driver():
             return _explain_unusable_gpu()
         detail = "none found: pixels are made on the CPU, in the data workers, with the same results"
         return Finding("accelerator", "missing", detail, "nothing to do, unless this machine has a GPU: see nvidia-smi")
-    detail = f"{gpu_name()} ({torch.accelerator.current_accelerator()})"
+    detail = f"{name} ({torch.accelerator.current_accelerator()})"
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         free, total = torch.cuda.mem_get_info()
@@ -148,9 +127,12 @@ def _explain_unusable_gpu() -> Finding:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
         detail = f"the driver of an NVIDIA GPU is loaded, but torch cannot use it: {error}".partition("\n")[0]
-        too_old, not_compiled = "too old" in str(error), torch.version.cuda is None
-        remedy = "update the driver, or install torch for an older CUDA" if too_old else "see nvidia-smi"
-        remedy = "install a build of torch for CUDA: https://pytorch.org/get-started" if not_compiled else remedy
+        if torch.version.cuda is None:
+            remedy = "install a build of torch for CUDA: https://pytorch.org/get-started"
+        elif "too old" in str(error):
+            remedy = "update the driver, or install torch for an older CUDA"
+        else:
+            remedy = "see nvidia-smi"
         return Finding("accelerator", "broken", detail, remedy)
     return Finding("accelerator", "broken", "torch can use CUDA, but sees no GPU", "see CUDA_VISIBLE_DEVICES")
 
@@ -179,10 +161,9 @@ def _check_decoder() -> Finding:
     import torch
     from PIL import features
 
-    import torch_sink
     from torch_sink.image.core.state import default_device
     from torch_sink.image.decode.proof import prove
-    from torch_sink.image.decode.providers import candidates
+    from torch_sink.image.decode.providers import candidates, decode_providers
 
     device = torch.device(default_device())
     providers = [provider.name for provider in candidates(device)]
@@ -191,42 +172,40 @@ def _check_decoder() -> Finding:
     if providers[0] == "triton" and not (found := prove(device)).holds:
         detail = f"Pillow's threads decode JPEG files, for the kernels cannot: {found.reason}"
         return Finding("decoder", "broken", detail, "see the line about kernels; else report it with this line")
-    detail = f"{providers[0]} decodes"
-    detail += f"; what it cannot take goes to {', '.join(providers[1:])}" if len(providers) > 1 else ""
-    asked = [name for name in torch_sink.decode_providers() if name not in providers]
-    detail += f"; where it is named: {', '.join(asked)}" if asked else ""
-    return Finding("decoder", "ok", detail)
+    asked = [name for name in decode_providers() if name not in providers]
+    others = {"what it cannot take goes to": providers[1:], "where it is named:": asked}
+    listed = [f"{what} {', '.join(names)}" for what, names in others.items() if names]
+    return Finding("decoder", "ok", "; ".join([f"{providers[0]} decodes", *listed]))
 
 
 def _check_mode() -> Finding:
     import torch
 
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    mode = "graph" if torch.cuda.is_available() else "eager"
-    detail = f'mode "auto" runs as "{mode}"'
+    detail = f'mode "auto" runs as "{"graph" if torch.cuda.is_available() else "eager"}"'
     if compiler is None:
         remedy = 'only mode "compile" needs one, for instance: apt install g++'
         return Finding("step loop", "missing", f"{detail}; no C++ compiler", remedy)
     return Finding("step loop", "ok", f"{detail}; C++ compiler for torch.compile: {compiler}")
 
 
-def _check_machine() -> Iterator[Finding]:
+def _check_processor() -> Finding:
     from torch_sink.cli.machine import cpu_name
 
-    yield Finding("processor", "ok", f"{cpu_name()}, {usable_cores()} cores for this process")
-    shared = "/dev/shm"
-    if os.path.isdir(shared):
-        free = shutil.disk_usage(shared).free
-        detail = f"{free / 2**30:.1f} GiB free in {shared}, through which data workers hand over batches"
-        if free < SMALL_SHARED_MEMORY_BYTES:
-            yield Finding("shared memory", "missing", detail, "in a container: docker run --ipc=host or --shm-size=8g")
-        else:
-            yield Finding("shared memory", "ok", detail)
+    return Finding("processor", "ok", f"{cpu_name()}, {usable_cores()} cores for this process")
+
+
+def _check_shared_memory() -> Finding:
+    free = shutil.disk_usage("/dev/shm").free
+    detail = f"{free / 2**30:.1f} GiB free in /dev/shm, through which data workers hand over batches"
+    if free < SMALL_SHARED_MEMORY_BYTES:
+        return Finding("shared memory", "missing", detail, "in a container: docker run --ipc=host or --shm-size=8g")
+    return Finding("shared memory", "ok", detail)
 
 
 def _check_extra(module: str, purpose: str) -> Finding:
     try:
-        found: ModuleType = importlib.import_module(module)
+        found = importlib.import_module(module)
     except ImportError:
         return Finding(module, "missing", f"not installed; needed for {purpose}", f"pip install {module}")
     return Finding(module, "ok", f"{getattr(found, '__version__', 'installed')}, for {purpose}")

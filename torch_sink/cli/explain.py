@@ -17,17 +17,17 @@ from torch.utils._pytree import tree_leaves
 
 import torch_sink
 from torch_sink.cli import machine
-from torch_sink.cli.bench import one_thread, seed_everything, worker_seconds
+from torch_sink.cli.bench import one_thread, worker_seconds
 from torch_sink.cli.machine import DEVICES, costs, features_of_batch, launches_of
-from torch_sink.cli.pipelines import Images, Pipeline
-from torch_sink.cli.report import Bars, Report, Table, Text
+from torch_sink.cli.pipelines import Pipeline, seed_everything
+from torch_sink.cli.report import Bars, Part, Report, Table, Text
 from torch_sink.common.platforms import usable_cores
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.collate import collate_handles
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.sources.source import EncodedSource, FinishedSource, PixelSource, Source
 
-CPU, WORKER = "cpu", "worker"
+CPU, WORKER, GPU_STAGES = "cpu", "worker", "decode + kernels"
 MEASURED_IMAGES = 128
 _MOST_DECODED = 8  # files, to measure what Pillow takes for one
 _MOST_SHOWN = 8  # lines of a plan, and shapes
@@ -51,28 +51,19 @@ ADVICE = {
     WORKER: "More cores for workers help; so does a GPU, which takes this work from them: --device h200.",
     "host": "Larger batches help: they need as many launches as small ones.",
     "copy": "Smaller files help: the bus carries them as they are.",
-    "decode + kernels": "The GPU is what limits: smaller files or fewer operations help.",
+    GPU_STAGES: "The GPU is what limits: smaller files or fewer operations help.",
 }
 
 
 class Stage(NamedTuple):
-    """One of the stages that a batch goes through, all at the same time: what an image costs there.
-
-    Attributes:
-        name: of the stage.
-        place: where it runs.
-        bytes_in: that it reads; None where nobody knows.
-        bytes_out: that it hands on.
-        seconds: of one image.
-        at_once: how many images are in it at a time.
-    """
+    """One of the stages that a batch goes through, all at the same time: what an image costs there."""
 
     name: str
     place: str
-    bytes_in: float | None
+    bytes_in: float | None  # None where nobody knows
     bytes_out: float
     seconds: float
-    at_once: int = 1
+    at_once: int = 1  # images in it at a time
 
 
 class Explained(NamedTuple):
@@ -101,7 +92,7 @@ class Explained(NamedTuple):
         """Images a second of each stage, if nothing else were in the way. The GPU is decoder and kernels at a time."""
         on_gpu = sum(stage.seconds for stage in self.stages if stage.place == self.device)
         rates = {stage.name: stage.at_once / stage.seconds for stage in self.stages if stage.place != self.device}
-        return {**rates, **({"decode + kernels": 1 / on_gpu} if on_gpu else {})}
+        return rates | ({GPU_STAGES: 1 / on_gpu} if on_gpu else {})
 
     @property
     def limit(self) -> str:
@@ -125,64 +116,80 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
     if count < 1:
         raise ValueError(f"--workers {count} make no batches; give 1 or more")
     with torch_sink.image_backend("device", device="meta"):
-        seed_everything(0)
-        images, batch = next(pipeline.batches())
+        images, tensors = next(recorded(pipeline))
         fallbacks = torch_sink.fallback_report().counts
-        leaves = [collate_handles([leaf]) if isinstance(leaf, HANDLES) else leaf for leaf in tree_leaves(batch)]
     with one_thread(), torch_sink.image_backend("device", device=CPU if chosen == CPU else "meta"):
         worker_seconds(pipeline, images, seed=0)  # fills caches
         seconds = worker_seconds(pipeline, max(images, MEASURED_IMAGES), seed=1)
     at_once = count if device is not None and chosen != CPU else min(count, cores)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    stages = [*_stages(pipeline, tensors, images, chosen, at_once, seconds)]
+    worker = Stage(WORKER, f"this machine, {machine.cpu_name()}", None, 0, seconds, at_once)
     batches = [leaf for leaf in tensors if isinstance(leaf, LazyBatch)]
+    stages = list(_stages(worker, tensors, batches, images, chosen))
     return Explained(pipeline.name, images, chosen, count, batches, fallbacks, stages)
+
+
+def recorded(pipeline: Pipeline) -> Iterator[tuple[int, list[torch.Tensor]]]:
+    """(samples, tensors) of batches without end, where the backend records; images that are not collated are too."""
+    seed_everything(0)
+    for images, batch in pipeline.batches():
+        leaves = (collate_handles([leaf]) if isinstance(leaf, HANDLES) else leaf for leaf in tree_leaves(batch))
+        yield images, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _device(name: str | None) -> str:
     """The key of a device."""
     known = {each.lower(): each for each in (CPU, *DEVICES)}
-    here = (machine.gpu_name() if torch.cuda.is_available() else None) or CPU
-    found = [
-        each
-        for each in known
-        if each == (name or "").lower() or (name is None and each in here.lower().replace(" ", ""))
-    ]
-    if found:
-        return known[found[0]]
-    given = f"--device {name} is not known" if name else f"there are no figures for {here}"
-    raise ValueError(f"{given}; choose one of {', '.join(known)}: what is most like the GPU that you mean")
+    if name is not None:
+        wanted, said = name.lower(), f"--device {name} is not known"
+    else:
+        here = (machine.gpu_name() if torch.cuda.is_available() else None) or CPU
+        said, here = f"there are no figures for {here}", here.lower().replace(" ", "")
+        wanted = next((each for each in known if each in here), "")
+    if wanted not in known:
+        raise ValueError(f"{said}; choose one of {', '.join(known)}: what is most like the GPU that you mean")
+    return known[wanted]
+
+
+def _sources(batches: list[LazyBatch]) -> list[Source]:
+    return [source for batch in batches for source in batch.recorded.packed.sources()]
 
 
 def _stages(
-    pipeline: Pipeline, tensors: list[torch.Tensor], images: int, device: str, workers: int, seconds: float
+    worker: Stage, tensors: list[torch.Tensor], batches: list[LazyBatch], images: int, device: str
 ) -> Iterator[Stage]:
-    """What each stage has to do for an image; `seconds` is what a worker was measured to spend on one."""
-    batches = [leaf for leaf in tensors if isinstance(leaf, LazyBatch)]
-    made = sum(leaf.nbytes for leaf in tensors if not isinstance(leaf, LazyBatch)) / images
-    results = made + sum(math.prod(batch.shape) * batch.dtype.itemsize for batch in batches) / images
-    read = _bytes_read(pipeline, batches, images)
-    held = sum(_bytes_held(source) for batch in batches for source in batch.recorded.packed.sources()) / images
-    here = f"this machine, {machine.cpu_name()}"
+    """What each stage has to do for an image; all amounts are those of the batch before."""
+    sources = _sources(batches)
+    files = {source.path: len(source.data) for source in sources if isinstance(source, EncodedSource)}
+    made = sum(leaf.nbytes for leaf in tensors if not isinstance(leaf, LazyBatch))
+    results = made + sum(math.prod(batch.shape) * batch.dtype.itemsize for batch in batches)
+    packed = made + sum(batch.recorded.packed.blob.nbytes for batch in batches)
+    read = sum(files.values()) / images if files else None
+    yield worker._replace(bytes_in=read, bytes_out=(results if device == CPU else packed) / images)
     if device == CPU:
-        yield Stage(WORKER, here, read, results, seconds, workers)
         return
+
+    def stage(name: str, place: str, bytes_in: float, bytes_out: float, seconds: float) -> Stage:
+        return Stage(name, place, bytes_in / images, bytes_out / images, seconds / images)
+
     gpu, host = DEVICES[device], costs()["host"]
-    features = [features_of_batch(batch) for batch in batches]
     plans = [run.plan for batch in batches for run in batch.recorded.plan().runs]
-    tables = sum(plan.operations.nbytes + plan.tables.nbytes + 8 * plan.jobs.size for plan in plans) / images
-    moved = made + sum(batch.recorded.packed.blob.nbytes for batch in batches) / images
-    encoded, decoded = (sum(each[0][name] for each in features) / images for name in ("encoded byte", "decoded pixel"))
-    launches = sum(launches_of(batch).total() for batch in batches)
-    at_host = (host["image"] + host["launch"] * launches / images) / 1e6
-    at_host += sum(map(_seconds_of_pillow, batches)) / images
-    times = [[machine.microseconds(machine.modeled(launch), gpu) / 1e6 for launch in each] for each in features]
-    decoding, others = sum(each[0] for each in times) / images, sum(sum(each[1:]) for each in times) / images
-    yield Stage(WORKER, here, read, moved, seconds, workers)
-    yield Stage("host", f"a host as {host['cpu']}", moved, moved + tables, at_host)
-    yield Stage("copy", f"PCIe, {gpu.bus:g} GB/s", moved + tables, moved + tables, (moved + tables) / (gpu.bus * 1e9))
-    yield Stage("decode", device, encoded, 3 * decoded, decoding)
-    yield Stage("kernels", device, 3 * decoded + made + held, results, others)
+    moved = packed + sum(plan.operations.nbytes + plan.tables.nbytes + 8 * plan.jobs.size for plan in plans)
+    at_host = (host["image"] * images + host["launch"] * sum(launches_of(batch).total() for batch in batches)) / 1e6
+    by_pillow, seconds_decoding, others = sum(map(_seconds_of_pillow, batches)), 0.0, 0.0
+    decoding: Counter[str] = Counter()
+    for decoder, *launches in map(features_of_batch, batches):
+        decoding += decoder
+        seconds_decoding += _seconds(decoder, gpu)
+        others += sum(_seconds(launch, gpu) for launch in launches)
+    pixels = 3 * decoding["decoded pixel"]
+    yield stage("host", f"a host as {host['cpu']}", packed, moved, at_host + by_pillow)
+    yield stage("copy", f"PCIe, {gpu.bus:g} GB/s", moved, moved, moved / (gpu.bus * 1e9))
+    yield stage("decode", device, decoding["encoded byte"], pixels, seconds_decoding)
+    yield stage("kernels", device, pixels + made + sum(map(_bytes_held, sources)), results, others)
+
+
+def _seconds(launch: Counter[str], gpu: machine.Device) -> float:
+    return machine.microseconds(machine.modeled(launch), gpu) / 1e6
 
 
 def _bytes_held(source: Source) -> int:
@@ -190,15 +197,6 @@ def _bytes_held(source: Source) -> int:
     if isinstance(source, FinishedSource):
         return source.tensor.nbytes
     return len(source.image.tobytes()) if isinstance(source, PixelSource) else 0
-
-
-def _bytes_read(pipeline: Pipeline, batches: list[LazyBatch], images: int) -> float | None:
-    """Of an image's file, by the worker."""
-    if isinstance(pipeline.dataset, Images):
-        return sum(path.stat().st_size for path in pipeline.dataset.files) / len(pipeline.dataset)
-    sources = [source for batch in batches for source in batch.recorded.packed.sources()]
-    sizes = {source.path: len(source.data) for source in sources if isinstance(source, EncodedSource)}
-    return sum(sizes.values()) / images if sizes else None
 
 
 def _seconds_of_pillow(batch: LazyBatch) -> float:
@@ -216,11 +214,9 @@ def report_of(found: Explained) -> Report:
     """What was found, for readers."""
     shapes = [f"{str(batch.dtype).removeprefix('torch.')} {list(batch.shape)}" for batch in found.batches]
     where = "the CPU, in the workers" if found.device == CPU else f"an {found.device} (modeled)"
-    sources = [source for batch in found.batches for source in batch.recorded.packed.sources()]
+    names = {EncodedSource: "JPEG files", PixelSource: "images decoded by the worker"}
     kinds = Counter(
-        "JPEG files" if isinstance(source, EncodedSource) else "images decoded by the worker"
-        for source in sources
-        if isinstance(source, (EncodedSource, PixelSource))
+        name for source in _sources(found.batches) for kind, name in names.items() if isinstance(source, kind)
     )
     listed = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     about = [
@@ -229,7 +225,7 @@ def report_of(found: Explained) -> Report:
         f"-> {', '.join(_some(shapes)) or 'nothing that is recorded'}",
     ]
     bars = Bars("Images a second that each stage allows", [*found.rates.items()], found.limit)
-    parts: list[Table | Bars | Text]
+    parts: list[Part]
     parts = [_recorded_part(found), _launches_part(found), _fallbacks_part(found), _stages_part(found), bars]
     return Report(f"Pipeline {found.name}", about, _verdict(found), parts)
 
@@ -249,13 +245,13 @@ def _recorded_part(found: Explained) -> Table:
 
 
 def _launches_part(found: Explained) -> Text:
-    title, counts = "Launches of a batch", sum(map(launches_of, found.batches), Counter[str]())
+    counts = sum(map(launches_of, found.batches), Counter[str]())
     if found.device == CPU or not counts:
-        lines = ["none: workers make the pixels, in stock code"]
-        lines[0] += ". --device h200 shows what a GPU would do." if found.batches else "."
-        return Text(f"{title}: 0", lines)
+        instead = ". --device h200 shows what a GPU would do." if found.batches else "."
+        return Text("Launches of a batch: 0", [f"none: workers make the pixels, in stock code{instead}"])
     lines = _some([line for batch in found.batches for line in str(batch.plan).splitlines()[1:]])
-    return Text(f"{title}: {counts.total()} ({', '.join(f'{count} {name}' for name, count in counts.items())})", lines)
+    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
+    return Text(f"Launches of a batch: {counts.total()} ({listed})", lines)
 
 
 def _fallbacks_part(found: Explained) -> Text:
@@ -286,7 +282,7 @@ def _stages_part(found: Explained) -> Table:
 
 def _verdict(found: Explained) -> str:
     """Which stage limits, and what helps."""
-    name, others = found.limit, {**found.rates}
+    name, others = found.limit, found.rates
     said = f"The limit: {name}, at {others.pop(name):,.0f} images a second."
     if name == WORKER and not found.batches:
         return f"{said} Nothing of this pipeline is recorded: python -m torch_sink support lists what can be."

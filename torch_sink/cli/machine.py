@@ -20,7 +20,6 @@ import functools
 import json
 import math
 import platform
-import re
 import subprocess
 import time
 from collections import Counter
@@ -41,35 +40,26 @@ if TYPE_CHECKING:
     from torch_sink.image.execute.batch import LazyBatch
     from torch_sink.image.plan.build import Plan
 
-LANES = 32
-SCHEDULERS = 4
-ARITHMETIC = ("float32", "float64", "integer")
-# Instructions of the machine for one of PTX, where it is not one: assumed.
-EXPANDED = {"div.rn.f32": 10, "div.rn.f64": 30, "div.s32": 20, "div.u32": 20, "rem.s32": 20, "rem.u32": 20}
-_WIDE_INTEGER = re.compile(r"\.(s64|u64|b64)$|^(mad|mul)\.wide\.[su]32$")
-_ELSEWHERE = ("ld", "st", "atom", "red", "ldmatrix", "stmatrix", "bar", "bra", "brx", "ret", "shfl", "redux", "vote")
-_ALONG_AN_AXIS = (Kind.RESAMPLE_X, Kind.RESAMPLE_Y, Kind.FILTER_X, Kind.FILTER_Y)
 RELEASES = ("torch-sink", "torch", "torchvision", "triton", "pillow", "numpy")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return releases, processor, accelerator, thread count, date and commit as JSON-ready values."""
+    """Releases, processor, accelerator, thread count, date and commit as JSON-ready values."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
-        "releases": {name: release_of(name) for name in RELEASES},
+        "releases": {name: _release_of(name) for name in RELEASES},
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(),
         "cpu_cores": usable_cores(),
         "torch_threads": torch.get_num_threads(),
         "gpu": gpu_name(),
         "gpu_driver": gpu_driver(),
-        "commit": commit_of(Path(__file__).resolve().parent),
+        "commit": _commit(),
     }
 
 
-def release_of(distribution: str) -> str | None:
-    """Return the installed release of a distribution, None if it is not installed."""
+def _release_of(distribution: str) -> str | None:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -77,17 +67,14 @@ def release_of(distribution: str) -> str | None:
 
 
 def cpu_name() -> str:
-    """Return the processor's name as the kernel reports it, else the architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    """The processor's name as the system's kernel reports it, else the architecture."""
+    cpus = Path("/proc/cpuinfo")
+    lines = cpus.read_text().splitlines() if cpus.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def gpu_name() -> str | None:
-    """Return the name of the first accelerator, None without one."""
+    """The name of the first accelerator, None without one."""
     # current_accelerator() names "cuda" for every CUDA build, with a GPU or without.
     if not torch.accelerator.is_available():
         return None
@@ -95,17 +82,16 @@ def gpu_name() -> str | None:
 
 
 def gpu_driver() -> str | None:
-    """Return the NVIDIA driver's release, None where `nvidia-smi` does not answer."""
+    """The NVIDIA driver's release, None where `nvidia-smi` does not answer."""
     return _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 
 
-def commit_of(folder: Path) -> str | None:
-    """Return the git commit of a checkout, with "+changes" if it differs; None for an installed package."""
-    commit = _output_of("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")
-    if commit is None:
-        return None
-    changes = _output_of("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
-    return commit + ("+changes" if changes else "")
+def _commit() -> str | None:
+    """The git commit of this checkout, with "+changes" if it differs; None for an installed package."""
+    git = ("git", "-C", str(Path(__file__).parent))
+    commit = _output_of(*git, "rev-parse", "--short=12", "HEAD")
+    changes = commit and _output_of(*git, "status", "--porcelain", "--untracked-files=no")
+    return f"{commit}+changes" if changes else commit
 
 
 def _output_of(*command: str) -> str | None:
@@ -113,8 +99,7 @@ def _output_of(*command: str) -> str | None:
         finished = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    lines = finished.stdout.strip().splitlines()
-    return lines[0].strip() if lines else None
+    return finished.stdout.strip().partition("\n")[0] or None
 
 
 class Device(NamedTuple):
@@ -133,6 +118,7 @@ class Device(NamedTuple):
     bus: float
 
 
+LANES, SCHEDULERS = 32, 4
 DEVICES = {
     "A100": Device(108, 1.41, {"float32": 64, "float64": 32, "integer": 64}, 32),
     "H100": Device(132, 1.98, {"float32": 128, "float64": 64, "integer": 64}, 64),
@@ -141,42 +127,11 @@ DEVICES = {
     "RTX4090": Device(128, 2.52, {"float32": 128, "float64": 2, "integer": 64}, 32),
 }
 
-# What is executed: instructions of warps in all ("issue") and by kind of arithmetic, and wavefronts ("load-store").
-Work = Mapping[str, float]
 
-
-def work_of(instructions: Mapping[str, int], wavefronts: int) -> Counter[str]:
-    """Sums up what warps execute.
-
-    Args:
-        instructions: {name in PTX: how often a warp executes it}.
-        wavefronts: of loads, stores and atomic operations.
-    """
-    work: Counter[str] = Counter({"load-store": wavefronts})
-    for name, times in instructions.items():
-        executed = times * machine_instructions(name)
-        work["issue"] += executed
-        if kind := kind_of(name):
-            work[kind] += executed
-    return work
-
-
-def kind_of(name: str) -> str:
-    """What computes an instruction: "float32", "float64", "integer", or "" for another unit."""
-    if name.partition(".")[0] in _ELSEWHERE:
-        return ""
-    return "float64" if ".f64" in name else "float32" if ".f32" in name else "integer"
-
-
-def machine_instructions(name: str) -> int:
-    """About how many instructions of the machine one of PTX becomes."""
-    return EXPANDED.get(name, 2 if kind_of(name) == "integer" and _WIDE_INTEGER.search(name) else 1)
-
-
-def microseconds(work: Work, device: Device) -> float:
-    """The model's time for what warps execute."""
+def microseconds(work: Mapping[str, float], device: Device) -> float:
+    """The model's time for instructions of warps, in all ("issue") and by kind, and wavefronts ("load-store")."""
     cycles = [work.get("issue", 0) / SCHEDULERS, work.get("load-store", 0)]
-    cycles += [work.get(kind, 0) * LANES / device.units[kind] for kind in ARITHMETIC]
+    cycles += [work.get(kind, 0) * LANES / units for kind, units in device.units.items()]
     return max(cycles) / (device.multiprocessors * device.gigahertz * 1e3)
 
 
@@ -244,7 +199,7 @@ def name_of(kind: Kind) -> str:
 
 def _taps(kind: Kind, value: int) -> int:
     """How many pixels a head reads for one; `value` is the parameter that says so."""
-    if kind in _ALONG_AN_AXIS:
+    if kind in (Kind.RESAMPLE_X, Kind.RESAMPLE_Y, Kind.FILTER_X, Kind.FILTER_Y):
         return value
     if kind == Kind.BOX_BLUR:
         return 2 * value + 3

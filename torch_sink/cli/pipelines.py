@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import random
 import re
 import sys
 import traceback
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
@@ -28,47 +30,30 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CROP, RESIZE = 224, 256
 JITTER = (0.4, 0.4, 0.4, 0.1)
 _ELSEWHERE_TOO = "the same error comes without torch_sink: call it in Python to look"
-WHAT_IS_ALLOWED = "a transform, a function of an image, a Dataset or a DataLoader, or a function that returns one"
+_WHAT_IS_ALLOWED = "a transform, a function of an image, a Dataset or a DataLoader, or a function that returns one"
 _LIBRARIES = re.compile(rf"[/\\](site-packages|importlib)[/\\]|<|{re.escape(str(Path(torch_sink.__file__).parent))}")
 
 
-def _v1_train(*augmentations: Callable[[Any], Any]) -> v1.Compose:
-    head = [v1.RandomResizedCrop(CROP), v1.RandomHorizontalFlip()]
-    return v1.Compose([*head, *augmentations, v1.ToTensor(), v1.Normalize(MEAN, STD)])
-
-
-def _v1_eval() -> v1.Compose:
-    return v1.Compose([v1.Resize(RESIZE), v1.CenterCrop(CROP), v1.ToTensor(), v1.Normalize(MEAN, STD)])
-
-
-def _v2_train(*augmentations: v2.Transform) -> v2.Compose:
-    head = [v2.RandomResizedCrop(CROP), v2.RandomHorizontalFlip()]
-    tail = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
-    return v2.Compose([*head, *augmentations, *tail])
-
-
-def _v2_tensor_first() -> v2.Compose:
-    head = [v2.ToImage(), v2.RandomResizedCrop(CROP), v2.RandomHorizontalFlip()]
-    return v2.Compose([*head, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+def _train(module: Any, *augmentations: Callable[[Any], Any]) -> Any:
+    head = [module.RandomResizedCrop(CROP), module.RandomHorizontalFlip()]
+    values = [v1.ToTensor()] if module is v1 else [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    return module.Compose([*head, *augmentations, *values, module.Normalize(MEAN, STD)])
 
 
 PIPELINES: dict[str, Callable[[], Callable[[Any], Any]]] = {
-    "v1 train": _v1_train,
-    "v1 train + ColorJitter": lambda: _v1_train(v1.ColorJitter(*JITTER)),
-    "v1 train + RandAugment": lambda: _v1_train(v1.RandAugment()),
-    "v1 eval": _v1_eval,
-    "v2 train": _v2_train,
-    "v2 train + ColorJitter": lambda: _v2_train(v2.ColorJitter(*JITTER)),
-    "v2 train + RandAugment": lambda: _v2_train(v2.RandAugment()),
-    "v2 train, ToImage first": _v2_tensor_first,
+    "v1 train": lambda: _train(v1),
+    "v1 train + ColorJitter": lambda: _train(v1, v1.ColorJitter(*JITTER)),
+    "v1 train + RandAugment": lambda: _train(v1, v1.RandAugment()),
+    "v1 eval": lambda: v1.Compose([v1.Resize(RESIZE), v1.CenterCrop(CROP), v1.ToTensor(), v1.Normalize(MEAN, STD)]),
+    "v2 train": lambda: _train(v2),
+    "v2 train + ColorJitter": lambda: _train(v2, v2.ColorJitter(*JITTER)),
+    "v2 train + RandAugment": lambda: _train(v2, v2.RandAugment()),
+    "v2 train, ToImage first": lambda: v2.Compose([v2.ToImage(), *_train(v2).transforms]),
 }
 
 
 def build_pipeline(name: str) -> Callable[[Any], Any]:
     """Build one of `PIPELINES`.
-
-    Args:
-        name: a key of `PIPELINES`, for instance "v1 train".
 
     Raises:
         ValueError: the name is not one of them.
@@ -77,6 +62,13 @@ def build_pipeline(name: str) -> Callable[[Any], Any]:
         known = ", ".join(map(repr, PIPELINES))
         raise ValueError(f"unknown pipeline {name!r}; choose one of {known}, or your own as module:attribute")
     return PIPELINES[name]()
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds the generators that transforms draw from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
 
 
 class Images(Dataset[Any]):
@@ -131,16 +123,15 @@ class Pipeline(NamedTuple):
             ValueError: the pipeline raised, or has no samples.
         """
         while True:
-            empty = True
+            batch = None
             try:
                 for batch in self.loader(0):
                     yield batch
-                    empty = False
             except SinkError:
                 raise
             except Exception as error:  # of the user's code
                 raise ValueError(_said_by(self.name, error, self.advice)) from error
-            if empty:
+            if batch is None:
                 raise ValueError(f"{self.name} gives no samples; give a dataset that has some")
 
 
@@ -160,7 +151,7 @@ def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) ->
     """
     if batch_size < 1:
         raise ValueError(f"a batch of {batch_size} images cannot be made; give --batch-size 1 or more")
-    found = pipeline_named(name, folder)
+    found: Any = _named(name, folder) if ":" in name else build_pipeline(name)
     if isinstance(found, DataLoader):
         is_batch = found.batch_size is not None or found.batch_sampler is not None
         batching: dict[str, Any] = {"collate_fn": Counted(found.collate_fn, is_batch)}
@@ -173,19 +164,19 @@ def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) ->
     if isinstance(found, Dataset) or (hasattr(found, "__getitem__") and not callable(found)):
         return Pipeline(name, found, {**batching, "shuffle": not isinstance(found, IterableDataset) and len(found) > 0})
     if not callable(found):
-        raise ValueError(f"{name} is {a_kind(found)}; name {WHAT_IS_ALLOWED}")
+        kind = type(found).__name__
+        raise ValueError(f"{name} is {'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}; name {_WHAT_IS_ALLOWED}")
     if folder is None:
         raise ValueError(f"{name} is a transform, which needs images: give the folder that holds them")
     files = find_images(folder)
-    batching["batch_size"] = min(batch_size, len(files))
-    advice = _ELSEWHERE_TOO
-    if isinstance(found, FunctionType):
-        advice = f"it got an image; write '{name}(DIR)' if it makes a dataset of the folder"
-    return Pipeline(name, Images(files, found), {**batching, "shuffle": True}, advice=advice)
+    batching |= {"batch_size": min(batch_size, len(files)), "shuffle": True}
+    is_function = isinstance(found, FunctionType)
+    advice = f"it got an image; write '{name}(DIR)' if it makes a dataset of the folder" if is_function else ""
+    return Pipeline(name, Images(files, found), batching, advice=advice or _ELSEWHERE_TOO)
 
 
 def find_images(folder: str | Path) -> list[Path]:
-    """Return the image files under a folder, sorted.
+    """The image files under a folder, sorted.
 
     Raises:
         FileNotFoundError: there is no such folder, or no image in it.
@@ -200,15 +191,13 @@ def find_images(folder: str | Path) -> list[Path]:
     return files
 
 
-def pipeline_named(name: str, folder: str | Path | None) -> Any:
-    """What a built-in name or "module:attribute" stands for, called where it has to be; errors as `open_pipeline`."""
-    if ":" not in name:
-        return build_pipeline(name)
+def _named(name: str, folder: str | Path | None) -> Any:
+    """What "module:attribute" stands for, called where it has to be."""
     module_name, _, rest = name.partition(":")
     attribute, call, argument = rest.partition("(")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # and left there, for data workers that are spawned
-    found = _attribute(_module(module_name, name), attribute, name)
+    found = _attribute(_module(module_name, attribute, name), attribute, name)
     if call and argument not in (")", "DIR)"):
         raise ValueError(f"{name} cannot be called; write '{module_name}:{attribute}()' or '...(DIR)'")
     if isinstance(found, type) and not call:
@@ -223,15 +212,15 @@ def pipeline_named(name: str, folder: str | Path | None) -> Any:
         raise ValueError(_said_by(name, error)) from error
 
 
-def _module(module_name: str, name: str) -> ModuleType:
+def _module(module_name: str, attribute: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise ValueError(_said_by(name, error)) from error
-        file = Path(module_name if module_name.endswith(".py") else f"{error.name}.py").name
-        instead = f"write {Path(file).stem}:{name.partition(':')[2]}, and " if module_name.endswith(".py") else ""
-        remedy = f"{instead}run this in the folder of {file}, or set PYTHONPATH"
+        stem = module_name.removesuffix(".py").rpartition("/")[2]
+        instead = f"write {stem}:{attribute}, and " if module_name.endswith(".py") else ""
+        remedy = f"{instead}run this in the folder of {stem.partition('.')[0]}.py, or set PYTHONPATH"
         raise ValueError(f"{name}: there is no module {error.name!r}; {remedy}") from error
     except Exception as error:  # of the user's module
         raise ValueError(_said_by(name, error)) from error
@@ -241,9 +230,9 @@ def _attribute(module: ModuleType, path: str, name: str) -> Any:
     found: Any = module
     for part in path.split("."):
         if not hasattr(found, part):
-            public = [key for key, value in vars(found).items() if key[0] != "_" and not _is_imported(value, module)]
-            close = [f"did you mean {each!r}?" for each in difflib.get_close_matches(part, public, 1)]
-            said = close[0] if close else f"it has {', '.join(sorted(public)[:8]) or 'no names'}"
+            own = [key for key, value in vars(found).items() if key[0] != "_" and not _is_imported(value, module)]
+            close = difflib.get_close_matches(part, own, 1)
+            said = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(own)[:8]) or 'no names'}"
             raise ValueError(f"{name}: {module.__name__} has no {part!r}; {said}")
         found = getattr(found, part)
     return found
@@ -258,11 +247,6 @@ def _takes_nothing(function: FunctionType) -> bool:
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
     return all(each.default is not each.empty or each.kind in kinds for each in parameters)
-
-
-def a_kind(found: Any) -> str:
-    name = type(found).__name__
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def _said_by(name: str, error: Exception, advice: str = _ELSEWHERE_TOO) -> str:

@@ -5,33 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from html import escape
+from importlib.resources import files
 from typing import NamedTuple
 
 _COLUMNS, _BAR_COLUMNS = 110, 40
-_STYLE = """
-  :root { color-scheme: light dark; --text: #1f2328; --note: #59636e; --page: #ffffff; --band: #f3f5f7;
-          --line: #d1d9e0; --bar: #0969da; --limit: #bc4c00; }
-  @media (prefers-color-scheme: dark) { :root { --text: #f0f6fc; --note: #a8b1bb; --page: #0d1117; --band: #161b22;
-          --line: #3d444d; --bar: #58a6ff; --limit: #f0883e; } }
-  body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; color: var(--text); background: var(--page);
-         max-width: 960px; margin: 0 auto; padding: 24px 20px 48px; }
-  h1 { font-size: 22px; margin: 0 0 4px; }
-  h2 { font-size: 16px; margin: 28px 0 6px; }
-  p { margin: 4px 0; }
-  .note { color: var(--note); font-size: 13px; }
-  .scroll { overflow-x: auto; }
-  table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-  th { color: var(--note); font-weight: 600; font-size: 13px; }
-  th, td { text-align: left; padding: 5px 14px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-  th.number, td.number { text-align: right; white-space: nowrap; }
-  .bars { display: grid; grid-template-columns: max-content 1fr; gap: 6px 14px; align-items: center; }
-  .track { background: var(--band); border-radius: 4px; }
-  .bar { background: var(--bar); border-radius: 4px; min-width: 2px; height: 22px; display: flex; align-items: center; }
-  .bar span { white-space: nowrap; margin-left: calc(100% + 8px); }
-  .long span { margin-left: auto; margin-right: 8px; color: var(--page); }
-  .limit { background: var(--limit); }
-  .verdict { background: var(--band); border-left: 4px solid var(--limit); padding: 8px 14px; margin: 12px 0; }
-"""
 
 
 def _wrapped(text: str) -> list[str]:
@@ -40,15 +17,12 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text.strip(), _COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}  ")
 
 
-class Table(NamedTuple):
-    """Rows under a head.
+def _paragraphs(lines: Sequence[str], kind: str = "") -> str:
+    return "\n".join(f"<p{f' class={kind}' if kind else ''}>{escape(line)}</p>" for line in lines if line)
 
-    Attributes:
-        title: above it.
-        head: names of the columns.
-        rows: their cells. Columns whose name begins with a space hold numbers, and are aligned to the right.
-        note: below it.
-    """
+
+class Table(NamedTuple):
+    """Rows under a head; columns whose name begins with a space hold numbers, and are aligned to the right."""
 
     title: str
     head: Sequence[str]
@@ -56,40 +30,29 @@ class Table(NamedTuple):
     note: str = ""
 
     def as_text(self) -> str:
-        table = [self.head, *self.rows]
-        widths = [max(len(row[column].strip()) for row in table) for column in range(len(self.head))]
-        lines = []
-        for row in table:
-            cells = zip(row, widths, self.head, strict=True)
-            aligned = [f"{cell.strip():{'>' if name[0] == ' ' else '<'}{width}}" for cell, width, name in cells]
-            lines.append(f"  {'  '.join(aligned)}".rstrip())
-        return "\n".join([self.title, *lines, *_wrapped(self.note)])
+        columns = [[cell.strip() for cell in column] for column in zip(self.head, *self.rows, strict=True)]
+        aligned = []
+        for name, column in zip(self.head, columns, strict=True):
+            width = max(map(len, column))
+            aligned.append([cell.rjust(width) if name[0] == " " else cell.ljust(width) for cell in column])
+        return "\n".join(f"  {'  '.join(row)}".rstrip() for row in zip(*aligned, strict=True))
 
     def as_html(self) -> str:
-        kinds = [' class="number"' if name[0] == " " else "" for name in self.head]
-        head, *rows = [
+        kinds = [" class=number" if name[0] == " " else "" for name in self.head]
+        rows = [
             "".join(f"<{tag}{kind}>{escape(cell.strip())}</{tag}>" for cell, kind in zip(row, kinds, strict=True))
             for tag, row in (("th", self.head), *(("td", row) for row in self.rows))
         ]
-        body = "\n".join(f"<tr>{row}</tr>" for row in rows)
-        return f'<div class="scroll"><table>\n<tr>{head}</tr>\n{body}\n</table></div>'
+        return '<div class="scroll"><table>\n<tr>' + "</tr>\n<tr>".join(rows) + "</tr>\n</table></div>"
 
 
 class Bars(NamedTuple):
-    """Numbers, and how large they are beside each other.
-
-    Attributes:
-        title: above them, with their unit.
-        values: (name, number).
-        limit: the name that stands out; "" for none.
-        digits: behind the point.
-        note: below them.
-    """
+    """Numbers by their names, and how large they are beside each other; `limit` is the name that stands out."""
 
     title: str
     values: Sequence[tuple[str, float]]
     limit: str = ""
-    digits: int = 0
+    digits: int = 0  # behind the point
     note: str = ""
 
     def _shares(self) -> list[tuple[str, str, float]]:
@@ -98,16 +61,16 @@ class Bars(NamedTuple):
 
     def as_text(self) -> str:
         width = max(len(name) for name, _ in self.values)
-        lines = [self.title]
-        for name, number, share in self._shares():
-            bar = "#" * max(1, round(_BAR_COLUMNS * share))
-            lines.append(f"  {name:{width}}  {bar} {number}{'  <- the limit' if name == self.limit else ''}")
-        return "\n".join([*lines, *_wrapped(self.note)])
+        return "\n".join(
+            f"  {name:{width}}  {'#' * max(1, round(_BAR_COLUMNS * share))} {number}"
+            + "  <- the limit" * (name == self.limit)
+            for name, number, share in self._shares()
+        )
 
     def as_html(self) -> str:
         rows = []
         for name, number, share in self._shares():
-            kind = "bar" + (" limit" if name == self.limit else "") + (" long" if share > 0.6 else "")
+            kind = "bar" + " limit" * (name == self.limit) + " long" * (share > 0.6)
             bar = f'<div class="{kind}" style="width: {100 * share:.2f}%"><span>{number}</span></div>'
             rows.append(f'<div>{escape(name)}</div><div class="track">{bar}</div>')
         return '<div class="bars">\n' + "\n".join(rows) + "\n</div>"
@@ -121,45 +84,33 @@ class Text(NamedTuple):
     note: str = ""
 
     def as_text(self) -> str:
-        return "\n".join([self.title, *(short for line in self.lines for short in _wrapped(line))])
+        return "\n".join(short for line in self.lines for short in _wrapped(line))
 
     def as_html(self) -> str:
-        return "".join(f"<p>{escape(line)}</p>\n" for line in self.lines)
+        return _paragraphs(self.lines)
+
+
+Part = Table | Bars | Text
 
 
 class Report(NamedTuple):
-    """A page.
-
-    Attributes:
-        title: what was looked at.
-        about: lines below it.
-        verdict: the answer; "" for none.
-        parts: in order.
-    """
+    """A page: what was looked at, lines about it, the answer, and its parts in order."""
 
     title: str
     about: Sequence[str]
     verdict: str
-    parts: Sequence[Table | Bars | Text]
+    parts: Sequence[Part]
 
     def as_text(self) -> str:
         """For a terminal."""
         head = "\n".join([self.title, *(f"  {line}" for line in self.about)])
-        verdict = "\n".join(line.strip() for line in _wrapped(self.verdict))
-        return "\n\n".join([head, *(part.as_text() for part in self.parts), verdict]).rstrip()
+        parts = ["\n".join([part.title, part.as_text(), *_wrapped(part.note)]) for part in self.parts]
+        return "\n\n".join([head, *parts, textwrap.fill(self.verdict, _COLUMNS)])
 
     def as_html(self) -> str:
         """A page of its own, for light and dark."""
-        about = "".join(f'<p class="note">{escape(line)}</p>\n' for line in self.about)
-        verdict = f'<p class="verdict">{escape(self.verdict)}</p>\n' if self.verdict else ""
-        parts = "\n".join(
-            f"<h2>{escape(part.title)}</h2>\n{part.as_html()}"
-            + (f'\n<p class="note">{escape(part.note)}</p>' if part.note else "")
-            for part in self.parts
-        )
-        return (
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            '<meta name="viewport" content="width=device-width">\n'
-            f"<title>{escape(self.title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
-            f"<body>\n<h1>{escape(self.title)}</h1>\n{about}{verdict}{parts}\n</body>\n</html>\n"
-        )
+        body = [_paragraphs(self.about, "note"), _paragraphs([self.verdict], "verdict")]
+        for part in self.parts:
+            body += [f"<h2>{escape(part.title)}</h2>", part.as_html(), _paragraphs([part.note], "note")]
+        page = files("torch_sink.cli").joinpath("report.html").read_text(encoding="utf-8")
+        return page.replace("{{title}}", escape(self.title)).replace("{{body}}", "\n".join(body))

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
-from torch.utils.data import default_collate
 
 import torch_sink
-from torch_sink.cli.photos import SIZES, make_photo
-from torch_sink.cli.pipelines import PIPELINES, WHAT_IS_ALLOWED, a_kind, pipeline_named
+from torch_sink.cli.explain import recorded
+from torch_sink.cli.photos import make_photo
+from torch_sink.cli.pipelines import PIPELINES, Pipeline, open_pipeline
 from torch_sink.errors import SinkError
 from torch_sink.image.execute import ahead
 from torch_sink.image.execute.batch import LazyBatch
-from torch_sink.image.execute.collate import collate_handles
-from torch_sink.image.handles.tensor import HANDLES
 
 BATCHES = 6  # of each pipeline: what is drawn at random decides which kernels a batch needs
 _BAR_COLUMNS = 30
@@ -33,8 +31,7 @@ def warm(
     """Compile what pipelines launch, and the decoder, into Triton's cache.
 
     Args:
-        pipelines: names of built-in pipelines, or "module:attribute" of a transform, a dataset or, with "()" at its
-            end, of a function that makes one; none for all built-in ones.
+        pipelines: names as `open_pipeline` takes them; none for all built-in ones. Transforms get generated images.
         target_name: GPU to compile for, such as "cuda:90"; None for this machine's.
         batch_size: images in each of the batches that are looked at.
         processes: that compile; None for one a core.
@@ -54,15 +51,16 @@ def warm(
     if everything:
         jobs.update(ahead.jobs_of(lambda: ahead.launch_everything(target), target))
     else:
-        for name in pipelines or PIPELINES:
-            jobs.update(_jobs_of_pipeline(name, batch_size, target))
+        jobs.update(_jobs_of_pipelines(pipelines or [*PIPELINES], batch_size, target))
     started = time.perf_counter()
     outcomes = list(_shown(ahead.compile_all(list(jobs), target, processes), len(jobs)))
     failed = [outcome for outcome in outcomes if outcome.error]
     there = sum(outcome.was_there for outcome in outcomes)
+    from triton import knobs
+
     print(
         f"{len(outcomes) - there - len(failed)} kernels compiled for {target.backend}:{target.arch} in "
-        f"{time.perf_counter() - started:.0f} s, {there} were in Triton's cache ({_cache_folder()}) already."
+        f"{time.perf_counter() - started:.0f} s, {there} were in Triton's cache ({knobs.cache.dir}) already."
     )
     for outcome in failed:
         print(f"{outcome.job.kernel} cannot be compiled: {outcome.error}", file=sys.stderr)
@@ -71,42 +69,26 @@ def warm(
     return int(bool(failed))
 
 
-def _jobs_of_pipeline(name: str, batch_size: int, target: Any) -> list[ahead.Job]:
+def _jobs_of_pipelines(names: Sequence[str], batch_size: int, target: Any) -> Iterator[ahead.Job]:
+    """What recorded batches of pipelines launch."""
+    with tempfile.TemporaryDirectory(prefix="torch_sink_warm_") as folder:
+        photo = make_photo(500, 375, seed=0)
+        for number in range(batch_size):
+            photo.save(Path(folder, f"{number}.jpg"))
+        for name in names:
+            yield from _jobs_of_pipeline(open_pipeline(name, folder, batch_size), target)
+
+
+def _jobs_of_pipeline(pipeline: Pipeline, target: Any) -> list[ahead.Job]:
     with torch_sink.image_backend("device", device="meta"):
-        batches = list(_batches(name, batch_size))
+        leaves = [leaf for _, leaves in islice(recorded(pipeline), BATCHES) for leaf in leaves]
+        batches = [leaf for leaf in leaves if isinstance(leaf, LazyBatch)]
         if not batches:
             raise ValueError(
-                f"{name} launches no kernel: stock code makes all of its images. The reasons:\n"
+                f"{pipeline.name} launches no kernel: stock code makes all of its images. The reasons:\n"
                 f"{torch_sink.fallback_report()}"
             )
         return ahead.jobs_of(lambda: ahead.launch_batches(batches), target)
-
-
-def _batches(name: str, batch_size: int) -> Iterator[LazyBatch]:
-    """Recorded batches of a pipeline, on generated images or those of its dataset."""
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)
-    sample = _sampler(name)
-    for _ in range(BATCHES):
-        samples = [sample() for _ in range(batch_size)]
-        try:
-            leaves = tree_leaves(default_collate(samples))
-        except (RuntimeError, TypeError):
-            # Images of many sizes, or samples that only a collate function of their own can join.
-            leaves = [collate_handles([leaf]) for leaf in tree_leaves(samples) if isinstance(leaf, HANDLES)]
-        yield from (leaf for leaf in leaves if isinstance(leaf, LazyBatch))
-
-
-def _sampler(name: str) -> Callable[[], Any]:
-    """A function that gives one sample after the other of a built-in pipeline or of "module:attribute"."""
-    found = pipeline_named(name, None)
-    if hasattr(found, "__getitem__") and hasattr(found, "__len__"):
-        return lambda: found[random.randrange(len(found))]
-    if not callable(found):
-        raise ValueError(f"{name} is {a_kind(found)}; name {WHAT_IS_ALLOWED}")
-    images = [make_photo(*size, seed) for seed, size in enumerate(SIZES)]
-    return lambda: found(random.choice(images))
 
 
 def _shown(outcomes: Iterator[ahead.Outcome], total: int) -> Iterator[ahead.Outcome]:
@@ -121,12 +103,6 @@ def _shown(outcomes: Iterator[ahead.Outcome], total: int) -> Iterator[ahead.Outc
         yield outcome
     if in_place:
         print(file=sys.stderr)
-
-
-def _cache_folder() -> str:
-    from triton import knobs
-
-    return str(knobs.cache.dir)
 
 
 def _decoder_verdict() -> str:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from torch_sink.cli.machine import DEVICES, costs, microseconds, modeled, name_of, work_of
+from torch_sink.cli.machine import DEVICES, costs, microseconds, modeled, name_of
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.core.atoms import Kind
 from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
@@ -43,7 +43,7 @@ def test_the_busiest_unit_gives_the_time(script: ModuleType) -> None:
         ({"add.s32": 4000, "add.rn.f32": 4000}, 0, 4000 * 32 / 64),
         ({"ld.global.b32": 4000}, 9000, 9000),
     ):
-        time = microseconds(work_of(instructions, wavefronts), device)
+        time = microseconds(script.work_of(instructions, wavefronts), device)
         assert time == pytest.approx(1e6 * cycles / second), instructions
 
 
