@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -18,10 +17,8 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torchvision.models import DenseNet
 
 from torch_sink.loop import StepLoop, amp
-from torch_sink.loop.core.function_dtypes import recomputing_in
 
 LEVELS = ("O0", "O1", "O2", "O3")
-STOCK = checkpoint_module._CheckpointFrame, checkpoint_module.CheckpointFunction
 Run = Callable[..., Any]
 
 
@@ -89,7 +86,6 @@ def test_checkpoints_change_no_gradient(name: str, level: str, dtype: torch.dtyp
         loss.backward()
         results.append([loss, *gradients(model)])
     assert_equal(results[1], results[0], exactly=name != "reentrant")
-    assert (checkpoint_module._CheckpointFrame, checkpoint_module.CheckpointFunction) == STOCK
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -173,15 +169,10 @@ def test_gradients_inside_the_forward_pass() -> None:
     assert_equal(results[1], results[0], exactly=True)
 
 
-def test_nothing_is_left_behind() -> None:
-    """Neither the functions of torch that are diverted meanwhile, nor a reference to the model."""
+def test_a_checkpoint_does_not_keep_the_model() -> None:
     model = amp.auto_mixed_precision(Blocks(CHECKPOINTS["not reentrant"]), "O2", torch.bfloat16)
     reference = weakref.ref(model)
     outputs = model(make_batch()[0])
-    with recomputing_in(nullcontext), suppress(RuntimeError), recomputing_in(nullcontext):
-        assert checkpoint_module._CheckpointFrame is not STOCK[0]
-        raise RuntimeError("inside")
-    assert (checkpoint_module._CheckpointFrame, checkpoint_module.CheckpointFunction) == STOCK
     gc.disable()
     try:
         outputs.sum().backward()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from torch_sink.loop.core.arguments import check_choice
-from torch_sink.loop.step.precision import LEVELS, NORMALIZATION, Autocast, CastAtUse, Precision, PrecisionForward
+from torch_sink.loop.step.precision import LEVELS, Autocast, FullPrecision, LayerCasts, Precision, PrecisionForward
 from torch_sink.loop.step.scaler import DynamicLossScaler, StaticLossScaler, all_finite, grads_finite
 
 __all__ = [
@@ -54,8 +54,8 @@ def auto_mixed_precision(
 
     Args:
         model: changed in place.
-        amp_level: "O0" nothing; "O1" and "auto" torch.autocast; "O2" low precision but for normalization, softmax and
-            losses; "O3" low precision.
+        amp_level: "O0" nothing; "O1" and "auto" torch.autocast; "O2" low precision from layer to layer too, but
+            normalization in float32; "O3" normalization in low precision.
         dtype: torch.float16 or torch.bfloat16.
         keep_batchnorm_fp32: at O2 and O3, whether normalization runs in float32; default what the level says.
 
@@ -72,12 +72,11 @@ def auto_mixed_precision(
         return model
     precision: Precision
     if amp_level in ("O1", "auto"):
-        parameter = next(model.parameters(), None)
-        precision = Autocast(dtype, parameter.device.type if parameter is not None else "cpu")
+        precision = Autocast("O1", dtype)
     else:
-        keep = keep_batchnorm_fp32 if keep_batchnorm_fp32 is not None else amp_level == "O2"
-        precision = CastAtUse(amp_level, dtype, model, keep_float32=NORMALIZATION if keep else ())
-    return _install(model, precision)
+        precision = LayerCasts(amp_level, dtype, "cpu", model, float_norms=keep_batchnorm_fp32)
+    model.forward = PrecisionForward(model, precision)
+    return model
 
 
 def custom_mixed_precision(
@@ -109,9 +108,15 @@ def custom_mixed_precision(
     for member in members:
         if not (isinstance(member, type) and issubclass(member, nn.Module)):
             raise TypeError(f"the list holds {member!r}; it may hold torch.nn.Module types only")
-    if white_list is not None:
-        return _install(model, CastAtUse("O1", dtype, model, keep_float32=(), only=members))
-    return _install(model, CastAtUse("O3", dtype, model, keep_float32=members))
+    of_members: Precision = Autocast("O1", dtype)
+    of_model: Precision = Precision("O0", dtype)
+    if black_list is not None:
+        of_members, of_model = FullPrecision("O0", dtype), of_members
+    for module in model.modules():
+        if isinstance(module, members):
+            module.forward = PrecisionForward(module, of_members)
+    model.forward = PrecisionForward(model, of_model)
+    return model
 
 
 def _check(model: nn.Module, dtype: torch.dtype) -> None:
@@ -121,8 +126,3 @@ def _check(model: nn.Module, dtype: torch.dtype) -> None:
         raise ValueError(f"dtype={dtype!r}: pass torch.float16 or torch.bfloat16")
     if isinstance(model.__dict__.get("forward"), PrecisionForward):
         raise ValueError("the model went through mixed precision already; converting it twice would cast twice")
-
-
-def _install(model: nn.Module, precision: Precision) -> nn.Module:
-    model.forward = PrecisionForward(model, precision)
-    return model

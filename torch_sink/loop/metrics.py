@@ -57,7 +57,8 @@ def supervised(loss_fn: Callable[..., Any] | None, precision: Precision) -> Forw
             )
         inputs, *labels = batch
         output = precision.outputs(network(inputs))
-        return (loss_fn(output, *labels) if loss_fn is not None else None, output, *labels)
+        with precision.loss_context():
+            return (loss_fn(output, *labels) if loss_fn is not None else None, output, *labels)
 
     return forward
 

@@ -47,8 +47,8 @@ class StepLoop:
         loss_fn: `loss_fn(model(x), y)` -> tensor of one element. May be None when `forward` is given.
         optimizer: any dense torch.optim optimizer but LBFGS, of the model's parameters.
         sink_size: iterations per host sync; -1 for a whole epoch.
-        amp: "O0" float32; "O1" autocast; "O2" low precision but for normalization, softmax and losses; "O3" low
-            precision but for the loss; "auto": O2 on an accelerator, O0 on the CPU.
+        amp: "O0" float32; "O1" autocast; "O2" autocast with low precision from layer to layer, normalization and loss
+            in float32; "O3" normalization in low precision too; "auto": O2 on an accelerator, O0 on the CPU.
         amp_dtype: torch.bfloat16 or torch.float16.
         loss_scaler: "default" (dynamic for float16, none for bfloat16), None, or a scaler of `torch_sink.amp`.
         scheduler: a torch.optim.lr_scheduler, or None.

@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 
 from torch_sink import thread_waits
 from torch_sink.errors import HostSyncError
-from torch_sink.loop.core import function_dtypes
 from torch_sink.thread_waits import device_waits, here, host_sync_allowed
 from torch_sink.tracing import hooks
 
@@ -28,7 +27,7 @@ _OWN_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the loop
 _OPTIMIZER_FOLDER = os.path.join(_TORCH_FOLDER, "optim") + os.sep
 
 # What stands between a user's line and the operator that it calls.
-_WATCHING_FILES = (__file__, thread_waits.__file__, function_dtypes.__file__, hooks.__file__, warnings.__file__)
+_WATCHING_FILES = (__file__, thread_waits.__file__, hooks.__file__, warnings.__file__)
 
 _BY_REASON = {
     "reads one element (item, float, bool, an index that is a tensor)": "_local_scalar_dense is_nonzero",

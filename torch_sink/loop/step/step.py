@@ -28,7 +28,10 @@ def supervised_forward(loss_fn: Callable[..., Any], precision: Precision) -> For
             )
         inputs, targets = batch
         outputs = model(inputs)
-        return loss_fn(precision.outputs(outputs) if precision.casts else outputs, targets)
+        if not precision.casts:
+            return loss_fn(outputs, targets)
+        with precision.loss_context():
+            return loss_fn(precision.outputs(outputs), targets)
 
     return forward
 
