@@ -54,7 +54,7 @@ def test_every_transform_and_functional_is_tried(table: dict[str, SupportRow]) -
 
 
 def test_the_table_is_complete_without_the_kernels_behind_the_functionals() -> None:
-    names = support_trials.functional_names(v2.functional)
+    names = support_trials.functional_names(v2)
     assert {"resize", "to_image", "to_pil_image", "clamp_bounding_boxes", "get_size", "hflip"} <= set(names)
     assert not {"resize_image", "pad_mask", "crop_bounding_boxes", "flip_video", "register_kernel"} & set(names)
 
@@ -115,8 +115,8 @@ def _refused_by_stock(trial: Trial, family: str, number: int) -> bool:
 def test_only_what_stock_refuses_is_refused(family: str) -> None:
     """An error of a recorded call must not look like an input that torchvision does not take."""
     module = {"v1": transforms, "v2": v2}[family]
-    found = {**support_trials.transform_trials(module), **support_trials.functional_trials(family, module.functional)}
-    assert {*support_trials.transform_names(module), *support_trials.functional_names(module.functional)} <= set(found)
+    found = {**support_trials.transform_trials(family, module), **support_trials.functional_trials(family, module)}
+    assert {*support_trials.transform_names(module), *support_trials.functional_names(module)} <= set(found)
     wrong = []
     for name, trials in found.items():
         for trial in trials:

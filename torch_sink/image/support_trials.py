@@ -35,20 +35,9 @@ from torch_sink.image.support import FALLBACK, INPUT_KINDS, NOT_TRIED, PASSES, R
 # From the best to the worst: an entry that draws is as good as its worst draw.
 _ORDER = (PASSES, RECORDED, FALLBACK, REFUSED)
 _NO_TRANSFORMS = ("AutoAugmentPolicy", "InterpolationMode", "Transform")  # two enums and a base class
-_NO_FUNCTIONALS = ("register_kernel",)  # a decorator
 _KERNEL_SUFFIXES = ("_image", "_video", "_mask", "_bounding_boxes", "_keypoints")
-HEIGHT, WIDTH = 16, 24
-_PIXELS = 3 * HEIGHT * WIDTH
-
-
-def detection_targets() -> dict[str, Any]:
-    """Two boxes, two key points and two labels of the sample image."""
-    size = (HEIGHT, WIDTH)
-    return {
-        "boxes": tv_tensors.BoundingBoxes([[1, 2, 9, 12], [4, 3, 20, 14]], format="XYXY", canvas_size=size),  # type: ignore[arg-type, call-arg]
-        "points": tv_tensors.KeyPoints([[3, 4], [12, 9]], canvas_size=size),  # type: ignore[call-arg]
-        "labels": torch.tensor([0, 1]),
-    }
+_SIZE = _HEIGHT, _WIDTH = 16, 24
+_PIXELS = 3 * _HEIGHT * _WIDTH
 
 
 def _read(image: Any) -> Any:
@@ -56,7 +45,7 @@ def _read(image: Any) -> Any:
     return image
 
 
-def other_transforms(module: ModuleType) -> dict[str, list[Sample]]:
+def _other_transforms(module: ModuleType) -> dict[str, list[Sample]]:
     """{class name: ways to construct it} for `torchvision.transforms` or `torchvision.transforms.v2`."""
     flip = module.RandomHorizontalFlip(p=1.0)
     automatic = [way._replace(draws=MANY_DRAWS) for way in interpolations(usual="NEAREST")[:2]]
@@ -69,7 +58,10 @@ def other_transforms(module: ModuleType) -> dict[str, list[Sample]]:
         "GaussianNoise": [sample()],
         "Identity": [sample()],
         "JPEG": [sample(90)],
-        "Lambda": [sample(_read), sample(module.functional.hflip, label="a function that calls recorded functionals")],
+        "Lambda": [
+            sample(lambda image: np.asarray(image) is None or image),
+            sample(module.functional.hflip, label="a function that calls recorded functionals"),
+        ],
         "LinearTransformation": [sample(torch.eye(_PIXELS), torch.zeros(_PIXELS))],
         "RandAugment": automatic,
         "RandomApply": [sample([flip], p=1.0)],
@@ -84,7 +76,7 @@ def other_transforms(module: ModuleType) -> dict[str, list[Sample]]:
     }
 
 
-OTHER_FUNCTIONALS = (
+_OTHER_FUNCTIONALS = (
     Example("clamp_bounding_boxes"), Example("clamp_keypoints"),
     Example("convert_bounding_box_format", (), {"new_format": "CXCYWH"}), Example("gaussian_noise"),
     Example("get_dimensions"), Example("get_image_num_channels"), Example("get_image_size"),
@@ -93,25 +85,30 @@ OTHER_FUNCTIONALS = (
     Example("uniform_temporal_subsample", (2,)),
 )  # fmt: skip
 # Other names of functionals of which operations have examples.
-ALIASES = {"horizontal_flip": "hflip", "vertical_flip": "vflip", "elastic": "elastic_transform"}
+_ALIASES = {"horizontal_flip": "hflip", "vertical_flip": "vflip", "elastic": "elastic_transform"}
+
+
+class Trial(NamedTuple):
+    """One way to call a transform or functional; all but `calls` is as in `Sample`."""
+
+    label: str
+    calls: Sequence[Callable[..., Any]]  # for each of `INPUT_KINDS`
+    draws: int = 1
+    form: str = "image"
 
 
 def tried_rows() -> list[SupportRow]:
     """The rows of `support_table()`."""
     rows = []
     with _undisturbed(), image_backend("device", device="meta"):
-        for family, module in _families():
-            trials = transform_trials(module)
-            rows += [_row(f"{family}.{name}", family, trials.get(name)) for name in transform_names(module)]
-        for family, module in _families():
-            trials = functional_trials(family, module.functional)
-            names = functional_names(module.functional)
-            rows += [_row(f"{family}.functional.{name}", family, trials.get(name)) for name in names]
+        for prefix, names_of, trials_of in (
+            ("", transform_names, transform_trials),
+            ("functional.", functional_names, functional_trials),
+        ):
+            for family, module in (("v1", v1), ("v2", v2)):
+                trials = trials_of(family, module)
+                rows += [_row(f"{family}.{prefix}{name}", family, trials.get(name)) for name in names_of(module)]
     return rows
-
-
-def _families() -> list[tuple[str, ModuleType]]:
-    return [("v1", v1), ("v2", v2)]
 
 
 def transform_names(module: ModuleType) -> list[str]:
@@ -121,91 +118,61 @@ def transform_names(module: ModuleType) -> list[str]:
 
 
 def functional_names(module: ModuleType) -> list[str]:
-    """Names of the public functionals of a module; without the kernels that they dispatch to."""
-    functions = {name for name, function in vars(module).items() if inspect.isfunction(function) and name[0] != "_"}
-    return sorted(
-        name
-        for name in functions
-        if name not in _NO_FUNCTIONALS
-        and not any(name.endswith(suffix) and name.removesuffix(suffix) in functions for suffix in _KERNEL_SUFFIXES)
-    )
+    """Names of their public functionals; without the kernels that they dispatch to, and the decorator for these."""
+    everything = vars(module.functional).items()
+    functions = {name for name, function in everything if inspect.isfunction(function) and name[0] != "_"}
+    kernels = {name + suffix for name in functions for suffix in _KERNEL_SUFFIXES}
+    return sorted(functions - kernels - {"register_kernel"})
 
 
-class Trial(NamedTuple):
-    """One way to call a transform or functional; all but `calls` is as in `Sample`."""
-
-    label: str
-    calls: tuple[Callable[..., Any], ...]  # for each of `INPUT_KINDS`
-    draws: int = 1
-    form: str = "image"
-
-
-def transform_trials(module: ModuleType) -> dict[str, list[Trial]]:
+def transform_trials(family: str, module: ModuleType) -> dict[str, list[Trial]]:
     """{class: the ways to construct it that are tried, the usual one first}."""
-    samples: dict[str, Sequence[Sample]] = dict(other_transforms(module))
+    ways: dict[str, Sequence[Sample]] = dict(_other_transforms(module))
     for operation in operations():
-        samples.update(operation.transforms)
+        ways.update(operation.transforms)
     return {
-        name: [_trial_of(getattr(module, name), sample) for sample in each]
-        for name, each in samples.items()
+        name: [
+            Trial(way.label, [getattr(module, name)(*way.args, **way.kwargs)] * len(INPUT_KINDS), way.draws, way.form)
+            for way in each
+        ]
+        for name, each in ways.items()
         if hasattr(module, name)
     }
-
-
-def _trial_of(kind: type, sample: Sample) -> Trial:
-    call = kind(*sample.args, **sample.kwargs)
-    return Trial(sample.label, (call,) * len(INPUT_KINDS), sample.draws, sample.form)
 
 
 def functional_trials(family: str, module: ModuleType) -> dict[str, list[Trial]]:
     """{functional: the calls of it that are tried, the usual one first}; what an example lacks another kind's fills."""
     found: dict[tuple[str, str], list[Any]] = {}
-    for kind, examples in enumerate(_examples(family, module)):
-        for example in examples:
-            found.setdefault((example.name, example.label), [example] * len(INPUT_KINDS))[kind] = example
+    for at, kind in enumerate(("Pillow", f"{family} uint8", f"{family} float32")):
+        arguments = Arguments(random.Random(0), kind, *_SIZE, channels=3)
+        arguments.functional = module.functional
+        examples = [example for operation in operations() for example in operation.examples(arguments)]
+        for example in (*examples, *_OTHER_FUNCTIONALS):
+            if example.run is None and hasattr(module.functional, example.name):
+                call = functools.partial(example.called, module.functional)
+                found.setdefault((example.name, example.label), [call] * len(INPUT_KINDS))[at] = call
     trials: dict[str, list[Trial]] = {}
     for (name, label), calls in found.items():
-        bound = tuple(functools.partial(example.called, module) for example in calls)
-        trials.setdefault(name, []).append(Trial(label if name in trials else "", bound))
-    return {**trials, **{alias: trials[name] for alias, name in ALIASES.items()}}
-
-
-def _examples(family: str, module: ModuleType) -> Iterator[list[Example]]:
-    """The examples of functionals of a module, for each of `INPUT_KINDS`."""
-    for kind in ("Pillow", f"{family} uint8", f"{family} float32"):
-        arguments = Arguments(random.Random(0), kind, HEIGHT, WIDTH, channels=3)
-        arguments.functional = module
-        of_operations = [example for operation in operations() for example in operation.examples(arguments)]
-        yield [
-            example
-            for example in (*of_operations, *OTHER_FUNCTIONALS)
-            if example.run is None and hasattr(module, example.name)
-        ]
+        trials.setdefault(name, []).append(Trial(label if name in trials else "", calls))
+    return {**trials, **{alias: trials[name] for alias, name in _ALIASES.items()}}
 
 
 def _row(label: str, family: str, trials: list[Trial] | None) -> SupportRow:
     if trials is None:
         return SupportRow(label, NOT_TRIED, NOT_TRIED)
-    tried = [(trial.label, try_it(family, trial)) for trial in trials]
-    on_pillow, on_uint8, on_float = tried[0][1]
+    usual, *others = (try_it(family, trial) for trial in trials)
+    on_pillow, on_uint8, on_float = usual
     on_tensor = on_float if on_uint8 == REFUSED else on_uint8
-    both = zip(INPUT_KINDS[1:], (on_uint8, on_float), strict=True)
-    notes = [f"{kind}: {way}" for kind, way in both if way != on_tensor]
-    differences: dict[str, list[str]] = {}
-    for variant, ways in tried[1:]:
-        for difference in _differences(ways, tried[0][1]):
-            differences.setdefault(difference, []).append(variant)
-    notes += [f"{', '.join(variants)}: {difference}" for difference, variants in differences.items()]
+    notes = [f"{kind}: {way}" for kind, way in zip(INPUT_KINDS[1:], usual[1:], strict=True) if way != on_tensor]
+    variants: dict[str, list[str]] = {}  # what is to be said about calls with other arguments: their labels
+    for trial, ways in zip(trials[1:], others, strict=True):
+        for way in dict.fromkeys(ways):
+            pairs = zip(INPUT_KINDS, ways, usual, strict=True)
+            kinds = [kind for kind, own, other in pairs if own == way != other and {own, other} != {RECORDED, PASSES}]
+            if kinds:
+                variants.setdefault(f"{way} on {_joined(kinds)}", []).append(trial.label)
+    notes += [f"{', '.join(labels)}: {difference}" for difference, labels in variants.items()]
     return SupportRow(label, on_pillow, on_tensor, "; ".join(notes))
-
-
-def _differences(ways: tuple[str, ...], usual: tuple[str, ...]) -> list[str]:
-    """What is to be said about a call whose arguments are not the usual ones."""
-    changed: dict[str, list[str]] = {}
-    for kind, way, usual_way in zip(INPUT_KINDS, ways, usual, strict=True):
-        if way != usual_way and not {way, usual_way} <= {RECORDED, PASSES}:
-            changed.setdefault(way, []).append(kind)
-    return [f"{way} on {_joined(kinds)}" for way, kinds in changed.items()]
 
 
 def _joined(kinds: list[str]) -> str:
@@ -217,7 +184,7 @@ def _joined(kinds: list[str]) -> str:
 # --- trying
 
 
-def try_it(family: str, trial: Trial) -> tuple[str, ...]:
+def try_it(family: str, trial: Trial) -> list[str]:
     """How a call runs on each of `INPUT_KINDS`."""
     ways = []
     for number, call in enumerate(trial.calls):
@@ -225,17 +192,17 @@ def try_it(family: str, trial: Trial) -> tuple[str, ...]:
         random.seed(0)
         draws = [_try_once(call, sample_image(family, number), trial.form) for _ in range(trial.draws)]
         ways.append(max(draws, key=_ORDER.index))
-    return tuple(ways)
+    return ways
 
 
 @functools.cache
-def _noise(count: int) -> bytes:
-    return np.random.default_rng(0).integers(0, 256, count, dtype=np.uint8).tobytes()
+def _noise() -> bytes:
+    return np.random.default_rng(0).integers(0, 256, _PIXELS, dtype=np.uint8).tobytes()
 
 
 def sample_image(family: str, number: int) -> Any:
     """A small image of one of `INPUT_KINDS`: a handle while the backend is on, else what stock code gives."""
-    image = Image.frombytes("RGB", (WIDTH, HEIGHT), _noise(3 * WIDTH * HEIGHT))
+    image = Image.frombytes("RGB", (_WIDTH, _HEIGHT), _noise())
     pillow = image if state.active is None else lazy_image(image)
     if number == 0:
         return pillow
@@ -247,11 +214,14 @@ def sample_image(family: str, number: int) -> Any:
 
 def arranged(image: Any, form: str) -> tuple[Any, ...]:
     """The arguments of a transform that takes the image in the given form; see `Sample.form`."""
+    labels = torch.tensor([0, 1])
     if form == "detection":
-        return ({"image": image, **detection_targets()},)
-    if form == "batch" and isinstance(image, torch.Tensor):
-        return torch.stack([image, image]), torch.tensor([0, 1])
-    return (image, torch.tensor([0, 1])) if form == "batch" else (image,)
+        boxes = tv_tensors.BoundingBoxes([[1, 2, 9, 12], [4, 3, 20, 14]], format="XYXY", canvas_size=_SIZE)  # type: ignore[arg-type, call-arg]
+        points = tv_tensors.KeyPoints([[3, 4], [12, 9]], canvas_size=_SIZE)  # type: ignore[call-arg]
+        return ({"image": image, "boxes": boxes, "points": points, "labels": labels},)
+    if form == "batch":
+        return torch.stack([image, image]) if isinstance(image, torch.Tensor) else image, labels
+    return (image,)
 
 
 def _try_once(call: Callable[..., Any], image: Any, form: str) -> str:
@@ -259,24 +229,17 @@ def _try_once(call: Callable[..., Any], image: Any, form: str) -> str:
     ledger.counts.clear()
     try:
         result = call(*inputs)
-    except SinkError:
-        # Pixels of a batch were asked for, and a backend that only records has none.
-        return FALLBACK if _takes(call, arranged(image.materialize(), form)) else REFUSED
+    except SinkError:  # pixels of a batch were asked for, and a backend that only records has none
+        try:
+            call(*arranged(image.materialize(), form))
+        except Exception:
+            return REFUSED
+        return FALLBACK
     except Exception:
         return REFUSED
-    if ledger.counts:
-        return FALLBACK
     if form != "image":
         result = result["image"] if form == "detection" else result[0]
-    return _way(result, before)
-
-
-def _takes(call: Callable[..., Any], inputs: tuple[Any, ...]) -> bool:
-    try:
-        call(*inputs)
-    except Exception:
-        return False
-    return True
+    return FALLBACK if ledger.counts else _way(result, before)
 
 
 def _way(result: Any, before: tuple[Any, ...]) -> str:
@@ -286,8 +249,7 @@ def _way(result: Any, before: tuple[Any, ...]) -> str:
         return PASSES
     if isinstance(result, LazyBatch):
         return RECORDED
-    handles = (LazyImage, *HANDLES)
-    if not all(type(part) in handles and part.is_recording for part in parts):
+    if not all(type(part) in (LazyImage, *HANDLES) and part.is_recording for part in parts):
         return FALLBACK
     return PASSES if all(part.sink_ops == before for part in parts) else RECORDED
 
