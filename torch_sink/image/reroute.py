@@ -104,13 +104,12 @@ def _rows() -> Iterator[Row]:
     for name, function in vars(_functional_tensor).items():
         if inspect.isfunction(function) and function.__module__ == _functional_tensor.__name__ and name[0] != "_":
             yield Row(_functional_tensor, name, stand_ins.tensor_kernel("v1", name))
-    yield Row(functional, "resized_crop", stand_ins.resized_crop("pil.resized_crop"))
+    yield Row(functional, "resized_crop", stand_ins.on_image("pil.resized_crop", by_methods=True))
     for name, modules in _CONVERSIONS.items():
         for module in modules:
             yield Row(module, name, stand_ins.on_image(f"functional.{name}"))
     for module in (v2.functional, _misc):
-        make = stand_ins.on_tensor("convert_image_dtype", stand_ins.convert_v2, makes_pure=True)
-        yield Row(module, "convert_image_dtype", make)
+        yield Row(module, "convert_image_dtype", stand_ins.convert_image_dtype)
     yield from _kernel_rows()
 
     yield Row(transforms.RandomResizedCrop, "get_params", transform_methods.resized_crop_v1)

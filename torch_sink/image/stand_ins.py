@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -30,32 +32,23 @@ Make = Callable[[Stock], Stock]
 
 # --- Pillow images
 
+_MISSING = object()
 
-def _not_recorded(image: Any, *args: Any, **kwargs: Any) -> Any:
-    return NotImplemented
+
+def on_image(place: str, *, by_methods: bool = False) -> Make:
+    """For functionals on Pillow images, and for conversions, which also take tensors.
+
+    What their recorder does not take goes to stock code: under `by_methods` as a handle, whose methods record.
+    """
+    return _on_image(RECORDERS[place], place in TAKE_PALETTES, by_methods)
 
 
 def through_methods(stock: Stock) -> Stock:
     """For functionals whose stock code calls Pillow methods that `LazyImage` records."""
-    return _on_image(_not_recorded, palettes=True, by_methods=True)(stock)
-
-
-def on_image(place: str) -> Make:
-    """For functionals on Pillow images, and for conversions, which also take tensors."""
-    return _on_image(RECORDERS[place], place in TAKE_PALETTES)
-
-
-def resized_crop(place: str) -> Make:
-    """For crops that are resized: recorded as a whole where they are usual, else method by method."""
-    return _on_image(RECORDERS[place], place in TAKE_PALETTES, by_methods=True)
-
-
-_MISSING = object()
+    return _on_image(lambda *args, **kwargs: NotImplemented, palettes=True, by_methods=True)(stock)
 
 
 def _on_image(recorder: Recorder, palettes: bool, by_methods: bool = False) -> Make:
-    """What `recorder` does not take goes to stock code: under `by_methods` as a handle, whose methods record."""
-
     def make(stock: Stock) -> Stock:
         first = next(iter(inspect.signature(stock).parameters))
 
@@ -65,19 +58,16 @@ def _on_image(recorder: Recorder, palettes: bool, by_methods: bool = False) -> M
                 if first not in kwargs:
                     return stock(**kwargs)  # raises its own error
                 image = kwargs.pop(first)
-            handle: Any = None
-            if isinstance(image, Image.Image):
-                handle = lazy_image(image, palettes=palettes)
-            elif isinstance(image, HANDLES) and image.is_recording:
+            is_pillow = isinstance(image, Image.Image)
+            handle: Any = lazy_image(image, palettes=palettes) if is_pillow else None
+            if not is_pillow and isinstance(image, HANDLES) and image.is_recording:
                 handle = image
-            made = NotImplemented if handle is None else recorder(handle, *args, **kwargs)
-            if made is not NotImplemented:
-                return made
-            if not by_methods or not isinstance(image, Image.Image):
-                return stock(image, *args, **kwargs)
             if handle is not None:
-                return stock(handle, *args, **kwargs)
-            with executing():  # told once, not by each method
+                made = recorder(handle, *args, **kwargs)
+                if made is not NotImplemented:
+                    return made
+                return stock(handle if by_methods else image, *args, **kwargs)
+            with executing() if by_methods and is_pillow else nullcontext():  # told once, not by each method
                 return stock(image, *args, **kwargs)
 
         return stand_in
@@ -85,20 +75,25 @@ def _on_image(recorder: Recorder, palettes: bool, by_methods: bool = False) -> M
     return make
 
 
-def through_tensor(recorder: Recorder) -> Make:
-    """For kernels of `transforms.v2` on Pillow images that work on tensors; `recorder` is of the kernel on these."""
+# Kernels of `transforms.v2` on Pillow images that turn them into tensors and back.
+_THROUGH_TENSORS = ("elastic", "erase", "gaussian_blur", "permute_channels")
 
-    def record(image: Any, *args: Any, **kwargs: Any) -> Any:
-        made = recorder(image.as_tensor(Op("pil_to_tensor"), torch.uint8), *args, **kwargs)
-        return made if made is NotImplemented else made.as_image()
 
-    return _on_image(record, palettes=False)
+def pillow_kernel(name: str) -> Make:
+    """The stand-in for a kernel of `transforms.v2` on Pillow images."""
+    if name == "resized_crop":
+        return on_image("pil.resized_crop_v2", by_methods=True)
+    if name in _THROUGH_TENSORS:
+        return _on_image(functools.partial(_through_tensor, RECORDERS[f"v2.{name}"]), palettes=False)
+    return on_image(f"pil.{name}") if f"pil.{name}" in RECORDERS else through_methods
+
+
+def _through_tensor(recorder: Recorder, image: Any, *args: Any, **kwargs: Any) -> Any:
+    made = recorder(image.as_tensor(Op("pil_to_tensor"), torch.uint8), *args, **kwargs)
+    return made if made is NotImplemented else made.as_image()
 
 
 # --- tensors
-
-# What the kernels of v1 compute from a `tv_tensors.Image` is a pure tensor, but for these.
-_KEEP_TYPE = ("erase",)
 
 
 def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) -> Make:
@@ -134,20 +129,19 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
 
 
 _QUERIES: dict[str, Recorder] = {
-    "v1.get_dimensions": lambda handle: list(handle.sink_shape),
-    "v1.get_image_size": lambda handle: [handle.sink_shape[2], handle.sink_shape[1]],
-    "v1.get_image_num_channels": lambda handle: handle.sink_shape[0],
-    "v2.get_dimensions": lambda handle: list(handle.sink_shape),
-    "v2.get_num_channels": lambda handle: handle.sink_shape[0],
-    "v2.get_size": lambda handle: list(handle.sink_shape[1:]),
+    "get_dimensions": lambda handle: list(handle.sink_shape),
+    "get_image_num_channels": lambda handle: handle.sink_shape[0],
+    "get_image_size": lambda handle: [handle.sink_shape[2], handle.sink_shape[1]],
+    "get_num_channels": lambda handle: handle.sink_shape[0],
+    "get_size": lambda handle: list(handle.sink_shape[1:]),
 }
 
 
 def tensor_kernel(family: str, name: str) -> Make:
     """The stand-in for a kernel of `transforms`, "v1", or `transforms.v2`, "v2"."""
-    place = f"{family}.{name}"
-    recorder = _QUERIES.get(place) or RECORDERS.get(place)
-    return on_tensor(name, recorder, makes_pure=family == "v1" and name not in _KEEP_TYPE)
+    recorder = _QUERIES.get(name) or RECORDERS.get(f"{family}.{name}")
+    # What the kernels of v1 compute from a `tv_tensors.Image` is a pure tensor, but for one.
+    return on_tensor(name, recorder, makes_pure=family == "v1" and name != "erase")
 
 
 def handle_kernel(name: str, function: Stock) -> Make:
@@ -155,22 +149,13 @@ def handle_kernel(name: str, function: Stock) -> Make:
     return lambda stock: tensor_kernel("v2", name)(function)
 
 
-# Their kernels on Pillow images turn them into tensors and back.
-_THROUGH_TENSORS = ("elastic", "erase", "gaussian_blur", "permute_channels")
+def convert_image_dtype(stock: Stock) -> Stock:
+    """Stand-in for `v2.functional.convert_image_dtype`, a kernel that user code calls by itself."""
 
+    def record(handle: Any, dtype: torch.dtype = torch.float32) -> Any:
+        return RECORDERS["v2.to_dtype"](handle, dtype, True)
 
-def pillow_kernel(name: str) -> Make:
-    """The stand-in for a kernel of `transforms.v2` on Pillow images."""
-    if name in _THROUGH_TENSORS:
-        return through_tensor(RECORDERS[f"v2.{name}"])
-    if name == "resized_crop":
-        return resized_crop("pil.resized_crop_v2")
-    return on_image(f"pil.{name}") if f"pil.{name}" in RECORDERS else through_methods
-
-
-def convert_v2(handle: Any, dtype: torch.dtype = torch.float32) -> Any:
-    """Records `v2.functional.convert_image_dtype`, a kernel that user code calls by itself."""
-    return RECORDERS["v2.to_dtype"](handle, dtype, True)
+    return on_tensor("convert_image_dtype", record, makes_pure=True)(stock)
 
 
 # --- batches
@@ -273,58 +258,42 @@ _ENHANCERS = {
     "Brightness": "pil.adjust_brightness",
     "Sharpness": "pil.adjust_sharpness",
 }
-_TIMM_OPS = ("autocontrast", "equalize")
 
 
-class ModuleStandIn:
-    """A module with some of its functions replaced."""
-
-    def __init__(self, stock: Any, replaced: dict[str, Any]) -> None:
-        self.__dict__.update(replaced)
-        self._stock = stock
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stock, name)
+def image_enhance(stock: ModuleType) -> ModuleType:
+    """`PIL.ImageEnhance` as timm's augmentations call it on handles; what is no handle goes to Pillow."""
+    made = {kind: functools.partial(_Enhancer, getattr(stock, kind), place) for kind, place in _ENHANCERS.items()}
+    return _with(stock, made)
 
 
 class _Enhancer:
-    """One of `ImageEnhance`'s classes, on a handle."""
+    """One of its classes, which prepares nothing before it knows the factor."""
 
-    def __init__(self, stock: Callable[[Any], Any], recorder: Recorder, image: Any) -> None:
-        self._stock, self._recorder, self._image = stock, recorder, image
+    def __init__(self, stock: Stock, place: str, image: Any) -> None:
+        self._stock, self._place, self._image = stock, place, image
 
     def enhance(self, factor: Any) -> Any:
-        made = self._recorder(self._image, factor) if _records(self._image) else NotImplemented
-        return self._stock(self._image).enhance(factor) if made is NotImplemented else made
+        return _recorded(lambda image, factor: self._stock(image).enhance(factor), self._place, self._image, factor)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stock(self._image), name)
 
 
-def _records(image: Any) -> bool:
-    """True for a handle whose pixels are colors, and not numbers of colors."""
-    return getattr(image, "is_recording", False) and image.mode != "P"
-
-
-def _enhancer(stock: Callable[[Any], Any], recorder: Recorder) -> Callable[[Any], Any]:
-    return lambda image: _Enhancer(stock, recorder, image) if _records(image) else stock(image)
-
-
-def _function(stock: Stock, recorder: Recorder) -> Stock:
-    def operation(image: Any, *args: Any, **kwargs: Any) -> Any:
-        made = recorder(image, *args, **kwargs) if _records(image) else NotImplemented
-        return stock(image, *args, **kwargs) if made is NotImplemented else made
-
-    return operation
-
-
-def image_enhance(stock: Any) -> ModuleStandIn:
-    """`PIL.ImageEnhance` as timm's augmentations call it on handles; what is no handle goes to Pillow."""
-    return ModuleStandIn(
-        stock, {kind: _enhancer(getattr(stock, kind), RECORDERS[place]) for kind, place in _ENHANCERS.items()}
-    )
-
-
-def image_ops(stock: Any) -> ModuleStandIn:
+def image_ops(stock: ModuleType) -> ModuleType:
     """`PIL.ImageOps` likewise; its other functions that the kernels know call methods that `LazyImage` records."""
-    return ModuleStandIn(stock, {name: _function(getattr(stock, name), RECORDERS[f"pil.{name}"]) for name in _TIMM_OPS})
+    names = ("autocontrast", "equalize")
+    return _with(stock, {name: functools.partial(_recorded, getattr(stock, name), f"pil.{name}") for name in names})
+
+
+def _recorded(stock: Stock, place: str, image: Any, *args: Any, **kwargs: Any) -> Any:
+    """On a handle whose pixels are colors, and not numbers of colors."""
+    records = getattr(image, "is_recording", False) and image.mode != "P"
+    made = RECORDERS[place](image, *args, **kwargs) if records else NotImplemented
+    return stock(image, *args, **kwargs) if made is NotImplemented else made
+
+
+def _with(module: ModuleType, replaced: dict[str, Any]) -> ModuleType:
+    """A module with some of its functions replaced."""
+    made = ModuleType(module.__name__)
+    vars(made).update({**vars(module), **replaced})
+    return made
