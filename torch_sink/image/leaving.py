@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -22,14 +21,15 @@ _LEAVES = (torch.Tensor, np.ndarray, str, bytes, int, float, complex, type(None)
 _DEPTH = 2
 
 
-class RealBatches:
-    """A worker's `collate_fn`: makes the pixels of what the user's one returns, beside other workers.
+class MadeInWorker:
+    """A worker's `collate_fn`, which finishes what the user's one returns; the thread that sends it would lose errors.
 
-    Otherwise the training process would make them, one image after the other, when it uses the batch.
+    Without a device it makes the pixels, beside other workers and not in the training process; with one it packs
+    stacks.
     """
 
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
-        self.collate = collate
+    def __init__(self, collate: Callable[[Any], Any], makes_pixels: bool) -> None:
+        self.collate, self.makes_pixels = collate, makes_pixels
 
     def __getattr__(self, name: str) -> Any:
         if name == "collate":
@@ -38,36 +38,17 @@ class RealBatches:
 
     def __call__(self, samples: Any) -> Any:
         batch = self.collate(samples)
-        with executing():
-            for handle in _handles_in(batch):
-                handle.load() if type(handle) in _IMAGES else handle.materialize()
-        return batch
-
-
-class PackedBatches(RealBatches):
-    """A worker's `collate_fn` where a device makes the pixels: packs the stacks in what it returns.
-
-    The thread that sends batches would do it otherwise, where an error is lost.
-    """
-
-    def __call__(self, samples: Any) -> Any:
-        batch = self.collate(samples)
-        if LazyStack.were_made:
+        if self.makes_pixels:
+            with executing():
+                for handle in _handles_in(batch, (*HANDLES, *_IMAGES)):
+                    handle.load() if type(handle) in _IMAGES else handle.materialize()
+        elif LazyStack.were_made:
             for stack in _handles_in(batch, (LazyStack,)):
                 stack.pack()
         return batch
 
 
-def with_collate(
-    wrapper: type[RealBatches], loop: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a worker's loop with its `collate_fn` wrapped."""
-    bound = inspect.signature(loop).bind(*args, **kwargs)
-    bound.arguments["collate_fn"] = wrapper(bound.arguments["collate_fn"])
-    return bound.args, bound.kwargs
-
-
-def _handles_in(batch: Any, kinds: tuple[type, ...] = (*HANDLES, *_IMAGES)) -> Iterator[Any]:
+def _handles_in(batch: Any, kinds: tuple[type, ...]) -> Iterator[Any]:
     """The handles in nested containers and objects, each of them once."""
     todo, seen = [(batch, _DEPTH)], set()
     while todo:

@@ -40,7 +40,7 @@ from torch_sink.image.execute.collate import collate_handles
 from torch_sink.image.handles import augmix, tensor_file
 from torch_sink.image.handles.file import jpeg_factory, opener, pil_loader
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
-from torch_sink.image.leaving import PackedBatches, RealBatches, with_collate
+from torch_sink.image.leaving import MadeInWorker
 from torch_sink.image.operations import RECORDERS
 from torch_sink.image.stack import EACH_ALONE, LazyStack
 
@@ -194,8 +194,7 @@ class WorkerLoop:
     """
 
     def __init__(self, stock: Any, module: str | None = None, settings: State | None = None) -> None:
-        self.module = module or stock.__module__
-        self.settings = settings
+        self.stock, self.module, self.settings = stock, module or stock.__module__, settings
 
     def __reduce__(self) -> Any:
         return WorkerLoop, (None, self.module, self.settings or _settings_of_thread(state.settled()))
@@ -203,24 +202,19 @@ class WorkerLoop:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         settings = self.settings or _settings_of_thread(state.active)
         # A worker never asks for a device; where its parent has not yet either, it makes the pixels itself.
-        install(settings if settings.device else settings._replace(device="cpu"))
+        settings = settings if settings.device else settings._replace(device="cpu")
+        install(settings)
         ledger.open(settings.fallback_folder, settings.strict)
-        loop = _stock_loop(self.module)
-        at_once = state.active is not None and state.active.executes_at_once
-        args, kwargs = with_collate(RealBatches if at_once else PackedBatches, loop, args, kwargs)
-        return loop(*args, **kwargs)
+        loop = vars(sys.modules[self.module])["_worker_loop"]
+        loop = loop.stock if isinstance(loop, WorkerLoop) else loop
+        bound = inspect.signature(loop).bind(*args, **kwargs)
+        bound.arguments["collate_fn"] = MadeInWorker(bound.arguments["collate_fn"], settings.executes_at_once)
+        return loop(*bound.args, **bound.kwargs)
 
 
 def _settings_of_thread(settings: State | None) -> State:
     assert settings is not None  # the stand-in is only there while the backend is on
     return settings._replace(on_decode_error=damage.current_policy())
-
-
-def _stock_loop(module: str) -> Callable[..., Any]:
-    for row, stock in _installed:
-        if row.name == "_worker_loop" and row.owner.__name__ == module:
-            return stock
-    return vars(sys.modules[module])["_worker_loop"]
 
 
 # --- switching

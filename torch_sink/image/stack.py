@@ -19,8 +19,7 @@ from torch_sink.image.execute.batch import RECORDED_ON_BATCHES, LazyBatch
 from torch_sink.image.execute.collate import collate_handles, lazy_batch
 from torch_sink.image.execute.damage import survivors
 from torch_sink.image.execute.recorded import Recorded, Wanted
-from torch_sink.image.handles.shared_memory import SharedMemory
-from torch_sink.image.handles.tensor import HANDLES, LazyTensor, recorded
+from torch_sink.image.handles.tensor import HANDLES, LazyTensor, SharedMemory, recorded
 
 
 class _Images:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ from torch_sink.image.core import state
 from torch_sink.image.core.exactness import is_scaled_bytes
 from torch_sink.image.core.fallback import executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, Recorder, replay
-from torch_sink.image.handles.shared_memory import aliases, record_in_place, share_memory
 from torch_sink.image.operations import RECORDERS
 from torch_sink.image.sources.source import FinishedSource, Source
 
@@ -32,6 +32,41 @@ METADATA = {
     *(getattr(torch, name) for name in _FUNCTIONS.split()),
     *(getattr(torch.Tensor, name).__get__ for name in _PROPERTIES.split()),
 }
+
+
+class SharedMemory:
+    """What the tensors of handles share in stock code: an image, and calls on it that return views, as crops do.
+
+    All of the handles become real together, as views of one tensor; what then changes one of them in place changes the
+    others where they overlap. They are held weakly: nobody sees what becomes of a handle that nobody holds.
+    """
+
+    def __init__(self, whole: Any) -> None:
+        self._source, self.ops = whole.sink_source, whole.sink_ops
+        self._members: list[weakref.ref[Any]] = []
+        self.add(whole)
+
+    def add(self, handle: Any) -> Any:
+        """Makes a handle stand for a view of the image."""
+        self._members = [reference for reference in self._members if reference() is not None]
+        self._members.append(weakref.ref(handle))
+        handle.__dict__["sink_memory"] = self
+        return handle
+
+    def members(self) -> list[Any]:
+        """Those that are still held by somebody."""
+        return [handle for reference in self._members if (handle := reference()) is not None]
+
+    def make_real(self) -> None:
+        """Makes the tensors of all members."""
+        with executing():
+            self.follow(replay(self._source.decode(), self.ops, in_place=True))
+
+    def follow(self, tensor: Any) -> None:
+        """Makes the tensors of all members, as views of the image's."""
+        for member in self.members():
+            if member.is_recording:
+                member.__dict__["sink_real"] = member._stock_type(replay(tensor, member.sink_ops[len(self.ops) :]))
 
 
 class _Handle:
@@ -94,22 +129,32 @@ class _Handle:
         fields = self.__dict__
         ops = (*fields["sink_ops"], op)
         made = type(self)(fields["sink_source"], ops, shape or fields["sink_shape"], dtype or fields["sink_dtype"])  # type: ignore[call-arg]
-        return share_memory(self, made) if is_view else made
+        return self._memory().add(made) if is_view else made
 
-    def record_in_place(self, op: Op) -> Any:
-        """Records a call that changes what this handle and its aliases stand for; returns the handle."""
-        record_in_place(aliases(self) or [self], op)
-        return self
+    def _memory(self) -> SharedMemory:
+        return self.__dict__.get("sink_memory") or SharedMemory(self)
+
+    @property
+    def shares_memory(self) -> bool:
+        """True for a handle that stands for a part of what other handles stand for as well."""
+        memory = self.__dict__.get("sink_memory")
+        return memory is not None and len(memory.members()) > 1
 
     @property
     def changes_in_place(self) -> bool:
         """True where a call in place can be recorded: nobody holds a part of what it changes."""
-        return aliases(self) is not None and not _is_expanded(self.sink_ops)
+        are_aliases = not self.shares_memory or all(
+            member.sink_ops == self.sink_ops for member in self._memory().members()
+        )
+        return are_aliases and not _is_expanded(self.sink_ops)
 
-    def become(self, other: Any) -> Any:
-        """Takes over what another handle stands for: a recorded call that works in place."""
-        self.__dict__.pop("sink_memory", None)
-        self.__dict__.update(other.__dict__)
+    def record_in_place(self, op: Op) -> Any:
+        """Records a call that changes what this handle and its aliases stand for; returns the handle."""
+        ops, memory = (*self.sink_ops, op), self.__dict__.get("sink_memory")
+        for alias in [self] if memory is None else memory.members():
+            alias.__dict__["sink_ops"] = ops
+        if memory is not None:
+            memory.ops = ops
         return self
 
     def materialize(self) -> torch.Tensor:
@@ -124,12 +169,6 @@ class _Handle:
     def _replayed(self) -> torch.Tensor:
         with executing():
             return replay(self.sink_source.decode(), self.sink_ops, in_place=True)
-
-    @property
-    def shares_memory(self) -> bool:
-        """True for a handle that stands for a part of what other handles stand for as well."""
-        memory = self.__dict__.get("sink_memory")
-        return memory is not None and len(memory.members()) > 1
 
     @staticmethod
     def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
@@ -167,7 +206,7 @@ class _Handle:
 
     def record_as(self, kind: type) -> Any:
         """A handle of another kind for the same memory."""
-        return share_memory(self, kind(self.sink_source, self.sink_ops, self.sink_shape, self.sink_dtype))
+        return self._memory().add(kind(self.sink_source, self.sink_ops, self.sink_shape, self.sink_dtype))
 
     def as_tv_image(self) -> Any:
         """A `tv_tensors.Image` of the same memory."""
