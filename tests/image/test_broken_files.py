@@ -42,7 +42,7 @@ from image.broken_files import (
     write_tree,
 )
 from image.check import assert_same_bits
-from torch_sink.damage.cause import broken_file
+from torch_sink.damage.report import broken_file
 from torch_sink.image.handles.tensor import HANDLES
 
 pytestmark = pytest.mark.filterwarnings(

@@ -26,47 +26,46 @@ from torch_sink.damage.report import (
     policy_of_thread,
     set_policy,
 )
-from torch_sink.damage.samples import GuardedCollate, GuardedDataset, PartialBatch, raise_without_samples
-from torch_sink.damage.stream import GuardedStream
+from torch_sink.damage.samples import GuardedCollate, GuardedDataset, GuardedStream, PartialBatch, raise_without_samples
 
 
-class _GuardedMapFetcher(fetch._MapDatasetFetcher):
-    """torch's own, with another dataset and another collate function for the time of a call."""
+class _Guarded:
+    """Part of a fetcher of torch's: for the time of a call it has other samples and another collate function.
 
-    policy: str
-
-    def fetch(self, index: Any) -> Any:
-        dataset = GuardedDataset(self.dataset)
-        collate = GuardedCollate(self.collate_fn, self.policy, self.auto_collation, dataset.next_good)
-        guarded: Any = SimpleNamespace(**{**vars(self), "dataset": dataset, "collate_fn": collate})
-        with policy_of_thread(self.policy):
-            return fetch._MapDatasetFetcher.fetch(guarded, index)
-
-
-class _GuardedIterableFetcher(fetch._IterableDatasetFetcher):
-    """torch's own, with another iterator and another collate function for the time of a call."""
+    Its own stay in their places, because torchdata looks at them and puts others there.
+    """
 
     policy: str
-    guarded_stream: GuardedStream
 
-    def fetch(self, index: Any) -> Any:
-        stream = self._stream()
-        collate = GuardedCollate(self.collate_fn, self.policy, self.auto_collation, stream.next_good)
-        guarded: Any = SimpleNamespace(**{**vars(self), "dataset_iter": stream, "collate_fn": collate})
+    def fetch(self: Any, index: Any) -> Any:
+        name, samples = self._samples()
+        collate = GuardedCollate(self.collate_fn, self.policy, self.auto_collation, samples.next_good)
+        guarded = SimpleNamespace(**{**vars(self), name: samples, "collate_fn": collate})
         try:
             with policy_of_thread(self.policy):
-                return fetch._IterableDatasetFetcher.fetch(guarded, index)
+                return type(self).stock.fetch(guarded, index)
         finally:
-            self.ended = guarded.ended
+            self.ended = getattr(guarded, "ended", False)  # a stream
 
-    def _stream(self) -> GuardedStream:
+
+class _GuardedMapFetcher(_Guarded, fetch._MapDatasetFetcher):
+    stock = fetch._MapDatasetFetcher
+
+    def _samples(self) -> tuple[str, GuardedDataset]:
+        return "dataset", GuardedDataset(self.dataset)
+
+
+class _GuardedIterableFetcher(_Guarded, fetch._IterableDatasetFetcher):
+    stock = fetch._IterableDatasetFetcher
+
+    def _samples(self) -> tuple[str, GuardedStream]:
         stream = vars(self).get("guarded_stream")
-        if stream is None or stream.samples is not self.dataset_iter:  # torchdata puts another one there
+        if stream is None or stream.samples is not self.dataset_iter:
             stream = self.guarded_stream = GuardedStream(self.dataset_iter, keeps_last=self.policy == "replace")
-        return stream
+        return "dataset_iter", stream
 
 
-_GUARDED = {fetch._MapDatasetFetcher: _GuardedMapFetcher, fetch._IterableDatasetFetcher: _GuardedIterableFetcher}
+_GUARDED = {kind.stock: kind for kind in (_GuardedMapFetcher, _GuardedIterableFetcher)}
 
 
 def guard_fetcher(fetcher: Any, policy: str) -> None:
@@ -113,36 +112,11 @@ class Losses:
         self.loss = NO_LOSS
         self.without_samples: list[Any] = []
 
-    def note(self, batch: PartialBatch) -> None:
-        """A batch has come."""
-        self.loss += batch.loss
-        if batch.is_empty:
-            self.without_samples.append(batch.batch)
-
-    def end(self, iterator: Any) -> None:
-        """A pass is over."""
-
     def take(self) -> tuple[Loss, list[Any]]:
         """What was lost; from then on nothing was."""
         taken = self.loss, self.without_samples
         self.loss, self.without_samples = NO_LOSS, []
         return taken
-
-
-class _ReportedLosses(Losses):
-    """Those of a plain loader: counted in the report, logged at the end of the pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.of_pass = DecodeReport()
-
-    def note(self, batch: PartialBatch) -> None:
-        self.of_pass.add(batch.loss)
-        add_to_report(batch.loss)
-
-    def end(self, iterator: Any) -> None:
-        ended, self.of_pass = self.of_pass, DecodeReport()
-        end_pass(ended, is_empty=iterator._num_yielded == 0)
 
 
 def end_pass(lost: DecodeReport, is_empty: bool) -> None:
@@ -158,11 +132,15 @@ def end_pass(lost: DecodeReport, is_empty: bool) -> None:
 
 
 class _NextData:
-    """Stands in for an iterator's `_next_data`; holds it weakly, because a cycle would keep its workers."""
+    """Stands in for an iterator's `_next_data`; holds it weakly, because a cycle would keep its workers.
 
-    def __init__(self, iterator: Any, losses: Losses) -> None:
+    Without `losses`, of a plain loader, what is lost is counted in the report and logged at the end of the pass.
+    """
+
+    def __init__(self, iterator: Any, losses: Losses | None = None) -> None:
         self.iterator = weakref.ref(iterator)
         self.losses = losses
+        self.of_pass = DecodeReport()
 
     def __call__(self) -> Any:
         iterator: Any = self.iterator()
@@ -170,13 +148,23 @@ class _NextData:
             try:
                 batch = type(iterator)._next_data(iterator)
             except StopIteration:
-                self.losses.end(iterator)
+                lost, self.of_pass = self.of_pass, DecodeReport()
+                end_pass(lost, is_empty=iterator._num_yielded == 0)
                 raise
             if type(batch) is not PartialBatch:
                 return batch
-            self.losses.note(batch)
+            self._note(batch)
             if not batch.is_empty:
                 return batch.batch
+
+    def _note(self, batch: PartialBatch) -> None:
+        if self.losses is None:
+            self.of_pass.add(batch.loss)
+            add_to_report(batch.loss)
+            return
+        self.losses.loss += batch.loss
+        if batch.is_empty:
+            self.losses.without_samples.append(batch.batch)
 
 
 def begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
@@ -186,7 +174,7 @@ def begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         stock(self, *args, **kwargs)
         if current_policy() != "raise":
-            self._next_data = _NextData(self, _ReportedLosses())
+            self._next_data = _NextData(self)
 
     return __init__
 
@@ -215,7 +203,5 @@ class LoaderGuard:
         policy = or_current(self.policy)
         if policy == "raise" or not isinstance(iterator, dataloader._BaseDataLoaderIter):
             return
-        fetcher = getattr(iterator, "_dataset_fetcher", None)
-        if fetcher is not None:
-            guard_fetcher(fetcher, policy)
+        guard_fetcher(getattr(iterator, "_dataset_fetcher", None), policy)
         iterator._next_data = _NextData(iterator, self.losses)  # type: ignore[method-assign]

@@ -1,14 +1,116 @@
-"""What is to become of broken files (they raise, are skipped or are replaced), and what became of them."""
+"""Which exceptions mean that a file is broken, what is to become of such files, and what became of them.
+
+A broken file is told by where its exception was raised: while Pillow or torchvision opened, identified or decoded a
+file. So nothing has to stand in for what opens files, and the exception is stock code's own until somebody decides what
+becomes of the sample: it raises, is skipped or is replaced.
+"""
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from traceback import walk_tb
+from types import FrameType
+from typing import Any, NamedTuple
 
-from torch_sink.damage.cause import BrokenFile
+from torch_sink.errors import DecodeError, SinkError
+
+
+class BrokenFile(NamedTuple):
+    """A file that stock code cannot open or decode, and what it says; of one without a name, which sample it was."""
+
+    path: str
+    reason: str
+
+
+# What the operating system says about one file; other numbers (no descriptor left, no memory, a network that is gone)
+# are about the machine, and would hit the next file as well.
+_ABOUT_THE_FILE = frozenset(
+    (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO,
+     errno.ENODEV, errno.EINVAL, errno.EFBIG, errno.EOVERFLOW, errno.EIO)
+)  # fmt: skip
+# Functions that are handed a file by their caller: what they raise themselves is about the argument.
+_OPENERS = {
+    "PIL.Image": ("open",),
+    "torchvision.datasets.folder": ("pil_loader", "accimage_loader", "default_loader"),
+    "torchvision.io.image": None,
+    "torch_sink.image.handles.file": None,
+    "torch_sink.image.handles.tensor_file": None,
+    "torch_sink.image.sources.source": None,
+}
+_SUFFIXES = frozenset(
+    ".jpg .jpeg .jpe .png .webp .gif .bmp .tif .tiff .ppm .pgm .jp2 .avif .heic".split()  # noqa: SIM905
+)
+
+
+def broken_file(error: BaseException, sample: str) -> BrokenFile | None:
+    """The file that made stock code raise `error`, or what it was raised from; None where they say something else.
+
+    `sample` stands for the name of an image that has none.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if found := _broken_file(cause, sample):
+            return found
+        cause = cause.__cause__
+    return None
+
+
+def _broken_file(error: BaseException, sample: str) -> BrokenFile | None:
+    if isinstance(error, DecodeError):
+        return BrokenFile(error.path, error.reason or str(error))
+    if not isinstance(error, Exception) or isinstance(error, (SinkError, MemoryError)):
+        return None
+    if isinstance(error, OSError) and error.errno is not None and error.errno not in _ABOUT_THE_FILE:
+        return None
+    reason, named = str(error) or type(error).__name__, _text(getattr(error, "filename", None))
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    decoding = [frame for frame in frames if _opens_files(frame) or _reads_files(frame)]
+    if not decoding:  # code that opens an image file itself and hands on what it read
+        is_image = isinstance(error, OSError) and os.path.splitext(named)[1].lower() in _SUFFIXES
+        return BrokenFile(named, reason) if is_image else None
+    if any("save" in frame.f_code.co_name for frame in decoding) or "closed file" in reason:
+        return None
+    if _opens_files(frames[-1]) and not isinstance(error, (OSError, RuntimeError)):
+        return None
+    path = _path(decoding) or named
+    return BrokenFile(path or sample, reason.removesuffix(f" (in {path})"))
+
+
+def _opens_files(frame: FrameType) -> bool:
+    functions = _OPENERS.get(str(frame.f_globals.get("__name__")), ())
+    return functions is None or frame.f_code.co_name in functions
+
+
+def _reads_files(frame: FrameType) -> bool:
+    """True in Pillow's code for one format, and in what all formats share."""
+    module = str(frame.f_globals.get("__name__"))
+    return module == "PIL.ImageFile" or module.endswith("ImagePlugin")
+
+
+def _path(frames: list[FrameType]) -> str:
+    """The name of the file that the innermost of these frames has to do with, as far as it is known."""
+    for names in (frame.f_locals for frame in reversed(frames)):
+        image = names.get("self")
+        candidates = [names.get("filename"), names.get("path"), names.get("input")]
+        candidates += [getattr(image, name, None) for name in ("filename", "sink_name")]
+        candidates += [getattr(file, "name", None) for file in (names.get("fp"), getattr(image, "fp", None))]
+        if found := next(filter(None, map(_text, candidates)), ""):
+            return found
+    return ""
+
+
+def _text(path: Any) -> str:
+    """A path as text; "" for what is none."""
+    return os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
+
+
+# --- what is to become of them
 
 POLICIES = ("raise", "skip", "replace")
 
@@ -76,13 +178,7 @@ _LINES_LOGGED = 10
 
 @dataclass(frozen=True)
 class Loss:
-    """Samples of one batch whose files are broken.
-
-    Attributes:
-        skipped: samples that were dropped.
-        replaced: samples in whose place another one stands.
-        files: what was broken, with the reasons.
-    """
+    """Samples of one batch whose files are broken: how many were dropped, how many were replaced, and the files."""
 
     skipped: int = 0
     replaced: int = 0

@@ -1,17 +1,26 @@
-"""Samples on their way to their batch: a placeholder in the place of each that could not be made."""
+"""Samples on their way to their batch: a placeholder in the place of each that could not be made.
+
+An exception would end the generator of a stream, so what opens images gives a placeholder image there. Whoever stands
+in for an opener asks `opening()` whether one is wanted, says `note_placeholder` for each that it gives, and
+`note_pixels` where somebody reads the pixels of one, which are made up.
+"""
 
 from __future__ import annotations
 
 import copy
+import functools
 import operator
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
+from torch.utils.data import get_worker_info
 from torch.utils.data._utils import pin_memory
 
+from torch_sink.common.containers import leaves
 from torch_sink.common.random_state import global_draws, set_global_draws
-from torch_sink.damage.cause import BrokenFile, broken_file
-from torch_sink.damage.report import Loss
+from torch_sink.damage.report import BrokenFile, Loss, broken_file
 from torch_sink.errors import DecodeError
 
 
@@ -44,38 +53,29 @@ class GuardedDataset:
         self.first_after = 0  # where to look for what replaces a whole batch
 
     def __getitem__(self, index: Any) -> Any:
-        self._note(index)
-        try:
-            return self.dataset[index]
-        except Exception as error:
-            return self._placeholder(error, index)
+        return self._guarded(functools.partial(operator.getitem, self.dataset), index, index)
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         at_once = getattr(self.dataset, "__getitems__", None)
         if not at_once:
             return [self[index] for index in indices]
-        for index in indices:
-            self._note(index)
         before = global_draws()
-        try:
-            return at_once(indices)
-        except Exception as error:
-            self._placeholder(error, indices)  # raises what is about something else
+        samples = self._guarded(at_once, indices, indices)
+        if type(samples) is not Placeholder:
+            return samples
         set_global_draws(before)
-        return [self._one_of(at_once, index) for index in indices]
+        found = [self._guarded(at_once, [index], index) for index in indices]
+        return [one if type(one) is Placeholder else one[0] for one in found]
 
-    def _one_of(self, at_once: Callable[[list[Any]], list[Any]], index: Any) -> Any:
+    def _guarded(self, get: Callable[[Any], Any], argument: Any, index: Any) -> Any:
+        self._note(index)
         try:
-            (sample,) = at_once([index])
-            return sample
+            return get(argument)
         except Exception as error:
-            return self._placeholder(error, index)
-
-    def _placeholder(self, error: Exception, index: Any) -> Placeholder:
-        file = broken_file(error, f"sample {index} of {type(self.dataset).__name__}")
-        if file is None:
-            raise error
-        return Placeholder(file)
+            file = broken_file(error, f"sample {index} of {type(self.dataset).__name__}")
+            if file is None:
+                raise
+            return Placeholder(file)
 
     def _note(self, index: Any) -> None:
         try:
@@ -118,8 +118,7 @@ class GuardedCollate:
             return self.collate(fetched)
         good = [row for row, sample in enumerate(samples) if type(sample) is not Placeholder]
         if self.policy == "replace":
-            samples = self._replaced(samples, good) if good else self._all_replaced(len(samples), files)
-            return PartialBatch(self._collated(samples), Loss(0, len(files), files))
+            return PartialBatch(self._collated(self._replaced(samples, good, files)), Loss(0, len(files), files))
         loss = Loss(len(files), 0, files)
         if good:
             return PartialBatch(self._collated([samples[row] for row in good]), loss)
@@ -130,17 +129,15 @@ class GuardedCollate:
     def _collated(self, samples: list[Any]) -> Any:
         return self.collate(samples if self.is_batch else samples[0])
 
-    def _replaced(self, samples: list[Any], good: list[int]) -> list[Any]:
-        return [
-            samples[row] if row in good else again(samples[next((other for other in good if other > row), good[0])])
-            for row in range(len(samples))
-        ]
-
-    def _all_replaced(self, count: int, files: tuple[BrokenFile, ...]) -> list[Any]:
+    def _replaced(self, samples: list[Any], good: list[int], files: tuple[BrokenFile, ...]) -> list[Any]:
+        if good:
+            instead = (next((other for other in good if other > row), good[0]) for row in range(len(samples)))
+            pairs = zip(samples, instead, strict=True)
+            return [_again(samples[row]) if type(sample) is Placeholder else sample for sample, row in pairs]
         sample = self.next_good()
         if sample is None:
             raise_without_samples(files[0])
-        return [sample, *(again(sample) for _ in range(count - 1))]
+        return [sample, *(_again(sample) for _ in samples[1:])]
 
 
 def raise_without_samples(first: tuple[str, str]) -> NoReturn:
@@ -149,6 +146,137 @@ def raise_without_samples(first: tuple[str, str]) -> NoReturn:
     raise DecodeError(path, -1, f"{reason}; not one sample of this pass could be made")
 
 
-def again(sample: Any) -> Any:
+def _again(sample: Any) -> Any:
     """A sample once more, with containers of its own: a collate function may write to them."""
     return copy.copy(sample) if isinstance(sample, (dict, list)) else sample
+
+
+# --- streams
+
+
+class _Reading(threading.local):
+    """What happens in this thread while a sample of a stream is asked for."""
+
+    depth = 0  # streams that are being read, one inside of the other
+    opened = 0  # images opened for this sample, broken or not
+    is_opening = False  # one of them
+    draws: tuple[Any, ...] | None = None  # before what follows on the first placeholder drew
+    read: list[BrokenFile]  # placeholders whose pixels somebody read
+
+
+_reading = _Reading()
+
+
+def is_reading_stream() -> bool:
+    """True while this thread waits for a sample of a guarded stream."""
+    return _reading.depth > 0
+
+
+@contextmanager
+def opening() -> Iterator[bool]:
+    """While an image is opened; gives True where a placeholder image is wanted instead of an exception.
+
+    That is in a stream, but not where one opener calls another.
+    """
+    if not _reading.depth or _reading.is_opening:
+        yield False
+        return
+    _reading.opened += 1
+    _reading.is_opening = True
+    try:
+        yield True
+    finally:
+        _reading.is_opening = False
+
+
+def note_placeholder() -> None:
+    """A placeholder image was given."""
+    if _reading.draws is None:
+        _reading.draws = global_draws()
+
+
+def note_pixels(file: BrokenFile) -> None:
+    """Somebody is given the pixels of a placeholder.
+
+    Raises:
+        DecodeError: outside of a stream, where they could be taken for those of an image.
+    """
+    if not _reading.depth:
+        raise DecodeError(file.path, -1, file.reason)
+    _reading.read.append(file)
+
+
+class GuardedStream:
+    """The iterator of an iterable dataset; gives a placeholder for each sample that holds a placeholder image.
+
+    The samples after it draw what they would draw had the dataset's own code left the file out.
+    """
+
+    def __init__(self, samples: Iterator[Any], keeps_last: bool) -> None:
+        self.samples = samples
+        self.keeps_last = keeps_last
+        self.last: Any = None
+        self.ahead: list[Any] = []
+        self.count = 0
+        self.images_of_a_sample = -1
+        self.in_step = True  # with the images that are opened: no sample is held back
+        self.is_searched = False  # placeholders are on their way
+
+    def __iter__(self) -> GuardedStream:
+        return self
+
+    def __next__(self) -> Any:
+        sample = self.ahead.pop(0) if self.ahead else self._read()
+        if self.keeps_last and type(sample) is not Placeholder:
+            self.last = sample
+        return sample
+
+    def next_good(self) -> Any:
+        """The next sample without broken files, which comes again; at the end of the stream, the last one."""
+        held: list[Any] = []
+        for sample in self:
+            held.append(sample)
+            if type(sample) is not Placeholder:
+                break
+        self.ahead = held + self.ahead
+        return self.last
+
+    def _read(self) -> Any:
+        outer = vars(_reading).copy()
+        vars(_reading).update(depth=_reading.depth + 1, opened=0, is_opening=False, draws=None, read=[])
+        try:
+            sample = next(self.samples)
+            opened, before, read = _reading.opened, _reading.draws, _reading.read
+        finally:
+            vars(_reading).clear()
+            vars(_reading).update(outer)
+        self.count += 1
+        if self.images_of_a_sample < 0:
+            self.images_of_a_sample = opened
+        self.in_step = self.in_step and opened == self.images_of_a_sample
+        self.is_searched = self.is_searched or before is not None
+        file = self._file_of(sample, read) if self.is_searched else None
+        if file is None:
+            return sample
+        if before is not None and self.in_step:
+            set_global_draws(before)
+        return Placeholder(file)
+
+    def _file_of(self, sample: Any, read: list[BrokenFile]) -> BrokenFile | None:
+        """The broken file of a sample; of one whose pixels were read, as far as that can be told."""
+        sources = (getattr(leaf, "sink_source", None) for leaf in leaves(sample))
+        file = next((found for source in sources if (found := getattr(source, "broken_file", None))), None)
+        if file is None and read:
+            # The sample that came is the one whose pixels were read, unless the stream holds samples back.
+            file = read[0]
+            if not self.in_step:
+                why = (
+                    f"{file.reason}; its pixels were read by code of a stream that holds samples back, so which sample "
+                    "is broken cannot be told: catch the error there, or read pixels after samples were shuffled"
+                )
+                raise DecodeError(file.path, -1, why)
+        if file is None or file.path:
+            return file
+        worker = get_worker_info()
+        whose = "a stream" if worker is None else f"the stream of worker {worker.id}"
+        return file._replace(path=f"sample {self.count - 1} of {whose}")

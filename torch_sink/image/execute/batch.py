@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_sink.damage.cause import BrokenFile
-from torch_sink.damage.report import POLICIES
+from torch_sink.damage.report import POLICIES, BrokenFile
 from torch_sink.errors import SinkError
 from torch_sink.image.core.fallback import report_fallback
 from torch_sink.image.core.ops import Op

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch_sink.damage.cause import BrokenFile
+from torch_sink.damage.report import BrokenFile
 from torch_sink.errors import DecodeError
 from torch_sink.image.sources.source import EncodedSource, PixelSource, Source
 

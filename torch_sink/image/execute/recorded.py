@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_sink.damage.cause import BrokenFile
+from torch_sink.damage.report import BrokenFile
 from torch_sink.image.core.ops import Op
 from torch_sink.image.core.state import default_device
 from torch_sink.image.decode.providers import candidates

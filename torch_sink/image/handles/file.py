@@ -12,8 +12,8 @@ from typing import Any
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
-from torch_sink.damage.cause import broken_file
-from torch_sink.damage.stream import is_reading_stream, note_placeholder, opening
+from torch_sink.damage.report import broken_file
+from torch_sink.damage.samples import is_reading_stream, note_placeholder, opening
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import executing, is_executing, report_fallback
 from torch_sink.image.handles.image import (

@@ -10,9 +10,8 @@ import torch
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
-from torch_sink.damage.cause import BrokenFile
-from torch_sink.damage.report import current_policy
-from torch_sink.damage.stream import note_pixels
+from torch_sink.damage.report import BrokenFile, current_policy
+from torch_sink.damage.samples import note_pixels
 from torch_sink.errors import DecodeError
 from torch_sink.image.sources.jpeg_header import JpegHeader, read_jpeg_header
 

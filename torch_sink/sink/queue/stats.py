@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from torch_sink.damage.cause import BrokenFile
-from torch_sink.damage.report import DecodeReport
+from torch_sink.damage.report import BrokenFile, DecodeReport
 
 INPUT_BOUND_SHARE = 0.3  # MindInsight's rule: empty in more than 30 % of the fetches
 WAITS_KEPT = 4096  # percentiles describe the latest waits, so a slow start does not color a long run
