@@ -14,7 +14,6 @@ from torch.optim import lr_scheduler
 
 from torch_sink.loop import LambdaCallback, StepLoop, SummaryCollector, no_host_sync
 from torch_sink.loop.amp import StaticLossScaler
-from torch_sink.loop.step import step_log
 from torch_sink.sink import SinkLoader
 
 from .reference import make_batches, make_model, plain_loop
@@ -150,15 +149,16 @@ def test_metrics_of_forward_are_logged_for_every_step() -> None:
     assert history.samples_per_second == pytest.approx(40 / history.seconds)
 
 
-def test_the_log_of_a_sink_longer_than_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_log, "_BLOCK", 3)
-    loop = make_loop(sink_size=-1)
-    history = loop.run(make_batches(8))
+def test_a_longer_sink_makes_the_log_longer() -> None:
+    loop = make_loop(sink_size=3)
+    losses = [loop.run(make_batches(3)).losses]
+    loop.sink_size = -1
+    losses.append(loop.run(make_batches(8)).losses)
     model = make_model()
     torch.manual_seed(5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    losses, _ = plain_loop(model, functional.cross_entropy, optimizer, make_batches(8))
-    assert torch.equal(history.losses, losses)
+    expected, _ = plain_loop(model, functional.cross_entropy, optimizer, make_batches(3) + make_batches(8))
+    assert torch.equal(torch.cat(losses), expected)
 
 
 @pytest.mark.parametrize("loss_of", [lambda weight: weight, lambda weight: weight.view(1), lambda weight: weight * 1])

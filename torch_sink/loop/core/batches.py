@@ -6,10 +6,12 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 
 def batch_tensors(batch: Any) -> list[Tensor]:
@@ -23,27 +25,31 @@ def batch_tensors(batch: Any) -> list[Tensor]:
 
 def batch_leaves(batch: Any) -> list[Any]:
     """Everything in a batch that is no container, in order."""
-    found = torch.utils._pytree.tree_leaves(batch)
+    found = tree_leaves(batch)
     if not any(map(_is_dataclass, found)):
         return found
     opened = (batch_leaves(list(_fields(leaf).values())) if _is_dataclass(leaf) else [leaf] for leaf in found)
     return [one for leaves in opened for one in leaves]
 
 
-def cloned_batch(batch: Any) -> Any:
-    """A batch like this one, with copies of all that `batch_tensors` finds in it."""
-    return torch.utils._pytree.tree_map(_cloned_leaf, batch)
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """A value like this one, with a function applied to the tensors in its containers, dataclasses too."""
+    return function(value) if isinstance(value, Tensor) else tree_map(partial(_map_leaf, function), value)
 
 
-def _cloned_leaf(leaf: Any) -> Any:
+def _map_leaf(function: Callable[[Tensor], Tensor], leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
-        return leaf.clone()
+        return function(leaf)
+    if isinstance(leaf, dict):  # of a class that pytree does not know
+        mapped: Any = copy.copy(leaf)
+        mapped.update({key: map_tensors(function, member) for key, member in leaf.items()})
+        return mapped
     if not _is_dataclass(leaf):
         return leaf
-    clone = copy.copy(leaf)
-    for name, value in _fields(leaf).items():
-        object.__setattr__(clone, name, cloned_batch(value))  # frozen ones too
-    return clone
+    mapped = copy.copy(leaf)
+    for name, member in _fields(leaf).items():
+        object.__setattr__(mapped, name, map_tensors(function, member))  # frozen ones too
+    return mapped
 
 
 def _is_dataclass(leaf: Any) -> bool:
@@ -62,29 +68,6 @@ def batch_shapes(batch: Any) -> tuple[Any, ...]:
 def batch_constants(batch: Any) -> tuple[Any, ...]:
     """What a captured graph holds of a batch: the shapes and the like, and the numbers."""
     return batch_shapes(batch), tuple(leaf for leaf in batch_leaves(batch) if not isinstance(leaf, Tensor))
-
-
-def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Apply a function to the tensors in nested lists, tuples, named tuples, dicts and dataclasses."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        members = {key: map_tensors(function, member) for key, member in value.items()}
-        if type(value) is dict:
-            return members
-        mapped: Any = copy.copy(value)
-        mapped.update(members)
-        return mapped
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(function, member) for member in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(function, member) for member in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        mapped = copy.copy(value)
-        for field in dataclasses.fields(value):
-            object.__setattr__(mapped, field.name, map_tensors(function, getattr(value, field.name)))
-        return mapped
-    return value
 
 
 def call_with(function: Callable[..., Any], batch: Any) -> Any:

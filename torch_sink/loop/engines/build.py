@@ -21,8 +21,7 @@ from torch_sink.loop.engines.jit import JitConfig, compiler_problem
 from torch_sink.loop.engines.launched import CompiledLoss, Engine
 from torch_sink.loop.engines.recordings import Recordings
 from torch_sink.loop.step.optimizers import backward_context, capture_obstacle, cycles_momentum, takes_betas_from_device
-from torch_sink.loop.step.step import LossFunction, TrainingStep, supervised_forward
-from torch_sink.loop.step.step_log import ReplayedLog, StepLog
+from torch_sink.loop.step.step import LossFunction, StepLog, TrainingStep, supervised_forward
 from torch_sink.loop.step.update import OptimizerUpdate
 
 if TYPE_CHECKING:
@@ -64,20 +63,19 @@ def build_engine(loop: StepLoop, capacity: int) -> Engine:
         average=loop.average,
         cycles_betas=loop.schedule.cycles_betas,
     )
-    replayed = ReplayedLog(loop.device, capacity) if mode == "graph" else None
     step = TrainingStep(
         loss_function,
         update,
-        replayed or StepLog(loop.device),
+        StepLog(loop.device, capacity, replayed=mode == "graph"),
         accumulate=loop.accumulate,
         gradient_sync=loop.ranks.gradient_sync(),
         backward_context=backward_context(model),
         static_gradients=mode == "graph" and loop.accumulate > 1,
     )
     watchable = lower_mode == "eager" and not is_compiled(model) and not loop.ranks.sharded
-    if capture is None or replayed is None:
+    if capture is None or mode != "graph":
         return Engine(mode, step, loop.schedule, loop.ranks, watchable=watchable)
-    return GraphEngine(loop, step, replayed, capture, lower_mode=lower_mode, watchable=watchable)
+    return GraphEngine(loop, step, capture, lower_mode=lower_mode, watchable=watchable)
 
 
 def make_capture(device: torch.device) -> CudaCapture | None:

@@ -18,7 +18,6 @@ from torch_sink.loop.engines.recordings import ODD_BATCHES, STAGED, Places, Reco
 from torch_sink.loop.step.optimizers import host_state, make_capturable, python_state, refuse_python_state
 from torch_sink.loop.step.schedule import RateTable
 from torch_sink.loop.step.step import TrainingStep
-from torch_sink.loop.step.step_log import ReplayedLog
 
 if TYPE_CHECKING:
     from torch_sink.loop.step_loop import StepLoop
@@ -45,7 +44,6 @@ class GraphEngine(Engine):
         self,
         loop: StepLoop,
         step: TrainingStep,
-        log: ReplayedLog,
         capture: CudaCapture,
         *,
         lower_mode: str,
@@ -59,9 +57,8 @@ class GraphEngine(Engine):
         self._capture, self._reasons, self._lower_mode = capture, loop.settings.reasons, lower_mode
         self._refuses_python_state = loop.settings.mode == "graph"
         self._warmup_left = DISTRIBUTED_WARMUP_STEPS if loop.ranks.many else WARMUP_STEPS
-        self._replayed_log = log
         make_capturable(loop.optimizer, cycles_betas=loop.schedule.cycles_betas)
-        self._rates = RateTable(loop.schedule, log.capacity, log.device, log.cursor)
+        self._rates = RateTable(loop.schedule, self.log)
         self._recordings = Recordings(capture, self._reasons)
         self._fingerprint: Any = None
         self._plan: list[list[float]] = []
@@ -81,12 +78,12 @@ class GraphEngine(Engine):
         self._recordings.attach(loader, reads_slots=True)
 
     def reserve(self, steps: int) -> None:
-        log, groups = self._replayed_log, len(self.schedule.optimizer.param_groups)
+        log, groups = self.log, len(self.schedule.optimizer.param_groups)
         if steps > log.capacity or groups != self._rates.groups:
             self._recordings.forget()
             if steps > log.capacity:
                 log.reserve(steps)
-            self._rates = RateTable(self.schedule, log.capacity, log.device, log.cursor)
+            self._rates = RateTable(self.schedule, log)
 
     def begin(self, steps: int, iteration: int) -> None:
         self._plan, self._position = [], 0
@@ -178,7 +175,7 @@ class GraphEngine(Engine):
 
     def _record(self, batches: dict[Any, Any], last: bool) -> dict[Any, Replay]:
         """The replays by slot; none if the step cannot be recorded, now or at all."""
-        self._replayed_log.freeze()
+        self.log.freeze()
         if not self._recordings:
             self._modules = list(self._model.modules())
             self._fingerprint = self._baked()

@@ -43,6 +43,8 @@ class Engine:
 
     def reserve(self, steps: int) -> None:
         """Make room for sinks of up to `steps` steps."""
+        if steps > self.log.capacity:
+            self.log.reserve(steps)
 
     def begin(self, steps: int, iteration: int) -> None:
         """Open a sink of at most `steps` steps; `iteration` steps were executed before."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from torch_sink.loop.core.batches import batch_constants, batch_tensors, cloned_batch
+from torch_sink.loop.core.batches import batch_constants, batch_tensors, map_tensors
 from torch_sink.loop.core.history import Reasons
 from torch_sink.loop.engines.capture import CudaCapture
 from torch_sink.loop.engines.launched import UsualShape
@@ -96,7 +96,7 @@ class Recordings:
 
     def _stage(self, batch: Any, tensors: list[Tensor]) -> None:
         if self._staging is None:
-            self._staging = cloned_batch(batch)
+            self._staging = map_tensors(Tensor.clone, batch)
         for target, source in zip(batch_tensors(self._staging), tensors, strict=True):
             target.copy_(source, non_blocking=True)
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # torch.compiler.disable imports the compiler at once
 
 from torch_sink.errors import SinkError
 from torch_sink.loop.core.history import SinkRecord
+from torch_sink.loop.step.update import OptimizerUpdate
 from torch_sink.thread_waits import host_sync_allowed
 
 LONGEST_OVERFLOW = 1000
@@ -86,11 +88,11 @@ class StaticLossScaler:
         (True, False)
     """
 
-    _steps: Any = None
-
     def __init__(self, scale_value: float) -> None:
         if not scale_value >= 1:
             raise ValueError(f"scale_value={scale_value!r}: a loss scale is at least 1")
+        self._updates: dict[torch.optim.Optimizer, OptimizerUpdate] = {}
+        self._unscaled: set[torch.optim.Optimizer] = set()
         self.scale_value = torch.tensor(float(scale_value), dtype=torch.float32, device="cpu")
 
     def __repr__(self) -> str:
@@ -126,6 +128,7 @@ class StaticLossScaler:
         inverse = self.inverse()
         return _map_scaled(lambda tensor: tensor * inverse, inputs)
 
+    @_disable_dynamo
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the gradients of an optimizer by the scale, in place, as before clipping them by their norm.
 
@@ -133,8 +136,12 @@ class StaticLossScaler:
             RuntimeError: done already since the optimizer's last step.
             ValueError: no parameter of the optimizer has a gradient.
         """
-        self._run_eagerly("unscale", optimizer)
+        if optimizer in self._unscaled:
+            raise RuntimeError("unscale_() has been called for this optimizer since its last step()")
+        self._update_of(optimizer).unscale()
+        self._unscaled.add(optimizer)
 
+    @_disable_dynamo
     def step(self, optimizer: torch.optim.Optimizer) -> Tensor:
         """Unscale the gradients, unless `unscale_` did, and step the optimizer unless one of them is not finite.
 
@@ -154,13 +161,26 @@ class StaticLossScaler:
             ValueError: no parameter of the optimizer has a gradient.
             UnsupportedOperation: the optimizer counts in Python numbers.
         """
-        finite: Tensor = self._run_eagerly("step", optimizer)
-        return finite
+        update = self._update_of(optimizer)
+        if optimizer in self._unscaled:
+            self._unscaled.discard(optimizer)
+        else:
+            update.unscale()
+        update.step()
+        return update.found_inf == 0
 
-    def _run_eagerly(self, name: str, optimizer: torch.optim.Optimizer) -> Any:
-        from torch_sink.loop.step.functional_step import run_eagerly  # imports the compiler
-
-        return run_eagerly(self, name, optimizer)
+    def _update_of(self, optimizer: torch.optim.Optimizer) -> OptimizerUpdate:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer is a {type(optimizer).__name__}; pass a torch.optim.Optimizer")
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if not gradients:
+            raise ValueError("no parameter of the optimizer has a gradient; call backward() on the scaled loss first")
+        if optimizer not in self._updates:
+            sharded = any(hasattr(gradient, "to_local") for gradient in gradients)
+            self._updates[optimizer] = OptimizerUpdate(None, optimizer, self, gradients[0].device, agrees=sharded)
+        update = self._updates[optimizer]
+        update.follow_optimizer()
+        return update
 
     def inverse(self) -> Tensor:
         """1 / scale as float32 of shape [], rounded once from float64."""

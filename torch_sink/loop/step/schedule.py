@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_sink.loop.step.optimizers import cycles_momentum
+from torch_sink.loop.step.step import StepLog
 from torch_sink.thread_waits import host_sync_allowed
 
 
@@ -121,13 +122,14 @@ def _as_numbers(rows: list[list[Any]]) -> list[list[float]]:
 class RateTable:
     """A sink's learning rates on the device, one row a step; a captured step reads the row at the log's cursor."""
 
-    def __init__(self, schedule: Schedule, capacity: int, device: torch.device, cursor: Tensor) -> None:
-        self._optimizer, self._cursor, self._cycles_betas = schedule.optimizer, cursor, schedule.cycles_betas
+    def __init__(self, schedule: Schedule, log: StepLog) -> None:
+        self._optimizer, self._cycles_betas = schedule.optimizer, schedule.cycles_betas
+        self._cursor: Any = log.cursor
         self.groups = len(schedule.optimizer.param_groups)
         columns = self.groups * (2 if self._cycles_betas else 1)
         # Float64 gives the bits of a Python float. On CUDA the fused kernels read float32, and those for lists of
         # tensors take a number of another type than theirs one tensor at a time; betas are subtracted from 1.
-        pinned = device.type == "cuda"
+        pinned, capacity, device = log.device.type == "cuda", log.capacity, log.device
         dtype = torch.float32 if pinned and not self._cycles_betas else torch.float64
         self._host = torch.zeros(capacity, columns, dtype=dtype, device="cpu", pin_memory=pinned)
         self._table = torch.zeros(capacity, columns, dtype=dtype, device=device)

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.step.precision import Precision
-from torch_sink.loop.step.step_log import StepLog
 from torch_sink.loop.step.update import OptimizerUpdate
 
 Forward = Callable[[nn.Module, Any], Any]
+_LOSS_ROW, _OVERFLOW_ROW, _METRIC_ROW = 0, 1, 2
 
 
 def supervised_forward(loss_fn: Callable[..., Any], precision: Precision) -> Forward:
@@ -73,6 +74,92 @@ def check_loss(loss: Any) -> None:
         )
 
 
+class StepLog:
+    """What a sink's steps leave on the device for the host to read once: float32 [rows, capacity], a column a step.
+
+    For steps that may be replayed, the column is named by a tensor, `cursor`, which moves without the host; after
+    `freeze()` no address changes, so that a captured graph can write through them.
+    """
+
+    def __init__(self, device: torch.device, capacity: int, *, replayed: bool) -> None:
+        self.device = device
+        self.metric_names: list[str] = []
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device) if replayed else None
+        self._column = 0
+        self.reserve(capacity)
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for a sink of `capacity` steps, at other addresses."""
+        self.capacity, self._frozen = capacity, False
+        rows = _METRIC_ROW + len(self.metric_names)
+        self._cells = torch.zeros(rows, capacity, dtype=torch.float32, device=self.device)
+
+    def freeze(self) -> None:
+        """Forbid new metrics."""
+        self._frozen = True
+
+    def start(self) -> None:
+        """Begin a sink."""
+        self._column = 0
+        if self.cursor is not None:
+            self.cursor.zero_()
+        self._cells[_OVERFLOW_ROW].zero_()
+
+    def write_step(self, loss: Tensor, metrics: dict[str, Tensor]) -> None:
+        """Write loss and metrics of the current step; one element each, any floating point dtype."""
+        self._write(_LOSS_ROW, loss)
+        if list(metrics) != self.metric_names:
+            self._name_metrics(list(metrics))
+        for row, (name, value) in enumerate(metrics.items(), _METRIC_ROW):
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(f"metric {name!r} is {shape}; forward= returns tensors of one element as metrics")
+            self._write(row, value)
+
+    def write_overflow(self, found_inf: Tensor) -> None:
+        """Write whether the update of the current step was skipped: float32 [], 0 or 1."""
+        self._write(_OVERFLOW_ROW, found_inf)
+
+    def advance(self) -> None:
+        """Move on to the next step."""
+        self._column += 1
+        if self.cursor is not None:
+            self.cursor.add_(1)
+
+    def read(self, steps: int, ranks: Ranks) -> list[Tensor]:
+        """Bring losses, overflows (0 or 1) and each metric of the first `steps` steps to the host: float32 [steps].
+
+        They are averaged over the ranks; overflows are equal on all of them already.
+        """
+        table = self._cells[:, :steps].clone()
+        if ranks.many:
+            ranks.sum(table.div_(ranks.size))
+        if table.device.type != "cuda":
+            return list(table.to("cpu"))
+        host = torch.empty(table.shape, dtype=table.dtype, device="cpu", pin_memory=True)
+        host.copy_(table, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(table.device))  # not that of the current device
+        copied.synchronize()  # host sync
+        return list(host.clone())
+
+    def _write(self, row: int, value: Tensor) -> None:
+        value = value.detach()
+        if self.cursor is None:
+            self._cells[row, self._column].copy_(value.reshape(()))
+        else:
+            self._cells[row].index_copy_(0, self.cursor, value.reshape(1).to(torch.float32))
+
+    def _name_metrics(self, names: list[str]) -> None:
+        if self._frozen or self.metric_names:
+            raise ValueError(
+                f"forward returned the metrics {names} after {self.metric_names}; return the same each step"
+            )
+        self.metric_names, written = names, self._cells
+        self.reserve(self.capacity)
+        self._cells[: len(written)] = written
+
+
 class TrainingStep:
     """Forward, backward and, after every `accumulate`-th batch, the update; losses go to the device log.
 
@@ -107,8 +194,8 @@ class TrainingStep:
             self.update.apply()
             if self.static_gradients:
                 self.update.zero_gradients(in_place=True)
-        if self.update.scaler is not None:
-            self.log.write_overflow(self.update.found_inf if last else None)
+            if self.update.scaler is not None:
+                self.log.write_overflow(self.update.found_inf)
         self.log.advance()
 
     def rehearse(self, model: nn.Module, batch: Any) -> None:
