@@ -2,6 +2,7 @@
 
 from importlib import import_module, metadata
 
+from torch_sink import loop
 from torch_sink.damage.report import DecodeReport, decode_report
 from torch_sink.errors import (
     DecodeError,
@@ -16,33 +17,35 @@ from torch_sink.image.core.fallback import FallbackReport, fallback_report
 from torch_sink.image.decode.images import decode_images
 from torch_sink.image.decode.providers import decode_providers, set_decode_provider
 from torch_sink.image.support import SupportRow, support_table
-from torch_sink.loop import (
-    Callback,
-    CheckpointConfig,
-    EarlyStopping,
-    Evaluation,
-    History,
-    JitConfig,
-    LambdaCallback,
-    LearningRateScheduler,
-    LossMonitor,
-    Model,
-    ModelCheckpoint,
-    OnRequestExit,
-    ProgressBar,
-    ReduceLROnPlateau,
-    RunContext,
-    RunHistory,
-    StepLoop,
-    SummaryCollector,
-    TimeMonitor,
-    amp,
-    data_sink,
-    jit,
-    no_host_sync,
-)
+from torch_sink.loop import *  # noqa: F403 - its public names are public here
 from torch_sink.sink import QueueStats, SinkLoader
 from torch_sink.tracing import timeline
+
+__all__ = [
+    "DecodeError",
+    "DecodeReport",
+    "FallbackReport",
+    "HostSyncError",
+    "NonFiniteLoss",
+    "QueueStats",
+    "SinkError",
+    "SinkLoader",
+    "SinkTimeout",
+    "SupportRow",
+    "UnsupportedOperation",
+    "decode_images",
+    "decode_providers",
+    "decode_report",
+    "fallback_report",
+    "get_image_backend",
+    "image_backend",
+    "set_decode_provider",
+    "set_image_backend",
+    "support_table",
+    "timeline",
+]
+__all__ += loop.__all__
+__all__.sort()
 
 # The classes of recorded images and tensors: importing them imports torchvision, so they wait until they are asked for.
 _HANDLES = {
@@ -53,65 +56,12 @@ _HANDLES = {
 }
 
 
-def _installed_version() -> str:
-    """As the package's metadata say; sources that nobody installed have none."""
-    try:
-        return metadata.version("torch-sink")
-    except metadata.PackageNotFoundError:
-        return "0+unknown"
-
-
 def __getattr__(name: str) -> object:
-    if name == "__version__":
-        return _installed_version()
     if name in _HANDLES:
         return getattr(import_module(_HANDLES[name]), name)
-    raise AttributeError(f"module 'torch_sink' has no attribute {name!r}")
-
-
-__all__ = [
-    "Callback",
-    "CheckpointConfig",
-    "DecodeError",
-    "DecodeReport",
-    "EarlyStopping",
-    "Evaluation",
-    "FallbackReport",
-    "History",
-    "HostSyncError",
-    "JitConfig",
-    "LambdaCallback",
-    "LearningRateScheduler",
-    "LossMonitor",
-    "Model",
-    "ModelCheckpoint",
-    "NonFiniteLoss",
-    "OnRequestExit",
-    "ProgressBar",
-    "QueueStats",
-    "ReduceLROnPlateau",
-    "RunContext",
-    "RunHistory",
-    "SinkError",
-    "SinkLoader",
-    "SinkTimeout",
-    "StepLoop",
-    "SummaryCollector",
-    "SupportRow",
-    "TimeMonitor",
-    "UnsupportedOperation",
-    "amp",
-    "data_sink",
-    "decode_images",
-    "decode_providers",
-    "decode_report",
-    "fallback_report",
-    "get_image_backend",
-    "image_backend",
-    "jit",
-    "no_host_sync",
-    "set_decode_provider",
-    "set_image_backend",
-    "support_table",
-    "timeline",
-]
+    if name != "__version__":
+        raise AttributeError(f"module 'torch_sink' has no attribute {name!r}")
+    try:
+        return metadata.version("torch-sink")
+    except metadata.PackageNotFoundError:  # sources that nobody installed
+        return "0+unknown"

@@ -1,6 +1,11 @@
-"""Every error that torch_sink raises for a state it is in. Wrong arguments raise `ValueError` or `TypeError`."""
+"""Every error that torch_sink raises for a state it is in (wrong arguments raise `ValueError` or `TypeError`).
+
+And what to do about errors that torch, torchvision and pickle raise for common mistakes: a note under their message.
+"""
 
 from __future__ import annotations
+
+import re
 
 
 class SinkError(RuntimeError):
@@ -43,3 +48,73 @@ class HostSyncError(SinkError):
 
 class NonFiniteLoss(SinkError):
     """The loss of a training step was NaN or infinite; the message names the first such step."""
+
+
+# --- errors of others
+
+# Part of a message -> what to do.
+_HINTS = (
+    (
+        r"stack expects each tensor to be equal size",
+        "the images of a batch need one size: add transforms.Resize((224, 224)), RandomResizedCrop or CenterCrop, or "
+        "pass a collate_fn to the DataLoader that returns lists",
+    ),
+    (
+        r"Cannot re-initialize CUDA in forked subprocess",
+        "data workers cannot use CUDA: return CPU tensors from the dataset; the SinkLoader moves batches to the device",
+    ),
+    (
+        r"batch must contain .* found <class '(PIL|torch_sink)\.[\w.]*Image'>",
+        "the dataset returns images: end its transform with transforms.ToTensor(), or v2.ToImage() and v2.ToDtype()",
+    ),
+    (
+        r"batch must contain .* found <class 'NoneType'>",
+        "the dataset returned None for a sample: raise an error instead, and leave broken files to "
+        "SinkLoader(..., on_decode_error='skip')",
+    ),
+    (
+        r"(Can't|cannot|Cannot) (pickle|get) local object|Can't pickle <function <lambda>|Can't get attribute",
+        "spawned workers get the dataset as a pickle: define functions and classes at the top of a module instead of "
+        "lambdas and inner functions, or pass multiprocessing_context='fork' to the DataLoader",
+    ),
+    (
+        r"expected (target dtype to be Long|scalar type Long)",
+        "class labels are integers: pass labels.long(), or a loss for floating-point targets such as "
+        "binary_cross_entropy_with_logits",
+    ),
+    (
+        r"Target -?\d+ is out of bounds",
+        "labels count from 0 to the number of the model's outputs - 1: compare num_classes with len(dataset.classes)",
+    ),
+    (
+        r"must be Tensor, not (tuple|list|dict|\w*Output)",
+        "the model does not return a tensor: pass forward=lambda model, batch: loss, and choose the output there",
+    ),
+    (
+        r"but got Byte and |Input type \((unsigned char|torch\.(cuda\.)?ByteTensor)\)",
+        "the images are bytes: end the transform with transforms.ToTensor(), or with "
+        "v2.ToDtype(torch.float32, scale=True)",
+    ),
+    (
+        r"to have \d+ channels, but got \d+ channels instead",
+        "compare the model's first layer with the images: transforms.Grayscale(3) makes three channels of one",
+    ),
+    (
+        r"size mismatch for [\w.]+: copying a param",
+        "the checkpoint is of another model: build the model with the arguments of the run that saved it",
+    ),
+)
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Adds a line under an error's message; Python 3.10 has no place for one."""
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+
+
+def add_hints(error: BaseException) -> None:
+    """Adds what to do, where the message is one of a common mistake."""
+    message = str(error)
+    for pattern, advice in _HINTS:
+        if re.search(pattern, message) and advice not in getattr(error, "__notes__", ()):
+            add_note(error, advice)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torch_sink.common.platforms import usable_cores
+from torch_sink.common import usable_cores
 
 OLDEST_RELEASES = {"torch": (2, 11), "torchvision": (0, 26), "triton": (3, 6), "PIL": (11, 3), "numpy": (1, 0)}
 EXTRAS = {

@@ -21,7 +21,7 @@ from torch_sink.cli.bench import one_thread, worker_seconds
 from torch_sink.cli.machine import DEVICES, costs, features_of_batch, launches_of
 from torch_sink.cli.pipelines import Pipeline, seed_everything
 from torch_sink.cli.report import Bars, Part, Report, Table, Text
-from torch_sink.common.platforms import usable_cores
+from torch_sink.common import usable_cores
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.collate import collate_handles
 from torch_sink.image.handles.tensor import HANDLES

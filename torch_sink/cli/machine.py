@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from torch_sink.common.platforms import usable_cores
+from torch_sink.common import usable_cores
 from torch_sink.image.core.atoms import Kind
 from torch_sink.triton_kernels import rows
 

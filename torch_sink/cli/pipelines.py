@@ -23,8 +23,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 from torchvision.transforms import v2
 
 import torch_sink
-from torch_sink.common.hints import add_hints
-from torch_sink.errors import SinkError
+from torch_sink.errors import SinkError, add_hints
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CROP, RESIZE = 224, 256

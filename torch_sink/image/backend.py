@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import get_worker_info
 
-from torch_sink.common.platforms import after_fork_in_child
+from torch_sink.common import after_fork_in_child
 from torch_sink.damage.report import check_policy, clear_report
 from torch_sink.errors import SinkError
 from torch_sink.image.core import state

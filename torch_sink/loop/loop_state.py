@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from torch_sink.common.hints import add_hints, add_note
 from torch_sink.common.random_state import global_draws, twister_state
-from torch_sink.errors import SinkError
+from torch_sink.errors import SinkError, add_hints, add_note
 from torch_sink.loop.checkpoints import (
     MANIFEST_FILE,
     SHARDS_FOLDER,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from torch_sink.common.hints import add_hints, add_note
+from torch_sink.errors import add_hints, add_note
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, tell
 from torch_sink.loop.core.batches import batch_tensors, epoch_length, sink_over
 from torch_sink.loop.core.history import RunHistory, SinkRecord

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from torch_sink.common.hints import add_hints, add_note
 from torch_sink.common.random_state import global_random_state, set_global_random_state
 from torch_sink.damage.loaders import end_pass
 from torch_sink.damage.report import NO_LOSS, DecodeReport, Loss, add_to_report
-from torch_sink.errors import SinkError
+from torch_sink.errors import SinkError, add_hints, add_note
 from torch_sink.sink.queue.producer import Item, Producer
 from torch_sink.sink.queue.stats import StatsRecorder
 from torch_sink.sink.sources.base import NO_MARK, Mark, Pass, Source

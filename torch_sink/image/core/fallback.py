@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from torch_sink.common.platforms import after_fork_in_child, is_running
+from torch_sink.common import after_fork_in_child, is_running
 from torch_sink.damage.report import DecodeReport, decode_report
 from torch_sink.errors import UnsupportedOperation
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from torch_sink.common.platforms import usable_cores
+from torch_sink.common import usable_cores
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.state import default_device
 from torch_sink.image.core.transfer import to_device

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from torch_sink.common.platforms import usable_cores
+from torch_sink.common import usable_cores
 from torch_sink.errors import SinkError
 
 if TYPE_CHECKING:

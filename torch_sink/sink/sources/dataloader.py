@@ -9,7 +9,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from torch_sink.common.hints import add_hints
 from torch_sink.common.random_state import (
     RandomState,
     find_private_generators,
@@ -19,6 +18,7 @@ from torch_sink.common.random_state import (
     set_generator_states,
     set_global_random_state,
 )
+from torch_sink.errors import add_hints
 from torch_sink.sink.sources.base import Pass
 from torch_sink.sink.sources.position import PassStart, ResumePoint
 from torch_sink.sink.sources.recording import ResumableSampler

@@ -21,7 +21,7 @@ import torch.multiprocessing
 from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
 
-from torch_sink.common.platforms import after_fork_in_child
+from torch_sink.common import after_fork_in_child
 from torch_sink.sink.sources.lifetime import run_first_at_exit
 
 POLL_SECONDS = 0.5  # torch's own interval is 5 s: too long to close, or to report a death, in time

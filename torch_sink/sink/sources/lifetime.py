@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch_sink.common.platforms import after_fork_in_child
+from torch_sink.common import after_fork_in_child
 
 _lives: weakref.WeakSet[Life] = weakref.WeakSet()
 
