@@ -62,8 +62,11 @@ def write_checkpoint(
         _write_tensors(temporary / STATE_FILE, {name: value for name, value in state.items() if name not in own})
     ranks.wait()
     if ranks.rank == 0:
+        mine = {temporary / STATE_FILE, temporary / RANK_FILE.format(0)}  # sizes of others' files may look old here
+        files = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
+        sizes = {str(path.relative_to(temporary)): path.stat().st_size if path in mine else None for path in files}
         about = {"format": FORMAT, "step": step, "ranks": ranks.size, "torch": torch.__version__}
-        _complete(temporary, final, {**about, "files": _sizes(temporary, mine=(STATE_FILE, RANK_FILE.format(0)))})
+        _complete(temporary, final, {**about, "files": sizes})
     ranks.wait()
     return final
 
@@ -79,12 +82,6 @@ def _write_tensors(path: Path, state: dict[str, Any]) -> None:
             f"the state holds {', '.join(unsafe)}, which would not load with weights_only=True; keep tensors and plain "
             "numbers in state_dict(), or name the class to torch.serialization.add_safe_globals"
         )
-
-
-def _sizes(directory: Path, mine: tuple[str, ...]) -> dict[str, int | None]:
-    """Names of a checkpoint's files, with sizes where this process wrote them: those of others may look old here."""
-    names = [str(path.relative_to(directory)) for path in sorted(directory.rglob("*")) if path.is_file()]
-    return {name: (directory / name).stat().st_size if name in mine else None for name in names}
 
 
 def _complete(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
@@ -110,11 +107,9 @@ def list_checkpoints(directory: Path, prefix: str | None = None) -> list[Path]:
         match = _NAME.match(path.name)
         if match is None or path.name.startswith(".") or not (path / MANIFEST_FILE).is_file():
             continue
-        problem = _damage(path)
-        if problem is not None:
+        if (problem := _damage(path)) is not None:
             _log.warning("%s is left out: %s", path, problem)
-            continue
-        if prefix is None or match["prefix"] == prefix:
+        elif prefix is None or match["prefix"] == prefix:
             found.append((int(match["step"]), match["replaced"] is None, path.stat().st_mtime, path))
     return [entry[-1] for entry in sorted(found)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -41,17 +41,14 @@ def loop_state(loop: StepLoop) -> dict[str, Any]:
     if not loop.ranks.sharded:
         state["model"] = loop.model.state_dict()
         state["optimizer"] = optimizer = loop.optimizer.state_dict()
-        optimizer["param_groups"] = plain_numbers(optimizer["param_groups"])
+        optimizer["param_groups"] = _plain_numbers(optimizer["param_groups"])
     # Buffers that state_dict() leaves out can still change from step to step, and all can differ from rank to rank.
     saved = {} if loop.ranks.many else state.get("model", {})
     hidden = {name: buffer for name, buffer in loop.model.named_buffers() if name not in saved}
     state["other_buffers"] = {name: buffer.detach() for name, buffer in hidden.items()}
-    if loop.scheduler is not None:
-        state["scheduler"] = plain_numbers(loop.scheduler.state_dict())
-    if loop.scaler is not None:
-        state["scaler"] = loop.scaler.state_dict()
-    if loop.average is not None:
-        state["average"] = loop.average.state_dict()
+    state.update((name, part.state_dict()) for name, part in _optional_parts(loop).items() if part is not None)
+    if "scheduler" in state:
+        state["scheduler"] = _plain_numbers(state["scheduler"])
     if loop.step_count % loop.accumulate:
         if loop.ranks.sharded:
             raise SinkError(
@@ -63,17 +60,16 @@ def loop_state(loop: StepLoop) -> dict[str, Any]:
     return state
 
 
-def plain_numbers(value: Any) -> Any:
+def _optional_parts(loop: StepLoop) -> dict[str, Any]:
+    return {"scheduler": loop.scheduler, "scaler": loop.scaler, "average": loop.average}
+
+
+def _plain_numbers(value: Any) -> Any:
     """Python numbers for NumPy's, which weights_only refuses: a schedule with `np.cos` makes all rates such."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if type(value) is dict:
-        return {key: plain_numbers(member) for key, member in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(plain_numbers(member) for member in value)
-    return value
+    return torch.utils._pytree.tree_map(lambda leaf: leaf.item() if isinstance(leaf, np.generic) else leaf, value)
 
 
+@torch.no_grad()
 def load_loop_state(loop: StepLoop, state: dict[str, Any]) -> None:
     """Put a state back, in place wherever a tensor exists."""
     if state["accumulate"] != loop.accumulate:
@@ -81,15 +77,18 @@ def load_loop_state(loop: StepLoop, state: dict[str, Any]) -> None:
             f"the state was taken with accumulate={state['accumulate']}, this loop has {loop.accumulate}; "
             "make the loop with the same accumulate"
         )
-    for name, part in (("scheduler", loop.scheduler), ("scaler", loop.scaler), ("average", loop.average)):
+    parts = _optional_parts(loop)
+    for name, part in parts.items():
         if (part is not None) != (name in state):
             holds = "lacks" if part is not None else "holds"
             raise ValueError(f"the state {holds} {name!r}, unlike this loop; make the loop as it was made then")
     if not loop.ranks.sharded:
         loop.model.load_state_dict(state["model"])
         _load_optimizer(loop.optimizer, state["optimizer"])
-    _load_buffers(loop, state["other_buffers"])
-    for name, part in (("scheduler", loop.scheduler), ("scaler", loop.scaler), ("average", loop.average)):
+    buffers = dict(loop.model.named_buffers())
+    for name in buffers.keys() & state["other_buffers"].keys():
+        buffers[name].copy_(state["other_buffers"][name])
+    for name, part in parts.items():
         if part is not None:
             part.load_state_dict(state[name])
     gradients = state.get("gradients", {})
@@ -99,6 +98,16 @@ def load_loop_state(loop: StepLoop, state: dict[str, Any]) -> None:
     loop.step_count = state["step_count"]
     loop.progress = Progress(**{field.name: state["progress"][field.name] for field in fields(Progress)})
     set_random_state(state["random"])
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load a state, but keep the flags that say how this device computes: the state may come from another one."""
+    flags = ("capturable", "foreach", "fused", "differentiable")
+    kept = [{name: group[name] for name in flags if name in group} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, values in zip(optimizer.param_groups, kept, strict=True):
+        group.update(values)
+        group["lr"] = float(group["lr"]) if not isinstance(group["lr"], torch.Tensor) else group["lr"]
 
 
 def save_loop(loop: StepLoop, directory: Path, prefix: str, further: dict[str, Any]) -> Path:
@@ -129,49 +138,6 @@ def resume_loop(loop: StepLoop, directory: Path) -> dict[str, Any] | None:
     return state
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load a state, but keep the flags that say how this device computes: the state may come from another one."""
-    flags = ("capturable", "foreach", "fused", "differentiable")
-    kept = [{name: group[name] for name in flags if name in group} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, values in zip(optimizer.param_groups, kept, strict=True):
-        group.update(values)
-        group["lr"] = float(group["lr"]) if not isinstance(group["lr"], torch.Tensor) else group["lr"]
-
-
-@torch.no_grad()
-def _load_buffers(loop: StepLoop, buffers: dict[str, torch.Tensor]) -> None:
-    present = dict(loop.model.named_buffers())
-    for name, value in buffers.items():
-        if name in present:
-            present[name].copy_(value)
-
-
-def random_state() -> dict[str, Any]:
-    """States of torch's, numpy's and Python's global generators, as tensors and plain containers."""
-    torch_state, numpy_state, python_state = global_draws()
-    words, *rest = twister_state(numpy_state)
-    state: dict[str, Any] = {
-        "torch": torch_state,
-        "numpy": ("MT19937", torch.from_numpy(words.astype(np.int64)), *rest),
-        "python": python_state,
-    }
-    if torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Put back what `random_state` returned."""
-    torch.set_rng_state(state["torch"])
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
-    random.setstate(state["python"])
-    if "cuda" in state and torch.cuda.is_available():
-        for device, device_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(device_state, device)
-
-
 def _save_shards(model: nn.Module, optimizer: torch.optim.Optimizer, path: str) -> None:
     """Write the sharded model and optimizer, each rank its part; every rank calls it."""
     from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -192,15 +158,40 @@ def _load_shards(model: nn.Module, optimizer: torch.optim.Optimizer, path: str) 
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
-class LoaderPositions:
-    """Remembers the loader of a run, so that `save` and `resume` may be given what `run` was given.
+def random_state() -> dict[str, Any]:
+    """States of torch's, numpy's and Python's global generators, as tensors and plain containers."""
+    torch_state, numpy_state, python_state = global_draws()
+    words, *rest = twister_state(numpy_state)
+    state: dict[str, Any] = {
+        "torch": torch_state,
+        "numpy": ("MT19937", torch.from_numpy(words.astype(np.int64)), *rest),
+        "python": python_state,
+    }
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
 
-    `run` wraps a plain loader in a SinkLoader of its own; the position is that of the wrapper.
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Put back what `random_state` returned."""
+    torch.set_rng_state(state["torch"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    random.setstate(state["python"])
+    if "cuda" in state and torch.cuda.is_available():
+        for device, device_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(device_state, device)
+
+
+class LoaderPositions:
+    """Remembers the plain loader of a run, so that `save` and `resume` may be given what `run` was given.
+
+    `run` wraps it in a SinkLoader of its own; the position is that of the wrapper.
     """
 
     def __init__(self) -> None:
         self._given: Any = None
-        self._sink: Any = None
+        self._wrapper: Any = None  # while a run goes on
         self._state: Any = None
         self._was_loaded = False
 
@@ -210,32 +201,27 @@ class LoaderPositions:
         with sink_over(given, device, epoch_size) as sink:
             if sink is not given and given is self._given and self._was_loaded:
                 sink.load_state_dict(self._state)
-            self._given, self._sink, self._was_loaded = given, sink, False
+            self._given, self._wrapper, self._was_loaded = given, sink, False
             try:
                 yield sink
             finally:
                 # The wrapper will be closed, and its position is for a later `save`: but not over one loaded meanwhile.
-                if sink is not given and self._sink is sink:
-                    self._state, self._sink = _position_of(sink), None
+                if sink is not given and self._wrapper is sink:
+                    self._wrapper = self._state = None
+                    with suppress(Exception):  # a loader that failed may have none; the run's own error is what counts
+                        self._state = sink.state_dict()
 
     def state(self, loader: Any) -> Any:
         """Position of `loader`, None if it has none yet."""
-        if hasattr(loader, "slot_index"):
+        if hasattr(loader, "slot_index"):  # a SinkLoader
             return loader.state_dict()
         if loader is not self._given:
             return None
-        return self._sink.state_dict() if self._sink is not None else self._state
+        return self._wrapper.state_dict() if self._wrapper is not None else self._state
 
     def load(self, loader: Any, state: Any) -> None:
         """Put a position back, now or when a run wraps the loader."""
         if hasattr(loader, "slot_index"):
             loader.load_state_dict(state)
         else:
-            self._given, self._sink, self._state, self._was_loaded = loader, None, state, True
-
-
-def _position_of(sink: Any) -> Any:
-    try:
-        return sink.state_dict()
-    except Exception:  # a loader that failed may have no state; the run's own error is what counts
-        return None
+            self._given, self._wrapper, self._state, self._was_loaded = loader, None, state, True
