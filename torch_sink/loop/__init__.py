@@ -1,8 +1,8 @@
 """Graph sink and loop sink: many training steps per host sync."""
 
 from torch_sink.loop import amp
-from torch_sink.loop.callbacks import Callback, LambdaCallback, RunContext
-from torch_sink.loop.controls import EarlyStopping, Evaluation, LearningRateScheduler, ReduceLROnPlateau
+from torch_sink.loop.callbacks import Callback, LambdaCallback, LearningRateScheduler, RunContext
+from torch_sink.loop.controls import EarlyStopping, Evaluation, ReduceLROnPlateau
 from torch_sink.loop.core.history import RunHistory
 from torch_sink.loop.core.host_sync import no_host_sync
 from torch_sink.loop.data_sink import data_sink

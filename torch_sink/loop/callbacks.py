@@ -1,4 +1,4 @@
-"""The callback interface: twelve events, and the context that they are given."""
+"""The callback interface: twelve events, the context that they are given, and callbacks made of a function."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
+from torch_sink.loop.core.distributed import Ranks, set_learning_rate
 from torch_sink.thread_waits import host_sync_allowed
 
 OLDER_EVENTS = ("begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end")
@@ -153,6 +154,31 @@ class LambdaCallback(Callback):
         for name, function in events.items():
             if function is not None:
                 setattr(self, name, function)
+
+
+class LearningRateScheduler(Callback):
+    """Sets the learning rate by a function, once per host return: the steps inside a sink keep one rate.
+
+    For a rate that changes with every step pass `scheduler=` to StepLoop.
+
+    Args:
+        learning_rate_function: `f(learning_rate, cur_step_num)` -> learning rate, called for each parameter group.
+    """
+
+    def __init__(self, learning_rate_function: Callable[[float, int], float]) -> None:
+        if not callable(learning_rate_function):
+            raise TypeError(f"learning_rate_function is a {type(learning_rate_function).__name__}; pass a function")
+        self._function = learning_rate_function
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        for group in arguments.optimizer.param_groups:
+            set_learning_rate(group, float(self._function(float(group["lr"]), arguments.cur_step_num)))
+
+
+def ranks_in_context(ranks: Ranks) -> dict[str, Any]:
+    """What a RunContext says of the processes."""
+    return {"parallel_mode": "data_parallel" if ranks.many else "stand_alone", "device_number": ranks.size}
 
 
 def older_events(callback: Callback) -> list[str]:

@@ -114,6 +114,15 @@ def list_checkpoints(directory: Path, prefix: str | None = None) -> list[Path]:
     return [entry[-1] for entry in sorted(found)]
 
 
+def newest_checkpoint(directory: Path) -> Path | None:
+    """The newest complete checkpoint under `directory`, or None."""
+    if directory.is_file():
+        raise NotADirectoryError(f"{directory} is a file; pass the directory that checkpoints were saved to")
+    if (directory / MANIFEST_FILE).is_file():
+        raise ValueError(f"{directory} is itself a checkpoint; pass the directory that it lies in: {directory.parent}")
+    return next(reversed(list_checkpoints(directory)), None)
+
+
 def _damage(path: Path) -> str | None:
     """What is missing of a checkpoint that has a manifest, or None."""
     try:

@@ -1,11 +1,11 @@
-"""Callbacks that steer a run by results: Evaluation, EarlyStopping, ReduceLROnPlateau, LearningRateScheduler."""
+"""Evaluation in the course of a run, and the callbacks that steer by its results: EarlyStopping, ReduceLROnPlateau."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,12 +13,9 @@ from torch import nn
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, older_events
 from torch_sink.loop.core.arguments import check_bool, check_choice, check_count
 from torch_sink.loop.core.distributed import set_learning_rate
-from torch_sink.loop.evaluation import monitored
+from torch_sink.loop.evaluation import Evaluator, monitored
 from torch_sink.loop.monitors import show
 from torch_sink.thread_waits import waits_watched
-
-if TYPE_CHECKING:
-    from torch_sink.loop.step_loop import StepLoop
 
 _log = logging.getLogger("torch_sink")
 
@@ -110,8 +107,9 @@ class Evaluation(Callback):
         """Whether to evaluate at the end of an epoch, counted from 1."""
         return self._every_epochs is not None and epoch % self._every_epochs == 0
 
-    def _evaluate(self, loop: StepLoop, loader: Any, callbacks: list[Callback]) -> dict[str, Any]:
-        return loop.evaluator(self._ema).evaluate(loader, self._metrics, forward=self._forward, callbacks=callbacks)
+    def _evaluate(self, loop: Any, loader: Any, callbacks: list[Callback]) -> dict[str, Any]:
+        evaluator: Evaluator = loop.evaluator(self._ema)
+        return evaluator.evaluate(loader, self._metrics, forward=self._forward, callbacks=callbacks)
 
     def _run(self, arguments: RunArguments) -> None:
         members = [one for one in arguments.list_callback if not older_events(one)]
@@ -162,8 +160,7 @@ class _PlateauCallback(Callback):
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
         results = arguments.eval_results or {}
-        value = arguments.net_outputs if self._name == "loss" else None
-        value = results.get(self._name, value)
+        value = results.get(self._name, arguments.net_outputs if self._name == "loss" else None)
         value = None if value is None else float(value)
         if arguments.loop.ranks.many:
             value = arguments.loop.ranks.value_of_first(value)
@@ -294,31 +291,9 @@ class ReduceLROnPlateau(_PlateauCallback):
             self._waited += 1
         if self._waited >= self._patience:
             self._waited, self._cooling = 0, self._cooldown
-            self._reduce(run_context.original_args())
-
-    def _reduce(self, arguments: RunArguments) -> None:
-        for group in arguments.optimizer.param_groups:
-            rate = max(float(group["lr"]) * self._factor, self._min_lr)
-            set_learning_rate(group, rate)
-            if self._verbose:
-                show(f"epoch {arguments.cur_epoch_num}: learning rate reduced to {rate}")
-
-
-class LearningRateScheduler(Callback):
-    """Sets the learning rate by a function, once per host return: the steps inside a sink keep one rate.
-
-    For a rate that changes with every step pass `scheduler=` to StepLoop.
-
-    Args:
-        learning_rate_function: `f(learning_rate, cur_step_num)` -> learning rate, called for each parameter group.
-    """
-
-    def __init__(self, learning_rate_function: Callable[[float, int], float]) -> None:
-        if not callable(learning_rate_function):
-            raise TypeError(f"learning_rate_function is a {type(learning_rate_function).__name__}; pass a function")
-        self._function = learning_rate_function
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
-        arguments = run_context.original_args()
-        for group in arguments.optimizer.param_groups:
-            set_learning_rate(group, float(self._function(float(group["lr"]), arguments.cur_step_num)))
+            arguments = run_context.original_args()
+            for group in arguments.optimizer.param_groups:
+                rate = max(float(group["lr"]) * self._factor, self._min_lr)
+                set_learning_rate(group, rate)
+                if self._verbose:
+                    show(f"epoch {arguments.cur_epoch_num}: learning rate reduced to {rate}")

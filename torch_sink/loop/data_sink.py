@@ -10,6 +10,7 @@ from torch_sink.loop.core.arguments import check_count
 from torch_sink.loop.core.batches import call_with
 from torch_sink.loop.engines.jit import JitConfig, jit_with
 
+_END = object()
 # By the id of a SinkLoader, the function that it serves, which holds it.
 _bound: weakref.WeakValueDictionary[int, DataSink] = weakref.WeakValueDictionary()
 
@@ -52,22 +53,20 @@ class DataSink:
     def __init__(self, fn: Callable[..., Any], dataset: Any, sink_size: int, config: JitConfig | None) -> None:
         from torch_sink.sink import SinkLoader
 
-        if config is not None:
-            fn = jit_with(fn, config)
-        self._function, self._sink_size = fn, sink_size
-        self._own = not isinstance(dataset, SinkLoader)
+        self._function = fn if config is None else jit_with(fn, config)
+        self._sink_size, self._own = sink_size, not isinstance(dataset, SinkLoader)
         self._loader = SinkLoader(dataset) if self._own else dataset
-        if id(self._loader) in _bound:  # each of two would see a part of its batches
+        if _bound.setdefault(id(self._loader), self) is not self:  # each of two would see a part of its batches
             raise ValueError(
                 "the SinkLoader is bound to another function; close() that data_sink first, or make another"
             )
-        _bound[id(self._loader)] = self
-        self._batches: Iterator[Any] | None = None
+        self._batches: Iterator[Any] = iter(())
 
     def __call__(self) -> Any:
-        output = None
         for _ in range(self._sink_size):
-            output = call_with(self._function, self._next())
+            while (batch := next(self._batches, _END)) is _END:
+                self._batches = self._loader.rest()
+            output = call_with(self._function, batch)
         return output
 
     def close(self) -> None:
@@ -76,13 +75,3 @@ class DataSink:
             self._loader.close()
         if _bound.get(id(self._loader)) is self:
             del _bound[id(self._loader)]
-
-    def _next(self) -> Any:
-        end = object()
-        while True:
-            if self._batches is None:
-                self._batches = self._loader.rest()
-            batch = next(self._batches, end)
-            if batch is not end:
-                return batch
-            self._batches = None

@@ -12,22 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, tell
+from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
 from torch_sink.loop.core.batches import call_with, epoch_length, map_tensors, sink_over
 from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.engines.build import Inference, Runner, Settings
-from torch_sink.loop.metrics import (
-    Forward,
-    Judged,
-    Loss,
-    MeanMetric,
-    Metric,
-    averaged,
-    collect_results,
-    judged_by,
-    make_metrics,
-    supervised,
-)
+from torch_sink.loop.metrics import Forward, Judged, Loss, MeanMetric, collect_results, judge_by, make_metrics
 from torch_sink.loop.step.precision import Precision
 from torch_sink.thread_waits import host_sync_allowed
 
@@ -51,9 +40,14 @@ class Evaluator:
         forward: Forward | None = None,
         eval_network: nn.Module | None = None,
     ) -> None:
-        self._network, self._ranks, self._loss_fn, self._forward = network, ranks, loss_fn, forward
-        self._eval_network, self._precision, self._settings = eval_network, precision, settings
+        self._network, self._ranks, self._loss_fn = network, ranks, loss_fn
+        self._precision, self._settings = precision, settings
         self._evaluated = eval_network if eval_network is not None else network
+        self._function = forward
+        if eval_network is not None:
+            self._function = lambda _, batch: call_with(eval_network, batch)
+        self._has_loss = any(one is not None for one in (loss_fn, forward, eval_network))
+        self._trains = forward is not None and eval_network is None
         self._passes: OrderedDict[Any, _Pass] = OrderedDict()
         self._predictor: Runner | None = None
 
@@ -75,25 +69,15 @@ class Evaluator:
             if self._ranks.sharded:  # a forward pass gathers the weights from all ranks
                 self._ranks.check_lengths(epoch_length(loader), None)
             self._ranks.share_buffers()
-            arguments = RunArguments(
-                eval_network=self._evaluated,
-                network=self._network,
-                loss_fn=self._loss_fn,
-                valid_dataset=loader,
-                metrics=evaluation.metrics,
-                batch_num=epoch_length(loader),
-                cur_step_num=0,
-                epoch_num=1,
-                cur_epoch_num=1,
-                list_callback=callbacks or [],
-                dataset_sink_mode=sink_mode,
-                mode="eval",
-                parallel_mode="data_parallel" if self._ranks.many else "stand_alone",
-                device_number=self._ranks.size,
+            about = RunArguments(
+                eval_network=self._evaluated, network=self._network, loss_fn=self._loss_fn, mode="eval"
             )
-            event = partial(tell, callbacks or [], context=RunContext(arguments))
+            about.update(valid_dataset=loader, metrics=evaluation.metrics, list_callback=callbacks or [])
+            about.update(epoch_num=1, cur_epoch_num=1, batch_num=epoch_length(loader), cur_step_num=0)
+            about.update(ranks_in_context(self._ranks), dataset_sink_mode=sink_mode)
+            event = partial(tell, callbacks or [], context=RunContext(about))
             with evaluating(self._evaluated), evaluation.runner.running(loader, stays=loader is dataset):
-                return self._run(evaluation, loader, arguments, event)
+                return self._run(evaluation, loader, about, event)
 
     def compile_ahead(self, dataset: Any, metrics: Any) -> None:
         """Compile and record what `evaluate` will run; dataset and random generators are left as they were."""
@@ -159,28 +143,25 @@ class Evaluator:
         made = make_metrics(metrics)
         key = id(forward), tuple(made), tuple(map(id, made.values())) if isinstance(metrics, Mapping) else None
         if key not in self._passes:
-            judges = forward is not None or self._eval_network is not None
-            if self._forward is not None and not judges:
-                _check_needs_no_output(made)
-            if judges or self._forward is not None or self._loss_fn is not None:
+            trains = self._trains and forward is None
+            blind = [name for name, metric in made.items() if not isinstance(metric, Loss)]
+            if trains and blind:
+                raise ValueError(
+                    f"metrics {', '.join(blind)} need outputs and labels, and this loop's forward= returns a loss; "
+                    "pass evaluate(loader, metrics=..., forward=lambda model, batch: (loss, output, labels))"
+                )
+            if self._has_loss or forward is not None:
                 made.setdefault("loss", Loss())
-            same = next((one.inference for one in self._passes.values() if one.forward is forward), None)
-            inference = same or Inference(self._judge(forward), self._evaluated, self._settings)
+            inference = next((one.inference for one in self._passes.values() if one.forward is forward), None)
+            if inference is None:
+                function = forward or self._function
+                judge = judge_by(function, self._network, self._loss_fn, self._precision, trains=trains)
+                inference = Inference(judge, self._evaluated, self._settings)
             self._passes[key] = _Pass(inference, forward, made, self._ranks.device)
             if len(self._passes) > _KEPT:
                 self._passes.popitem(last=False)[1].runner.close()
         self._passes.move_to_end(key)
         return self._passes[key]
-
-    def _judge(self, forward: Forward | None) -> Callable[[Any], Judged]:
-        eval_network = self._eval_network
-        if forward is not None:
-            return judged_by(forward, self._network, self._precision)
-        if eval_network is not None:
-            return judged_by(lambda _, batch: call_with(eval_network, batch), self._network, self._precision)
-        if self._forward is not None:
-            return averaged(self._forward, self._network, self._precision)
-        return judged_by(supervised(self._loss_fn, self._precision), self._network, self._precision)
 
     def _outputs(self, inputs: tuple[Any, ...]) -> Any:
         with self._precision.context():
@@ -191,7 +172,7 @@ class _Pass:
     """One set of metrics and what fills it; `inference.forward` makes Judged of a batch."""
 
     def __init__(
-        self, inference: Inference, forward: Forward | None, metrics: dict[str, Metric], device: torch.device
+        self, inference: Inference, forward: Forward | None, metrics: dict[str, Any], device: torch.device
     ) -> None:
         self.inference, self.forward, self._metrics = inference, forward, metrics
         self._named: dict[str, Loss] = {}
@@ -204,7 +185,7 @@ class _Pass:
         self._moves = device.type != "cpu"
 
     @property
-    def metrics(self) -> dict[str, Metric]:
+    def metrics(self) -> dict[str, Any]:
         """What the results are made of."""
         return {**self._named, **self._metrics}
 
@@ -233,15 +214,6 @@ class _Pass:
             elif judged.loss is not None:
                 metric.update(judged.loss, judged.samples)
         return judged
-
-
-def _check_needs_no_output(metrics: dict[str, Metric]) -> None:
-    blind = [name for name, metric in metrics.items() if not isinstance(metric, Loss)]
-    if blind:
-        raise ValueError(
-            f"metrics {', '.join(blind)} need outputs and labels, and this loop's forward= returns a loss; pass "
-            "evaluate(loader, metrics=..., forward=lambda model, batch: (loss, output, labels))"
-        )
 
 
 def monitored(results: dict[str, Any]) -> dict[str, Any]:

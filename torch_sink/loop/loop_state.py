@@ -16,13 +16,7 @@ from torch import nn
 
 from torch_sink.common.random_state import global_draws, twister_state
 from torch_sink.errors import SinkError, add_hints, add_note
-from torch_sink.loop.checkpoints import (
-    MANIFEST_FILE,
-    SHARDS_FOLDER,
-    list_checkpoints,
-    read_checkpoint,
-    write_checkpoint,
-)
+from torch_sink.loop.checkpoints import SHARDS_FOLDER, newest_checkpoint, read_checkpoint, write_checkpoint
 from torch_sink.loop.core.batches import sink_over
 from torch_sink.loop.core.history import Progress
 
@@ -119,20 +113,16 @@ def save_loop(loop: StepLoop, directory: Path, prefix: str, further: dict[str, A
 
 def resume_loop(loop: StepLoop, directory: Path) -> dict[str, Any] | None:
     """Load the newest complete checkpoint into the loop; returns its state, None if there is none."""
-    if directory.is_file():
-        raise NotADirectoryError(f"{directory} is a file; pass the directory that checkpoints were saved to")
-    if (directory / MANIFEST_FILE).is_file():
-        raise ValueError(f"{directory} is itself a checkpoint; pass the directory that it lies in: {directory.parent}")
-    checkpoints = list_checkpoints(directory)
-    if not checkpoints:
+    newest = newest_checkpoint(directory)
+    if newest is None:
         return None
-    state = read_checkpoint(checkpoints[-1], loop.ranks)
+    state = read_checkpoint(newest, loop.ranks)
     if loop.ranks.sharded:
-        _load_shards(loop.model, loop.optimizer, str(checkpoints[-1] / SHARDS_FOLDER))
+        _load_shards(loop.model, loop.optimizer, str(newest / SHARDS_FOLDER))
     try:
         loop.load_state_dict(state)
     except (RuntimeError, ValueError) as error:
-        add_note(error, f"while loading {checkpoints[-1]}")
+        add_note(error, f"while loading {newest}")
         add_hints(error)
         raise
     return state

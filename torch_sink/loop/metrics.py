@@ -32,24 +32,15 @@ class Judged(NamedTuple):
     samples: int
 
 
-def judged_by(function: Forward, network: nn.Module, precision: Precision) -> Callable[[Any], Judged]:
-    """`function(network, batch)` -> (loss, output, *labels)."""
+def judge_by(
+    function: Forward | None, network: nn.Module, loss_fn: Any, precision: Precision, *, trains: bool
+) -> Callable[[Any], Judged]:
+    """Batches evaluated by `function(network, batch)` -> (loss, output, *labels), or by the loss function.
 
-    def judge(batch: Any) -> Judged:
-        with precision.context():
-            result = function(network, batch)
-        if not isinstance(result, (tuple, list)) or not result:
-            raise TypeError(f"the evaluation gave a {type(result).__name__}; return (loss, output, labels)")
-        loss, output, *labels = (*result, None) if len(result) == 1 else result
-        return Judged(loss, precision.outputs(output), tuple(labels), {}, _count_samples(labels, batch))
+    A function that a loop `trains` by gives the loss, or (loss, dict of named tensors).
+    """
 
-    return judge
-
-
-def supervised(loss_fn: Callable[..., Any] | None, precision: Precision) -> Forward:
-    """`loss_fn(network(x), *labels)` of batches (x, labels, ...)."""
-
-    def forward(network: nn.Module, batch: Any) -> tuple[Any, ...]:
+    def supervised(network: nn.Module, batch: Any) -> tuple[Any, ...]:
         if not isinstance(batch, (tuple, list)) or len(batch) < 2:
             raise TypeError(
                 f"the batch is a {type(batch).__name__}; an evaluation takes (x, y) batches, or a function that gives "
@@ -60,17 +51,16 @@ def supervised(loss_fn: Callable[..., Any] | None, precision: Precision) -> Forw
         with precision.loss_context():
             return (loss_fn(output, *labels) if loss_fn is not None else None, output, *labels)
 
-    return forward
-
-
-def averaged(forward: Forward, network: nn.Module, precision: Precision) -> Callable[[Any], Judged]:
-    """A training loop's `forward(network, batch)` -> loss, or (loss, dict of named tensors)."""
-
     def judge(batch: Any) -> Judged:
         with precision.context():
-            result = forward(network, batch)
-        loss, named = result if isinstance(result, tuple) else (result, {})
-        return Judged(loss, None, (), dict(named), _count_samples((), batch))
+            result = (function or supervised)(network, batch)
+        if trains:
+            loss, named = result if isinstance(result, tuple) else (result, {})
+            return Judged(loss, None, (), dict(named), _count_samples((), batch))
+        if not isinstance(result, (tuple, list)) or not result:
+            raise TypeError(f"the evaluation gave a {type(result).__name__}; return (loss, output, labels)")
+        loss, output, *labels = (*result, None) if len(result) == 1 else result
+        return Judged(loss, precision.outputs(output), tuple(labels), {}, _count_samples(labels, batch))
 
     return judge
 
@@ -200,8 +190,12 @@ def collect_results(metrics: dict[str, Metric], ranks: Ranks, samples: int) -> d
             values[name] = value = metric.compute() if samples else 0.0
             if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
                 _warn_of_mean(type(metric))
-                shares[name] = _weighted(value, samples, ranks.device)
-    for name, total in _over_ranks(shares, ranks).items():
+                with host_sync_allowed():
+                    number = torch.as_tensor(value, dtype=torch.float64, device=ranks.device).detach().reshape(())
+                shares[name] = torch.stack([number * samples, torch.full_like(number, samples)])
+    if ranks.many and shares:
+        shares = _sums_over_ranks(shares, ranks)
+    for name, total in shares.items():
         metric = metrics[name]
         values[name] = metric.compute_from(total) if _adds_up(metric) else total[0] / total[1]  # type: ignore[attr-defined]
     return _on_host(values, ranks.device)
@@ -217,16 +211,8 @@ def _reduces_itself(metric: Metric) -> bool:
     return own and getattr(metric, "sync_on_compute", True)
 
 
-def _weighted(value: Any, samples: int, device: torch.device) -> Tensor:
-    with host_sync_allowed():
-        number = torch.as_tensor(value, dtype=torch.float64, device=device).detach().reshape(())
-    return torch.stack([number * samples, torch.full_like(number, samples)])
-
-
-def _over_ranks(shares: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
-    """The shares added up over the ranks, in one collective."""
-    if not ranks.many or not shares:
-        return shares
+def _sums_over_ranks(shares: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+    """In one collective."""
     table = torch.cat([share.to(ranks.device, torch.float64).flatten() for share in shares.values()])
     ranks.sum(table)
     parts = table.split([share.numel() for share in shares.values()])

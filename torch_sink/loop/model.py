@@ -12,14 +12,8 @@ from torch import nn
 
 from torch_sink.loop.callbacks import Callback, LambdaCallback, RunContext, check_callbacks, older_events
 from torch_sink.loop.controls import Evaluation
-from torch_sink.loop.core.arguments import (
-    MODES,
-    check_bool,
-    check_choice,
-    check_count,
-    explains_other_names,
-    run_places,
-)
+from torch_sink.loop.core import arguments as check
+from torch_sink.loop.core.arguments import explains_other_names, run_places
 from torch_sink.loop.core.batches import call_with
 from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.core.history import RunHistory
@@ -94,7 +88,7 @@ class Model:
                 f"amp_level={amp_level!r} needs an optimizer; for evaluation alone convert the network with "
                 "torch_sink.amp.auto_mixed_precision"
             )
-        check_choice("mode", mode, MODES)
+        check.check_choice("mode", mode, check.MODES)
         mode = _mode(jit_config) if mode == "auto" else mode
         self._network, self._loss_fn, self._optimizer = network, loss_fn, optimizer
         self._eval_network, self._metrics = eval_network, make_metrics(metrics)
@@ -188,8 +182,15 @@ class Model:
         Raises:
             TypeError, ValueError: an argument that cannot be used, or batches that are not (x, y) for a loss function.
         """
-        members = check_callbacks(callbacks)
-        return self._train(epoch, train_dataset, members, dataset_sink_mode, sink_size, initial_epoch, timeline)
+        return self.fit(
+            epoch,
+            train_dataset,
+            callbacks=callbacks,
+            dataset_sink_mode=dataset_sink_mode,
+            sink_size=sink_size,
+            initial_epoch=initial_epoch,
+            timeline=timeline,
+        )
 
     @explains_other_names()
     def fit(
@@ -219,20 +220,36 @@ class Model:
             TypeError, ValueError: an argument that cannot be used, or no metrics.
         """
         members = check_callbacks(callbacks)
-        for member in members:
-            if older := older_events(member):
-                raise ValueError(
-                    f"{type(member).__name__} overrides {', '.join(older)}, which in fit would mean training and "
-                    f"evaluation alike; override on_train_{older[0]} or on_eval_{older[0]} instead"
-                )
-        check_bool("valid_dataset_sink_mode", valid_dataset_sink_mode)
+        check.check_count("epoch", epoch, minimum=1)
+        check.check_count("initial_epoch", initial_epoch, minimum=0)
+        check.check_count("sink_size", sink_size, minimum=1, special=-1, meaning="one pass of the dataset")
+        check.check_bool("dataset_sink_mode", dataset_sink_mode)
+        check.check_bool("valid_dataset_sink_mode", valid_dataset_sink_mode)
+        if initial_epoch >= epoch:
+            raise ValueError(
+                f"initial_epoch={initial_epoch} is not below epoch={epoch}; epoch is the number of the last one"
+            )
         if valid_dataset is not None:
             self._check_metrics("fit with a valid_dataset")
-            evaluation = _FitEvaluation(
-                self._evaluator, valid_dataset, self._metrics, valid_frequency, valid_dataset_sink_mode
-            )
-            members = [evaluation, *members]
-        return self._train(epoch, train_dataset, members, dataset_sink_mode, sink_size, initial_epoch, timeline)
+            _check_events(members)
+            members.insert(0, _FitEvaluation(self, valid_dataset, valid_frequency, valid_dataset_sink_mode))
+        if self._loss_fn is not None:
+            members.insert(0, LambdaCallback(on_train_step_begin=_check_two_columns))
+        epoch_size = sink_size if dataset_sink_mode else -1
+        if hasattr(train_dataset, "slot_index"):  # a SinkLoader
+            train_dataset.sink_size = epoch_size
+        self.loop.sink_size = -1 if dataset_sink_mode else 1
+        self._network.train()
+        return self.loop.run_with(
+            train_dataset,
+            epoch - initial_epoch,
+            members,
+            timeline=timeline,
+            epoch_size=epoch_size,
+            dataset_sink_mode=dataset_sink_mode,
+            initial_epoch=initial_epoch,
+            metrics=self._metrics,
+        )
 
     @explains_other_names()
     def eval(
@@ -252,14 +269,12 @@ class Model:
             ValueError: the model was made without metrics, or without a loss that one of them needs.
         """
         self._check_metrics("eval")
-        check_bool("dataset_sink_mode", dataset_sink_mode)
+        check.check_bool("dataset_sink_mode", dataset_sink_mode)
         members = check_callbacks(callbacks)
         with ExitStack() as stack:
             for member in members:
                 stack.enter_context(member)
-            return self._evaluator.evaluate(
-                valid_dataset, self._metrics, callbacks=members, sink_mode=dataset_sink_mode
-            )
+            return self._evaluate(valid_dataset, members, dataset_sink_mode)
 
     def predict(self, *inputs: Any) -> Any:
         """Outputs of the network for one batch, in evaluation mode and without gradients."""
@@ -281,7 +296,7 @@ class Model:
             TypeError, ValueError: an argument that cannot be used, or a generator object, which cannot be traversed
                 twice.
         """
-        check_count("sink_size", sink_size, minimum=1, special=-1, meaning="one pass of the dataset")
+        check.check_count("sink_size", sink_size, minimum=1, special=-1, meaning="one pass of the dataset")
         if valid_dataset is not None:
             self._check_metrics("build with a valid_dataset")
             self._evaluator.compile_ahead(valid_dataset, self._metrics)
@@ -297,42 +312,8 @@ class Model:
         if self._loop is not None:
             self._loop.close()
 
-    def _train(
-        self,
-        epoch: int,
-        dataset: Any,
-        callbacks: list[Callback],
-        sink_mode: bool,
-        sink_size: int,
-        initial_epoch: int,
-        timeline: str | Path | None,
-    ) -> RunHistory:
-        check_count("epoch", epoch, minimum=1)
-        check_count("initial_epoch", initial_epoch, minimum=0)
-        check_count("sink_size", sink_size, minimum=1, special=-1, meaning="one pass of the dataset")
-        check_bool("dataset_sink_mode", sink_mode)
-        if initial_epoch >= epoch:
-            raise ValueError(
-                f"initial_epoch={initial_epoch} is not below epoch={epoch}; epoch is the number of the last one"
-            )
-        loop = self.loop
-        if self._loss_fn is not None:
-            callbacks = [LambdaCallback(on_train_step_begin=_check_two_columns), *callbacks]
-        loop.sink_size = -1 if sink_mode else 1
-        self._network.train()
-        size = sink_size if sink_mode else -1
-        if hasattr(dataset, "slot_index"):  # a SinkLoader
-            dataset.sink_size = size
-        return loop.run_with(
-            dataset,
-            epoch - initial_epoch,
-            callbacks,
-            timeline=timeline,
-            epoch_size=size,
-            dataset_sink_mode=sink_mode,
-            initial_epoch=initial_epoch,
-            metrics=self._metrics,
-        )
+    def _evaluate(self, dataset: Any, callbacks: list[Callback], sink_mode: bool) -> dict[str, Any]:
+        return self._evaluator.evaluate(dataset, self._metrics, callbacks=callbacks, sink_mode=sink_mode)
 
     def _check_metrics(self, what: str) -> None:
         if not self._metrics:
@@ -348,18 +329,28 @@ class Model:
 class _FitEvaluation(Evaluation):
     """Evaluates a Model as `fit` is told to: every so many epochs, or after the epochs listed."""
 
-    def __init__(self, evaluator: Evaluator, dataset: Any, metrics: Any, frequency: Any, sink_mode: bool) -> None:
-        super().__init__(dataset, metrics)
-        self._evaluator, self._frequency, self._sink_mode = evaluator, frequency, sink_mode
+    def __init__(self, model: Model, dataset: Any, frequency: Any, sink_mode: bool) -> None:
+        super().__init__(dataset)
+        self._model, self._frequency, self._sink_mode = model, frequency, sink_mode
         self._listed = isinstance(frequency, (list, tuple, set))
         for number in frequency if self._listed else [frequency]:
-            check_count("valid_frequency", number, minimum=1)
+            check.check_count("valid_frequency", number, minimum=1)
 
     def _is_due(self, epoch: int) -> bool:
         return epoch in self._frequency if self._listed else epoch % self._frequency == 0
 
     def _evaluate(self, loop: StepLoop, loader: Any, callbacks: list[Callback]) -> dict[str, Any]:
-        return self._evaluator.evaluate(loader, self._metrics, callbacks=callbacks, sink_mode=self._sink_mode)
+        return self._model._evaluate(loader, callbacks, self._sink_mode)
+
+
+def _check_events(callbacks: list[Callback]) -> None:
+    """Raise for the older event names: training and evaluation could not be told apart."""
+    for callback in callbacks:
+        if older := older_events(callback):
+            raise ValueError(
+                f"{type(callback).__name__} overrides {', '.join(older)}, which in fit would mean training and "
+                f"evaluation alike; override on_train_{older[0]} or on_eval_{older[0]} instead"
+            )
 
 
 def _mode(config: JitConfig | None) -> str:

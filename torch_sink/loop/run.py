@@ -9,7 +9,7 @@ from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch_sink.errors import add_hints, add_note
-from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, tell
+from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
 from torch_sink.loop.core.batches import batch_tensors, epoch_length, sink_over
 from torch_sink.loop.core.history import RunHistory, SinkRecord
 from torch_sink.loop.core.host_sync import watch_host_syncs
@@ -55,27 +55,12 @@ class TrainingRun:
         self._waited = 0.0
         self.history = RunHistory(_groups=len(loop.optimizer.param_groups))
         bounds = [max_steps, None if length is None else length * epochs]
-        about: dict[str, Any] = {
-            "loop": loop,
-            "train_network": loop.model,
-            "network": loop.model,
-            "loss_fn": loop.loss_fn,
-            "optimizer": loop.optimizer,
-            "train_dataset": loader,
-            "epoch_num": epochs,
-            "cur_epoch_num": 0,
-            "batch_num": length,
-            "total_steps": min((bound for bound in bounds if bound is not None), default=None),
-            "cur_step_num": loop.step_count,
-            "accumulate": loop.accumulate,
-            "history": self.history,
-            "list_callback": self._callbacks,
-            "dataset_sink_mode": True,
-            "mode": "train",
-            "parallel_mode": "data_parallel" if loop.ranks.many else "stand_alone",
-            "device_number": loop.ranks.size,
-        }
-        self._arguments = RunArguments(about, **fields)
+        self._arguments = about = RunArguments(loop=loop, train_network=loop.model, network=loop.model, mode="train")
+        about.update(loss_fn=loop.loss_fn, optimizer=loop.optimizer, train_dataset=loader, accumulate=loop.accumulate)
+        about.update(epoch_num=epochs, cur_epoch_num=0, batch_num=length, cur_step_num=loop.step_count)
+        about.update(total_steps=min((bound for bound in bounds if bound is not None), default=None))
+        about.update(history=self.history, list_callback=self._callbacks, dataset_sink_mode=True)
+        about.update(ranks_in_context(loop.ranks), **fields)
         self._context = RunContext(self._arguments)
 
     def execute(self) -> RunHistory:
@@ -199,17 +184,18 @@ class TrainingRun:
         first, last = (iteration - 1) % loop.accumulate == 0, iteration % loop.accumulate == 0
         watched = loop.watches_next_step and engine.watchable
         loop.watches_next_step = False
+
+        def note(place: str, what: str) -> None:
+            loop.settings.reasons.note(f"the step makes the host wait for the device at {place}: {what}")
+
         try:
-            with watch_host_syncs(self._note_sync) if watched else nullcontext():
+            with watch_host_syncs(note) if watched else nullcontext():
                 engine.step(batch, tensors, first=first, last=last)
         except Exception as error:
             shapes = [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors]
             add_note(error, f"in step {iteration}, with a batch of {', '.join(shapes) or 'no tensor'}")
             add_hints(error)
             raise
-
-    def _note_sync(self, place: str, what: str) -> None:
-        self._loop.settings.reasons.note(f"the step makes the host wait for the device at {place}: {what}")
 
     def _finish_sink(self, record: SinkRecord, engine: Engine) -> None:
         self.history.add(record)
@@ -261,22 +247,17 @@ class TrainingRun:
         return max(0, self._epoch_length - self._loop.progress.epoch_steps)
 
     def _finished(self) -> bool:
-        history, progress = self.history, self._loop.progress
-        history.stopped_by = self._stop_reason()
-        reached = self._max_steps is not None and progress.steps >= self._max_steps
-        return history.stopped_by is not None or reached or progress.epochs >= self._epochs
-
-    def _stop_reason(self) -> str | None:
-        """Why to stop: a signal's name, "another rank" for its signal, "request_stop" for a callback on any rank."""
+        """Whether nothing is left to do, or what asks for a stop: a signal to any rank, or a callback on any rank."""
         received, arguments, loop = self._signals.received, self._arguments, self._loop
         signalled, requested = received is not None, self._context.get_stop_requested()
         if loop.ranks.many:
             # What came to one rank holds for all: they stop after the same sink, or the others would wait for ever.
             flags = [signalled, requested, bool(arguments.exit_requested)]
             signalled, requested, arguments.exit_requested = loop.ranks.agree_on_rates(flags, loop.optimizer)
-        if signalled:
-            return received or "another rank"
-        return "request_stop" if requested else None
+        reason = (received or "another rank") if signalled else "request_stop" if requested else None
+        self.history.stopped_by = reason
+        reached = self._max_steps is not None and loop.progress.steps >= self._max_steps
+        return reason is not None or reached or loop.progress.epochs >= self._epochs
 
     def _event(self, name: str) -> None:
         self._arguments.wait_seconds = self._waited

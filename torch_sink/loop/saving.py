@@ -10,14 +10,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch_sink.loop.callbacks import Callback, RunContext
 from torch_sink.loop.checkpoints import list_checkpoints, remove_checkpoint
 from torch_sink.loop.core.arguments import check_bool, check_count
-
-if TYPE_CHECKING:
-    from torch_sink.loop.step_loop import StepLoop
+from torch_sink.loop.core.distributed import Ranks
 
 _log = logging.getLogger("torch_sink")
 
@@ -88,7 +86,7 @@ class ModelCheckpoint(Callback):
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         loop, every = run_context.original_args().loop, self._config.save_checkpoint_steps
-        due = loop.step_count % every == 0 if every else self._is_time(loop)
+        due = loop.step_count % every == 0 if every else self._is_time(loop.ranks)
         if due:
             self._save(run_context)
 
@@ -113,10 +111,10 @@ class ModelCheckpoint(Callback):
         except Exception:
             _log.warning("no checkpoint of the failed run: saving it failed too", exc_info=True)
 
-    def _is_time(self, loop: StepLoop) -> bool:
+    def _is_time(self, ranks: Ranks) -> bool:
         """Whether enough time has passed, by the clock of any rank: all write a checkpoint, or none."""
         due = time.monotonic() - self._saved_at >= self._config.save_checkpoint_seconds
-        return loop.ranks.any(due) if loop.ranks.many and self._config.save_checkpoint_seconds else due
+        return ranks.any(due) if ranks.many and self._config.save_checkpoint_seconds else due
 
     def _save(self, run_context: RunContext, prefix: str | None = None) -> None:
         arguments = run_context.original_args()
