@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from image.cases import encoded
@@ -91,7 +92,7 @@ def test_restart_markers_cut_the_scan() -> None:
 def test_the_arrays_of_a_batch() -> None:
     sources = [source(jpeg(33, 17, "4:2:0", restart_blocks=2)), source(GRAY, "L"), source(jpeg(20, 40, "4:4:0"))]
     laid_out = lay_out_jpegs(sources)
-    together = b"".join(laid_out.chunks)
+    together = laid_out.chunks.write(torch.empty(laid_out.chunks.size, dtype=torch.uint8)).numpy().tobytes()
     batch = batch_of(laid_out.files, laid_out.files.whole_images(), 256)
     blocks = [3 * 2 * 6, 5 * 3, 3 * 3 * 4]
     assert batch.images[:, COLUMN["BLOCKS"]].tolist() == blocks
@@ -136,8 +137,8 @@ def test_every_file_can_be_cut_out_of_the_block_again() -> None:
     sources.insert(3, source(OUTSIDE["progressive"]))
     sources.insert(7, PixelSource(Image.new("RGB", (3, 4))))
     laid_out = lay_out_jpegs(sources)
-    together = np.frombuffer(b"".join(laid_out.chunks), np.uint8)
-    assert len(together) == laid_out.size == laid_out.files.size
+    together = laid_out.chunks.write(torch.empty(laid_out.chunks.size, dtype=torch.uint8)).numpy()
+    assert len(together) == laid_out.chunks.size == laid_out.files.size
     assert sorted({0, *range(2), *range(2, 12)} - {3, 7}) == list(laid_out.pieces) == laid_out.files.sources.tolist()
     for at, pieces in laid_out.pieces.items():
         assert joined(together, pieces) == sources[at].data  # type: ignore[union-attr]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
 import torch_sink.triton_kernels
@@ -20,11 +21,11 @@ from kernels.compiled.ptx.findings import Finding, Findings
 from kernels.compiled.ptx.machine import Executable, Launch, Options
 from kernels.compiled.ptx.program import parse
 from kernels.compiled.target import Launched, target_only
-from torch_sink.image.execute import on_device
-from torch_sink.image.execute.on_device import launch_run
+from torch_sink.image.execute import decoding
+from torch_sink.image.execute.decoding import Pixels
 from torch_sink.triton_kernels.jpeg.rows import NOT_CONVERGED
 
-_stock_empty = torch.empty
+_stock_empty, launch_packed, places_from = torch.empty, decoding.launch_packed, Pixels.places_from
 _garbage = torch.Generator().manual_seed(1)
 
 
@@ -69,13 +70,17 @@ class Executor:
         """The findings, in words."""
         return [f"{finding} ({times} times)" for finding, times in self.findings.items()]
 
-    def launch_run(self, run: Any, pixels: Any, target: torch.Tensor) -> None:
-        """As the project's; the kernels may read the pixels as well."""
+    def launch_packed(self, *arguments: Any) -> Any:
+        """As the project's; the kernels that follow may read the pixels, which jobs say the places of."""
+        self.pixels = ()
+        launched = launch_packed(*arguments)
+        self.pixels = () if launched is None else launched.owners
+        return launched
+
+    def places_from(self, pixels: Pixels, workspace: torch.Tensor) -> np.ndarray:
+        """As the project's; so they may where they lie elsewhere."""
         self.pixels = pixels.owners
-        try:
-            launch_run(run, pixels, target)
-        finally:
-            self.pixels = ()
+        return places_from(pixels, workspace)
 
 
 def is_harmless(finding: Finding, launched: Launched) -> bool:
@@ -106,7 +111,8 @@ def compiled_on_cpu(options: Options | None = None, change: Callable[[str], str]
         target_only(executor),
         mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}),
         mock.patch.object(torch, "empty", _empty_with_garbage),
-        mock.patch.object(on_device, "launch_run", executor.launch_run),
+        mock.patch.object(decoding, "launch_packed", executor.launch_packed),
+        mock.patch.object(Pixels, "places_from", lambda *arguments: executor.places_from(*arguments)),
     ):
         yield executor
 

@@ -69,7 +69,7 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *arguments: (seen.append(name), function(*arguments))[1]
 
-    monkeypatch.setattr(on_device, "run_planned", noted("transforms", on_device.run_planned))
+    monkeypatch.setattr(on_device, "run_order", noted("transforms", on_device.run_order))
     later = decoding.to_host_later
     monkeypatch.setattr(decoding, "to_host_later", lambda values: noted("wait", later(values)))
     return seen

@@ -5,9 +5,7 @@ Each function names the host as its device: scripts may have set another default
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -34,38 +32,10 @@ def to_device(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.
     return on_host.pin_memory().to(device, non_blocking=True)
 
 
-class Staging:
-    """Arrays that go to a device in one transfer; they are written to `rooms` first.
-
-    Args:
-        kinds: shape and dtype, int32 or int64, of each.
-        device: where they go.
-
-    Attributes:
-        rooms: memory on the host, pinned where that helps.
-    """
-
-    def __init__(self, kinds: Sequence[tuple[tuple[int, ...], Any]], device: torch.device) -> None:
-        self._kinds, self._device = kinds, device
-        self._begins, end = [], 0
-        for shape, dtype in kinds:
-            self._begins.append(end)
-            end += -(-math.prod(shape) * np.dtype(dtype).itemsize // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        self._memory = host_buffer(end, torch.uint8, device)
-        memory = self._memory.numpy()
-        self.rooms = [
-            np.ndarray(shape, dtype, memory, begin) for begin, (shape, dtype) in zip(self._begins, kinds, strict=True)
-        ]
-
-    def send(self) -> list[torch.Tensor]:
-        """The arrays on the device, in the order of its current stream."""
-        arrived = self._memory.to(self._device, non_blocking=pins(self._device))
-        values = {np.int32: arrived.view(torch.int32), np.int64: arrived.view(torch.int64)}
-        found = []
-        for begin, (shape, dtype), room in zip(self._begins, self._kinds, self.rooms, strict=True):
-            strides = [step // room.itemsize for step in room.strides]
-            found.append(values[dtype].as_strided(shape, strides, begin // room.itemsize))
-        return found
+def send(values: torch.Tensor, room: torch.Tensor) -> None:
+    """Writes values of the host to `room`, in the order of the current stream of its device."""
+    is_pinned = pins(room.device)
+    room.copy_(values.pin_memory() if is_pinned else values, non_blocking=is_pinned)
 
 
 def to_host(values: torch.Tensor) -> torch.Tensor:

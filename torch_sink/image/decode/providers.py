@@ -282,13 +282,16 @@ def decode_sources(
     return results  # type: ignore[return-value]
 
 
-def launch_packed(plan: JpegPlan, blob: torch.Tensor, device: torch.device) -> LaunchedJpegs | None:
+def launch_packed(
+    plan: JpegPlan, blob: torch.Tensor, device: torch.device, spare_bytes: int = 0
+) -> LaunchedJpegs | None:
     """Launches the decoding of the JPEG files of a packed batch, on the current stream; waits for nothing.
 
     Args:
         plan: of the files that the blob begins with.
         blob: uint8 [bytes], where the batch was packed, on the host or on the device.
         device: where the pixels are wanted.
+        spare_bytes: as of `launch_jpegs`.
 
     Returns:
         None where there is no such file, or the kernels are not the first to decode on this device.
@@ -301,7 +304,7 @@ def launch_packed(plan: JpegPlan, blob: torch.Tensor, device: torch.device) -> L
         return None
     from torch_sink.image.decode.jpeg.decode import launch_jpegs
 
-    return launch_jpegs(plan, to_device(blob[: plan.size], device))
+    return launch_jpegs(plan, to_device(blob[: plan.size], device), spare_bytes)
 
 
 def set_decode_provider(name: str | None) -> None:

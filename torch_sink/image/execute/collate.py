@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import get_worker_info
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import state as backend_state
 from torch_sink.image.execute.batch import LazyBatch, parsed_to
+from torch_sink.image.execute.order import order_of
 from torch_sink.image.execute.packed import Packing, collated_tensor
 from torch_sink.image.execute.planned import plan_batch
 from torch_sink.image.execute.recorded import Recorded
@@ -65,11 +65,12 @@ def lazy_batch(
     """The batch of handles of one shape and dtype; the other arguments are those of `Recorded`."""
     sources, calls = [item.sink_source for item in items], [item.sink_ops for item in items]
     shape, dtype = (len(items), *items[0].sink_shape), items[0].sink_dtype
-    packing = Packing(sources, calls)
-    described = packing.contents, packing.entry_of_image
-    planned = plan_batch(sources, calls, packing.entry_of_image.tolist(), packing.jpegs) if is_planned else None
-    crossing = None if get_worker_info() is None else packing.seal((described, planned))
-    return LazyBatch(Recorded(packing.write(), shape, dtype, destination, interpreted, (), planned, crossing))
+    packing, planned, order = Packing(sources, calls), None, None
+    if is_planned:
+        planned = plan_batch(sources, calls, packing.entry_of_image.tolist(), packing.jpegs)
+        order = order_of(planned, packing.entry_of_image, shape, packing.add_array)
+    packed = packing.write(planned)
+    return LazyBatch(Recorded(packed, shape, dtype, destination, interpreted, (), order, packing.sealed))
 
 
 def _packable(item: Any, at_once: bool) -> Any:

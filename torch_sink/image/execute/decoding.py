@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.transfer import host_buffer, to_host_later
 from torch_sink.image.decode.providers import decode_sources, launch_packed
+from torch_sink.image.execute.order import Order
 from torch_sink.image.execute.packed import Packed
 from torch_sink.image.execute.planned import Planned
 from torch_sink.image.sources.source import Box, Decoded
@@ -83,57 +85,83 @@ class Decoding:
 
     Args:
         packed: its sources; those that nobody reads are left out.
-        planned: which part of each is read, and how the JPEG files are decoded.
+        order: how the JPEG files are decoded.
+        host: uint8 [bytes], which its arrays lie in.
+        plan: gives the plan of the batch; asked only where the order does not say enough.
         device: where the pixels are wanted.
 
     Attributes:
-        pixels: of each source. What is damaged may be anything.
         errors: by number of source, those that are known.
+        workspace: uint8 [bytes] for the runs, where they read all pixels at the places that the order expects; else
+            None.
     """
 
-    def __init__(self, packed: Packed, planned: Planned, device: torch.device) -> None:
-        self._packed, self._device = packed, device
+    def __init__(
+        self, packed: Packed, order: Order, host: torch.Tensor, plan: Callable[[], Planned], device: torch.device
+    ) -> None:
+        self._packed, self._plan, self._device = packed, plan, device
         self.errors: dict[int, DecodeError] = {}
-        self.pixels = Pixels(np.zeros((len(planned.boxes), 4), np.int64), ())
-        self._launched = launch_packed(planned.jpegs, packed.blob, device) if planned.jpegs else None
-        self._status: Callable[[], torch.Tensor] | None = None
-        is_read = planned.boxes[:, 2] > 0
-        if self._launched is not None:
-            # It travels while the host goes on.
-            self._status = to_host_later(self._launched.status)
-            files = self._launched.plan.sources
-            self.pixels = self.pixels.replaced(files, Pixels(self._launched.places, self._launched.owners))
-            is_read[files] = False
-        if is_read.any():
-            self._decode_now(np.flatnonzero(is_read).tolist(), planned.boxes)
+        self._changed: list[tuple[Sequence[int], Pixels]] = []  # of some sources, instead of what was launched
+        self.workspace: torch.Tensor | None = None
+        jpegs, spare_bytes = order.jpegs_in(host), order.workspace_bytes
+        self._launched = launch_packed(jpegs, packed.blob, device, spare_bytes) if jpegs else None
+        # It travels while the host goes on.
+        self._status = to_host_later(self._launched.status) if self._launched is not None else None
+        if self._launched is not None and order.is_placed:
+            (owner,) = self._launched.owners
+            self.workspace = owner[len(owner) - spare_bytes :]
+        else:
+            self._decode_rest()
 
-    def _decode_now(self, places: list[int], boxes: np.ndarray) -> None:
-        """Decodes some sources before anything else happens."""
+    @functools.cached_property
+    def _files(self) -> np.ndarray:
+        """Sources that kernels decode."""
+        jpegs = self._plan().jpegs
+        return np.zeros(0, np.int32) if jpegs is None or self._launched is None else jpegs.sources
+
+    def _decode_rest(self) -> None:
+        """Decodes what the kernels do not, before anything else happens."""
+        boxes = self._plan().boxes
+        is_read = boxes[:, 2] > 0
+        is_read[self._files] = False
+        places = np.flatnonzero(is_read).tolist()
+        if not places:
+            return
         sources = [self._packed.source(at) for at in places]
         parts = [_part(boxes[at], *source.size) for at, source in zip(places, sources, strict=True)]  # type: ignore[union-attr]
         images = decode_sources(sources, self._device, boxes=parts)  # type: ignore[arg-type]
-        self.errors = {at: image for at, image in zip(places, images, strict=True) if isinstance(image, DecodeError)}
-        self.pixels = self.pixels.replaced(places, pixels_of(images, self._device))
+        self._take(places, images)
+
+    def _take(self, places: list[int], images: Sequence[Decoded | DecodeError]) -> None:
+        found = zip(places, images, strict=True)
+        self.errors |= {at: image for at, image in found if isinstance(image, DecodeError)}
+        self._changed.append((places, pixels_of(images, self._device)))
+
+    @property
+    def pixels(self) -> Pixels:
+        """Those of each source. What is damaged may be anything."""
+        pixels = Pixels(np.zeros((len(self._plan().boxes), 4), np.int64), ())
+        jpegs = self._plan().jpegs
+        if self._launched is not None and jpegs is not None:
+            launched = self._launched._replace(plan=jpegs)
+            pixels = pixels.replaced(self._files, Pixels(launched.places, launched.owners))
+        for places, other in self._changed:
+            pixels = pixels.replaced(places, other)
+        return pixels
 
     def errors_of(self, sources: np.ndarray) -> dict[int, DecodeError]:
         """By position, those of some sources."""
-        if not self.errors:
-            return {}
         return {row: self.errors[at] for row, at in enumerate(sources.tolist()) if at in self.errors}
 
     def decode_again(self) -> list[int]:
         """Waits for the kernels; Pillow decodes what they found damaged. Returns which sources have new pixels."""
-        if self._status is None or self._launched is None:
+        status = None if self._status is None else self._status()
+        if status is None or not status.any():
             return []
-        damaged = self._launched.plan.sources[np.flatnonzero(self._status().numpy())].tolist()
-        if not damaged:
-            return []
+        damaged = self._files[np.flatnonzero(status.numpy())].tolist()
         images = decode_sources([self._packed.source(at) for at in damaged], self._device, "pillow")  # type: ignore[misc]
-        found = dict(zip(damaged, images, strict=True))
-        self.errors |= {at: image for at, image in found.items() if isinstance(image, DecodeError)}
-        decoded = {at: image for at, image in found.items() if isinstance(image, Decoded)}
-        self.pixels = self.pixels.replaced(list(decoded), pixels_of(list(decoded.values()), self._device))
-        return list(decoded)
+        self._take(damaged, images)
+        return [at for at in damaged if at not in self.errors]
 
 
 def _part(box: np.ndarray, width: int, height: int) -> Box | None:

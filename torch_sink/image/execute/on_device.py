@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import numpy as np
 import torch
 
 from torch_sink.image.core.ops import WIDE_TYPES, replay
-from torch_sink.image.core.transfer import Staging, to_device
+from torch_sink.image.core.transfer import send, to_device
 from torch_sink.image.execute.damage import survivors
 from torch_sink.image.execute.decoding import Decoding, Pixels
+from torch_sink.image.execute.order import Order, RunOrder, order_alone, placed_jobs
 from torch_sink.image.execute.planned import Planned, Run
 from torch_sink.image.execute.recorded import Made, Recorded, Wanted
 from torch_sink.image.plan.lowering import value_table
-from torch_sink.image.plan.placed import place_jobs
 
 # What the kernels convert values to, other than the dtype of the batch.
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -28,28 +29,38 @@ def make_on_device(recorded: Recorded, wanted: Wanted) -> Made:
     Raises:
         DecodeError: as `survivors` says.
     """
-    planned, entries = recorded.plan(), recorded.packed.entry_of_image
-    decoding = Decoding(recorded.packed, planned, wanted.device)
-    result = wanted.result(recorded, len(entries))
+    order, host = recorded.order, recorded.packed.blob
+    if order is None:
+        recorded = recorded.planned_now()
+        order, host = order_alone(recorded.plan(), recorded.packed.entry_of_image, recorded.shape)
+    decoding = Decoding(recorded.packed, order, host, recorded.plan, wanted.device)
+    result = wanted.result(recorded, recorded.shape[0])
     whole = result
     if recorded.mixes or not _writes(recorded.dtype, result.dtype) or _keeps_rows(wanted):
         whole = torch.empty(recorded.shape, dtype=recorded.dtype, device=wanted.device)
-    run_planned(planned, decoding.pixels.chosen(entries), whole)
-    for row in np.flatnonzero(planned.boxes[entries, 2] == 0):
-        whole[row].copy_(recorded.packed.source(entries[row]).decode(), non_blocking=True)  # type: ignore[arg-type]
+    run_order(order, host, recorded.plan, lambda: _of_images(recorded, decoding), whole, decoding.workspace)
+    if not order.is_complete:
+        entries = recorded.packed.entry_of_image
+        for row in np.flatnonzero(recorded.plan().boxes[entries, 2] == 0):
+            whole[row].copy_(recorded.packed.source(entries[row]).decode(), non_blocking=True)  # type: ignore[arg-type]
     if not _keeps_rows(wanted):
         _finish(recorded, whole, result)
     decoded_again = decoding.decode_again()
-    again = np.flatnonzero(np.isin(entries, decoded_again)) if decoded_again else ()
-    if len(again):
-        run_planned(recorded.plan_again(list(again)), decoding.pixels.chosen(entries), whole)
-    errors = decoding.errors_of(entries)
-    left = survivors(errors, len(entries), len(recorded.mixes), wanted.on_decode_error)
+    again: list[int] = []
+    if decoded_again:
+        again = np.flatnonzero(np.isin(recorded.packed.entry_of_image, decoded_again)).tolist()
+        run_planned(recorded.plan_again(again), _of_images(recorded, decoding), whole)
+    errors = decoding.errors_of(recorded.packed.entry_of_image) if decoding.errors else {}
+    left = survivors(errors, recorded.shape[0], len(recorded.mixes), wanted.on_decode_error)
     if left.rows is not None:
         result = wanted.result(recorded, len(left.rows))
-    if len(again) or errors or _keeps_rows(wanted):
+    if again or errors or _keeps_rows(wanted):
         _finish(recorded, whole, result, left.rows)
     return Made(result, left.rows, left.broken_files)
+
+
+def _of_images(recorded: Recorded, decoding: Decoding) -> Pixels:
+    return decoding.pixels.chosen(recorded.packed.entry_of_image)
 
 
 def _finish(recorded: Recorded, whole: torch.Tensor, result: torch.Tensor, rows: list[int] | None = None) -> None:
@@ -75,61 +86,92 @@ def _writes(dtype: torch.dtype, asked: torch.dtype) -> bool:
 
 
 def run_planned(planned: Planned, pixels: Pixels, out: torch.Tensor) -> None:
-    """Runs the plan of a batch.
+    """Runs a plan that was made just now.
 
     Args:
         planned: what to run.
         pixels: of each image of the batch.
         out: [N, C, H, W], written to but for rows of finished tensors; its device is where everything runs.
     """
-    for run in planned.runs:
-        if run.chain_of_image is None and out.dtype not in WIDE_TYPES:
-            launch_run(run, pixels, out)
-        elif run.chain_of_image is None:
-            made = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-            launch_run(run, pixels, made)
-            images = to_device(run.images, out.device)
-            out[images] = made[images].to(out.dtype)
+    order, host = order_alone(planned, np.zeros(len(out), np.int32), tuple(out.shape))
+    run_order(order, host, lambda: planned, lambda: pixels, out)
+
+
+def run_order(
+    order: Order,
+    host: torch.Tensor,
+    plan: Callable[[], Planned],
+    pixels: Callable[[], Pixels],
+    out: torch.Tensor,
+    workspace: torch.Tensor | None = None,
+) -> None:
+    """Runs the plan of a batch.
+
+    Args:
+        order: of the runs.
+        host: uint8 [bytes], which its arrays lie in.
+        plan: gives the plan; asked only where the order does not say enough.
+        pixels: gives those of each image; asked only where they do not lie where the order expects them.
+        out: [N, C, H, W], written to but for rows of finished tensors; its device is where everything runs.
+        workspace: uint8 [bytes] of the device, behind the pixels that the order expects there; None without.
+    """
+    for number, run in enumerate(order.runs):
+        target = out
+        if run.is_looked_up:
+            rows = len(plan().runs[number].images)
+            target = torch.empty((rows, *out.shape[1:]), dtype=torch.uint8, device=out.device)
+        elif out.dtype in WIDE_TYPES:
+            target = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+        if workspace is not None and target.is_contiguous():
+            launch_run(run, host, workspace, target)
         else:
-            made = torch.empty((len(run.images), *out.shape[1:]), dtype=torch.uint8, device=out.device)
-            launch_run(run, pixels, made)
-            _look_up(run, made, out)
+            own = torch.empty(max(run.workspace_bytes, 1), dtype=torch.uint8, device=out.device)
+            jobs = placed_jobs(plan().runs[number], pixels().places_from(own), target.stride())
+            launch_run(run, host, own, target, jobs)
+        if run.is_looked_up:
+            _look_up(plan().runs[number], target, out)
+        elif target is not out:
+            images = to_device(plan().runs[number].images, out.device)
+            out[images] = target[images].to(out.dtype)
 
 
-def launch_run(run: Run, pixels: Pixels, target: torch.Tensor) -> None:
+def launch_run(
+    run: RunOrder, host: torch.Tensor, workspace: torch.Tensor, target: torch.Tensor, jobs: np.ndarray | None = None
+) -> None:
     """Launches a prologue, then as many stages as the longest image of a run has.
 
     Args:
         run: what to run.
-        pixels: of its images, read where they lie.
+        host: uint8 [bytes], which its arrays lie in.
+        workspace: uint8 [bytes], from which the jobs count where pixels lie.
         target: [rows, C, H, W], written to; its device is where everything runs.
+        jobs: int64 [jobs, JOB_COLUMNS], in the place of those that lie there.
     """
     from torch_sink.triton_kernels.stages.prologue import run_prologue
     from torch_sink.triton_kernels.stages.stage import run_stage
     from torch_sink.triton_kernels.stages.statistics import run_statistics
 
-    device, plan, prologue = target.device, run.plan, run.prologue
-    workspace = torch.empty(max(plan.workspace_bytes, 1), dtype=torch.uint8, device=device)
-    given = plan.operations, prologue.work, plan.statistics, plan.tables
-    staging = Staging([(plan.jobs.shape, np.int64), *((array.shape, np.int32) for array in given)], device)
-    place_jobs(staging.rooms[0], plan, pixels.places_from(workspace), tuple(target.stride()))  # type: ignore[arg-type]
-    for room, array in zip(staging.rooms[1:], given, strict=True):
-        room[...] = array
-    jobs, operations, work, statistics, made_before = staging.send()
-    tables = torch.empty(len(plan.tables) + plan.made_entries + 1, dtype=torch.int32, device=device)
-    if len(plan.tables):
-        tables[: len(plan.tables)] = made_before
-    tiles = torch.empty((prologue.tiles, 3), dtype=torch.int32, device=device)
+    device = target.device
+    (last, tiles, columns) = run.arrays[-1]
+    memory = torch.empty(last + tiles * columns, dtype=torch.int32, device=device)
+    given = host.narrow(0, run.begin, run.size).view(torch.int32)
+    if jobs is not None:
+        given = torch.cat([torch.from_numpy(jobs).view(torch.int32).flatten(), given[jobs.nbytes // given.itemsize :]])
+    send(given, memory.narrow(0, 0, len(given)))
+    ours, operations, work, statistics, tables, tiles_of_all = [
+        memory.as_strided((rows, columns), (columns, 1), begin) for begin, rows, columns in run.arrays
+    ]
+    ours = ours.view(torch.int64)
     # Triton launches on the current device, wherever the tensors are.
     with nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index):
-        run_prologue(work, tables, tiles, prologue.shape)
-        for launch, (begin, end) in zip(plan.launches, prologue.ranges, strict=True):
+        run_prologue(work, tables, tiles_of_all, run.tile)
+        for launch, (begin, end) in zip(run.launches, run.ranges, strict=True):
             if launch.statistics_begin < launch.statistics_end:
                 measured = statistics[launch.statistics_begin : launch.statistics_end]
-                run_statistics(workspace, jobs, operations, tables, measured)
+                run_statistics(workspace, ours, operations, tables, measured)
             run_stage(
-                workspace, target, jobs, operations, tables, tiles[begin:end],
-                is_heavy=launch.is_heavy, rows_and_columns=prologue.shape,
+                workspace, target, ours, operations, tables, tiles_of_all[begin:end],
+                is_heavy=launch.is_heavy, rows_and_columns=run.tile,
             )  # fmt: skip
 
 

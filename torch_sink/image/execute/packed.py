@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.utils.data import get_worker_info
 from torch_sink.image.core.ops import Op
 from torch_sink.image.core.tensor_argument import PackedArgument, tensor_arguments, with_packed, with_unpacked
 from torch_sink.image.decode.jpeg.block import JpegFiles, joined, lay_out_jpegs
+from torch_sink.image.execute.planned import Planned
 from torch_sink.image.sources.source import EncodedSource, FinishedSource, PixelSource, Source
 
 T = TypeVar("T")
@@ -28,24 +30,35 @@ class Sealed(Generic[T]):
 
     def __init__(self, value: T) -> None:
         self._value = value
-        self._pickled: bytes | memoryview | None = None
+        self._pickled: Callable[[], T] | None = None
 
     @property
     def value(self) -> T:
         """The value; opened the first time where it came from another process."""
         if self._pickled is not None:
-            self._value, self._pickled = pickle.loads(self._pickled), None
+            self._value, self._pickled = self._pickled(), None
         return self._value
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        pickled = self._pickled or pickle.dumps(self._value, pickle.HIGHEST_PROTOCOL)
-        return _sealed, (pickle.PickleBuffer(pickled) if protocol >= 5 else bytes(pickled),)
+        pickled = pickle.dumps(self.value, pickle.HIGHEST_PROTOCOL)
+        return _sealed, (pickle.loads, pickle.PickleBuffer(pickled) if protocol >= 5 else pickled)
 
 
-def _sealed(pickled: bytes | memoryview) -> Sealed[Any]:
+def _sealed(opens: Callable[..., Any], *arguments: Any) -> Sealed[Any]:
     sealed: Sealed[Any] = Sealed(None)
-    sealed._pickled = pickled
+    sealed._pickled = functools.partial(opens, *arguments)
     return sealed
+
+
+def sealed_in(blob: torch.Tensor, begin: int, end: int) -> Sealed[Any]:
+    """What `Packing` has sealed between two bytes of a blob; its arrays are views of the blob."""
+    return _sealed(_open_in, blob, begin, end)
+
+
+def _open_in(blob: torch.Tensor, begin: int, end: int) -> Any:
+    data = blob.numpy()
+    pickled, arrays = pickle.loads(data[begin:end])
+    return pickle.loads(pickled, buffers=[data[first:last] for first, last in arrays])
 
 
 class Contents(NamedTuple):
@@ -53,23 +66,27 @@ class Contents(NamedTuple):
 
     entries: tuple[tuple[Any, ...], ...]  # how to cut each source out of the blob
     programs: tuple[tuple[Op, ...], ...]  # the calls recorded on each image; their tensors lie in the blob
+    entry_of_image: np.ndarray  # int32 [N], entry of each image's source; the same file twice is packed once
     jpegs: JpegFiles  # what the JPEG kernels have to know of the files at the beginning of the blob
+    planned: Planned | None  # how kernels make it; None where none are expected to
 
 
 class Packed(NamedTuple):
     """The sources of a batch, in a form that crosses to another process cheaply.
 
     Attributes:
-        blob: uint8 [bytes], every file, pixel array and finished tensor, and every tensor among the arguments of calls,
-            one after the other; shared memory in a worker, where the arrays of the plan follow them.
+        blob: uint8 [bytes], every file, pixel array and finished tensor, every tensor among the arguments of calls, and
+            the arrays of the plan, one after the other; shared memory in a worker.
         contents: what lies where in it, and the calls.
-        entry_of_image: int32 [N], position in `Contents.entries` of each image's source; the same file twice is packed
-            once.
     """
 
     blob: torch.Tensor
     contents: Sealed[Contents]
-    entry_of_image: np.ndarray
+
+    @property
+    def entry_of_image(self) -> np.ndarray:
+        """As of `Contents`."""
+        return self.contents.value.entry_of_image
 
     @property
     def jpegs(self) -> JpegFiles:
@@ -98,68 +115,62 @@ class Packed(NamedTuple):
         return [with_unpacked(ops, self.blob) for ops in self.contents.value.programs]
 
 
-class Crossing(NamedTuple):
-    """What goes to another process beside the blob of a batch."""
-
-    pickled: bytes  # objects, but for their arrays
-    arrays: tuple[tuple[int, int], ...]  # begin and end of each of these in the blob
-
-    def open(self, blob: torch.Tensor) -> Any:
-        """The objects; their arrays are views of the blob."""
-        data = blob.numpy()
-        return pickle.loads(self.pickled, buffers=[data[begin:end] for begin, end in self.arrays])
-
-
 class Packing:
     """The sources of a batch, each once, and the tensors among the arguments of its calls, before they are written.
+
+    The files that kernels decode come first.
 
     Args:
         sources: of each image.
         programs: the calls recorded on each.
 
     Attributes:
-        contents, entry_of_image: as of `Packed`.
-        jpegs: those of `contents`.
+        entry_of_image, jpegs: as of `Contents`.
+        sealed: in a data worker, where the contents begin and end once it is written.
     """
 
     def __init__(self, sources: Sequence[Source], programs: Sequence[tuple[Op, ...]]) -> None:
-        distinct, entry_of_image = _distinct(sources)
+        self._sources, entry_of_image = _distinct(sources)
+        self._programs = tuple(programs)
         self.entry_of_image = np.array(entry_of_image, dtype=np.int32)
-        self.jpegs, pieces_of_source, self._chunks, self._end = lay_out_jpegs(distinct)
+        self.jpegs, self._pieces, self._chunks = lay_out_jpegs(self._sources)
+        self._arrays: dict[tuple[int, int], tuple[int, int]] = {}  # address and size -> place
+        self.sealed: tuple[int, int] | None = None
+
+    def add_array(self, array: np.ndarray) -> int:
+        """Where an array begins in the blob; once for whoever has the same one."""
+        return self._place(array.reshape(-1).view(np.uint8))[0]
+
+    def _place(self, values: np.ndarray) -> tuple[int, int]:
+        key = values.ctypes.data, values.nbytes
+        if key not in self._arrays:
+            self._arrays[key] = self._chunks.add(values.data)
+        return self._arrays[key]
+
+    def write(self, planned: Planned | None = None) -> Packed:
+        """Writes the blob: all arrays that were added, and in a data worker the contents."""
         entries: list[tuple[Any, ...]] = []
-        for at, source in enumerate(distinct):
+        for at, source in enumerate(self._sources):
             kind, chunk, *described = _payload(source)
-            pieces = pieces_of_source.get(at) or [self._add(chunk, _ALIGNMENT_BYTES if kind == "tensor" else 1)]
+            alignment = _ALIGNMENT_BYTES if kind == "tensor" else 1
+            pieces = self._pieces.get(at) or [self._chunks.add(chunk, alignment)]
             entries.append((kind, pieces, *described))
         arguments: dict[int, PackedArgument] = {}
-        for argument in tensor_arguments(programs):
+        for argument in tensor_arguments(self._programs):
             if id(argument) not in arguments:
-                begin, _ = self._add(_bytes_of(argument.tensor))
+                begin, _ = self._chunks.add(_bytes_of(argument.tensor))
                 arguments[id(argument)] = PackedArgument(begin, tuple(argument.tensor.shape), argument.tensor.dtype)
-        crossing = tuple(with_packed(ops, arguments) for ops in programs) if arguments else tuple(programs)
-        self.contents = Sealed(Contents(tuple(entries), crossing, self.jpegs))
+        programs = tuple(with_packed(ops, arguments) for ops in self._programs) if arguments else self._programs
+        contents = Contents(tuple(entries), programs, self.entry_of_image, self.jpegs, planned)
+        if get_worker_info() is not None:
+            self.sealed = self._seal(contents)
+        return Packed(self._chunks.write(collated_tensor((self._chunks.size,), torch.uint8)), Sealed(contents))
 
-    def _add(self, chunk: bytes | memoryview, alignment: int = _ALIGNMENT_BYTES) -> tuple[int, int]:
-        """Where it begins and ends."""
-        begin = -(-self._end // alignment) * alignment
-        self._chunks += [bytes(begin - self._end), chunk]
-        self._end = begin + len(chunk)
-        return begin, self._end
-
-    def seal(self, objects: Any) -> Crossing:
-        """Lets the blob hold the arrays of objects, and what they have sealed."""
+    def _seal(self, contents: Contents) -> tuple[int, int]:
         buffers: list[pickle.PickleBuffer] = []
-        pickled = pickle.dumps(objects, 5, buffer_callback=buffers.append)
-        return Crossing(pickled, tuple(self._add(buffer.raw()) for buffer in buffers))
-
-    def write(self) -> Packed:
-        """Writes the blob."""
-        blob = collated_tensor((self._end,), torch.uint8)
-        view, begin = memoryview(blob.numpy().data), 0
-        for chunk in self._chunks:
-            view[begin : begin + len(chunk)] = chunk
-            begin += len(chunk)
-        return Packed(blob, self.contents, self.entry_of_image)
+        pickled = pickle.dumps(contents, 5, buffer_callback=buffers.append)
+        arrays = [self._place(np.frombuffer(buffer.raw(), np.uint8)) for buffer in buffers]
+        return self._chunks.add(pickle.dumps((pickled, arrays), pickle.HIGHEST_PROTOCOL))
 
 
 def pack(sources: Sequence[Source], programs: Sequence[tuple[Op, ...]]) -> Packed:

@@ -12,7 +12,8 @@ from torch_sink.damage.report import BrokenFile
 from torch_sink.image.core.ops import Op
 from torch_sink.image.core.state import default_device
 from torch_sink.image.decode.providers import candidates
-from torch_sink.image.execute.packed import Crossing, Packed
+from torch_sink.image.execute.order import Order
+from torch_sink.image.execute.packed import Packed, Sealed, sealed_in
 from torch_sink.image.execute.planned import Planned, Run, plan_batch
 from torch_sink.image.plan.build import Plan
 from torch_sink.image.sources.source import FinishedSource
@@ -28,8 +29,8 @@ class Recorded(NamedTuple):
         destination: device that the backend was set to, as a string; nothing can be executed for "meta".
         interpreted: the kernels run on the CPU under Triton's interpreter.
         mixes: calls recorded on the whole batch, `MixUp` and `CutMix`; they run after every image is made.
-        planned: how kernels make it; None where none are expected to.
-        crossing: in a worker and after it, what holds `packed` and `planned` beside the blob.
+        order: how it is launched; None where no kernels are expected to make it.
+        sealed: where the contents lie in the blob, between two bytes; None where it was not made in a worker.
     """
 
     packed: Packed
@@ -38,26 +39,31 @@ class Recorded(NamedTuple):
     destination: str = "cpu"
     interpreted: bool = False
     mixes: tuple[Op, ...] = ()
-    planned: Planned | None = None
-    crossing: Crossing | None = None
+    order: Order | None = None
+    sealed: tuple[int, int] | None = None
 
     def __reduce__(self) -> Any:
-        if self.crossing is None:
-            return Recorded, tuple(self)
-        return received, (self.packed.blob, self.crossing, *self._described())
+        return (Recorded, tuple(self)) if self.sealed is None else (received, (self.packed.blob, *self[1:]))
 
     def in_block(self, blob: torch.Tensor) -> Recorded:
         """The same, with a copy of the blob in its place."""
-        if self.crossing is None:
+        if self.sealed is None:
             return self._replace(packed=self.packed._replace(blob=blob))
-        return received(blob, self.crossing, *self._described())
+        return received(blob, *self[1:])
 
-    def _described(self) -> tuple[Any, ...]:
-        return self.shape, self.dtype, self.destination, self.interpreted, self.mixes
+    @property
+    def planned(self) -> Planned | None:
+        """How kernels make it; None where none are expected to."""
+        return self.packed.contents.value.planned
 
     def plan(self) -> Planned:
         """How kernels make it, found now where nobody did before."""
         return self.planned or self.plan_again()
+
+    def planned_now(self) -> Recorded:
+        """The same, with a plan that is made here."""
+        contents = Sealed(self.packed.contents.value._replace(planned=self.plan_again()))
+        return self._replace(packed=self.packed._replace(contents=contents))
 
     def plan_again(self, only: Sequence[int] | None = None) -> Planned:
         """How kernels make it, or some images of it, each in its row."""
@@ -66,18 +72,9 @@ class Recorded(NamedTuple):
         return plan_batch([sources[at] for at in entries], self.packed.calls(), entries, jpegs, only=only)
 
 
-def received(
-    blob: torch.Tensor,
-    crossing: Crossing,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    destination: str,
-    interpreted: bool,
-    mixes: tuple[Op, ...],
-) -> Recorded:
-    """What arrives in another process: the blob, what is described in it, and the rest as of `Recorded`."""
-    described, planned = crossing.open(blob)
-    return Recorded(Packed(blob, *described), shape, dtype, destination, interpreted, mixes, planned, crossing)
+def received(blob: torch.Tensor, *described: Any) -> Recorded:
+    """What arrives in another process: the blob, and the rest of a `Recorded`."""
+    return Recorded(Packed(blob, sealed_in(blob, *described[-1])), *described)
 
 
 class Wanted(NamedTuple):

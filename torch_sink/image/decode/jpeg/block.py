@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from torch_sink.image.sources.jpeg_header import BaselineScan
 from torch_sink.image.sources.source import EncodedSource, Source
@@ -139,6 +140,41 @@ class JpegFiles(NamedTuple):
         return np.pad(self.headers[:, :2], ((0, 0), (2, 0)))
 
 
+class Chunks:
+    """What will be written one after the other, in one go.
+
+    Attributes:
+        size: bytes of all of it.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._chunks: list[bytes | memoryview] = []
+
+    def add(self, chunk: bytes | memoryview, alignment: int = ALIGNMENT_BYTES) -> tuple[int, int]:
+        """Where it begins, a multiple of the alignment in bytes, and where it ends."""
+        begin = -(-self.size // alignment) * alignment
+        self.place(begin, chunk)
+        return begin, self.size
+
+    def add_array(self, array: np.ndarray) -> int:
+        """Where the values of an array begin."""
+        return self.add(array.reshape(-1).view(np.uint8).data)[0]
+
+    def place(self, begin: int, chunk: bytes | memoryview) -> None:
+        """Adds what has to begin somewhere, after zeros."""
+        self._chunks += [bytes(begin - self.size), chunk]
+        self.size = begin + len(chunk)
+
+    def write(self, memory: torch.Tensor) -> torch.Tensor:
+        """Writes all of it to uint8 [size], on the host; returns that."""
+        view, begin = memoryview(memory.numpy().data), 0
+        for chunk in self._chunks:
+            view[begin : begin + len(chunk)] = chunk
+            begin += len(chunk)
+        return memory
+
+
 class JpegBlock(NamedTuple):
     """The beginning of a block.
 
@@ -146,14 +182,12 @@ class JpegBlock(NamedTuple):
         files: what it holds.
         pieces: position among the sources -> begin and end of the pieces of that file in the block: one after the
             other they are the file.
-        chunks: what to write, from byte 0 on without gaps.
-        size: bytes of all chunks.
+        chunks: what to write.
     """
 
     files: JpegFiles
     pieces: dict[int, list[tuple[int, int]]]
-    chunks: list[bytes | memoryview]
-    size: int
+    chunks: Chunks
 
 
 def lay_out_jpegs(sources: Sequence[Source]) -> JpegBlock:
@@ -180,11 +214,10 @@ def lay_out_jpegs(sources: Sequence[Source]) -> JpegBlock:
         (first_table, len(huffman.rows)),
         (second_table, len(quantization.rows)),
     )
-    pieces, chunks, end = _cut(files, begins.tolist())
-    for begin, table in zip((first_table, second_table), tables, strict=True):
-        chunks += [bytes(begin - end), table]
-        end = begin + len(table)
-    return JpegBlock(laid_out, pieces, chunks, end)
+    pieces, chunks = _cut(files, begins.tolist())
+    chunks.place(first_table, tables[0])
+    chunks.place(second_table, tables[1])
+    return JpegBlock(laid_out, pieces, chunks)
 
 
 def aligned(size: Any) -> Any:
@@ -205,23 +238,19 @@ def _pieces(files: Sequence[JpegFile]) -> tuple[np.ndarray, np.ndarray]:
     return lengths, leads
 
 
-def _cut(
-    files: dict[int, JpegFile], begins: Sequence[int]
-) -> tuple[dict[int, list[tuple[int, int]]], list[bytes | memoryview], int]:
-    """Where the pieces of each file lie, what to write for them, and where that ends."""
+def _cut(files: dict[int, JpegFile], begins: Sequence[int]) -> tuple[dict[int, list[tuple[int, int]]], Chunks]:
+    """Where the pieces of each file lie, and what to write for them."""
     pieces: dict[int, list[tuple[int, int]]] = {}
-    chunks: list[bytes | memoryview] = []
-    places, before = iter(begins), 0
+    chunks = Chunks()
+    places = iter(begins)
     for at, file in files.items():
         pieces[at] = []
         data = memoryview(file.source.data)
         for first, last in pairwise(file.cuts):
             begin = next(places)
-            end = begin + last - first
-            chunks += [bytes(begin - before), data[first:last]]
-            pieces[at].append((begin, end))
-            before = end
-    return pieces, chunks, before
+            chunks.place(begin, data[first:last])
+            pieces[at].append((begin, chunks.size))
+    return pieces, chunks
 
 
 class _Tables:

@@ -174,20 +174,20 @@ class LaunchedJpegs(NamedTuple):
         return np.flatnonzero(to_host(self.status).numpy()).tolist()
 
 
-def launch_jpegs(plan: JpegPlan, block: torch.Tensor) -> LaunchedJpegs:
+def launch_jpegs(plan: JpegPlan, block: torch.Tensor, spare_bytes: int = 0) -> LaunchedJpegs:
     """Launches the decoding of files on the device where they lie, on its current stream; waits for nothing.
 
     Args:
         plan: of one file at least.
         block: uint8 [bytes] on the device; the CPU in a process with Triton's interpreter.
+        spare_bytes: that each of the owners has behind its pixels.
     """
     owners, statuses = [], []  # and no decoder: what it has besides is used again by the next
     # Triton launches on the current device, wherever the tensors are.
     with torch.accelerator.device_index(block.device.index) if pins(block.device) else nullcontext():
         for batch in plan.batches:
-            decoder = JpegDecoder(
-                batch.capacity, plan.shape, block.device, tile=plan.tile, interpreted=is_interpreted()
-            )
+            room = batch.capacity._replace(pixels_bytes=batch.capacity.pixels_bytes + spare_bytes)
+            decoder = JpegDecoder(room, plan.shape, block.device, tile=plan.tile, interpreted=is_interpreted())
             decoder.load(batch, Inputs.of_block(block, batch))
             decoder.launch()
             owners.append(decoder.pixels)
@@ -229,9 +229,5 @@ def decode_jpegs(
 
 def block_on_device(laid_out: JpegBlock, device: torch.device) -> torch.Tensor:
     """uint8 [bytes], written on the host and copied to the device."""
-    block = host_buffer(laid_out.size, torch.uint8, device)
-    view, begin = memoryview(block.numpy().data), 0
-    for chunk in laid_out.chunks:
-        view[begin : begin + len(chunk)] = chunk
-        begin += len(chunk)
+    block = laid_out.chunks.write(host_buffer(laid_out.chunks.size, torch.uint8, device))
     return block.to(device, non_blocking=pins(device))

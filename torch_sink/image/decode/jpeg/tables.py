@@ -71,6 +71,11 @@ class JpegBatch(NamedTuple):
     capacity: Capacity
 
     @property
+    def tables_bytes(self) -> int:
+        """Of all tables."""
+        return 4 * sum(map(_room, _shapes(self.capacity.images, self.capacity.segments)))
+
+    @property
     def images(self) -> np.ndarray:
         """int32 [images, IMAGE_COLUMNS]."""
         return self._split()[0]
