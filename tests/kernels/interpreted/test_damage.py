@@ -86,6 +86,18 @@ def test_nothing_waits_before_the_transforms(folder: Path, order: list[str]) -> 
     assert crossed.recorded.packed.contents._pickled is None
 
 
+def test_jobs_are_made_anew_for_results_of_another_layout(folder: Path) -> None:
+    """Those that came along hold for a contiguous one."""
+    expected, batch = stock_and_lazy(folder, [WHOLE, WHOLE, WHOLE])
+    device = torch.device(device_in_use())
+    every_other = torch.full((2 * len(expected), *expected.shape[1:]), 7.0, device=device)
+    for options in ({"memory_format": torch.channels_last}, {"out": every_other[::2]}):
+        made, _ = batch.__torch_sink_execute__(device, **options)
+        assert not made.is_contiguous()
+        assert_same_bits(made.contiguous().cpu(), expected)
+    assert (every_other[1::2] == 7).all()
+
+
 @pytest.mark.parametrize("mix", [lambda batch: batch, mixed], ids=["", "mixed"])
 def test_what_pillow_decodes_is_made_anew(folder: Path, order: list[str], mix: Callable[[Any], Any]) -> None:
     """Also where the same file comes twice, and each time another part of it is read."""

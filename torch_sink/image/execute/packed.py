@@ -57,7 +57,7 @@ def sealed_in(blob: torch.Tensor, begin: int, end: int) -> Sealed[Any]:
 
 def _open_in(blob: torch.Tensor, begin: int, end: int) -> Any:
     data = blob.numpy()
-    pickled, arrays = pickle.loads(data[begin:end])
+    pickled, arrays = pickle.loads(data[begin:end].data)
     return pickle.loads(pickled, buffers=[data[first:last] for first, last in arrays])
 
 
