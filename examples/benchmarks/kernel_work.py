@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,11 +11,8 @@ from torchvision import transforms as v1
 import torch_sink
 from torch_sink.cli.photos import make_photo
 from torch_sink.cli.pipelines import CROP, build_pipeline
-from torch_sink.image.core.atoms import Atom, Kind
-from torch_sink.image.execute.planned import programs_of
-from torch_sink.image.plan.build import build_plan
-from torch_sink.image.plan.stages import Stage, stages_of
-from torch_sink.image.sources.source import Box
+from torch_sink.image.core.atoms import Kind
+from torch_sink.triton_kernels import rows
 
 PHOTO = (500, 375)  # width and height in pixels, the usual size of ImageNet
 CHANNELS = 3
@@ -58,55 +56,45 @@ def pipelines() -> dict[str, Any]:
     }
 
 
-def taps(head: Atom | None) -> int:
-    """How many pixels of its input one output pixel is made of."""
-    if head is None or head.kind == Kind.AFFINE:
+def taps(head: Sequence[int]) -> int:
+    """How many pixels of its input one output pixel is made of; `head` is a row of operations, 0 of none."""
+    kind = head[0]
+    if kind in (0, Kind.AFFINE):
         return 1
-    if head.kind in (Kind.RESAMPLE_X, Kind.RESAMPLE_Y, Kind.FILTER_X, Kind.FILTER_Y):
-        return head.values[2]
-    if head.kind == Kind.WARP:
-        return {0: 1, 2: 4, 3: 16}[head.values[2]]
-    return {Kind.SHARPNESS: 9}[head.kind]
-
-
-def stage_work(stage: Stage, input_size: tuple[int, int], is_last: bool) -> dict[str, Any]:
-    """Bytes and arithmetic per output pixel of one stage.
-
-    Args:
-        stage: of one image.
-        input_size: (height, width) of the part of its input that it reads; each byte is counted once.
-        is_last: it writes float32, and looks the values up in tables.
-    """
-    pixels = stage.size[0] * stage.size[1]
-    holds_floats = is_last or stage.form.leaves_floats
-    head = stage.atoms[stage.form.head] if stage.form.head >= 0 else None
-    tail = [stage.atoms[at] for at in stage.form.tail]
-    arithmetic = PER_TAP * taps(head) + sum(ARITHMETIC[atom.kind] for atom in tail)
-    return {
-        "stage": " + ".join(atom.kind.name.lower() for atom in [head, *tail] if atom is not None) or "copy",
-        "taps": taps(head),
-        "bytes_read": CHANNELS * input_size[0] * input_size[1] / pixels,
-        "bytes_written": CHANNELS * (FLOAT_BYTES if holds_floats else 1),
-        "arithmetic": arithmetic,
-    }
+    if kind in (Kind.RESAMPLE_X, Kind.RESAMPLE_Y, Kind.FILTER_X, Kind.FILTER_Y):
+        return head[3]
+    if kind == Kind.WARP:
+        return {0: 1, 2: 4, 3: 16}[head[3]]
+    return {Kind.SHARPNESS: 9}[Kind(kind)]
 
 
 def work_of(pipeline: Any) -> list[dict[str, Any]]:
-    """The stages of one pipeline on one photograph; the draws are those of a fixed seed."""
+    """Bytes and arithmetic per output pixel of each stage of one photograph; the draws are those of a fixed seed."""
     with torch_sink.image_backend("device", device="meta"):
         torch.manual_seed(3)
-        handle = pipeline(make_photo(*PHOTO, seed=0))
-        (program,) = programs_of([handle.sink_source], [handle.sink_ops])
-    shape = PHOTO[1], PHOTO[0]
-    stages = stages_of(*shape, program.atoms)
-    # Where the first stage looks through a view, it reads what the view shows.
-    box = Box(*build_plan([shape], [program], [0], [0]).boxes[0].tolist())
-    size = box.height, box.width
-    rows = []
-    for number, stage in enumerate(stages):
-        rows.append(stage_work(stage, size, number == len(stages) - 1))
-        size = stage.size
-    return rows
+        (run,) = torch.stack([pipeline(make_photo(*PHOTO, seed=0))]).plan.runs
+    plan = run.plan
+    # Each byte of what a stage reads is counted once; the first one reads what its view shows.
+    read = int(plan.boxes[0, 2:].prod())
+    found = []
+    for launch in plan.launches:
+        (job,) = plan.jobs[plan.slot_jobs[launch.begin : launch.end]].tolist()
+        head = plan.operations[job[rows.HEAD]].tolist()
+        tail = plan.operations[job[rows.TAIL_BEGIN] : job[rows.TAIL_END], 0].tolist()
+        pixels = job[rows.HEIGHT] * job[rows.WIDTH]
+        holds_floats = job[rows.TARGET_KIND] != rows.BYTES
+        ((stage, _),) = plan.work(launch).items()
+        found.append(
+            {
+                "stage": stage,
+                "taps": taps(head),
+                "bytes_read": CHANNELS * read / pixels,
+                "bytes_written": CHANNELS * (FLOAT_BYTES if holds_floats else 1),
+                "arithmetic": PER_TAP * taps(head) + sum(ARITHMETIC[Kind(kind)] for kind in tail),
+            }
+        )
+        read = pixels
+    return found
 
 
 def estimate_work() -> dict[str, list[dict[str, Any]]]:

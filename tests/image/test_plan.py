@@ -16,7 +16,7 @@ import torch_sink
 from image.augmix_cases import NoStatistics, OnlyStatistics
 from image.cases import encoded, opener
 from torch_sink.image.core.atoms import Kind
-from torch_sink.image.plan.stages import split_stages
+from torch_sink.image.plan.stages import stages_of
 from torch_sink.triton_kernels import rows
 
 BATCH_SIZES = (64, 256)
@@ -157,10 +157,10 @@ def test_a_plan_says_who_decodes() -> None:
 
 def test_a_stage_has_one_gather_at_its_head() -> None:
     kinds = (Kind.FLIP, Kind.RESAMPLE_X, Kind.RESAMPLE_Y, Kind.BRIGHTNESS, Kind.CONTRAST, Kind.FLIP, Kind.SHARPNESS)
-    assert split_stages(kinds, 1) == [(-1, 1, ()), (-1, 2, (3,)), (-1, -1, (4, 5)), (-1, 6, ())]
+    assert [stage[:4] for stage in stages_of(kinds, 1)] == [(-1, 1, 2, 2), (-1, 2, 3, 4), (-1, -1, 4, 6), (-1, 6, 7, 7)]
 
 
 def test_the_first_stage_reads_bytes_as_floats() -> None:
     kinds = (Kind.SHIFT, Kind.VALUES, Kind.FILTER_X, Kind.FILTER_Y, Kind.PASTE, Kind.FLIP, Kind.PASTE)
-    assert split_stages(kinds, 1) == [(1, 2, ()), (-1, 3, (4, 5)), (-1, -1, (6,))]
-    assert split_stages((Kind.VALUES, Kind.FLIP), 0) == [(-1, -1, (0, 1))]
+    assert [stage[:4] for stage in stages_of(kinds, 1)] == [(1, 2, 3, 3), (-1, 3, 4, 6), (-1, -1, 6, 7)]
+    assert [stage[:4] for stage in stages_of((Kind.VALUES, Kind.FLIP), 0)] == [(-1, -1, 0, 2)]

@@ -1,4 +1,4 @@
-"""Atoms: the few kinds of work that the kernels know, and the programs made of them.
+"""Atoms: the few kinds of work that the kernels know, and what calls are turned into.
 
 Four classes (`Kind.role`):
     map: output position -> input position, each axis by itself. Crops, pads, flips, nearest resizing, translation.
@@ -93,72 +93,32 @@ class ResizeWeights(NamedTuple):
     precision: int
 
 
-class Atom(NamedTuple):
-    """One piece of kernel work.
-
-    Attributes:
-        kind: what it does.
-        size: (height, width) of its output.
-        values: integers for the kernel; their meaning is said where each kind is made below.
-        factor: a float32 parameter.
-        tables: int32 arrays that the kernel looks things up in.
-        formula: whose arithmetic it follows.
-        branches: what it mixes with its input.
-        fill: what it writes where it has no pixels, a value for each of three channels; () where it has none.
-        weights: of a resize; None where they are in `tables`.
-    """
-
-    kind: Kind
-    size: tuple[int, int]
-    values: tuple[int, ...] = ()
-    factor: float = 0.0
-    tables: tuple[np.ndarray, ...] = ()
-    formula: Formula = Formula.PILLOW
-    branches: tuple[Branch, ...] = ()
-    fill: tuple[float, ...] = ()
-    weights: ResizeWeights | None = None
-
-
-class Branch(NamedTuple):
-    """What becomes of an image on one of several ways, before they are mixed; it keeps its size.
-
-    Attributes:
-        weight: of its result in the mix, float32.
-        atoms: kernel work, in order.
-    """
-
-    weight: float
-    atoms: tuple[Atom, ...]
-
-
-class Program(NamedTuple):
-    """What one image goes through.
-
-    Attributes:
-        atoms: kernel work, in order.
-        value_ops: calls that turn each uint8 value that the kernels leave into one of a type that they do not write.
-        channels: 1 or 3, of the source.
-        out_channels: 1 or 3, of the result.
-        size: (height, width) of the result.
-    """
-
-    atoms: tuple[Atom, ...]
-    value_ops: tuple[Op, ...]
-    channels: int
-    out_channels: int
-    size: tuple[int, int]
+# Columns of one axis of a resize or a filter: the last input position, the first output position, the first input
+# position that exists, and of floats whether they are mirrored at the border.
+LAST_INPUT, FIRST_OUTPUT, FIRST_INPUT, MIRRORS = 1, 6, 7, 8
+# What follows the values of an atom in its row, by how many columns are filled.
+_PADDING = [[0] * length for length in range(rows.OPERATION_COLUMNS, -1, -1)]
+_FLOATS, _BITS = ([struct.Struct(f"={count}{kind}") for count in range(rows.OPERATION_COLUMNS)] for kind in "fi")
 
 
 def float_bits(*values: float) -> tuple[int, ...]:
     """Floats, rounded to float32, as the integers of their bits: how the kernels read them."""
+    count = len(values)
     try:
-        return struct.unpack(f"={len(values)}i", struct.pack(f"={len(values)}f", *values))
+        return _BITS[count].unpack(_FLOATS[count].pack(*values))
     except OverflowError:  # NumPy makes them infinite
         return tuple(np.array(values, dtype=np.float64).astype(np.float32).view(np.int32).tolist())
 
 
+# The code of an atom is its kind, and its formula above these bits.
+KIND_BITS = 6
+KIND_MASK = (1 << KIND_BITS) - 1
+# Codes of what is no kind of its own: a table whose bytes stay bytes, and the row of one image that a MIX reads.
+VALUES_OF_BYTES, MIXED = KIND_MASK, KIND_MASK - 1
+
+
 class Lowering:
-    """The state while the calls of one image are lowered, in order.
+    """The calls of one image, lowered in order: the atoms that it goes through, as the kernels read them.
 
     Attributes:
         height: of the image so far.
@@ -167,22 +127,81 @@ class Lowering:
         is_uint8: True while the image is of bytes; False from a conversion to floats on.
         is_float: True where the values are float32 in the kernels. Where both are False, a table of 256 values still
             has to turn the bytes of the kernels into floats: `value_ops`.
-        atoms: kernel work so far.
-        value_ops: calls that only change values, not in `atoms` yet.
-        erased: for each erased box of such floats: its atom, how many value calls came before it, its values
-            [C, H, W] or [C, 1, 1].
+        atoms: the row of each, OPERATION_COLUMNS integers; what each kind reads there is said where it is made.
+        codes: all that the stages depend on but for sizes: the kind and the formula of each atom.
+        sizes: (height, width) of the output of each.
+        tables: {position of an atom: int32 arrays that it looks things up in}.
+        weights: {position of an atom: the weights of a resize that it reads, made on the device}.
+        branches: {position of a MIX: what makes the images that it reads, from the image before it}.
+        value_ops: calls that only change values, not in `atoms` yet. Those that are left in the end turn each uint8
+            value that the kernels leave into one of a type that they do not write.
+        erased: for each erased box of floats for which a table stands: position of its atom, how many value calls came
+            before it, its values [C, H, W] or [C, 1, 1].
     """
+
+    __slots__ = (
+        *("height", "width", "channels", "is_uint8", "is_float", "atoms", "codes", "sizes"),
+        *("tables", "weights", "branches", "value_ops", "erased"),
+    )
 
     def __init__(self, height: int, width: int, channels: int) -> None:
         self.height, self.width, self.channels = height, width, channels
         self.is_uint8, self.is_float = True, False
-        self.atoms: list[Atom] = []
+        self.atoms: list[list[int]] = []
+        self.codes: list[int] = []
+        self.sizes: list[tuple[int, int]] = []
+        self.tables: dict[int, tuple[np.ndarray, ...]] = {}
+        self.weights: dict[int, ResizeWeights] = {}
+        self.branches: dict[int, Sequence[Lowering]] = {}
         self.value_ops: list[Op] = []
         self.erased: list[tuple[int, int, torch.Tensor]] = []
 
-    def add(self, kind: Kind, *values: int, **fields: Any) -> None:
-        """Adds an atom whose output has the size of the image so far; `fields` are those of `Atom`."""
-        self.atoms.append(Atom(kind, (self.height, self.width), values, **fields))
+    def add(
+        self, kind: int, *values: int, factor: float = 0.0, formula: int = 0, fill: Sequence[float] = (),
+        tables: tuple[np.ndarray, ...] = (), weights: ResizeWeights | None = None,
+    ) -> None:  # fmt: skip
+        """Adds an atom whose output has the size of the image so far.
+
+        Args:
+            kind: what it does.
+            values: integers for the kernel.
+            factor: a float32 parameter.
+            formula: whose arithmetic it follows.
+            fill: what it writes where it has no pixels, a value for each of three channels.
+            tables: int32 arrays that the kernel looks things up in.
+            weights: of a resize, where they are not in `tables`.
+        """
+        row = [int(kind), *values, *_PADDING[len(values) + 1]]
+        if formula:
+            row[rows.FORMULA] = int(formula)
+        if fill:
+            row[rows.FILL : rows.FILL + 3] = float_bits(*fill)
+        if factor:
+            row[rows.FACTOR] = float_bits(factor)[0]
+        if tables:
+            self.tables[len(self.atoms)] = tables
+        elif weights is not None:
+            self.weights[len(self.atoms)] = weights
+        self.atoms.append(row)
+        self.codes.append(row[0] | formula << KIND_BITS)
+        self.sizes.append((self.height, self.width))
+
+    def add_mix(self, weight: float, branches: Sequence[tuple[float, Lowering]]) -> None:
+        """MIX: (number of branches,), the weight of the image itself as the factor; then for each branch a row of
+        (the job that ends it,) and its weight."""
+        self.branches[len(self.atoms)] = [branch for _, branch in branches]
+        self.add(Kind.MIX, len(branches), factor=weight)
+        for weight_of_branch, _ in branches:
+            self.add(Kind.MIX, factor=weight_of_branch)
+            self.codes[-1] = MIXED
+
+    def extend(self, other: Lowering) -> None:
+        """Adds atoms with tables that keep the size of an image, whatever it is."""
+        self.tables |= {len(self.atoms) + at: tables for at, tables in other.tables.items()}
+        self.atoms += [row.copy() for row in other.atoms]
+        self.codes += other.codes
+        self.sizes += [(self.height, self.width)] * len(other.atoms)
+        self.value_ops += other.value_ops
 
     def fill_of(self, fill: Any) -> tuple[float, ...]:
         """A fill as the kernels have it: bytes, or floats as they are."""
@@ -213,6 +232,6 @@ def color_of(fill: Any) -> tuple[float, ...]:
     return three(tuple(float(int(min(max(value, 0), 255))) for value in values))
 
 
-def three(values: Any) -> tuple[float, ...]:
+def three(values: Any) -> tuple[Any, ...]:
     """One value a channel; one alone stands for all."""
     return tuple(values) * 3 if len(values) == 1 else tuple(values)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torch_sink.image.core.atoms import Program
+from torch_sink.image.core.atoms import Lowering
 from torch_sink.image.core.ops import Op
 from torch_sink.image.decode.jpeg.block import JpegFiles
 from torch_sink.image.decode.jpeg.tables import JpegPlan, plan_jpegs
@@ -21,28 +21,10 @@ from torch_sink.triton_kernels.shapes import are_interpreted, stage_tile
 ValueChain = tuple[int, tuple[Op, ...]]
 
 
-class ImageShape(NamedTuple):
-    """What an image begins with: height and width in pixels, 1 or 3 channels."""
-
-    height: int
-    width: int
-    channels: int
-
-
-def shape_of(source: Source) -> ImageShape:
-    """The shape of a source that is no finished tensor."""
+def shape_of(source: Source) -> tuple[int, int, int]:
+    """Height and width in pixels and channels, 1 or 3, of a source that is no finished tensor."""
     width, height = source.size  # type: ignore[union-attr]
-    return ImageShape(height, width, 3 if source.mode == "RGB" else 1)  # type: ignore[union-attr]
-
-
-def programs_of(sources: Sequence[Source], calls: Sequence[tuple[Op, ...]]) -> list[Program]:
-    """Lowers the calls of every image.
-
-    Args:
-        sources: of the images, none a finished tensor.
-        calls: recorded on each.
-    """
-    return [lower(*shape_of(source), ops) for source, ops in zip(sources, calls, strict=True)]
+    return height, width, 3 if source.mode == "RGB" else 1  # type: ignore[union-attr]
 
 
 class Run(NamedTuple):
@@ -101,29 +83,29 @@ def plan_batch(
         jpegs: those among the sources; None where they are decoded already.
         only: images that are made, as they are among all of them; by default all.
     """
-    chosen = [
-        at for at, image in enumerate(images) if not isinstance(image, FinishedSource) and (only is None or at in only)
-    ]
-    programs = programs_of([images[at] for at in chosen], [calls[at] for at in chosen])
+    wanted = range(len(images)) if only is None else only
+    chosen = [at for at in wanted if not isinstance(images[at], FinishedSource)]
+    states = [lower(*shape_of(images[at]), calls[at]) for at in chosen]
     runs = []
     # Images whose bytes are looked up afterwards run by themselves.
     for are_looked_up in (False, True):
-        here = [place for place, program in enumerate(programs) if bool(program.value_ops) == are_looked_up]
+        here = [(at, state) for at, state in zip(chosen, states, strict=True) if bool(state.value_ops) == are_looked_up]
         if here:
-            together = [chosen[place] for place in here]
-            shapes = [shape_of(images[at])[:2] for at in together]
-            runs.append(_run(together, [programs[place] for place in here], shapes))
+            numbers, together = zip(*here, strict=True)
+            runs.append(_run(numbers, together, [shape_of(images[at])[:2] for at in numbers]))
     boxes = _boxes(runs, np.asarray(entry_of_image))
     return Planned(tuple(runs), boxes, None if jpegs is None else plan_jpegs(jpegs, boxes[jpegs.sources]))
 
 
-def _run(images: Sequence[int], programs: Sequence[Program], shapes: Sequence[tuple[int, int]]) -> Run:
+def _run(images: Sequence[int], states: Sequence[Lowering], shapes: Sequence[tuple[int, int]]) -> Run:
     """The run of some images."""
     chains: dict[ValueChain, int] = {}
-    numbers = None
-    if programs[0].value_ops:
-        numbers = np.array([chains.setdefault((each.out_channels, each.value_ops), len(chains)) for each in programs])
-    plan = build_plan(shapes, programs, images, images if numbers is None else range(len(images)))
+    numbers, results = None, images
+    if states[0].value_ops:
+        chain_of_image = [(state.channels, tuple(state.value_ops)) for state in states]
+        numbers = np.array([chains.setdefault(chain, len(chains)) for chain in chain_of_image])
+        results = range(len(images))
+    plan = build_plan(shapes, states, images, results)
     prologue = prologue_of(plan, stage_tile(interpreted=are_interpreted()))
     return Run(plan, prologue, np.array(images), tuple(chains), numbers)
 

@@ -17,7 +17,7 @@ from torchvision.transforms.v2.functional._geometry import (
 
 from torch_sink.image.core.arguments import Sides, fits_range, is_number, padding_fits, sides_of, size_of
 from torch_sink.image.core.arguments import color_of as pillow_color_of
-from torch_sink.image.core.atoms import Atom, Kind, Lowering
+from torch_sink.image.core.atoms import FIRST_OUTPUT, Kind, Lowering
 from torch_sink.image.core.examples import Arguments, Example, Sample, sample
 from torch_sink.image.core.ops import Op, Operation, always, both
 from torch_sink.image.operations.flips import flip, flip_vertically
@@ -37,27 +37,23 @@ def shift(state: Lowering, top: int, left: int, height: int, width: int, fill: A
         state.add(Kind.SHIFT, left, top, old_width, old_height, fill=state.fill_of(fill))
 
 
-_AXES = ({Kind.RESAMPLE_X, Kind.RESAMPLE_Y}, {Kind.FILTER_X, Kind.FILTER_Y})
+_ACROSS_FIRST = [Kind.RESAMPLE_X, Kind.RESAMPLE_Y], [Kind.FILTER_X, Kind.FILTER_Y]
+_DOWN_FIRST = [Kind.RESAMPLE_Y, Kind.RESAMPLE_X], [Kind.FILTER_Y, Kind.FILTER_X]
 
 
 def narrow_resize(state: Lowering, top: int, left: int) -> bool:
     """A crop right after a filter of both axes: only the pixels inside the crop are computed at all."""
-    if {atom.kind for atom in state.atoms[-2:]} not in _AXES:
-        return False
-    first, second = state.atoms[-2:]
-    first_height, first_width = first.size
-    if first.kind in (Kind.RESAMPLE_X, Kind.FILTER_X):
-        state.atoms[-2] = _moved(first, left, (first_height, state.width))
-        state.atoms[-1] = _moved(second, top, (state.height, state.width))
+    kinds, (height, width) = state.codes[-2:], state.sizes[-2]
+    if kinds in _ACROSS_FIRST:
+        offsets, size = (left, top), (height, state.width)
+    elif kinds in _DOWN_FIRST:
+        offsets, size = (top, left), (state.height, width)
     else:
-        state.atoms[-2] = _moved(first, top, (state.height, first_width))
-        state.atoms[-1] = _moved(second, left, (state.height, state.width))
+        return False
+    for atom, offset in zip(state.atoms[-2:], offsets, strict=True):
+        atom[FIRST_OUTPUT] += offset
+    state.sizes[-2:] = size, (state.height, state.width)
     return True
-
-
-def _moved(axis: Atom, offset: int, size: tuple[int, int]) -> Atom:
-    values = (*axis.values[:5], axis.values[5] + offset, *axis.values[6:])
-    return axis._replace(size=size, values=values)
 
 
 def _lower_crop_image(state: Lowering, box: tuple[int, int, int, int]) -> None:

@@ -78,17 +78,24 @@ def _lower_erase(state: Lowering, top: int, left: int, height: int, width: int, 
     Values that come before a table of values go through what the table holds, in stock code.
     """
     colors = three(tuple(map(int, value)) if state.is_uint8 else value)
-    if not (state.is_uint8 or state.is_float):
-        state.erased.append((len(state.atoms), len(state.value_ops), torch.tensor(colors, device="cpu").view(-1, 1, 1)))
+    _note_erased(state, torch.tensor(colors, device="cpu").view(-1, 1, 1))
     state.add(Kind.ERASE, left, top, left + width, top + height, fill=colors)
 
 
 def _lower_pixels(state: Lowering, top: int, left: int, height: int, width: int, pixels: TensorArgument) -> None:
     """PASTE: (left, top, right, bottom, -, pixels of the box), and its pixels, three planes of float32."""
-    if not (state.is_uint8 or state.is_float):
-        state.erased.append((len(state.atoms), len(state.value_ops), pixels.tensor))
+    _note_erased(state, pixels.tensor)
     table = three_planes(pixels.tensor.float())
     state.add(Kind.PASTE, left, top, left + width, top + height, 0, height * width, tables=(table,))
+
+
+def _note_erased(state: Lowering, values: torch.Tensor) -> None:
+    """Notes a box that is added next to floats for which a table will stand, in an atom before the first such box."""
+    if state.is_uint8 or state.is_float:
+        return
+    if not state.erased:
+        state.add(Kind.VALUES)
+    state.erased.append((len(state.atoms), len(state.value_ops), values))
 
 
 def three_planes(pixels: torch.Tensor) -> np.ndarray:

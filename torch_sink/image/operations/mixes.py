@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torchvision.transforms import v2
 
-from torch_sink.image.core.atoms import Atom, Branch, Kind, Lowering
+from torch_sink.image.core.atoms import Lowering
 from torch_sink.image.core.examples import MANY_DRAWS, Arguments, Example, sample
 from torch_sink.image.core.ops import LOWER, Op, Operation, Promise, replay
 
@@ -25,15 +25,13 @@ def _augmix(image: torch.Tensor, terms: tuple[tuple[float, tuple[Op, ...]], ...]
 
 
 def _lower_augmix(state: Lowering, terms: tuple[tuple[float, tuple[Op, ...]], ...], dtype: torch.dtype) -> None:
-    """MIX: (number of branches,), the weight of the image itself as the factor, and the branches."""
     branches = []
     for weight, chain in terms[1:]:
         branch = Lowering(state.height, state.width, state.channels)
         for op in chain:
             LOWER[op.name](branch, *op.args)
-        branches.append(Branch(weight, tuple(branch.atoms)))
-    size = state.height, state.width
-    state.atoms.append(Atom(Kind.MIX, size, (len(branches),), terms[0][0], branches=tuple(branches)))
+        branches.append((weight, branch))
+    state.add_mix(terms[0][0], branches)
 
 
 def _examples(a: Arguments) -> Iterator[Example]:

@@ -19,7 +19,7 @@ from torchvision.transforms.v2.functional._geometry import (
 )
 
 from torch_sink.image.core.arguments import whole_sides
-from torch_sink.image.core.atoms import Atom, Kind, Lowering, ResizeWeights
+from torch_sink.image.core.atoms import Kind, Lowering, ResizeWeights
 from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
 from torch_sink.image.core.ops import CLOSE, EXACT, MOVED, Op, Operation, Promise
 from torch_sink.image.operations.crops import crop, remap
@@ -257,13 +257,6 @@ def _lower_nearest(state: Lowering, size: tuple[int, int], mode: Mode) -> bool:
     return True
 
 
-@functools.lru_cache(maxsize=4096)
-def _weighed(old: int, new: int, resample: int, precision: int) -> tuple[tuple[int, ...], ResizeWeights]:
-    """The values of one axis, and the weights that the device makes for it."""
-    taps = tap_count(old, new, resample)
-    return (old - 1, new, taps, 0, 0, 0, 0, precision), ResizeWeights(old, new, taps, int(resample), precision)
-
-
 def _add_axis(
     state: Lowering, kind: Kind, height: int, width: int, resample: int, precision: int, table: Table | None
 ) -> None:
@@ -277,8 +270,9 @@ def _add_axis(
     if old == new and (kind in _WHOLE or state.is_float):
         return
     if table is None:
-        values, weights = _weighed(old, new, resample, precision)
-        state.atoms.append(Atom(kind, (state.height, state.width), values, weights=weights))
+        taps = tap_count(old, new, resample)
+        weights = ResizeWeights(old, new, taps, int(resample), precision)
+        state.add(kind, old - 1, new, taps, 0, 0, 0, 0, precision, weights=weights)
     else:
         first, taps_first, precision = table(old, new, int(resample))
         state.add(kind, old - 1, new, len(taps_first), 0, 0, 0, 0, precision, tables=(first, taps_first))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from torch_sink.image.core.atoms import Atom, Kind
+from torch_sink.image.core.atoms import FIRST_OUTPUT, LAST_INPUT, MIRRORS, Kind, Lowering
 
 Resampling = Image.Resampling
 PILLOW_PRECISION_BITS = 32 - 8 - 2
@@ -241,16 +241,17 @@ def nearest_table(start: float, step: float, out_size: int, in_size: int) -> np.
     return np.where(index < in_size, index, -1).astype(np.int32)
 
 
-def needed_rows(down: Atom) -> tuple[int, int]:
-    """Input rows [begin, end) that a RESAMPLE_Y or FILTER_Y atom reads for the output rows it makes."""
-    last_row, first = down.values[0], down.values[5]
-    last = first + down.size[0] - 1
-    if down.weights is not None:
-        begin, end = tap_range(down.weights.in_size, down.weights.out_size, down.weights.resample, first, last)
+def needed_rows(state: Lowering, down: int) -> tuple[int, int]:
+    """Input rows [begin, end) that a RESAMPLE_Y or FILTER_Y, an atom of `state`, reads for the output rows it makes."""
+    kind, rows, first = state.atoms[down][0], state.atoms[down][LAST_INPUT] + 1, state.atoms[down][FIRST_OUTPUT]
+    last = first + state.sizes[down][0] - 1
+    weights = state.weights.get(down)
+    if weights is not None:
+        begin, end = tap_range(weights.in_size, weights.out_size, weights.resample, first, last)
         # Ranges that are rounded in float32 may hold one row more.
-        more = int(down.kind == Kind.FILTER_Y)
-        return max(begin - more, 0), min(end + more, last_row + 1)
-    if down.kind == Kind.FILTER_Y and down.values[7]:
-        return 0, last_row + 1
-    starts, weights = down.tables
-    return max(int(starts[first]), 0), min(int(starts[last]) + len(weights), last_row + 1)
+        more = int(kind == Kind.FILTER_Y)
+        return max(begin - more, 0), min(end + more, rows)
+    if kind == Kind.FILTER_Y and state.atoms[down][MIRRORS]:
+        return 0, rows
+    starts, taps = state.tables[down]
+    return max(int(starts[first]), 0), min(int(starts[last]) + len(taps), rows)

@@ -8,14 +8,14 @@ in the launch before the one that mixes them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from torch_sink.image.core.atoms import Kind, Program
-from torch_sink.image.plan.jobs import COLUMN, RowBuilder, Slot
-from torch_sink.image.plan.stages import stages_of
+from torch_sink.image.core.atoms import Kind, Lowering, ResizeWeights
+from torch_sink.image.plan.jobs import COLUMNS, IS_HEAVY, LAUNCH, RowBuilder
+from torch_sink.triton_kernels import rows
 
 _NAMES = {int(kind): kind.name.lower() for kind in Kind}
 _MOST_SHOWN = 4
@@ -76,9 +76,9 @@ class Plan(NamedTuple):
         return Counter(map(self._stage, self.jobs[self.slot_jobs[launch.begin : launch.end]].tolist()))
 
     def _stage(self, job: Sequence[int]) -> str:
-        rows = [job[COLUMN["HEAD"]]] if job[COLUMN["HEAD"]] else []
-        rows += range(job[COLUMN["TAIL_BEGIN"]], job[COLUMN["TAIL_END"]])
-        return " + ".join(_NAMES[int(self.operations[row, 0])] for row in rows) or "copy"
+        atoms = [job[rows.HEAD]] if job[rows.HEAD] else []
+        atoms += range(job[rows.TAIL_BEGIN], job[rows.TAIL_END])
+        return " + ".join(_NAMES[int(self.operations[atom, 0])] for atom in atoms) or "copy"
 
     def __str__(self) -> str:
         lines = []
@@ -94,43 +94,58 @@ class Plan(NamedTuple):
 
 
 def build_plan(
-    shapes: Sequence[tuple[int, int]], programs: Sequence[Program], images: Sequence[int], rows: Sequence[int]
+    shapes: Sequence[tuple[int, int]], states: Sequence[Lowering], images: Sequence[int], results: Sequence[int]
 ) -> Plan:
     """The plan of some images.
 
     Args:
         shapes: (height, width) of what each begins with.
-        programs: what each goes through; all end in the same shape.
+        states: what each goes through; all end in the same shape.
         images: which pixels each begins with, by number.
-        rows: which row of the result each becomes.
+        results: which row of the result each becomes.
     """
-    builder = RowBuilder()
-    for image, row, shape, program in zip(images, rows, shapes, programs, strict=True):
-        builder.add_image(image, row, shape, program.out_channels, stages_of(*shape, program.atoms))
-    slots, jobs = builder.slots[::-1], _smallest(builder.jobs())
+    builder = RowBuilder(states)
+    entries_of_host = builder.entries
+    for image, row, shape, state in zip(images, results, shapes, states, strict=True):
+        builder.add_image(image, row, shape, state)
+    columns = np.array(builder.jobs, np.int64).reshape(-1, COLUMNS)
+    jobs = _smallest(columns[:, : rows.JOB_COLUMNS])
+    # Every image ends in the last launch.
+    depths, counts = np.array(builder.depths).T
+    launch_of_job = columns[:, LAUNCH] + np.repeat(depths.max() - depths, counts)
+    statistics = np.array(builder.statistics, np.int32).reshape(-1, rows.STATISTIC_COLUMNS)
+    launch_of_statistic = launch_of_job[statistics[:, 0]]
+    heavy = np.bincount(launch_of_job, columns[:, IS_HEAVY])
     return Plan(
-        _launches(slots),
+        _launches(launch_of_job, launch_of_statistic, heavy),
         jobs,
-        np.array([number for slot in slots for number in slot.jobs], np.int32),
-        builder.operations(),
-        builder.tables(),
-        builder.made_entries,
-        builder.resizes(),
-        np.array([row for slot in slots for row in slot.statistics], np.int32).reshape(-1, COLUMN["STATISTIC_COLUMNS"]),
+        np.argsort(launch_of_job, kind="stable").astype(np.int32),
+        np.array(builder.atoms, np.int32),
+        np.concatenate([table.ravel() for table in builder.tables]) if builder.tables else np.zeros(0, np.int32),
+        builder.entries - entries_of_host,
+        _resizes(builder.resizes),
+        np.roll(statistics, -1, axis=1)[np.argsort(launch_of_statistic, kind="stable")],
         _regions_read(jobs, np.array(builder.read)),
         builder.workspace,
-        programs[0].out_channels,
-        programs[0].size,
+        states[0].channels,
+        (states[0].height, states[0].width),
     )
 
 
-def _launches(slots: Sequence[Slot]) -> tuple[Launch, ...]:
-    launches, end, statistics_end = [], 0, 0
-    for jobs, statistics, heavy in slots:
-        begin, end = end, end + len(jobs)
-        statistics_begin, statistics_end = statistics_end, statistics_end + len(statistics)
-        launches.append(Launch(begin, end, bool(heavy), statistics_begin, statistics_end))
-    return tuple(launches)
+def _launches(of_jobs: np.ndarray, of_statistics: np.ndarray, heavy: np.ndarray) -> tuple[Launch, ...]:
+    """The launches, from the launch of each job and of each statistic, and how many heavy jobs each launch has."""
+    ends, statistics_ends = (
+        np.cumsum(np.bincount(launches, minlength=len(heavy))).tolist() for launches in (of_jobs, of_statistics)
+    )
+    return tuple(map(Launch, [0, *ends], ends, (heavy > 0).tolist(), [0, *statistics_ends], statistics_ends))
+
+
+def _resizes(places: Mapping[ResizeWeights, tuple[int, int]]) -> np.ndarray:
+    resizes = np.zeros((len(places), rows.PROLOGUE_COLUMNS), np.int32)
+    if places:
+        resizes[:, [*range(rows.IN_SIZE, rows.FILTER + 1), rows.PRECISION]] = list(places)
+        resizes[:, [rows.FIRST_AT, rows.WEIGHTS_AT]] = list(places.values())
+    return resizes
 
 
 def _smallest(jobs: np.ndarray) -> np.ndarray:
@@ -143,14 +158,14 @@ def _regions_read(jobs: np.ndarray, read: np.ndarray) -> np.ndarray:
 
     Args:
         jobs: all of them.
-        read: int64 [those that read an image, 5]: number, what the view shows, and the image, as width and height.
+        read: int64 [those that read an image, 5]: number, what the view shows, and the image, as height and width.
 
     Returns:
         int32 [images, 4]: left, top, width, height, in pixels.
     """
-    shown, size = read[:, 1:3], read[:, 3:]
+    shown, size = read[:, [2, 1]], read[:, [4, 3]]
     jobs = jobs[read[:, 0]]
-    views = jobs[:, COLUMN["VIEW_X_STEP"] : COLUMN["VIEW_Y_END"] + 1].astype(np.int64).reshape(-1, 2, 4)
+    views = jobs[:, rows.VIEW_X_STEP : rows.VIEW_Y_END + 1].astype(np.int64).reshape(-1, 2, 4)
     step, offset, begin, end = views.transpose(2, 0, 1)
     one = step * np.maximum(begin, 0) + offset
     other = step * (np.minimum(end, shown) - 1) + offset
@@ -158,6 +173,6 @@ def _regions_read(jobs: np.ndarray, read: np.ndarray) -> np.ndarray:
     # At least one position.
     ends = np.maximum(np.minimum(np.maximum(one, other) + 1, size), begins + 1)
     # Several branches may read one image; their jobs follow each other.
-    first_of_image = np.flatnonzero(np.diff(jobs[:, COLUMN["SOURCE_ROW"]], prepend=-1))
+    first_of_image = np.flatnonzero(np.diff(jobs[:, rows.SOURCE_ROW], prepend=-1))
     begins, ends = np.minimum.reduceat(begins, first_of_image), np.maximum.reduceat(ends, first_of_image)
     return np.concatenate([begins, ends - begins], axis=1, dtype=np.int32)

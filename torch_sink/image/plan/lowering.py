@@ -1,4 +1,4 @@
-"""Recorded calls -> the program of an image.
+"""Recorded calls -> the atoms of an image.
 
 What follows the conversion to a float tensor is often a function of one uint8 value and becomes a table of 256 entries
 a channel, made by the stock code itself. Where a call needs more (other channels, neighbors, a fill), the image goes
@@ -14,14 +14,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from torch_sink.image.core.atoms import Atom, Kind, Lowering, Program, float_bits
+from torch_sink.image.core.atoms import VALUES_OF_BYTES, Kind, Lowering, float_bits
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import LOWER, PIXEL_CALLS, VALUE_CALLS, WIDE_TYPES, Op, makes_bytes, makes_floats, replay
 from torch_sink.image.operations.erase import three_planes
+from torch_sink.triton_kernels.rows import FILL
 
 
-def lower(height: int, width: int, channels: int, ops: Sequence[Op]) -> Program:
-    """The program of an image.
+def lower(height: int, width: int, channels: int, ops: Sequence[Op]) -> Lowering:
+    """What an image goes through.
 
     Args:
         height: of the decoded source, pixels.
@@ -36,12 +37,11 @@ def lower(height: int, width: int, channels: int, ops: Sequence[Op]) -> Program:
         elif op.name in PIXEL_CALLS:
             LOWER[op.name](state, *op.args)
         elif not state.value_ops and VALUE_CALLS.issuperset([later.name for later in ops[at:]]):
-            ending, size = _ending(state.channels, tuple(ops[at:])), (state.height, state.width)
-            atoms = [*state.atoms, *[atom._replace(size=size) for atom in ending.atoms]]
-            return Program(tuple(atoms), ending.value_ops, channels, state.channels, size)
+            state.extend(_ending(state.channels, tuple(ops[at:])))
+            return state
         else:
             _lower_call(state, op)
-    return _program(state, channels)
+    return _finished(state)
 
 
 def _lower_call(state: Lowering, op: Op) -> None:
@@ -64,25 +64,22 @@ def _lower_call(state: Lowering, op: Op) -> None:
         LOWER[op.name](state, *op.args)
 
 
-def _program(state: Lowering, channels: int) -> Program:
-    """The program of all calls; `channels` of the source."""
-    value_ops: tuple[Op, ...] = ()
-    if not (state.is_uint8 or state.is_float):
-        is_wide = value_table(state.channels, tuple(state.value_ops)).dtype in WIDE_TYPES
-        if is_wide and not state.erased:
-            value_ops = tuple(state.value_ops)
-        else:
-            _look_up_values(state)
-    return Program(tuple(state.atoms), value_ops, channels, state.channels, (state.height, state.width))
+def _finished(state: Lowering) -> Lowering:
+    """The state after all calls."""
+    if state.is_uint8 or state.is_float:
+        state.value_ops.clear()
+    elif state.erased or value_table(state.channels, tuple(state.value_ops)).dtype not in WIDE_TYPES:
+        _look_up_values(state)
+    return state
 
 
 @functools.lru_cache(maxsize=256)
-def _ending(channels: int, ops: tuple[Op, ...]) -> Program:
-    """The program of calls on bytes that make one value of each, of an image of any size."""
+def _ending(channels: int, ops: tuple[Op, ...]) -> Lowering:
+    """Calls on bytes that make one value of each, lowered for an image of any size."""
     state = Lowering(1, 1, channels)
     for op in ops:
         _lower_call(state, op)
-    return _program(state, channels)
+    return _finished(state)
 
 
 def _is_work_on_bytes(op: Op) -> bool:
@@ -109,25 +106,24 @@ def _to_bytes(state: Lowering, op: Op) -> None:
 def _look_up_values(state: Lowering, top: float = 1.0) -> None:
     """VALUES: (bits of the largest value that follows,), and a table [3, 256] of float32.
 
-    Boxes that were erased since hold what stock code makes of their values.
+    Where boxes were erased since, the atom is there already. The boxes hold what stock code makes of their values.
     """
     chain = tuple(state.value_ops)
-    for at, before, values in state.erased:
+    at = state.erased[0][0] - 1 if state.erased else len(state.atoms)
+    if not state.erased:
+        state.add(Kind.VALUES)
+    state.atoms[at][1:2] = float_bits(top)
+    state.codes[at] = int(Kind.VALUES) if top == 1.0 else VALUES_OF_BYTES
+    state.tables[at] = value_planes(state.channels, chain)
+    for box, before, values in state.erased:
         with executing():
-            written = replay(values.to(value_table(state.channels, chain[:before]).dtype), chain[before:])
-        state.atoms[at] = _with_values(state.atoms[at], written.float())
-    at = state.erased[0][0] if state.erased else len(state.atoms)
-    size = state.atoms[at].size if state.erased else (state.height, state.width)
-    state.atoms.insert(at, Atom(Kind.VALUES, size, float_bits(top), tables=value_planes(state.channels, chain)))
+            written = replay(values.to(value_table(state.channels, chain[:before]).dtype), chain[before:]).float()
+        if state.codes[box] == Kind.PASTE:
+            state.tables[box] = (three_planes(written),)
+        else:
+            state.atoms[box][FILL : FILL + 3] = float_bits(*written.flatten().tolist())
     state.value_ops.clear()
     state.erased.clear()
-
-
-def _with_values(erase: Atom, values: torch.Tensor) -> Atom:
-    """An erased box with its values [C, H, W] or [3, 1, 1], as they are in the result."""
-    if erase.kind == Kind.PASTE:
-        return erase._replace(tables=(three_planes(values),))
-    return erase._replace(fill=tuple(values.flatten().tolist()))
 
 
 @functools.lru_cache(maxsize=256)

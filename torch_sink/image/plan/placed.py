@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from torch_sink.image.plan.build import Plan
-from torch_sink.image.plan.jobs import COLUMN
+from torch_sink.triton_kernels import rows
 
-_SOURCE = slice(COLUMN["SOURCE"], COLUMN["SOURCE_CHANNEL"] + 1)
-_TARGET_STRIDES = slice(COLUMN["TARGET_ROW"], COLUMN["TARGET_CHANNEL"] + 1)
+_SOURCE = slice(rows.SOURCE, rows.SOURCE_CHANNEL + 1)
+_TARGET_STRIDES = slice(rows.TARGET_ROW, rows.TARGET_CHANNEL + 1)
 # The tiles of a launch begin where their address is a multiple of 16 bytes: other kernels are compiled elsewhere.
 _TILE_ALIGNMENT = 4
 
@@ -27,11 +27,11 @@ def place_jobs(jobs: np.ndarray, plan: Plan, places: np.ndarray, strides: tuple[
     """
     jobs[:] = plan.jobs
     # Positions within the workspace are not below 0.
-    reading = jobs[:, COLUMN["SOURCE"]] < 0
-    jobs[reading, _SOURCE] = places[jobs[reading, COLUMN["SOURCE_ROW"]]]
-    writing = jobs[:, COLUMN["TARGET"]] < 0
+    reading = jobs[:, rows.SOURCE] < 0
+    jobs[reading, _SOURCE] = places[jobs[reading, rows.SOURCE_ROW]]
+    writing = jobs[:, rows.TARGET] < 0
     batch, channel, row, column = strides
-    jobs[writing, COLUMN["TARGET"]] = jobs[writing, COLUMN["TARGET_ROW"]] * batch
+    jobs[writing, rows.TARGET] = jobs[writing, rows.TARGET_ROW] * batch
     jobs[writing, _TARGET_STRIDES] = row, column, channel
 
 
@@ -46,7 +46,7 @@ class Prologue(NamedTuple):
 
 def prologue_of(plan: Plan, shape: tuple[int, int]) -> Prologue:
     """The prologue of a plan; `shape`: rows and columns of a tile."""
-    sizes = plan.jobs[plan.slot_jobs][:, [COLUMN["HEIGHT"], COLUMN["WIDTH"]]]
+    sizes = plan.jobs[plan.slot_jobs][:, [rows.HEIGHT, rows.WIDTH]]
     down, across = (-(-sizes[:, axis] // shape[axis]) for axis in (0, 1))
     counts = (down * across).astype(np.int64)
     first = np.cumsum(counts) - counts
@@ -57,8 +57,8 @@ def prologue_of(plan: Plan, shape: tuple[int, int]) -> Prologue:
         if launch.begin < launch.end:
             first[launch.begin : launch.end] += begin - first[launch.begin]
         ranges.append((begin, end))
-    tiled = np.zeros((len(counts), COLUMN["PROLOGUE_COLUMNS"]), np.int32)
-    tiled[:, COLUMN["WORK"]] = COLUMN["TILES"]
-    tiled[:, COLUMN["TILED_JOB"]], tiled[:, COLUMN["FIRST_TILE"]] = plan.slot_jobs, first
-    tiled[:, COLUMN["TILES_DOWN"]], tiled[:, COLUMN["TILES_ACROSS"]] = down, across
+    tiled = np.zeros((len(counts), rows.PROLOGUE_COLUMNS), np.int32)
+    tiled[:, rows.WORK] = rows.TILES
+    tiled[:, rows.TILED_JOB], tiled[:, rows.FIRST_TILE] = plan.slot_jobs, first
+    tiled[:, rows.TILES_DOWN], tiled[:, rows.TILES_ACROSS] = down, across
     return Prologue(np.concatenate([plan.resizes, tiled]), end, tuple(ranges), shape)
