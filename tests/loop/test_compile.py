@@ -126,7 +126,7 @@ def test_what_a_config_asks_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> 
         JitConfig(exc_mode="sink"),
     ):
         jit_with(make_loop, config)
-    backend, as_eager = compiler.eager_random_backend(), {"fallback_random": True, "layout_optimization": False}
+    backend, as_eager = compiler.eager_random_backend, {"fallback_random": True, "layout_optimization": False}
     graphs = {**as_eager, "triton.cudagraphs": True}
     options = [as_eager, {}, graphs, as_eager, graphs]
     assert asked == [("inductor" if not asked_for else backend, asked_for) for asked_for in options]

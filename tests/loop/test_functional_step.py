@@ -125,7 +125,7 @@ def test_under_jit(clip: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         compiler,
         "eager_random_backend",
-        lambda: lambda graph, inputs, *, options: graphs.append(graph) or graph.forward,
+        lambda graph, inputs, *, options: graphs.append(graph) or graph.forward,
     )
     torch._dynamo.reset()
     batches = poisoned_batches({0, 4})

@@ -225,7 +225,7 @@ def test_compiled_code_computes_in_the_same_dtypes(level: str, monkeypatch: pyte
     monkeypatch.setattr(
         compiler,
         "eager_random_backend",
-        lambda: lambda graph, inputs, *, options: graphs.append(graph) or graph.forward,
+        lambda graph, inputs, *, options: graphs.append(graph) or graph.forward,
     )
 
     def block(features: Tensor, scale: Tensor) -> Tensor:

@@ -1,33 +1,25 @@
-"""What runs in which mode, training and forward passes; the next lower mode where one cannot work."""
+"""What runs in which mode, and the next lower mode where one cannot work."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from torch_sink.loop.core.batches import batch_tensors
-from torch_sink.loop.core.history import Reasons, first_line
-from torch_sink.loop.core.host_sync import user_place
+from torch_sink.loop.core.history import Reasons
 from torch_sink.loop.engines.capture import CudaCapture
 from torch_sink.loop.engines.graph import GraphEngine
 from torch_sink.loop.engines.jit import JitConfig, compiler_problem
 from torch_sink.loop.engines.launched import CompiledLoss, Engine
-from torch_sink.loop.engines.recordings import Recordings
 from torch_sink.loop.step.optimizers import backward_context, capture_obstacle, cycles_momentum, takes_betas_from_device
-from torch_sink.loop.step.step import LossFunction, StepLog, TrainingStep, supervised_forward
+from torch_sink.loop.step.step import LossFunction, StepLog, TrainingStep
 from torch_sink.loop.step.update import OptimizerUpdate
 
 if TYPE_CHECKING:
     from torch_sink.loop.step_loop import StepLoop
-
-_log = logging.getLogger("torch_sink")
 
 
 @dataclass(frozen=True)
@@ -42,17 +34,13 @@ class Settings:
 
 def build_engine(loop: StepLoop, capacity: int) -> Engine:
     """The engine for sinks of up to `capacity` steps, in the mode asked for or the next lower one that works."""
-    settings, model, reasons = loop.settings, loop.model, loop.settings.reasons
-    capture = make_capture(loop.device)
-    mode = _resolve_mode(loop, capture)
-    loss_fn: Any = loop.loss_fn  # present whenever forward is not: StepLoop has checked it
-    forward = loop.forward or supervised_forward(loss_fn, loop.precision)
-    loss_function: Any = LossFunction(model, forward, loop.precision)
-    lower_mode = compile_or_eager(model, settings) if mode == "graph" else mode
+    settings, model = loop.settings, loop.model
+    mode, lower_mode = resolve_modes(model, settings, lambda: _capture_obstacle(loop))
+    loss_function: Any = LossFunction(model, loop.loss_fn, loop.forward, loop.precision)
     if lower_mode == "compile":
         if settings.jit_config.fast_random:
-            reasons.note("fast_random: compiled dropout draws other random numbers than eager code")
-        loss_function = CompiledLoss(loss_function, model, settings.jit_config, reasons)
+            settings.reasons.note("fast_random: compiled dropout draws other random numbers than eager code")
+        loss_function = CompiledLoss(loss_function, model, settings.jit_config, settings.reasons)
     update = OptimizerUpdate(
         model,
         loop.optimizer,
@@ -73,7 +61,8 @@ def build_engine(loop: StepLoop, capacity: int) -> Engine:
         static_gradients=mode == "graph" and loop.accumulate > 1,
     )
     watchable = lower_mode == "eager" and not is_compiled(model) and not loop.ranks.sharded
-    if capture is None or mode != "graph":
+    capture = make_capture(loop.device)
+    if mode != "graph" or capture is None:
         return Engine(mode, step, loop.schedule, loop.ranks, watchable=watchable)
     return GraphEngine(loop, step, capture, lower_mode=lower_mode, watchable=watchable)
 
@@ -83,58 +72,50 @@ def make_capture(device: torch.device) -> CudaCapture | None:
     return CudaCapture(device) if device.type == "cuda" else None
 
 
-def _resolve_mode(loop: StepLoop, capture: CudaCapture | None) -> str:
-    """ "eager", "compile" or "graph", after all that speaks against the mode asked for."""
-    mode, reasons = possible_mode(loop.settings, capture), loop.settings.reasons
-    obstacle = _capture_obstacle(loop) if mode == "graph" else None
-    if obstacle is not None:
-        reasons.note(obstacle)
-        mode = "compile"
-    return compile_or_eager(loop.model, loop.settings) if mode == "compile" else mode
+def resolve_modes(
+    model: nn.Module, settings: Settings, obstacle: Callable[[], str | None] = lambda: None
+) -> tuple[str, str]:
+    """The mode that works here, and the next lower one of "graph", else the same; `obstacle` speaks against graphs."""
+    mode, reasons, capture = settings.mode, settings.reasons, make_capture(settings.device)
+    if mode == "auto":
+        mode = "graph" if capture is not None else "eager"
+    if mode == "eager":
+        return mode, mode
+    if mode == "graph":
+        if capture is None:
+            problem: str | None = f"mode 'graph' needs CUDA and the model is on {settings.device}"
+        elif settings.jit_config.exc_mode == "no_sink":
+            problem = "exc_mode='no_sink' asks for no graph"
+        else:
+            problem = obstacle()
+        if problem is not None:
+            reasons.note(f"{problem}: it means 'compile' here")
+            mode = "compile"
+    lower = "eager"
+    if settings.jit_config.jit_level == "O0":
+        reasons.note("jit_level='O0' asks for no compilation: steps run in eager code")
+    elif is_compiled(model):
+        reasons.note("the model is compiled already, so it is not compiled again")
+    elif problem := compiler_problem():
+        reasons.note(f"mode 'compile' means 'eager' here: {problem}; install g++ to compile")
+    else:
+        lower = "compile"
+    return (mode if mode == "graph" else lower), lower
 
 
 def _capture_obstacle(loop: StepLoop) -> str | None:
     """Why no step of the loop can be captured, as far as that can be told beforehand."""
     if cycles_momentum(loop.schedule.scheduler) and not takes_betas_from_device(loop.optimizer):
-        name = type(loop.optimizer).__name__
-        return f"the scheduler cycles momentum, which {name} cannot read from the device: it means 'compile' here"
-    if any(map(has_own_graphs, (*loop.model.modules(), loop.loss_fn, loop.forward))):
+        return f"the scheduler cycles momentum, which {type(loop.optimizer).__name__} cannot read from the device"
+    if any(map(_has_own_graphs, (*loop.model.modules(), loop.loss_fn, loop.forward))):
         return (
             "torch.compile makes CUDA graphs of its own here (mode='reduce-overhead' or 'max-autotune'), which cannot "
-            "lie inside another: mode 'graph' means 'compile'; compile the model without them, or leave it to the loop"
+            "lie inside those of mode 'graph' (compile the model without them, or leave it to the loop)"
         )
-    obstacle = capture_obstacle(loop.optimizer, loop.device)
-    return None if obstacle is None else f"{obstacle}: mode 'graph' means 'compile' here"
+    return capture_obstacle(loop.optimizer, loop.device)
 
 
-def possible_mode(settings: Settings, capture: CudaCapture | None) -> str:
-    """What the mode asked for means on a device: "eager", "compile" or "graph"."""
-    mode = settings.mode
-    if mode == "auto":
-        mode = "graph" if capture is not None else "eager"
-    if mode == "graph" and capture is None:
-        settings.reasons.note(f"mode 'graph' needs CUDA and the model is on {settings.device}: it means 'compile' here")
-        return "compile"
-    if mode == "graph" and settings.jit_config.exc_mode == "no_sink":
-        settings.reasons.note("exc_mode='no_sink' asks for no graph: it means 'compile' here")
-        return "compile"
-    return mode
-
-
-def compile_or_eager(model: nn.Module, settings: Settings) -> str:
-    """ "compile", or "eager" for what speaks against it."""
-    if settings.jit_config.jit_level == "O0":
-        settings.reasons.note("jit_level='O0' asks for no compilation: steps run in eager code")
-    elif is_compiled(model):
-        settings.reasons.note("the model is compiled already, so it is not compiled again")
-    elif problem := compiler_problem():
-        settings.reasons.note(f"mode 'compile' means 'eager' here: {problem}; install g++ to compile")
-    else:
-        return "compile"
-    return "eager"
-
-
-def has_own_graphs(compiled: Any) -> bool:
+def _has_own_graphs(compiled: Any) -> bool:
     """Whether torch.compile was told to capture CUDA graphs of a module or function."""
     config = getattr(getattr(compiled, "dynamo_ctx", None), "compiler_config", None)
     function = getattr(compiled, "_compiled_call_impl", None) or compiled
@@ -150,91 +131,3 @@ def is_compiled(model: nn.Module) -> bool:
     return any(
         isinstance(module, OptimizedModule) or module._compiled_call_impl is not None for module in model.modules()
     )
-
-
-class Inference:
-    """How a function of a batch runs without gradients: `forward`, compiled if the mode says so.
-
-    A recording holds the addresses of the model's parameters and buffers. Once something could not be captured, the
-    mode is the next lower one.
-    """
-
-    def __init__(self, forward: Callable[[Any], Any], model: nn.Module, settings: Settings) -> None:
-        self.model, self.reasons, self.device = model, settings.reasons, settings.device
-        mode = possible_mode(settings, make_capture(settings.device))
-        self._lower_mode = "eager" if mode == "eager" else compile_or_eager(model, settings)
-        self.mode = "graph" if mode == "graph" else self._lower_mode
-        compiles = self._lower_mode == "compile"
-        self.forward = CompiledLoss(forward, model, settings.jit_config, self.reasons) if compiles else forward
-
-    def step_down(self, error: Exception) -> None:
-        """Something could not be captured: run in the lower mode from now on."""
-        self.mode = self._lower_mode
-        text = f"forward passes cannot be captured, so they run in mode {self.mode!r}: {first_line(error)}"
-        self.reasons.note(f"{text} (at {user_place(error)})")
-        _log.warning(text)
-
-
-class Runner:
-    """Calls a function of a batch, which calls `inference.forward`; in mode "graph" recorded once a slot, and replayed.
-
-    Where it `reuses_results`, what a call returns is valid until the next one. All is recorded anew when parameters or
-    buffers have moved.
-    """
-
-    def __init__(self, function: Callable[[Any], Any], inference: Inference) -> None:
-        self._function, self._inference = function, inference
-        # Its own: to forget the recordings of one runner leaves those of the others.
-        self._capture = make_capture(inference.device) if inference.mode == "graph" else None
-        self._recordings = Recordings(self._capture, inference.reasons) if self._capture is not None else None
-        self.reuses_results = self._recordings is not None
-        self._places: list[int] = []
-
-    @contextmanager
-    def running(self, loader: Any, *, stays: bool) -> Iterator[None]:
-        """Context of the calls for the batches of a SinkLoader, or None; if it stays, it pays to record its slots."""
-        if self._capture is None or self._recordings is None:
-            yield
-            return
-        model = self._inference.model
-        places = [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
-        if self._recordings and places != self._places:
-            self._recordings.forget()
-        self._places = places
-        self._recordings.attach(loader, reads_slots=stays)
-        with self._capture.stream():
-            yield
-
-    def __call__(self, batch: Any) -> Any:
-        if self._recordings is None or self._inference.mode != "graph":
-            return self._function(batch)
-        found = self._recordings.find(batch, batch_tensors(batch))
-        if found is None:
-            return self._function(batch)
-        slot, batch, replay = found
-        return (replay or self._record(self._recordings, slot, batch) or partial(self._function, batch))()
-
-    def close(self) -> None:
-        """Release what the device holds."""
-        if self._recordings is not None:
-            self._recordings.forget()
-
-    def _record(self, recordings: Recordings, slot: Any, batch: Any) -> Callable[[], Any] | None:
-        result: list[Any] = []
-
-        def function(batch: Any) -> None:
-            result[:] = [self._function(batch)]
-
-        try:
-            recorded = recordings.record(function, {slot: batch})[slot]
-        except Exception as error:
-            self._inference.step_down(error)
-            recordings.forget()
-            return None
-
-        def replay() -> Any:
-            recorded()
-            return result[0]
-
-        recordings.keep({slot: replay}, {slot: batch})
-        return replay

@@ -62,7 +62,7 @@ def compile_function(
     function: Callable[..., Any], config: JitConfig, *, cuda_graphs: bool = False
 ) -> Callable[..., Any]:
     """torch.compile with the settings of `config`; nothing happens before the first call."""
-    backend: Any = "inductor" if config.fast_random else eager_random_backend()
+    backend: Any = "inductor" if config.fast_random else eager_random_backend
     options: dict[str, Any] = {} if config.fast_random else dict(EAGER_RANDOM)
     if cuda_graphs:
         options["triton.cudagraphs"] = True
@@ -167,23 +167,13 @@ def _called_method(cls: type) -> str:
     return "forward" if issubclass(cls, nn.Module) else "__call__"
 
 
-@functools.cache
-def eager_random_backend() -> Callable[..., Any]:
+def eager_random_backend(model: fx.GraphModule, inputs: Any, *, options: dict[str, Any]) -> Any:
     """A compiler backend: Inductor, with the random numbers of eager code; needs `EAGER_RANDOM` among the options.
 
     Every random operator runs as in eager code, and fills its result in the order of its memory. A layout of the
     compiler's choice (channels last for convolutions) would give a dropout mask another order, so graphs in which that
     could happen keep the layout of eager code. All others are compiled as ever.
     """
-    from torch._dynamo import register_backend
-
-    compiler: Any = _inductor_with_eager_random
-    compiler.reset = _reset  # torch._dynamo.reset() calls it
-    return register_backend(compiler)
-
-
-def _inductor_with_eager_random(model: fx.GraphModule, inputs: Any, *, options: dict[str, Any]) -> Any:
-    """Compile what Dynamo recorded; see `eager_random_backend`."""
     from torch._inductor import compile_fx, config
 
     usual_layout: bool = config.layout_optimization
@@ -193,12 +183,6 @@ def _inductor_with_eager_random(model: fx.GraphModule, inputs: Any, *, options: 
             return compile_fx.compile_fx_inner(graph, *args, **kwargs)
 
     return compile_fx.compile_fx(model, inputs, inner_compile=compile_graph, config_patches=options)
-
-
-def _reset() -> None:
-    from torch._inductor.cudagraph_trees import reset_cudagraph_trees
-
-    reset_cudagraph_trees()
 
 
 def _layout_matters(graph: fx.GraphModule) -> bool:

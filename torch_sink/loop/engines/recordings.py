@@ -125,41 +125,37 @@ class Places:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
-        self._state = _tensors(optimizer.state)
-        self._buffers = _tensors({module: module._buffers for module in model.modules()})
-        self._addresses = {id(value): address(value) for value in (*self._state.values(), *self._buffers.values())}
+        self._before = {key: (value, address(value)) for key, value in self._tensors().items()}
 
     def replaced(self) -> set[str]:
         """Names of what a step has put elsewhere, or made away with, since then."""
-        now = Places(self._model, self._optimizer)
-        state = {f"{name} of {type(self._optimizer).__name__}" for name in self._moved(self._state, now._state)}
-        return state | {f"the buffer {name}" for name in self._moved(self._buffers, now._buffers)}
-
-    def _moved(self, before: dict[tuple[Any, str], Tensor], now: dict[tuple[Any, str], Tensor]) -> list[str]:
-        stays = {key for key, value in before.items() if key in now and address(now[key]) == self._addresses[id(value)]}
-        return [name for owner, name in before if (owner, name) not in stays]
+        now, kind = self._tensors(), type(self._optimizer).__name__
+        moved = [key for key, (_, place) in self._before.items() if key not in now or address(now[key]) != place]
+        return {f"the buffer {name}" if isinstance(owner, nn.Module) else f"{name} of {kind}" for owner, name in moved}
 
     def has_new_state(self) -> bool:
         """Whether the optimizer has made state since then."""
-        return not _tensors(self._optimizer.state).keys() <= self._state.keys()
+        return bool(self._new_state())
 
     def put_back(self) -> None:
         """Undo what a step that was only recorded has done to state and buffers."""
-        for parameter, name in _tensors(self._optimizer.state).keys() - self._state.keys():
+        for parameter, name in self._new_state():
             del self._optimizer.state[parameter][name]
-        for (parameter, name), value in self._state.items():
-            self._optimizer.state[parameter][name] = value
-        for (module, name), value in self._buffers.items():
-            module._buffers[name] = value
+        for (owner, name), (value, _) in self._before.items():
+            entries = owner._buffers if isinstance(owner, nn.Module) else self._optimizer.state[owner]
+            entries[name] = value
+
+    def _new_state(self) -> set[Any]:
+        return _tensors(self._optimizer.state).keys() - self._before.keys()
+
+    def _tensors(self) -> dict[tuple[Any, str], Tensor]:
+        buffers = {module: module._buffers for module in self._model.modules()}
+        return _tensors(self._optimizer.state) | _tensors(buffers)
 
 
 def _tensors(owners: Any) -> dict[tuple[Any, str], Tensor]:
-    return {
-        (owner, name): value
-        for owner, entries in owners.items()
-        for name, value in entries.items()
-        if isinstance(value, Tensor)
-    }
+    entries = ((owner, name, value) for owner, named in owners.items() for name, value in named.items())
+    return {(owner, name): value for owner, name, value in entries if isinstance(value, Tensor)}
 
 
 def fingerprint(

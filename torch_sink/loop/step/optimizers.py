@@ -145,18 +145,30 @@ def add_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 def host_state(optimizer: torch.optim.Optimizer) -> list[str]:
     """Names of state entries that lie on the CPU although their parameter does not: a graph would bake them in."""
-    return _state_names(
-        optimizer,
-        lambda parameter, value: (
-            isinstance(value, Tensor) and value.device.type == "cpu" and parameter.device.type != "cpu"
-        ),
+    return list(
+        dict.fromkeys(
+            str(name)
+            for parameter, entries in optimizer.state.items()
+            for name, value in entries.items()
+            if isinstance(value, Tensor) and value.device.type == "cpu" and parameter.device.type != "cpu"
+        )
     )
 
 
-def _state_names(optimizer: torch.optim.Optimizer, counts: Callable[[Tensor, Any], bool]) -> list[str]:
-    states: Any = optimizer.state.items()
-    found = (str(name) for owner, state in states for name, value in state.items() if counts(owner, value))
-    return list(dict.fromkeys(found))
+def python_state(optimizer: torch.optim.Optimizer) -> list[str]:
+    """Names of the state entries that are Python numbers."""
+    entries = (item for state in optimizer.state.values() for item in state.items())
+    numbers = (str(name) for name, value in entries if isinstance(value, (int, float)) and type(value) is not bool)
+    return list(dict.fromkeys(numbers))
+
+
+def refuse_python_state(optimizer: torch.optim.Optimizer) -> None:
+    """Raise if the optimizer counts in Python numbers, which neither a mask nor a captured graph can reach."""
+    if found := python_state(optimizer):
+        raise UnsupportedOperation(
+            f"{type(optimizer).__name__} keeps Python numbers in its state ({', '.join(found)}), which cannot be "
+            "skipped or replayed on the device; use an optimizer that keeps tensors, or mode='eager' without a scaler"
+        )
 
 
 def cycles_momentum(scheduler: Any) -> bool:
@@ -173,18 +185,3 @@ def takes_betas_from_device(optimizer: torch.optim.Optimizer) -> bool:
     """
     plain = not any(group.get("fused") or group.get("differentiable") for group in optimizer.param_groups)
     return plain and type(optimizer) in _ADAMS
-
-
-def refuse_python_state(optimizer: torch.optim.Optimizer) -> None:
-    """Raise if the optimizer counts in Python numbers, which neither a mask nor a captured graph can reach."""
-    found = python_state(optimizer)
-    if found:
-        raise UnsupportedOperation(
-            f"{type(optimizer).__name__} keeps Python numbers in its state ({', '.join(found)}), which cannot be "
-            "skipped or replayed on the device; use an optimizer that keeps tensors, or mode='eager' without a scaler"
-        )
-
-
-def python_state(optimizer: torch.optim.Optimizer) -> list[str]:
-    """Names of the state entries that are Python numbers."""
-    return _state_names(optimizer, lambda parameter, value: isinstance(value, (int, float)) and type(value) is not bool)

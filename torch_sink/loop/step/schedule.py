@@ -41,13 +41,10 @@ class Schedule:
 
     def before_step(self) -> None:
         """Record the learning rates of the coming iteration."""
-        row = []
-        for group in self.optimizer.param_groups:
-            rate = group["lr"]
-            row.append(rate if type(rate) is float else _as_it_is(rate))
-        if self.cycles_betas:
-            row += [_as_it_is(group["betas"][0]) for group in self.optimizer.param_groups]
-        self._rates.append(row)
+        groups = self.optimizer.param_groups
+        values = [group["lr"] for group in groups] + [group["betas"][0] for group in groups if self.cycles_betas]
+        # Schedulers change a tensor in place, and only a sink's end may read it.
+        self._rates.append([v.detach().clone() if isinstance(v, Tensor) else v for v in values])
 
     def after_update(self) -> None:
         """Step the scheduler after an optimizer update, also after one that was skipped by overflow."""
@@ -104,19 +101,9 @@ class Schedule:
             self.scheduler.step()
 
 
-def _as_it_is(value: Any) -> Any:
-    """A number; or a copy of a tensor, which schedulers change in place and only a sink's end may read."""
-    return value.detach().clone() if isinstance(value, Tensor) else value
-
-
 def _as_numbers(rows: list[list[Any]]) -> list[list[float]]:
-    """Rows of numbers; tensors among them come to the host in one copy."""
-    tensors = [value for row in rows for value in row if isinstance(value, Tensor)]
-    if not tensors:
-        return rows
     with host_sync_allowed():
-        numbers = iter(torch.stack([tensor.reshape(()).double() for tensor in tensors]).tolist())  # host sync
-    return [[next(numbers) if isinstance(value, Tensor) else value for value in row] for row in rows]
+        return [[float(value) for value in row] for row in rows]  # host sync, where rates are tensors on a device
 
 
 class RateTable:

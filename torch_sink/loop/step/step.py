@@ -17,45 +17,46 @@ Forward = Callable[[nn.Module, Any], Any]
 _LOSS_ROW, _OVERFLOW_ROW, _METRIC_ROW = 0, 1, 2
 
 
-def supervised_forward(loss_fn: Callable[..., Any], precision: Precision) -> Forward:
-    """The default forward: `loss_fn(model(x), y)` for batches of two."""
-
-    def forward(model: nn.Module, batch: Any) -> Tensor:
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            size = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
-            raise TypeError(
-                f"the batch is a {type(batch).__name__}{size}; a tuple or list (x, y) trains by loss_fn(model(x), y), "
-                "for anything else pass forward=lambda model, batch: loss"
-            )
-        inputs, targets = batch
-        outputs = model(inputs)
-        if not precision.casts:
-            return loss_fn(outputs, targets)
-        with precision.loss_context():
-            return loss_fn(precision.outputs(outputs), targets)
-
-    return forward
-
-
 class LossFunction:
-    """Forward pass and loss of a batch under a precision: what "compile" compiles."""
+    """Forward pass and loss of a batch under a precision: what "compile" compiles.
 
-    def __init__(self, model: nn.Module, forward: Forward, precision: Precision) -> None:
-        self._model, self._forward, self._precision = model, forward, precision
+    `loss_fn(model(x), y)` for batches of two, unless there is a `forward(model, batch)`.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss_fn: Callable[..., Any] | None, forward: Forward | None, precision: Precision
+    ) -> None:
+        self._model, self._loss_fn, self._forward, self._precision = model, loss_fn, forward, precision
 
     def __call__(self, batch: Any) -> tuple[Any, dict[str, Tensor]]:
         """Returns the loss, still attached to its graph, and the metrics by name."""
+        forward = self._forward or self._supervised
         if self._precision.casts:
             with self._precision.context():
-                result = self._forward(self._model, batch)
+                result = forward(self._model, batch)
         else:
-            result = self._forward(self._model, batch)
+            result = forward(self._model, batch)
         loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         if not isinstance(metrics, dict):
             raise TypeError(f"forward returned (loss, {type(metrics).__name__}); return loss, or (loss, dict)")
         if self._precision.casts and isinstance(loss, Tensor):
             loss = self._precision.outputs(loss)
         return loss, metrics
+
+    def _supervised(self, model: nn.Module, batch: Any) -> Any:
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            size = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
+            raise TypeError(
+                f"the batch is a {type(batch).__name__}{size}; a tuple or list (x, y) trains by loss_fn(model(x), y), "
+                "for anything else pass forward=lambda model, batch: loss"
+            )
+        (inputs, targets), loss_fn = batch, self._loss_fn
+        assert loss_fn is not None, "StepLoop has checked it"
+        outputs = model(inputs)
+        if not self._precision.casts:
+            return loss_fn(outputs, targets)
+        with self._precision.loss_context():
+            return loss_fn(self._precision.outputs(outputs), targets)
 
 
 def check_loss(loss: Any) -> None:

@@ -61,17 +61,15 @@ class WeightAverage:
 
     def state_dict(self) -> dict[str, Any]:
         """Weights by name, and whether the first update has happened."""
-        return {"started": self.started, "weights": dict(self._named())}
+        weights = {name: parameter.detach() for name, parameter in self._module.named_parameters()}
+        return {"started": self.started, "weights": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy a state in, in place."""
         self.started = bool(state["started"])
         weights = state["weights"]
-        for name, average in self._named():
-            average.copy_(weights[name])
-
-    def _named(self) -> list[tuple[str, Tensor]]:
-        return [(name, parameter.detach()) for name, parameter in self._module.named_parameters()]
+        for name, average in self._module.named_parameters():
+            average.detach().copy_(weights[name])
 
 
 class OptimizerUpdate:
@@ -103,8 +101,8 @@ class OptimizerUpdate:
         self.optimizer, self.scaler, self.average = optimizer, scaler, average
         self.found_inf = torch.zeros((), dtype=torch.float32, device=device)
         self.host_checks = 0
+        self.has_warmed_up = False  # whether the latest update had all state at hand
         self._clip_grad_norm, self._agrees, self._cycles_betas = clip_grad_norm, agrees, cycles_betas
-        self._updated = False
         self._model_parameters = list(model.parameters()) if model is not None else []
         self.parameters: list[nn.Parameter] = []
         self._owned = -1
@@ -114,19 +112,13 @@ class OptimizerUpdate:
             self._warm_patterns.add(tuple(parameter in optimizer.state for parameter in self.parameters))
 
     @property
-    def has_warmed_up(self) -> bool:
-        """Whether the latest update had all state at hand, and the next like it can do without the host."""
-        return self._average_began and self._updated
-
-    @property
     def _warm(self) -> bool:
-        """Whether the next update, with the gradients now present, can do without the host."""
-        return self._average_began and self._pattern() in self._warm_patterns
+        """Whether the next update, with the gradients now present, can do without the host.
 
-    @property
-    def _average_began(self) -> bool:
-        """State may be there before the first update (Adagrad's, or what was loaded); an average is not."""
-        return self.average is None or self.average.started
+        State may be there before the first update (Adagrad's, or what was loaded); an average is not.
+        """
+        average_began = self.average is None or self.average.started
+        return average_began and self._pattern() in self._warm_patterns
 
     def _pattern(self) -> tuple[bool, ...]:
         return tuple(parameter.grad is not None for parameter in self.parameters)
@@ -154,9 +146,9 @@ class OptimizerUpdate:
         if self.scaler is None:
             self._clip()
             self._step()
-            self._updated = True
             if self.average is not None:
                 self.average.update()
+            self.has_warmed_up = True
             return
         self.unscale()
         self._clip()
@@ -178,7 +170,7 @@ class OptimizerUpdate:
             self._step_masked()
         else:
             self._step_checked()
-        self._updated = self._warm
+        self.has_warmed_up = self._warm
 
     def _clip(self) -> None:
         if self._clip_grad_norm is not None:
@@ -219,17 +211,13 @@ class OptimizerUpdate:
     def _put_back(self, tensors: list[Tensor], before: list[Tensor]) -> None:
         skipped = self.found_inf.bool()
         for now, old in zip(tensors, before, strict=True):
-            condition = skipped if now.device == skipped.device else skipped.to(now.device)
-            now.copy_(torch.where(condition, old, now))
+            now.copy_(torch.where(skipped.to(now.device), old, now))
 
     def _written_tensors(self) -> list[Tensor]:
         written: list[Tensor] = []
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                continue
+        for parameter in (p for p in self.parameters if p.grad is not None):
             written.append(parameter)
-            if parameter in self.optimizer.state:
-                written += [v for v in self.optimizer.state[parameter].values() if isinstance(v, Tensor)]
+            written += [v for v in self.optimizer.state.get(parameter, {}).values() if isinstance(v, Tensor)]
         return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in written]
 
 
