@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from torch_sink.tracing.hooks import DeviceClock, Hooks
-from torch_sink.tracing.spans import Recorder
+from torch_sink.tracing.spans import Recorder, write_page, write_picture, write_trace
 
 __all__ = ["timeline"]
 
@@ -55,10 +54,8 @@ def timeline(path: str | Path) -> Iterator[None]:
     if _active:
         raise RuntimeError("a timeline records already; leave its block before another one begins")
     page = _page_at(path)
-    folder = tempfile.mkdtemp(prefix="torch_sink_timeline_")
-    try:
-        clock = DeviceClock()
-        recorder = Recorder(folder)
+    with tempfile.TemporaryDirectory(prefix="torch_sink_timeline_", ignore_cleanup_errors=True) as folder:
+        clock, recorder = DeviceClock(), Recorder(folder)
         _active.append(recorder)
         try:
             with Hooks(recorder, clock):
@@ -67,9 +64,10 @@ def timeline(path: str | Path) -> Iterator[None]:
             _active.remove(recorder)
             ended = time.perf_counter_ns()
             clock.collect(recorder)
-            _write(page, recorder, ended)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            spans = recorder.collected()
+            write_page(page, spans, recorder.began, ended)
+            write_picture(page.with_suffix(".png"), spans, recorder.began, ended)
+            write_trace(page.with_suffix(".json"), spans, recorder.began)
 
 
 def _page_at(path: str | Path) -> Path:
@@ -85,13 +83,3 @@ def _page_at(path: str | Path) -> Path:
     for suffix in SUFFIXES:
         page.with_suffix(suffix).open("ab").close()
     return page
-
-
-def _write(page: Path, recorder: Recorder, ended: int) -> None:
-    # Imported here: a loop without images does not load Pillow.
-    from torch_sink.tracing.files import write_page, write_picture, write_trace
-
-    spans = recorder.collected()
-    write_page(page, spans, recorder.began, ended)
-    write_picture(page.with_suffix(".png"), spans, recorder.began, ended)
-    write_trace(page.with_suffix(".json"), spans, recorder.began)

@@ -194,6 +194,6 @@ def _fetching(stock: Callable[..., Any], recorder: Recorder) -> Callable[..., An
         finally:
             info = get_worker_info()
             lane = f"worker {info.id if info is not None else 0}"
-            recorder.leave([Span(lane, "make a batch", begin, time.perf_counter_ns())])
+            recorder.leave(Span(lane, "make a batch", begin, time.perf_counter_ns()))
 
     return traced
