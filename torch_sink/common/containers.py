@@ -54,58 +54,49 @@ def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
     Containers are mappings, lists, tuples (named ones too) and dataclass instances; everything else is a leaf. A
     container of which no leaf changed is returned itself, so a batch that needs nothing done is not copied.
     """
-    container = _opened(batch)
-    if container is None:
+    values = _values(batch)
+    if values is None:
         return function(batch)
-    values, build = container
     new = [map_leaves(value, function) for value in values]
     unchanged = all(ours is theirs for ours, theirs in zip(new, values, strict=True))
-    return batch if unchanged else build(new)
+    return batch if unchanged else _rebuilt(batch, new)
 
 
 def leaves(batch: Any) -> list[Any]:
     """The leaves of `batch` in the order in which `map_leaves` meets them."""
-    container = _opened(batch)
-    return [batch] if container is None else [leaf for value in container[0] for leaf in leaves(value)]
+    values = _values(batch)
+    return [batch] if values is None else [leaf for value in values for leaf in leaves(value)]
 
 
-def _opened(batch: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
-    """What a container holds, and what makes one like it of other values; None for a leaf."""
+def _values(batch: Any) -> list[Any] | None:
+    """What a container holds; None for a leaf."""
     if isinstance(batch, LEAF_TYPES):
         return None
     if isinstance(batch, Mapping):
-        return list(batch.values()), lambda new: _new_mapping(batch, new)
+        return list(batch.values())
     if isinstance(batch, (list, tuple)):
-        return list(batch), lambda new: _new_sequence(batch, new)
+        return list(batch)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = [field.name for field in dataclasses.fields(batch)]
-        return [getattr(batch, name) for name in fields], lambda new: _new_dataclass(batch, fields, new)
+        return [getattr(batch, field.name) for field in dataclasses.fields(batch)]
     return None
 
 
-def _new_mapping(batch: Mapping[Any, Any], values: list[Any]) -> Any:
-    pairs = dict(zip(batch.keys(), values, strict=True))
-    if type(batch) is dict or not isinstance(batch, MutableMapping):
-        return pairs  # of a read-only view, say, it is not known how a new one is made
+def _rebuilt(batch: Any, values: list[Any]) -> Any:
+    """A container like `batch` that holds other values."""
+    if isinstance(batch, tuple):
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    if type(batch) is list:
+        return values
+    if type(batch) is dict or (isinstance(batch, Mapping) and not isinstance(batch, MutableMapping)):
+        return dict(zip(batch, values, strict=True))  # of a read-only view, say, who knows how a new one is made?
     clone = copy.copy(batch)
-    clone.update(pairs)
-    return clone
-
-
-def _new_sequence(batch: Any, values: list[Any]) -> Any:
-    if hasattr(batch, "_fields"):
-        return type(batch)(*values)
-    if type(batch) is list or not isinstance(batch, list):
-        return type(batch)(values)
-    clone = copy.copy(batch)
-    clone[:] = values
-    return clone
-
-
-def _new_dataclass(batch: Any, fields: list[str], values: list[Any]) -> Any:
-    clone = copy.copy(batch)
-    for name, value in zip(fields, values, strict=True):
-        object.__setattr__(clone, name, value)  # frozen ones too: the clone is not shared yet
+    if isinstance(batch, list):
+        clone[:] = values
+    elif isinstance(batch, Mapping):
+        clone.update(zip(batch, values, strict=True))
+    else:
+        for field, value in zip(dataclasses.fields(batch), values, strict=True):
+            object.__setattr__(clone, field.name, value)  # frozen ones too: the clone is not shared yet
     return clone
 
 
@@ -113,6 +104,9 @@ def tensor_bytes(batch: Any) -> int:
     """Bytes of the tensors in `batch`; shape and dtype do not execute lazy ones, and nested ones have no shape."""
     tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
     return sum((one.shape.numel() if is_lazy(one) else one.numel()) * one.dtype.itemsize for one in tensors)
+
+
+# --- samples that were lost
 
 
 def agree_on_positions(shown: Sequence[list[int] | None], batch_size: int, policy: str) -> list[int] | None:
@@ -134,10 +128,7 @@ def agree_on_positions(shown: Sequence[list[int] | None], batch_size: int, polic
 
 def select_rows(shown: list[int] | None, wanted: list[int]) -> list[int]:
     """Row of a lazy leaf's tensor for each wanted position; `shown` is what its rows show (None: all in order)."""
-    if shown is None:
-        return wanted
-    row_of = {position: row for row, position in reversed(list(enumerate(shown)))}
-    return [row_of[position] for position in wanted]
+    return wanted if shown is None else [shown.index(position) for position in wanted]
 
 
 def select_samples(value: Any, positions: list[int], batch_size: int, is_done: Callable[[Any], bool]) -> Any:
@@ -146,22 +137,21 @@ def select_samples(value: Any, positions: list[int], batch_size: int, is_done: C
     A list or tuple that holds a finished leaf, or only tensors of N rows, is structure and not a list of samples.
     `is_done` tells whether a leaf was indexed already.
     """
+
+    def has_rows(leaf: Any) -> bool:
+        return isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and leaf.shape[0] == batch_size
+
+    def is_structure(inside: list[Any]) -> bool:
+        return any(map(is_done, inside)) or (bool(inside) and all(map(has_rows, inside)))
+
     if isinstance(value, torch.Tensor):
-        if is_done(value) or value.ndim == 0 or value.shape[0] != batch_size:
+        if is_done(value) or not has_rows(value):
             return value
         return value.index_select(0, torch.tensor(positions, dtype=torch.long, device=value.device))
-    plain = isinstance(value, (list, tuple)) and not hasattr(value, "_fields")
-    if plain and len(value) == batch_size and not _is_structure(value, batch_size, is_done):
+    is_list = isinstance(value, (list, tuple)) and not hasattr(value, "_fields")
+    if is_list and len(value) == batch_size and not is_structure(leaves(value)):
         return type(value)(value[i] for i in positions)
-    container = _opened(value)
-    if container is None:
+    inside = _values(value)
+    if inside is None:
         return value
-    return container[1]([select_samples(child, positions, batch_size, is_done) for child in container[0]])
-
-
-def _is_structure(value: Sequence[Any], batch_size: int, is_done: Callable[[Any], bool]) -> bool:
-    inside = leaves(value)
-    if any(is_done(leaf) for leaf in inside):
-        return True
-    rows = [isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and leaf.shape[0] == batch_size for leaf in inside]
-    return bool(rows) and all(rows)
+    return _rebuilt(value, [select_samples(child, positions, batch_size, is_done) for child in inside])

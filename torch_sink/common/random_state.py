@@ -77,24 +77,21 @@ def as_bytes(state: torch.Tensor) -> bytes:
     return state.cpu().numpy().tobytes()  # host sync, only where the checkpoint was mapped to a device
 
 
-def _drawing_parts(loader: Any) -> tuple[Any, ...]:
-    return loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)
+def _generators_of(loader: Any) -> list[Any]:
+    """Those of a DataLoader and its samplers, None for one that draws from torch's global generator."""
+    parts = loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)
+    return [part.generator for part in parts if hasattr(part, "generator")]
 
 
 def is_seeded(loader: Any) -> bool:
     """Whether neither a DataLoader nor its samplers draw from torch's global generator."""
-    parts = [part for part in _drawing_parts(loader) if part is not None]
-    return all(getattr(part, "generator", "draws nothing") is not None for part in parts)
+    return None not in _generators_of(loader)
 
 
 def find_generators(loader: Any) -> list[torch.Generator]:
     """The torch generators that a DataLoader and its samplers draw from, each once, in a fixed order."""
-    found: list[torch.Generator] = []
-    for part in _drawing_parts(loader):
-        generator = getattr(part, "generator", None)
-        if isinstance(generator, torch.Generator) and all(generator is not one for one in found):
-            found.append(generator)
-    return found
+    found = (one for one in _generators_of(loader) if isinstance(one, torch.Generator))
+    return list({id(generator): generator for generator in found}.values())
 
 
 def generator_states(generators: list[torch.Generator]) -> list[bytes]:
@@ -112,20 +109,15 @@ def find_private_generators(dataset: Any, depth: int = 3) -> list[str]:
     """Names of the generator objects that a dataset (or its transforms) keeps: their states are not recorded."""
     kinds = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
     found: list[str] = []
-    todo = [("dataset", dataset, depth)]
-    while todo:
-        path, owner, left = todo.pop(0)
-        for name, value in _parts(owner):
-            here = f"{path}{name}"
-            if isinstance(value, kinds):
-                found.append(here)
-            elif left > 1 and not isinstance(value, (torch.Tensor, numpy.ndarray, str, bytes, int, float, type)):
-                todo.append((here, value, left - 1))
+    owners = [("dataset", dataset)]
+    for _ in range(depth):
+        parts = [part for owner in owners for part in _parts(*owner)]
+        found += [name for name, value in parts if isinstance(value, kinds)]
+        owners = [(name, value) for name, value in parts if not isinstance(value, (*kinds, torch.Tensor, type))]
     return found
 
 
-def _parts(owner: Any) -> list[tuple[str, Any]]:
+def _parts(name: str, owner: Any) -> list[tuple[str, Any]]:
     if isinstance(owner, (list, tuple)):
-        return [(f"[{i}]", value) for i, value in enumerate(owner[:32])]
-    attributes = getattr(owner, "__dict__", {})
-    return [(f".{name}", value) for name, value in list(attributes.items())[:64]]
+        return [(f"{name}[{i}]", value) for i, value in enumerate(owner[:32])]
+    return [(f"{name}.{key}", value) for key, value in list(getattr(owner, "__dict__", {}).items())[:64]]
