@@ -31,14 +31,7 @@ SUPPORT_COLUMNS = ("transform or functional", "on Pillow images", "on tensors", 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        arguments: what follows the program's name; default `sys.argv[1:]`.
-
-    Returns:
-        The exit status: 0, 1 when something is broken, 2 when the arguments cannot be used.
-    """
+    """Run one command; returns the exit status: 0, 1 when something is broken, 2 for arguments that cannot be used."""
     options = make_parser().parse_args(arguments)
     try:
         return int(options.command(options))
@@ -95,7 +88,7 @@ def run_bench(options: argparse.Namespace) -> int:
     from torch_sink.cli import bench
     from torch_sink.cli.photos import write_photos
 
-    names = [options.pipeline] if options.pipeline else bench.PIPELINES
+    names = [options.pipeline] if options.pipeline else bench.DEFAULT_PIPELINES
     with tempfile.TemporaryDirectory(prefix="torch_sink_bench_") as scratch:
         folder = options.folder
         if folder is None and ":" not in names[0]:

@@ -25,20 +25,13 @@ _NO_GPU = "Without a GPU both make the same pixels on the CPU: nothing is gained
 _WORKER_NOTE = (
     "recording: a GPU makes the pixels elsewhere; on the CPU: the worker makes them. Ratios: stock / torch_sink."
 )
-PIPELINES = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment", "v2 train")
+DEFAULT_PIPELINES = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment", "v2 train")
 
 
 def run(folder: Path | None, names: Sequence[str], *, workers: int | None, quick: bool = False) -> dict[str, Any]:
-    """Measure worker cost, throughput and equality of pixels.
+    """Measure worker cost, throughput (of the first pipeline) and equality of pixels; returns a JSON-ready report.
 
-    Args:
-        folder: holds images, at any depth; None where the pipeline brings its own.
-        names: of pipelines, as `open_pipeline` takes them; throughput is that of the first.
-        workers: data workers of the loaders; None for those of the pipeline, else 2.
-        quick: fewer images and rounds, for a first impression.
-
-    Returns:
-        The JSON-ready report.
+    `workers` is for the loaders; None for those of the pipeline, else 2. `quick` takes fewer images and rounds.
     """
     if workers is not None and workers < 0:
         raise ValueError(f"--workers {workers} cannot be; give 1 or more, or 0 to make batches in this process")
@@ -70,13 +63,6 @@ def measure_worker_cost(
     recording for the device "meta", as a worker does when the device executes elsewhere; torch_sink making the pixels
     on the CPU, as a worker does where there is no device.
 
-    Args:
-        folder: holds images, at any depth; None where the pipelines bring their own.
-        pipelines: as `open_pipeline` takes them.
-        rounds: how often stock and torch_sink take turns.
-        batch_size: images a batch, of anything but a DataLoader.
-        images: how many images a round takes.
-
     Returns:
         For each pipeline: `stock_ms`, `torch_sink_ms` (recording) and `on_cpu_ms` (making the pixels), each p20, p50
         and p80 over the rounds, in CPU milliseconds a sample; `ratio` and `on_cpu_ratio` (median over the rounds of
@@ -87,16 +73,9 @@ def measure_worker_cost(
 
 
 def measure_loader(pipeline: Pipeline, *, workers: int, turns: int, seconds: float) -> dict[str, dict[str, float]]:
-    """Measure how many images per second reach the device, from a stock DataLoader and through torch_sink.
+    """Measure `images_per_second` that reach the device from a "stock" DataLoader and through "torch_sink".
 
-    Args:
-        pipeline: what makes the batches.
-        workers: data workers of both loaders.
-        turns: how often the two take turns.
-        seconds: how long a turn is, after its first batch.
-
-    Returns:
-        `images_per_second` of "stock" and of "torch_sink", the median of the turns.
+    The two take turns of so many seconds after their first batch; of each, the median.
     """
     options: dict[str, Any] = {"persistent_workers": workers > 0, "pin_memory": torch.cuda.is_available()}
     stock, sink = [], []
@@ -112,9 +91,7 @@ def measure_loader(pipeline: Pipeline, *, workers: int, turns: int, seconds: flo
 def compare(pipeline: Pipeline) -> dict[str, Any]:
     """Compare a batch of stock torchvision with torch_sink's, made where this machine makes it, from equal seeds.
 
-    Returns:
-        `equal`: every value is; None where stock code differs from itself, so that nobody can say. `difference`: the
-        largest one.
+    `equal` is None where stock code differs from itself, so that nobody can say; `difference` is the largest one.
     """
 
     def values(backend: str) -> list[torch.Tensor]:

@@ -67,24 +67,14 @@ class Stage(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        name: of the pipeline.
-        images: of the batch.
-        device: "cpu", or a name in `DEVICES`.
-        workers: data workers.
-        batches: the recorded ones; a batch of several crops has several.
-        fallbacks: {(operation, reason): how often}.
-        stages: in order.
-    """
-
-    name: str
-    images: int
-    device: str
+    name: str  # of the pipeline
+    images: int  # of the batch
+    device: str  # "cpu", or a name in `DEVICES`
     workers: int
-    batches: list[LazyBatch]
-    fallbacks: Counter[tuple[str, ...]]
+    batches: list[LazyBatch]  # the recorded ones; a batch of several crops has several
+    fallbacks: Counter[tuple[str, ...]]  # {(operation, reason): how often}
     stages: list[Stage]
 
     @property
@@ -103,10 +93,8 @@ class Explained(NamedTuple):
 def explain(pipeline: Pipeline, device: str | None = None, workers: int | None = None) -> Explained:
     """Look at one batch of a pipeline, and at what each stage spends on an image.
 
-    Args:
-        pipeline: what makes the batches.
-        device: "cpu", or a GPU in `DEVICES`, in any case; None for what is at hand.
-        workers: data workers; None for those of the pipeline, else one for each core.
+    `device` is "cpu" or a GPU in `DEVICES`, in any case; None for what is at hand. `workers` is None for those of the
+    pipeline, else one for each core.
 
     Raises:
         ValueError: the device or the number of workers cannot be used, or the pipeline raises.

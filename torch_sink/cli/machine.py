@@ -103,19 +103,12 @@ def _output_of(*command: str) -> str | None:
 
 
 class Device(NamedTuple):
-    """One GPU.
-
-    Attributes:
-        multiprocessors: how many SMs.
-        gigahertz: their boost clock.
-        units: of one SM, for each kind of arithmetic.
-        bus: bandwidth of its PCIe bus in one direction, in GB/s.
-    """
+    """One GPU."""
 
     multiprocessors: int
-    gigahertz: float
-    units: dict[str, int]
-    bus: float
+    gigahertz: float  # boost clock
+    units: dict[str, int]  # of one multiprocessor, for each kind of arithmetic
+    bus: float  # bandwidth of PCIe in one direction, in GB/s
 
 
 LANES, SCHEDULERS = 32, 4

@@ -52,11 +52,7 @@ PIPELINES: dict[str, Callable[[], Callable[[Any], Any]]] = {
 
 
 def build_pipeline(name: str) -> Callable[[Any], Any]:
-    """Build one of `PIPELINES`.
-
-    Raises:
-        ValueError: the name is not one of them.
-    """
+    """Build one of `PIPELINES`; raises ValueError where the name is not one of them."""
     if name not in PIPELINES:
         known = ", ".join(map(repr, PIPELINES))
         raise ValueError(f"unknown pipeline {name!r}; choose one of {known}, or your own as module:attribute")
@@ -95,21 +91,13 @@ class Counted:
 
 
 class Pipeline(NamedTuple):
-    """What makes batches.
+    """What makes batches."""
 
-    Attributes:
-        name: as it was given.
-        dataset: map-style or iterable.
-        batching: arguments of a `DataLoader` that say how its samples become batches, each with their number.
-        workers: of the loader that was given; None for other pipelines.
-        advice: what to do where it raises.
-    """
-
-    name: str
+    name: str  # as it was given
     dataset: Dataset[Any]
-    batching: dict[str, Any]
-    workers: int | None = None
-    advice: str = _ELSEWHERE_TOO
+    batching: dict[str, Any]  # arguments of a `DataLoader` that make batches of samples, each with their number
+    workers: int | None = None  # of the loader that was given
+    advice: str = _ELSEWHERE_TOO  # where it raises
 
     def loader(self, workers: int, **options: Any) -> DataLoader[Any]:
         """A new loader; `options` are those of `DataLoader`."""

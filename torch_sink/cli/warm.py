@@ -28,17 +28,10 @@ _BAR_COLUMNS = 30
 def warm(
     pipelines: Sequence[str], target_name: str | None, batch_size: int, processes: int | None, *, everything: bool
 ) -> int:
-    """Compile what pipelines launch, and the decoder, into Triton's cache.
+    """Compile what pipelines launch (none: all built-in ones), and the decoder, into Triton's cache.
 
-    Args:
-        pipelines: names as `open_pipeline` takes them; none for all built-in ones. Transforms get generated images.
-        target_name: GPU to compile for, such as "cuda:90"; None for this machine's.
-        batch_size: images in each of the batches that are looked at.
-        processes: that compile; None for one a core.
-        everything: every variant of every kernel instead.
-
-    Returns:
-        0, or 1 where a kernel cannot be compiled.
+    Transforms get generated images. With `everything`, every variant of every kernel is compiled instead. Returns 0, or
+    1 where a kernel cannot be compiled.
 
     Raises:
         SinkError: there is no GPU and no target, or the kernels run in Triton's interpreter.
