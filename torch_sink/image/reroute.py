@@ -43,6 +43,7 @@ from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.leaving import MadeInWorker
 from torch_sink.image.operations import RECORDERS
 from torch_sink.image.stack import EACH_ALONE, LazyStack
+from torch_sink.image.stand_ins import around
 
 _MISSING = object()
 Make = Callable[[Any], Any]
@@ -92,9 +93,9 @@ def _rows() -> Iterator[Row]:
     for name, call in tensor_file.OPERATORS.items():
         if hasattr(torch.ops.image, name):  # as far as this build of torchvision has it; puts it where a row finds it
             yield Row(torch.ops.image, name, functools.partial(tensor_file.Operator, call=call))
-    yield Row(tv_tensors, "wrap", stand_ins.wrap)
-    yield Row(tv_tensors.Image, "__new__", stand_ins.new_image)
-    yield Row(tv_tensors.Mask, "__new__", stand_ins.new_mask)
+    yield Row(tv_tensors, "wrap", around(stand_ins.wrap))
+    yield Row(tv_tensors.Image, "__new__", around(stand_ins.new_image))
+    yield Row(tv_tensors.Mask, "__new__", around(stand_ins.new_mask))
 
     for name in vars(_functional_pil):
         if f"pil.{name}" in RECORDERS:
@@ -108,8 +109,9 @@ def _rows() -> Iterator[Row]:
     for name, modules in _CONVERSIONS.items():
         for module in modules:
             yield Row(module, name, stand_ins.on_image(f"functional.{name}"))
+    make = stand_ins.on_tensor("convert_image_dtype", stand_ins.to_scaled_dtype, makes_pure=True)
     for module in (v2.functional, _misc):
-        yield Row(module, "convert_image_dtype", stand_ins.convert_image_dtype)
+        yield Row(module, "convert_image_dtype", make)
     yield from _kernel_rows()
 
     yield Row(transforms.RandomResizedCrop, "get_params", transform_methods.resized_crop_v1)
@@ -119,25 +121,25 @@ def _rows() -> Iterator[Row]:
     for kind in (v2.RandAugment, v2.TrivialAugmentWide, v2.AutoAugment):
         yield Row(kind, "_AUGMENTATION_SPACE", transform_methods.magnitudes)
     base = v2_auto_augment._AutoAugmentBase
-    yield Row(base, "_flatten_and_extract_image_or_video", transform_methods.extract_image)
-    yield Row(base, "_unflatten_and_insert_image_or_video", transform_methods.insert_image)
-    yield Row(transforms.ColorJitter, "forward", transform_methods.jitter_v1)
-    yield Row(v2.ColorJitter, "transform", transform_methods.jitter_v2)
+    yield Row(base, "_flatten_and_extract_image_or_video", around(transform_methods.extract_image))
+    yield Row(base, "_unflatten_and_insert_image_or_video", around(transform_methods.insert_image))
+    yield Row(transforms.ColorJitter, "forward", around(transform_methods.jitter_v1))
+    yield Row(v2.ColorJitter, "transform", around(transform_methods.jitter_v2))
     for kind in (autoaugment.AugMix, v2.AugMix):
-        yield Row(kind, "forward", augmix.forward)
+        yield Row(kind, "forward", around(augmix.forward))
     for kind in (v2.MixUp, v2.CutMix):
-        yield Row(kind, "transform", stand_ins.mix(RECORDERS[f"{kind.__name__}.transform"]))
+        yield Row(kind, "transform", around(stand_ins.mix))
     for module in (v2_auto_augment, v2_geometry, v2_utils):
-        yield Row(module, "_get_fill", transform_methods.get_fill)
-    yield Row(v2.ToDtype, "transform", transform_methods.to_dtype_transform)
+        yield Row(module, "_get_fill", around(transform_methods.get_fill))
+    yield Row(v2.ToDtype, "transform", around(transform_methods.to_dtype))
     yield Row(v2_transform.Transform, "forward", transform_methods.transform_forward)
     yield Row(v2_transform._RandomApplyTransform, "forward", transform_methods.random_apply_forward)
 
-    yield Row(torch.nn.Parameter, "__new__", stand_ins.parameter)
-    yield Row(torch.jit, "script", _script)
+    yield Row(torch.nn.Parameter, "__new__", around(stand_ins.new_parameter))
+    yield Row(torch.jit, "script", around(_script))
     for kind in HANDLES:
-        yield Row(collate.default_collate_fn_map, kind, lambda stock: lambda batch, **_: collate_handles(batch))
-    yield Row(collate.default_collate_fn_map, torch.Tensor, stand_ins.collate_tensors)
+        yield Row(collate.default_collate_fn_map, kind, around(lambda _, batch, **__: collate_handles(batch)))
+    yield Row(collate.default_collate_fn_map, torch.Tensor, around(stand_ins.collate_tensors))
     yield Row(_DatasetKind, "create_fetcher", loaders.create_fetcher)
     yield Row(dataloader._BaseDataLoaderIter, "__init__", loaders.begin_iterator)
     for module in _worker_modules():
@@ -167,15 +169,10 @@ def _kernel_rows() -> Iterator[Row]:
             yield Row(kernels, LazyStack, stand_ins.handle_kernel(name, kernels[torch.Tensor]))
 
 
-def _script(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Stand-in for `torch.jit.script`, which compiles the source of stock functions, and what they refer to."""
-
-    @functools.wraps(stock)
-    def script(obj: Any, optimize: Any = None, _frames_up: int = 0, **kwargs: Any) -> Any:
-        with _stock_in_place():
-            return stock(obj, optimize, _frames_up + 1, **kwargs)
-
-    return script
+def _script(stock: Callable[..., Any], obj: Any, optimize: Any = None, _frames_up: int = 0, **kwargs: Any) -> Any:
+    """For `torch.jit.script`, which compiles the source of stock functions, and what they refer to."""
+    with _stock_in_place():
+        return stock(obj, optimize, _frames_up + 2, **kwargs)
 
 
 # --- workers

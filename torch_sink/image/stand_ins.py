@@ -30,6 +30,20 @@ from torch_sink.image.stack import EACH_ALONE, LazyStack
 Stock = Callable[..., Any]
 Make = Callable[[Stock], Stock]
 
+
+def around(function: Stock) -> Make:
+    """Makes a stand-in that calls `function` with the stock function, and with its own arguments behind it."""
+
+    def make(stock: Stock) -> Stock:
+        @functools.wraps(stock)
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            return function(stock, *args, **kwargs)
+
+        return stand_in
+
+    return make
+
+
 # --- Pillow images
 
 _MISSING = object()
@@ -149,105 +163,67 @@ def handle_kernel(name: str, function: Stock) -> Make:
     return lambda stock: tensor_kernel("v2", name)(function)
 
 
-def convert_image_dtype(stock: Stock) -> Stock:
-    """Stand-in for `v2.functional.convert_image_dtype`, a kernel that user code calls by itself."""
-
-    def record(handle: Any, dtype: torch.dtype = torch.float32) -> Any:
-        return RECORDERS["v2.to_dtype"](handle, dtype, True)
-
-    return on_tensor("convert_image_dtype", record, makes_pure=True)(stock)
+def to_scaled_dtype(handle: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """Records `v2.functional.convert_image_dtype`, a kernel that user code calls by itself."""
+    return RECORDERS["v2.to_dtype"](handle, dtype, True)
 
 
 # --- batches
 
 
-def mix(recorder: Recorder) -> Make:
+def mix(stock: Stock, transform: Any, inpt: Any, params: dict[str, Any]) -> Any:
     """For the `transform` of `MixUp` and `CutMix`: records on a batch that does not exist yet."""
-
-    def make(stock: Stock) -> Stock:
-        @functools.wraps(stock)
-        def transform(self: Any, inpt: Any, params: dict[str, Any]) -> Any:
-            if isinstance(inpt, LazyBatch) and inpt.ndim == 4 and inpt.is_recording and inpt is not params["labels"]:
-                self._check_image_or_video(inpt, batch_size=params["batch_size"])
-                made = recorder(inpt, params)
-                if made is not NotImplemented:
-                    return made
-            return stock(self, inpt, params)
-
-        return transform
-
-    return make
+    if isinstance(inpt, LazyBatch) and inpt.ndim == 4 and inpt.is_recording and inpt is not params["labels"]:
+        transform._check_image_or_video(inpt, batch_size=params["batch_size"])
+        made = RECORDERS[stock.__qualname__](inpt, params)
+        if made is not NotImplemented:
+            return made
+    return stock(transform, inpt, params)
 
 
-def collate_tensors(stock: Stock) -> Stock:
-    @functools.wraps(stock)
-    def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
-        if any(isinstance(item, HANDLES) for item in batch):
-            return collate_handles(batch)
-        if all(isinstance(item, LazyStack) for item in batch):
-            return torch.stack(batch)
-        return stock(batch, collate_fn_map=collate_fn_map)
-
-    return collate_tensors
+def collate_tensors(stock: Stock, batch: Any, **kwargs: Any) -> Any:
+    if any(isinstance(item, HANDLES) for item in batch):
+        return collate_handles(batch)
+    return torch.stack(batch) if all(isinstance(item, LazyStack) for item in batch) else stock(batch, **kwargs)
 
 
 # --- types
 
 
-def wrap(stock: Stock) -> Stock:
-    """Stand-in for `tv_tensors.wrap`."""
-
-    @functools.wraps(stock)
-    def wrap(wrappee: Any, *, like: Any, **kwargs: Any) -> Any:
-        if isinstance(like, LazyTVImage) and type(wrappee) is LazyTensor and wrappee.is_recording:
-            return wrappee.as_tv_image()
-        if isinstance(like, LazyTVImage):
-            return wrappee.as_subclass(tv_tensors.Image)
+def wrap(stock: Stock, wrappee: Any, *, like: Any, **kwargs: Any) -> Any:
+    """For `tv_tensors.wrap`."""
+    if not isinstance(like, LazyTVImage):
         return stock(wrappee, like=like, **kwargs)
-
-    return wrap
-
-
-def new_image(stock: Stock) -> Stock:
-    """Stand-in for `tv_tensors.Image.__new__`: of a Pillow image or a handle it makes a handle, in place of a view."""
-
-    @functools.wraps(stock)
-    def new(cls: Any, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool | None = None) -> Any:
-        if cls is tv_tensors.Image and dtype is None and device is None and not requires_grad:
-            if isinstance(data, Image.Image):
-                data = v2.functional.pil_to_tensor(data)
-            if isinstance(data, HANDLES) and data.is_recording:
-                return data.as_tv_image()
-        return stock(cls, data, dtype=dtype, device=device, requires_grad=requires_grad)
-
-    return new
+    if type(wrappee) is LazyTensor and wrappee.is_recording:
+        return wrappee.as_tv_image()
+    return wrappee.as_subclass(tv_tensors.Image)
 
 
-def new_mask(stock: Stock) -> Stock:
-    """Stand-in for `tv_tensors.Mask.__new__`: there is no handle for masks, and the report should say so."""
-
-    @functools.wraps(stock)
-    def new(cls: Any, data: Any, **kwargs: Any) -> Any:
+def new_image(stock: Stock, cls: Any, data: Any, **kwargs: Any) -> Any:
+    """For `tv_tensors.Image.__new__`: of a Pillow image or a handle it makes a handle, in place of a view."""
+    if cls is tv_tensors.Image and not any(kwargs.values()):
         if isinstance(data, Image.Image):
             data = v2.functional.pil_to_tensor(data)
         if isinstance(data, HANDLES) and data.is_recording:
-            report_fallback("tv_tensors.Mask", "a mask is made from its image at once, and what moves it is stock code")
-            with executing():
-                data = data.materialize()
-        return stock(cls, data, **kwargs)
-
-    return new
+            return data.as_tv_image()
+    return stock(cls, data, **kwargs)
 
 
-def parameter(stock: Stock) -> Stock:
-    """Stand-in for `Parameter.__new__`, which wants tensors whose `detach` returns their own type."""
+def new_mask(stock: Stock, cls: Any, data: Any, **kwargs: Any) -> Any:
+    """For `tv_tensors.Mask.__new__`: there is no handle for masks, and the report should say so."""
+    if isinstance(data, Image.Image):
+        data = v2.functional.pil_to_tensor(data)
+    if isinstance(data, HANDLES) and data.is_recording:
+        report_fallback("tv_tensors.Mask", "a mask is made from its image at once, and what moves it is stock code")
+        with executing():
+            data = data.materialize()
+    return stock(cls, data, **kwargs)
 
-    @functools.wraps(stock)
-    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-        args = cls, data, requires_grad
-        return run_on_real(stock, args, {}) if isinstance(data, HANDLES) else stock(*args)
 
-    return new
+def new_parameter(stock: Stock, cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    """For `Parameter.__new__`, which wants tensors whose `detach` returns their own type."""
+    args = cls, data, requires_grad
+    return run_on_real(stock, args, {}) if isinstance(data, HANDLES) else stock(*args)
 
 
 # --- timm

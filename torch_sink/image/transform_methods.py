@@ -113,52 +113,36 @@ _count_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
 _ALONE = object()
 
 
-def extract_image(stock: Callable[..., Any]) -> Any:
-    """Stand-in for `_flatten_and_extract_image_or_video` when the only input is a handle: nothing to flatten."""
-
-    def extract(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        is_alone = len(inputs) == 1 and type(inputs[0]) in _HANDLE_TYPES and not _chooses_inputs(type(self))
-        if not is_alone or not check_type(inputs[0], self._transformed_types):
-            return stock(self, inputs, *args, **kwargs)
-        return _ALONE, inputs[0]
-
-    return extract
+def extract_image(stock: Callable[..., Any], transform: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    """For `_flatten_and_extract_image_or_video` when the only input is a handle: nothing to flatten."""
+    is_alone = len(inputs) == 1 and type(inputs[0]) in _HANDLE_TYPES and not _chooses_inputs(type(transform))
+    if not is_alone or not check_type(inputs[0], transform._transformed_types):
+        return stock(transform, inputs, *args, **kwargs)
+    return _ALONE, inputs[0]
 
 
-def insert_image(stock: Callable[..., Any]) -> Any:
-    """Stand-in for `_unflatten_and_insert_image_or_video`, after `extract_image`."""
-
-    def insert(self: Any, flattened: Any, image: Any) -> Any:
-        return image if flattened is _ALONE else stock(self, flattened, image)
-
-    return insert
+def insert_image(stock: Callable[..., Any], transform: Any, flattened: Any, image: Any) -> Any:
+    """For `_unflatten_and_insert_image_or_video`, after `extract_image`."""
+    return image if flattened is _ALONE else stock(transform, flattened, image)
 
 
 _ADJUST = ("adjust_brightness", "adjust_contrast", "adjust_saturation", "adjust_hue")
 
 
-def jitter_v1(stock: Callable[..., Any]) -> Any:
-    """Stand-in for `transforms.ColorJitter.forward`, which compares tensors to find the order of its calls."""
-
-    def forward(self: Any, img: Any) -> Any:
-        if type(img) not in _HANDLE_TYPES:
-            return stock(self, img)
-        order, *factors = self.get_params(self.brightness, self.contrast, self.saturation, self.hue)
-        for at in _as_list(order):
-            if at in range(4) and factors[at] is not None:
-                img = getattr(F, _ADJUST[at])(img, factors[at])
-        return img
-
-    return forward
+def jitter_v1(stock: Callable[..., Any], jitter: Any, img: Any) -> Any:
+    """For `transforms.ColorJitter.forward`, which compares tensors to find the order of its calls."""
+    if type(img) not in _HANDLE_TYPES:
+        return stock(jitter, img)
+    order, *factors = jitter.get_params(jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue)
+    for at in _as_list(order):
+        if at in range(4) and factors[at] is not None:
+            img = getattr(F, _ADJUST[at])(img, factors[at])
+    return img
 
 
-def jitter_v2(stock: Callable[..., Any]) -> Any:
-    """Stand-in for `v2.ColorJitter.transform`, which does so, too."""
-
-    def transform(self: Any, inpt: Any, params: dict[str, Any]) -> Any:
-        return stock(self, inpt, {**params, "fn_idx": _as_list(params["fn_idx"])})
-
-    return transform
+def jitter_v2(stock: Callable[..., Any], jitter: Any, inpt: Any, params: dict[str, Any]) -> Any:
+    """For `v2.ColorJitter.transform`, which does so, too."""
+    return stock(jitter, inpt, {**params, "fn_idx": _as_list(params["fn_idx"])})
 
 
 def _as_list(order: Any) -> Any:
@@ -218,26 +202,15 @@ _STOCK_TYPES: dict[type, type] = {
 }
 
 
-def get_fill(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Stand-in for `_get_fill`, which looks a fill up by the type of the input."""
-
-    @functools.wraps(stock)
-    def _get_fill(fill_dict: Any, inpt_type: type) -> Any:
-        return stock(fill_dict, _STOCK_TYPES.get(inpt_type, inpt_type))
-
-    return _get_fill
+def get_fill(stock: Callable[..., Any], fills: Any, inpt_type: type) -> Any:
+    """For `_get_fill`, which looks a fill up by the type of the input."""
+    return stock(fills, _STOCK_TYPES.get(inpt_type, inpt_type))
 
 
-def to_dtype_transform(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Stand-in for `v2.ToDtype.transform`, whose `dtype` may be a dict by the type of the input."""
-
-    @functools.wraps(stock)
-    def transform(self: Any, inpt: Any, params: dict[str, Any]) -> Any:
-        stock_type = _STOCK_TYPES.get(type(inpt))
-        if stock_type is not None and isinstance(self.dtype, dict) and stock_type in self.dtype:
-            with_handle = copy.copy(self)
-            with_handle.dtype = {**self.dtype, type(inpt): self.dtype[stock_type]}
-            return stock(with_handle, inpt, params)
-        return stock(self, inpt, params)
-
-    return transform
+def to_dtype(stock: Callable[..., Any], transform: Any, inpt: Any, params: dict[str, Any]) -> Any:
+    """For `v2.ToDtype.transform`, whose `dtype` may be a dict by the type of the input."""
+    stock_type = _STOCK_TYPES.get(type(inpt))
+    if isinstance(transform.dtype, dict) and stock_type in transform.dtype:
+        dtypes, transform = transform.dtype, copy.copy(transform)
+        transform.dtype = {**dtypes, type(inpt): dtypes[stock_type]}
+    return stock(transform, inpt, params)

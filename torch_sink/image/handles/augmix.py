@@ -8,7 +8,6 @@ without a kernel, makes the real tensor as everywhere else.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -25,18 +24,13 @@ from torch_sink.image.handles.tensor import HANDLES, RECORDED, LazyTensor, LazyT
 _inside: ContextVar[bool] = ContextVar("inside AugMix", default=False)
 
 
-def forward(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Stand-in for `AugMix.forward` of `transforms` and of `transforms.v2`."""
-
-    @functools.wraps(stock)
-    def augmix(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        token = _inside.set(True)
-        try:
-            return stock(self, *inputs, **kwargs)
-        finally:
-            _inside.reset(token)
-
-    return augmix
+def forward(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """For `AugMix.forward` of `transforms` and of `transforms.v2`."""
+    token = _inside.set(True)
+    try:
+        return stock(*args, **kwargs)
+    finally:
+        _inside.reset(token)
 
 
 class BatchOfOne(LazyTensor):
