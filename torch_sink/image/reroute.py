@@ -88,8 +88,8 @@ _CONVERSIONS = {
 
 def _rows() -> Iterator[Row]:
     """All rows, for the packages as they are installed and imported now."""
-    yield Row(folder, "pil_loader", pil_loader)
-    yield Row(PIL.Image.OPEN, "JPEG", lambda entry: (jpeg_factory(entry[0]), *entry[1:]))
+    yield Row(folder, "pil_loader", around(pil_loader))
+    yield Row(PIL.Image.OPEN, "JPEG", lambda entry: (around(jpeg_factory)(entry[0]), *entry[1:]))
     for name, call in tensor_file.OPERATORS.items():
         if hasattr(torch.ops.image, name):  # as far as this build of torchvision has it; puts it where a row finds it
             yield Row(torch.ops.image, name, functools.partial(tensor_file.Operator, call=call))
@@ -153,7 +153,7 @@ def _later_rows() -> Iterator[Row]:
         yield Row(module, "ImageEnhance", stand_ins.image_enhance)
         yield Row(module, "ImageOps", stand_ins.image_ops)
     if damage.current_policy() != "raise":
-        yield Row(PIL.Image, "open", opener)
+        yield Row(PIL.Image, "open", around(opener))
 
 
 def _kernel_rows() -> Iterator[Row]:

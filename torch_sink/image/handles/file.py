@@ -16,21 +16,14 @@ from torch_sink.damage.report import broken_file
 from torch_sink.damage.samples import is_reading_stream, note_placeholder, opening
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import executing, is_executing, report_fallback
-from torch_sink.image.handles.image import (
-    RECORDED_MODES,
-    LazyImage,
-    PixelAccess,
-    asked_by_user,
-    handle_of_file,
-    lazy_image,
-)
+from torch_sink.image.handles.image import RECORDED_MODES, LazyImage, LazyPixels, handle_of_file, lazy_image
 from torch_sink.image.sources.source import BrokenSource, EncodedSource, PixelSource, encoded_source, read_file
 
 # Pixels of an image whose sample will be left out; stock code's own checks must accept it.
 _PLACEHOLDER_SIZE = (1024, 1024)
 
 
-class LazyJpegImageFile(JpegImageFile):
+class LazyJpegImageFile(LazyPixels, JpegImageFile):
     """A `JpegImageFile` that has read its bytes and closed its file; its first operation gives a handle.
 
     `format`, `info`, `draft`, `verify`, `load` and the rest are Pillow's own.
@@ -38,29 +31,14 @@ class LazyJpegImageFile(JpegImageFile):
 
     sink_file_source: EncodedSource
 
-    def _handle(self) -> LazyImage | None:
-        return lazy_image(self) if self._im is None and not self.decoderconfig else None
-
     @property
-    def im(self) -> Any:
-        if self._im is None and self.tile:
-            self._load()
-        return JpegImageFile.im.fget(self)  # type: ignore[attr-defined]
-
-    @im.setter
-    def im(self, value: Any) -> None:
-        self._im = value
-
-    def load(self) -> Any:
-        if self._im is None and self.tile and not self.decoderconfig and asked_by_user():
-            return PixelAccess(self._load)
-        return self._load()
+    def waits(self) -> bool:
+        return self._im is None and bool(self.tile)
 
     def _load(self) -> Any:
-        """The pixels themselves, as Pillow gives access to them."""
-        if self._im is None and self.tile:
+        if self.waits:
             report_fallback("pixels of a Pillow image", "read by other code", inner_module="PIL")
-        return super().load()
+        return JpegImageFile.load(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """As Pillow's own file, whose pixels travel."""
@@ -68,12 +46,6 @@ class LazyJpegImageFile(JpegImageFile):
             with executing():
                 self._load()
         return copyreg._reconstructor, (JpegImageFile, object, None), self.__getstate__()  # type: ignore[attr-defined]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "__class__":  # a cast to a class that knows nothing of pixels that do not exist
-            self._load()
-            del self.sink_file_source
-        super().__setattr__(name, value)
 
     def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
         wanted = mode or self.mode
@@ -83,11 +55,12 @@ class LazyJpegImageFile(JpegImageFile):
 
 
 def _through_handle(name: str) -> Callable[..., Any]:
+    """Pillow's method of that name; on a handle where one can stand for the file."""
     stock = getattr(JpegImageFile, name)
 
     @functools.wraps(stock)
     def method(self: LazyJpegImageFile, *args: Any, **kwargs: Any) -> Any:
-        handle = self._handle()
+        handle = lazy_image(self) if self._im is None and not self.decoderconfig else None
         return stock(self, *args, **kwargs) if handle is None else getattr(handle, name)(*args, **kwargs)
 
     return method
@@ -97,37 +70,32 @@ for _name in ("copy", "crop", "resize", "transpose", "transform"):
     setattr(LazyJpegImageFile, _name, _through_handle(_name))
 
 
-def jpeg_factory(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Stand-in for the factory in `PIL.Image.OPEN["JPEG"]`."""
-
-    @functools.wraps(stock)
-    def factory(fp: Any, filename: Any = None) -> Any:
-        image = stock(fp, filename)
-        if type(image) is not JpegImageFile:
-            return image
-        position = fp.tell()
-        fp.seek(0)
-        data = fp.read()
-        name = filename or getattr(fp, "name", None)
-        source = encoded_source(data, str(name or "an image in memory"))
-        if source is None:
-            fp.seek(position)
-            vars(image)["sink_name"] = name  # for messages, when the file is closed
-            return image
-        image.__class__ = LazyJpegImageFile
-        image.sink_file_source = source  # type: ignore[attr-defined]
-        image.fp = io.BytesIO(data)
-        image.fp.seek(position)
-        if filename:
-            # `Image.open` opened this file itself, and would keep it open until the pixels are read.
-            fp.close()
+def jpeg_factory(stock: Callable[..., Any], fp: Any, filename: Any = None) -> Any:
+    """For the factory in `PIL.Image.OPEN["JPEG"]`."""
+    image = stock(fp, filename)
+    if type(image) is not JpegImageFile:
         return image
+    position = fp.tell()
+    fp.seek(0)
+    data = fp.read()
+    name = filename or getattr(fp, "name", None)
+    source = encoded_source(data, str(name or "an image in memory"))
+    if source is None:
+        fp.seek(position)
+        vars(image)["sink_name"] = name  # for messages, when the file is closed
+        return image
+    image.__class__ = LazyJpegImageFile
+    image.sink_file_source = source  # type: ignore[attr-defined]
+    image.fp = io.BytesIO(data)
+    image.fp.seek(position)
+    if filename:
+        # `Image.open` opened this file itself, and would keep it open until the pixels are read.
+        fp.close()
+    return image
 
-    return factory
 
-
-def opener(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Stand-in for `PIL.Image.open` where broken files are skipped or replaced; it does something in streams only."""
+def opener(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """For `PIL.Image.open` where broken files are skipped or replaced; it does something in streams only."""
 
     def loaded(*args: Any, **kwargs: Any) -> Any:
         image = stock(*args, **kwargs)
@@ -136,11 +104,7 @@ def opener(stock: Callable[..., Any]) -> Callable[..., Any]:
                 image.load()  # later its exception would end the stream
         return image
 
-    @functools.wraps(stock)
-    def open(*args: Any, **kwargs: Any) -> Any:
-        return stock(*args, **kwargs) if is_executing() else _or_placeholder(stock, loaded, *args, **kwargs)
-
-    return open
+    return stock(*args, **kwargs) if is_executing() else _or_placeholder(stock, loaded, *args, **kwargs)
 
 
 def _or_placeholder(load: Callable[..., Any], in_stream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -166,29 +130,25 @@ def _or_placeholder(load: Callable[..., Any], in_stream: Callable[..., Any], *ar
     return placeholder
 
 
-def pil_loader(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Stand-in for `torchvision.datasets.folder.pil_loader`."""
+def pil_loader(stock: Callable[..., Any], path: Any) -> Image.Image:
+    """For `torchvision.datasets.folder.pil_loader`."""
+    return _or_placeholder(_loaded, _loaded, stock, path)
 
-    def load(path: Any) -> Image.Image:
-        try:
-            data, name = read_file(path), os.fsdecode(path)
-        except (OSError, TypeError):
-            return stock(path)  # raises what stock code raises; an open file's descriptor is read through `Image.open`
-        source = encoded_source(data, name, "RGB")
-        if source is not None:
-            return LazyImage(source, (), source.size, "RGB")
-        try:
-            with executing():
-                image = stock(path)
-                image.load()
-        except (OSError, Image.DecompressionBombError) as error:
-            if name in str(error):
-                raise
-            raise type(error)(f"{error} (in {name})") from error
-        return LazyImage(PixelSource(image, name), (), image.size, "RGB")
 
-    @functools.wraps(stock)
-    def loader(path: Any) -> Image.Image:
-        return _or_placeholder(load, load, path)
-
-    return loader
+def _loaded(stock: Callable[..., Any], path: Any) -> Image.Image:
+    try:
+        data, name = read_file(path), os.fsdecode(path)
+    except (OSError, TypeError):
+        return stock(path)  # raises what stock code raises; an open file's descriptor is read through `Image.open`
+    source = encoded_source(data, name, "RGB")
+    if source is not None:
+        return LazyImage(source, (), source.size, "RGB")
+    try:
+        with executing():
+            image = stock(path)
+            image.load()
+    except (OSError, Image.DecompressionBombError) as error:
+        if name in str(error):
+            raise
+        raise type(error)(f"{error} (in {name})") from error
+    return LazyImage(PixelSource(image, name), (), image.size, "RGB")

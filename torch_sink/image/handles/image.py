@@ -28,36 +28,68 @@ RECORDED_MODES = ("L", "RGB")
 _LOADS_FOR_THE_HEADER = ("exif_transpose",)  # of Pillow's own functions
 
 
-class PixelAccess:
+class _PixelAccess:
     """What `load()` returns to code outside Pillow, which mostly wants the file read and its error raised.
 
     The file is read, and errors of its header were raised, already; pixels are made when one of them is asked for.
     """
 
     def __init__(self, load: Callable[[], Any]) -> None:
-        self._load, self._pixels = load, None
+        self._load = load
+
+    @functools.cached_property
+    def _pixels(self) -> Any:
+        return self._load()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._real(), name)
+        return getattr(self._pixels, name)
 
     def __getitem__(self, position: Any) -> Any:
-        return self._real()[position]
+        return self._pixels[position]
 
     def __setitem__(self, position: Any, value: Any) -> None:
-        self._real()[position] = value
-
-    def _real(self) -> Any:
-        if self._pixels is None:
-            self._pixels = self._load()
-        return self._pixels
+        self._pixels[position] = value
 
 
-def asked_by_user() -> bool:
+def _asked_by_user() -> bool:
     """False where Pillow or this package called the function that asks: they go on to use what it made."""
     caller = sys._getframe(2)
     name = caller.f_globals.get("__name__", "")
     inside = name.startswith(("PIL.", "torch_sink.image.")) and caller.f_code.co_name not in _LOADS_FOR_THE_HEADER
     return not inside and not is_executing()
+
+
+class LazyPixels(Image.Image):
+    """What both kinds of lazy Pillow image share: their pixels are made when somebody asks for them."""
+
+    @property
+    def waits(self) -> bool:
+        """False once somebody has asked for the pixels."""
+        raise NotImplementedError
+
+    def _load(self) -> Any:
+        """The pixels themselves, as Pillow gives access to them."""
+        raise NotImplementedError
+
+    @property
+    def im(self) -> Any:
+        if self.waits:
+            self._load()
+        return Image.Image.im.fget(self)  # type: ignore[attr-defined]
+
+    @im.setter
+    def im(self, value: Any) -> None:
+        self.__dict__["_im"] = value
+
+    def load(self) -> Any:
+        return _PixelAccess(self._load) if self.waits and _asked_by_user() else self._load()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "__class__":  # a cast to a class that knows nothing of pixels that do not exist
+            self._load()
+            for field in ("sink_source", "sink_ops", "sink_file_source"):
+                self.__dict__.pop(field, None)
+        super().__setattr__(name, value)
 
 
 class _StockType(type):
@@ -85,7 +117,7 @@ def _recording(name: str) -> Any:
     return method
 
 
-class LazyImage(Image.Image, metaclass=_StockType):
+class LazyImage(LazyPixels, metaclass=_StockType):
     """A `PIL.Image.Image` that holds a source and the calls recorded on it.
 
     `size`, `mode` and `getbands()` answer at once. The methods of which operations have recorders return a new handle
@@ -117,6 +149,8 @@ class LazyImage(Image.Image, metaclass=_StockType):
         """False once somebody has asked for the pixels."""
         return self.__dict__["_im"] is None
 
+    waits = is_recording
+
     @property
     def sink_shape(self) -> tuple[int, int, int]:
         """Of the tensor that it would become."""
@@ -143,34 +177,14 @@ class LazyImage(Image.Image, metaclass=_StockType):
             self.__dict__["info"] = dict(other.info)
         return self
 
-    def _materialize(self) -> None:
-        report_fallback("pixels of a Pillow image", "read by other code", inner_module="PIL")
-        with executing():
-            image = replay(self.sink_source.decode(), self.sink_ops)
-        fields = self.__dict__
-        fields.setdefault("info", image.info)
-        fields["_im"] = image.im
-
-    @property
-    def im(self) -> Any:
-        if self.__dict__["_im"] is None:
-            self._materialize()
-        return Image.Image.im.fget(self)  # type: ignore[attr-defined]
-
-    @im.setter
-    def im(self, value: Any) -> None:
-        self.__dict__["_im"] = value
-
-    def load(self) -> Any:
-        if self.is_recording and asked_by_user():
-            return PixelAccess(self._load)
-        return self._load()
-
     def _load(self) -> Any:
-        """The pixels themselves, as Pillow gives access to them."""
         if self.is_recording:
-            self._materialize()
-        return super().load()
+            report_fallback("pixels of a Pillow image", "read by other code", inner_module="PIL")
+            with executing():
+                image = replay(self.sink_source.decode(), self.sink_ops)
+            self.__dict__.setdefault("info", image.info)
+            self.__dict__["_im"] = image.im
+        return Image.Image.load(self)
 
     @property
     def info(self) -> dict[Any, Any]:
@@ -198,12 +212,6 @@ class LazyImage(Image.Image, metaclass=_StockType):
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # type: ignore[override]
         self.__dict__.update(state)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "__class__":  # a cast to a class that knows nothing of pixels that do not exist
-            self._load()
-            del self.sink_source, self.sink_ops
-        super().__setattr__(name, value)
 
     def __eq__(self, other: object) -> bool:
         # Stock code would have two objects of the class `Image`; Pillow compares classes first.
