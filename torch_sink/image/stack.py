@@ -23,27 +23,20 @@ from torch_sink.image.handles.tensor import HANDLES, LazyTensor, SharedMemory, r
 
 
 class _Images:
-    """What stacks and views of them share: handles that nobody else holds, or the batch of these, or its values."""
+    """What stacks and views of them share: handles that nobody else holds, or the batch of these; then its values."""
 
-    def __init__(self, images: list[LazyTensor] | LazyBatch) -> None:
-        self.handles = images if isinstance(images, list) else []
-        self.batch = None if isinstance(images, list) else images
+    def __init__(self, handles: list[LazyTensor], batch: LazyBatch | None = None) -> None:
+        self.handles, self.batch = handles, batch
         active = backend_state.settled()
-        self.destination, self.interpreted = (active.device, active.interpreted) if active else ("cpu", False)
-        self.values: torch.Tensor | None = None
+        self._destination, self._interpreted = (active.device, active.interpreted) if active else ("cpu", False)
+        self.values: torch.Tensor | None = None  # [images, C, H, W]
         self._given: dict[int, _PartOfStack] = {}
 
     def packed(self) -> LazyBatch:
         """All images as one batch [images, C, H, W]."""
         if self.batch is None:
-            self.batch = lazy_batch(self.handles, self.destination, self.interpreted, is_planned=True)
+            self.batch = lazy_batch(self.handles, self._destination, self._interpreted, is_planned=True)
         return self.batch
-
-    def pack(self) -> None:
-        """Lets go of the handles."""
-        if self.values is None:
-            self.packed()
-            self.handles = []
 
     def give(self, at: int) -> LazyTensor:
         """One image, which shares memory with the stack as a view of it does."""
@@ -52,7 +45,7 @@ class _Images:
         return self.handles[at]
 
     def become(self, values: torch.Tensor) -> None:
-        """Takes the values [images, C, H, W], of which handles that were given away become views."""
+        """Takes the values, of which handles that were given away become views."""
         self.values = values
         for at, part in self._given.items():
             part.follow(values[at])
@@ -96,17 +89,15 @@ class LazyStack(LazyBatch):
 
     were_made = False  # in this process
     _images: _Images
-    _lead: tuple[int, ...]
+    _size: tuple[int, ...]
     _view: torch.Tensor | None
 
     @staticmethod
-    def __new__(cls: Any, images: list[LazyTensor] | LazyBatch | _Images, lead: tuple[int, ...]) -> Any:  # type: ignore[override]
-        """Of handles of one shape, a batch, or the images of another stack; `lead`: the sizes before [C, H, W]."""
+    def __new__(cls: Any, images: _Images, size: tuple[int, ...]) -> Any:  # type: ignore[override]
         LazyStack.were_made = True
-        shared = images if isinstance(images, _Images) else _Images(images)
-        first: Any = shared.batch if shared.batch is not None else shared.handles[0]
-        stack = torch.Tensor._make_wrapper_subclass(cls, (*lead, *first.shape[-3:]), dtype=first.dtype)  # type: ignore[attr-defined]
-        stack._images, stack._lead, stack._view = shared, lead, None
+        dtype = images.handles[0].sink_dtype if images.batch is None else images.batch.recorded.dtype
+        stack = torch.Tensor._make_wrapper_subclass(cls, size, dtype=dtype)  # type: ignore[attr-defined]
+        stack._images, stack._size, stack._view = images, size, None
         return stack
 
     def __init__(self, *args: Any) -> None:
@@ -124,37 +115,32 @@ class LazyStack(LazyBatch):
         return self._view
 
     @_tensor.setter
-    def _tensor(self, values: torch.Tensor | None) -> None:
-        assert values is not None
+    def _tensor(self, values: torch.Tensor) -> None:
         self._view = values
         self._images.become(values.view(-1, *values.shape[-3:]))
 
-    @property
-    def _size(self) -> tuple[int, ...]:
-        with torch._C.DisableTorchFunctionSubclass():
-            return tuple(self.size())
-
     def pack(self) -> None:
-        """Packs the images in this process; another one may get them without knowing of handles."""
-        self._images.pack()
+        """Packs the images here, and lets go of the handles: another process may get it without knowing of these."""
+        if self._images.values is None:
+            self._images.packed()
+            self._images.handles = []
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if protocol == 2 or self._tensor is not None:
             return self.materialize().__reduce_ex__(protocol)
-        return LazyStack, (self._images.packed(), self._lead)
+        return _unpickled, (self._images.packed(), self._size)
 
     def record_each(self, recorder: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A stack of what a recorder makes of each image, or `NotImplemented`."""
-        if not self.is_recording or not self._images.handles or kwargs.get("inplace"):
+        handles = self._images.handles if self.is_recording and not kwargs.get("inplace") else []
+        made = [recorder(handle, *args, **kwargs) for handle in handles]
+        if not made or any(image is NotImplemented for image in made):
             return NotImplemented
-        made = [recorder(handle, *args, **kwargs) for handle in self._images.handles]
-        if any(image is NotImplemented for image in made):
-            return NotImplemented
-        is_same = all(image is handle for image, handle in zip(made, self._images.handles, strict=True))
-        return self if is_same else LazyStack(made, self._lead)
+        is_same = all(image is handle for image, handle in zip(made, handles, strict=True))
+        return self if is_same else LazyStack(_Images(made), (*self._size[:-3], *made[0].sink_shape))
 
     def _holding(self, recorded: Recorded) -> LazyBatch:
-        return LazyStack(LazyBatch(recorded), self._lead)
+        return _unpickled(LazyBatch(recorded), self._size)
 
     def _made_on_cpu(self) -> torch.Tensor:
         return self._images.packed()._made_on_cpu().view(self._size)
@@ -163,39 +149,32 @@ class LazyStack(LazyBatch):
         """What becomes of damaged files becomes of whole samples."""
         if self._tensor is not None:
             return super()._execute(wanted)
-        size, batch, out, policy = self._size, self._images.packed(), wanted.out, wanted.on_decode_error
-        is_batch, samples = len(self._lead) == 1, self._lead[0]
-        if not is_batch:
-            torch.empty(
-                size, device="meta", memory_format=wanted.memory_format
-            )  # which refuses what has no such format
-        made, rows = batch._execute(
-            wanted._replace(
-                out=None if out is None else out.view(-1, *size[-3:]),
-                on_decode_error=policy if is_batch or policy != "replace" else "skip",
-            )
+        (count, *rest), batch, out, policy = self._size, self._images.packed(), wanted.out, wanted.on_decode_error
+        if len(rest) == 3:
+            made = batch._execute(wanted)
+            self.broken_files = batch.broken_files
+            return made
+        torch.empty(self._size, device="meta", memory_format=wanted.memory_format)  # refuses one that it cannot have
+        flat = None if out is None else out.view(-1, *rest[-3:])
+        images, rows = batch._execute(
+            wanted._replace(out=flat, on_decode_error="skip" if policy == "replace" else policy)
         )
         self.broken_files = batch.broken_files
-        if is_batch or rows is None:
-            return made if is_batch else made.view(-1, *size[1:]), rows
-        chosen, images = _whole_samples(rows, samples, math.prod(self._lead[1:]), policy, batch)
-        kept = made[torch.tensor(images, device=made.device)].view(-1, *size[1:])
+        if rows is None:
+            return images.view(-1, *rest), None
+        places = {row: place for place, row in enumerate(rows)}
+        views = math.prod(rest[:-3])
+        samples = [[places.get(at * views + view) for view in range(views)] for at in range(count)]
+        lost = DecodeError(batch.broken_files[0].path, -1, batch.broken_files[0].reason)
+        errors = {at: lost for at, sample in enumerate(samples) if None in sample}
+        chosen = survivors(errors, count, 0, policy).rows or []
+        shown = torch.tensor([samples[at] for at in chosen], device=images.device).flatten()
+        kept = images[shown].view(-1, *rest)
         return (kept if out is None else out[: len(chosen)].copy_(kept)), chosen
 
 
-def _whole_samples(
-    rows: list[int], samples: int, views: int, policy: str, batch: LazyBatch
-) -> tuple[list[int], list[int]]:
-    """The samples that the result shows, and where their images lie among `rows`, those that could be made.
-
-    `views` is how many images a sample has; `batch` names the damaged files.
-    """
-    at = {row: position for position, row in enumerate(rows)}
-    error = DecodeError(batch.broken_files[0].path, -1, batch.broken_files[0].reason)
-    images = [[at.get(sample * views + view) for view in range(views)] for sample in range(samples)]
-    errors = {sample: error for sample, positions in enumerate(images) if None in positions}
-    chosen = survivors(errors, samples, 0, policy).rows or []
-    return chosen, [position for sample in chosen for position in images[sample] if position is not None]
+def _unpickled(batch: LazyBatch, size: tuple[int, ...]) -> LazyStack:
+    return LazyStack(_Images([], batch), size)
 
 
 # --- what records on several images, and on stacks of them
@@ -232,43 +211,42 @@ def _stack_of(images: Sequence[Any]) -> LazyStack | None:
     if len(kind) > 1 or not all(type(item) in HANDLES and item.is_recording for item in images):
         return None
     copies = [LazyTensor(item.sink_source, item.sink_ops, item.sink_shape, item.sink_dtype) for item in images]
-    return LazyStack(copies, (len(copies),))
+    return LazyStack(_Images(copies), (len(copies), *copies[0].sink_shape))
 
 
-def _parts(items: Sequence[Any]) -> list[tuple[tuple[int, ...], Sequence[Any]]] | None:
-    """The leading sizes and the handles of stacks and batches of one; None where some have none, or no more."""
-    found: list[tuple[tuple[int, ...], Sequence[Any]]] = []
+def _joined(items: Any, dim: Any, kwargs: Any, is_new: bool) -> Any:
+    """Stacks and batches of one along the first dimension: a new one, or the one that they have."""
+    if dim != 0 or kwargs or not all(isinstance(item, LazyBatch) and item.is_recording for item in items):
+        return NotImplemented
+    if len({(item.shape if is_new else item.shape[1:], item.dtype) for item in items}) != 1 or not (
+        is_new or items[0].ndim == 4
+    ):
+        return NotImplemented
+    handles: list[Any] = []
     for item in items:
-        if not isinstance(item, LazyBatch) or not item.is_recording:
-            return None
-        if isinstance(item, LazyStack) and item._images.handles:
-            found.append((item._lead, item._images.handles))
-        elif item._viewed is not None:
-            found.append(((1,), [item._viewed]))
-        else:
-            return None
-    return found if len({(item.shape[1:], item.dtype) for item in items}) == 1 else None
-
-
-def _joined(parts: Sequence[tuple[tuple[int, ...], Sequence[Any]]], lead: tuple[int, ...]) -> Any:
-    stack = _stack_of([image for _, images in parts for image in images])
-    return NotImplemented if stack is None else LazyStack(stack._images, lead)
+        of_item = item._images.handles if isinstance(item, LazyStack) else [item._viewed]
+        if not of_item or of_item[0] is None:
+            return NotImplemented
+        handles += of_item
+    stack = _stack_of(handles)
+    if stack is None:
+        return NotImplemented
+    return LazyStack(stack._images, (len(items), *items[0].shape)) if is_new else stack
 
 
 def _stack_of_stacks(stacks: Any, dim: int = 0, **kwargs: Any) -> Any:
     """`torch.stack` of samples [k, C, H, W]: a batch [N, k, C, H, W]."""
-    parts = _parts(stacks) if dim == 0 and not kwargs else None
-    if parts is None or len({lead for lead, _ in parts}) > 1:
-        return NotImplemented
-    return _joined(parts, (len(parts), *parts[0][0]))
+    return _joined(stacks, dim, kwargs, is_new=True)
 
 
 def _cat(stacks: Any, dim: int = 0, **kwargs: Any) -> Any:
     """`torch.cat` of stacks [k, C, H, W] and batches of one."""
-    parts = _parts(stacks) if dim == 0 and not kwargs else None
-    if parts is None or any(len(lead) > 1 for lead, _ in parts):
-        return NotImplemented
-    return _joined(parts, (sum(len(images) for _, images in parts),))
+    return _joined(stacks, dim, kwargs, is_new=False)
+
+
+def _gives_parts(stack: Any) -> bool:
+    is_stack = isinstance(stack, LazyStack) and stack.is_recording and len(stack._size) == 4
+    return is_stack and bool(stack._images.handles)
 
 
 def _part(stack: Any, index: Any) -> Any:
@@ -279,11 +257,6 @@ def _part(stack: Any, index: Any) -> Any:
 
 def _unbind(stack: Any, dim: int = 0) -> Any:
     return tuple(map(stack._images.give, range(len(stack)))) if _gives_parts(stack) and dim == 0 else NotImplemented
-
-
-def _gives_parts(stack: Any) -> bool:
-    is_stack = isinstance(stack, LazyStack) and stack.is_recording and len(stack._lead) == 1
-    return is_stack and bool(stack._images.handles)
 
 
 def _view(stack: Any, *sizes: Any, **kwargs: Any) -> Any:
@@ -298,12 +271,12 @@ def _view(stack: Any, *sizes: Any, **kwargs: Any) -> Any:
     if size[-3:] != stack._size[-3:]:
         return NotImplemented
     if len(size) > 3:
-        return LazyStack(stack._images, size[:-3])
+        return LazyStack(stack._images, size)
     return stack._images.give(0) if stack._images.handles else NotImplemented
 
 
 def _flatten(stack: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
-    if not isinstance(stack, LazyStack) or start_dim != 0 or end_dim % stack.ndim != len(stack._lead) - 1:
+    if not isinstance(stack, LazyStack) or start_dim != 0 or end_dim % stack.ndim != stack.ndim - 4:
         return NotImplemented
     return _view(stack, -1, *stack._size[-3:])
 
