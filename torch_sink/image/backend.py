@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import get_worker_info
@@ -22,19 +21,14 @@ from torch_sink.image.core.state import State, available_device, default_device
 _NAMES = ("device", "PIL", "accimage")
 
 
-class _Outside(NamedTuple):
-    """What leaving a `with` block puts back; no settings and no counts where "device" was not active."""
-
-    name: str
-    settings: State | None = None
-    counts: Aside | None = None
-
-
 class _Block:
     """A `with image_backend(...)` that the process is inside of, and what is active again when it is left."""
 
-    def __init__(self, outside: _Outside) -> None:
-        self.outside, self.thread, self.process = outside, threading.current_thread(), os.getpid()
+    def __init__(self) -> None:
+        _check_thread()
+        counts = None if state.active is None else ledger.put_aside()
+        self.outside: tuple[str, State | None, Aside | None] = get_image_backend(), state.active, counts
+        self.thread, self.process = threading.current_thread(), os.getpid()
 
     @property
     def belongs_elsewhere(self) -> bool:
@@ -43,7 +37,6 @@ class _Block:
         return not is_here and self.thread.is_alive()
 
 
-_current = "PIL"
 _inside: list[_Block] = []  # the outermost first
 _switching = threading.RLock()
 
@@ -79,7 +72,6 @@ def set_image_backend(
         'device'
         >>> set_image_backend("PIL")
     """
-    global _current
     if name not in _NAMES:
         raise ValueError(
             f"unknown image backend {name!r}; choose one of {', '.join(map(repr, _NAMES))}, "
@@ -90,24 +82,37 @@ def set_image_backend(
         raise ValueError(f"device, strict and on_decode_error belong to the 'device' backend, not to {name!r}")
     with _switching:
         _check_thread()
-        if name == "device":
-            if not _inside or state.active is None:
-                clear_report()
-            place = _checked_device(device)
-            is_interpreted = place in ("cpu", "") and os.environ.get("TRITON_INTERPRET", "0") == "1"
-            _switch_on(State(place, strict, is_interpreted, ledger.open(None, strict), on_decode_error))
-        else:
-            _switch_off(name)
-        _current = name
+        if name != "device":
+            _switch(name)
+            return
+        if not _inside or state.active is None:
+            clear_report()
+        place = _checked_device(device)
+        is_interpreted = place in ("cpu", "") and os.environ.get("TRITON_INTERPRET", "0") == "1"
+        _switch(name, State(place, strict, is_interpreted, ledger.open(None, strict), on_decode_error))
 
 
 def get_image_backend() -> str:
     """The active image backend: "device", "PIL" or "accimage"."""
-    if _current == "device":
-        return "device"
     import torchvision
 
     return torchvision.get_image_backend()
+
+
+def _switch(name: str, settings: State | None = None) -> None:
+    """`settings` are those of "device"."""
+    if settings is not None:
+        from torch_sink.image import reroute
+
+        reroute.install(settings)
+        return
+    if state.active is not None:
+        from torch_sink.image import reroute
+
+        reroute.uninstall()
+    import torchvision
+
+    torchvision.set_image_backend(name)
 
 
 @contextmanager
@@ -128,7 +133,7 @@ def image_backend(
         SinkError: another thread is inside of a block.
     """
     with _switching:
-        block = _Block(_outside())
+        block = _Block()
         _inside.append(block)
     try:
         set_image_backend(name, device=device, strict=strict, on_decode_error=on_decode_error)
@@ -151,29 +156,16 @@ def _leave(block: _Block) -> None:
     """The innermost block puts back what is outside of it; for another one, the block inside of it does so later."""
     place = _inside.index(block)
     del _inside[place]
-    if place == len(_inside):
-        _put_back(block.outside)
+    name, settings, counts = block.outside
+    if place < len(_inside):
+        _, _, unneeded = _inside[place].outside
+        _inside[place].outside = block.outside
+        if unneeded is not None:
+            ledger.discard(unneeded)
         return
-    unneeded, _inside[place].outside = _inside[place].outside, block.outside
-    if unneeded.counts is not None:
-        ledger.discard(unneeded.counts)
-
-
-def _outside() -> _Outside:
-    _check_thread()
-    if state.active is None:
-        return _Outside(get_image_backend())
-    return _Outside(_current, state.active, ledger.put_aside())
-
-
-def _put_back(outside: _Outside) -> None:
-    global _current
-    if outside.settings is None or outside.counts is None:
-        _switch_off(outside.name)
-    else:
-        _switch_on(outside.settings)
-        ledger.put_back(outside.counts)
-    _current = outside.name
+    _switch(name, settings)
+    if counts is not None:
+        ledger.put_back(counts)
 
 
 def _may_ask_for_devices() -> bool:
@@ -189,42 +181,6 @@ def _checked_device(device: torch.device | str | None) -> str:
     if not _may_ask_for_devices():
         return "" if device is None else str(device)
     return default_device() if device is None else available_device(device, " (and 'meta', which only records)")
-
-
-def _switch_on(settings: State) -> None:
-    import torchvision
-
-    from torch_sink.image import reroute
-
-    reroute.install(settings)
-    _take_over(torchvision)
-
-
-def _switch_off(name: str) -> None:
-    import torchvision
-
-    if _current == "device":
-        from torch_sink.image import reroute
-
-        reroute.uninstall()
-        _give_back(torchvision)
-    torchvision.set_image_backend(name)
-
-
-_stock_setter: list[Any] = []
-
-
-def _take_over(torchvision: Any) -> None:
-    """torchvision's own switch agrees with ours while "device" is active."""
-    if not _stock_setter:
-        _stock_setter.append(torchvision.set_image_backend)
-        torchvision.set_image_backend = set_image_backend
-    torchvision._image_backend = "device"
-
-
-def _give_back(torchvision: Any) -> None:
-    torchvision.set_image_backend = _stock_setter.pop()
-    torchvision._image_backend = "PIL"
 
 
 def _begin_in_child() -> None:

@@ -1,9 +1,8 @@
 """The table of what is replaced in other packages while the backend is on, and nothing else.
 
-Every place in the internals of torchvision, in Pillow's plugin table, torch's collate table and the DataLoader's worker
-loop that is replaced stands here; only torchvision's own `set_image_backend` is `backend.py`'s. Each row says where,
-under which name, and what makes the stand-in from the stock object. `install` fills the places, `uninstall` puts back
-the very same objects.
+Every place in torchvision, in Pillow's plugin table, torch's collate table and the DataLoader's worker loop that is
+replaced stands here. Each row says where, under which name, and what makes the stand-in from the stock object.
+`install` fills the places, `uninstall` puts back the very same objects.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 from torch_sink.damage import loaders
 from torch_sink.damage import report as damage
 from torch_sink.image import stand_ins, transform_methods
+from torch_sink.image.backend import set_image_backend
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import ledger
 from torch_sink.image.core.state import State
@@ -88,6 +88,8 @@ _CONVERSIONS = {
 
 def _rows() -> Iterator[Row]:
     """All rows, for the packages as they are installed and imported now."""
+    yield Row(torchvision, "set_image_backend", lambda stock: set_image_backend)
+    yield Row(torchvision, "_image_backend", lambda stock: "device")
     yield Row(folder, "pil_loader", around(pil_loader))
     yield Row(PIL.Image.OPEN, "JPEG", lambda entry: (around(jpeg_factory)(entry[0]), *entry[1:]))
     for name, call in tensor_file.OPERATORS.items():
