@@ -15,7 +15,7 @@ import torch
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import state as backend_state
 from torch_sink.image.core.fallback import executing
-from torch_sink.image.execute.batch import RECORDED_ON_BATCHES, LazyBatch
+from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.collate import collate_handles, lazy_batch
 from torch_sink.image.execute.damage import survivors
 from torch_sink.image.execute.recorded import Recorded, Wanted
@@ -114,7 +114,7 @@ class LazyStack(LazyBatch):
             self._view = self._images.values.view(self._size)
         return self._view
 
-    @_tensor.setter
+    def _tensor(self, values: torch.Tensor) -> None:  # type: ignore[override]
     def _tensor(self, values: torch.Tensor) -> None:
         self._view = values
         self._images.become(values.view(-1, *values.shape[-3:]))
@@ -234,14 +234,14 @@ def _joined(items: Any, dim: Any, kwargs: Any, is_new: bool) -> Any:
     return LazyStack(stack._images, (len(items), *items[0].shape)) if is_new else stack
 
 
-def _stack_of_stacks(stacks: Any, dim: int = 0, **kwargs: Any) -> Any:
+def _stack_of_stacks(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     """`torch.stack` of samples [k, C, H, W]: a batch [N, k, C, H, W]."""
-    return _joined(stacks, dim, kwargs, is_new=True)
+    return _joined(tensors, dim, kwargs, is_new=True)
 
 
-def _cat(stacks: Any, dim: int = 0, **kwargs: Any) -> Any:
+def _cat(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     """`torch.cat` of stacks [k, C, H, W] and batches of one."""
-    return _joined(stacks, dim, kwargs, is_new=False)
+    return _joined(tensors, dim, kwargs, is_new=False)
 
 
 def _gives_parts(stack: Any) -> bool:
@@ -281,7 +281,7 @@ def _flatten(stack: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
     return _view(stack, -1, *stack._size[-3:])
 
 
-RECORDED_ON_BATCHES.update(
+LazyBatch.calls.update(
     {
         torch.stack: _stack_of_stacks,
         torch.cat: _cat,

@@ -23,7 +23,8 @@ from torch_sink.image.core.ops import Op, Recorder
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.collate import collate_handles
 from torch_sink.image.handles.image import lazy_image
-from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage, run_on_real
+from torch_sink.image.handles.lazy import run_on_real
+from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS, TAKE_PALETTES
 from torch_sink.image.stack import EACH_ALONE, LazyStack
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,10 +15,10 @@ from torch_sink.image.core.ops import Op
 from torch_sink.image.execute.on_device import make_on_device
 from torch_sink.image.execute.recorded import BatchPlan, Recorded, Wanted, describe
 from torch_sink.image.execute.stock import make_in_stock_code
-from torch_sink.image.handles.tensor import METADATA, run_on_real
+from torch_sink.image.handles.lazy import Lazy
 
 
-class LazyBatch(torch.Tensor):
+class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
     """A batch [N, C, H, W] whose values do not exist yet; a `torch.Tensor` on the CPU to whoever asks.
 
     `to(accelerator)` decodes and transforms there, on the current stream, and returns an ordinary tensor. Any other
@@ -29,6 +29,7 @@ class LazyBatch(torch.Tensor):
         broken_files: those whose images were skipped or replaced when it was executed.
     """
 
+    calls: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # filled where stacks are
     recorded: Recorded
     broken_files: tuple[BrokenFile, ...]
     _viewed: Any = None  # the handle whose memory a batch of one shares, and the calls recorded on it then
@@ -207,41 +208,10 @@ class LazyBatch(torch.Tensor):
         """What will run where; `print(batch.plan)` shows it. Executes nothing."""
         return describe(self.recorded)
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in _METADATA and args[0]._tensor is None:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        if func in RECORDED_ON_BATCHES and args:
-            result = RECORDED_ON_BATCHES[func](*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        return _run_on_real(func, args, kwargs)
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return _run_on_real(func, args, kwargs or {})
-
-
-# torch function -> what to do on batches instead; NotImplemented means: on the real tensor.
-RECORDED_ON_BATCHES: dict[Callable[..., Any], Callable[..., Any]] = {}
-
-# A handle answers these three as properties of its own.
-_METADATA = METADATA | {getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "ndim")}
-
-
-def _run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    result = run_on_real(func, args, kwargs, LazyBatch)
-    if not isinstance(result, LazyBatch):
-        return result
-    # A call in place gives back the object that the caller holds; one that changed nothing, an ordinary tensor.
-    name = getattr(func, "__name__", "").partition(".")[0]
-    return result if name.startswith("__i") or name.rstrip("_") + "_" == name else result.materialize()
+    def returned_as(self, result: torch.Tensor, function: Callable[..., Any]) -> Any:
+        """A call in place gives back the object that the caller holds; one that changed nothing, an ordinary tensor."""
+        name = getattr(function, "__name__", "").partition(".")[0]
+        return self if name.startswith("__i") or name.rstrip("_") + "_" == name else result
 
 
 def parsed_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, torch.memory_format | None]:

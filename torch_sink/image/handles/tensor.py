@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 from torchvision import tv_tensors
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
@@ -15,23 +14,11 @@ from torch_sink.image.core import state
 from torch_sink.image.core.exactness import is_scaled_bytes
 from torch_sink.image.core.fallback import executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, Recorder, replay
+from torch_sink.image.handles.lazy import Lazy
 from torch_sink.image.operations import RECORDERS
 from torch_sink.image.sources.source import FinishedSource, Source
 
 _make_wrapper = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
-_plain_call = torch._C.DisableTorchFunctionSubclass
-
-# What torch may ask of a handle without getting its values.
-_METHODS = "size dim ndimension numel nelement element_size is_floating_point is_complex __len__ __dir__"
-_FUNCTIONS = "is_floating_point is_complex is_tensor numel"
-_PROPERTIES = (
-    "device layout is_cuda is_cpu is_meta is_sparse is_quantized is_leaf requires_grad grad_fn itemsize nbytes"
-)
-METADATA = {
-    *(getattr(torch.Tensor, name) for name in _METHODS.split()),
-    *(getattr(torch, name) for name in _FUNCTIONS.split()),
-    *(getattr(torch.Tensor, name).__get__ for name in _PROPERTIES.split()),
-}
 
 
 class SharedMemory:
@@ -69,13 +56,8 @@ class SharedMemory:
                 member.__dict__["sink_real"] = member._stock_type(replay(tensor, member.sink_ops[len(self.ops) :]))
 
 
-class _Handle:
-    """What both kinds of handle share.
-
-    A handle holds a source and the calls recorded on it. Any torch operation but a question for shape or type first
-    makes the real tensor, of the exact type that stock code would have, and repeats the call on it. From then on the
-    handle stands for that tensor, also for writes in place.
-    """
+class _Handle(Lazy):
+    """What both kinds of handle share: a source, and the calls recorded on it."""
 
     sink_source: Source
     sink_ops: tuple[Op, ...]
@@ -174,25 +156,13 @@ class _Handle:
     def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in METADATA and args[0].is_recording:
-            with _plain_call():
-                return func(*args, **kwargs)
-        if func in RECORDED and "input" not in kwargs:
-            result = RECORDED[func](*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        return run_on_real(func, args, kwargs)
-
-    @classmethod
-    def __torch_dispatch__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return run_on_real(func, args, kwargs or {})
+    def note_use(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        if self.is_recording:
+            places = [value for value in arguments if isinstance(value, (str, torch.device))]
+            is_to = function is torch.Tensor.to and any(str(place) != "cpu" for place in places)
+            moved = "one image is moved by itself, a batch is made on the device"
+            reason = moved if is_to or function is torch.Tensor.cuda else "tensor read by other code"
+            report_fallback(f"torch: {getattr(function, '__name__', function)}", reason, "torch")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """As of the stock tensor. The handle goes on recording: a debugger's look at it changes nothing."""
@@ -287,8 +257,7 @@ def _on_handles(recorder: Recorder, keeps_type: bool) -> Recorder:
 
 _KEEP_TYPE = {torch.Tensor.clone, torch.Tensor.to, torch.Tensor.detach}
 
-# torch function -> what to do on handles instead; NotImplemented means: on the real tensor.
-RECORDED: dict[Callable[..., Any], Callable[..., Any]] = {
+RECORDED = _Handle.calls = {
     function: _on_handles(recorder, function in _KEEP_TYPE)
     for function, recorder in RECORDERS.items()
     if callable(function)
@@ -303,33 +272,6 @@ def recorded(func: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callabl
         return stand_in
 
     return register
-
-
-def run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], kinds: Any = HANDLES) -> Any:
-    """A call with the real tensors of the handles among its arguments; `kinds` are their types."""
-    handles: dict[int, Any] = {}
-    call = (*args[1:], *kwargs.values())
-
-    def materialized(value: Any) -> Any:
-        if not isinstance(value, kinds):
-            return value
-        if kinds is HANDLES and value.is_recording:
-            report_fallback(f"torch: {getattr(func, '__name__', func)}", _reason(func, call), "torch")
-        tensor = value.materialize()
-        handles[id(tensor)] = value
-        return tensor
-
-    args, kwargs = tree_map(materialized, (args, kwargs))
-    result = func(*args, **kwargs)
-    # A call in place returns its tensor: give back the handle that the caller holds.
-    return handles.get(id(result), result)
-
-
-def _reason(func: Callable[..., Any], arguments: Sequence[Any]) -> str:
-    """Why a call needs the values of a handle."""
-    places = [value for value in arguments if isinstance(value, (str, torch.device))]
-    is_move = func is torch.Tensor.cuda or (func is torch.Tensor.to and any(str(place) != "cpu" for place in places))
-    return "one image is moved by itself, a batch is made on the device" if is_move else "tensor read by other code"
 
 
 def finished_handle(tensor: torch.Tensor) -> LazyTensor:
