@@ -39,8 +39,8 @@ def test_one_flipped_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_tap_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = lower_resize.tap_count
-    monkeypatch.setattr(lower_resize, "tap_count", lambda *args: stock(*args) - 2)
+    stock = lower_resize.tables.tap_count
+    monkeypatch.setattr(lower_resize.tables, "tap_count", lambda *args: stock(*args) - 2)
     with pytest.raises(AssertionError, match="values differ"):
         check()
 

@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as F_v2
 from torch_sink.image.core.atoms import Kind, Lowering, float_bits
 from torch_sink.image.core.exactness import is_scaled_bytes
 from torch_sink.image.core.examples import Arguments, Example, sample
-from torch_sink.image.core.ops import WIDE_TYPES, Op, Operation
+from torch_sink.image.core.ops import WIDE_TYPES, Op, Operation, Recorder, Stock
 
 # --- from images to tensors and back
 
@@ -44,38 +44,23 @@ def _to_pil_image(handle: Any, mode: str | None = None) -> Any:
     return image if image is not NotImplemented and mode in (None, image.mode) else NotImplemented
 
 
-def _for_images(name: str) -> Any:
-    return lambda a: iter([Example(name)] if a.is_pillow else [])
+def _conversion(name: str, stock: Stock, record: Recorder, *transforms: str, **fields: Any) -> None:
+    """The record of a conversion of Pillow images."""
+    Operation(
+        name,
+        stock={name: stock},
+        record={f"functional.{name}": record},
+        is_value=True,
+        examples=lambda a: iter([Example(name)] if a.is_pillow else []),
+        transforms={transform: [sample()] for transform in transforms},
+        takes_palettes=True,
+        **fields,
+    )
 
 
-Operation(
-    "to tensor",
-    stock={"to_tensor": F.to_tensor},
-    record={"functional.to_tensor": _to_tensor},
-    is_value=True,
-    examples=_for_images("to_tensor"),
-    transforms={"ToTensor": [sample()]},
-    takes_palettes=True,
-    result=lambda op: torch.float32,
-)
-Operation(
-    "Pillow image to tensor",
-    stock={"pil_to_tensor": F.pil_to_tensor},
-    record={"functional.pil_to_tensor": _pil_to_tensor},
-    is_value=True,
-    examples=_for_images("pil_to_tensor"),
-    transforms={"PILToTensor": [sample()], "ToPureTensor": [sample()]},
-    takes_palettes=True,
-)
-Operation(
-    "to image",
-    stock={"to_image": F_v2.to_image},
-    record={"functional.to_image": _to_image},
-    is_value=True,
-    examples=_for_images("to_image"),
-    transforms={"ToImage": [sample()]},
-    takes_palettes=True,
-)
+_conversion("to_tensor", F.to_tensor, _to_tensor, "ToTensor", result=lambda op: torch.float32)
+_conversion("pil_to_tensor", F.pil_to_tensor, _pil_to_tensor, "PILToTensor", "ToPureTensor")
+_conversion("to_image", F_v2.to_image, _to_image, "ToImage")
 Operation(
     "to Pillow image",
     # The second is a part of the first, of floats.

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torchvision.transforms import _functional_tensor as F_tensor
-from torchvision.transforms.v2 import functional as F_v2
 
 from torch_sink.image.core.arguments import fits_range
 from torch_sink.image.core.atoms import Kind, Lowering, three
 from torch_sink.image.core.examples import Arguments, Example, sample
-from torch_sink.image.core.ops import RECORDERS, WIDE_TYPES, Op, Operation, both, record_maybe_in_place
+from torch_sink.image.core.ops import WIDE_TYPES, Op, Stock, always, record_maybe_in_place
 from torch_sink.image.core.tensor_argument import TensorArgument
+from torch_sink.image.operations.functionals import functional, stock_of
 
 _NO_BOX = 0, 0, 0, 0, (0.0,)
 
@@ -41,7 +41,7 @@ def _erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inp
     if v.shape == (channels, h, w) and v.numel() > channels:
         # Converted as the assignment in stock code does it; a copy, for the caller may go on to write to its own.
         pixels = TensorArgument(v.detach().to(handle.sink_dtype, copy=True))
-        return record_maybe_in_place(handle, inplace, f"{family}.erase_pixels", (i, j, h, w, pixels))
+        return record_maybe_in_place(handle, inplace, f"{family}.erase", (i, j, h, w, pixels))
     if not h * w and v.shape in ((channels, h, w), (channels, 1, 1), (1, 1, 1)):
         return handle if inplace else handle.record(Op(f"{family}.erase", _NO_BOX))
     if v.shape[1:] != (1, 1) or len(v) not in (1, channels):
@@ -56,46 +56,26 @@ def _broadcasts(shape: torch.Size, box: tuple[int, int, int]) -> bool:
     return all(side in (1, of_box) for side, of_box in zip(shape, box, strict=True))
 
 
-def _assign_box(handle: Any, index: Any, value: Any) -> Any:
-    """`image[:, top:bottom, left:right] = values`, as other libraries erase a box."""
-    if type(value) is not torch.Tensor or type(index) is not tuple or len(index) != 3:
-        return NotImplemented
-    if index[0] not in (slice(None), Ellipsis):
-        return NotImplemented
-    if not all(type(part) is slice and part.step in (None, 1) for part in index[1:]):
-        return NotImplemented
-    (top, bottom, _), (left, right, _) = (
-        part.indices(side) for part, side in zip(index[1:], handle.sink_shape[1:], strict=True)
-    )
-    if bottom <= top or right <= left:
-        return NotImplemented
-    return RECORDERS["v1.erase"](handle, top, left, bottom - top, right - left, value, inplace=True)
-
-
-def _lower_erase(state: Lowering, top: int, left: int, height: int, width: int, value: tuple[float, ...]) -> None:
+def _lower_erase(state: Lowering, top: int, left: int, height: int, width: int, written: Any) -> None:
     """ERASE: (left, top, right, bottom), and a fill.
+    PASTE: (left, top, right, bottom, -, pixels of the box), and its pixels, three planes of float32.
 
     Values that come before a table of values go through what the table holds, in stock code.
     """
-    colors = three(tuple(map(int, value)) if state.is_uint8 else value)
-    _note_erased(state, torch.tensor(colors, device="cpu").view(-1, 1, 1))
-    state.add(Kind.ERASE, left, top, left + width, top + height, fill=colors)
-
-
-def _lower_pixels(state: Lowering, top: int, left: int, height: int, width: int, pixels: TensorArgument) -> None:
-    """PASTE: (left, top, right, bottom, -, pixels of the box), and its pixels, three planes of float32."""
-    _note_erased(state, pixels.tensor)
-    table = three_planes(pixels.tensor.float())
-    state.add(Kind.PASTE, left, top, left + width, top + height, 0, height * width, tables=(table,))
-
-
-def _note_erased(state: Lowering, values: torch.Tensor) -> None:
-    """Notes a box that is added next to floats for which a table will stand, in an atom before the first such box."""
-    if state.is_uint8 or state.is_float:
-        return
-    if not state.erased:
-        state.add(Kind.VALUES)
-    state.erased.append((len(state.atoms), len(state.value_ops), values))
+    colors = None
+    if not isinstance(written, TensorArgument):
+        colors = three(tuple(map(int, written)) if state.is_uint8 else written)
+    values = written.tensor if colors is None else torch.tensor(colors, device="cpu").view(-1, 1, 1)
+    if not (state.is_uint8 or state.is_float):
+        # Floats for which a table will stand: in an atom before the first such box.
+        if not state.erased:
+            state.add(Kind.VALUES)
+        state.erased.append((len(state.atoms), len(state.value_ops), values))
+    box = left, top, left + width, top + height
+    if colors is None:
+        state.add(Kind.PASTE, *box, 0, height * width, tables=(three_planes(values.float()),))
+    else:
+        state.add(Kind.ERASE, *box, fill=colors)
 
 
 def three_planes(pixels: torch.Tensor) -> np.ndarray:
@@ -103,9 +83,15 @@ def three_planes(pixels: torch.Tensor) -> np.ndarray:
     return pixels.expand(3, -1, -1).contiguous().view(torch.int32).numpy()
 
 
-def _with_value(function: Any, image: Any, i: int, j: int, h: int, w: int, value: tuple[float, ...]) -> Any:
-    values = torch.tensor(value, dtype=torch.float32, device="cpu").view(-1, 1, 1)
-    return function(image, i, j, h, w, values)
+def _stock(function: Stock, image: Any, i: int, j: int, h: int, w: int, written: Any) -> Any:
+    if isinstance(written, TensorArgument):
+        return function(image, i, j, h, w, written.tensor)
+    return function(image, i, j, h, w, torch.tensor(written, dtype=torch.float32, device="cpu").view(-1, 1, 1))
+
+
+def _leaves_range(op: Op) -> bool:
+    written = op.args[4]
+    return not fits_range(written.tensor.flatten().tolist() if isinstance(written, TensorArgument) else written)
 
 
 def _examples(a: Arguments) -> Iterator[Example]:
@@ -115,23 +101,13 @@ def _examples(a: Arguments) -> Iterator[Example]:
     yield Example("erase", (top, left, height, width, a.noise(height, width)), label="random values")
 
 
-def _leaves_range(op: Op) -> bool:
-    written = op.args[4]
-    return not fits_range(written.tensor.flatten().tolist() if isinstance(written, TensorArgument) else written)
-
-
-Operation(
+functional(
     "erase",
-    stock={
-        "v1.erase": lambda image, *args: _with_value(F_tensor.erase, image, *args),
-        "v2.erase": lambda image, *args: _with_value(F_v2.erase_image, image, *args),
-        "v1.erase_pixels": lambda image, i, j, h, w, pixels: F_tensor.erase(image, i, j, h, w, pixels.tensor),
-        "v2.erase_pixels": lambda image, i, j, h, w, pixels: F_v2.erase_image(image, i, j, h, w, pixels.tensor),
-    },
-    record={**both("erase", _erase), torch.Tensor.__setitem__: _assign_box},
-    lower={**both("erase", _lower_erase), **both("erase_pixels", _lower_pixels)},
+    _erase,
+    _lower_erase,
+    stock={place: functools.partial(_stock, function) for place, function in stock_of("erase").items()},
     examples=_examples,
     transforms={"RandomErasing": [sample(p=1.0), sample(p=1.0, value="random", label='value="random"')]},
-    is_tabled=lambda op: True,
+    is_tabled=always,
     leaves_range=_leaves_range,
 )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from PIL import Image
+from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
 
 from torch_sink.image.core.atoms import Kind, Lowering, color_of
-from torch_sink.image.core.examples import Example, of_method, sample
-from torch_sink.image.core.ops import Op, Operation
+from torch_sink.image.core.examples import Arguments, Example, of_method, sample
+from torch_sink.image.core.ops import WIDE_TYPES, Op, Operation, always
 
 # --- to kernel work
 
@@ -22,8 +24,12 @@ def _lower_flip(state: Lowering, x: bool, y: bool) -> None:
     state.add(Kind.FLIP, int(x), int(y), state.width, state.height)
 
 
-def lower_transpose(state: Lowering, method: int) -> None:
-    if method in (Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM, Image.Transpose.ROTATE_180):
+# Those that keep the shape.
+_HALF_TURNS = (Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM, Image.Transpose.ROTATE_180)
+
+
+def _lower_transpose(state: Lowering, method: int) -> None:
+    if method in _HALF_TURNS:
         _lower_flip(state, x=method != Image.Transpose.FLIP_TOP_BOTTOM, y=method != Image.Transpose.FLIP_LEFT_RIGHT)
         return
     height, width = state.resize_to(state.width, state.height)
@@ -45,10 +51,6 @@ def add_affine(
 # --- flips
 
 
-def _flip_examples(name: str) -> Any:
-    return lambda a: iter([Example(name)])
-
-
 def flip(family: str, handle: Any) -> Any:
     return handle.record(Op("v1.hflip" if family == "v1" else "v2.horizontal_flip"))
 
@@ -66,15 +68,15 @@ for _word, _letter, _record in (("horizontal", "h", flip), ("vertical", "v", fli
         },
         record={f"v1.{_letter}flip": _record, f"v2.{_word}_flip": _record},
         lower=functools.partial(_lower_flip, x=_letter == "h", y=_letter == "v"),
-        examples=_flip_examples(f"{_letter}flip"),
+        examples=lambda a, name=f"{_letter}flip": iter([Example(name)]),  # type: ignore[misc]
         transforms={f"Random{_word.capitalize()}Flip": [sample(p=1.0)]},
-        is_tabled=lambda op: True,
+        is_tabled=always,
         moves=True,
     )
 
+# --- turns
+
 _METHODS = frozenset(Image.Transpose)
-# Those that keep the shape.
-_HALF_TURNS = (Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM, Image.Transpose.ROTATE_180)
 
 
 def _transpose(image: Any, method: Any) -> Any:
@@ -89,9 +91,38 @@ Operation(
     "transpose",
     stock={"pil.transpose": lambda image, method: image.transpose(method)},
     record={"Image.transpose": _transpose},
-    lower=lower_transpose,
+    lower=_lower_transpose,
     examples=lambda a: of_method(a, "transpose", {method.name: (method,) for method in Image.Transpose}),
-    keeps_info=lambda op: True,
+    keeps_info=always,
+)
+
+
+def turned(handle: Any, turns: int) -> Any:
+    """Records quarter turns against the clock."""
+    if handle.sink_dtype in WIDE_TYPES:
+        return NotImplemented
+    channels, height, width = handle.sink_shape
+    shape = (channels, width, height) if turns % 2 else (channels, height, width)
+    return handle.record(Op("v2.quarter_turns", (turns,)), shape=shape)
+
+
+_TURNS = {1: Image.Transpose.ROTATE_90, 2: Image.Transpose.ROTATE_180, 3: Image.Transpose.ROTATE_270}
+
+
+def _lower_turns(state: Lowering, turns: int) -> None:
+    if turns:
+        _lower_transpose(state, _TURNS[turns])
+
+
+def _turn_examples(a: Arguments) -> Iterator[Example]:
+    yield Example("rotate", (90.0, Mode.BILINEAR), {"expand": True}, "BILINEAR, a quarter turn")
+
+
+Operation(
+    "quarter turns",
+    stock={"v2.quarter_turns": lambda image, turns: image.rot90(turns, (-2, -1)) if turns else image.clone()},
+    lower=_lower_turns,
+    examples=_turn_examples,
 )
 
 # --- memory
@@ -108,6 +139,6 @@ Operation(
     stock={"contiguous": torch.Tensor.contiguous},
     record={torch.Tensor.contiguous: _contiguous},
     examples=lambda a: iter([] if a.is_pillow else [Example("contiguous", run=lambda image: image.contiguous())]),
-    is_tabled=lambda op: True,
+    is_tabled=always,
     moves=True,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,33 +11,25 @@ from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import functional as F_v2
-from torchvision.transforms.v2.functional._geometry import (
-    _check_interpolation,
-    _compute_resized_output_size,
-    _do_native_uint8_resize_on_cpu,
-)
+from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
 from torch_sink.image.core.arguments import whole_sides
 from torch_sink.image.core.atoms import Kind, Lowering, ResizeWeights
 from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
-from torch_sink.image.core.ops import CLOSE, EXACT, MOVED, Op, Operation, Promise
+from torch_sink.image.core.ops import CLOSE, EXACT, MOVED, NUMERIC, Op, Operation, Promise, always
+from torch_sink.image.operations import resize_tables as tables
 from torch_sink.image.operations.crops import crop, remap
-from torch_sink.image.operations.resize_tables import (
-    PILLOW_PRECISION_BITS,
-    ResampleTable,
-    begins_with_rows,
-    float_taps,
-    nearest_table,
-    pillow_table,
-    tap_count,
-    tensor_nearest_table,
-    tensor_table,
-    tensor_table_without_antialias,
-)
 
 NEAREST_MODES = (Mode.NEAREST, Mode.NEAREST_EXACT)
 SMOOTH_MODES = (Mode.BILINEAR, Mode.BICUBIC)
 _PILLOW_FILTERS = frozenset(range(6))  # Pillow 13 knows more; those are not recorded
+_FILTERS = {
+    Mode.BILINEAR: Image.Resampling.BILINEAR,
+    Mode.BICUBIC: Image.Resampling.BICUBIC,
+    Mode.LANCZOS: Image.Resampling.LANCZOS,
+}
+
+# --- Pillow images
 
 
 def _resize_image(
@@ -54,59 +45,39 @@ def _resize_image(
     return image.record(Op("pil.resize", (sides, int(filter_of(image, resample)))), size=sides)
 
 
-@functools.lru_cache(maxsize=64)
-def _pillow_filter(family: str, interpolation: Any) -> int | None:
-    """The filter of Pillow's that an argument of `transforms`, "v1", or `transforms.v2`, "v2", means."""
-    if type(interpolation) is not Mode and family == "v1":
-        return None
-    try:
-        return F.pil_modes_mapping[_check_interpolation(interpolation)]
-    except (KeyError, ValueError):
-        return None
+def filter_of(image: Any, resample: int) -> int:
+    """The filter that Pillow uses: no color lies between two numbers of colors."""
+    return Image.Resampling.NEAREST if image.mode == "P" else resample
 
 
 def _resized_crop_image(
-    family: str, image: Any, top: Any, left: Any, height: Any, width: Any, size: Any,
+    image: Any, top: Any, left: Any, height: Any, width: Any, size: Any,
     interpolation: Any = Mode.BILINEAR, antialias: bool | None = True,
 ) -> Any:  # fmt: skip
     """A crop inside of the image, resized to a height and a width; stock code calls two methods of the image."""
     is_size = isinstance(size, (list, tuple)) and len(size) == 2 and _is_size(size)
-    if (
-        not is_size
-        or type(interpolation) not in (Mode, str)
-        or antialias is False
-        or not isinstance(image, Image.Image)
-    ):
-        return NotImplemented
-    resample = _pillow_filter(family, interpolation)
-    if resample is None or not (type(top) is type(left) is type(height) is type(width) is int):
+    is_box = type(top) is type(left) is type(height) is type(width) is int and isinstance(image, Image.Image)
+    if not (is_size and is_box) or type(interpolation) is not Mode or antialias is False:
         return NotImplemented
     box = left, top, left + width, top + height
     if not (0 <= box[0] < box[2] <= image.size[0] and 0 <= box[1] < box[3] <= image.size[1]):
         return NotImplemented
     sides, ops = (size[1], size[0]), [Op("pil.crop", (box,))]
     if sides != (width, height):
-        ops.append(Op("pil.resize", (sides, int(filter_of(image, resample)))))
+        ops.append(Op("pil.resize", (sides, int(filter_of(image, F.pil_modes_mapping[interpolation])))))
     return image.record_all(tuple(ops), size=sides)  # type: ignore[attr-defined]
 
 
-def filter_of(image: Any, resample: int) -> int:
-    """The filter that Pillow uses: no color lies between two numbers of colors."""
-    return Image.Resampling.NEAREST if image.mode == "P" else resample
+# --- tensors
 
 
 def _resize_v1(family: str, handle: Any, size: Any, interpolation: Any = "bilinear", antialias: Any = True) -> Any:
     if not isinstance(size, (list, tuple)) or len(size) != 2:
         return NotImplemented
     try:
-        mode = Mode(interpolation)
+        return _in_floats("v1.resize", handle, tuple(size), Mode(interpolation), antialias)
     except ValueError:
         return NotImplemented
-    if handle.sink_dtype == torch.uint8:
-        if not _is_size(size) or mode not in (*NEAREST_MODES, *SMOOTH_MODES) or _is_unsure(size, mode, antialias):
-            return NotImplemented
-        return _record("v1.resize", handle, tuple(size), mode, antialias)
-    return _resize_floats(family, handle, tuple(size), mode, antialias)
 
 
 def _resize_v2(
@@ -114,38 +85,39 @@ def _resize_v2(
     antialias: bool | None = True,
 ) -> Any:  # fmt: skip
     channels, *old_size = handle.sink_shape
-    new_size = tuple(_compute_resized_output_size(old_size, size=size, max_size=max_size))
+    new_size = tuple(v2_geometry._compute_resized_output_size(old_size, size=size, max_size=max_size))
     if new_size == tuple(old_size):
         return handle
-    mode = Mode(_check_interpolation(interpolation))
+    mode = Mode(v2_geometry._check_interpolation(interpolation))
     if handle.sink_dtype != torch.uint8:
-        return _resize_floats(family, handle, new_size, mode, antialias)
+        return _in_floats("v2.resize", handle, new_size, mode, antialias)
     if not _is_size(new_size) or not (mode in NEAREST_MODES or integer_resize_fits(mode)):
         return NotImplemented
-    if mode == Mode.LANCZOS and not antialias:
+    # To one pixel torch refuses, or not, by how pixels lie in memory.
+    if (mode == Mode.LANCZOS and not antialias) or (antialias and new_size == (1, 1) and channels == 3):
         return NotImplemented
-    if antialias and new_size == (1, 1) and channels == 3:
-        return NotImplemented  # which torch refuses, or not, by how pixels lie in memory
     return _record("v2.resize", handle, new_size, mode, antialias)
 
 
-def _resize_floats(family: str, handle: Any, size: tuple[Any, ...], mode: Mode, antialias: Any) -> Any:
-    if handle.sink_dtype != torch.float32 or not _is_size(size):
+def integer_resize_fits(interpolation: Mode) -> bool:
+    """True where stock torchvision resizes uint8 tensors in integers on this host."""
+    return interpolation in _FILTERS and v2_geometry._do_native_uint8_resize_on_cpu(interpolation)
+
+
+def _in_floats(name: str, handle: Any, size: tuple[Any, ...], mode: Mode, antialias: Any) -> Any:
+    """What stock code computes in float32."""
+    if handle.sink_dtype not in NUMERIC or not _is_size(size) or mode not in (*NEAREST_MODES, *SMOOTH_MODES):
         return NotImplemented
-    if size == tuple(handle.sink_shape[1:]):
+    if handle.sink_dtype == torch.float32 and size == tuple(handle.sink_shape[1:]):
         return handle
-    if mode not in (*NEAREST_MODES, *SMOOTH_MODES) or _is_unsure(size, mode, antialias):
+    # To one column torch's result depends on how pixels lie in memory.
+    if antialias and size[1] == 1 and mode not in NEAREST_MODES:
         return NotImplemented
-    return _record(f"{family}.resize", handle, size, mode, antialias)
+    return _record(name, handle, size, mode, antialias)
 
 
 def _is_size(size: Any) -> bool:
     return all(type(side) is int and side > 0 for side in size)
-
-
-def _is_unsure(size: Any, mode: Mode, antialias: Any) -> bool:
-    """True for a resize to one column, of which torch's result depends on how pixels lie in memory."""
-    return bool(antialias) and size[1] == 1 and mode not in NEAREST_MODES
 
 
 def _record(name: str, handle: Any, size: tuple[int, int], mode: Mode, antialias: Any) -> Any:
@@ -161,6 +133,72 @@ def _resized_crop(
         return cropped
     made = _resize_v2(family, cropped, size, interpolation, None, antialias)
     return crop("v2", handle, top, left, height, width) if made is cropped else made
+
+
+# --- to kernel work
+
+# What makes the weights of an axis: on the host from the old size, the new one and the filter; None on the device.
+_Table = Callable[[int, int, int], tables.ResampleTable]
+_WHOLE = (Kind.RESAMPLE_X, Kind.RESAMPLE_Y)
+_FLOAT = (Kind.FILTER_X, Kind.FILTER_Y)
+
+
+def _lower_image(state: Lowering, size: tuple[int, int], resample: int) -> None:
+    width, height = size
+    if resample == Image.Resampling.NEAREST:
+        x_scale, y_scale = state.width / width, state.height / height
+        x_table = tables.nearest_table(x_scale * 0.5, x_scale, width, state.width)
+        remap(state, x_table, tables.nearest_table(y_scale * 0.5, y_scale, height, state.height))
+        return
+    table = tables.pillow_table if resample in (Image.Resampling.HAMMING, Image.Resampling.LANCZOS) else None
+    kinds = _WHOLE[::-1] if tables.begins_with_rows(state.height, state.width, height, width) else _WHOLE
+    for kind in kinds:
+        _add_axis(state, kind, height, width, resample, tables.PILLOW_PRECISION_BITS, table)
+
+
+def _lower_bytes(state: Lowering, size: tuple[int, int], mode: Mode, antialias: bool) -> None:
+    """In whole numbers, as torch does it on processors with AVX2."""
+    if state.is_float or mode in NEAREST_MODES:
+        _lower_floats(state, size, mode, antialias)
+        return
+    # torch's bicubic uses the coefficient -0.5 when it antialiases, as Pillow does.
+    table = tables.tensor_table if antialias else tables.tensor_table_without_antialias
+    for kind in _WHOLE:
+        _add_axis(state, kind, *size, _FILTERS[mode], 0, table)
+
+
+def _lower_floats(state: Lowering, size: tuple[int, int], mode: Mode, antialias: bool) -> None:
+    """In float32: floats, and what v1 makes of bytes."""
+    if mode in NEAREST_MODES:
+        x_table = tables.tensor_nearest_table(state.width, size[1], mode.value)
+        remap(state, x_table, tables.tensor_nearest_table(state.height, size[0], mode.value))
+        return
+    for kind in _FLOAT:
+        _add_axis(state, kind, *size, _FILTERS[mode], 0, None if antialias else tables.float_taps)
+
+
+def _add_axis(
+    state: Lowering, kind: Kind, height: int, width: int, resample: int, precision: int, table: _Table | None
+) -> None:
+    """RESAMPLE_X, RESAMPLE_Y, FILTER_X, FILTER_Y: (last input position, full output size, taps, -, -, first output
+    position, first input position that exists, precision), and weights on the device, or two tables: first input
+    positions, and weights [taps, output positions]. Where float32 values are mirrored at the border, precision is 1."""
+    if kind in (Kind.RESAMPLE_X, Kind.FILTER_X):
+        old, new, state.width = state.width, width, width
+    else:
+        old, new, state.height = state.height, height, height
+    if old == new and (kind in _WHOLE or state.is_float):
+        return
+    if table is None:
+        taps = tables.tap_count(old, new, resample)
+        weights = ResizeWeights(old, new, taps, int(resample), precision)
+        state.add(kind, old - 1, new, taps, 0, 0, 0, 0, precision, weights=weights)
+    else:
+        first, taps_first, precision = table(old, new, int(resample))
+        state.add(kind, old - 1, new, len(taps_first), 0, 0, 0, 0, precision, tables=(first, taps_first))
+
+
+# --- the record
 
 
 def _promise(op: Op) -> Promise:
@@ -193,91 +231,6 @@ def _stock_v2(image: Any, size: tuple[int, int], mode: Mode, antialias: bool) ->
     return F_v2.resize_image(image, list(size), mode, antialias=antialias)
 
 
-def integer_resize_fits(interpolation: Mode) -> bool:
-    """True where stock torchvision resizes uint8 tensors in integers on this host."""
-    return interpolation in _FILTERS and _do_native_uint8_resize_on_cpu(interpolation)
-
-
-# --- to kernel work
-
-# What makes the weights of an axis: on the host from the old size, the new one and the filter; None on the device.
-Table = Callable[[int, int, int], ResampleTable]
-
-
-_FILTERS = {
-    Mode.BILINEAR: Image.Resampling.BILINEAR,
-    Mode.BICUBIC: Image.Resampling.BICUBIC,
-    Mode.LANCZOS: Image.Resampling.LANCZOS,
-}
-
-
-_WHOLE = (Kind.RESAMPLE_X, Kind.RESAMPLE_Y)
-
-
-_FLOAT = (Kind.FILTER_X, Kind.FILTER_Y)
-
-
-def _lower_image(state: Lowering, size: tuple[int, int], resample: int) -> None:
-    width, height = size
-    if resample == Image.Resampling.NEAREST:
-        x_scale, y_scale = state.width / width, state.height / height
-        x_table = nearest_table(x_scale * 0.5, x_scale, width, state.width)
-        remap(state, x_table, nearest_table(y_scale * 0.5, y_scale, height, state.height))
-        return
-    table = pillow_table if resample in (Image.Resampling.HAMMING, Image.Resampling.LANCZOS) else None
-    kinds = _WHOLE[::-1] if begins_with_rows(state.height, state.width, height, width) else _WHOLE
-    for kind in kinds:
-        _add_axis(state, kind, height, width, resample, PILLOW_PRECISION_BITS, table)
-
-
-def _lower_bytes(state: Lowering, size: tuple[int, int], mode: Mode, antialias: bool) -> None:
-    """In whole numbers, as torch does it on processors with AVX2."""
-    if state.is_float:
-        _lower_floats(state, size, mode, antialias)
-    if state.is_float or _lower_nearest(state, size, mode):
-        return
-    # torch's bicubic uses the coefficient -0.5 when it antialiases, as Pillow does.
-    table = tensor_table if antialias else tensor_table_without_antialias
-    for kind in _WHOLE:
-        _add_axis(state, kind, *size, _FILTERS[mode], 0, table)
-
-
-def _lower_floats(state: Lowering, size: tuple[int, int], mode: Mode, antialias: bool) -> None:
-    """In float32: floats, and what v1 makes of bytes."""
-    if not _lower_nearest(state, size, mode):
-        for kind in _FLOAT:
-            _add_axis(state, kind, *size, _FILTERS[mode], 0, None if antialias else float_taps)
-
-
-def _lower_nearest(state: Lowering, size: tuple[int, int], mode: Mode) -> bool:
-    if mode not in NEAREST_MODES:
-        return False
-    x_table = tensor_nearest_table(state.width, size[1], mode.value)
-    remap(state, x_table, tensor_nearest_table(state.height, size[0], mode.value))
-    return True
-
-
-def _add_axis(
-    state: Lowering, kind: Kind, height: int, width: int, resample: int, precision: int, table: Table | None
-) -> None:
-    """RESAMPLE_X, RESAMPLE_Y, FILTER_X, FILTER_Y: (last input position, full output size, taps, -, -, first output
-    position, first input position that exists, precision), and weights on the device, or two tables: first input
-    positions, and weights [taps, output positions]. Where float32 values are mirrored at the border, precision is 1."""
-    if kind in (Kind.RESAMPLE_X, Kind.FILTER_X):
-        old, new, state.width = state.width, width, width
-    else:
-        old, new, state.height = state.height, height, height
-    if old == new and (kind in _WHOLE or state.is_float):
-        return
-    if table is None:
-        taps = tap_count(old, new, resample)
-        weights = ResizeWeights(old, new, taps, int(resample), precision)
-        state.add(kind, old - 1, new, taps, 0, 0, 0, 0, precision, weights=weights)
-    else:
-        first, taps_first, precision = table(old, new, int(resample))
-        state.add(kind, old - 1, new, len(taps_first), 0, 0, 0, 0, precision, tables=(first, taps_first))
-
-
 Operation(
     "resize",
     stock={
@@ -287,8 +240,7 @@ Operation(
     },
     record={
         "v1.resize": _resize_v1, "v2.resize": _resize_v2, "v2.resized_crop": _resized_crop,
-        "Image.resize": _resize_image, "pil.resized_crop": functools.partial(_resized_crop_image, "v1"),
-        "pil.resized_crop_v2": functools.partial(_resized_crop_image, "v2"),
+        "Image.resize": _resize_image, "pil.resized_crop": _resized_crop_image,
     },
     lower={"pil.resize": _lower_image, "v1.resize": _lower_floats, "v2.resize": _lower_bytes},
     promise=_promise,
@@ -305,5 +257,5 @@ Operation(
     },
     takes_palettes=True,
     overshoots=lambda op: op.args[1] == Mode.BICUBIC,
-    keeps_info=lambda op: True,
+    keeps_info=always,
 )  # fmt: skip

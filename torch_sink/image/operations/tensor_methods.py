@@ -14,6 +14,7 @@ from torch_sink.image.core.examples import Arguments, Example
 from torch_sink.image.core.ops import RECORDERS, Op, Operation
 from torch_sink.image.operations.colors import lower_to_rgb, permute_channels, spread
 from torch_sink.image.operations.conversions import to_dtype
+from torch_sink.image.operations.flips import turned
 
 _TYPES = {torch.FloatTensor: torch.float32, torch.HalfTensor: torch.float16}
 
@@ -55,26 +56,30 @@ def _index(handle: Any, index: Any) -> Any:
     parts = index if type(index) is tuple else (index,)
     if type(parts[0]) is list and all(part in (Ellipsis, slice(None)) for part in parts[1:]) and len(parts) <= 3:
         return permute_channels("v2", handle, parts[0])
-    slices = _slices(parts)
-    if slices is None:
-        return NotImplemented
-    ends = [part.indices(side) for part, side in zip(slices, handle.sink_shape, strict=True)]
-    (first, last, _), (top, bottom, _), (left, right, _) = ends
-    if (first, last) != (0, handle.sink_shape[0]) or bottom <= top or right <= left:
-        return NotImplemented
-    return RECORDERS["v1.crop"](handle, top, left, bottom - top, right - left)
+    box = _box(handle, parts)
+    return NotImplemented if box is None else RECORDERS["v1.crop"](handle, *box)
 
 
-def _slices(parts: tuple[Any, ...]) -> list[slice] | None:
-    """An index as a slice a dimension; None where it is something else."""
+def _assign(handle: Any, index: Any, value: Any) -> Any:
+    """`image[:, top:bottom, left:right] = values`, as other libraries erase a box."""
+    box = _box(handle, index) if type(index) is tuple and type(value) is torch.Tensor else None
+    return NotImplemented if box is None else RECORDERS["v1.erase"](handle, *box, value, inplace=True)
+
+
+def _box(handle: Any, parts: tuple[Any, ...]) -> tuple[int, int, int, int] | None:
+    """The box (top, left, height, width) of all channels that an index means; None where it means something else."""
     places = [at for at, part in enumerate(parts) if part is Ellipsis]
     at = places[0] if places else len(parts)
     before, behind = parts[:at], parts[at + 1 :]
     missing = 3 - len(before) - len(behind)
-    if len(places) > 1 or missing < 0:
-        return None
     slices = [*before, *[slice(None)] * missing, *behind]
-    return slices if all(type(part) is slice and part.step in (None, 1) for part in slices) else None
+    is_plain = len(places) < 2 and missing >= 0
+    if not is_plain or not all(type(part) is slice and part.step in (None, 1) for part in slices):
+        return None
+    ends = [part.indices(side) for part, side in zip(slices, handle.sink_shape, strict=True)]
+    (first, last, _), (top, bottom, _), (left, right, _) = ends
+    is_box = (first, last) == (0, handle.sink_shape[0]) and bottom > top and right > left
+    return (top, left, bottom - top, right - left) if is_box else None
 
 
 def _flip(handle: Any, dims: Any, second: Any = None) -> Any:
@@ -90,13 +95,10 @@ def _flip(handle: Any, dims: Any, second: Any = None) -> Any:
 
 
 def _rotate(handle: Any, k: Any = 1, dims: Any = (0, 1)) -> Any:
-    channels, height, width = handle.sink_shape
     axes = tuple(dim % 3 for dim in dims) if all(type(dim) is int and -3 <= dim < 3 for dim in dims) else ()
     if type(k) is not int or axes not in ((1, 2), (2, 1)):
         return NotImplemented
-    turns = (k if axes == (1, 2) else -k) % 4
-    shape = (channels, width, height) if turns % 2 else (channels, height, width)
-    return handle.record(Op("v2.quarter_turns", (turns,)), shape=shape)
+    return turned(handle, (k if axes == (1, 2) else -k) % 4)
 
 
 Operation(
@@ -104,6 +106,7 @@ Operation(
     stock={},
     record={
         torch.Tensor.__getitem__: _index,
+        torch.Tensor.__setitem__: _assign,
         **dict.fromkeys((torch.flip, torch.Tensor.flip), _flip),
         **dict.fromkeys((torch.rot90, torch.Tensor.rot90), _rotate),
     },

@@ -9,30 +9,25 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms import functional as F
-from torchvision.transforms.v2 import functional as F_v2
 
 from torch_sink.image.core.arguments import is_number
 from torch_sink.image.core.atoms import Kind, Lowering, float_bits, three
 from torch_sink.image.core.exactness import is_from_bytes, is_tabled, since_conversion
 from torch_sink.image.core.examples import STATISTICS, Arguments, Example, sample
-from torch_sink.image.core.ops import Op, Operation, both, record_maybe_in_place
+from torch_sink.image.core.ops import Op, Operation, Recorder, always, both, record_maybe_in_place
 from torch_sink.image.operations.conversions import convert_dtype, to_dtype
+from torch_sink.image.operations.functionals import stock_of
 
 
 def _lower_normalize(state: Lowering, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     """NORMALIZE: (three means, three standard deviations), by their bits."""
     state.add(Kind.NORMALIZE, *float_bits(*three(mean), *three(std)))
-
-
-def _lower_product(state: Lowering, factor: float) -> None:
-    _lower_normalize(state, (0.0,), (1 / factor,))
 
 
 # --- normalization
@@ -84,52 +79,23 @@ def _spread(handle: Any, mean: Any, std: Any) -> Any:
 # --- arithmetic
 
 _SMALLEST, _LARGEST = 1e-6, 1e6
+_Arithmetic = Callable[[Any, Any, bool], Any]
 
 
-def _sub(image: Any, constant: Any = None) -> Any:
-    return _shifted(image, constant)
+def _ways(name: str, record: _Arithmetic) -> dict[Any, Recorder]:
+    """How programs call an operator of torch's: as a function, a method, and in place."""
+
+    def made(image: Any, constant: Any = None) -> Any:
+        return record(image, constant, False)
+
+    def made_in_place(image: Any, constant: Any = None) -> Any:
+        return record(image, constant, True)
+
+    places = getattr(torch, name), getattr(torch.Tensor, name)
+    return {**dict.fromkeys(places, made), getattr(torch.Tensor, f"{name}_"): made_in_place}
 
 
-def _add(image: Any, constant: Any = None) -> Any:
-    return _shifted(image, _negative(constant))
-
-
-def _div(image: Any, constant: Any = None) -> Any:
-    return _divided(image, constant)
-
-
-def _mul(image: Any, constant: Any = None) -> Any:
-    """The image times a constant, or the other way around."""
-    return _multiplied(constant, image) if is_number(image) else _multiplied(image, constant)
-
-
-def _sub_in_place(image: Any, constant: Any = None) -> Any:
-    return _shifted(image, constant, in_place=True)
-
-
-def _add_in_place(image: Any, constant: Any = None) -> Any:
-    return _shifted(image, _negative(constant), in_place=True)
-
-
-def _div_in_place(image: Any, constant: Any = None) -> Any:
-    return _divided(image, constant, in_place=True)
-
-
-def _mul_in_place(image: Any, constant: Any = None) -> Any:
-    return _multiplied(image, constant, in_place=True)
-
-
-def _subtracted_from(image: Any, constant: Any = None) -> Any:
-    """`constant - image`; of bytes `255 - image`, which is an inversion."""
-    if getattr(image, "sink_dtype", None) == torch.uint8 and type(constant) is int:
-        return image.record(Op("v1.invert")) if constant == 255 else NotImplemented
-    if not is_number(constant):
-        return NotImplemented
-    negative = _multiplied(image, -1.0)
-    return negative if negative is NotImplemented else _shifted(negative, -constant)
-
-
-def _shifted(image: Any, mean: Any, *, in_place: bool = False) -> Any:
+def _shifted(image: Any, mean: Any, in_place: bool) -> Any:
     image = _as_floats(image, type(mean) is float and not in_place)
     means = _constants(image, mean, in_place)
     if means is None:
@@ -137,7 +103,12 @@ def _shifted(image: Any, mean: Any, *, in_place: bool = False) -> Any:
     return record_maybe_in_place(image, in_place, "v1.normalize", (means, (1.0,)))
 
 
-def _divided(image: Any, std: Any, *, in_place: bool = False) -> Any:
+def _added(image: Any, constant: Any, in_place: bool) -> Any:
+    is_constant = is_number(constant) or type(constant) is torch.Tensor
+    return _shifted(image, -constant if is_constant else None, in_place)
+
+
+def _divided(image: Any, std: Any, in_place: bool) -> Any:
     if is_number(std) and std == 255 and not in_place and _is_bytes(image):
         return convert_dtype("v1", image)
     image = _as_floats(image, is_number(std) and not in_place)
@@ -147,13 +118,23 @@ def _divided(image: Any, std: Any, *, in_place: bool = False) -> Any:
     return record_maybe_in_place(image, in_place, "v1.normalize", ((0.0,), stds))
 
 
-def _multiplied(image: Any, factor: Any, *, in_place: bool = False) -> Any:
+def _multiplied(image: Any, factor: Any, in_place: bool) -> Any:
+    """The image times a constant, or the other way around."""
+    image, factor = (factor, image) if is_number(image) else (image, factor)
     image = _as_floats(image, type(factor) is float and not in_place)
     if not is_number(factor) or _constants(image, factor, in_place) is None:
         return NotImplemented
     if abs(factor) < _SMALLEST and not all(map(is_tabled, since_conversion(image))):
         return NotImplemented
     return record_maybe_in_place(image, in_place, "mul", (float(factor),))
+
+
+def _subtracted_from(image: Any, constant: Any = None) -> Any:
+    """`constant - image`; of bytes `255 - image`, which is an inversion."""
+    if getattr(image, "sink_dtype", None) == torch.uint8 and type(constant) is int:
+        return image.record(Op("v1.invert")) if constant == 255 else NotImplemented
+    negative = _multiplied(image, -1.0, False) if is_number(constant) else NotImplemented
+    return negative if negative is NotImplemented else _shifted(negative, -constant, False)
 
 
 def _is_bytes(image: Any) -> bool:
@@ -163,10 +144,6 @@ def _is_bytes(image: Any) -> bool:
 def _as_floats(image: Any, becomes_floats: bool) -> Any:
     """Bytes as the floats that arithmetic with a float, and every quotient, makes of them first."""
     return to_dtype("v2", image) if becomes_floats and _is_bytes(image) else image
-
-
-def _negative(constant: Any) -> Any:
-    return -constant if is_number(constant) or type(constant) is torch.Tensor else None
 
 
 def _constants(image: Any, constant: Any, in_place: bool) -> tuple[float, ...] | None:
@@ -200,52 +177,48 @@ def _product_examples(a: Arguments) -> Iterator[Example]:
 
 Operation(
     "normalize",
-    stock={"v1.normalize": F_tensor.normalize, "v2.normalize": F_v2.normalize_image},
+    stock=stock_of("normalize"),
     record={
         **both("normalize", _normalize),
-        **dict.fromkeys((torch.sub, torch.Tensor.sub), _sub),
-        **dict.fromkeys((torch.add, torch.Tensor.add), _add),
-        **dict.fromkeys((torch.div, torch.Tensor.div), _div),
+        **_ways("sub", _shifted),
+        **_ways("add", _added),
+        **_ways("div", _divided),
         **dict.fromkeys((torch.rsub, torch.Tensor.__rsub__), _subtracted_from),
-        torch.Tensor.sub_: _sub_in_place,
-        torch.Tensor.add_: _add_in_place,
-        torch.Tensor.div_: _div_in_place,
     },
     lower=_lower_normalize,
     is_value=True,
     examples=_normalize_examples,
     transforms={"Normalize": [sample(*STATISTICS), sample(*STATISTICS, inplace=True, label="inplace=True")]},
-    leaves_range=lambda op: True,
+    leaves_range=always,
 )
 Operation(
     "product",
     stock={"mul": lambda image, factor: image * factor},
-    record={torch.mul: _mul, torch.Tensor.mul: _mul, torch.Tensor.mul_: _mul_in_place},
-    lower=_lower_product,
+    record=_ways("mul", _multiplied),
+    lower=lambda state, factor: _lower_normalize(state, (0.0,), (1 / factor,)),
     is_value=True,
     examples=_product_examples,
-    leaves_range=lambda op: True,
+    leaves_range=always,
 )
 
 # --- bounds
 
 
 def _clamp(image: Any, min: Any = None, max: Any = None) -> Any:
-    return _record_clamp(image, min, max, in_place=False)
+    return _clamped(image, min, max, in_place=False)
 
 
 def _clamp_in_place(image: Any, min: Any = None, max: Any = None) -> Any:
-    return _record_clamp(image, min, max, in_place=True) if image.changes_in_place else NotImplemented
+    return _clamped(image, min, max, in_place=True) if image.changes_in_place else NotImplemented
 
 
-def _record_clamp(image: Any, low: Any, high: Any, in_place: bool) -> Any:
+def _clamped(image: Any, low: Any, high: Any, in_place: bool) -> Any:
     bounds = [bound for bound in (low, high) if bound is not None]
     if not bounds or not all(map(is_number, bounds)) or any(map(math.isnan, bounds)):
         return NotImplemented
-    if image.sink_dtype == torch.uint8:
-        if not all(type(bound) is int and 0 <= bound <= 255 for bound in bounds):
-            return NotImplemented  # which torch wraps around, or makes floats of
-    elif image.sink_dtype != torch.float32:
+    # torch wraps other bounds of bytes around, or makes floats of them.
+    is_byte = image.sink_dtype == torch.uint8 and all(type(bound) is int and 0 <= bound <= 255 for bound in bounds)
+    if not is_byte and image.sink_dtype != torch.float32:
         return NotImplemented
     return record_maybe_in_place(image, in_place, "clamp", (low, high))
 
@@ -260,11 +233,10 @@ def _lower_clamp(state: Lowering, low: float | None, high: float | None) -> None
 
 
 def _keeps_in_range(op: Op) -> bool:
-    low, high = _bounds(*op.args)
-    return low >= 0 and high <= 1 and low <= 1 and high >= 0
+    return None not in op.args and not _leaves_range(op)
 
 
-def _clamp_leaves_range(op: Op) -> bool:
+def _leaves_range(op: Op) -> bool:
     return any(bound is not None and not 0 <= bound <= 1 for bound in op.args)
 
 
@@ -287,5 +259,5 @@ Operation(
     examples=_clamp_examples,
     is_value=True,
     clamps=_keeps_in_range,
-    leaves_range=_clamp_leaves_range,
+    leaves_range=_leaves_range,
 )

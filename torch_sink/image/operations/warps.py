@@ -1,60 +1,57 @@
-"""Affine and perspective transforms, rotations and elastic deformation."""
+"""Affine and perspective transforms, rotations and elastic deformation of tensors.
+
+torch makes a grid of source positions in [-1, 1] and samples it with `grid_sample`. Matrices are scaled here, as torch
+does it in float32; the kernel makes the grid from them.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from PIL import Image
 from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
 from torch_sink.image.core.arguments import fits_range, is_number
-from torch_sink.image.core.atoms import Lowering
+from torch_sink.image.core.atoms import FORMULAS, Formula, Kind, Lowering, three
 from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
 from torch_sink.image.core.ops import MOVED, NEAREST, NUMERIC, Op, Operation, Promise
 from torch_sink.image.core.tensor_argument import TensorArgument
-from torch_sink.image.operations.flips import lower_transpose
-from torch_sink.image.operations.grids import (
-    affine_grid,
-    displaced,
-    grid_v1,
-    grid_v2,
-    lower_grid,
-    perspective_grid,
-    rotation_matrix,
-    same_size,
-)
+from torch_sink.image.operations.flips import turned
 
+# The number of a mode is its place here.
 _MODES = ("nearest", "bilinear")
+_Fill = tuple[float, ...] | None
 
-
-def _fill_of(handle: Any, fill: Any) -> Any:
-    """A fill as None or one number a channel; `NotImplemented` if unsupported."""
-    channels = handle.sink_shape[0]
-    if fill is None:
-        return None
-    values = tuple(fill) if isinstance(fill, (list, tuple)) else (fill,)
-    if len(values) not in (1, channels) or not all(map(is_number, values)):
-        return NotImplemented
-    if handle.sink_dtype == torch.uint8 and not all(0 <= value <= 255 for value in values):
-        return NotImplemented
-    return tuple(map(float, values)) * (channels if len(values) == 1 else 1)
+# --- what the recorders share
 
 
 def _record(handle: Any, name: str, parameters: tuple[Any, ...], mode: Any, fill: Any, size: Any = None) -> Any:
     """Records `name(*parameters, mode, fill)`; `size` (height, width) where the call changes it."""
     channels, height, width = handle.sink_shape
     fills = _fill_of(handle, fill)
-    height, width = (height, width) if size is None else size
-    if handle.sink_dtype not in NUMERIC:
-        return NotImplemented
-    if fills is NotImplemented or mode not in _MODES or min(height, width) <= 0:
+    height, width = size or (height, width)
+    if handle.sink_dtype not in NUMERIC or fills is NotImplemented or mode not in _MODES or min(height, width) <= 0:
         return NotImplemented
     return handle.record(Op(name, (*parameters, mode, fills)), shape=(channels, height, width))
+
+
+def _fill_of(handle: Any, fill: Any) -> Any:
+    """A fill as None or one number a channel; `NotImplemented` if unsupported."""
+    if fill is None:
+        return None
+    values = tuple(fill) if isinstance(fill, (list, tuple)) else (fill,)
+    channels = handle.sink_shape[0]
+    if len(values) not in (1, channels) or not all(map(is_number, values)):
+        return NotImplemented
+    if handle.sink_dtype == torch.uint8 and not all(0 <= value <= 255 for value in values):
+        return NotImplemented
+    return tuple(map(float, values)) * (channels if len(values) == 1 else 1)
 
 
 def _mode_v2(interpolation: Any) -> str:
@@ -69,6 +66,9 @@ def _fills_beyond_the_range(op: Op) -> bool:
     return not fits_range(op.args[-1] or ())
 
 
+_warp = functools.partial(Operation, promise=_promise, leaves_range=_fills_beyond_the_range)
+
+
 def _examples(name: str, arguments: Callable[[Arguments], tuple[Any, ...]]) -> Callable[[Arguments], Iterator[Example]]:
     """A call of a functional with each interpolation and a fill."""
 
@@ -79,37 +79,74 @@ def _examples(name: str, arguments: Callable[[Arguments], tuple[Any, ...]]) -> C
     return examples
 
 
-# --- to kernel work
+# --- grids
+
+# What the kernel reads of the kind of a grid. The tables of AFFINE and PERSPECTIVE: one, of the position of the first
+# column and row, and three rows of three coefficients (across, down, and what both are divided by). Of DISPLACED: the
+# undisplaced positions of all columns, then of all rows; and the displacement [H, W, 2]. All are float32 by their bits.
+_AFFINE, _PERSPECTIVE, _DISPLACED = range(3)
+_Size = tuple[int, int] | None
 
 
-def _lower_rotated_v1(
-    state: Lowering, matrix: Sequence[float], size: tuple[int, int], mode: str, fill: tuple[float, ...] | None
+def _lower_grid(
+    family: str, state: Lowering, kind: int, tables: tuple[np.ndarray, ...], size: _Size, mode: str, fill: _Fill
 ) -> None:
-    lower_grid("v1", state, affine_grid(matrix, state.height, state.width, *size), mode, fill, size)
+    """GRID: (input width, input height, mode, -, -, kind of grid), a fill, and the tables of the grid."""
+    height, width = state.resize_to(*(size or (state.height, state.width)))
+    # How the fill is worked in: not at all, or as v1 or v2 do it.
+    rule = Formula.PILLOW if fill is None else FORMULAS[family]
+    values = width, height, _MODES.index(mode), 0, 0, kind
+    state.add(Kind.GRID, *values, fill=three(fill or (0.0,)), formula=rule, tables=tables)
 
 
-def _lower_rotated_v2(
-    state: Lowering, angle: float, expand: bool, center: tuple[float, float] | None, size: tuple[int, int] | None,
-    mode: str, fill: tuple[float, ...] | None,
-) -> None:  # fmt: skip
-    matrix = rotation_matrix(state.height, state.width, angle, center)
-    size = size or (state.height, state.width)
-    lower_grid("v2", state, affine_grid(matrix, state.height, state.width, *size), mode, fill, size)
+def _lower_affine(family: str, state: Lowering, matrix: Sequence[float], size: _Size, mode: str, fill: _Fill) -> None:
+    """The origin is the middle of the image, before and after it."""
+    new_height, new_width = size or (state.height, state.width)
+    table = _bits((1 - new_width) * 0.5, (1 - new_height) * 0.5, *_halved(state, matrix), 0, 0, 0)
+    _lower_grid(family, state, _AFFINE, (table,), size, mode, fill)
 
 
-_TURNS = {1: Image.Transpose.ROTATE_90, 2: Image.Transpose.ROTATE_180, 3: Image.Transpose.ROTATE_270}
+def _lower_perspective(family: str, state: Lowering, coefficients: Sequence[float], mode: str, fill: _Fill) -> None:
+    """In pixels whose centers are at halves."""
+    *matrix, g, h = coefficients
+    table = _bits(0.5, 0.5, *_halved(state, matrix), g, h, 1)
+    _lower_grid(family, state, _PERSPECTIVE, (table,), None, mode, fill)
 
 
-def _lower_turns(state: Lowering, turns: int) -> None:
-    if turns:
-        lower_transpose(state, _TURNS[turns])
+def _lower_elastic(family: str, state: Lowering, field: TensorArgument, mode: str, fill: _Fill) -> None:
+    displacement = field.tensor.contiguous().view(torch.int32).flatten().numpy()
+    tables = _identity_positions(state.height, state.width), displacement
+    _lower_grid(family, state, _DISPLACED, tables, None, mode, fill)
+
+
+def _halved(state: Lowering, matrix: Sequence[float]) -> np.ndarray:
+    """Two rows of three coefficients, in fractions of half the image."""
+    halves = np.array([[0.5 * state.width], [0.5 * state.height]], np.float32)
+    return (np.array(matrix, np.float32).reshape(2, 3) / halves).ravel()
+
+
+def _bits(*values: float) -> np.ndarray:
+    return np.array(values, np.float32).view(np.int32)
+
+
+@functools.lru_cache(maxsize=64)
+def _identity_positions(height: int, width: int) -> np.ndarray:
+    ends = [((1 - side) / side, (side - 1) / side, side) for side in (width, height)]
+    positions = [torch.linspace(*end, dtype=torch.float32, device="cpu") for end in ends]
+    return torch.cat(positions).view(torch.int32).numpy()
 
 
 # --- affine
 
 
 def _affine_v1(family: str, handle: Any, matrix: Any, interpolation: str = "nearest", fill: Any = None) -> Any:
-    return _record(handle, "v1.affine", (tuple(matrix),), interpolation, fill)
+    return _record(handle, "v1.affine", (tuple(matrix), None), interpolation, fill)
+
+
+def _stock_v1(image: Any, matrix: Sequence[float], size: _Size, mode: str, fill: _Fill) -> Any:
+    if size is None:
+        return F_tensor.affine(image, list(matrix), mode, fill)
+    return F_tensor.rotate(image, list(matrix), mode, True, fill)
 
 
 def _affine_v2(
@@ -122,22 +159,39 @@ def _affine_v2(
     return _record(handle, "v2.affine", parameters, _mode_v2(interpolation), fill)
 
 
+def _lower_affine_v2(
+    state: Lowering, angle: float, translate: Any, scale: float, shear: Any, center: Any, *sampling: Any
+) -> None:
+    matrix = _inverse_affine(state.height, state.width, angle, translate, scale, shear, center)
+    _lower_affine("v2", state, matrix, None, *sampling)
+
+
+def _inverse_affine(
+    height: int, width: int, angle: float, translate: Any, scale: float, shear: Any, center: Any
+) -> list[float]:
+    """The inverse of an affine transform, as the kernels of `transforms.v2` compute it."""
+    middle = [0.0, 0.0]
+    if center is not None:
+        middle = [at - side * 0.5 for at, side in zip(center, (width, height), strict=True)]
+    translation = [float(value) for value in translate]
+    return v2_geometry._get_inverse_affine_matrix(middle, angle, translation, scale, list(shear))
+
+
 def _affine_arguments(a: Arguments) -> tuple[Any, ...]:
     angle, shift = a.chance.uniform(-180, 180), [a.chance.randint(-3, 3), a.chance.randint(-3, 3)]
     return angle, shift, a.chance.uniform(0.6, 1.6), [a.chance.uniform(-20, 20), a.chance.uniform(-20, 20)]
 
 
-Operation(
+_warp(
     "affine",
     stock={
-        "v1.affine": lambda image, matrix, mode, fill: F_tensor.affine(image, list(matrix), mode, fill),
+        "v1.affine": _stock_v1,
         "v2.affine": lambda image, angle, translate, scale, shear, center, mode, fill: F_v2.affine_image(
             image, angle, translate, scale, shear, Mode(mode), fill, center
         ),
     },
     record={"v1.affine": _affine_v1, "v2.affine": _affine_v2},
-    lower={"v1.affine": same_size("v1", grid_v1), "v2.affine": same_size("v2", grid_v2)},
-    promise=_promise,
+    lower={"v1.affine": functools.partial(_lower_affine, "v1"), "v2.affine": _lower_affine_v2},
     examples=_examples("affine", _affine_arguments),
     transforms={
         "RandomAffine": [
@@ -145,7 +199,6 @@ Operation(
             sample(0, translate=(0.2, 0.2), label="translation alone"),
         ],
     },
-    leaves_range=_fills_beyond_the_range,
 )
 
 # --- rotations
@@ -155,33 +208,35 @@ def _rotate_v1(
     family: str, handle: Any, matrix: Any, interpolation: str = "nearest", expand: bool = False, fill: Any = None
 ) -> Any:
     if not expand:
-        return _record(handle, "v1.affine", (tuple(matrix),), interpolation, fill)
+        return _affine_v1(family, handle, matrix, interpolation, fill)
     _, height, width = handle.sink_shape
-    new_width, new_height = F_tensor._compute_affine_output_size(matrix, width, height)
-    size = new_height, new_width
-    return _record(handle, "v1.rotate_expanded", (tuple(matrix), size), interpolation, fill, size)
+    size = F_tensor._compute_affine_output_size(matrix, width, height)[::-1]
+    return _record(handle, "v1.affine", (tuple(matrix), size), interpolation, fill, size)
 
 
 def _rotate_v2(
     family: str, handle: Any, angle: Any, interpolation: Any = Mode.NEAREST, expand: bool = False, center: Any = None,
     fill: Any = None,
 ) -> Any:  # fmt: skip
-    channels, height, width = handle.sink_shape
-    if handle.sink_dtype not in NUMERIC:
-        return NotImplemented
+    _, height, width = handle.sink_shape
     angle = angle % 360
-    turned = angle in (90, 270) and (expand or height == width)
-    if center is None and (angle in (0, 180) or turned):
-        turned_size = (width, height) if turned else (height, width)
-        return handle.record(Op("v2.quarter_turns", (int(angle) // 90,)), shape=(channels, *turned_size))
-    parameters = angle, expand, None if center is None else tuple(center)
+    if center is None and (angle in (0, 180) or (angle in (90, 270) and (expand or height == width))):
+        return turned(handle, int(angle) // 90)
     size = None
     if expand:
-        new_width, new_height = v2_geometry._compute_affine_output_size(
-            rotation_matrix(height, width, angle, center), width, height
-        )
-        size = new_height, new_width
-    return _record(handle, "v2.rotate", (*parameters, size), _mode_v2(interpolation), fill, size)
+        matrix = _inverse_rotation(height, width, angle, center)
+        size = v2_geometry._compute_affine_output_size(matrix, width, height)[::-1]
+    parameters = angle, expand, None if center is None else tuple(center), size
+    return _record(handle, "v2.rotate", parameters, _mode_v2(interpolation), fill, size)
+
+
+def _inverse_rotation(height: int, width: int, angle: float, center: Any) -> list[float]:
+    return _inverse_affine(height, width, -angle, (0.0, 0.0), 1.0, (0.0, 0.0), center)
+
+
+def _lower_rotated(state: Lowering, angle: float, expand: bool, center: Any, size: _Size, *sampling: Any) -> None:
+    matrix = _inverse_rotation(state.height, state.width, angle, center)
+    _lower_affine("v2", state, matrix, size, *sampling)
 
 
 def _rotate_examples(a: Arguments) -> Iterator[Example]:
@@ -189,38 +244,22 @@ def _rotate_examples(a: Arguments) -> Iterator[Example]:
     yield Example("rotate", (a.chance.uniform(10, 80),), {"expand": True}, "NEAREST, expand=True")
 
 
-def _turn_examples(a: Arguments) -> Iterator[Example]:
-    yield Example("rotate", (90.0, Mode.BILINEAR), {"expand": True}, "BILINEAR, a quarter turn")
-
-
-Operation(
+_warp(
     "rotate",
     stock={
-        "v1.rotate_expanded": lambda image, matrix, size, mode, fill: F_tensor.rotate(
-            image, list(matrix), mode, True, fill
-        ),
         "v2.rotate": lambda image, angle, expand, center, size, mode, fill: F_v2.rotate_image(
             image, angle, Mode(mode), expand, center, fill
         ),
     },
     record={"v1.rotate": _rotate_v1, "v2.rotate": _rotate_v2},
-    lower={"v1.rotate_expanded": _lower_rotated_v1, "v2.rotate": _lower_rotated_v2},
-    promise=_promise,
+    lower={"v2.rotate": _lower_rotated},
     examples=_rotate_examples,
     transforms={
         "RandomRotation": [
             *interpolations((20, 30), usual="NEAREST"), sample((20, 30), expand=True, label="expand=True"),
         ],
     },
-    leaves_range=_fills_beyond_the_range,
 )  # fmt: skip
-Operation(
-    "quarter turns",
-    stock={"v2.quarter_turns": lambda image, turns: image.rot90(turns, (-2, -1)) if turns else image.clone()},
-    lower=_lower_turns,
-    examples=_turn_examples,
-)
-
 # --- perspective
 
 
@@ -238,7 +277,7 @@ def _perspective_v2(
     return _record(handle, "v2.perspective", (tuple(values),), _mode_v2(interpolation), fill)
 
 
-Operation(
+_warp(
     "perspective",
     stock={
         "v1.perspective": lambda image, values, mode, fill: F_tensor.perspective(image, list(values), mode, fill),
@@ -247,11 +286,9 @@ Operation(
         ),
     },
     record={"v1.perspective": _perspective_v1, "v2.perspective": _perspective_v2},
-    lower={f"{family}.perspective": same_size(family, perspective_grid) for family in ("v1", "v2")},
-    promise=_promise,
+    lower={f"{family}.perspective": functools.partial(_lower_perspective, family) for family in ("v1", "v2")},
     examples=_examples("perspective", lambda a: a.corners()),
     transforms={"RandomPerspective": [sample(p=1.0)]},
-    leaves_range=_fills_beyond_the_range,
 )
 
 # --- elastic deformation
@@ -278,7 +315,7 @@ def _deform(name: str, handle: Any, displacement: torch.Tensor, mode: str, fill:
     return _record(handle, name, (TensorArgument(displacement.detach().clone()),), mode, fill)
 
 
-Operation(
+_warp(
     "elastic",
     stock={
         "v1.elastic_transform": lambda image, field, mode, fill: F_tensor.elastic_transform(
@@ -287,9 +324,10 @@ Operation(
         "v2.elastic": lambda image, field, mode, fill: F_v2.elastic_image(image, field.tensor, Mode(mode), fill),
     },
     record={"v1.elastic_transform": _elastic_v1, "v2.elastic": _elastic_v2},
-    lower={"v1.elastic_transform": same_size("v1", displaced), "v2.elastic": same_size("v2", displaced)},
-    promise=_promise,
+    lower={
+        "v1.elastic_transform": functools.partial(_lower_elastic, "v1"),
+        "v2.elastic": functools.partial(_lower_elastic, "v2"),
+    },
     examples=_examples("elastic_transform", lambda a: (a.displacement(),)),
     transforms={"ElasticTransform": interpolations(sigma=1.0, usual="BILINEAR")},
-    leaves_range=_fills_beyond_the_range,
 )
