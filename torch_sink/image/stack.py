@@ -114,7 +114,7 @@ class LazyStack(LazyBatch):
             self._view = self._images.values.view(self._size)
         return self._view
 
-    def _tensor(self, values: torch.Tensor) -> None:  # type: ignore[override]
+    @_tensor.setter  # type: ignore[override]
     def _tensor(self, values: torch.Tensor) -> None:
         self._view = values
         self._images.become(values.view(-1, *values.shape[-3:]))
