@@ -79,8 +79,8 @@ def as_bytes(state: torch.Tensor) -> bytes:
 
 def _generators_of(loader: Any) -> list[Any]:
     """Those of a DataLoader and its samplers, None for one that draws from torch's global generator."""
-    parts = loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)
-    return [part.generator for part in parts if hasattr(part, "generator")]
+    samplers: list[Any] = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
+    return [part.generator for part in (loader, *samplers) if hasattr(part, "generator")]
 
 
 def is_seeded(loader: Any) -> bool:
