@@ -16,9 +16,8 @@ from torch.optim import lr_scheduler
 from torch_sink.errors import UnsupportedOperation
 from torch_sink.loop import LambdaCallback, StepLoop
 from torch_sink.loop.amp import DynamicLossScaler
-from torch_sink.loop.core.batches import batch_tensors
+from torch_sink.loop.core.batches import UsualShape, batch_tensors
 from torch_sink.loop.engines import build
-from torch_sink.loop.engines.launched import UsualShape
 from torch_sink.sink import SinkLoader
 
 from .reference import assert_equal_training, make_batches, make_model, plain_loop

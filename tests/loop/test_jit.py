@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -80,34 +79,8 @@ def test_a_jitted_module_stays_what_it_is(graphs: list[Any]) -> None:
     assert torch.equal(copy.deepcopy(jitted)(X), jitted(X))
 
 
-@pytest.mark.parametrize("settings", [{}, {"fullgraph": True}, {"dynamic": True}, {"jit_level": "O2"}])
-def test_a_jitted_module_class(graphs: list[Any], settings: dict[str, Any]) -> None:
-    original = type("Net", (Net,), {"__module__": __name__})
-    compiled = jit(**settings)(original) if settings else jit(original)
-    assert compiled is original
-    wide, narrow = compiled(5), compiled(2)
-    assert (wide.hidden, narrow.hidden) == (5, 2)
-    wide.eval()
-    plain = Net(5).eval()
-    plain.load_state_dict(wide.state_dict())
-    assert torch.equal(wide(X), plain(X))
-    assert narrow(X).shape == (2, 2)
-    assert len(graphs) >= 2
-    before = len(graphs)
-    assert torch.equal(copy.deepcopy(wide)(X), plain(X))
-    assert len(graphs) >= before
-
-
-def test_an_instance_of_a_jitted_class_is_pickled(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Net, "forward", Net.forward)  # put back at the end
-    model = jit(Net)().eval()
-    again = pickle.loads(pickle.dumps(model))
-    assert torch.equal(again(X), model(X))
-    assert graphs
-
-
 def make_methods() -> list[tuple[Any, float]]:
-    """Two classes with every kind of method, decorated from above and from below; and what they add."""
+    """Two classes with every kind of method, and what they add."""
 
     class Methods:
         shift = 10.0
@@ -116,24 +89,14 @@ def make_methods() -> list[tuple[Any, float]]:
         def plain(self, inputs: Tensor) -> Tensor:
             return inputs + self.shift
 
-        @jit
         @staticmethod
-        def static_above(inputs: Tensor) -> Tensor:
-            return inputs + 1
-
-        @staticmethod
-        @jit
-        def static_below(inputs: Tensor) -> Tensor:
-            return inputs + 2
-
         @jit(fullgraph=True)
-        @classmethod
-        def class_above(cls, inputs: Tensor) -> Tensor:
-            return inputs + cls.shift
+        def static(inputs: Tensor) -> Tensor:
+            return inputs + 2
 
         @classmethod
         @jit(dynamic=True)
-        def class_below(cls, inputs: Tensor) -> Tensor:
+        def of_class(cls, inputs: Tensor) -> Tensor:
             return inputs + 2 * cls.shift
 
     class Inherited(Methods):
@@ -144,14 +107,13 @@ def make_methods() -> list[tuple[Any, float]]:
 
 def test_methods(graphs: list[Any]) -> None:
     for owner, shift in make_methods():
-        expected = {"static_above": 1, "static_below": 2, "class_above": shift, "class_below": 2 * shift}
-        for name, value in expected.items():
+        for name, value in {"static": 2, "of_class": 2 * shift}.items():
             assert torch.equal(getattr(owner, name)(X), X + value), name
             assert torch.equal(getattr(owner(), name)(X), X + value), name
             assert getattr(owner, name).__name__ == name
         assert torch.equal(owner().plain(X), X + shift)
         assert torch.equal(jit(owner().plain)(X), X + shift)
-    assert len(graphs) >= 5
+    assert len(graphs) >= 3
 
 
 class Scaled:
@@ -165,12 +127,10 @@ class Scaled:
 
 
 def test_other_callables(graphs: list[Any]) -> None:
-    jitted = jit(type("Jitted", (Scaled,), {}))
     calls: list[tuple[Callable[[Tensor], Tensor], Tensor]] = [
         (jit(functools.partial(torch.add, X)), X + X),
         (jit(Scaled(2.0)), X * 2),
         (jit(Scaled(3.0).__call__), X * 3),
-        (jitted(4.0), X * 4),
         (jit(torch.sin), X.sin()),
         (jit(nn.functional.relu), X.relu()),
     ]
@@ -199,11 +159,8 @@ def test_nothing_is_compiled(graphs: list[Any], level: str, monkeypatch: pytest.
     arguments = {"jit_level": "O0"} if level == "O0" else {}
     model = Net()
     assert jit(model, **arguments) is model
-    original = type("Net", (Net,), {})
-    forward = original.forward
-    assert jit(original, **arguments).forward is forward
     assert jit(torch.sin, **arguments) is torch.sin
-    model(X), original()(X)
+    model(X)
     assert not graphs
 
 
@@ -211,8 +168,8 @@ def test_nothing_is_compiled(graphs: list[Any], level: str, monkeypatch: pytest.
     ("wrong", "message"),
     [
         (3, "jit got int"),
-        (type("Empty", (), {}), "class Empty, which has no forward or __call__"),
-        (type("Empty", (nn.Module,), {}), "class Empty, which has no forward or __call__"),
+        (Net, r"jit got the class Net; .*model = jit\(Model\(\)\)"),
+        (staticmethod(torch.sin), "jit got the staticmethod sin; decorate its methods, below @staticmethod"),
     ],
 )
 def test_what_cannot_be_compiled(wrong: Any, message: str) -> None:

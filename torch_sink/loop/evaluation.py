@@ -15,8 +15,7 @@ from torch import nn
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
 from torch_sink.loop.core.batches import call_with, epoch_length, map_tensors, sink_over
 from torch_sink.loop.core.distributed import Ranks
-from torch_sink.loop.engines.build import Settings
-from torch_sink.loop.engines.inference import Inference, Runner
+from torch_sink.loop.engines.build import Inference, Runner, Settings
 from torch_sink.loop.metrics import Forward, Judged, Loss, MeanMetric, collect_results, judge_by, make_metrics
 from torch_sink.loop.step.precision import Precision
 from torch_sink.thread_waits import host_sync_allowed

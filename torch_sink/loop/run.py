@@ -13,7 +13,7 @@ from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_
 from torch_sink.loop.core.batches import batch_tensors, epoch_length, sink_over
 from torch_sink.loop.core.history import RunHistory, SinkRecord
 from torch_sink.loop.core.host_sync import watch_host_syncs
-from torch_sink.loop.engines.launched import Engine
+from torch_sink.loop.engines.graph import Engine
 from torch_sink.loop.loop_state import random_state, set_random_state
 from torch_sink.loop.saving import StopSignals
 from torch_sink.loop.step.step import check_device

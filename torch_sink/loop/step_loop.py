@@ -20,8 +20,8 @@ from torch_sink.loop.core.batches import epoch_length
 from torch_sink.loop.core.distributed import Ranks, forget_shardings
 from torch_sink.loop.core.history import Progress, Reasons, RunHistory
 from torch_sink.loop.engines.build import Settings, build_engine
+from torch_sink.loop.engines.graph import Engine
 from torch_sink.loop.engines.jit import JitConfig
-from torch_sink.loop.engines.launched import Engine
 from torch_sink.loop.evaluation import Evaluator
 from torch_sink.loop.loop_state import LoaderPositions, load_loop_state, loop_state, resume_loop, save_loop
 from torch_sink.loop.run import TrainingRun

@@ -32,6 +32,34 @@ def batch_leaves(batch: Any) -> list[Any]:
     return [one for leaves in opened for one in leaves]
 
 
+class UsualShape:
+    """The one shape of batches that is compiled or captured: the first, unless another soon proves to be the usual one.
+
+    A run may begin with an odd shape, as one that is resumed before the last batch of an epoch does. So a shape that
+    comes twice in a row, before the first has come again, takes its place.
+    """
+
+    def __init__(self) -> None:
+        self._usual: Any = None
+        self._latest: Any = None
+        self._settled = False
+
+    def knows(self, shape: Any) -> bool:
+        """Whether batches of this shape were the usual ones before."""
+        return bool(shape == self._usual)
+
+    def accepts(self, shape: Any) -> bool:
+        """Whether a batch has the usual shape; to be asked for every batch."""
+        if self._usual is None:
+            self._usual = shape
+        elif shape == self._usual:
+            self._settled = True
+        elif not self._settled and shape == self._latest:
+            self._usual, self._settled = shape, True
+        self._latest = shape
+        return bool(shape == self._usual)
+
+
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     """A value like this one, with a function applied to the tensors in its containers, dataclasses too."""
     return function(value) if isinstance(value, Tensor) else tree_map(partial(_map_leaf, function), value)

@@ -1,25 +1,32 @@
-"""What runs in which mode, and the next lower mode where one cannot work."""
+"""What runs in which mode, training steps and forward passes; the next lower mode where one cannot work."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from torch_sink.loop.core.history import Reasons
+from torch_sink.loop.core.batches import batch_tensors
+from torch_sink.loop.core.history import Reasons, first_line
+from torch_sink.loop.core.host_sync import user_place
 from torch_sink.loop.engines.capture import CudaCapture
-from torch_sink.loop.engines.graph import GraphEngine
-from torch_sink.loop.engines.jit import JitConfig, compiler_problem
-from torch_sink.loop.engines.launched import CompiledLoss, Engine
+from torch_sink.loop.engines.graph import Engine, GraphEngine
+from torch_sink.loop.engines.jit import CompiledLoss, JitConfig, compiler_problem
+from torch_sink.loop.engines.recordings import Recordings
 from torch_sink.loop.step.optimizers import backward_context, capture_obstacle, cycles_momentum, takes_betas_from_device
 from torch_sink.loop.step.step import LossFunction, StepLog, TrainingStep
 from torch_sink.loop.step.update import OptimizerUpdate
 
 if TYPE_CHECKING:
     from torch_sink.loop.step_loop import StepLoop
+
+_log = logging.getLogger("torch_sink")
 
 
 @dataclass(frozen=True)
@@ -131,3 +138,89 @@ def is_compiled(model: nn.Module) -> bool:
     return any(
         isinstance(module, OptimizedModule) or module._compiled_call_impl is not None for module in model.modules()
     )
+
+
+class Inference:
+    """How a function of a batch runs without gradients: `forward`, compiled if the mode says so.
+
+    A recording holds the addresses of the model's parameters and buffers. Once something could not be captured, the
+    mode is the next lower one.
+    """
+
+    def __init__(self, forward: Callable[[Any], Any], model: nn.Module, settings: Settings) -> None:
+        self.model, self.reasons, self.device = model, settings.reasons, settings.device
+        self.mode, self._lower_mode = resolve_modes(model, settings)
+        compiles = self._lower_mode == "compile"
+        self.forward = CompiledLoss(forward, model, settings.jit_config, self.reasons) if compiles else forward
+
+    def step_down(self, error: Exception) -> None:
+        """Something could not be captured: run in the lower mode from now on."""
+        self.mode = self._lower_mode
+        text = f"forward passes cannot be captured, so they run in mode {self.mode!r}: {first_line(error)}"
+        self.reasons.note(f"{text} (at {user_place(error)})")
+        _log.warning(text)
+
+
+class Runner:
+    """Calls a function of a batch, which calls `inference.forward`; in mode "graph" recorded once a slot, and replayed.
+
+    Where it `reuses_results`, what a call returns is valid until the next one. All is recorded anew when parameters or
+    buffers have moved.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], inference: Inference) -> None:
+        self._function, self._inference = function, inference
+        # Its own: to forget the recordings of one runner leaves those of the others.
+        self._capture = make_capture(inference.device) if inference.mode == "graph" else None
+        self._recordings = Recordings(self._capture, inference.reasons) if self._capture is not None else None
+        self.reuses_results = self._recordings is not None
+        self._places: list[int] = []
+
+    @contextmanager
+    def running(self, loader: Any, *, stays: bool) -> Iterator[None]:
+        """Context of the calls for the batches of a SinkLoader, or None; if it stays, it pays to record its slots."""
+        if self._capture is None or self._recordings is None:
+            yield
+            return
+        model = self._inference.model
+        places = [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
+        if self._recordings and places != self._places:
+            self._recordings.forget()
+        self._places = places
+        self._recordings.attach(loader, reads_slots=stays)
+        with self._capture.stream():
+            yield
+
+    def __call__(self, batch: Any) -> Any:
+        if self._recordings is None or self._inference.mode != "graph":
+            return self._function(batch)
+        found = self._recordings.find(batch, batch_tensors(batch))
+        if found is None:
+            return self._function(batch)
+        slot, batch, replay = found
+        return (replay or self._record(self._recordings, slot, batch) or partial(self._function, batch))()
+
+    def close(self) -> None:
+        """Release what the device holds."""
+        if self._recordings is not None:
+            self._recordings.forget()
+
+    def _record(self, recordings: Recordings, slot: Any, batch: Any) -> Callable[[], Any] | None:
+        result: list[Any] = []
+
+        def function(batch: Any) -> None:
+            result[:] = [self._function(batch)]
+
+        try:
+            recorded = recordings.record(function, {slot: batch})[slot]
+        except Exception as error:
+            self._inference.step_down(error)
+            recordings.forget()
+            return None
+
+        def replay() -> Any:
+            recorded()
+            return result[0]
+
+        recordings.keep({slot: replay}, {slot: batch})
+        return replay

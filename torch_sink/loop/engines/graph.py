@@ -1,22 +1,22 @@
-"""The engine that replays captured steps: one graph per ring slot, each reading its slot in place."""
+"""Engines: one that launches steps from Python, and one that replays captured steps, a graph for each ring slot."""
 
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from torch_sink.errors import SinkError, UnsupportedOperation
 from torch_sink.loop.core.batches import batch_constants
+from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.core.history import SinkRecord, first_line
 from torch_sink.loop.core.host_sync import user_place
 from torch_sink.loop.engines.capture import CudaCapture
-from torch_sink.loop.engines.launched import Engine
 from torch_sink.loop.engines.recordings import ODD_BATCHES, STAGED, Places, Recordings, Replay, fingerprint
 from torch_sink.loop.step.optimizers import host_state, make_capturable, python_state, refuse_python_state
-from torch_sink.loop.step.schedule import RateTable
+from torch_sink.loop.step.schedule import RateTable, Schedule
 from torch_sink.loop.step.step import TrainingStep
 
 if TYPE_CHECKING:
@@ -26,6 +26,58 @@ _log = logging.getLogger("torch_sink")
 WARMUP_STEPS = 3
 # DistributedDataParallel rebuilds its buckets and times itself during its first ten steps.
 DISTRIBUTED_WARMUP_STEPS = 11
+
+
+class Engine:
+    """Runs the steps of a sink and hands back its record. Eager and compiled steps differ in the loss function only.
+
+    Attributes:
+        mode: "eager" or "compile".
+        watchable: whether the first step may run under the sync detector.
+    """
+
+    def __init__(self, mode: str, step: TrainingStep, schedule: Schedule, ranks: Ranks, *, watchable: bool) -> None:
+        self.mode, self.training_step, self.schedule = mode, step, schedule
+        self.log, self.ranks, self.watchable = step.log, ranks, watchable
+
+    @property
+    def host_syncs(self) -> int:
+        """Waits so far beyond those at the sinks' ends."""
+        return self.training_step.update.host_checks
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Context of a whole run."""
+        return nullcontext()
+
+    def attach(self, loader: Any, *, callbacks: bool) -> None:
+        """Take note of the loader of the coming run, and whether callbacks may change anything between its sinks."""
+
+    def reserve(self, steps: int) -> None:
+        """Make room for sinks of up to `steps` steps."""
+        if steps > self.log.capacity:
+            self.log.reserve(steps)
+
+    def begin(self, steps: int, iteration: int) -> None:
+        """Open a sink of at most `steps` steps; `iteration` steps were executed before."""
+        self.training_step.update.follow_optimizer()
+        self.log.start()
+        self.schedule.start()
+
+    def step(self, batch: Any, tensors: list[Tensor], *, first: bool, last: bool) -> None:
+        """Launch one step; see `TrainingStep.run`. `tensors` are those of the batch."""
+        self.schedule.before_step()
+        self.training_step.run(batch, first=first, last=last)
+        if last:
+            self.schedule.after_update()
+
+    def end(self, steps: int, iteration: int) -> SinkRecord:
+        """Close the sink after `steps` executed steps: the one wait for the device."""
+        losses, overflows, *metrics = self.log.read(steps, self.ranks)
+        named = dict(zip(self.log.metric_names, metrics, strict=True))
+        return SinkRecord(losses, overflows.bool(), self.schedule.rates(steps), named)
+
+    def close(self) -> None:
+        """Release what the device holds."""
 
 
 class GraphEngine(Engine):

@@ -1,4 +1,4 @@
-"""Settings of compilation, `jit`, which compiles with them, and a compiler with the random numbers of eager code."""
+"""Compilation: settings, `jit`, loss functions that are compiled, a compiler with eager code's random numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor, fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
 
 from torch_sink.loop.core.arguments import check_bool
-from torch_sink.loop.core.history import first_line
+from torch_sink.loop.core.batches import UsualShape, batch_shapes
+from torch_sink.loop.core.history import Reasons, first_line
 
 _LEVELS, _EXC_MODES = ("O0", "O1", "O2"), ("auto", "sink", "no_sink")
 # Compiled code is cached under the options of the whole model, so they are those of a graph that draws.
@@ -92,23 +93,20 @@ def jit(
     fn: None = None, *, jit_level: str = ..., fullgraph: bool = ..., dynamic: bool = ...
 ) -> Callable[[Function], Function]: ...
 def jit(fn: Any = None, *, jit_level: str = "O1", fullgraph: bool = False, dynamic: bool = False) -> Any:
-    """Compile a function, a module or a class, as `fn = jit(fn)`, `@jit` or `@jit(fullgraph=True)`.
+    """Compile a function, a method or a module, as `fn = jit(fn)`, `@jit` or `@jit(fullgraph=True)`.
 
     A module is compiled in place and returned: it keeps its parameters, attributes, `state_dict` and mode, and hooks go
-    on working. A class is changed in place too: the `forward` of a module class, or else `__call__`, is compiled for
-    all its instances. Static and class methods may be decorated from above or below.
-
-    Without a working C++ compiler everything runs as it is, unless `fullgraph=True`.
+    on working. Without a working C++ compiler everything runs as it is, unless `fullgraph=True`.
 
     Args:
-        fn: the function, module or class.
+        fn: the function, method or module.
         jit_level: "O0" leaves the function as it is, "O1" compiles it, "O2" lets torch.compile use CUDA graphs too.
         fullgraph: raise where the compiler would have to leave the graph.
         dynamic: compile once for all shapes.
 
     Raises:
         ValueError: unknown `jit_level`.
-        TypeError: `fn` is not callable, or a class whose instances are not.
+        TypeError: `fn` is not callable, or a class.
 
     Examples:
         >>> model = jit(torch.nn.Linear(3, 2))
@@ -118,23 +116,23 @@ def jit(fn: Any = None, *, jit_level: str = "O1", fullgraph: bool = False, dynam
     config = JitConfig(jit_level=jit_level, fullgraph=fullgraph, dynamic=dynamic)
     if fn is None:
         return functools.partial(jit, jit_level=jit_level, fullgraph=fullgraph, dynamic=dynamic)
-    if not callable(fn) and not isinstance(fn, (staticmethod, classmethod)):
-        raise TypeError(f"jit got {type(fn).__name__}; pass a function, a torch.nn.Module, or a class of either")
+    if isinstance(fn, (type, staticmethod, classmethod)):
+        kind = "class" if isinstance(fn, type) else type(fn).__name__
+        raise TypeError(
+            f"jit got the {kind} {fn.__name__}; decorate its methods, below @staticmethod or @classmethod, or compile "
+            "an instance: model = jit(Model())"
+        )
+    if not callable(fn):
+        raise TypeError(f"jit got {type(fn).__name__}; pass a function or a torch.nn.Module")
     return jit_with(fn, config)
 
 
 def jit_with(fn: Any, config: JitConfig) -> Any:
     """`jit` with every setting of `config`; where there is CUDA and it captures, torch.compile uses CUDA graphs."""
-    if isinstance(fn, type):
-        name = _called_method(fn)
-        setattr(fn, name, jit_with(getattr(fn, name), config))
-        return fn
     if config.jit_level == "O0" or hasattr(fn, "_torchdynamo_orig_callable"):  # nothing asked for, or done already
         return fn
     if not config.fullgraph and compiler_problem():
         return fn
-    if isinstance(fn, (staticmethod, classmethod)):
-        return type(fn)(jit_with(fn.__func__, config))
     cuda_graphs = config.captures and torch.cuda.is_available()
     if isinstance(fn, nn.Module):
         fn._compiled_call_impl = compile_function(_call_of(fn), config, cuda_graphs=cuda_graphs)
@@ -156,15 +154,44 @@ def _call_of(module: nn.Module) -> Callable[..., Any]:
     return with_code_of_its_own(call)
 
 
-def _called_method(cls: type) -> str:
-    """Name of the method that runs when an instance of `cls` is called."""
-    if issubclass(cls, nn.Module):
-        found = cls.forward is not nn.Module.forward
-    else:
-        found = any("__call__" in vars(base) for base in cls.__mro__)
-    if not found:
-        raise TypeError(f"jit got the class {cls.__name__}, which has no forward or __call__; decorate its methods")
-    return "forward" if issubclass(cls, nn.Module) else "__call__"
+class CompiledLoss:
+    """Compiles a loss function for the usual shape of batches; other shapes run the eager function.
+
+    Recompiling for a short last batch costs tens of seconds and saves milliseconds. The model's buffers are put back
+    if compiling fails half-way.
+    """
+
+    def __init__(self, eager: Callable[[Any], Any], model: nn.Module, config: JitConfig, reasons: Reasons) -> None:
+        self._eager, self._model, self._config, self._reasons = eager, model, config, reasons
+        self._compiled = compile_function(with_code_of_its_own(lambda batch: eager(batch)), config)
+        self._shape = UsualShape()
+        self._called = self._failed = False
+
+    def __call__(self, batch: Any) -> Any:
+        if self._failed:
+            return self._eager(batch)
+        if not self._config.dynamic and not self._shape.accepts(batch_shapes(batch)):
+            self._reasons.count("batches of another shape than the usual one ran uncompiled")
+            return self._eager(batch)
+        return self._compiled(batch) if self._called else self._first(batch)
+
+    def _first(self, batch: Any) -> Any:
+        self._called = True
+        random = torch.get_rng_state()
+        buffers = [buffer.detach().clone() for buffer in self._model.buffers()]
+        try:
+            return self._compiled(batch)
+        except Exception as error:
+            is_compilers = type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch"))
+            if self._config.fullgraph or not is_compilers:
+                raise
+            self._failed = True
+            self._reasons.note(f"compiling failed, so steps run in eager code: {first_line(error)}")
+        torch.set_rng_state(random)
+        with torch.no_grad():
+            for buffer, value in zip(self._model.buffers(), buffers, strict=True):
+                buffer.copy_(value)
+        return self._eager(batch)
 
 
 def eager_random_backend(model: fx.GraphModule, inputs: Any, *, options: dict[str, Any]) -> Any:

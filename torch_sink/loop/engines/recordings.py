@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from torch_sink.loop.core.batches import batch_constants, batch_tensors, map_tensors
+from torch_sink.loop.core.batches import UsualShape, batch_constants, batch_tensors, map_tensors
 from torch_sink.loop.core.history import Reasons
 from torch_sink.loop.engines.capture import CudaCapture
-from torch_sink.loop.engines.launched import UsualShape
 from torch_sink.loop.step.step import TrainingStep
 from torch_sink.thread_waits import host_sync_allowed
 
