@@ -101,12 +101,14 @@ def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | Non
             body, after = position + 4, position + 2 + length
             if marker == 0xDB or marker == 0xC4:
                 if marker == 0xDB:
-                    added = _quantization_tables(data, body, after, places)
+                    found = _quantization_tables(data[body:after])
                 else:
-                    added = _huffman_tables(data, body, after, places, check_codes=progressive or thorough)
-                if not added:
+                    found = _huffman_tables(data[body:after], progressive or thorough)
+                if not found or after > len(data):
                     return None
-                tables |= added
+                for kind, place in found:
+                    tables |= 1 << kind
+                    places[kind] = body + place
             elif marker == 0xDA:
                 needed = _tables_of_scan(data[body:after], frame[5:], progressive)
                 if not needed or needed & ~tables:
@@ -226,37 +228,37 @@ def _tables_of_scan(scan: bytes, frame: bytes, progressive: bool) -> int:
     return tables if count == 1 or blocks <= _MOST_BLOCKS_IN_A_UNIT else 0
 
 
-def _quantization_tables(data: bytes, position: int, end: int, places: dict[int, int]) -> int:
-    """The tables that a segment defines; 0 where it is damaged. Their places are noted."""
-    tables = 0
-    while position < end:
-        kind = data[position]
+# Kinds of the tables that a segment defines, and where they lie in it; () where it is damaged.
+_Tables = tuple[tuple[int, int], ...]
+
+
+@functools.lru_cache(maxsize=256)
+def _quantization_tables(segment: bytes) -> _Tables:
+    tables, position = [], 0
+    while position < len(segment):
+        kind = segment[position]
         if kind & 15 > 3 or kind > 0x1F:
-            return 0
-        tables |= 1 << (QUANTIZATION + (kind & 15))
-        places[QUANTIZATION + (kind & 15)] = position
+            return ()
+        tables.append((QUANTIZATION + (kind & 15), position))
         position += 129 if kind > 15 else 65
-    return tables if position == end else 0
+    return tuple(tables) if position == len(segment) else ()
 
 
-def _huffman_tables(data: bytes, position: int, end: int, places: dict[int, int], *, check_codes: bool) -> int:
-    """The tables that a segment defines; 0 where it is damaged. Their places are noted.
-
-    The codes of a baseline file are not checked here: its only scan is decoded on the device.
-    """
-    tables = 0
-    while position < end:
-        kind = data[position]
-        counts = data[position + 1 : position + 17]  # codes of 1, 2, ... 16 bits
+@functools.lru_cache(maxsize=256)
+def _huffman_tables(segment: bytes, check_codes: bool) -> _Tables:
+    """The codes of a baseline file are not checked here: its only scan is decoded on the device."""
+    tables, position = [], 0
+    while position < len(segment):
+        kind = segment[position]
+        counts = segment[position + 1 : position + 17]  # codes of 1, 2, ... 16 bits
         symbols, position = position + 17, position + 17 + sum(counts)
         if kind not in _HUFFMAN or position - symbols > 256:
-            return 0
+            return ()
         if check_codes:
             # As shares of all words of 16 bits: the codes have to leave at least the word of ones.
             if sum(map(operator.mul, counts, _WORDS_OF_A_CODE)) >= 1 << 16:
-                return 0
-            if kind < AC and max(data[symbols:position], default=0) > 15:
-                return 0
-        tables |= 1 << kind
-        places[kind] = symbols - 16
-    return tables if position == end else 0
+                return ()
+            if kind < AC and max(segment[symbols:position], default=0) > 15:
+                return ()
+        tables.append((kind, symbols - 16))
+    return tuple(tables) if position == len(segment) else ()

@@ -8,7 +8,7 @@ the files follow. The block is copied to the device as a whole, and nobody touch
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import torch
 
 from torch_sink.image.sources.jpeg_header import BaselineScan
 from torch_sink.image.sources.source import EncodedSource, Source
+from torch_sink.triton_kernels.jpeg import rows
 
 ALIGNMENT_BYTES = 16
 # Between the end of a segment and the next: kernels load whole vectors, and write zeros after what they unstuff.
@@ -192,31 +193,32 @@ class JpegBlock(NamedTuple):
 
 def lay_out_jpegs(sources: Sequence[Source]) -> JpegBlock:
     """Lays out those sources of a batch that the kernels decode, in order."""
-    quantization, huffman = _Tables(_quantization_row), _Tables(_huffman_reader())
+    tables = _Tables()
     files: dict[int, JpegFile] = {}
     headers = []
     for at, source in enumerate(sources):
         file = jpeg_file(source) if isinstance(source, EncodedSource) else None
-        if file is not None and len(huffman.rows) < _MOST_TABLES:
+        if file is not None and len(tables.huffman) < _MOST_TABLES:
             files[at] = file
-            headers.append(_header(file, quantization, huffman))
+            headers.append(_header(file, tables))
     lengths, leads = _pieces(list(files.values()))
     gaps = -leads % ALIGNMENT_BYTES
     ends = np.cumsum(aligned(gaps + lengths + _SPARE_BYTES))
     begins = ends - aligned(gaps + lengths + _SPARE_BYTES) + gaps
-    tables = [b"".join(huffman.rows), _values(b"".join(quantization.rows)).tobytes()]
+    huffman = b"".join(tables.huffman)
+    quantization = np.frombuffer(b"".join(tables.quantization), ">u2").astype(np.int32).tobytes()
     first_table = int(ends[-1]) if files else 0
-    second_table = int(aligned(first_table + len(tables[0])))
+    second_table = int(aligned(first_table + len(huffman)))
     laid_out = JpegFiles(
         np.array(list(files), np.int32),
         np.array(headers, np.int32).reshape(-1, _HEADER_COLUMNS),
         np.stack([begins + leads, lengths - leads - MARKER_BYTES], axis=1),
-        (first_table, len(huffman.rows)),
-        (second_table, len(quantization.rows)),
+        (first_table, len(tables.huffman)),
+        (second_table, len(tables.quantization)),
     )
     pieces, chunks = _cut(files, begins.tolist())
-    chunks.place(first_table, tables[0])
-    chunks.place(second_table, tables[1])
+    chunks.place(first_table, huffman)
+    chunks.place(second_table, quantization)
     return JpegBlock(laid_out, pieces, chunks)
 
 
@@ -254,19 +256,56 @@ def _cut(files: dict[int, JpegFile], begins: Sequence[int]) -> tuple[dict[int, l
 
 
 class _Tables:
-    """Distinct tables of a batch as bytes, in the order in which they first come."""
+    """The distinct tables of a batch, which most of its files share.
 
-    def __init__(self, read: Callable[[bytes | memoryview, int], bytes]) -> None:
-        self.rows: dict[bytes, int] = {}
-        self._read = read
+    Attributes:
+        huffman: {row of a table: its number}, in the order in which they first come.
+        quantization: the same; a row has 64 values of two bytes.
+    """
 
-    def of_file(self, data: bytes | memoryview, places: Sequence[int]) -> list[int]:
-        """The rows of a file's three components, from the places of their tables; a gray file repeats its own."""
-        rows = {at: self.rows.setdefault(self._read(data, at), len(self.rows)) for at in set(places)}
-        return [rows[at] for at in places] * (3 // len(places))
+    def __init__(self) -> None:
+        self.huffman: dict[bytes, int] = {}
+        self.quantization: dict[bytes, int] = {}
+        self._known: dict[bytes, tuple[int, ...]] = {}
+
+    def of_file(self, data: bytes | memoryview, scan: BaselineScan) -> tuple[int, ...]:
+        """Rows of the quantization, the DC and the AC tables of three components; a gray file repeats its own."""
+        # From the first of the codes on, these bytes say all of them, and which component has which.
+        codes = bytes(data[min(scan.dc + scan.ac) - 1 : scan.begin])
+        known = self._known.get(codes)
+        if known is None:
+            at = {place: _numbered(self.huffman, _huffman_row(data, place)) for place in {*scan.dc, *scan.ac}}
+            known = _of_three([at[place] for place in scan.dc]) + _of_three([at[place] for place in scan.ac])
+            self._known[codes] = known
+        return _of_three([self._quantization_of(data, at) for at in scan.quantization]) + known
+
+    def _quantization_of(self, data: bytes | memoryview, at: int) -> int:
+        """`at` is the byte before the values, which says how many bytes these have."""
+        is_wide = data[at] >= _WIDE_QUANTIZATION
+        values = bytes(data[at : at + 1 + (2 if is_wide else 1) * _TABLE_VALUES])
+        known = self._known.get(values)
+        if known is None:
+            row = bytearray(2 * _TABLE_VALUES)
+            row[0 if is_wide else 1 :: 1 if is_wide else 2] = values[1:]
+            known = self._known[values] = (_numbered(self.quantization, bytes(row)),)
+        return known[0]
 
 
-def _header(file: JpegFile, quantization: _Tables, huffman: _Tables) -> tuple[int, ...]:
+def _numbered(numbers: dict[bytes, int], row: bytes) -> int:
+    return numbers.setdefault(row, len(numbers))
+
+
+def _of_three(numbers: list[int]) -> tuple[int, ...]:
+    return tuple(numbers) * (3 // len(numbers))
+
+
+def _huffman_row(data: bytes | memoryview, at: int) -> bytes:
+    """`at` is the first of the counts of a table; the byte before says its class."""
+    used = rows.SYMBOLS + sum(data[at : at + rows.SYMBOLS])
+    return bytes(data[at : at + used]).ljust(rows.TABLE_CLASS, b"\0") + (b"\1" if data[at - 1] >> 4 else b"\0")
+
+
+def _header(file: JpegFile, tables: _Tables) -> tuple[int, ...]:
     data, scan = file.source.data, file.scan
     return (
         *file.source.size,
@@ -275,31 +314,5 @@ def _header(file: JpegFile, quantization: _Tables, huffman: _Tables) -> tuple[in
         scan.restart_interval,
         len(file.cuts) - 1,
         file.channels,
-        *quantization.of_file(data, scan.quantization),
-        *huffman.of_file(data, scan.dc),
-        *huffman.of_file(data, scan.ac),
+        *tables.of_file(data, scan),
     )
-
-
-def _quantization_row(data: bytes | memoryview, at: int) -> bytes:
-    """The 64 values of a table, of two bytes each; `at` is the byte before, which says how many they have there."""
-    if data[at] >= _WIDE_QUANTIZATION:
-        return bytes(data[at + 1 : at + 1 + 2 * _TABLE_VALUES])
-    values = bytearray(2 * _TABLE_VALUES)
-    values[1::2] = data[at + 1 : at + 1 + _TABLE_VALUES]
-    return bytes(values)
-
-
-def _values(rows: bytes) -> np.ndarray:
-    return np.frombuffer(rows, ">u2").astype(np.int32)
-
-
-def _huffman_reader() -> Callable[[bytes | memoryview, int], bytes]:
-    """What reads the row of a Huffman table; `at` is the first of its counts, and the byte before says the class."""
-    from torch_sink.triton_kernels.jpeg.rows import SYMBOLS, TABLE_CLASS
-
-    def read(data: bytes | memoryview, at: int) -> bytes:
-        used = SYMBOLS + sum(data[at : at + SYMBOLS])
-        return bytes(data[at : at + used]).ljust(TABLE_CLASS, b"\0") + (b"\1" if data[at - 1] >> 4 else b"\0")
-
-    return read
