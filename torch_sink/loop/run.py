@@ -15,7 +15,7 @@ from torch_sink.loop.core.history import RunHistory, SinkRecord
 from torch_sink.loop.core.host_sync import watch_host_syncs
 from torch_sink.loop.engines.graph import Engine
 from torch_sink.loop.loop_state import random_state, set_random_state
-from torch_sink.loop.saving import StopSignals
+from torch_sink.loop.saving import stop_signals
 from torch_sink.loop.step.step import check_device
 from torch_sink.thread_waits import host_sync_allowed, syncs_are_watched
 
@@ -45,7 +45,7 @@ class TrainingRun:
         self._callbacks = sorted(callbacks, key=lambda one: not one.comes_first)
         self._epochs, self._max_steps = epochs, max_steps
         self._epoch_length = length = epoch_length(loader)
-        self._signals = StopSignals(signal.SIGINT, signal.SIGTERM)
+        self._signals: list[str] = []
         self._failure: Exception | None = None
         self._cut_off = False
         self._watched = syncs_are_watched()
@@ -71,7 +71,7 @@ class TrainingRun:
         self._began = time.perf_counter()
         engine.attach(self._loader, callbacks=bool(self._callbacks))
         with ExitStack() as stack:
-            stack.enter_context(self._signals)
+            self._signals = stack.enter_context(stop_signals(signal.SIGINT, signal.SIGTERM))
             stack.enter_context(engine.running())
             for callback in self._callbacks:
                 stack.enter_context(callback)
@@ -160,7 +160,7 @@ class TrainingRun:
             while True:
                 self._step(engine, batch)
                 executed += 1
-                if executed == planned or (self._signals.received is not None and not loop.ranks.many):
+                if executed == planned or (self._signals and not loop.ranks.many):
                     break
                 batch = self._fetch(iterator)
                 if batch is _END:
@@ -225,7 +225,7 @@ class TrainingRun:
         except Exception as error:
             # A terminal's Ctrl-C kills the workers too; their death is then no news.
             self._cut_off = True
-            self._failure = error if self._signals.received is None else None
+            self._failure = None if self._signals else error
             return _END
         finally:
             self._waited += time.perf_counter() - began
@@ -248,16 +248,16 @@ class TrainingRun:
 
     def _finished(self) -> bool:
         """Whether nothing is left to do, or what asks for a stop: a signal to any rank, or a callback on any rank."""
-        received, arguments, loop = self._signals.received, self._arguments, self._loop
-        signalled, requested = received is not None, self._context.get_stop_requested()
+        arguments, loop = self._arguments, self._loop
+        signalled, requested = bool(self._signals), self._context.get_stop_requested()
         if loop.ranks.many:
             # What came to one rank holds for all: they stop after the same sink, or the others would wait for ever.
             flags = [signalled, requested, bool(arguments.exit_requested)]
             signalled, requested, arguments.exit_requested = loop.ranks.agree_on_rates(flags, loop.optimizer)
-        reason = (received or "another rank") if signalled else "request_stop" if requested else None
-        self.history.stopped_by = reason
         reached = self._max_steps is not None and loop.progress.steps >= self._max_steps
-        return reason is not None or reached or loop.progress.epochs >= self._epochs
+        if signalled or requested:
+            self.history.stopped_by = [*self._signals, "another rank"][0] if signalled else "request_stop"
+        return signalled or requested or reached or loop.progress.epochs >= self._epochs
 
     def _event(self, name: str) -> None:
         self._arguments.wait_seconds = self._waited

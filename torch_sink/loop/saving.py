@@ -7,12 +7,14 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torch_sink.loop.callbacks import Callback, RunContext
+from torch_sink.loop.callbacks import Callback, RunArguments, RunContext
 from torch_sink.loop.checkpoints import list_checkpoints, remove_checkpoint
 from torch_sink.loop.core.arguments import check_bool, check_count
 from torch_sink.loop.core.distributed import Ranks
@@ -86,8 +88,7 @@ class ModelCheckpoint(Callback):
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         loop, every = run_context.original_args().loop, self._config.save_checkpoint_steps
-        due = loop.step_count % every == 0 if every else self._is_time(loop.ranks)
-        if due:
+        if loop.step_count % every == 0 if every else self._is_time(loop.ranks):
             self._save(run_context)
 
     def on_train_end(self, run_context: RunContext) -> None:
@@ -120,9 +121,8 @@ class ModelCheckpoint(Callback):
         arguments = run_context.original_args()
         if arguments.loop.step_count == self._saved_step:
             return
-        path = arguments.loop.save(self._directory, arguments.train_dataset, prefix=prefix or self._prefix)
+        _save_checkpoint(arguments, self._directory, prefix or self._prefix)
         self._saved_step, self._saved_at = arguments.loop.step_count, time.monotonic()
-        arguments.last_save_ckpt_step, arguments.latest_ckpt_file = self._saved_step, str(path)
         if self._config.keep_checkpoint_max and arguments.loop.ranks.rank == 0:
             for old in list_checkpoints(self._directory, self._prefix)[: -self._config.keep_checkpoint_max]:
                 remove_checkpoint(old)
@@ -151,16 +151,11 @@ class OnRequestExit(Callback):
     ) -> None:
         self._save, self._file_name, self._directory = save_ckpt, file_name, directory
         self._signal, self._config_file = sig, Path(config_file) if config_file is not None else None
-        self._signals = StopSignals(sig)
-        self._asked = False
-
-    @property
-    def _requested(self) -> bool:
-        return self._asked or self._signals.received is not None
+        self._requests: list[str] = []
+        self._installed = ExitStack()
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        self._asked = False
-        self._signals = StopSignals(self._signal).__enter__()
+        self._requests = self._installed.enter_context(stop_signals(self._signal))
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
         if self._config_file is not None and self._config_file.is_file():
@@ -168,50 +163,48 @@ class OnRequestExit(Callback):
                 asked = json.loads(self._config_file.read_text(encoding="utf-8")).get("GracefulExit")
             except (ValueError, AttributeError):
                 return  # half-written: it will be read again before the next sink
-            self._asked = self._asked or asked == 1
+            if asked == 1:
+                self._requests.append("file")
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        if self._requested:
+        if self._requests:
             run_context.original_args().exit_requested = True
             run_context.request_stop()
 
     def on_train_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
         # All ranks write a checkpoint, or none: a signal that came to one after the last agreement does not count.
-        requested = arguments.exit_requested or (self._requested and not arguments.loop.ranks.many)
+        requested = arguments.exit_requested or (self._requests and not arguments.loop.ranks.many)
         if requested and self._save:
-            path = arguments.loop.save(self._directory, arguments.train_dataset, prefix=self._file_name)
-            arguments.last_save_ckpt_step, arguments.latest_ckpt_file = arguments.loop.step_count, str(path)
+            _save_checkpoint(arguments, self._directory, self._file_name)
 
     def __exit__(self, *exc_info: Any) -> None:
-        self._signals.__exit__(*exc_info)
+        self._installed.close()
 
 
-class StopSignals:
-    """While entered in the main thread, turns the first of some signals into a request to stop.
+def _save_checkpoint(arguments: RunArguments, directory: str | Path, prefix: str) -> None:
+    path = arguments.loop.save(directory, arguments.train_dataset, prefix=prefix)
+    arguments.last_save_ckpt_step, arguments.latest_ckpt_file = arguments.loop.step_count, str(path)
 
-    A second SIGINT raises KeyboardInterrupt at once. The handlers that were there are restored on leaving. In any
-    other thread nothing is installed. `received` is the name of the first signal, or None.
+
+@contextmanager
+def stop_signals(*numbers: int) -> Iterator[list[str]]:
+    """The names of these signals, as they come, instead of what they do; a second SIGINT raises KeyboardInterrupt.
+
+    In the main thread only. The handlers that were there are restored on leaving.
     """
+    received: list[str] = []
 
-    def __init__(self, *numbers: int) -> None:
-        self._numbers = numbers
-        self.received: str | None = None
-        self._previous: dict[int, Any] = {}
+    def handle(number: int, frame: Any) -> None:
+        if number == signal.SIGINT and received:
+            raise KeyboardInterrupt
+        received.append(signal.Signals(number).name)
 
-    def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():
-            for number in self._numbers:
-                self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for number, handler in self._previous.items():
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    previous = {number: signal.signal(number, handle) for number in numbers if in_main_thread}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
             # None: the handler was not installed from Python and cannot be put back by it.
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        self._previous.clear()
-
-    def _handle(self, number: int, frame: Any) -> None:
-        if number == signal.SIGINT and self.received is not None:
-            raise KeyboardInterrupt
-        self.received = signal.Signals(number).name
