@@ -168,6 +168,20 @@ def test_run_options(options: dict[str, Any], error: type[Exception], message: s
         make_loop().run(make_batches(2), **options)
 
 
+def test_a_loss_function_beside_forward_is_not_called_and_explain_says_so() -> None:
+    def forward(model: nn.Module, batch: Any) -> torch.Tensor:
+        return functional.cross_entropy(model(batch[0]), batch[1]) * 2
+
+    losses, explained = [], []
+    for options in ({"forward": forward}, {}):
+        loop = make_loop(**options)
+        torch.manual_seed(5)
+        losses.append(loop.run(make_batches(1)).losses)
+        explained.append("loss_fn is not called" in loop.explain())
+    assert torch.equal(losses[0], losses[1] * 2)
+    assert explained == [True, False]
+
+
 @pytest.mark.parametrize(
     ("forward", "error", "message"),
     [

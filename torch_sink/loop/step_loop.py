@@ -44,7 +44,8 @@ class StepLoop:
 
     Args:
         model: on its device, with float32 parameters. May be wrapped in DistributedDataParallel or sharded.
-        loss_fn: `loss_fn(model(x), y)` -> tensor of one element. May be None when `forward` is given.
+        loss_fn: `loss_fn(model(x), y)` -> tensor of one element. May be None when `forward` is given, which computes the
+            loss in its place.
         optimizer: any dense torch.optim optimizer but LBFGS, of the model's parameters.
         sink_size: iterations per host sync; -1 for a whole epoch.
         amp: "O0" float32; "O1" autocast; "O2" autocast with low precision from layer to layer, normalization and loss
@@ -123,12 +124,11 @@ class StepLoop:
         self.step_count = 0
         self.progress = Progress()
         self.settings = Settings(mode, jit_config or JitConfig(), self.device)
+        if loss_fn is not None and forward is not None:
+            self.settings.reasons.note("forward= computes the loss, so loss_fn is not called")
+        repeats, per_epoch = scheduler_repeats(scheduler), schedule == "epoch"
         self.schedule = Schedule(
-            self.optimizer,
-            self.scheduler,
-            per_epoch=schedule == "epoch",
-            accumulate=accumulate,
-            repeats=scheduler_repeats(scheduler),
+            self.optimizer, self.scheduler, per_epoch=per_epoch, accumulate=accumulate, repeats=repeats
         )
         self.forward, self.clip_grad_norm = forward, clip_grad_norm
         self._engine: Engine | None = None
@@ -252,9 +252,7 @@ class StepLoop:
         """Continue where the state was taken; the next `run` completes the interrupted one."""
         load_loop_state(self, state)
         self._resumed = True
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        self._drop_engine()
 
     @waits_allowed
     def save(self, directory: str | Path, loader: Any = None, *, prefix: str = "CKP") -> Path:
@@ -321,9 +319,7 @@ class StepLoop:
     @waits_allowed
     def close(self) -> None:
         """Release what the device holds and leave the model as it was found. Idempotent."""
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        self._drop_engine()
         for evaluator in self._evaluators.values():
             evaluator.close()
         self._evaluators.clear()
@@ -350,8 +346,12 @@ class StepLoop:
         """The engine for sinks of up to `longest_sink` steps; kept between runs."""
         if not self.model.training:
             _log.warning("the model is in eval mode; call model.train() before the run unless that is meant")
-        if self._engine is not None:
-            self._engine.reserve(longest_sink)
-            return self._engine
-        self._engine = build_engine(self, longest_sink)
+        if self._engine is None:
+            self._engine = build_engine(self, longest_sink)
+        self._engine.reserve(longest_sink)
         return self._engine
+
+    def _drop_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
