@@ -181,6 +181,20 @@ def empty_share(directory: Path) -> Any:
 
 
 @case
+def empty_share_of_named_values(directory: Path) -> Any:
+    """Rank 1 has no batch, and so does not know what a loop's own forward returns beside the loss."""
+
+    def forward(network: nn.Module, batch: Any) -> Any:
+        outputs = network(batch[0])
+        return functional.cross_entropy(outputs, batch[1]), {"largest": outputs.max(1).values.mean()}
+
+    network = nn.parallel.DistributedDataParallel(make_model())
+    loop = StepLoop(network, None, torch.optim.SGD(network.parameters(), lr=0.5), forward=forward)
+    results = loop.evaluate(valid_batches() if rank() != 1 else [])
+    return results["loss"], results["largest"]
+
+
+@case
 def plateau(directory: Path) -> Any:
     results, runs = Results(), []
     for sink_mode in (True, False):

@@ -70,6 +70,9 @@ def test_a_sharded_model_is_evaluated_on_equal_shares(first: dict[str, Any]) -> 
 def test_a_rank_may_have_nothing_to_evaluate(first: dict[str, Any]) -> None:
     assert first["empty_share"] > 0
     assert first["empty_share"] != first["evaluation"]["loss"]
+    loss, largest = first["empty_share_of_named_values"]
+    assert loss == first["empty_share"]
+    assert largest > 0
 
 
 def test_the_rate_falls_on_all_ranks_by_the_loss_of_all(first: dict[str, Any]) -> None:

@@ -132,6 +132,9 @@ class Evaluator:
                 event("on_eval_step_end")
         if sink_mode:
             event("on_eval_step_end")
+        if self._ranks.many and self._trains:  # a rank without a batch does not know what is averaged
+            names = self._ranks.union(evaluation.named)
+            evaluation.named = {name: evaluation.named.get(name, Loss()) for name in names}
         results = collect_results(evaluation.metrics, self._ranks, samples)
         arguments.eval_results = monitored(results)
         event("on_eval_epoch_end")
@@ -175,7 +178,7 @@ class _Pass:
         self, inference: Inference, forward: Forward | None, metrics: dict[str, Any], device: torch.device
     ) -> None:
         self.inference, self.forward, self._metrics = inference, forward, metrics
-        self._named: dict[str, Loss] = {}
+        self.named: dict[str, Loss] = {}
         self._means = [metric for metric in metrics.values() if isinstance(metric, MeanMetric)]
         self._others = [metric for metric in metrics.values() if not isinstance(metric, MeanMetric)]
         for metric in self._others:
@@ -187,7 +190,7 @@ class _Pass:
     @property
     def metrics(self) -> dict[str, Any]:
         """What the results are made of."""
-        return {**self._named, **self._metrics}
+        return {**self.named, **self._metrics}
 
     def reset(self) -> None:
         for metric in self.metrics.values():
@@ -207,7 +210,7 @@ class _Pass:
         """What is recorded: nothing of it is decided by values, and states stay where they are."""
         judged: Judged = self.inference.forward(batch)
         for name, value in judged.named.items():
-            self._named.setdefault(name, Loss()).update(value, judged.samples)
+            self.named.setdefault(name, Loss()).update(value, judged.samples)
         for metric in self._means:
             if not isinstance(metric, Loss):
                 metric.update(judged.output, *judged.labels)  # type: ignore[attr-defined]

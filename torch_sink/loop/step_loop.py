@@ -44,8 +44,7 @@ class StepLoop:
 
     Args:
         model: on its device, with float32 parameters. May be wrapped in DistributedDataParallel or sharded.
-        loss_fn: `loss_fn(model(x), y)` -> tensor of one element. May be None when `forward` is given, which computes the
-            loss in its place.
+        loss_fn: `loss_fn(model(x), y)` -> tensor of one element. Not called, and may be None, when `forward` is given.
         optimizer: any dense torch.optim optimizer but LBFGS, of the model's parameters.
         sink_size: iterations per host sync; -1 for a whole epoch.
         amp: "O0" float32; "O1" autocast; "O2" autocast with low precision from layer to layer, normalization and loss

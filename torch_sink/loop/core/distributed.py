@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -110,6 +110,13 @@ class Ranks:
         """Whether every rank has the same names."""
         (highest,), (lowest,) = self.extremes(torch.tensor([zlib.crc32("\n".join(names).encode())], device=self.device))
         return highest == lowest
+
+    def union(self, names: Iterable[str]) -> list[str]:
+        """The names that any rank has, in the same order on every rank."""
+        gathered: list[list[str]] = [[] for _ in range(self.size)]
+        with host_sync_allowed():
+            dist.all_gather_object(gathered, list(names))  # host sync
+        return sorted({name for of_one in gathered for name in of_one})
 
     def check_lengths(self, length: int | None, max_steps: int | None) -> None:
         """Raise on all ranks unless all have as many steps in an epoch; None for a length that nobody knows."""
