@@ -24,10 +24,11 @@ from digits import write_digits
 from torch_sink.cli.bench import measure_worker_cost
 from torch_sink.cli.machine import describe_machine
 from torch_sink.cli.photos import write_photos
+from torch_sink.cli.pipelines import open_pipeline
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = {"stock": HERE / "demo_stock.py", "torch_sink": HERE / "demo_sink.py"}
-PIPELINE, PHOTOGRAPHS = "v1 train", 60
+PIPELINE, PHOTOGRAPHS, WORKER_BATCH = "v1 train", 60, 40
 Report = dict[str, Any]
 
 
@@ -42,7 +43,8 @@ def main() -> int:
         counts = write_digits(digits)
         runs = {name: train(name, digits, arguments.epochs) for name in SCRIPTS}
         write_photos(photos, count=PHOTOGRAPHS)
-        cost = measure_worker_cost(arguments.photos or photos, [PIPELINE], rounds=5, images=PHOTOGRAPHS)[PIPELINE]
+        pipeline = open_pipeline(PIPELINE, arguments.photos or photos, WORKER_BATCH)
+        cost = measure_worker_cost(pipeline, rounds=5, images=PHOTOGRAPHS)
     report = {
         "command": "make demo",
         "machine": describe_machine(),

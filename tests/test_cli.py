@@ -119,5 +119,5 @@ def test_worker_cost_reports_fallbacks(generated_photos: Path, monkeypatch: pyte
         return transforms.Compose([sharpen, transforms.CenterCrop(8), transforms.ToTensor()])
 
     monkeypatch.setitem(pipelines.PIPELINES, "with lambda", with_lambda)
-    result = bench.measure_worker_cost(generated_photos, ["with lambda"], rounds=1, batch_size=4, images=4)
-    assert sum(result["with lambda"]["fallbacks"].values()) == 4
+    pipeline = pipelines.open_pipeline("with lambda", generated_photos, batch_size=4)
+    assert sum(bench.measure_worker_cost(pipeline, rounds=1, images=4)["fallbacks"].values()) == 4

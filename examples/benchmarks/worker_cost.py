@@ -20,9 +20,9 @@ from torchvision.datasets import ImageFolder
 import torch_sink
 from harness import describe, finish, make_parser, photographs, positive, save
 from torch_sink.cli.bench import measure_worker_cost, worker_cost_table
-from torch_sink.cli.pipelines import PIPELINES, build_pipeline
+from torch_sink.cli.pipelines import PIPELINES, build_pipeline, open_pipeline
 
-GATE_BATCH = 8
+GATE_BATCH, BATCH = 8, 40
 
 
 def check_equal(folder: Path, pipelines: Iterable[str]) -> None:
@@ -54,9 +54,9 @@ def main() -> None:
         report = describe(arguments, "worker_cost.py", folder)
         report["worker_cost"] = {}
         for name in arguments.pipelines:
-            report["worker_cost"] |= measure_worker_cost(
-                folder, [name], rounds=arguments.rounds, images=arguments.images
-            )
+            pipeline = open_pipeline(name, folder, BATCH)
+            cost = measure_worker_cost(pipeline, rounds=arguments.rounds, images=arguments.images)
+            report["worker_cost"][name] = cost
             save(report, arguments.output)
     table = worker_cost_table(report["worker_cost"])
     finish(report, arguments.output, f"{table.title}\n{table.as_text()}\n{table.note}")

@@ -35,15 +35,15 @@ def run(folder: Path | None, names: Sequence[str], *, workers: int | None, quick
     """
     if workers is not None and workers < 0:
         raise ValueError(f"--workers {workers} cannot be; give 1 or more, or 0 to make batches in this process")
-    opened = [open_pipeline(name, folder) for name in names]
+    rounds, turns, batch_size, images = (2, 1, 16, 16) if quick else (5, 3, 40, 80)
+    opened = [open_pipeline(name, folder, batch_size) for name in names]
     first = opened[0]
     report = describe_run("torch-sink bench", folder)
-    report["equal"] = {pipeline.name: compare(pipeline) for pipeline in opened}
-    rounds, batch_size, images = (2, 16, 16) if quick else (5, 40, 80)
-    report["worker_cost"] = measure_worker_cost(folder, names, rounds=rounds, batch_size=batch_size, images=images)
+    report["equal"] = {each.name: compare(each) for each in opened}
+    report["worker_cost"] = {each.name: measure_worker_cost(each, rounds=rounds, images=images) for each in opened}
     workers = next(count for count in (workers, first.workers, 2) if count is not None)
     report["loader"] = {"pipeline": first.name, "workers": workers}
-    report["loader"] |= measure_loader(first, workers=workers, turns=1 if quick else 3, seconds=1 if quick else 5)
+    report["loader"] |= measure_loader(first, workers=workers, turns=turns, seconds=1 if quick else 5)
     return report
 
 
@@ -54,9 +54,7 @@ def describe_run(command: str, folder: str | Path | None) -> dict[str, Any]:
     return {"command": command, "machine": describe_machine(), "photographs": photographs}
 
 
-def measure_worker_cost(
-    folder: str | Path | None, pipelines: Sequence[str], *, rounds: int = 7, batch_size: int = 40, images: int = 120
-) -> dict[str, dict[str, Any]]:
+def measure_worker_cost(pipeline: Pipeline, *, rounds: int = 7, images: int = 120) -> dict[str, Any]:
     """Measure the CPU time that dataset and collate function take in a data worker, stock and recording.
 
     All run in this process on one thread, on files in the page cache, in turns and with equal seeds: stock; torch_sink
@@ -64,12 +62,31 @@ def measure_worker_cost(
     on the CPU, as a worker does where there is no device.
 
     Returns:
-        For each pipeline: `stock_ms`, `torch_sink_ms` (recording) and `on_cpu_ms` (making the pixels), each p20, p50
-        and p80 over the rounds, in CPU milliseconds a sample; `ratio` and `on_cpu_ratio` (median over the rounds of
-        stock divided by each) and `fallbacks` (what ran in stock code while recording one pass, and how often).
+        `stock_ms`, `torch_sink_ms` (recording) and `on_cpu_ms` (making the pixels), each p20, p50 and p80 over the
+        rounds, in CPU milliseconds a sample; `ratio` and `on_cpu_ratio` (median over the rounds of stock divided by
+        each) and `fallbacks` (what ran in stock code while recording one pass, and how often).
     """
-    with one_thread():
-        return {name: _worker_cost(open_pipeline(name, folder, batch_size), rounds, images) for name in pipelines}
+
+    def cost(backend: str, device: str | None, passes: int, seed: int) -> float:
+        with one_thread(), torch_sink.image_backend(backend, device=device):
+            return 1000 * worker_seconds(pipeline, passes * images, seed)
+
+    kinds: list[tuple[str, str | None, int]]
+    kinds = [("PIL", None, 1), ("device", "meta", RECORDING_PASSES), ("device", "cpu", 1)]
+    cost("PIL", None, 1, 0)
+    cost("device", "meta", 1, 0)
+    fallbacks = torch_sink.fallback_report().counts
+    # A seed for each round: no result of an earlier round can be found in a cache.
+    turns = [[cost(*kind, seed) for kind in kinds] for seed in range(1, rounds + 1)]
+    stock, recording, on_cpu = (percentiles(column) for column in zip(*turns, strict=True))
+    return {
+        "stock_ms": stock,
+        "torch_sink_ms": recording,
+        "on_cpu_ms": on_cpu,
+        "ratio": statistics.median(stock / recording for stock, recording, _ in turns),
+        "on_cpu_ratio": statistics.median(stock / on_cpu for stock, _, on_cpu in turns),
+        "fallbacks": {f"{operation}: {reason}": count for (operation, reason), count in fallbacks.items()},
+    }
 
 
 def measure_loader(pipeline: Pipeline, *, workers: int, turns: int, seconds: float) -> dict[str, dict[str, float]]:
@@ -139,29 +156,6 @@ def _difference(stock: list[torch.Tensor], ours: list[torch.Tensor]) -> float:
         return float("inf")
     apart = [(one.double() - other.double()).abs() for one, other in zip(stock, ours, strict=True) if one.numel()]
     return max((each.max().item() for each in apart), default=0.0)
-
-
-def _worker_cost(pipeline: Pipeline, rounds: int, images: int) -> dict[str, Any]:
-    def cost(backend: str, device: str | None, passes: int, seed: int) -> float:
-        with torch_sink.image_backend(backend, device=device):
-            return 1000 * worker_seconds(pipeline, passes * images, seed)
-
-    kinds: list[tuple[str, str | None, int]]
-    kinds = [("PIL", None, 1), ("device", "meta", RECORDING_PASSES), ("device", "cpu", 1)]
-    cost("PIL", None, 1, 0)
-    cost("device", "meta", 1, 0)
-    fallbacks = torch_sink.fallback_report().counts
-    # A seed for each round: no result of an earlier round can be found in a cache.
-    turns = [[cost(*kind, seed) for kind in kinds] for seed in range(1, rounds + 1)]
-    stock, recording, on_cpu = (percentiles(column) for column in zip(*turns, strict=True))
-    return {
-        "stock_ms": stock,
-        "torch_sink_ms": recording,
-        "on_cpu_ms": on_cpu,
-        "ratio": statistics.median(stock / recording for stock, recording, _ in turns),
-        "on_cpu_ratio": statistics.median(stock / on_cpu for stock, _, on_cpu in turns),
-        "fallbacks": {f"{operation}: {reason}": count for (operation, reason), count in fallbacks.items()},
-    }
 
 
 def _device() -> torch.device:
