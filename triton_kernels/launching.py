@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -69,11 +70,27 @@ class Launcher:
             numbers: those that are numbers, int32.
             constants: compile-time constants, in the order of its arguments.
         """
+        self.prepared(grid, tensors, numbers, **constants)(*tensors)
+
+    def prepared(
+        self, grid: Sequence[int], tensors: Sequence[torch.Tensor], numbers: tuple[int, ...] = (), **constants: Any
+    ) -> Callable[..., None]:
+        """What launches it with these tensors, or others of their types that are aligned like them."""
         key = () if is_interpreted() else self._key(tensors, numbers, constants)
         compiled = self._compiled.get(key)
-        if compiled is not None:
-            compiled[(*grid, 1, 1)[:3]](*tensors, *numbers, *constants.values())
-            return
+        if compiled is None:
+            return functools.partial(self._launch_first, key, grid, numbers, constants)
+        launch, rest = compiled[(*grid, 1, 1)[:3]], (*numbers, *constants.values())
+        return lambda *tensors: launch(*tensors, *rest)
+
+    def _launch_first(
+        self,
+        key: tuple[Any, ...],
+        grid: Sequence[int],
+        numbers: tuple[int, ...],
+        constants: dict[str, Any],
+        *tensors: torch.Tensor,
+    ) -> None:
         options = compiler_options(self._warps, self._registers)
         compiled = self._kernel[grid](*tensors, *numbers, **constants, **options)
         if key and isinstance(compiled, CompiledKernel):
@@ -90,6 +107,25 @@ class Launcher:
             return key
         # On AMD's GPUs other code reads tensors whose offsets do not fit into 31 bits.
         return (*key, *[tensor.untyped_storage().nbytes() >> 31 for tensor in tensors])
+
+
+def allocated(parts: Sequence[tuple[tuple[int, ...], torch.dtype]], device: torch.device | str) -> list[torch.Tensor]:
+    """Tensors of one or two dimensions in one piece of memory, one after the other, each at a multiple of 16 bytes.
+
+    Args:
+        parts: shape and type of each.
+        device: where they are.
+    """
+    begins, end = [], 0
+    for shape, dtype in parts:
+        begins.append(end)
+        end += -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    memory = torch.empty(end, dtype=torch.uint8, device=device)
+    typed = {dtype: memory.view(dtype) for dtype in {dtype for _, dtype in parts}}
+    return [
+        typed[dtype].as_strided(shape, (*shape[1:], 1), begin // dtype.itemsize)
+        for begin, (shape, dtype) in zip(begins, parts, strict=True)
+    ]
 
 
 @triton.jit

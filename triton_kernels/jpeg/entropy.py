@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from ..launching import Launcher
+from ..launching import Launcher, allocated
 from ..shapes import LaneShape
 from .lanes import assign_owners, count_unstuffed_kernel, sum_before_kernel, unstuff_kernel
 from .layout import FIRST_LANE
@@ -87,21 +87,20 @@ def new_buffers(
     program = lanes_of_program(lanes, interpreted=interpreted)
     lanes = triton.cdiv(lanes, program) * program
 
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
     of_lanes = ("kept", "kept_before", "lane_segments", "entries", "exits", "blocks", "blocks_before")
-    return EntropyBuffers(
-        unstuffed=empty(triton.cdiv(stream_bytes, 16) * 16, dtype=torch.uint8),
-        segment_bytes=empty(segments),
-        lookups=empty(tables, LOOKUP_ENTRIES.value, dtype=torch.uint16),
-        segment_blocks=empty(segments),
-        items=empty(2, lanes, dtype=torch.int64),
-        counts=empty(rounds + 1, 4),
-        coefficients=empty(blocks, 64, dtype=torch.int16),
-        status=empty(images),
-        **dict(zip(of_lanes, empty(len(of_lanes), lanes).unbind(), strict=True)),
-    )
+    parts = {
+        "coefficients": ((blocks, 64), torch.int16),
+        "counts": ((rounds + 1, 4), torch.int32),
+        "items": ((2, lanes), torch.int64),
+        "lookups": ((tables, LOOKUP_ENTRIES.value), torch.uint16),
+        "unstuffed": ((triton.cdiv(stream_bytes, 16) * 16,), torch.uint8),
+        "segment_bytes": ((segments,), torch.int32),
+        "segment_blocks": ((segments,), torch.int32),
+        **dict.fromkeys(of_lanes, ((lanes,), torch.int32)),
+    }
+    # The status outlives the rest.
+    status = torch.empty(images, dtype=torch.int32, device=device)
+    return EntropyBuffers(status=status, **dict(zip(parts, allocated(tuple(parts.values()), device), strict=True)))
 
 
 def lanes_of_program(lanes: int, *, interpreted: bool) -> int:
@@ -159,13 +158,16 @@ def decode_coefficients(
     lanes = (segments, segment_bytes, lane_segments)
     coded = (unstuffed, *lanes, images, lookups, entries, exits)
     _warm_up(of_lanes, (*coded, buffers.blocks), (shape.bits, shape.warm_up_bits), BLOCK=most)
-    lists = [(buffers.items[number % 2], count) for number, count in enumerate(buffers.counts)]
+    items = [buffers.items.narrow(0, number, 1) for number in range(2)]
+    lists = [(items[number % 2], count) for number, count in enumerate(buffers.counts)]
     _compare(of_lanes, (*lanes, entries, exits, *lists[0]), (shape.bits,), BLOCK=most)
+    decode_again = _decode_again.prepared(
+        of_lanes, (*coded, buffers.blocks, *lists[0], *lists[1]), (shape.bits,), BLOCK=most
+    )
     for number in range(shape.rounds):
-        if interpreted and not lists[number][1][0]:
+        if interpreted and not buffers.counts[number][0]:
             break  # on a device nobody looks: a round without work costs its launch
-        tensors = (*coded, buffers.blocks, *lists[number], *lists[number + 1])
-        _decode_again(of_lanes, tensors, (shape.bits,), BLOCK=most)
+        decode_again(*coded, buffers.blocks, *lists[number], *lists[number + 1])
     ended = buffers.blocks, buffers.blocks_before, buffers.segment_blocks, segments
     _sum_before(of_segments, ended, BLOCK=SUM_LANES)
     results = (buffers.coefficients, buffers.status)

@@ -197,15 +197,18 @@ def test_one_decoder_for_batch_after_batch() -> None:
 def test_the_launches_of_a_device_do_not_depend_on_the_batch(shape: LaneShape) -> None:
     launches: list[object] = []
 
-    def record(launcher: object, grid: object, tensors: object, *arguments: object, **constants: object) -> None:
-        launches.append((launcher, grid, [tensor.data_ptr() for tensor in tensors], arguments, constants))
+    def prepared(launcher: object, grid: object, _: object, *numbers: object, **constants: object) -> object:
+        def record(*tensors: torch.Tensor) -> None:
+            launches.append((launcher, grid, [tensor.data_ptr() for tensor in tensors], numbers, constants))
+
+        return record
 
     batches = [pack_files(files, shape.bits, TILE_SHAPE) for files in opened_batches()]
     largest = Capacity(*map(max, *[batch.capacity for batch, _ in batches]))
     memory = GraphInputs.of_capacity(largest)
     decoder = JpegDecoder(largest, shape, torch.device("cpu"), interpreted=False)
     seen = []
-    with mock.patch.object(Launcher, "__call__", record):
+    with mock.patch.object(Launcher, "prepared", prepared):
         for batch, inputs in batches:
             decoder.load(batch, memory.holding(inputs))
             decoder.launch()

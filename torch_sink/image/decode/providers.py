@@ -304,7 +304,7 @@ def launch_packed(
         return None
     from torch_sink.image.decode.jpeg.decode import launch_jpegs
 
-    return launch_jpegs(plan, to_device(blob[: plan.size], device), spare_bytes)
+    return launch_jpegs(plan, to_device(blob.narrow(0, 0, plan.size), device), spare_bytes)
 
 
 def set_decode_provider(name: str | None) -> None:

@@ -156,9 +156,10 @@ class Decoding:
     def decode_again(self) -> list[int]:
         """Waits for the kernels; Pillow decodes what they found damaged. Returns which sources have new pixels."""
         status = None if self._status is None else self._status()
-        if status is None or not status.any():
+        found = [] if status is None else status.tolist()
+        if not any(found):
             return []
-        damaged = self._files[np.flatnonzero(status.numpy())].tolist()
+        damaged = self._files[np.flatnonzero(found)].tolist()
         images = decode_sources([self._packed.source(at) for at in damaged], self._device, "pillow")  # type: ignore[misc]
         self._take(damaged, images)
         return [at for at in damaged if at not in self.errors]

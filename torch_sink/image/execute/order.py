@@ -75,11 +75,10 @@ class Order(NamedTuple):
         """How the files are decoded, with tables that lie in uint8 [bytes]."""
         if self.jpegs is None:
             return None
-        data = host.numpy()
         batches = []
         for batch in self.jpegs.batches:
             begin: Any = batch.tables
-            batches.append(batch._replace(tables=data[begin : begin + batch.tables_bytes].view(np.int32)))
+            batches.append(batch._replace(tables=host.narrow(0, begin, batch.tables_bytes).view(torch.int32)))
         return self.jpegs._replace(batches=tuple(batches))
 
 

@@ -14,7 +14,7 @@ from torch_sink.image.decode.jpeg.block import JpegBlock, lay_out_jpegs
 from torch_sink.image.decode.jpeg.tables import COLUMN, Capacity, JpegBatch, JpegPlan, plan_jpegs, split_tables
 from torch_sink.image.sources.source import Box, Decoded, EncodedSource
 from torch_sink.triton_kernels.jpeg import color, entropy, idct
-from torch_sink.triton_kernels.launching import is_interpreted
+from torch_sink.triton_kernels.launching import allocated, is_interpreted
 from torch_sink.triton_kernels.shapes import LaneShape, TileShape, tile_shape
 
 _INT32_BYTES = 4
@@ -74,9 +74,6 @@ class JpegDecoder:
         self._shape = shape
         self._interpreted = interpreted
 
-        def room(*size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-            return torch.empty(size, dtype=dtype, device=device)
-
         self._entropy = entropy.new_buffers(
             stream_bytes=capacity.stream_bytes,
             images=capacity.images,
@@ -88,10 +85,13 @@ class JpegDecoder:
             device=device,
             interpreted=interpreted,
         )
-        self._planes = room(capacity.planes_bytes, dtype=torch.uint8)
-        self._block_tiles = room(capacity.block_tiles)
-        self._pixel_tiles = room(capacity.pixel_tiles)
-        self.pixels = room(capacity.pixels_bytes, dtype=torch.uint8)
+        rooms = (
+            ((capacity.planes_bytes,), torch.uint8),
+            ((capacity.block_tiles,), torch.int32),
+            ((capacity.pixel_tiles,), torch.int32),
+        )
+        self._planes, self._block_tiles, self._pixel_tiles = allocated(rooms, device)
+        self.pixels = torch.empty(capacity.pixels_bytes, dtype=torch.uint8, device=device)
         self.coefficients, self.status = self._entropy.coefficients, self._entropy.status
 
     def load(self, batch: JpegBatch, inputs: Inputs) -> None:
