@@ -1,6 +1,7 @@
 """torch_sink: image decoding, augmentation, batch queue and training loop on the device."""
 
 from importlib import import_module, metadata
+from typing import TYPE_CHECKING
 
 from torch_sink import loop
 from torch_sink.damage.report import DecodeReport, decode_report
@@ -16,7 +17,6 @@ from torch_sink.image.backend import get_image_backend, image_backend, set_image
 from torch_sink.image.core.fallback import FallbackReport, fallback_report
 from torch_sink.image.decode.images import decode_images
 from torch_sink.image.decode.providers import decode_providers, set_decode_provider
-from torch_sink.image.support import SupportRow, support_table
 from torch_sink.loop import *  # noqa: F403 - its public names are public here
 from torch_sink.sink import QueueStats, SinkLoader
 from torch_sink.tracing import timeline
@@ -47,18 +47,22 @@ __all__ = [
 __all__ += loop.__all__
 __all__.sort()
 
-# The classes of recorded images and tensors: importing them imports torchvision, so they wait until they are asked for.
-_HANDLES = {
+# Importing these imports torchvision, so they wait until they are asked for.
+_LATER = {
     "LazyBatch": "torch_sink.image.execute.batch",
     "LazyImage": "torch_sink.image.handles.image",
     "LazyTVImage": "torch_sink.image.handles.tensor",
     "LazyTensor": "torch_sink.image.handles.tensor",
+    "SupportRow": "torch_sink.image.support",
+    "support_table": "torch_sink.image.support",
 }
+if TYPE_CHECKING:
+    from torch_sink.image.support import SupportRow, support_table
 
 
 def __getattr__(name: str) -> object:
-    if name in _HANDLES:
-        return getattr(import_module(_HANDLES[name]), name)
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     if name != "__version__":
         raise AttributeError(f"module 'torch_sink' has no attribute {name!r}")
     try:

@@ -16,10 +16,9 @@ from torchvision import transforms
 from torchvision.transforms import v2
 
 import torch_sink
-from torch_sink.image import support_trials
+from torch_sink.image import support
 from torch_sink.image.core import fallback, state
-from torch_sink.image.support import FALLBACK, NOT_TRIED, PASSES, RECORDED, REFUSED, SupportRow
-from torch_sink.image.support_trials import Trial
+from torch_sink.image.support import FALLBACK, NOT_TRIED, PASSES, RECORDED, REFUSED, SupportRow, Trial
 
 ROOT = Path(__file__).resolve().parents[2]
 WAYS = {RECORDED, FALLBACK, PASSES, REFUSED}
@@ -35,18 +34,16 @@ def few_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table tries a few entries of every kind: enough where its content does not matter."""
     few = ("ColorJitter", "Lambda", "Normalize", "RandAugment", "RandomNovelty", "hflip", "jpeg", "to_pil_image")
     for which in ("transform_names", "functional_names"):
-        stock = getattr(support_trials, which)
-        monkeypatch.setattr(
-            support_trials, which, lambda module, stock=stock: [name for name in stock(module) if name in few]
-        )
+        stock = getattr(support, which)
+        monkeypatch.setattr(support, which, lambda module, stock=stock: [name for name in stock(module) if name in few])
 
 
 def test_every_transform_and_functional_is_tried(table: dict[str, SupportRow]) -> None:
     unknown = [row.name for row in table.values() if NOT_TRIED in row]
-    assert not unknown, f"an operation or torch_sink/image/support_trials.py needs a call of {unknown}"
+    assert not unknown, f"an operation or torch_sink/image/support.py needs a call of {unknown}"
     assert all({row.on_pillow, row.on_tensor} <= WAYS for row in table.values())
     for label, module in (("v1", transforms), ("v2", v2)):
-        assert {f"{label}.{name}" for name in support_trials.transform_names(module)} <= set(table)
+        assert {f"{label}.{name}" for name in support.transform_names(module)} <= set(table)
         classes = {name for name, kind in vars(module).items() if isinstance(kind, type) and callable(kind)}
         assert classes - {row.removeprefix(f"{label}.") for row in table} <= {
             "AutoAugmentPolicy", "InterpolationMode", "Transform",
@@ -54,7 +51,7 @@ def test_every_transform_and_functional_is_tried(table: dict[str, SupportRow]) -
 
 
 def test_the_table_is_complete_without_the_kernels_behind_the_functionals() -> None:
-    names = support_trials.functional_names(v2)
+    names = support.functional_names(v2)
     assert {"resize", "to_image", "to_pil_image", "clamp_bounding_boxes", "get_size", "hflip"} <= set(names)
     assert not {"resize_image", "pad_mask", "crop_bounding_boxes", "flip_video", "register_kernel"} & set(names)
 
@@ -99,12 +96,12 @@ def test_arguments_that_run_differently_are_limits(table: dict[str, SupportRow])
 
 
 def _refused_by_stock(trial: Trial, family: str, number: int) -> bool:
-    image = support_trials.sample_image(family, number)
+    image = support.sample_image(family, number)
     torch.default_generator.manual_seed(0)
     random.seed(0)
     try:
         for _ in range(trial.draws):
-            trial.calls[number](*support_trials.arranged(image, trial.form))
+            trial.calls[number](*support.arranged(image, trial.form))
     except Exception:
         return True
     return False
@@ -115,14 +112,14 @@ def _refused_by_stock(trial: Trial, family: str, number: int) -> bool:
 def test_only_what_stock_refuses_is_refused(family: str) -> None:
     """An error of a recorded call must not look like an input that torchvision does not take."""
     module = {"v1": transforms, "v2": v2}[family]
-    found = {**support_trials.transform_trials(family, module), **support_trials.functional_trials(family, module)}
-    assert {*support_trials.transform_names(module), *support_trials.functional_names(module)} <= set(found)
+    found = {**support.transform_trials(family, module), **support.functional_trials(family, module)}
+    assert {*support.transform_names(module), *support.functional_names(module)} <= set(found)
     wrong = []
     for name, trials in found.items():
         for trial in trials:
             stock = [_refused_by_stock(trial, family, number) for number in range(3)]
-            with support_trials._undisturbed(), torch_sink.image_backend("device", device="meta"):
-                ours = [way == REFUSED for way in support_trials.try_it(family, trial)]
+            with support._undisturbed(), torch_sink.image_backend("device", device="meta"):
+                ours = [way == REFUSED for way in support.try_it(family, trial)]
             if stock != ours:
                 wrong.append((name, trial.label, stock, ours))
     assert not wrong

@@ -1,8 +1,36 @@
-"""The support table: how each transform and functional of torchvision runs under the "device" backend."""
+"""The support table: how each transform and functional of torchvision runs under the "device" backend.
+
+It is made by trying: every entry runs on small handles while the backend only records. Besides the examples of
+operations it tries what torchvision has and no operation is.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+import inspect
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torchvision import transforms as v1
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from torch_sink.errors import SinkError
+from torch_sink.image.backend import image_backend
+from torch_sink.image.core import state
+from torch_sink.image.core.examples import MANY_DRAWS, Arguments, Example, Sample, interpolations, sample
+from torch_sink.image.core.fallback import ledger
+from torch_sink.image.execute.batch import LazyBatch
+from torch_sink.image.handles.image import LazyImage, lazy_image
+from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.operations import operations
 
 RECORDED = "kernel"
 FALLBACK = "exact fallback"
@@ -11,6 +39,12 @@ REFUSED = "not applicable"
 NOT_TRIED = "not tried"
 
 INPUT_KINDS = ("Pillow images", "uint8 tensors", "float tensors")
+# From the best to the worst: an entry that draws is as good as its worst draw.
+_ORDER = (PASSES, RECORDED, FALLBACK, REFUSED)
+_NO_TRANSFORMS = ("AutoAugmentPolicy", "InterpolationMode", "Transform")  # two enums and a base class
+_KERNEL_SUFFIXES = ("_image", "_video", "_mask", "_bounding_boxes", "_keypoints")
+_SIZE = _HEIGHT, _WIDTH = 16, 24
+_PIXELS = 3 * _HEIGHT * _WIDTH
 
 
 class SupportRow(NamedTuple):
@@ -30,6 +64,63 @@ class SupportRow(NamedTuple):
     limits: str = ""
 
 
+def _read(image: Any) -> Any:
+    np.asarray(image)
+    return image
+
+
+def _other_transforms(module: ModuleType) -> dict[str, list[Sample]]:
+    """{class name: ways to construct it} for `torchvision.transforms` or `torchvision.transforms.v2`."""
+    flip = module.RandomHorizontalFlip(p=1.0)
+    automatic = [way._replace(draws=MANY_DRAWS) for way in interpolations(usual="NEAREST")[:2]]
+    return {
+        "AutoAugment": automatic,
+        "ClampBoundingBoxes": [sample(form="detection")],
+        "ClampKeyPoints": [sample(form="detection")],
+        "Compose": [sample([flip])],
+        "ConvertBoundingBoxFormat": [sample("CXCYWH", form="detection")],
+        "GaussianNoise": [sample()],
+        "Identity": [sample()],
+        "JPEG": [sample(90)],
+        "Lambda": [
+            sample(lambda image: np.asarray(image) is None or image),
+            sample(module.functional.hflip, label="a function that calls recorded functionals"),
+        ],
+        "LinearTransformation": [sample(torch.eye(_PIXELS), torch.zeros(_PIXELS))],
+        "RandAugment": automatic,
+        "RandomApply": [sample([flip], p=1.0)],
+        "RandomChoice": [sample([flip])],
+        "RandomIoUCrop": [sample(form="detection", draws=8)],
+        "RandomOrder": [sample([flip])],
+        "SanitizeBoundingBoxes": [sample(form="detection")],
+        "SanitizeKeyPoints": [sample(labels_getter=None, form="detection")],
+        "SetClampingMode": [sample("hard", form="detection")],
+        "TrivialAugmentWide": automatic,
+        "UniformTemporalSubsample": [sample(2)],
+    }
+
+
+_OTHER_FUNCTIONALS = (
+    Example("clamp_bounding_boxes"), Example("clamp_keypoints"),
+    Example("convert_bounding_box_format", (), {"new_format": "CXCYWH"}), Example("gaussian_noise"),
+    Example("get_dimensions"), Example("get_image_num_channels"), Example("get_image_size"),
+    Example("get_num_channels"), Example("get_num_frames"), Example("get_size"), Example("is_pure_tensor"),
+    Example("jpeg", (90,)), Example("sanitize_bounding_boxes"), Example("sanitize_keypoints"),
+    Example("uniform_temporal_subsample", (2,)),
+)  # fmt: skip
+# Other names of functionals of which operations have examples.
+_ALIASES = {"horizontal_flip": "hflip", "vertical_flip": "vflip", "elastic": "elastic_transform"}
+
+
+class Trial(NamedTuple):
+    """One way to call a transform or functional; all but `calls` is as in `Sample`."""
+
+    label: str
+    calls: Sequence[Callable[..., Any]]  # for each of `INPUT_KINDS`
+    draws: int = 1
+    form: str = "image"
+
+
 def support_table() -> list[SupportRow]:
     """One row for each transform and functional of torchvision, v1 and v2.
 
@@ -41,6 +132,169 @@ def support_table() -> list[SupportRow]:
         >>> {row.name: row.on_pillow for row in support_table()}["v1.RandomResizedCrop"]
         'kernel'
     """
-    from torch_sink.image.support_trials import tried_rows
+    rows = []
+    with _undisturbed(), image_backend("device", device="meta"):
+        for prefix, names_of, trials_of in (
+            ("", transform_names, transform_trials),
+            ("functional.", functional_names, functional_trials),
+        ):
+            for family, module in (("v1", v1), ("v2", v2)):
+                trials = trials_of(family, module)
+                rows += [_row(f"{family}.{prefix}{name}", family, trials.get(name)) for name in names_of(module)]
+    return rows
 
-    return tried_rows()
+
+def transform_names(module: ModuleType) -> list[str]:
+    """Names of the transform classes of `torchvision.transforms` or `torchvision.transforms.v2`."""
+    classes = (name for name, kind in vars(module).items() if inspect.isclass(kind) and name[0] != "_")
+    return sorted(name for name in classes if name not in _NO_TRANSFORMS)
+
+
+def functional_names(module: ModuleType) -> list[str]:
+    """Names of their public functionals; without the kernels that they dispatch to, and the decorator for these."""
+    everything = vars(module.functional).items()
+    functions = {name for name, function in everything if inspect.isfunction(function) and name[0] != "_"}
+    kernels = {name + suffix for name in functions for suffix in _KERNEL_SUFFIXES}
+    return sorted(functions - kernels - {"register_kernel"})
+
+
+def transform_trials(family: str, module: ModuleType) -> dict[str, list[Trial]]:
+    """{class: the ways to construct it that are tried, the usual one first}."""
+    ways: dict[str, Sequence[Sample]] = dict(_other_transforms(module))
+    for operation in operations():
+        ways.update(operation.transforms)
+    return {
+        name: [
+            Trial(way.label, [getattr(module, name)(*way.args, **way.kwargs)] * len(INPUT_KINDS), way.draws, way.form)
+            for way in each
+        ]
+        for name, each in ways.items()
+        if hasattr(module, name)
+    }
+
+
+def functional_trials(family: str, module: ModuleType) -> dict[str, list[Trial]]:
+    """{functional: the calls of it that are tried, the usual one first}; what an example lacks another kind's fills."""
+    found: dict[tuple[str, str], list[Any]] = {}
+    for at, kind in enumerate(("Pillow", f"{family} uint8", f"{family} float32")):
+        arguments = Arguments(random.Random(0), kind, *_SIZE, channels=3)
+        arguments.functional = module.functional
+        examples = [example for operation in operations() for example in operation.examples(arguments)]
+        for example in (*examples, *_OTHER_FUNCTIONALS):
+            if example.run is None and hasattr(module.functional, example.name):
+                call = functools.partial(example.called, module.functional)
+                found.setdefault((example.name, example.label), [call] * len(INPUT_KINDS))[at] = call
+    trials: dict[str, list[Trial]] = {}
+    for (name, label), calls in found.items():
+        trials.setdefault(name, []).append(Trial(label if name in trials else "", calls))
+    return {**trials, **{alias: trials[name] for alias, name in _ALIASES.items()}}
+
+
+def _row(label: str, family: str, trials: list[Trial] | None) -> SupportRow:
+    if trials is None:
+        return SupportRow(label, NOT_TRIED, NOT_TRIED)
+    usual, *others = (try_it(family, trial) for trial in trials)
+    on_pillow, on_uint8, on_float = usual
+    on_tensor = on_float if on_uint8 == REFUSED else on_uint8
+    notes = [f"{kind}: {way}" for kind, way in zip(INPUT_KINDS[1:], usual[1:], strict=True) if way != on_tensor]
+    variants: dict[str, list[str]] = {}  # what is to be said about calls with other arguments: their labels
+    for trial, ways in zip(trials[1:], others, strict=True):
+        for way in dict.fromkeys(ways):
+            pairs = zip(INPUT_KINDS, ways, usual, strict=True)
+            kinds = [kind for kind, own, other in pairs if own == way != other and {own, other} != {RECORDED, PASSES}]
+            if kinds:
+                variants.setdefault(f"{way} on {_joined(kinds)}", []).append(trial.label)
+    notes += [f"{', '.join(labels)}: {difference}" for difference, labels in variants.items()]
+    return SupportRow(label, on_pillow, on_tensor, "; ".join(notes))
+
+
+def _joined(kinds: list[str]) -> str:
+    if kinds == list(INPUT_KINDS[1:]):
+        return "tensors"
+    return "all images" if len(kinds) == len(INPUT_KINDS) else " and ".join(kinds)
+
+
+# --- trying
+
+
+def try_it(family: str, trial: Trial) -> list[str]:
+    """How a call runs on each of `INPUT_KINDS`."""
+    ways = []
+    for number, call in enumerate(trial.calls):
+        torch.default_generator.manual_seed(0)  # the one that is put back; `torch.manual_seed` seeds the devices' too
+        random.seed(0)
+        draws = [_try_once(call, sample_image(family, number), trial.form) for _ in range(trial.draws)]
+        ways.append(max(draws, key=_ORDER.index))
+    return ways
+
+
+@functools.cache
+def _noise() -> bytes:
+    return np.random.default_rng(0).integers(0, 256, _PIXELS, dtype=np.uint8).tobytes()
+
+
+def sample_image(family: str, number: int) -> Any:
+    """A small image of one of `INPUT_KINDS`: a handle while the backend is on, else what stock code gives."""
+    image = Image.frombytes("RGB", (_WIDTH, _HEIGHT), _noise())
+    pillow = image if state.active is None else lazy_image(image)
+    if number == 0:
+        return pillow
+    if family == "v1":
+        return v1.functional.pil_to_tensor(pillow) if number == 1 else v1.functional.to_tensor(pillow)
+    pixels = v2.functional.to_image(pillow)
+    return pixels if number == 1 else v2.functional.to_dtype(pixels, torch.float32, scale=True)
+
+
+def arranged(image: Any, form: str) -> tuple[Any, ...]:
+    """The arguments of a transform that takes the image in the given form; see `Sample.form`."""
+    labels = torch.tensor([0, 1])
+    if form == "detection":
+        boxes = tv_tensors.BoundingBoxes([[1, 2, 9, 12], [4, 3, 20, 14]], format="XYXY", canvas_size=_SIZE)  # type: ignore[arg-type, call-arg]
+        points = tv_tensors.KeyPoints([[3, 4], [12, 9]], canvas_size=_SIZE)  # type: ignore[call-arg]
+        return ({"image": image, "boxes": boxes, "points": points, "labels": labels},)
+    if form == "batch":
+        return torch.stack([image, image]) if isinstance(image, torch.Tensor) else image, labels
+    return (image,)
+
+
+def _try_once(call: Callable[..., Any], image: Any, form: str) -> str:
+    inputs, before = arranged(image, form), image.sink_ops
+    ledger.counts.clear()
+    try:
+        result = call(*inputs)
+    except SinkError:  # pixels of a batch were asked for, and a backend that only records has none
+        try:
+            call(*arranged(image.materialize(), form))
+        except Exception:
+            return REFUSED
+        return FALLBACK
+    except Exception:
+        return REFUSED
+    if form != "image":
+        result = result["image"] if form == "detection" else result[0]
+    return FALLBACK if ledger.counts else _way(result, before)
+
+
+def _way(result: Any, before: tuple[Any, ...]) -> str:
+    """What became of an image on which the calls `before` were recorded, when nothing ran in stock code."""
+    parts = list(result) if isinstance(result, (tuple, list)) else [result]
+    if all(isinstance(part, (bool, int)) for part in parts):
+        return PASSES
+    if isinstance(result, LazyBatch):
+        return RECORDED
+    if not all(type(part) in (LazyImage, *HANDLES) and part.is_recording for part in parts):
+        return FALLBACK
+    return PASSES if all(part.sink_ops == before for part in parts) else RECORDED
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Puts back the generators of random numbers, the fallback counts, and where workers leave theirs."""
+    generators = random.getstate(), np.random.get_state()
+    try:
+        with ledger.set_aside(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        random.setstate(generators[0])
+        np.random.set_state(generators[1])
