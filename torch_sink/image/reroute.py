@@ -18,7 +18,7 @@ import PIL.Image
 import torch
 import torchvision
 from torch.utils.data import _DatasetKind, dataloader
-from torch.utils.data._utils import collate, worker
+from torch.utils.data._utils import collate
 from torchvision import tv_tensors
 from torchvision.datasets import folder
 from torchvision.transforms import _functional_pil, _functional_tensor, autoaugment, functional, transforms, v2
@@ -144,14 +144,12 @@ def _rows() -> Iterator[Row]:
     yield Row(collate.default_collate_fn_map, torch.Tensor, around(stand_ins.collate_tensors))
     yield Row(_DatasetKind, "create_fetcher", loaders.create_fetcher)
     yield Row(dataloader._BaseDataLoaderIter, "__init__", loaders.begin_iterator)
-    for module in _worker_modules():
-        yield Row(module, "_worker_loop", WorkerLoop)
-
-
-def _later_rows() -> Iterator[Row]:
-    """Rows that come when there is a reason for them: timm is imported, or broken files are skipped or replaced."""
-    module = sys.modules.get("timm.data.auto_augment")  # Pillow's modules, as timm's augmentations see them
-    if module is not None:
+    # torch's and torchdata's, which start data workers; the latter, and timm, where they are imported.
+    for name in ("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.worker"):
+        if name in sys.modules:
+            yield Row(sys.modules[name], "_worker_loop", WorkerLoop)
+    if "timm.data.auto_augment" in sys.modules:  # Pillow's modules, as timm's augmentations see them
+        module = sys.modules["timm.data.auto_augment"]
         yield Row(module, "ImageEnhance", stand_ins.image_enhance)
         yield Row(module, "ImageOps", stand_ins.image_ops)
     if damage.current_policy() != "raise":
@@ -178,12 +176,6 @@ def _script(stock: Callable[..., Any], obj: Any, optimize: Any = None, _frames_u
 
 
 # --- workers
-
-
-def _worker_modules() -> list[Any]:
-    """Modules that start data workers: torch's, and torchdata's when it is imported."""
-    stateful = sys.modules.get("torchdata.stateful_dataloader.worker")
-    return [worker] if stateful is None else [worker, stateful]
 
 
 class WorkerLoop:
@@ -219,7 +211,6 @@ def _settings_of_thread(settings: State | None) -> State:
 # --- switching
 
 _installed: list[tuple[Row, Any]] = []
-_is_stock_in_place = False
 
 
 def install(settings: State) -> None:
@@ -229,12 +220,9 @@ def install(settings: State) -> None:
         RuntimeError: a place does not exist in the installed releases.
     """
     was_installed = bool(_installed)
+    damage.set_policy(settings.on_decode_error)
     try:
-        if not was_installed:
-            for row in _rows():
-                _fill(row)
-        damage.set_policy(settings.on_decode_error)
-        add_rows()
+        _fill_places()
     except BaseException:
         if not was_installed:
             uninstall()
@@ -242,41 +230,30 @@ def install(settings: State) -> None:
     state.set_active(settings)
 
 
-def add_rows() -> None:
-    """While the backend is on: fills the places for which there is a reason by now."""
-    if not _installed:
-        return
+def _fill_places() -> None:
     filled = {(id(row.owner), row.name) for row, _ in _installed}
-    for row in _later_rows():
-        if (id(row.owner), row.name) not in filled:
-            _fill(row)
+    for row in _rows():
+        if (id(row.owner), row.name) in filled:
+            continue
+        stock = row.read()
+        if stock is _MISSING and not isinstance(row.owner, dict):
+            raise RuntimeError(
+                f"{row.owner.__name__}.{row.name} does not exist in torchvision {torchvision.__version__} and torch "
+                f"{torch.__version__}; this version of torch_sink does not know these releases"
+            )
+        stand_in = row.make(stock.__func__ if isinstance(stock, staticmethod) else stock)
+        _installed.append((row, stock))
+        row.write(stand_in)
 
 
-damage.when_one_is_set.append(add_rows)
-
-
-def _fill(row: Row) -> None:
-    stock = row.read()
-    if stock is _MISSING and not isinstance(row.owner, dict):
-        raise RuntimeError(
-            f"{row.owner.__name__}.{row.name} does not exist in torchvision {torchvision.__version__} and torch "
-            f"{torch.__version__}; this version of torch_sink does not know these releases"
-        )
-    plain = stock.__func__ if isinstance(stock, staticmethod) else stock
-    stand_in = row.make(plain)
-    _installed.append((row, stock))
-    row.write(stand_in)
+# While the backend is on, some rows may have a reason only now.
+damage.when_one_is_set.append(lambda: _fill_places() if _installed else None)
 
 
 @contextmanager
 def _stock_in_place() -> Iterator[None]:
-    """Inside, every place of the table holds the stock object; the settings stay. Does nothing inside itself."""
-    global _is_stock_in_place
-    if _is_stock_in_place:
-        yield
-        return
+    """Inside, every place of the table holds the stock object; the settings stay."""
     stand_ins = [row.read() for row, _ in _installed]
-    _is_stock_in_place = True
     try:
         for row, stock in reversed(_installed):
             row.write(stock)
@@ -284,7 +261,6 @@ def _stock_in_place() -> Iterator[None]:
     finally:
         for (row, _), stand_in in zip(_installed, stand_ins, strict=True):
             row.write(stand_in)
-        _is_stock_in_place = False
 
 
 def uninstall() -> None:
