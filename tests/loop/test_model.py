@@ -349,8 +349,10 @@ def test_fit_sends_eval_events_to_custom_callbacks_and_refuses_the_old_names() -
     class Custom(Recorder):
         pass
 
-    recorder = Custom()
-    make({"accuracy"}).fit(1, make_batches(2), make_batches(3), callbacks=[recorder])
+    recorder, seen = Custom(), []
+    note = LambdaCallback(on_eval_end=lambda context: seen.append(context.original_args().batch_num))
+    make({"accuracy"}).fit(1, make_batches(2), make_batches(3), callbacks=[recorder, note])
+    assert seen == [3]
     names = [name for name, _ in recorder.events]
     assert names.index("eval_begin") < names.index("train_epoch_end")
     assert names.count("eval_end") == 1

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from torch_sink.common.random_state import global_draws, twister_state
 from torch_sink.errors import SinkError, add_hints, add_note
@@ -106,7 +105,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
 
 def save_loop(loop: StepLoop, directory: Path, prefix: str, further: dict[str, Any]) -> Path:
     """Write the loop's state and `further` entries as a checkpoint; see `StepLoop.save`."""
-    shards = partial(_save_shards, loop.model, loop.optimizer) if loop.ranks.sharded else None
+    shards = partial(_copy_shards, loop, load=False) if loop.ranks.sharded else None
     state = {**loop.state_dict(), **further}
     return write_checkpoint(directory, prefix, loop.step_count, state, ranks=loop.ranks, write_shards=shards)
 
@@ -118,7 +117,7 @@ def resume_loop(loop: StepLoop, directory: Path) -> dict[str, Any] | None:
         return None
     state = read_checkpoint(newest, loop.ranks)
     if loop.ranks.sharded:
-        _load_shards(loop.model, loop.optimizer, str(newest / SHARDS_FOLDER))
+        _copy_shards(loop, str(newest / SHARDS_FOLDER), load=True)
     try:
         loop.load_state_dict(state)
     except (RuntimeError, ValueError) as error:
@@ -128,24 +127,19 @@ def resume_loop(loop: StepLoop, directory: Path) -> dict[str, Any] | None:
     return state
 
 
-def _save_shards(model: nn.Module, optimizer: torch.optim.Optimizer, path: str) -> None:
-    """Write the sharded model and optimizer, each rank its part; every rank calls it."""
-    from torch.distributed.checkpoint.state_dict import get_state_dict
+def _copy_shards(loop: StepLoop, path: str, *, load: bool) -> None:
+    """Write the sharded model and optimizer, each rank its part, or read them, also as another number of ranks."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load as read
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=path)
-
-
-def _load_shards(model: nn.Module, optimizer: torch.optim.Optimizer, path: str) -> None:
-    """Read what `_save_shards` wrote, also with another number of ranks; every rank calls it."""
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
-    load(state, checkpoint_id=path)
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    model, optimizer = get_state_dict(loop.model, loop.optimizer)
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    if not load:
+        save(state, checkpoint_id=path)
+        return
+    read(state, checkpoint_id=path)
+    set_state_dict(loop.model, loop.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
 def random_state() -> dict[str, Any]:

@@ -182,7 +182,8 @@ class Model:
         Raises:
             TypeError, ValueError: an argument that cannot be used, or batches that are not (x, y) for a loss function.
         """
-        return self.fit(
+        return Model.fit(
+            self,
             epoch,
             train_dataset,
             callbacks=callbacks,
