@@ -1,8 +1,13 @@
-"""The callback interface: twelve events, the context that they are given, and callbacks made of a function."""
+"""The callback interface: twelve events and their context; and the callbacks that need nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -176,6 +181,83 @@ class LearningRateScheduler(Callback):
             set_learning_rate(group, float(self._function(float(group["lr"]), arguments.cur_step_num)))
 
 
+class OnRequestExit(Callback):
+    """Ends the run at the end of the current sink when a signal arrives or a file asks for it.
+
+    Args:
+        save_ckpt: save a checkpoint then.
+        file_name: prefix of the checkpoint.
+        directory: where it goes.
+        sig: the signal; its handler is restored after the run. Installed in the main thread only.
+        config_file: a JSON file read before each sink; `{"GracefulExit": 1}` asks for the end.
+    """
+
+    on_all_ranks = True
+
+    def __init__(
+        self,
+        save_ckpt: bool = True,
+        file_name: str = "Net",
+        directory: str | Path = ".",
+        sig: int = signal.SIGTERM,
+        config_file: str | Path | None = None,
+    ) -> None:
+        self._save, self._file_name, self._directory = save_ckpt, file_name, directory
+        self._signal, self._config_file = sig, Path(config_file) if config_file is not None else None
+        self._requests: list[str] = []
+        self._installed = ExitStack()
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        self._requests = self._installed.enter_context(stop_signals(self._signal))
+
+    def on_train_step_begin(self, run_context: RunContext) -> None:
+        if self._config_file is not None and self._config_file.is_file():
+            try:
+                asked = json.loads(self._config_file.read_text(encoding="utf-8")).get("GracefulExit")
+            except (ValueError, AttributeError):
+                return  # half-written: it will be read again before the next sink
+            if asked == 1:
+                self._requests.append("file")
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        if self._requests:
+            run_context.original_args().exit_requested = True
+            run_context.request_stop()
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        # All ranks write a checkpoint, or none: a signal that came to one after the last agreement does not count.
+        requested = arguments.exit_requested or (self._requests and not arguments.loop.ranks.many)
+        if requested and self._save:
+            save_checkpoint(arguments, self._directory, self._file_name)
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._installed.close()
+
+
+@contextmanager
+def stop_signals(*numbers: int) -> Iterator[list[str]]:
+    """The names of these signals, as they come, instead of what they do; a second SIGINT raises KeyboardInterrupt.
+
+    In the main thread only. The handlers that were there are restored on leaving.
+    """
+    received: list[str] = []
+
+    def handle(number: int, frame: Any) -> None:
+        if number == signal.SIGINT and received:
+            raise KeyboardInterrupt
+        received.append(signal.Signals(number).name)
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    previous = {number: signal.signal(number, handle) for number in numbers if in_main_thread}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            # None: the handler was not installed from Python and cannot be put back by it.
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
 def ranks_in_context(ranks: Ranks) -> dict[str, Any]:
     """What a RunContext says of the processes."""
     return {"parallel_mode": "data_parallel" if ranks.many else "stand_alone", "device_number": ranks.size}
@@ -184,6 +266,12 @@ def ranks_in_context(ranks: Ranks) -> dict[str, Any]:
 def older_events(callback: Callback) -> list[str]:
     """The older event names that a callback overrides: it cannot tell training from evaluation by them."""
     return [name for name in OLDER_EVENTS if getattr(type(callback), name) is not getattr(Callback, name)]
+
+
+def save_checkpoint(arguments: RunArguments, directory: str | Path, prefix: str) -> None:
+    """Save the loop and its position in the data, and tell the other callbacks of it."""
+    path = arguments.loop.save(directory, arguments.train_dataset, prefix=prefix)
+    arguments.last_save_ckpt_step, arguments.latest_ckpt_file = arguments.loop.step_count, str(path)
 
 
 def tell(callbacks: Iterable[Callback], event: str, context: RunContext) -> None:

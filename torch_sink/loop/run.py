@@ -9,13 +9,12 @@ from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch_sink.errors import add_hints, add_note
-from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
+from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, stop_signals, tell
 from torch_sink.loop.core.batches import batch_tensors, epoch_length, sink_over
 from torch_sink.loop.core.history import RunHistory, SinkRecord
 from torch_sink.loop.core.host_sync import watch_host_syncs
 from torch_sink.loop.engines.graph import Engine
 from torch_sink.loop.loop_state import random_state, set_random_state
-from torch_sink.loop.saving import stop_signals
 from torch_sink.loop.step.step import check_device
 from torch_sink.thread_waits import host_sync_allowed, syncs_are_watched
 
