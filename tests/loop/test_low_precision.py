@@ -171,6 +171,24 @@ def test_models_of_torchvision(level: str, dtype: torch.dtype, checkpointed: boo
             assert (ours.grad - exact.grad).norm() <= 0.1 * exact.grad.norm() + 1e-3
 
 
+def test_what_a_model_computes_last_is_not_rounded() -> None:
+    """As the logits of CLIP, which a parameter of the model itself scales."""
+    seen: list[Tensor] = []
+    model = Calling(lambda features, scale: features * scale)
+    loop = StepLoop(
+        model,
+        lambda outputs, _: (seen.append(outputs.detach()), outputs.mean())[1],
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        amp="O2",
+    )
+    inputs = torch.randn(2, 4)
+    loop.run([(inputs, inputs)])
+    with torch.autocast("cpu", torch.bfloat16):
+        features = functional.linear(inputs, model.first.weight, model.first.bias)
+    assert features.dtype == torch.bfloat16
+    assert torch.equal(seen[0], (features * model.scale).detach())
+
+
 MIXTURES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "matmul with a buffer": lambda x, w: x @ torch.eye(4),
     "buffer first": lambda x, w: torch.eye(4)[:2] @ x.T,

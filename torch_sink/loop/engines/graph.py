@@ -15,7 +15,7 @@ from torch_sink.loop.core.history import SinkRecord, first_line
 from torch_sink.loop.core.host_sync import user_place
 from torch_sink.loop.engines.capture import CudaCapture
 from torch_sink.loop.engines.recordings import ODD_BATCHES, STAGED, Places, Recordings, Replay, fingerprint
-from torch_sink.loop.step.optimizers import host_state, make_capturable, python_state, refuse_python_state
+from torch_sink.loop.step.optimizers import hidden_state, make_capturable, refuse_python_state
 from torch_sink.loop.step.schedule import RateTable, Schedule
 from torch_sink.loop.step.step import TrainingStep
 
@@ -268,8 +268,7 @@ class GraphEngine(Engine):
                 f"the step puts new tensors in the place of {', '.join(sorted(self._replaced))}, and a graph would go "
                 "on with the old ones; what is written in place can be captured"
             )
-        hidden = python_state(optimizer) + host_state(optimizer)
-        if hidden:
+        if hidden := hidden_state(optimizer):
             raise SinkError(f"{type(optimizer).__name__} keeps {', '.join(hidden)} on the host")
 
     def _step_down(self, problem: str) -> None:

@@ -97,7 +97,9 @@ def make_capturable(optimizer: torch.optim.Optimizer, *, cycles_betas: bool = Fa
             continue
         if "capturable" in group:
             group["capturable"] = True
-        if _fuses(optimizer, group) and not group.get("fused") and not cycles_betas:
+        is_plain = type(optimizer) in (torch.optim.SGD, *_ADAMS) and not group.get("differentiable")
+        sharded = any(hasattr(parameter, "to_local") for parameter in group["params"])
+        if is_plain and not sharded and not cycles_betas and not group.get("fused"):
             group["fused"], group["foreach"] = True, False
             optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
             optimizer._need_device_dtype_check_for_fused = True  # type: ignore[attr-defined]
@@ -105,11 +107,6 @@ def make_capturable(optimizer: torch.optim.Optimizer, *, cycles_betas: bool = Fa
         step = entries.get("step")
         if isinstance(step, Tensor) and parameter.is_cuda and not step.is_cuda:
             entries["step"] = step.to(parameter.device, torch.float32)
-
-
-def _fuses(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
-    is_plain = type(optimizer) in (torch.optim.SGD, *_ADAMS) and not group.get("differentiable")
-    return is_plain and not any(hasattr(parameter, "to_local") for parameter in group["params"])
 
 
 def capture_obstacle(optimizer: torch.optim.Optimizer, device: torch.device) -> str | None:
@@ -143,28 +140,21 @@ def add_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def host_state(optimizer: torch.optim.Optimizer) -> list[str]:
-    """Names of state entries that lie on the CPU although their parameter does not: a graph would bake them in."""
-    return list(
-        dict.fromkeys(
-            str(name)
-            for parameter, entries in optimizer.state.items()
-            for name, value in entries.items()
-            if isinstance(value, Tensor) and value.device.type == "cpu" and parameter.device.type != "cpu"
-        )
-    )
-
-
-def python_state(optimizer: torch.optim.Optimizer) -> list[str]:
-    """Names of the state entries that are Python numbers."""
-    entries = (item for state in optimizer.state.values() for item in state.items())
-    numbers = (str(name) for name, value in entries if isinstance(value, (int, float)) and type(value) is not bool)
-    return list(dict.fromkeys(numbers))
+def hidden_state(optimizer: torch.optim.Optimizer, *, numbers_only: bool = False) -> list[str]:
+    """Names of state entries that a graph would bake in: Python numbers, and tensors left on the CPU."""
+    found: dict[str, None] = {}
+    for owner, entries in optimizer.state.items():
+        for name, value in entries.items():
+            is_number = isinstance(value, (int, float)) and type(value) is not bool
+            is_left = isinstance(value, Tensor) and owner.is_cuda and not value.is_cuda
+            if is_number or (is_left and not numbers_only):
+                found[str(name)] = None
+    return list(found)
 
 
 def refuse_python_state(optimizer: torch.optim.Optimizer) -> None:
     """Raise if the optimizer counts in Python numbers, which neither a mask nor a captured graph can reach."""
-    if found := python_state(optimizer):
+    if found := hidden_state(optimizer, numbers_only=True):
         raise UnsupportedOperation(
             f"{type(optimizer).__name__} keeps Python numbers in its state ({', '.join(found)}), which cannot be "
             "skipped or replayed on the device; use an optimizer that keeps tensors, or mode='eager' without a scaler"

@@ -80,6 +80,7 @@ class LayerCasts(Autocast):
         super().__init__(level, dtype, device_type)
         to_low, to_float = _Cast(dtype, dtype), _Cast(torch.float32, dtype)
         float_norms = level == "O2" if float_norms is None else float_norms
+        outermost = model, getattr(model, "module", None)  # what they compute last is not rounded
         self._handles: list[Any] = []
         for module in model.modules():
             if isinstance(module, _Loss):
@@ -89,7 +90,7 @@ class LayerCasts(Autocast):
                 norm_gets = to_float if float_norms or isinstance(module, nn.RMSNorm) else to_low
                 self._handles.append(module.register_forward_pre_hook(norm_gets.inputs, with_kwargs=True))
                 self._handles.append(module.register_forward_hook(to_low.outputs))
-            elif any(True for _ in module.parameters(recurse=False)):
+            elif module not in outermost and any(True for _ in module.parameters(recurse=False)):
                 self._handles.append(module.register_forward_hook(to_low.outputs))
         self._handles.append(model.register_forward_hook(to_float.outputs))
 

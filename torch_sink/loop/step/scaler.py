@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable imports the compiler at once
 
 from torch_sink.errors import SinkError
+from torch_sink.loop.core.batches import map_tensors
 from torch_sink.loop.core.history import SinkRecord
 from torch_sink.loop.step.update import OptimizerUpdate
 from torch_sink.thread_waits import host_sync_allowed
@@ -59,16 +60,6 @@ def grads_finite(source: torch.optim.Optimizer | nn.Module | Iterable[Tensor]) -
     return all_finite(gradients)
 
 
-def _map_scaled(function: Any, inputs: Any) -> Any:
-    if isinstance(inputs, Tensor):
-        return function(inputs)
-    if isinstance(inputs, dict):
-        return {key: _map_scaled(function, value) for key, value in inputs.items()}
-    if isinstance(inputs, (list, tuple)):
-        return type(inputs)(_map_scaled(function, value) for value in inputs)
-    raise TypeError(f"cannot scale {type(inputs).__name__}; pass a tensor, or a list, tuple or dict of tensors")
-
-
 class StaticLossScaler:
     """Multiplies the loss by a fixed number; updates with gradients that are not finite are skipped.
 
@@ -116,17 +107,18 @@ class StaticLossScaler:
 
         The state moves to the device of what is scaled. A float16 scalar becomes float32, whose range the scale needs.
         """
-        return _map_scaled(self._scaled, inputs)
 
-    def _scaled(self, tensor: Tensor) -> Tensor:
-        if tensor.device != self.scale_value.device:
-            self.to(tensor.device)
-        return tensor * self.scale_value
+        def scaled(tensor: Tensor) -> Tensor:
+            if tensor.device != self.scale_value.device:
+                self.to(tensor.device)
+            return tensor * self.scale_value
+
+        return map_tensors(scaled, _check_scalable(inputs))
 
     def unscale(self, inputs: Any) -> Any:
         """Multiply a tensor, or nested lists, tuples and dicts of them, by the inverse of the scale."""
         inverse = self.inverse()
-        return _map_scaled(lambda tensor: tensor * inverse, inputs)
+        return map_tensors(lambda tensor: tensor * inverse, _check_scalable(inputs))
 
     @_disable_dynamo
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
@@ -231,17 +223,20 @@ class DynamicLossScaler(StaticLossScaler):
     def adjust(self, grads_finite: Tensor | bool) -> bool:
         """Update scale and counter in place, without waiting for the device. Returns True."""
         finite = torch.as_tensor(grads_finite, device=self.counter.device).reshape(())
-        product = self.scale_value * self.scale_factor
-        grows = (self.counter == self.scale_window - 1) & product.isfinite()
-        grown = torch.where(grows, product, self.scale_value)
-        shrunk = (self.scale_value / self.scale_factor).clamp_(min=1)
-        self.scale_value.copy_(torch.where(finite, grown, shrunk))
-        self.counter.copy_((self.counter + 1) % self.scale_window * finite)
+        factor, window = self.scale_factor, self.scale_window
+        torch._amp_update_scale_(self.scale_value, self.counter, (~finite).float(), factor, 1 / factor, window)
+        self.scale_value.clamp_(min=1)
         return True
 
     def state_dict(self) -> dict[str, Tensor]:
         """Device tensors that hold the whole state."""
         return {"scale_value": self.scale_value, "counter": self.counter}
+
+
+def _check_scalable(inputs: Any) -> Any:
+    if not isinstance(inputs, (Tensor, list, tuple, dict)):
+        raise TypeError(f"cannot scale {type(inputs).__name__}; pass a tensor, or a list, tuple or dict of tensors")
+    return inputs
 
 
 class OverflowCount:
