@@ -97,13 +97,16 @@ HOOKS = (
 _MISSING = object()
 
 
+class _Inside(threading.local):
+    spans = 0  # hooks that the calling thread is inside of
+
+
 class Hooks(ExitStack):
     """Wraps the functions when entered, and puts them back when left."""
 
     def __init__(self, recorder: Recorder, clock: DeviceClock) -> None:
         super().__init__()
-        self.recorder, self.clock = recorder, clock
-        self.inside = threading.local()
+        self.recorder, self.clock, self.inside = recorder, clock, _Inside()
 
     def __enter__(self) -> Hooks:
         super().__enter__()
@@ -114,8 +117,7 @@ class Hooks(ExitStack):
                 self._replace(holder, attribute, self._wrapped(getattr(holder, attribute), hook))
         self.callback(register_optimizer_step_pre_hook(self._pre_update).remove)
         self.callback(register_optimizer_step_post_hook(self._post_update).remove)
-        stock = worker._worker_loop
-        self._replace(worker, "_worker_loop", WorkerLoop(stock, self.recorder.folder))
+        self._replace(worker, "_worker_loop", WorkerLoop(worker._worker_loop, self.recorder.folder))
         return self
 
     def _replace(self, holder: Any, attribute: str, value: Any) -> None:
@@ -124,35 +126,37 @@ class Hooks(ExitStack):
         self.callback(delattr, holder, attribute) if own is _MISSING else self.callback(setattr, holder, attribute, own)
 
     def _wrapped(self, function: Callable[..., Any], hook: Hook) -> Callable[..., Any]:
-        add, clock, inside = self.recorder.add, self.clock, self.inside
+        inside = self.inside
 
         @functools.wraps(function)
         def traced(*args: Any, **kwargs: Any) -> Any:
-            is_seen = _waits_for_device(args) if hook.waits else not hook.is_part or getattr(inside, "spans", 0) == 0
-            if not is_seen:
+            if not (_waits_for_device(args) if hook.waits else not hook.is_part or inside.spans == 0):
                 return function(*args, **kwargs)
-            inside.spans = getattr(inside, "spans", 0) + 1
-            mark = clock.begin(hook.lane, hook.name) if hook.lane else None
-            begin = time.perf_counter_ns()
+            inside.spans += 1
+            begun = self._begin(hook.name, hook.lane)
             try:
                 return function(*args, **kwargs)
             finally:
                 inside.spans -= 1
-                add(host_lane(), hook.name, begin, time.perf_counter_ns(), hook.waits)
-                clock.end(mark)
+                self._end(begun, hook.waits)
 
         traced.untraced = function  # type: ignore[attr-defined]
         return traced
 
-    def _pre_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        is_seen = not getattr(self.inside, "spans", 0)
-        self._update = (time.perf_counter_ns(), self.clock.begin("device", "optimizer")) if is_seen else None
+    def _begin(self, name: str, lane: str) -> tuple[str, Any, int]:
+        return name, self.clock.begin(lane, name) if lane else None, time.perf_counter_ns()
 
-    def _post_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _end(self, begun: tuple[str, Any, int], is_sync: bool = False) -> None:
+        name, mark, begin = begun
+        self.recorder.add(host_lane(), name, begin, time.perf_counter_ns(), is_sync)
+        self.clock.end(mark)
+
+    def _pre_update(self, *_: Any) -> None:
+        self._update = None if self.inside.spans else self._begin("optimizer", "device")
+
+    def _post_update(self, *_: Any) -> None:
         if self._update is not None:
-            begin, mark = self._update
-            self.recorder.add(host_lane(), "optimizer", begin, time.perf_counter_ns())
-            self.clock.end(mark)
+            self._end(self._update)
 
 
 def untraced(function: Any) -> Any:
@@ -193,7 +197,6 @@ def _fetching(stock: Callable[..., Any], recorder: Recorder) -> Callable[..., An
             return stock(fetcher, indices)
         finally:
             info = get_worker_info()
-            lane = f"worker {info.id if info is not None else 0}"
-            recorder.leave(Span(lane, "make a batch", begin, time.perf_counter_ns()))
+            recorder.leave(Span(f"worker {info.id if info else 0}", "make a batch", begin, time.perf_counter_ns()))
 
     return traced
