@@ -151,7 +151,7 @@ def test_targets(monkeypatch: pytest.MonkeyPatch) -> None:
         (["no_such_module:transform"], "no_such_module:transform: there is no module 'no_such_module'"),
         (["json:no_such_name"], "json:no_such_name: json has no 'no_such_name'"),
         (["math:pi"], "math:pi is a float; name a transform"),
-        (["torchvision.transforms:PILToTensor()", "--target", "gpu"], "no such target: 'gpu'"),
+        (["torchvision.transforms:PILToTensor", "--target", "gpu"], "no such target: 'gpu'"),
         (["torchvision.transforms.functional:invert"], "found <class 'torch_sink.image.handles.image.LazyImage'>"),
         (["numpy:array"], "launches no kernel: stock code makes all of its images"),
         (["--batch-size", "0"], "a batch of 0 images launches nothing"),
@@ -181,7 +181,7 @@ def test_the_command_line_compiles_a_scripts_pipelines(cache: Path, tmp_path: Pa
     command = [sys.executable, "-m", "torch_sink", "warm", "--target", "cuda:90", "--batch-size", "2"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     found = []
-    for names in (["script:train"], ["script:data", "script:build()"]):
+    for names in (["script:train"], ["script:data", "script:build"]):
         finished = subprocess.run(
             [*command, *names], capture_output=True, text=True, timeout=600, cwd=tmp_path, env=environment
         )

@@ -20,8 +20,7 @@ EXAMPLES = """examples:
 PIPELINE = """--pipeline train:NAME is NAME of train.py, in this folder or on PYTHONPATH:
   a transform, or a function of one image   it gets the images of DIR
   a Dataset or a DataLoader                 it brings its own images, DIR can be left out
-  a function without parameters             it is called, and returns one of these
-  "train:NAME(DIR)"                         a function or class, called with DIR; "train:NAME()" with nothing
+  a function or class without parameters    it is called, and gives one of these
 """
 SUPPORT_LEGEND = (
     '"kernel": recorded, and made on the device. "exact fallback": stock torchvision runs on the CPU, and '

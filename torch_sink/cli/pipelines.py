@@ -29,6 +29,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CROP, RESIZE = 224, 256
 JITTER = (0.4, 0.4, 0.4, 0.1)
 _ELSEWHERE_TOO = "the same error comes without torch_sink: call it in Python to look"
+_GOT_AN_IMAGE = "it got an image; a function that makes a dataset takes no parameters"
 _WHAT_IS_ALLOWED = "a transform, a function of an image, a Dataset or a DataLoader, or a function that returns one"
 _LIBRARIES = re.compile(rf"[/\\](site-packages|importlib)[/\\]|<|{re.escape(str(Path(torch_sink.__file__).parent))}")
 
@@ -97,7 +98,6 @@ class Pipeline(NamedTuple):
     dataset: Dataset[Any]
     batching: dict[str, Any]  # arguments of a `DataLoader` that make batches of samples, each with their number
     workers: int | None = None  # of the loader that was given
-    advice: str = _ELSEWHERE_TOO  # where it raises
 
     def loader(self, workers: int, **options: Any) -> DataLoader[Any]:
         """A new loader; `options` are those of `DataLoader`."""
@@ -117,7 +117,8 @@ class Pipeline(NamedTuple):
             except SinkError:
                 raise
             except Exception as error:  # of the user's code
-                raise ValueError(_said_by(self.name, error, self.advice)) from error
+                advice = _GOT_AN_IMAGE if isinstance(self.dataset, Images) else _ELSEWHERE_TOO
+                raise ValueError(_said_by(self.name, error, advice)) from error
             if batch is None:
                 raise ValueError(f"{self.name} gives no samples; give a dataset that has some")
 
@@ -127,8 +128,8 @@ def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) ->
 
     Args:
         name: one of `PIPELINES`, or "module:attribute": a transform or function for the images of the folder, a
-            Dataset, a DataLoader, or a function without parameters that returns one of these. "module:attribute(DIR)"
-            is called with the folder, "module:attribute()" with nothing. Modules of the current folder can be imported.
+            Dataset, a DataLoader, or a class or function without parameters that gives one of these. Modules of the
+            current folder can be imported.
         folder: holds images, at any depth; None where the pipeline brings its own.
         batch_size: of anything but a DataLoader, which has its own.
 
@@ -138,7 +139,7 @@ def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) ->
     """
     if batch_size < 1:
         raise ValueError(f"a batch of {batch_size} images cannot be made; give --batch-size 1 or more")
-    found: Any = _named(name, folder) if ":" in name else build_pipeline(name)
+    found: Any = _named(name) if ":" in name else build_pipeline(name)
     if isinstance(found, DataLoader):
         is_batch = found.batch_size is not None or found.batch_sampler is not None
         batching: dict[str, Any] = {"collate_fn": Counted(found.collate_fn, is_batch)}
@@ -157,9 +158,7 @@ def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) ->
         raise ValueError(f"{name} is a transform, which needs images: give the folder that holds them")
     files = find_images(folder)
     batching |= {"batch_size": min(batch_size, len(files)), "shuffle": True}
-    is_function = isinstance(found, FunctionType)
-    advice = f"it got an image; write '{name}(DIR)' if it makes a dataset of the folder" if is_function else ""
-    return Pipeline(name, Images(files, found), batching, advice=advice or _ELSEWHERE_TOO)
+    return Pipeline(name, Images(files, found), batching)
 
 
 def find_images(folder: str | Path) -> list[Path]:
@@ -178,23 +177,22 @@ def find_images(folder: str | Path) -> list[Path]:
     return files
 
 
-def _named(name: str, folder: str | Path | None) -> Any:
-    """What "module:attribute" stands for, called where it has to be."""
-    module_name, _, rest = name.partition(":")
-    attribute, call, argument = rest.partition("(")
+def _named(name: str) -> Any:
+    """What "module:attribute" stands for: the object, or what a class or function that needs no arguments gives."""
+    module_name, _, attribute = name.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # and left there, for data workers that are spawned
     found = _attribute(_module(module_name, attribute, name), attribute, name)
-    if call and argument not in (")", "DIR)"):
-        raise ValueError(f"{name} cannot be called; write '{module_name}:{attribute}()' or '...(DIR)'")
-    if isinstance(found, type) and not call:
-        raise ValueError(f"{name} is a class; write '{name}()', or '{name}(DIR)' for one made with the folder")
-    if not call and not (isinstance(found, FunctionType) and _takes_nothing(found)):
+    if not isinstance(found, (type, FunctionType)):
         return found
-    if argument == "DIR)" and folder is None:
-        raise ValueError(f"{name} is called with the folder: give it")
     try:
-        return found(str(folder)) if argument == "DIR)" else found()
+        inspect.signature(found).bind()
+    except (TypeError, ValueError):
+        if isinstance(found, type):
+            raise ValueError(f"{name} is a class that needs arguments; name an object of it") from None
+        return found
+    try:
+        return found()
     except Exception as error:  # of the user's code
         raise ValueError(_said_by(name, error)) from error
 
@@ -228,12 +226,6 @@ def _attribute(module: ModuleType, path: str, name: str) -> Any:
 def _is_imported(value: Any, module: ModuleType) -> bool:
     is_defined = isinstance(value, (type, FunctionType))
     return isinstance(value, ModuleType) or (is_defined and value.__module__ != module.__name__)
-
-
-def _takes_nothing(function: FunctionType) -> bool:
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(function).parameters.values()
-    return all(each.default is not each.empty or each.kind in kinds for each in parameters)
 
 
 def _said_by(name: str, error: Exception, advice: str = _ELSEWHERE_TOO) -> str:
