@@ -26,7 +26,7 @@ from image.check import assert_same_bits, device_in_use
 from image.source_files import FILES, PHOTO, saved
 from image.test_bad_input import BROKEN, outcome
 from image.test_collate import assert_same_structure, stock_and_lazy
-from torch_sink.image.handles import tensor_file
+from torch_sink.image.handles import file
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor
 from torch_sink.image.sources.source import EncodedSource
 
@@ -184,11 +184,11 @@ def test_a_libjpeg_of_torchvision_with_other_pixels(monkeypatch: pytest.MonkeyPa
     stock = decode_jpeg(data)
     operator = torch.ops.image.decode_jpeg
     monkeypatch.setattr(torch.ops.image, "decode_jpeg", lambda *args: operator(*args) ^ 1)
-    others = tensor_file._samplings_of_their_own.__wrapped__()
+    others = file._samplings_of_their_own.__wrapped__()
     assert others == {(1, 1), (2, 1), (1, 2), (2, 2)}
     monkeypatch.undo()
-    assert tensor_file._samplings_of_their_own.__wrapped__() <= {(1, 2)}
-    monkeypatch.setattr(tensor_file, "_samplings_of_their_own", lambda: others)
+    assert file._samplings_of_their_own.__wrapped__() <= {(1, 2)}
+    monkeypatch.setattr(file, "_samplings_of_their_own", lambda: others)
     with torch_sink.image_backend("device", device=device_in_use()):
         assert not check_same(stock, decode_jpeg(data))
 

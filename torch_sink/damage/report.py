@@ -40,7 +40,6 @@ _OPENERS = {
     "torchvision.datasets.folder": ("pil_loader", "accimage_loader", "default_loader"),
     "torchvision.io.image": None,
     "torch_sink.image.handles.file": None,
-    "torch_sink.image.handles.tensor_file": None,
     "torch_sink.image.sources.source": None,
 }
 _SUFFIXES = frozenset(

@@ -37,8 +37,8 @@ from torch_sink.image.core import state
 from torch_sink.image.core.fallback import ledger
 from torch_sink.image.core.state import State
 from torch_sink.image.execute.collate import collate_handles
-from torch_sink.image.handles import augmix, tensor_file
-from torch_sink.image.handles.file import jpeg_factory, opener, pil_loader
+from torch_sink.image.handles import augmix
+from torch_sink.image.handles.file import OPERATORS, Operator, jpeg_factory, opener, pil_loader
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.leaving import MadeInWorker
 from torch_sink.image.operations import RECORDERS
@@ -92,9 +92,9 @@ def _rows() -> Iterator[Row]:
     yield Row(torchvision, "_image_backend", lambda stock: "device")
     yield Row(folder, "pil_loader", around(pil_loader))
     yield Row(PIL.Image.OPEN, "JPEG", lambda entry: (around(jpeg_factory)(entry[0]), *entry[1:]))
-    for name, call in tensor_file.OPERATORS.items():
+    for name, call in OPERATORS.items():
         if hasattr(torch.ops.image, name):  # as far as this build of torchvision has it; puts it where a row finds it
-            yield Row(torch.ops.image, name, functools.partial(tensor_file.Operator, call=call))
+            yield Row(torch.ops.image, name, functools.partial(Operator, call=call))
     yield Row(tv_tensors, "wrap", around(stand_ins.wrap))
     yield Row(tv_tensors.Image, "__new__", around(stand_ins.new_image))
     yield Row(tv_tensors.Mask, "__new__", around(stand_ins.new_mask))

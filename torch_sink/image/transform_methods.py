@@ -69,10 +69,8 @@ def resized_crop_v2(stock: Callable[..., Any]) -> Any:
 
     def make_params(self: Any, flat_inputs: list[Any]) -> dict[str, Any]:
         first: Any = flat_inputs[0] if len(flat_inputs) == 1 else None
-        if type(first) is LazyImage:
-            width, height = first.size
-        else:
-            height, width = first.shape[-2:] if type(first) in HANDLES else query_size(flat_inputs)
+        is_lazy = type(first) in _HANDLE_TYPES and first.is_recording
+        height, width = first.sink_shape[1:] if is_lazy else query_size(flat_inputs)
         top, left, h, w = _resized_crop(height, width, self.scale, self.ratio)
         return {"top": top, "left": left, "height": h, "width": w}
 

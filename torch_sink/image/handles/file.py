@@ -1,4 +1,8 @@
-"""What `Image.open` and torchvision's loader give for a complete JPEG file while the backend is on."""
+"""What files give while the backend is on, to `Image.open`, torchvision's loader and its decoders to tensors.
+
+Of the decoders the operators that they call are replaced, not the functions themselves: functions that were imported by
+name before the backend was set record as well, and their checks of arguments stay torchvision's own.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,25 @@ import copyreg
 import functools
 import io
 import os
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import torch
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
+from torchvision.io import ImageReadMode
 
 from torch_sink.damage.report import broken_file
 from torch_sink.damage.samples import is_reading_stream, note_placeholder, opening
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import executing, is_executing, report_fallback
+from torch_sink.image.core.ops import Op, replay
+from torch_sink.image.decode import proof
 from torch_sink.image.handles.image import RECORDED_MODES, LazyImage, LazyPixels, handle_of_file, lazy_image
+from torch_sink.image.handles.tensor import LazyTensor
 from torch_sink.image.sources.source import BrokenSource, EncodedSource, PixelSource, encoded_source, read_file
 
 # Pixels of an image whose sample will be left out; stock code's own checks must accept it.
@@ -152,3 +164,127 @@ def _loaded(stock: Callable[..., Any], path: Any) -> Image.Image:
             raise
         raise type(error)(f"{error} (in {name})") from error
     return LazyImage(PixelSource(image, name), (), image.size, "RGB")
+
+
+# --- to tensors
+
+# The calls that turn an image as the orientation in its EXIF data asks for.
+_FLIP_X, _FLIP_Y = Op("v1.hflip"), Op("v1.vflip")
+_LEFT, _RIGHT = Op("v2.quarter_turns", (1,)), Op("v2.quarter_turns", (3,))
+_TURNS: tuple[tuple[Op, ...], ...] = (
+    *((), (_FLIP_X,), (_FLIP_X, _FLIP_Y), (_FLIP_Y,)),
+    *((_LEFT, _FLIP_Y), (_RIGHT,), (_LEFT, _FLIP_X), (_LEFT,)),
+)
+_last_read = threading.local()
+
+
+class Operator:
+    """Stand-in for an operator of `torch.ops.image`; whatever else is asked of it, the stock one answers."""
+
+    def __init__(self, stock: Callable[..., Any], call: Callable[..., Any]) -> None:
+        self._stock, self._call = stock, call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._stock(*args, **kwargs) if is_executing() else self._call(self._stock, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stock, name)
+
+
+def _read_file(stock: Callable[..., Any], path: str) -> torch.Tensor:
+    """The bytes of a file; whose they are is known until the next file is read."""
+    data = stock(path)
+    _last_read.file = weakref.ref(data), path
+    return data
+
+
+def _decode_file(stock: Callable[..., Any], data: Any, mode: int, apply_exif_orientation: bool = False) -> Any:
+    """A handle for a file that the JPEG kernels cover; what else there is, is decoded here."""
+    source = _source(data, mode) if type(data) is torch.Tensor else None
+    if source is None:
+        return _decode_pixels(stock, data, mode, apply_exif_orientation)
+    turns = _turns(stock, source) if apply_exif_orientation else ()
+    width, height = source.size[::-1] if {_LEFT, _RIGHT} & {*turns} else source.size
+    shape = (1 if source.mode == "L" else 3, height, width)
+    return LazyTensor(source, (Op("pil_to_tensor"), *turns), shape, torch.uint8)
+
+
+def _decode_pixels(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Pixels that stock code decoded, as a handle on which operations record."""
+    pixels = stock(*args, **kwargs)
+    if pixels.dtype != torch.uint8 or pixels.ndim != 3 or pixels.shape[0] not in (1, 3):
+        shape = "x".join(map(str, pixels.shape[:-2]))
+        report_fallback("torchvision.io", f"no kernel for {pixels.dtype} tensors of shape {shape} x height x width")
+        return pixels
+    if not pixels.permute(1, 2, 0).is_contiguous():
+        report_fallback("torchvision.io", "turned by its EXIF data")
+        return pixels
+    array = pixels.permute(1, 2, 0).numpy()
+    source = PixelSource(Image.fromarray(array if len(pixels) == 3 else array[:, :, 0]), _path_of(args[0]))
+    return LazyTensor(source, (Op("pil_to_tensor"),), tuple(pixels.shape), torch.uint8)  # type: ignore[arg-type]
+
+
+def _source(data: torch.Tensor, mode: int) -> EncodedSource | None:
+    """The file whose decoded pixels a handle can stand for, or None where stock code should decode it, or raise."""
+    unchanged, gray, rgb = (each.value for each in (ImageReadMode.UNCHANGED, ImageReadMode.GRAY, ImageReadMode.RGB))
+    if mode not in (unchanged, gray, rgb) or data.dtype != torch.uint8 or data.ndim != 1 or data.device.type != "cpu":
+        return None
+    # Nothing may raise later: stock code raises here.
+    source = encoded_source(data.numpy().tobytes(), _path_of(data), thorough=True)
+    if source is None or source.header.scan is None or source.header.scan.sampling in _samplings_of_their_own():
+        return None
+    if mode == rgb:
+        return source._replace(mode="RGB")
+    # The gray of a color file is its luma here, and another formula in Pillow.
+    return source if mode == unchanged or source.mode == "L" else None
+
+
+def _path_of(data: torch.Tensor) -> str:
+    file, path = getattr(_last_read, "file", (None, ""))
+    return path if file is not None and file() is data else "an image in memory"
+
+
+@functools.cache
+def _samplings_of_their_own() -> frozenset[tuple[int, int]]:
+    """The samplings of which torchvision's libjpeg makes other pixels than Pillow's, and the kernels, do.
+
+    For instance (1, 2) before torchvision 0.29, which repeats chroma rows where the newer libjpeg interpolates.
+    """
+    found = set()
+    with executing():
+        for case in proof.cases():
+            data = torch.frombuffer(bytearray(case.source.data), dtype=torch.uint8)
+            pixels = torch.ops.image.decode_jpeg(data, ImageReadMode.UNCHANGED.value)
+            image = np.asarray(case.source.open())
+            is_same = np.array_equal(pixels.permute(1, 2, 0).numpy().reshape(image.shape), image)
+            if case.source.header.scan is not None and not is_same:
+                found.add(case.source.header.scan.sampling)
+    return frozenset(found)
+
+
+def _turns(stock: Callable[..., Any], source: EncodedSource) -> tuple[Op, ...]:
+    """The calls that turn an image as stock code turns it, found by decoding a tiny file with the same EXIF data."""
+    exif = next((data for name, data in source.open().applist if name == "APP1"), None)  # type: ignore[attr-defined]
+    if exif is None:
+        return ()
+    tiny, segment = _tiny_file(), b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif
+    data = torch.frombuffer(bytearray(tiny[:2] + segment + tiny[2:]), dtype=torch.uint8)
+    plain, turned = stock(data, 0, False), stock(data, 0, True)
+    return next(turns for turns in _TURNS if torch.equal(replay(plain, turns), turned))
+
+
+@functools.cache
+def _tiny_file() -> bytes:
+    """A gray JPEG file of 4 x 4 pixels that looks different from every side."""
+    ramp = np.arange(0, 256, 16, dtype=np.uint8).reshape(4, 4)
+    return proof.encoded(Image.fromarray(ramp), quality=100)
+
+
+# By name, what stands in for an operator.
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "read_file": _read_file,
+    "decode_image": _decode_file,
+    "decode_jpeg": _decode_file,
+    "decode_png": _decode_pixels,
+    "decode_webp": _decode_pixels,
+}

@@ -227,9 +227,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
     __hash__ = None  # type: ignore[assignment]
 
     def copy(self) -> Image.Image:
-        if not self.is_recording:
-            return super().copy()
-        return LazyImage(self.sink_source, self.sink_ops, self._size, self._mode)._with_info(self)
+        return self.record_all(()) if self.is_recording else super().copy()
 
     __copy__ = copy
 
