@@ -23,7 +23,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch.utils.data import DataLoader, Dataset
 
 import torch_sink
-from torch_sink.sink.queue.slots import Slots
+from torch_sink.sink.slots import Slots
 from torch_sink.tracing import _active
 from torch_sink.tracing.spans import Recorder, Span, write_picture
 

@@ -17,7 +17,7 @@ MOST_FILES = 16
 FLOORS = [
     *("triton_kernels", "triton_kernels.stages", "triton_kernels.jpeg"),
     *("common", "damage", "tracing"),
-    *("sink.sources", "sink.queue", "sink"),
+    "sink",
     *("image.core", "image.sources", "image.operations", "image.plan", "image.decode.jpeg", "image.decode"),
     *("image.handles", "image.execute", "image"),
     *("loop.core", "loop.step", "loop.engines", "loop"),

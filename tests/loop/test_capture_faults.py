@@ -16,7 +16,7 @@ from torch_sink.loop import LambdaCallback, StepLoop
 from torch_sink.loop.engines import capture
 from torch_sink.loop.engines.capture import CudaCapture
 from torch_sink.sink import SinkLoader
-from torch_sink.sink.queue import device as device_ops
+from torch_sink.sink import device as device_ops
 
 from .reference import make_batches, make_model
 from .test_on_fake_cuda import UNCOMPILED, make_loop, plain

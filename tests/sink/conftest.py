@@ -13,8 +13,8 @@ import pytest
 from fake_cuda import fake_cuda, rehearse
 
 from torch_sink.sink import loader as loader_module
-from torch_sink.sink.queue.ring import DeviceRing
-from torch_sink.sink.queue.thread import ThreadProducer
+from torch_sink.sink.producer import ThreadProducer
+from torch_sink.sink.ring import DeviceRing
 
 from .simulated_device import ImmediateOps
 
@@ -52,7 +52,7 @@ def on_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         loader_module,
         "make_slots",
-        lambda options, _: DeviceRing(options.slot_count, options.image_format, ImmediateOps(), options.max_bytes),
+        lambda form, slots, max_bytes, _: DeviceRing(slots or 3, form, ImmediateOps(), max_bytes),
     )
 
 

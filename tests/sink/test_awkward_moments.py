@@ -25,7 +25,7 @@ ALL = [list(range(i, i + 4)) for i in range(0, 40, 4)]
 
 
 def workers_of(loader: SinkLoader) -> list[int]:
-    return [worker.pid for worker in loader._traversal.passes[0].watch.iterator._workers]
+    return [worker.pid for worker in loader._traversal.passes[0].batches._workers]
 
 
 def wait_until_gone(pids: list[int]) -> None:
@@ -90,7 +90,7 @@ def test_a_second_interrupt_while_the_first_one_is_cleaned_up(place: str, monkey
             seen.extend(batch.tolist())
         assert sorted(seen) == list(range(40))
         loader.restart()
-        assert sorted(loader._producer.free_slots) == [0, 1, 2]
+        assert sorted(loader._producer.free_slots()) == [0, 1, 2]
 
 
 class Collects:
@@ -187,7 +187,7 @@ def test_without_the_thread_that_pins_memory_the_pass_is_lost() -> None:
         ended = threading.Thread(target=int)
         ended.start()
         ended.join()
-        iterator = loader._traversal.passes[0].watch.iterator
+        iterator = loader._traversal.passes[0].batches
         iterator._pin_memory_thread, iterator._pin_memory_thread_done_event = ended, threading.Event()
         with pytest.raises(RuntimeError, match="pins memory has ended"):
             list(batches)

@@ -163,7 +163,7 @@ def test_worker_killed_in_the_middle_of_a_message(moment: float) -> None:
         assert len(next(batches)) == 30_000_000
         beside = iter(DataLoader(Numbers(), num_workers=1))
         next(beside)
-        victim = loader._traversal.passes[0].watch.iterator._workers[0]
+        victim = loader._traversal.passes[0].batches._workers[0]
         threading.Timer(moment, victim.kill).start()
         started = time.monotonic()
         with pytest.raises(RuntimeError, match=f"{victim.pid}.*killed by SIGKILL"):

@@ -116,7 +116,7 @@ def is_right(seed: int) -> bool:
 
 def test_a_source_may_write_to_its_device_memory_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(is_right(seed) for seed in range(40))
-    monkeypatch.setattr("torch_sink.sink.queue.device.SlotProtocol.give_back", lambda *_: None)
+    monkeypatch.setattr("torch_sink.sink.device.SlotProtocol.give_back", lambda *_: None)
     assert not all(is_right(seed) for seed in range(40))
 
 

@@ -9,7 +9,7 @@ import torch
 from fake_cuda import FakeCuda
 
 from torch_sink.sink import SinkLoader
-from torch_sink.sink.queue.device import SlotProtocol
+from torch_sink.sink.device import SlotProtocol
 
 SEEDS = range(6)
 

@@ -14,7 +14,7 @@ from fake_cuda import FakeCuda
 from torch.utils.data import DataLoader
 
 from torch_sink.sink import SinkLoader
-from torch_sink.sink.sources.own_iterator import OwnIteratorSource
+from torch_sink.sink.loaders import OwnIteratorSource
 
 from .test_own_iterators import Chained, Generated, Kept, Repeated, Wrapping, stateful
 from .test_slabs import Vectors, files_in_shared_memory, is_as_made, no_slab_is_left, slab_files  # noqa: F401
@@ -55,7 +55,7 @@ KINDS = [Generated, KeptFromTheFirstPass, Wrapping, Behind]
 
 def received(loader: SinkLoader) -> int:
     """Batches that came in slabs."""
-    return loader._source.watch.slabs.batches_received
+    return loader._source.slabs.batches_received
 
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
@@ -111,7 +111,7 @@ def test_a_killed_worker_leaves_nothing_and_the_next_pass_uses_slabs_again(on_a_
         batches = iter(loader)
         assert all([is_as_made(next(batches), number) for number in range(30)])
         before = received(loader)
-        pids = [worker.pid for worker in loader._source.watch.slab_writers]
+        pids = [worker.pid for worker in loader._source.slab_writers]
         psutil.Process(pids[-1]).kill()
         with pytest.raises(RuntimeError, match=f"{pids[-1]}"):
             list(batches)
@@ -138,7 +138,7 @@ def test_memory_that_the_loader_s_own_code_copies_from_is_not_page_locked(
     if is_locked:
         stock = OwnIteratorSource.make_slabs
         monkeypatch.setattr(
-            OwnIteratorSource, "make_slabs", lambda source, count: (stock(source, count), source.watch.slabs)[1]
+            OwnIteratorSource, "make_slabs", lambda source, count: (stock(source, count), source.slabs)[1]
         )
     with SinkLoader(Moving(Vectors(), 4, num_workers=1), slots=2) as loader:
         seen = [[leaf * 1 for leaf in batch] for batch in loader]

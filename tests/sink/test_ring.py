@@ -145,5 +145,5 @@ def test_an_error_while_filling_gives_the_slot_back() -> None:
             except OSError:
                 errors += 1
         loader.restart()
-        assert sorted(loader._producer.free_slots) == [0, 1, 2]
+        assert sorted(loader._producer.free_slots()) == [0, 1, 2]
     assert (seen, errors) == ([0, 2, 4, 6, 8, 10], 6)

@@ -10,10 +10,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torch_sink.sink.queue import ring as ring_module
-from torch_sink.sink.queue.device import SlotProtocol
-from torch_sink.sink.queue.ring import DeviceRing
-from torch_sink.sink.queue.slots import ImageFormat
+from torch_sink.sink import ring as ring_module
+from torch_sink.sink.device import SlotProtocol
+from torch_sink.sink.ring import DeviceRing
+from torch_sink.sink.slots import ImageFormat
 
 from .simulated_device import SimulatedOps
 

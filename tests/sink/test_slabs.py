@@ -28,7 +28,7 @@ from torch_sink.common import slabs as slabs_module
 from torch_sink.common.slab_writer import SlabCollate, _Writer
 from torch_sink.common.slabs import Slabs
 from torch_sink.sink import SinkLoader
-from torch_sink.sink.queue.device import DeviceOps, SlotProtocol
+from torch_sink.sink.device import DeviceOps, SlotProtocol
 
 pytestmark = pytest.mark.once_on_oldest
 
@@ -321,18 +321,18 @@ import os, signal, sys, torch
 from torch.utils.data import DataLoader, TensorDataset
 from torch_sink.sink import loader as loader_module
 from sink.simulated_device import ImmediateOps
-from torch_sink.sink.queue.ring import DeviceRing
+from torch_sink.sink.ring import DeviceRing
 
 for ending in sys.argv[1:]:
     if os.fork():
         os.wait()
         continue
-    loader_module.make_slots = lambda options, _: DeviceRing(3, options.image_format, ImmediateOps(), None)
+    loader_module.make_slots = lambda form, *_: DeviceRing(3, form, ImmediateOps())
     loader = loader_module.SinkLoader(DataLoader(TensorDataset(torch.arange(400)), 4, num_workers=2))
     batches = iter(loader)
     for _ in range(40):
         next(batches)
-    workers = [worker.pid for worker in loader._source.watch.slab_writers]
+    workers = [worker.pid for worker in loader._source.slab_writers]
     print(loader._slots.slabs.batches_received, os.getpid(), *workers, flush=True)
     exec(ending)
 """

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from torch_sink.sink import QueueStats, SinkLoader
-from torch_sink.sink.queue.stats import StatsRecorder
-from torch_sink.sink.queue.thread import ThreadProducer
+from torch_sink.sink.producer import ThreadProducer
+from torch_sink.sink.stats import StatsRecorder
 
 from .conftest import wait_for
 

@@ -49,7 +49,7 @@ def test_worker_killed_at_a_random_moment(turn: int) -> None:
         batches, others = iter(loader), iter(beside)
         seen = [int(next(batches)[0, 0])]
         next(others)
-        victim = loader._traversal.passes[0].watch.iterator._workers[moments.randrange(2)]
+        victim = loader._traversal.passes[0].batches._workers[moments.randrange(2)]
         threading.Timer(moments.uniform(0, 0.2), victim.kill).start()
         with pytest.raises(RuntimeError, match=f"{victim.pid}.*SIGKILL"):
             seen.extend(int(batch[0, 0]) for batch in batches)
@@ -64,7 +64,7 @@ def test_worker_killed_in_a_large_message_at_a_random_moment(turn: int) -> None:
     with SinkLoader(DataLoader(Payload(), batch_size=None, num_workers=2, collate_fn=unchanged)) as loader:
         batches = iter(loader)
         next(batches)
-        victim = loader._traversal.passes[0].watch.iterator._workers[moments.randrange(2)]
+        victim = loader._traversal.passes[0].batches._workers[moments.randrange(2)]
         threading.Timer(moments.uniform(0, 0.2), victim.kill).start()
         started = time.monotonic()
         with pytest.raises(RuntimeError, match=f"{victim.pid}.*SIGKILL"):

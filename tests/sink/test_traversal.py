@@ -13,9 +13,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from torch_sink.errors import SinkError
-from torch_sink.sink import SinkLoader
-from torch_sink.sink.queue import thread as thread_producer
-from torch_sink.sink.sources import guard
+from torch_sink.sink import SinkLoader, workers
+from torch_sink.sink import producer as thread_producer
 
 from .conftest import wait_for
 from .numbered import numbered, values
@@ -133,7 +132,7 @@ class Pausing(torch.utils.data.Dataset):
 
 
 def test_restart_does_not_cancel_the_next_pass_of_the_same_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "POLL_SECONDS", POLL_SECONDS)
+    monkeypatch.setattr(workers, "POLL_SECONDS", POLL_SECONDS)
     with SinkLoader(DataLoader(Pausing(), num_workers=1, persistent_workers=True), timeout_seconds=10) as loader:
         next(iter(loader))
         loader.restart()
@@ -156,15 +155,15 @@ def test_a_new_epoch_waits_for_a_batch_that_is_being_made(monkeypatch: pytest.Mo
     with SinkLoader(DataLoader(range(6), num_workers=1, persistent_workers=True)) as loader:
         assert next(iter(loader)).tolist() == [0]
         assert makes.wait(20)
-        workers = [worker.pid for worker in loader._traversal.passes[0].watch.iterator._workers]
+        workers = [worker.pid for worker in loader._traversal.passes[0].batches._workers]
         compiled = threading.Timer(8 * POLL_SECONDS, may_go_on.set)
         compiled.start()
         batches = iter(loader)
         assert next(batches).tolist() == [0]
-        assert [worker.pid for worker in loader._traversal.passes[0].watch.iterator._workers] == workers
+        assert [worker.pid for worker in loader._traversal.passes[0].batches._workers] == workers
         assert [batch.item() for batch in batches] == list(range(1, 6))
         loader.restart()
-        assert sorted(loader._producer.free_slots) == [0, 1, 2]
+        assert sorted(loader._producer.free_slots()) == [0, 1, 2]
         compiled.join()
 
 

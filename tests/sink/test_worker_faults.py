@@ -16,14 +16,13 @@ from fake_cuda import FakeCuda
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from torch_sink.errors import SinkError, SinkTimeout
-from torch_sink.sink import SinkLoader
-from torch_sink.sink.queue import thread as thread_producer
-from torch_sink.sink.queue.slots import ImageFormat, Slots
-from torch_sink.sink.queue.stats import StatsRecorder
-from torch_sink.sink.queue.thread import ThreadProducer
-from torch_sink.sink.sources import guard as workers
-from torch_sink.sink.sources.base import Pass
-from torch_sink.sink.sources.position import PassStart
+from torch_sink.sink import SinkLoader, workers
+from torch_sink.sink import producer as thread_producer
+from torch_sink.sink.position import PassStart
+from torch_sink.sink.producer import ThreadProducer
+from torch_sink.sink.slots import ImageFormat, Slots
+from torch_sink.sink.source import Pass, Source
+from torch_sink.sink.stats import StatsRecorder
 
 from .test_faults import read_until_error, wait_until_received
 
@@ -228,7 +227,7 @@ def test_a_death_that_shows_late_is_still_named(monkeypatch: pytest.MonkeyPatch)
     """On a busy machine a worker's connection may break well before its process is gone."""
     monkeypatch.setattr(workers, "DEATH_SHOWS_SECONDS", 0.05)
     iterator = iter(DataLoader(Faulty(pause=1.0), num_workers=1))
-    watch, victim, calls = workers.guard(iterator), iterator._workers[0], []
+    watch, victim, calls = workers.WorkerGuard(iterator), iterator._workers[0], []
 
     def broken_connection(*_: object) -> None:
         calls.append(1)
@@ -244,7 +243,7 @@ def test_a_death_that_shows_late_is_still_named(monkeypatch: pytest.MonkeyPatch)
     watch.stop()
 
 
-class DeadPass(Pass):
+class DeadSource(Source):
     def has_dead_worker(self) -> bool:
         return True
 
@@ -253,8 +252,8 @@ def test_a_death_that_never_shows_ends_the_wait(monkeypatch: pytest.MonkeyPatch)
     """Whatever the producer's thread waits for: here, a slot that nobody gives back."""
     monkeypatch.setattr(thread_producer, "DEAD_WORKER_SECONDS", 0.2)
     producer = ThreadProducer(Slots(1, ImageFormat(torch.device("cpu"))), StatsRecorder())
-    producer.free_slots.clear()
-    producer.submit(DeadPass(PassStart(0), iter([])))
+    monkeypatch.setattr(producer, "free_slots", list)
+    producer.submit(Pass(DeadSource([]), PassStart(0), iter([])))
     with pytest.raises(SinkError, match="a data worker died"):
         producer.take(timeout_seconds=60)
     producer.close()

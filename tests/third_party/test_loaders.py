@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from torch_sink.sink import SinkLoader
 from torch_sink.sink import loader as loader_module
-from torch_sink.sink.queue.ring import DeviceRing
+from torch_sink.sink.ring import DeviceRing
 
 REASON = "the extra third-party is not installed"
 BATCHES = 24
@@ -95,9 +95,7 @@ def no_slab_is_left() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def on_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device ring whose device is the host."""
-    monkeypatch.setattr(
-        loader_module, "make_slots", lambda options, _: DeviceRing(3, options.image_format, ImmediateOps(), None)
-    )
+    monkeypatch.setattr(loader_module, "make_slots", lambda form, *_: DeviceRing(3, form, ImmediateOps()))
 
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
@@ -109,7 +107,7 @@ def test_batches_are_the_loader_s_own_and_come_in_slabs(make: Callable[..., Any]
         for _ in range(2):
             for batch, stock in zip(loader, expected, strict=True):
                 torch.testing.assert_close(list(batch), stock, rtol=0, atol=0)
-        assert loader._source.watch.slabs.batches_received > BATCHES
+        assert loader._source.slabs.batches_received > BATCHES
 
 
 @pytest.mark.parametrize("make", KINDS)
@@ -118,7 +116,7 @@ def test_a_killed_worker_leaves_nothing(make: Callable[..., Any]) -> None:
         batches = iter(loader)
         for _ in range(8):
             next(batches)
-        pids = [worker.pid for worker in loader._source.watch.slab_writers]
+        pids = [worker.pid for worker in loader._source.slab_writers]
         psutil.Process(pids[0]).kill()
         with pytest.raises(RuntimeError, match=str(pids[0])):
             list(batches)

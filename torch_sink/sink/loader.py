@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -11,12 +10,12 @@ from typing import Any
 import torch
 
 from torch_sink.errors import SinkError
-from torch_sink.sink.options import SinkOptions, make_slots, open_source, resolve_device, warn_if_unsharded
-from torch_sink.sink.queue.producer import Producer
-from torch_sink.sink.queue.stats import QueueStats, StatsRecorder
-from torch_sink.sink.queue.thread import ThreadProducer
-from torch_sink.sink.sources.lifetime import Life
-from torch_sink.sink.traversal import Epoch, Traversal
+from torch_sink.sink.lifetime import Life
+from torch_sink.sink.options import check_arguments, make_slots, open_source, resolve_device, warn_if_unsharded
+from torch_sink.sink.producer import Producer, ThreadProducer
+from torch_sink.sink.slots import ImageFormat
+from torch_sink.sink.stats import QueueStats, StatsRecorder
+from torch_sink.sink.traversal import Traversal
 from torch_sink.thread_waits import here, waits_allowed
 
 # Lightning makes an iterator of any loader but a DataLoader, to see whether it can, and throws it away. Begun for it, a
@@ -88,18 +87,17 @@ class SinkLoader:
         on_decode_error: str = "raise",
         timeout_seconds: float = 300.0,
     ) -> None:
-        self._options = SinkOptions(
-            sink_size, resolve_device(device), slots, max_bytes, dtype, memory_format, on_decode_error, timeout_seconds
-        )
+        check_arguments(sink_size, slots, max_bytes, timeout_seconds)
+        self._form = ImageFormat(resolve_device(device), dtype, memory_format, on_decode_error)
         self._source = open_source(loader)
         self._source.guard.policy = on_decode_error
         self._stats = StatsRecorder()
-        self._slots = make_slots(self._options, self._source.pins_batches)
+        self._slots = make_slots(self._form, slots, max_bytes, self._source.pins_batches)
         self._slots.share(self._source.make_slabs)
         self._producer = Producer(self._slots, self._stats)
         if self._source.runs_in_thread:
-            self._producer = ThreadProducer(self._slots, self._stats, self._source.runs_ahead)
-        self._traversal = Traversal(self._source, self._producer, self._stats, sink_size, self._options.timeout_seconds)
+            self._producer = ThreadProducer(self._slots, self._stats, self._source.has_workers)
+        self._traversal = Traversal(self._source, self._producer, sink_size, timeout_seconds)
         self._is_checked = False
         self._life = Life(self, self._producer, self._source, self._slots)
 
@@ -111,17 +109,17 @@ class SinkLoader:
     @property
     def sink_size(self) -> int:
         """Batches in an epoch; -1 for one pass of the loader. May be set: an epoch under way gets the new length."""
-        return self._options.sink_size
+        return self._traversal.sink_size
 
     @sink_size.setter
     def sink_size(self, batches: int) -> None:
-        self._options = dataclasses.replace(self._options, sink_size=batches)
+        check_arguments(batches, None, None, 1.0)
         self._traversal.sink_size = batches
 
     @property
     def device(self) -> torch.device:
         """Where batches are delivered."""
-        return self._options.device
+        return self._form.device
 
     @property
     def ring_slots(self) -> int:
@@ -167,9 +165,8 @@ class SinkLoader:
         return length
 
     def __repr__(self) -> str:
-        options = self._options
         return (
-            f"SinkLoader({type(self.loader).__name__}, sink_size={options.sink_size}, device={str(options.device)!r}, "
+            f"SinkLoader({type(self.loader).__name__}, sink_size={self.sink_size}, device={str(self.device)!r}, "
             f"{self._slots.describe()})"
         )
 
@@ -257,7 +254,7 @@ class SinkLoader:
     def paused(self) -> Iterator[None]:
         """Parks the producer between batches: inside, it pins, allocates and queries nothing (for a graph capture)."""
         self._check_process()
-        with self._producer.paused():
+        with self._producer.gate:
             yield
 
     @waits_allowed
@@ -309,9 +306,9 @@ class _Batches(Iterator[Any]):
     microsecond. So this way is short, here and in `Traversal.next_item` and the producers.
     """
 
-    def __init__(self, loader: SinkLoader, epoch: Epoch) -> None:
+    def __init__(self, loader: SinkLoader, iteration: int) -> None:
         self.loader: SinkLoader | None = loader
-        self.epoch = epoch
+        self.iteration = iteration
 
     def __next__(self) -> Any:
         loader = self.loader
@@ -322,7 +319,7 @@ class _Batches(Iterator[Any]):
         if here.watches and not here.allowances:
             return self._next_unwatched()
         try:
-            item = loader._traversal.next_item(self.epoch)
+            item = loader._traversal.next_item(self.iteration)
         except StopIteration:
             self.loader = None
             raise

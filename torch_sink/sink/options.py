@@ -6,90 +6,54 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
-from torch_sink.damage.report import check_policy
-from torch_sink.sink.queue.device import DeviceOps
-from torch_sink.sink.queue.ring import DeviceRing
-from torch_sink.sink.queue.slots import ImageFormat, Slots
-from torch_sink.sink.sources.base import FactorySource, Source
-from torch_sink.sink.sources.dataloader import DataLoaderSource
-from torch_sink.sink.sources.own_iterator import OwnIteratorSource, StatefulSource, WrapperSource
-from torch_sink.sink.sources.watch import data_loaders_in
+from torch_sink.sink.device import DeviceOps
+from torch_sink.sink.loaders import DataLoaderSource, OwnIteratorSource, StatefulSource, WrapperSource
+from torch_sink.sink.ring import DeviceRing
+from torch_sink.sink.slots import ImageFormat, Slots
+from torch_sink.sink.source import FactorySource, Source
+from torch_sink.sink.watched import data_loaders_in
 
 DEFAULT_SLOTS = 3
-MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last)
 
 
-@dataclass(frozen=True)
-class SinkOptions:
-    """The arguments of a SinkLoader, checked."""
+def check_arguments(sink_size: int, slots: int | None, max_bytes: int | None, timeout_seconds: float) -> None:
+    """Those of a `SinkLoader` that are numbers.
 
-    sink_size: int
-    device: torch.device
-    slots: int | None
-    max_bytes: int | None
-    dtype: torch.dtype | None
-    memory_format: torch.memory_format
-    on_decode_error: str
-    timeout_seconds: float
-
-    def __post_init__(self) -> None:
-        _check_int("sink_size", self.sink_size)
-        if self.sink_size == 0 or self.sink_size < -1:
-            raise ValueError(
-                f"sink_size={self.sink_size} is not allowed: give a positive number of batches per epoch, "
-                "or -1 for one pass of the loader"
-            )
-        for name in ("slots", "max_bytes"):
-            value = getattr(self, name)
-            if value is not None:
-                _check_int(name, value)
-                if value < 1:
-                    raise ValueError(f"{name}={value} is not allowed: give a positive number, or None for the default")
-        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
-            raise TypeError(f"dtype must be a torch.dtype or None, got {self.dtype!r}")
-        if self.dtype is not None and not self.dtype.is_floating_point:
-            raise ValueError(f"dtype={self.dtype} is not allowed: image batches are made in a floating-point dtype")
-        if self.memory_format not in MEMORY_FORMATS:
-            allowed = ", ".join(str(one) for one in MEMORY_FORMATS)
-            raise ValueError(f"memory_format={self.memory_format} is not allowed: give one of {allowed}")
-        check_policy(self.on_decode_error)
-        _check_timeout(self.timeout_seconds)
-
-    @property
-    def slot_count(self) -> int:
-        """Slots asked for, before `max_bytes` is looked at."""
-        return DEFAULT_SLOTS if self.slots is None else self.slots
-
-    @property
-    def image_format(self) -> ImageFormat:
-        """How image batches are produced."""
-        return ImageFormat(self.device, self.dtype, self.memory_format, self.on_decode_error)
+    Raises:
+        TypeError: one is of another type.
+        ValueError: one is out of range.
+    """
+    given = {"sink_size": sink_size, "slots": slots, "max_bytes": max_bytes}
+    for name, value in given.items():
+        if value is None and name != "sink_size":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}")
+        if name != "sink_size" and value < 1:
+            raise ValueError(f"{name}={value} is not allowed: give a positive number, or None for the default")
+    if sink_size == 0 or sink_size < -1:
+        raise ValueError(
+            f"sink_size={sink_size} is not allowed: give a positive number of batches per epoch, "
+            "or -1 for one pass of the loader"
+        )
+    if isinstance(timeout_seconds, bool) or not isinstance(timeout_seconds, (int, float)):
+        kind = type(timeout_seconds).__name__
+        raise TypeError(f"timeout_seconds must be a number, got {timeout_seconds!r} of type {kind}")
+    if not timeout_seconds > 0:
+        raise ValueError(f"timeout_seconds={timeout_seconds} is not allowed: give a positive number of seconds")
 
 
-def make_slots(options: SinkOptions, reads_pinned: bool) -> Slots:
-    """Slots for the device of `options`; `reads_pinned` as for a `DeviceRing`."""
-    if options.device.type == "cpu":
-        return Slots(options.slot_count, options.image_format)
-    ops = DeviceOps(options.device)
-    return DeviceRing(options.slot_count, options.image_format, ops, options.max_bytes, reads_pinned)
-
-
-def _check_int(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}")
-
-
-def _check_timeout(value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"timeout_seconds must be a number, got {value!r} of type {type(value).__name__}")
-    if not value > 0:
-        raise ValueError(f"timeout_seconds={value} is not allowed: give a positive number of seconds")
+def make_slots(form: ImageFormat, slots: int | None, max_bytes: int | None, reads_pinned: bool) -> Slots:
+    """Slots for the device of `form`; `reads_pinned` as for a `DeviceRing`."""
+    count = DEFAULT_SLOTS if slots is None else slots
+    if form.device.type == "cpu":
+        return Slots(count, form)
+    return DeviceRing(count, form, DeviceOps(form.device), max_bytes, reads_pinned)
 
 
 def resolve_device(device: torch.device | str | None) -> torch.device:
@@ -133,7 +97,8 @@ def open_source(loader: Any) -> Source:
         # Accelerate's loaders always have these methods, which fail unless they wrap a StatefulDataLoader.
         keeps_state = keeps_state and getattr(loader, "use_stateful_dataloader", True)
         return StatefulSource(loader) if keeps_state else OwnIteratorSource(loader)
-    if _is_map_style(loader):
+    is_map_style = hasattr(type(loader), "__getitem__") and not isinstance(loader, Iterable)  # as torch's Datasets are
+    if is_map_style or (isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)):
         raise TypeError(
             f"{type(loader).__name__} gives samples, not batches: this is a Dataset; wrap it in a "
             "DataLoader(dataset, batch_size=...)"
@@ -152,28 +117,17 @@ def open_source(loader: Any) -> Source:
     )
 
 
-def _is_map_style(loader: Any) -> bool:
-    """Whether `loader` maps indices to samples: a torch Dataset, or what passes for one."""
-    if isinstance(loader, Dataset):
-        return not isinstance(loader, IterableDataset)
-    return hasattr(type(loader), "__getitem__") and not isinstance(loader, Iterable)
-
-
 def warn_if_unsharded(loader: Any) -> None:
     """Warns where `Accelerator.prepare` was given a SinkLoader instead of the DataLoader; it returns that as it is."""
     state = sys.modules.get("accelerate.state")
     processes = 1 if state is None else state.PartialState._shared_state.get("num_processes", 1)
-    if processes > 1 and _is_unsharded(loader):
+    if processes < 2 or type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
+        return
+    # torch's own samplers, of which none knows of other processes.
+    samplers, batch_samplers = (SequentialSampler, RandomSampler), (BatchSampler, type(None))
+    if type(loader.sampler) in samplers and type(loader.batch_sampler) in batch_samplers:
         warnings.warn(
             f"each of the {processes} processes reads all samples: accelerator.prepare() shards DataLoaders and "
             "returns a SinkLoader as it is. Wrap what it returns: SinkLoader(accelerator.prepare(loader)).",
             stacklevel=4,
         )
-
-
-def _is_unsharded(loader: Any) -> bool:
-    """True for a DataLoader with torch's own samplers, of which none knows of other processes."""
-    if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
-        return False
-    samplers = (SequentialSampler, RandomSampler)
-    return type(loader.sampler) in samplers and type(loader.batch_sampler) in (BatchSampler, type(None))

@@ -5,25 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NoReturn
 
-from torch_sink.common.random_state import global_random_state, set_global_random_state
+from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
 from torch_sink.damage.loaders import end_pass
 from torch_sink.damage.report import NO_LOSS, DecodeReport, Loss, add_to_report
 from torch_sink.errors import SinkError, add_hints, add_note
-from torch_sink.sink.queue.producer import Item, Producer
-from torch_sink.sink.queue.stats import StatsRecorder
-from torch_sink.sink.sources.base import NO_MARK, Mark, Pass, Source
-from torch_sink.sink.sources.position import Position, ResumePoint, check_sampling, read_state, write_state
-
-
-class Epoch:
-    """One epoch, or the rest of one, as an iterator sees it."""
-
-    def __init__(self, number: int, is_rest: bool) -> None:
-        self.number = number  # which `iter()` it came from
-        self.is_rest = is_rest  # it continues an epoch and has not given a batch yet
+from torch_sink.sink.position import Position, ResumePoint, check_sampling, read_state, write_state
+from torch_sink.sink.producer import Producer
+from torch_sink.sink.source import Item, Pass, Source
 
 
 class Traversal:
@@ -33,17 +23,15 @@ class Traversal:
     reads, a second one exists only when the source may be asked ahead.
     """
 
-    def __init__(
-        self, source: Source, producer: Producer, stats: StatsRecorder, sink_size: int, timeout_seconds: float
-    ) -> None:
+    def __init__(self, source: Source, producer: Producer, sink_size: int, timeout_seconds: float) -> None:
         self.source = source
         self.producer = producer
-        self.stats = stats
         self.sink_size = sink_size
         self.timeout_seconds = timeout_seconds
         self.position = Position()
         self.passes: list[Pass] = []
-        self.iterations = 0
+        self.iterations = 0  # the number of the latest `iter()`
+        self.is_rest = False  # it continues an epoch and has not given a batch yet
         self.may_begin_ahead = True
         self.is_last_epoch = False
         self.was_interrupted = False
@@ -51,18 +39,19 @@ class Traversal:
         self.is_loaded = False
         self.resume: ResumePoint | None = None
         self.loaded_state: dict[str, Any] = {}
-        self.lost = DecodeReport()
-        self.left_out = 0
+        self.lost = DecodeReport()  # of this pass
+        self.left_out = 0  # batches of it without samples
         self.given_back: Item | None = None
-        self.noted: tuple[int, Any, Any] | None = None
+        # States of the workers and of the loader before the latest batch.
+        self._before: tuple[dict[int, RandomState], Any] = {}, None
 
     @property
     def is_inside_pass(self) -> bool:
         """Whether batches of the pass were consumed and its end was not seen."""
         return self.position.batch_in_pass > 0
 
-    def begin_epoch(self, *, goes_on: bool) -> Epoch:
-        """The rest of an unfinished epoch, if it `goes_on` or is that of a loaded state; else a new one."""
+    def begin_epoch(self, *, goes_on: bool) -> int:
+        """Begins the rest of an unfinished epoch, if it `goes_on` or is that of a loaded state; else a new one."""
         if not goes_on and not self.is_loaded and (self.is_handed_out or self.is_inside_pass):
             self.restart()
         elif self.was_interrupted:
@@ -74,11 +63,12 @@ class Traversal:
             self._begin_pass()
         self.iterations += 1
         self.was_interrupted = self.is_loaded = False
-        return Epoch(self.iterations, is_rest=self.position.batch_in_epoch > 0)
+        self.is_rest = self.position.batch_in_epoch > 0
+        return self.iterations
 
-    def next_item(self, epoch: Epoch) -> Item:
-        """The next batch of `epoch`; StopIteration at its end, SinkError when a later one was begun meanwhile."""
-        if epoch.number != self.iterations:
+    def next_item(self, iteration: int) -> Item:
+        """The next batch; StopIteration at the epoch's end, SinkError when a later one was begun meanwhile."""
+        if iteration != self.iterations:
             raise SinkError(
                 "this iterator was replaced by a later iter() of the same SinkLoader, or by its restart(): the slots "
                 "and workers serve one iterator at a time. For nested loops or zip() make one SinkLoader for each."
@@ -98,30 +88,31 @@ class Traversal:
                 item = self.producer.take(self.timeout_seconds)
                 if item.slot >= 0:
                     break
-                self._take_end_or_error(item, epoch)
+                self._take_end_or_error(item)
         except (StopIteration, SinkError):
             self.was_interrupted = False
             raise
-        epoch.is_rest = False
-        self._consume(item)
+        self.is_rest = False
+        position = self.position
+        position.start = item.start
+        position.batch_in_pass += 1
+        position.batch_in_epoch += 1
+        position.batches += 1
+        self._note(item)
+        if item.loss:
+            self._lose(item.loss)
+            item.loss = NO_LOSS  # the batch may be given back, and consumed a second time
         self.was_interrupted = False
         return item
 
     def give_back(self) -> None:
         """Takes the latest batch back: it does not count as consumed, and comes again."""
-        item, position = self.producer.held, self.position
-        if item is None or self.given_back is not None:
+        if self.producer.held is None or self.given_back is not None:
             return
-        self.given_back = item
-        position.batch_in_pass -= 1
-        position.batch_in_epoch -= 1
-        position.batches -= 1
-        if item.mark is not NO_MARK and self.noted is not None:
-            worker, random_state, position.loader_state = self.noted
-            if random_state is not None:
-                position.worker_states[worker] = random_state
-            else:
-                position.worker_states.pop(worker, None)
+        self.given_back = self.producer.held
+        for name in ("batch_in_pass", "batch_in_epoch", "batches"):
+            setattr(self.position, name, getattr(self.position, name) - 1)
+        self.position.worker_states, self.position.loader_state = self._before
 
     def _end_epoch(self) -> NoReturn:
         self.producer.release()
@@ -129,40 +120,35 @@ class Traversal:
         self.is_handed_out = False
         raise StopIteration
 
-    def _take_end_or_error(self, item: Item, epoch: Epoch) -> None:
+    def _take_end_or_error(self, item: Item) -> None:
         if item.error is not None:
             self._fail(item)
         self._end_pass(item)
-        if self.sink_size != -1:
-            return
-        if not epoch.is_rest:
-            self._end_epoch()
-        self.position.next_epoch()  # the rest was empty: this epoch is the next one
+        if self.sink_size == -1:
+            if not self.is_rest:
+                self._end_epoch()
+            self.position.next_epoch()  # the rest was empty: this epoch is the next one
 
     def restart(self) -> None:
         """Drops the rest of the epoch and of the pass."""
         self.iterations += 1
-        self.was_interrupted = self.is_loaded = False
+        self.was_interrupted = self.is_loaded = self.is_handed_out = False
         has_begun = bool(self.passes) or self.is_inside_pass
         self._drop_passes()
         self.resume = None
         if has_begun:
             self.position.next_pass(self.source.keeps_workers)
         self.position.batch_in_epoch = 0
-        self.is_handed_out = False
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and what it takes to go on from it."""
         if self.resume is not None:
             return self.loaded_state
-        return write_state(
-            self.position,
-            self.source.next_start(self.position.pass_number),
-            global_random_state() if self.source.keeps_random_state else b"",
-            self.source.num_workers,
-            self.source.sampling(),
-            self.source.not_covered(),
-        )
+        source, position = self.source, self.position
+        start = position.start or source.next_start(position.pass_number)
+        draws = b"" if source.has_workers else global_random_state()
+        state = write_state(position, start, draws, source.num_workers, source.sampling())
+        return {**state, "not_covered": source.not_covered()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to the position of `state`; the source follows at the next `begin_epoch`."""
@@ -185,7 +171,7 @@ class Traversal:
         source, is_loaded = self.source, self.is_loaded
         if isinstance(source.loader, Iterator):
             raise ValueError("a generator object can be traversed only once; pass the generator function, or a list")
-        position = replace(self.position, worker_states=dict(self.position.worker_states))
+        position = self.position.copy()
         start, draws = source.next_start(position.pass_number), global_random_state()
         state = self.state_dict() if self.passes or self.resume is not None else None
         try:
@@ -200,56 +186,42 @@ class Traversal:
             source.rewind(start)
             set_global_random_state(draws)
 
-    def _consume(self, item: Item) -> None:
+    def _note(self, item: Item) -> None:
+        """What a batch, an error or an end says about the source."""
         position = self.position
-        position.start = item.start
-        position.batch_in_pass += 1
-        position.batch_in_epoch += 1
-        position.batches += 1
-        if item.mark is not NO_MARK:
-            self._note(item.mark)
-        loss = item.mark.loss + item.loss
-        if loss:
-            self._lose(loss)
-            # A batch that is given back is consumed a second time.
-            item.mark, item.loss = item.mark._replace(loss=NO_LOSS, left_out=0), NO_LOSS
+        if item.left_out or item.left_out_states:
+            position.batch_in_pass += item.left_out
+            self.left_out += item.left_out
+            position.worker_states = {**position.worker_states, **(item.left_out_states or {})}
+            item.left_out, item.left_out_states = 0, None
+        self._before = position.worker_states, position.loader_state
+        if item.worker >= 0:
+            position.worker_states = {**position.worker_states, item.worker: item.random_state}
+        if item.loader_state is not None:
+            position.loader_state = item.loader_state
 
     def _lose(self, loss: Loss) -> None:
         """Samples of this pass have broken files."""
-        self.stats.loss.add(loss)
+        self.producer.stats.loss.add(loss)
         add_to_report(loss)
         self.lost.add(loss)
-
-    def _note(self, mark: Mark) -> None:
-        if mark.left_out_states or mark.left_out:
-            self.position.batch_in_pass += mark.left_out
-            self.left_out += mark.left_out
-            self.position.worker_states.update(mark.left_out_states)
-        self.noted = mark.worker, self.position.worker_states.get(mark.worker), self.position.loader_state
-        if mark.worker >= 0:
-            self.position.worker_states[mark.worker] = mark.random_state
-        if mark.loader_state is not None:
-            self.position.loader_state = mark.loader_state
 
     def _fail(self, item: Item) -> NoReturn:
         """Raises what the source or the device stage raised, with its origin."""
         position = self.position
         error: Any
         error, item.error = item.error, None
-        where = f"while making batch {position.batch_in_pass} of pass {position.pass_number} (both from 0)"
+        add_note(error, f"while making batch {position.batch_in_pass} of pass {position.pass_number} (both from 0)")
         self.was_interrupted = not isinstance(error, Exception)  # Ctrl-C while the batch was made here
-        if self.was_interrupted:
-            pass
-        elif item.is_lost:
+        if item.is_lost and not self.was_interrupted:
             self._drop_passes()
             self.source.forget_workers()
             position.next_pass(keeps_workers=False)
             position.batch_in_epoch = 0
-        else:
+        elif not self.was_interrupted:
             position.batch_in_pass += not item.is_pending
-            self._note(item.mark)
+            self._note(item)
             self.producer.submit(self.passes[0])
-        add_note(error, where)
         add_hints(error)
         try:
             raise error
@@ -261,9 +233,7 @@ class Traversal:
         self.producer.park()
         with self.source.active():
             begun = self.source.begin(number, self.resume)
-        begun.active = self.source.active
-        begun.losses = self.source.guard.losses
-        begun.losses.take()  # of batches that were made again and dropped
+        self.source.guard.losses.take()  # of batches that were made again and dropped
         self.passes.append(begun)
         if len(self.passes) == 1:
             self.position.start = begun.start
@@ -274,32 +244,29 @@ class Traversal:
         """Begins the next pass: when there is none, or ahead of time where the source allows that."""
         if not self.passes:
             self._begin_pass()
-        elif self.may_begin_ahead and self.producer.current is None and self._needs_next_pass():
-            try:
-                self._begin_pass()
-            except Exception:
-                self.may_begin_ahead = False  # tried again, and raised, when the pass is due
-
-    def _needs_next_pass(self) -> bool:
-        left = self.sink_size - self.position.batch_in_epoch
-        return not self.is_last_epoch or left > self.producer.batches_ready()
+        elif self.may_begin_ahead and self.producer.current is None:
+            left = self.sink_size - self.position.batch_in_epoch
+            if not self.is_last_epoch or left > self.producer.batches_ready():
+                try:
+                    self._begin_pass()
+                except Exception:
+                    self.may_begin_ahead = False  # tried again, and raised, when the pass is due
 
     def _reenter(self) -> None:
         """After Ctrl-C inside, or what a signal handler raised: goes on behind the batch that was consumed last."""
         if self.source.can_reenter and self.passes:
             if self.resume is None:
-                state = self.state_dict()
-                self.loaded_state = state
+                self.loaded_state = self.state_dict()
                 # Before anything is dropped: a second interrupt finds where to go on.
-                self.position, self.resume = read_state(state)
+                self.position, self.resume = read_state(self.loaded_state)
             self._drop_passes()
 
     def _end_pass(self, item: Item) -> None:
-        self._note(item.mark)
+        self._note(item)
         self.may_begin_ahead = True
         finished = self.passes.pop(0)
         finished.stop()
-        self._lose(item.mark.loss)
+        self._lose(item.loss)
         lost, self.lost, left_out, self.left_out = self.lost, DecodeReport(), self.left_out, 0
         is_empty = self.position.batch_in_pass == left_out
         if is_empty:

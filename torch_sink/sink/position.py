@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
-
-from torch.utils.data import IterableDataset
 
 from torch_sink.common.random_state import RandomState, as_bytes, as_tensor
 
 FORMAT_VERSION = 1
+COUNTS = ("epoch", "batch_in_epoch", "batches", "pass_number", "batch_in_pass")
 
 
 @dataclass(frozen=True)
@@ -24,32 +23,14 @@ class PassStart:
     kept_workers: bool = False  # the workers of the pass before went on, so that no seed was drawn for new ones
 
 
-@dataclass(frozen=True)
-class ResumePoint:
+class ResumePoint(NamedTuple):
     """Where to enter a pass."""
 
     start: PassStart
     skip: int  # batches of it that were consumed already
-    worker_states: dict[int, RandomState] = field(default_factory=dict)  # after their last consumed batch
-    random_state: RandomState = b""  # of the global generators at the checkpoint (batches made in this process)
-    loader_state: Any = None
-
-
-class Sampling(NamedTuple):
-    """How a pass is cut into batches; a position within it means nothing under another one. None: not known."""
-
-    samples: int | None = None
-    batch_size: int | None = None
-
-
-def sampling_of(loader: Any) -> Sampling:
-    """The sampling of a DataLoader over a map-style dataset."""
-    if loader.batch_size is None or isinstance(loader.dataset, IterableDataset):
-        return Sampling()
-    try:
-        return Sampling(len(loader.sampler), loader.batch_size)
-    except (TypeError, NotImplementedError):
-        return Sampling()
+    worker_states: dict[int, RandomState]  # after their last consumed batch
+    random_state: RandomState  # of the global generators at the checkpoint (batches made in this process)
+    loader_state: Any
 
 
 @dataclass
@@ -65,6 +46,10 @@ class Position:
     worker_states: dict[int, RandomState] = field(default_factory=dict)  # after the last consumed batch of each
     loader_state: Any = None  # of a loader that keeps its own, after the last consumed batch
 
+    def copy(self) -> Position:
+        """One that does not change with this one."""
+        return replace(self, worker_states=dict(self.worker_states))
+
     def next_pass(self, keeps_workers: bool) -> None:
         """The pass is over; workers that are started anew for the next one have no state to remember."""
         self.pass_number += 1
@@ -78,29 +63,18 @@ class Position:
         self.epoch += 1
         self.batch_in_epoch = 0
 
-    def counts(self) -> dict[str, int]:
-        """The plain numbers of a checkpoint."""
-        names = ("epoch", "batch_in_epoch", "batches", "pass_number", "batch_in_pass")
-        return {name: getattr(self, name) for name in names}
-
 
 def write_state(
-    position: Position,
-    next_start: PassStart,
-    random_state: RandomState,
-    num_workers: int,
-    sampling: Sampling,
-    not_covered: list[str],
+    position: Position, start: PassStart, random_state: RandomState, num_workers: int, sampling: dict[str, int | None]
 ) -> dict[str, Any]:
     """A state dict of numbers, strings and uint8 tensors: `torch.load(weights_only=True)` reads it.
 
-    `next_start` is used when no pass is under way; `random_state` is that of the global generators now, where batches
-    draw from them.
+    `start` is that of the next pass where none is under way; `random_state` is that of the global generators now, where
+    batches draw from them.
     """
-    start = position.start or next_start
     return {
         "version": FORMAT_VERSION,
-        **position.counts(),
+        **{name: getattr(position, name) for name in COUNTS},
         "pass_has_begun": position.start is not None,
         "generators": [as_tensor(state) for state in start.generators],
         "worker_generators": [as_tensor(state) for state in start.worker_generators],
@@ -110,8 +84,7 @@ def write_state(
         "random_state": as_tensor(random_state),
         "loader_state": position.loader_state,
         "num_workers": num_workers,
-        **sampling._asdict(),
-        "not_covered": list(not_covered),
+        **sampling,
     }
 
 
@@ -127,41 +100,38 @@ def read_state(state: dict[str, Any]) -> tuple[Position, ResumePoint]:
             f"not a state of a SinkLoader of format version {FORMAT_VERSION}: got {given}. "
             "Pass what SinkLoader.state_dict() returned."
         )
-    position = Position()
-    for name in position.counts():
+    has_begun, random_state = state["pass_has_begun"], as_bytes(state["random_state"])
+    worker_states = {int(worker): as_bytes(one) for worker, one in state["worker_states"].items()}
+    position = Position(worker_states=worker_states, loader_state=state["loader_state"])
+    for name in COUNTS:
         setattr(position, name, int(state[name]))
-    position.loader_state = state["loader_state"]
-    position.worker_states = {int(worker): as_bytes(one) for worker, one in state["worker_states"].items()}
-    random_state = as_bytes(state["random_state"])
     start = PassStart(
         position.pass_number,
         [as_bytes(one) for one in state["generators"]],
         [as_bytes(one) for one in state["worker_generators"]],
-        as_bytes(state["pass_random_state"]) if state["pass_has_begun"] else random_state,
+        as_bytes(state["pass_random_state"]) if has_begun else random_state,
         bool(state.get("kept_workers", False)),
     )
-    if state["pass_has_begun"]:
+    if has_begun:
         position.start = start
     else:
         random_state = b""  # the pass draws from it on, so it is not set a second time
-    resume = ResumePoint(
-        start, position.batch_in_pass, dict(position.worker_states), random_state, position.loader_state
+    return position, ResumePoint(
+        start, position.batch_in_pass, dict(worker_states), random_state, position.loader_state
     )
-    return position, resume
 
 
-def check_sampling(state: dict[str, Any], sampling: Sampling) -> None:
+def check_sampling(state: dict[str, Any], now: dict[str, int | None]) -> None:
     """Compares what a position in the middle of a pass refers to with what the loader has now.
 
     Raises:
         ValueError: they differ, so samples would be lost or come twice.
     """
-    then = Sampling(state["samples"], state["batch_size"])
-    if not state["batch_in_pass"] or then == sampling or None in (*then, *sampling):
-        return
-    raise ValueError(
-        f"the state is that of a pass over {then.samples} samples in batches of {then.batch_size}, after batch "
-        f"{state['batch_in_pass']}; this loader has {sampling.samples} samples in batches of {sampling.batch_size}, so "
-        "samples would be lost or come twice. Use the dataset and the batch size of that run, or a state that was "
-        "taken at the end of a pass."
-    )
+    then = {name: state[name] for name in now}
+    if state["batch_in_pass"] and then != now and None not in (*then.values(), *now.values()):
+        raise ValueError(
+            f"the state is that of a pass over {then['samples']} samples in batches of {then['batch_size']}, after "
+            f"batch {state['batch_in_pass']}; this loader has {now['samples']} samples in batches of "
+            f"{now['batch_size']}, so samples would be lost or come twice. Use the dataset and the batch size of that "
+            "run, or a state that was taken at the end of a pass."
+        )

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import multiprocessing
-import multiprocessing.queues
 import os
-import queue
 import signal
 import threading
 import time
@@ -17,12 +15,10 @@ from multiprocessing.connection import wait as wait_for_sentinels
 from typing import Any
 
 import torch
-import torch.multiprocessing
-from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
 
 from torch_sink.common import after_fork_in_child
-from torch_sink.sink.sources.lifetime import run_first_at_exit
+from torch_sink.sink.lifetime import run_first_at_exit
 
 POLL_SECONDS = 0.5  # torch's own interval is 5 s: too long to close, or to report a death, in time
 GRACE_SECONDS = 1.5  # what workers get to leave by themselves
@@ -55,7 +51,8 @@ class WorkerGuard:
 
     def __init__(self, iterator: Any) -> None:
         self.iterator = iterator
-        self.cancelled = threading.Event()
+        self.is_cancelled = False  # a wait for the workers ends within half a second
+        self.is_polling = False
         self._is_broken = False
         self._first_dead: list[Any] = []
         self._unreadable: list[Exception] = []
@@ -65,9 +62,10 @@ class WorkerGuard:
         # Weak, because the cycle would keep the workers until the garbage collector runs.
         iterator._try_get_data = functools.partial(_poll, weakref.ref(self))
         _guards.add(self)
+        run_first_at_exit()
 
     @property
-    def broken(self) -> bool:
+    def is_broken(self) -> bool:
         """Whether the pass cannot go on: a worker died, a result is lost, or the thread that pins memory has ended."""
         return self._is_broken or self._has_lost_pin_thread()
 
@@ -76,11 +74,7 @@ class WorkerGuard:
         """Whether the workers were stopped, by the iterator itself or from here."""
         return bool(getattr(self.iterator, "_shutdown", True))
 
-    def cancel(self) -> None:
-        """Makes a wait for the workers end within half a second, until `cancelled` is cleared."""
-        self.cancelled.set()
-
-    def dead(self) -> bool:
+    def has_dead_worker(self) -> bool:
         """Whether a worker that still has work to do is gone. Does not reap it, so torch sees the exit as well."""
         sentinels = [] if self.is_stopped else [worker.sentinel for worker in self._busy()]
         return bool(sentinels) and bool(wait_for_sentinels(sentinels, timeout=0))
@@ -90,30 +84,26 @@ class WorkerGuard:
         iterator = self.iterator
         return [worker for worker, busy in zip(iterator._workers, iterator._workers_status, strict=True) if busy]
 
-    def free_reader(self, is_free: threading.Event, seconds: float) -> None:
+    def free_reader(self, is_free: Callable[[], bool], seconds: float) -> None:
         """Frees a thread that waits for the rest of a message whose writer is dead.
 
         Kills all workers, then fills the pipe with zeros until the message is complete: unpickling it fails, torch
         finds the dead worker and raises in order. Closing the write end alone is not enough, because workers of
-        other loaders that were forked later hold copies of it. The reader sets `is_free` when it has left.
+        other loaders that were forked later hold copies of it.
         """
         self._note_death(self._busy(), 0.0)
         self._kill()
-        _complete_message(self.iterator, is_free.is_set, seconds)
-
-    def end_pass(self, *, keeps_workers: bool) -> None:
-        """Stops workers that do not go on to the next pass, or cannot."""
-        if not keeps_workers or self.broken:
-            self.stop()
+        _complete_message(self.iterator, is_free, seconds)
 
     def stop(self) -> None:
         """Stops all workers, within about 3 s, whatever state they are in."""
         iterator = self.iterator
         if self.is_stopped:
             return
+        is_broken = self.is_broken or self.has_dead_worker()
         iterator._shutdown = True  # torch's own shutdown would wait 5 s for each worker
         deadline = time.monotonic() + GRACE_SECONDS
-        if not self.broken and not self.dead():
+        if not is_broken:
             # In a thread: setting an event can block for ever when a worker died holding its lock.
             asking = threading.Thread(target=_ask_to_leave, args=(iterator,), name="torch_sink-ask", daemon=True)
             asking.start()
@@ -121,10 +111,17 @@ class WorkerGuard:
             for worker in iterator._workers:
                 worker.join(max(0.0, deadline - time.monotonic()))
         self._kill()
-        _stop_pin_thread(iterator, self.broken)
+        pinning = getattr(iterator, "_pin_memory_thread", None)
+        if pinning is not None:
+            iterator._pin_memory_thread_done_event.set()
+            if not is_broken:
+                with contextlib.suppress(ValueError, OSError):
+                    iterator._worker_result_queue.put((None, None))
+            pinning.join(GRACE_SECONDS if is_broken else KILL_SECONDS)
+            _complete_message(iterator, lambda: not pinning.is_alive(), KILL_SECONDS)  # it may have read half of one
         for one in [*iterator._index_queues, iterator._worker_result_queue]:
-            one.cancel_join_thread()
             feeder = getattr(one, "_thread", None)
+            one.cancel_join_thread()
             one.close()
             if feeder is not None:
                 feeder.join(FEEDER_SECONDS)
@@ -149,9 +146,12 @@ class WorkerGuard:
         """
         if not self._note_death(busy, DEATH_SHOWS_SECONDS):
             return
-        pids = ", ".join(str(worker.pid) for worker in self._first_dead)
-        how = ", ".join(_exit_reason(worker.exitcode) for worker in self._first_dead)
-        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {how}") from error
+        pids, how = ", ".join(str(worker.pid) for worker in self._first_dead), []
+        for code in (worker.exitcode for worker in self._first_dead):
+            name = None if code is None or code >= 0 else signal.Signals(-code).name
+            often = " (often the out-of-memory killer)" if name == "SIGKILL" else ""
+            how.append(f"exit code {code}" if name is None else f"killed by {name}{often}")
+        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {', '.join(how)}") from error
 
     def poll(self, timeout: float) -> tuple[bool, Any]:
         """What the iterator's `_try_get_data` does, in slices of half a second.
@@ -175,7 +175,7 @@ class WorkerGuard:
                 continue
             if got:
                 return True, data
-            if self.cancelled.is_set():
+            if self.is_cancelled:
                 raise PassCancelled
             if self._has_lost_pin_thread():
                 raise RuntimeError("the thread that pins memory has ended, as after a batch that cannot be unpickled")
@@ -200,10 +200,14 @@ class WorkerGuard:
 
 def _poll(guard_of: weakref.ref[WorkerGuard], timeout: float = _utils.MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
     """Stands in for the iterator's `_try_get_data` as long as its guard lives."""
-    watch = guard_of()
-    if watch is None:
+    guard = guard_of()
+    if guard is None:
         raise PassCancelled
-    return watch.poll(timeout)
+    guard.is_polling = True
+    try:
+        return guard.poll(timeout)
+    finally:
+        guard.is_polling = False
 
 
 def _disown() -> None:
@@ -214,13 +218,6 @@ def _disown() -> None:
 
 
 after_fork_in_child(_disown)
-
-
-def _exit_reason(exit_code: int | None) -> str:
-    if exit_code is None or exit_code >= 0:
-        return f"exit code {exit_code}"
-    name = signal.Signals(-exit_code).name
-    return f"killed by {name}" + (" (often the out-of-memory killer)" if name == "SIGKILL" else "")
 
 
 def _ask_to_leave(iterator: Any) -> None:
@@ -243,71 +240,3 @@ def _complete_message(iterator: Any, is_done: Callable[[], bool], seconds: float
                 os.write(writer.fileno(), filler)
             except BlockingIOError:
                 time.sleep(0.002)
-
-
-def _stop_pin_thread(iterator: Any, is_broken: bool) -> None:
-    thread = getattr(iterator, "_pin_memory_thread", None)
-    if thread is None:
-        return
-    iterator._pin_memory_thread_done_event.set()
-    if is_broken:
-        thread.join(GRACE_SECONDS)  # it may be the reader of half a message
-        _complete_message(iterator, lambda: not thread.is_alive(), KILL_SECONDS)
-        return
-    with contextlib.suppress(ValueError, OSError, queue.Full):
-        iterator._worker_result_queue.put((None, None))
-    thread.join(KILL_SECONDS)
-
-
-def guard(iterator: Any) -> WorkerGuard | None:
-    """A guard for `iterator`, or None when it has no worker processes that torch's DataLoader runs."""
-    parts = ("_workers", "_workers_status", "_index_queues", "_worker_result_queue", "_workers_done_event")
-    if not all(hasattr(iterator, part) for part in parts):
-        return None
-    run_first_at_exit()
-    return WorkerGuard(iterator)
-
-
-class ReportingQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
-    """A queue of (number, batch or exception) that sends an error where an item cannot be pickled.
-
-    Python's own queue prints the error in the worker and drops the item, and the training process waits for ever.
-    """
-
-    def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:  # the hook that the base class offers
-        number, content = item if isinstance(item, tuple) and len(item) == 2 else (None, None)
-        if not isinstance(number, int):
-            super()._on_queue_feeder_error(error, item)  # type: ignore[misc]
-            return
-        self.put((number, self.failure(error, content)))
-
-    def failure(self, error: Exception, content: Any) -> Any:
-        """What is sent in the place of `content`."""
-        # Only the words of an exception can be sent: its class is what could not be pickled.
-        what = content.exc_msg if isinstance(content, ExceptionWrapper) else f"a batch of type {type(content).__name__}"
-        failure = RuntimeError(f"cannot be sent to the training process ({error}): {what}")
-        origin = (RuntimeError, failure, error.__traceback__)
-        return ExceptionWrapper(origin, "in DataLoader worker process")
-
-
-class StatefulReportingQueue(ReportingQueue):
-    """That of torchdata's workers, which send (number, (batch or exception, worker, state of the worker))."""
-
-    def failure(self, error: Exception, content: Any) -> Any:
-        batch, worker, _ = content  # the state may be what cannot be pickled
-        return super().failure(error, batch), worker, None
-
-
-class ReportingContext:
-    """A multiprocessing context, None for the default one, whose queues report what they cannot send."""
-
-    def __init__(self, context: Any, *, sends_states: bool = False) -> None:
-        self._context: Any = torch.multiprocessing if context is None else context
-        self._queue = StatefulReportingQueue if sends_states else ReportingQueue
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-    def Queue(self) -> ReportingQueue:
-        """The queue that a DataLoader's iterator asks for."""
-        return self._queue(ctx=self._context.get_context())

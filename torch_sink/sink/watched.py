@@ -1,4 +1,4 @@
-"""Watches a loader's worker-run iterators: what their workers are given, and a guard for each."""
+"""Loaders with worker processes: what the workers are given, and a guard for each iterator that has some."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from torch_sink.common.random_state import RandomState, find_generators, set_generator_states
 from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
-from torch_sink.damage.loaders import LoaderGuard
-from torch_sink.sink.sources.base import Source, in_this_thread
-from torch_sink.sink.sources.guard import ReportingContext, WorkerGuard, guard
-from torch_sink.sink.sources.position import PassStart, Sampling, sampling_of
-from torch_sink.sink.sources.recording import RecordingCollate, WorkerInit
+from torch_sink.sink.position import PassStart
+from torch_sink.sink.recording import RecordingCollate, ReportingContext, WorkerInit
+from torch_sink.sink.source import Source, in_this_thread
+from torch_sink.sink.workers import WorkerGuard
 
 _CONTEXT = "_DataLoader__multiprocessing_context"
-_here = threading.local()  # its `watch` is the one for which this thread opens or runs a pass
+_here = threading.local()  # its `running` is the source for which this thread opens or runs a pass, with `in_consumer`
 
 
 def data_loaders_in(loader: Any) -> list[DataLoader[Any]]:
@@ -30,27 +29,40 @@ def data_loaders_in(loader: Any) -> list[DataLoader[Any]]:
     return [one for one in (loader, *attributes) if isinstance(one, DataLoader)]
 
 
-class LoaderWatch:
-    """One guard for each worker-run iterator of a SinkLoader's passes, whoever made it and whenever.
+def is_torchdatas(loader: Any) -> bool:
+    """Whether `loader` is torchdata's, or a subclass of that."""
+    return any(one.__module__.startswith("torchdata.") for one in type(loader).__mro__)
+
+
+def runs_workers(iterator: Any) -> bool:
+    """Whether `iterator` is a DataLoader's own, with worker processes."""
+    return hasattr(iterator, "_workers_status")
+
+
+class WatchedSource(Source):
+    """A loader of which every iterator with workers is guarded in its passes, whoever makes it and whenever.
 
     A class may make its iterator in a generator, at the first `next`, or keep one in an attribute for all passes
     (timm's `MultiEpochsDataLoader`). New iterators are seen through `_get_iterator`, which is what
     `DataLoader.__iter__` calls; kept ones among the attributes. DataLoaders that the loader wraps are watched as well.
+    Without `is_guarding` their workers are left to torch: nobody waits beside the caller.
 
     A generator is run by the producer's thread, but workers are started by the consumer's: a process that is forked in
     another thread than the main one destroys what the main thread keeps to itself, process groups included.
-
-    `slabs` are written to by the workers of one iterator at a time; others take the ordinary way.
     """
 
-    def __init__(self, loader: Any, decoding: LoaderGuard, *, is_guarding: bool) -> None:
-        self.loaders = data_loaders_in(loader)
-        self.decoding = decoding
-        self.is_guarding = is_guarding
+    is_guarding = True
+
+    def __init__(self, loader: Any, watched: Any = None) -> None:
+        super().__init__(loader)
+        self.has_workers = self.runs_in_thread = self.is_guarding and loader.num_workers > 0
+        self.keeps_workers = self.has_workers and loader.persistent_workers
+        self.pins_batches = self.has_workers and loader.pin_memory
+        self.generators = find_generators(loader) if self.is_guarding else []
+        self.loaders = data_loaders_in(loader if watched is None else watched)
         self.guards: list[WorkerGuard] = []
         self.is_cancelled = False
-        self.in_consumer: Callable[[Callable[[], Any]], Any] = in_this_thread  # during a pass, the consumer's thread
-        self.slabs: Slabs | None = None
+        self.slabs: Slabs | None = None  # written to by the workers of one iterator at a time
         self.slab_writers: list[Any] = []
         self._writing: Callable[[], Any] = lambda: None  # the iterator that these belong to
         self.records = False  # the workers of the loader itself add their generator states to their batches
@@ -59,18 +71,35 @@ class LoaderWatch:
         self._hooks = [_Hook.on(one) for one in self.loaders]
 
     @property
-    def broken(self) -> bool:
-        """Whether a worker died."""
-        return any(one.broken for one in self.guards)
+    def is_broken(self) -> bool:
+        return any(one.is_broken for one in self.guards)
 
     @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self, in_consumer: Callable[..., Any] = in_this_thread) -> Iterator[None]:
         """Inside, iterators that this thread asks for belong to a pass; others are their maker's own business."""
-        before, _here.watch = getattr(_here, "watch", None), self
+        before, _here.running = getattr(_here, "running", None), (self, in_consumer)
         try:
             yield
         finally:
-            _here.watch = before
+            _here.running = before
+
+    def make_slabs(self, batches: int) -> Slabs | None:
+        """Slabs for what each worker makes ahead, and for its part of the batches that are in use."""
+        workers = max(one.num_workers for one in self.loaders)
+        ahead = max(one.prefetch_factor or 1 for one in self.loaders)
+        with contextlib.suppress(OSError):
+            self.slabs = Slabs(workers, ahead + -(-batches // workers)) if workers else None
+        return self.slabs
+
+    def sampling(self) -> dict[str, int | None]:
+        loader = self.loader
+        if self.is_guarding and loader.batch_size is not None and not isinstance(loader.dataset, IterableDataset):
+            with contextlib.suppress(TypeError, NotImplementedError):
+                return {"samples": len(loader.sampler), "batch_size": loader.batch_size}
+        return super().sampling()
+
+    def rewind(self, start: PassStart) -> None:
+        set_generator_states(self.generators, start.generators)
 
     def watches(self, loader: Any) -> bool:
         """Whether iterators of `loader` are guarded; none are once this is closed."""
@@ -90,7 +119,7 @@ class LoaderWatch:
             if self.records and owner is self.loaders[0]:
                 owner.collate_fn = RecordingCollate(owner.collate_fn, self.placeholders)
         try:
-            with self.decoding.making_iterator(owner):
+            with self.guard.making_iterator(owner):
                 iterator = stock()
         finally:
             owner.collate_fn, owner.worker_init_fn = collate, init
@@ -111,17 +140,15 @@ class LoaderWatch:
 
     def add(self, iterator: Any) -> None:
         """Guards `iterator`, if it has workers and is not guarded yet."""
-        self.decoding.add(iterator)
-        made = guard(iterator) if self.is_guarding and self.guard_of(iterator) is None else None
-        if made is None:
+        self.guard.add(iterator)
+        if not self.is_guarding or not runs_workers(iterator) or self._guard_of(iterator) is not None:
             return
-        if self.is_cancelled:
-            made.cancel()
+        made = WorkerGuard(iterator)
+        made.is_cancelled = self.is_cancelled
         # One assignment: the consumer's thread may be looking through the list meanwhile.
         self.guards = [*(one for one in self.guards if not one.is_stopped), made]
 
-    def guard_of(self, iterator: Any) -> WorkerGuard | None:
-        """The guard of an iterator's workers, if it has any."""
+    def _guard_of(self, iterator: Any) -> WorkerGuard | None:
         return next((one for one in self.guards if one.iterator is iterator), None)
 
     def kept(self) -> list[tuple[DataLoader[Any], str, Any]]:
@@ -133,76 +160,70 @@ class LoaderWatch:
             if name != "_iterator" and runs_workers(value)
         ]
 
-    def begin(self, *, anew: bool) -> None:
+    def prepare(self, *, anew: bool) -> None:
         """Before a pass: kept iterators that cannot go on, or all of them (`anew`), are replaced."""
+        if self.is_broken:
+            self.forget_workers()
         self.is_cancelled = False
         for owner, name, iterator in self.kept():
             if anew or iterator._shutdown:
-                if (before := self.guard_of(iterator)) is not None:
+                if (before := self._guard_of(iterator)) is not None:
                     before.stop()
                 owner._iterator = None
                 setattr(owner, name, owner._get_iterator())
             else:
                 self.add(iterator)
         for one in self.guards:
-            one.cancelled.clear()
+            one.is_cancelled = False
 
     def cancel(self) -> None:
-        """Makes a wait for any of the workers end within half a second."""
         self.is_cancelled = True
         for one in self.guards:
-            one.cancel()
+            one.is_cancelled = True
 
-    def dead(self) -> bool:
-        """Whether a worker that still has work to do is gone."""
-        return any(one.dead() for one in self.guards)
+    def has_dead_worker(self) -> bool:
+        return any(one.has_dead_worker() for one in self.guards)
 
-    def free_reader(self, is_free: threading.Event, seconds: float) -> None:
-        """Frees a thread that waits for the rest of a message whose writer is dead."""
+    def free_reader(self, is_free: Callable[[], bool], seconds: float) -> None:
         for one in self.guards:
-            if one.dead():
+            if one.is_polling or one.has_dead_worker():
                 one.free_reader(is_free, seconds)
 
-    def end_pass(self, *, keeps_workers: bool) -> None:
+    def end_pass(self, batches: Iterator[Any]) -> None:
         """Stops the workers that the loader does not keep for its next pass; all of them after a death."""
-        if self.broken:
-            self.stop()
-            return
-        kept = [iterator for _, _, iterator in self.kept()]
-        for one in self.guards:
-            if not (keeps_workers or any(one.iterator is iterator for iterator in kept)):
-                one.stop()
+        # Those of the next pass may run already.
+        guards = [one for one in self.guards if one.iterator is batches or not runs_workers(batches)]
+        if any(one.is_broken for one in guards):
+            self._stop()
+        elif not self.keeps_workers:
+            kept = [id(iterator) for _, _, iterator in self.kept()]
+            for one in guards:
+                if id(one.iterator) not in kept:
+                    one.stop()
 
-    def stop(self) -> None:
+    def forget_workers(self) -> None:
+        self._stop()
+        vars(self.loaders[0])["_iterator"] = None
+
+    def _stop(self) -> None:
         """Stops all workers; the loader's next pass starts new ones."""
         for one in self.guards:
             one.stop()
         for owner in self.loaders:
-            latest = getattr(owner, "_iterator", None)
-            if owner.persistent_workers and self.guard_of(latest) is not None:
+            if owner.persistent_workers and self._guard_of(getattr(owner, "_iterator", None)) is not None:
                 owner._iterator = None
         self.guards = []
 
     def close(self) -> None:
         """Stops all workers and leaves the loader as it was."""
-        self.stop()
+        self._stop()
         hooks, self._hooks = self._hooks, []
         for hook in hooks:
             hook.leave()
 
 
-def is_torchdatas(loader: Any) -> bool:
-    """Whether `loader` is torchdata's, or a subclass of that."""
-    return any(one.__module__.startswith("torchdata.") for one in type(loader).__mro__)
-
-
-def runs_workers(iterator: Any) -> bool:
-    """Whether `iterator` is a DataLoader's own, with worker processes."""
-    return hasattr(iterator, "_workers_status")
-
-
 class _Hook:
-    """Stands in for a loader's `_get_iterator`: shows the watch that is active the iterators made in its passes."""
+    """Stands in for a loader's `_get_iterator`: shows the source that is active the iterators made in its passes."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader_of = weakref.ref(loader)
@@ -223,11 +244,12 @@ class _Hook:
     def __call__(self) -> Any:
         owner: Any = self.loader_of()
         stock = self.before or functools.partial(type(owner)._get_iterator, owner)
-        watch: LoaderWatch | None = getattr(_here, "watch", None)
-        if watch is None or not watch.watches(owner):
+        running = getattr(_here, "running", None)
+        if running is None or not running[0].watches(owner):
             return stock()
-        iterator = watch.in_consumer(functools.partial(watch.make, owner, stock))
-        watch.add(iterator)
+        source, in_consumer = running
+        iterator = in_consumer(functools.partial(source.make, owner, stock))
+        source.add(iterator)
         return iterator
 
     def leave(self) -> None:
@@ -240,43 +262,3 @@ class _Hook:
             del vars(owner)["_get_iterator"]
         else:
             vars(owner)["_get_iterator"] = self.before
-
-
-class WatchedSource(Source):
-    """A loader with watched workers. Without `is_guarding` they are left to torch: nobody waits beside the caller."""
-
-    is_guarding = True
-
-    def __init__(self, loader: Any, watched: Any = None) -> None:
-        super().__init__(loader)
-        self.watch = LoaderWatch(loader if watched is None else watched, self.guard, is_guarding=self.is_guarding)
-        self.has_workers = self.is_guarding and loader.num_workers > 0
-        self.runs_ahead = self.runs_in_thread = self.has_workers
-        self.keeps_random_state = not self.has_workers
-        self.keeps_workers = self.has_workers and loader.persistent_workers
-        self.pins_batches = self.has_workers and loader.pin_memory
-        self.generators = find_generators(loader) if self.is_guarding else []
-
-    def make_slabs(self, batches: int) -> Slabs | None:
-        """Slabs for what each worker makes ahead, and for its part of the batches that are in use."""
-        workers = max(one.num_workers for one in self.watch.loaders)
-        ahead = max(one.prefetch_factor or 1 for one in self.watch.loaders)
-        with contextlib.suppress(OSError):
-            self.watch.slabs = Slabs(workers, ahead + -(-batches // workers)) if workers else None
-        return self.watch.slabs
-
-    def sampling(self) -> Sampling:
-        return sampling_of(self.loader) if self.is_guarding else Sampling()
-
-    def rewind(self, start: PassStart) -> None:
-        set_generator_states(self.generators, start.generators)
-
-    def active(self) -> contextlib.AbstractContextManager[None]:
-        return self.watch.active()
-
-    def forget_workers(self) -> None:
-        self.watch.stop()
-        vars(self.watch.loaders[0])["_iterator"] = None
-
-    def close(self) -> None:
-        self.watch.close()

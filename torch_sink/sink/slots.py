@@ -18,7 +18,7 @@ from torch_sink.common.containers import (
     select_samples,
 )
 from torch_sink.common.slabs import Slabs
-from torch_sink.damage.report import NO_LOSS, Loss, or_current
+from torch_sink.damage.report import NO_LOSS, Loss, check_policy, or_current
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,17 @@ class ImageFormat:
     memory_format: torch.memory_format = torch.contiguous_format
     on_decode_error: str = "raise"  # leaves it to the image backend
 
+    def __post_init__(self) -> None:
+        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
+            raise TypeError(f"dtype must be a torch.dtype or None, got {self.dtype!r}")
+        if self.dtype is not None and not self.dtype.is_floating_point:
+            raise ValueError(f"dtype={self.dtype} is not allowed: image batches are made in a floating-point dtype")
+        allowed = (torch.contiguous_format, torch.channels_last)
+        if self.memory_format not in allowed:
+            names = ", ".join(str(one) for one in allowed)
+            raise ValueError(f"memory_format={self.memory_format} is not allowed: give one of {names}")
+        check_policy(self.on_decode_error)
+
     @property
     def keeps_tensors(self) -> bool:
         """Whether ordinary tensors are delivered as they are."""
@@ -40,8 +51,8 @@ class ImageFormat:
         return leaf.ndim == 4 and leaf.is_floating_point()
 
     def dtype_of(self, leaf: torch.Tensor) -> torch.dtype:
-        """The dtype in which an ordinary tensor leaf is delivered."""
-        return self.dtype if self.dtype is not None and self.is_image(leaf) else leaf.dtype
+        """The dtype in which a lazy or ordinary leaf is delivered."""
+        return self.dtype if self.dtype is not None and (is_lazy(leaf) or self.is_image(leaf)) else leaf.dtype
 
     def layout_of(self, leaf: torch.Tensor) -> torch.memory_format:
         """The memory format in which a lazy or ordinary leaf is delivered."""
@@ -123,15 +134,12 @@ def execute_lazy(batch: Any, form: ImageFormat, targets: dict[int, torch.Tensor]
     batch_size = int(lazy[0].shape[0])
     wanted = agree_on_positions([positions for _, positions in results.values()], batch_size, policy)
     if wanted is not None and len(results) > 1:
-        results = {key: (_rows(tensor, rows, wanted), wanted) for key, (tensor, rows) in results.items()}
+        for key, (tensor, shown) in results.items():
+            rows = torch.tensor(select_rows(shown, wanted), dtype=torch.long, device=tensor.device)
+            results[key] = tensor.index_select(0, rows), wanted
     batch = map_leaves(batch, lambda leaf: results[id(leaf)][0] if is_lazy(leaf) else leaf)
     if wanted is None:
         return batch, NO_LOSS
     done = {id(tensor) for tensor, _ in results.values()}
     batch = select_samples(batch, wanted, batch_size, lambda leaf: id(leaf) in done)
     return batch, Loss(batch_size - len(wanted), len(wanted) - len(set(wanted)), files)
-
-
-def _rows(tensor: torch.Tensor, shown: list[int] | None, wanted: list[int]) -> torch.Tensor:
-    rows = torch.tensor(select_rows(shown, wanted), dtype=torch.long, device=tensor.device)
-    return tensor.index_select(0, rows)

@@ -3,146 +3,130 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
 from torch_sink.common.slabs import Slabs
-from torch_sink.damage.loaders import LoaderGuard, Losses
+from torch_sink.damage.loaders import LoaderGuard
 from torch_sink.damage.report import NO_LOSS, Loss
-from torch_sink.sink.sources.guard import WorkerTimeout
-from torch_sink.sink.sources.position import PassStart, ResumePoint, Sampling
-from torch_sink.sink.sources.recording import RecordedBatch, ResumableSampler
+from torch_sink.sink.position import PassStart, ResumePoint
+from torch_sink.sink.recording import IndexLists, RecordedBatch
+from torch_sink.sink.workers import PassCancelled, WorkerTimeout
 
 
-class Mark(NamedTuple):
-    """What a batch says about its source at the moment after it was made; applied when the batch is consumed."""
+@dataclass(slots=True)
+class Item:
+    """One thing that a pass gives, in order: a batch, its end, or an exception.
 
-    worker: int = -1  # that made it
+    What it says about the source, at the moment after it was made, is applied when it is consumed.
+    """
+
+    start: PassStart
+    batch: Any = None
+    slot: int = -1
+    worker: int = -1  # that made it; -1 where that is not known
     random_state: RandomState = b""  # of that worker's generators
     loader_state: Any = None  # `state_dict()` of a loader that keeps its own
     loss: Loss = NO_LOSS  # samples with broken files, of this batch and of those that were left out before it
     left_out: int = 0  # batches without samples that were left out before it, where a position counts them
-    left_out_states: tuple[tuple[int, RandomState], ...] = ()  # the workers that made them, with their generators
-
-
-NO_MARK = Mark()
+    left_out_states: dict[int, RandomState] | None = None  # of the workers that made them
+    error: BaseException | None = None
+    is_end: bool = False
+    is_lost: bool = False  # the pass cannot go on after the error
+    is_pending: bool = False  # the batch in whose place the error comes may still come itself
 
 
 def in_this_thread(function: Callable[[], Any]) -> Any:
-    """What `Pass.in_consumer` is where the consumer's thread makes the batches."""
+    """Calls `function`: the `in_consumer` of a pass that the consumer's thread runs itself."""
     return function()
 
 
 class Pass:
-    """One traversal. `next` is called by one thread at a time; the rest may be called from another one.
+    """One traversal of a source. A source does not know its passes, or a cycle would keep their workers.
 
     Args:
         start: how to begin this pass once more.
         batches: the loader's iterator.
-        watch: guards its workers (a `WorkerGuard` or a `LoaderWatch`); None without any.
         drop: results to drop before the first batch: placeholders, or batches that were consumed already.
-        keeps_workers: whether the workers go on to the next pass.
-        sampler: gives the indices; None when it cannot be seen.
+        lists: of indices, as the sampler gives them; None when that cannot be seen.
+        begins_when_asked: the first batch may be made only while the consumer waits for it.
     """
 
     def __init__(
         self,
+        source: Source,
         start: PassStart,
         batches: Iterator[Any],
-        watch: Any = None,
-        *,
         drop: int = 0,
-        keeps_workers: bool = False,
-        sampler: ResumableSampler | None = None,
+        lists: IndexLists | None = None,
+        *,
+        begins_when_asked: bool = False,
     ) -> None:
+        self.source = source
         self.start = start
         self.batches = batches
-        self.watch = watch
         self.drop = drop
-        self.keeps_workers = keeps_workers
-        self.sampler = sampler
-        self.draws = None if sampler is None else sampler.draws
-        self.is_lost = False  # the pass cannot go on after what `next` raised
-        self.is_pending = False  # the batch for which `next` raised may still come
-        self.begins_when_asked = False  # the first batch may be made only while the consumer waits for it
-        self.in_consumer: Callable[[Callable[[], Any]], Any] = in_this_thread
-        self.active: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext  # while it runs
-        self.losses = Losses()  # samples with broken files that it met since the last batch
+        self.lists = lists
+        self.begins_when_asked = begins_when_asked
 
-    def next(self) -> tuple[Any, Mark]:
-        """The next batch; raises StopIteration at the end, or what the source raises."""
+    def receive(self, in_consumer: Callable[[Callable[[], Any]], Any] = in_this_thread) -> Item:
+        """The next batch, or the end; what the source raises, as an item. One thread at a time may call this.
+
+        Args:
+            in_consumer: calls a function in the consumer's thread, which starts the workers.
+        """
+        item = Item(self.start)
+        self.begins_when_asked = False
+        try:
+            with self.source.active(in_consumer):
+                try:
+                    self._next(item)
+                except StopIteration as stop:
+                    self._check_end(stop)
+                    item.is_end = True
+                item.loader_state = self.source.state_after(item)
+            if self.source.guard.losses.loss:
+                item.loss, left_out = self.source.guard.losses.take()
+                item.left_out = 0 if self.lists is None else len(left_out)
+                item.left_out_states = {one.worker: one.random_state for one in left_out if one is not None}
+        except PassCancelled:
+            raise
+        except BaseException as error:
+            item.error = error
+            item.is_lost, item.is_pending = self.source.is_broken, isinstance(error, WorkerTimeout)
+        return item
+
+    def _next(self, item: Item) -> None:
         while self.drop:
             self.drop -= 1
-            self._drop_one()
-            self.losses.take()
-        try:
-            batch = next(self.batches)
-        except StopIteration as stop:
-            self._check_end(stop)
-            raise
-        except Exception as error:
-            self.is_lost, self.is_pending = self._is_broken(), isinstance(error, WorkerTimeout)
-            raise
-        if isinstance(batch, RecordedBatch):
-            return batch.batch, Mark(batch.worker, batch.random_state)
-        return batch, NO_MARK
-
-    def _drop_one(self) -> None:
-        try:
-            next(self.batches)
-        except StopIteration:
-            self.drop = 0
-        except Exception:
-            # What a dropped batch raises was raised before the checkpoint already; a dead worker is another matter.
-            self.is_lost = self._is_broken()
-            if self.is_lost:
-                raise
+            try:
+                next(self.batches)
+            except StopIteration:
+                self.drop = 0
+            except Exception:
+                # What a dropped batch raises was raised before the checkpoint; a dead worker is another matter.
+                if self.source.is_broken:
+                    raise
+            self.source.guard.losses.take()
+        item.batch = next(self.batches)
+        if isinstance(item.batch, RecordedBatch):
+            item.batch, item.worker, item.random_state = item.batch
 
     def _check_end(self, stop: StopIteration) -> None:
         """Raises what ended a pass before its end: the sampler's exception, or the dataset's own StopIteration."""
-        if self.watch is not None:
-            came_early = bool(stop.args)  # an exception of a worker has a message
+        if self.lists is not None and not self.source.has_workers:
+            came_early = not self.lists.is_exhausted
         else:
-            came_early = self.sampler is not None and not self.sampler.is_exhausted
+            came_early = self.source.is_guarding and bool(stop.args)  # an exception of a worker has a message
         if came_early:
             raise RuntimeError(
                 "the dataset or collate_fn raised StopIteration, which a DataLoader takes for the end of the pass; "
                 f"raise another exception. It said: {stop}"
             ) from stop
-        if self.sampler is not None:
-            self.sampler.raise_failure()
-
-    def _is_broken(self) -> bool:
-        return self.watch is not None and self.watch.broken
-
-    def last_mark(self) -> Mark:
-        """What the source says after its end."""
-        return NO_MARK
-
-    def with_losses(self, mark: Mark) -> Mark:
-        """The mark of a batch, or of the end, with what was lost on the way to it."""
-        if not self.losses.loss:
-            return mark
-        loss, left_out = self.losses.take()
-        states = tuple((one.worker, one.random_state) for one in left_out if one is not None)
-        counted = 0 if self.sampler is None else len(left_out)
-        return mark._replace(loss=loss, left_out=counted, left_out_states=states)
-
-    def cancel(self) -> None:
-        """Asks a thread that waits in `next` to leave it, within half a second where it waits for workers."""
-        if self.watch is not None:
-            self.watch.cancel()
-
-    def has_dead_worker(self) -> bool:
-        """Whether a worker that still has work to do is gone."""
-        return self.watch is not None and self.watch.dead()
-
-    def free_reader(self, is_free: threading.Event, seconds: float) -> None:
-        """Frees a thread that is stuck in `next` after a worker died."""
-        if self.watch is not None:
-            self.watch.free_reader(is_free, seconds)
+        if self.lists is not None:
+            self.lists.raise_failure()
 
     def stop(self) -> None:
         """Gives back what the pass holds. Idempotent."""
@@ -150,20 +134,19 @@ class Pass:
         if close is not None:
             with contextlib.suppress(ValueError):  # it is executing: stuck in a thread that was given up
                 close()  # a generator: its `finally` blocks run now, not at some garbage collection
-        if self.watch is not None:
-            self.watch.end_pass(keeps_workers=self.keeps_workers)
+        self.source.end_pass(self.batches)
 
 
 class Source:
     """A wrapped loader: any iterable, traversed in the calling thread, so its draws keep the plain loop's order."""
 
+    has_workers = False  # worker processes that are watched make the batches, so a thread may ask for them ahead
     runs_in_thread = False  # a thread makes the batches
-    runs_ahead = False  # before they are asked for, which changes no global draws
-    crosses_passes = False  # and those of the next pass
-    keeps_random_state = True  # batches draw from the training process's global generators
+    crosses_passes = False  # and those of the next pass before the consumer has seen the end of this one
     keeps_workers = False  # workers, and their generators, go on to the next pass
     pins_batches = False  # batches come in page-locked memory that nobody writes to again
     can_reenter = False  # a pass that was begun can be entered once more where the consumer stands
+    is_guarding = False  # workers are watched
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -174,10 +157,15 @@ class Source:
         """Worker processes of the loader; 0 when it has or knows none."""
         return int(getattr(self.loader, "num_workers", 0) or 0)
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the pass cannot go on: a worker died, or a result is lost."""
+        return False
+
     def renew(self) -> None:
         """After an attribute of the loader was set: the next pass goes by it."""
 
-    def active(self) -> contextlib.AbstractContextManager[None]:
+    def active(self, in_consumer: Callable[..., Any] = in_this_thread) -> contextlib.AbstractContextManager[None]:
         """Around all that opens or runs a pass, in the thread that does so."""
         return contextlib.nullcontext()
 
@@ -196,12 +184,12 @@ class Source:
         except (TypeError, NotImplementedError):
             return None
 
-    def sampling(self) -> Sampling:
-        """What a position in a pass refers to, where that is known."""
-        return Sampling()
+    def sampling(self) -> dict[str, int | None]:
+        """How a pass is cut into batches, where that is known: a position in it means nothing under another one."""
+        return {"samples": None, "batch_size": None}
 
     def begin(self, number: int, resume: ResumePoint | None = None) -> Pass:
-        """Begins pass `number`, in the calling thread: workers are started and seeded here."""
+        """Begins pass `number`, or enters it, in the calling thread: workers are started and seeded here."""
         self.set_epoch(number)
         if resume is None:
             return self._open(self.new_start(number))
@@ -215,7 +203,7 @@ class Source:
         return opened
 
     def _open(self, start: PassStart) -> Pass:
-        return Pass(start, iter(self.loader))
+        return Pass(self, start, iter(self.loader))
 
     def set_epoch(self, number: int) -> None:
         """Tells the samplers the number of the pass, where they want to know."""
@@ -228,17 +216,34 @@ class Source:
 
     def new_start(self, number: int) -> PassStart:
         """How pass `number`, which begins now, began."""
-        return PassStart(number, random_state=global_random_state())
+        return replace(self.next_start(number), random_state=b"" if self.has_workers else global_random_state())
 
     def next_start(self, number: int) -> PassStart:
         """How pass `number` would begin if it began now."""
         return PassStart(number)
+
+    def state_after(self, item: Item) -> Any:
+        """The state of a loader that keeps its own, after a batch or the end."""
+        return None
 
     def rewind(self, start: PassStart) -> None:
         """Takes back what a pass drew that was begun ahead and of which nothing was consumed."""
 
     def leave(self, left: Pass, consumed: int) -> None:
         """Takes back what a pass drew ahead of the batches that were consumed of it."""
+
+    def cancel(self) -> None:
+        """Asks a thread that waits in `Pass.receive` to leave it, within half a second where it waits for workers."""
+
+    def has_dead_worker(self) -> bool:
+        """Whether a worker that still has work to do is gone."""
+        return False
+
+    def free_reader(self, is_free: Callable[[], bool], seconds: float) -> None:
+        """Frees a thread that is stuck in `Pass.receive` after a worker died."""
+
+    def end_pass(self, batches: Iterator[Any]) -> None:
+        """Stops the workers of a pass that do not go on to the next one, or cannot."""
 
     def forget_workers(self) -> None:
         """Stops those that the loader keeps, or that are left of a lost pass: the next pass starts new ones."""
@@ -264,4 +269,4 @@ class FactorySource(Source):
     runs_in_thread = True
 
     def _open(self, start: PassStart) -> Pass:
-        return Pass(start, iter(self.loader()))
+        return Pass(self, start, iter(self.loader()))

@@ -13,9 +13,8 @@ import torch
 from torch_sink.common.containers import is_lazy, is_plain, leaves, map_leaves
 from torch_sink.common.slabs import Slabs
 from torch_sink.damage.report import Loss
-from torch_sink.sink.queue.device import DeviceOps, SlotProtocol
-from torch_sink.sink.queue.plan import LeafPlan, RingPlan
-from torch_sink.sink.queue.slots import ImageFormat, Slots, execute_lazy
+from torch_sink.sink.device import DeviceOps, LeafPlan, RingPlan, SlotProtocol
+from torch_sink.sink.slots import ImageFormat, Slots, execute_lazy
 
 log = logging.getLogger("torch_sink")
 
@@ -53,7 +52,7 @@ class DeviceRing(Slots):
         self.locked: list[int] = []  # addresses of those that are page-locked
         self.plan: RingPlan | None = None
         self.slots: list[Slot] = []
-        self.arrivals: list[torch.Tensor | None] = []
+        self.landings: list[torch.Tensor | None] = []  # where leaves lie before they are converted
         self.protocol: SlotProtocol | None = None
         self.allocations = 0
 
@@ -132,43 +131,39 @@ class DeviceRing(Slots):
         return 0 if self.plan is None else self.plan.device_bytes
 
     def close(self) -> None:
-        if self.plan is not None and self.slots:
+        if self.slots:
             self.ops.finish()
-        self.slots, self.arrivals = [], []
+        self.slots, self.landings = [], []
         while self.locked:
             self.ops.page_unlock(self.locked.pop())
 
     def _allocate(self, first: list[Any]) -> SlotProtocol:
         plan = RingPlan(first, self.form, self.count, self.max_bytes)
         log.info("SinkLoader ring on %s: %s", self.ops.device, plan)
-
-        def buffer(leaf: LeafPlan | None) -> Any:
-            return leaf and self._new(self.ops.empty, leaf.shape, leaf.dtype, leaf.memory_format)
-
-        def staging(leaf: LeafPlan | None) -> Any:
-            if leaf is None or leaf.is_lazy:
-                return None
-            return self._new(self.ops.empty_pinned, leaf.shape, leaf.source_dtype)
-
-        def arrival(leaf: LeafPlan | None) -> Any:
-            if leaf is None or not leaf.is_converted:
-                return None
-            return self._new(self.ops.empty, leaf.shape, leaf.source_dtype, torch.contiguous_format)
-
         with self.ops.on_copy_stream():
-            self.slots = [
-                Slot([buffer(leaf) for leaf in plan.leaves], [staging(leaf) for leaf in plan.leaves])
-                for _ in range(plan.slots)
+            self.slots = [self._new_slot(plan.leaves) for _ in range(plan.slots)]
+            self.landings = [
+                self._new(leaf.shape, leaf.source_dtype) if leaf is not None and leaf.is_converted else None
+                for leaf in plan.leaves
             ]
-            self.arrivals = [arrival(leaf) for leaf in plan.leaves]
             self.ops.follow(self.ops.default_stream())  # the cache hands out blocks that its kernels may still read
         self.count, self.plan = plan.slots, plan
         self.protocol = SlotProtocol(plan.slots, self.ops)
         return self.protocol
 
-    def _new(self, allocate: Callable[..., torch.Tensor], *form: Any) -> torch.Tensor:
+    def _new(self, shape: torch.Size, dtype: torch.dtype, layout: Any = torch.contiguous_format) -> torch.Tensor:
         self.allocations += 1
-        return allocate(*form)
+        return self.ops.empty(shape, dtype, layout)
+
+    def _new_slot(self, planned: list[LeafPlan | None]) -> Slot:
+        slot = Slot([None] * len(planned), [None] * len(planned))
+        for position, leaf in enumerate(planned):
+            if leaf is not None:
+                slot.buffers[position] = self._new(leaf.shape, leaf.dtype, leaf.memory_format)
+            if leaf is not None and not leaf.is_lazy:
+                self.allocations += 1
+                slot.staging[position] = self.ops.empty_pinned(leaf.shape, leaf.source_dtype)
+        return slot
 
     def _rows_of(self, position: int, leaf: Any) -> int | None:
         """Rows of the planned buffer that a leaf fills; None if it needs memory of its own."""
@@ -180,36 +175,30 @@ class DeviceRing(Slots):
         def copy(position: int, leaf: Any) -> Any:
             if is_lazy(leaf):
                 return leaf
-            if not is_plain(leaf):
-                return self._move(memory, leaf)
-            rows = self._rows_of(position, leaf)
-            return self._copy_odd(memory, leaf) if rows is None else self._copy_planned(memory, position, leaf, rows)
+            if is_plain(leaf):
+                return self._copy(memory, position, leaf)
+            if not moves_itself(leaf):
+                return leaf  # numbers and strings stay on the host
+            # A sparse or nested tensor, a subclass, an object with `to`: it knows best how it is moved.
+            moved = leaf.to(self.ops.device)  # host sync: the producer's thread, because the memory is not page-locked
+            memory.kept.append(moved := self.form.convert(moved))
+            return moved
 
         return _map_numbered(batch, copy)
 
-    def _move(self, memory: Slot, leaf: Any) -> Any:
-        """A leaf that knows best how it is moved: a sparse or nested tensor, a subclass, an object with `to`."""
-        if not moves_itself(leaf):
-            return leaf  # numbers and strings stay on the host
-        moved = leaf.to(self.ops.device)  # host sync: the producer's thread, because the memory is not page-locked
-        memory.kept.append(moved := self.form.convert(moved))
-        return moved
-
-    def _copy_planned(self, memory: Slot, position: int, leaf: torch.Tensor, rows: int) -> torch.Tensor:
-        target = first_rows(memory.buffers[position], rows)
-        arrival = self.arrivals[position]
-        landing = target if arrival is None else first_rows(arrival, rows)
+    def _copy(self, memory: Slot, position: int, leaf: torch.Tensor) -> torch.Tensor:
+        rows = self._rows_of(position, leaf)
+        if rows is None:  # no planned buffer holds it
+            self.allocations += 1
+            odd = torch.empty(leaf.shape, dtype=leaf.dtype, device=self.ops.device)
+            self.ops.copy(odd, self._sendable(leaf, self.ops.empty_pinned(leaf.shape, leaf.dtype), memory))
+            return self.form.convert(odd)
+        target, landing = first_rows(memory.buffers[position], rows), self.landings[position]
+        landing = target if landing is None else first_rows(landing, rows)
         self.ops.copy(landing, self._sendable(leaf, first_rows(memory.staging[position], rows), memory))
-        if arrival is not None:
+        if landing is not target:
             self.ops.copy(target, landing)  # dtype and layout change here, on the device
         return target
-
-    def _copy_odd(self, memory: Slot, leaf: torch.Tensor) -> torch.Tensor:
-        """A tensor that no planned buffer holds."""
-        self.allocations += 1
-        landing = torch.empty(leaf.shape, dtype=leaf.dtype, device=self.ops.device)
-        self.ops.copy(landing, self._sendable(leaf, self.ops.empty_pinned(leaf.shape, leaf.dtype), memory))
-        return self.form.convert(landing)
 
     def _sendable(self, leaf: torch.Tensor, staging: torch.Tensor, memory: Slot) -> torch.Tensor:
         """`leaf` as page-locked or device memory in contiguous layout."""

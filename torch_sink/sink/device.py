@@ -1,14 +1,17 @@
-"""What a ring asks of a device: streams, events, memory, and who may touch a slot when."""
+"""What a ring asks of a device: streams, events, memory and how much of it, and who may touch a slot when."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
+from torch_sink.common.containers import is_lazy, is_plain
+from torch_sink.errors import SinkError
+from torch_sink.sink.slots import ImageFormat
 from torch_sink.thread_waits import capture_lock
 
 _copy_streams: dict[int, torch.cuda.Stream] = {}
@@ -152,3 +155,70 @@ class SlotProtocol:
         """The consumer issued its last read of `slot` to its current stream."""
         self.free[slot].record(self.ops.current_stream())
         self.was_used[slot] = True
+
+
+class LeafPlan(NamedTuple):
+    """One tensor of a batch, which has a buffer in each slot."""
+
+    shape: torch.Size  # of the first batch; later ones may have fewer rows
+    dtype: torch.dtype  # in the slot
+    memory_format: torch.memory_format  # in the slot
+    source_dtype: torch.dtype  # in which it comes from the host
+    is_lazy: bool  # made on the device, so nothing is staged
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes that are staged for one slot."""
+        return 0 if self.is_lazy else self.shape.numel() * self.source_dtype.itemsize
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether dtype or layout change on the device, after the copy."""
+        changes = self.dtype != self.source_dtype or self.memory_format is not torch.contiguous_format
+        return changes and not self.is_lazy
+
+    def rows(self, leaf: torch.Tensor) -> int | None:
+        """How many rows of the buffer `leaf` fills; None if it does not fit in."""
+        if leaf.ndim != len(self.shape) or leaf.dtype != self.source_dtype or is_lazy(leaf) != self.is_lazy:
+            return None
+        if leaf.ndim == 0:
+            return 0
+        fits = leaf.shape[1:] == self.shape[1:] and leaf.shape[0] <= self.shape[0]
+        return leaf.shape[0] if fits else None
+
+
+class RingPlan:
+    """The memory of a ring of up to `slots` slots within `max_bytes` of device memory, decided from the first batch.
+
+    Raises:
+        SinkError: not even one slot fits.
+    """
+
+    def __init__(self, first: Sequence[Any], form: ImageFormat, slots: int, max_bytes: int | None) -> None:
+        # None for what stays on the host or cannot have a fixed buffer.
+        self.leaves = [
+            LeafPlan(leaf.shape, form.dtype_of(leaf), form.layout_of(leaf), leaf.dtype, is_lazy(leaf))
+            if is_lazy(leaf) or is_plain(leaf)
+            else None
+            for leaf in first
+        ]
+        planned = [leaf for leaf in self.leaves if leaf is not None]
+        self.slot_bytes = sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in planned)
+        # Where they lie before they are converted: one set for all slots.
+        landing_bytes = sum(leaf.source_bytes for leaf in planned if leaf.is_converted)
+        self.slots = slots
+        if max_bytes is not None and slots * self.slot_bytes + landing_bytes > max_bytes:
+            self.slots = (max_bytes - landing_bytes) // max(1, self.slot_bytes)
+        if self.slots < 1:
+            raise SinkError(
+                f"max_bytes={max_bytes:,} does not hold one batch of {self.slot_bytes + landing_bytes:,} bytes: "
+                "raise max_bytes, use a smaller batch, or a smaller dtype"
+            )
+        self.device_bytes = self.slots * self.slot_bytes + landing_bytes
+        self.pinned_bytes = self.slots * sum(leaf.source_bytes for leaf in planned)
+
+    def __str__(self) -> str:
+        return (
+            f"slots={self.slots} of {self.slot_bytes:,} bytes = {self.device_bytes:,} bytes on the device, "
+            f"{self.pinned_bytes:,} bytes of pinned memory"
+        )

@@ -1,0 +1,319 @@
+"""Makes batches ready: each when it is asked for, or in a thread, ahead of the consumer."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+from torch_sink.common.containers import tensor_bytes
+from torch_sink.errors import SinkError, SinkTimeout
+from torch_sink.sink.slots import Slots
+from torch_sink.sink.source import Item, Pass
+from torch_sink.sink.stats import StatsRecorder
+from torch_sink.sink.workers import PassCancelled
+
+WATCH_SECONDS = 0.25  # how often a waiting consumer looks after the workers
+DEAD_WORKER_SECONDS = 3.0  # torch itself notices a death within 0.5 s, unless its reader is stuck
+FREE_READER_SECONDS = 3.0
+JOIN_SECONDS = 1.5
+
+
+def fill(slots: Slots, slot: int, item: Item) -> None:
+    """Puts the batch of `item` into a slot; what goes wrong becomes an error in its place."""
+    try:
+        item.batch, loss = slots.fill(slot, item.batch)
+        item.slot, item.loss = slot, item.loss + loss
+    except BaseException as error:
+        item.batch, item.error = None, error
+
+
+class Producer:
+    """Makes each batch in the calling thread when it is asked for: draws come in the plain loop's order."""
+
+    def __init__(self, slots: Slots, stats: StatsRecorder) -> None:
+        self.slots = slots
+        self.stats = stats
+        self.current: Pass | None = None  # whose batches come next; None when its end was seen
+        self.held: Item | None = None  # the batch that the consumer uses
+        self.ready: deque[Item] = deque()  # what waits for the consumer
+        self.thread: threading.Thread | None = None  # that makes the batches
+        self.gate: Any = contextlib.nullcontext()  # who holds it has nothing pinned, allocated or queried for a batch
+        self.left_at = time.monotonic()
+        self._latest_slot = -1
+
+    def park(self) -> None:
+        """Before workers are started: nothing may run beside the calling thread, which would be forked with it."""
+
+    def submit(self, current: Pass) -> None:
+        """Gives the pass whose batches come next."""
+        self.current = current
+
+    def batches_ready(self) -> int:
+        """Batches that wait for the consumer."""
+        return sum(item.slot >= 0 for item in self.ready.copy())
+
+    def take(self, timeout_seconds: float) -> Item:
+        """The next item, in order; the batch taken before is not used any more.
+
+        `timeout_seconds` has no meaning where the caller makes it: nobody else could interrupt the source.
+        """
+        self.release()
+        current = self.current
+        if current is None:
+            raise SinkError("no pass is active")
+        asked = time.monotonic()
+        item = current.receive()
+        if self.current is not current:
+            raise SinkError("the SinkLoader was closed while a batch was made")
+        if item.is_end:
+            self.current = None
+        elif item.error is None:
+            fill(self.slots, (self._latest_slot + 1) % self.slots.count, item)
+        now = time.monotonic()
+        if item.slot >= 0:
+            self.held, self._latest_slot = item, item.slot
+            self.stats.made_on_demand(now - asked, asked - self.left_at)
+        self.left_at = now
+        return item
+
+    def release(self) -> None:
+        """The batch taken last is not used any more: its slot may be filled again."""
+        if self.held is not None:
+            self.slots.free(self.held.slot)
+            self.held = None
+
+    def drop(self) -> None:
+        """Leaves the source and forgets what is ready."""
+        self.current = None
+
+    def is_running_here(self) -> bool:
+        """Whether the calling thread makes the batches in the background."""
+        return threading.current_thread() is self.thread
+
+    def bytes_held(self) -> int:
+        """Bytes of the batches that wait here or are in use."""
+        items = [*self.ready.copy(), self.held]  # copy() is one C call: the thread may append meanwhile
+        return sum(tensor_bytes(item.batch) for item in items if item is not None)
+
+    def close(self) -> None:
+        """Stops the active pass, within seconds. Idempotent."""
+        self.held, current = None, self.current
+        self.drop()
+        if current is not None:
+            current.stop()
+
+
+class ThreadProducer(Producer):
+    """Makes batches in one thread a pass, ahead of the consumer or only while it waits.
+
+    Invariant: a slot that is not free is being filled (`making`), in an item of `ready`, or `held` by the consumer.
+    The thread takes a slot before it asks the source, so at most `slots.count` batches exist. All shared fields are
+    guarded by `changed`; the source and the device are used outside of it. Without `runs_ahead` a batch is made only
+    when the consumer waits for it.
+    """
+
+    def __init__(self, slots: Slots, stats: StatsRecorder, runs_ahead: bool = True) -> None:
+        super().__init__(slots, stats)
+        self.runs_ahead = runs_ahead
+        self.is_asked = False
+        self.changed = threading.Condition()
+        self.making: int | None = None  # the slot for which the thread asks the source
+        self.is_reading = False  # it does so, and does not make the batch of what it got
+        # A function that the consumer's thread is to call, and what becomes of it.
+        self.request: tuple[Callable[[], Any], Future[Any]] | None = None
+        self.gate = threading.RLock()
+
+    def park(self) -> None:
+        if self.thread is None or self.current is not None:
+            return
+        self.thread.join(JOIN_SECONDS)
+        while self.thread.is_alive() and not self.is_reading:
+            self.thread.join(WATCH_SECONDS)  # it makes a batch, for which a kernel may have to be compiled
+        if self.thread.is_alive():
+            raise SinkError(
+                "the source has not returned from making the batch that was dropped, so it cannot be asked for another "
+                "one; end what blocks it, or make a new SinkLoader"
+            )
+
+    def submit(self, current: Pass) -> None:
+        """Gives the pass whose batches come next, to a thread that lives until its end or its first error."""
+        self.park()
+        self.current = current
+        self.thread = threading.Thread(target=self._run, args=(current,), name="torch_sink-producer", daemon=True)
+        self.thread.start()
+
+    def take(self, timeout_seconds: float) -> Item:
+        """As above; SinkTimeout when nothing came within `timeout_seconds`."""
+        asked = time.monotonic()
+        if self.held is not None:
+            self.slots.free(self.held.slot)
+        with self.changed:
+            size = len(self.ready)
+            self.held = item = self.ready.popleft() if size else None
+            self.is_asked = item is None
+            self.changed.notify_all()
+        if item is None:
+            item = self._wait(asked, timeout_seconds)
+        now = time.monotonic()
+        if item.slot < 0:
+            self.held = None
+        elif self.runs_ahead:
+            self.stats.fetched(size, now - asked, empty=size == 0, full=size >= self.slots.count - 1)
+        else:
+            self.stats.made_on_demand(now - asked, asked - self.left_at)
+        self.left_at = now
+        return item
+
+    def _wait(self, asked: float, timeout_seconds: float) -> Item:
+        dead_since: float | None = None
+        was_freed = False
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.ready or self.request, WATCH_SECONDS)
+                if self.ready:
+                    self.held = item = self.ready.popleft()
+                    return item
+                request, self.request = self.request, None
+                current = self.current
+                is_idle = current is None or self.thread is None or not self.thread.is_alive()
+            if request is not None:
+                _answer(*request)
+                continue
+            now = time.monotonic()
+            if is_idle:
+                raise SinkError("the producer's thread is gone; restart() or make a new SinkLoader")
+            if now - asked > timeout_seconds:
+                raise SinkTimeout(
+                    f"no batch within timeout_seconds={timeout_seconds:g}; {self.stats.recent(0, now - asked)}. "
+                    "Look at the dataset for what blocks, use more workers, or raise timeout_seconds."
+                )
+            if current is None or not current.source.has_dead_worker():
+                dead_since = None
+            elif dead_since is None:
+                dead_since = now
+            elif now - dead_since > DEAD_WORKER_SECONDS:
+                if was_freed:
+                    raise SinkError("a data worker died, and the wait for its batch could not be ended otherwise")
+                current.source.free_reader(self._is_outside, FREE_READER_SECONDS)
+                if not self._leaves_source(0.5):
+                    raise SinkError("a data worker died in the middle of a message and its reader could not be freed")
+                dead_since, was_freed = None, True
+
+    def _is_outside(self) -> bool:
+        return self.making is None
+
+    def _leaves_source(self, seconds: float) -> bool:
+        with self.changed:
+            return self.changed.wait_for(self._is_outside, seconds)
+
+    def _in_consumer(self, function: Callable[[], Any]) -> Any:
+        """Calls a function in the thread that waits, or will wait, for a batch."""
+        answer: Future[Any] = Future()
+        with self.changed:
+            if self.current is None:
+                raise PassCancelled
+            self.request = function, answer
+            self.changed.notify_all()
+        try:
+            return answer.result()
+        except CancelledError:
+            raise PassCancelled from None
+
+    def release(self) -> None:
+        super().release()
+        with self.changed:
+            self.changed.notify_all()
+
+    def drop(self) -> None:
+        with self.changed:
+            current, self.current = self.current, None
+            request, self.request = self.request, None
+            self.changed.notify_all()
+        if request is not None:
+            request[1].cancel()
+        if current is not None:
+            current.source.cancel()
+        # Also when an interrupted call has cancelled the pass already.
+        if not self._leaves_source(JOIN_SECONDS) and current is not None and self.is_reading:
+            current.source.free_reader(self._is_outside, FREE_READER_SECONDS)
+        with self.changed:
+            self.ready.clear()
+            self.is_asked = False
+
+    def close(self) -> None:
+        super().close()
+        if self.thread is not None:
+            self.thread.join(JOIN_SECONDS)
+
+    def free_slots(self) -> list[int]:
+        """Slots that hold no batch, the one that was filled longest ago first. Under `changed`."""
+        count = self.slots.count
+        used = {self.making, *(item.slot for item in self.ready), None if self.held is None else self.held.slot}
+        in_turn = ((self._latest_slot + 1 + later) % count for later in range(count))
+        return [slot for slot in in_turn if slot not in used]
+
+    def _run(self, current: Pass) -> None:
+        while (slot := self._next_slot(current)) is not None:
+            item = self._make(current, slot)
+            with self.changed:
+                if item is not None and current is self.current:
+                    self.ready.append(item)
+                    self.is_asked = False
+                    if item.slot < 0:
+                        self.current = None  # an end or an error: the consumer decides how it goes on
+                    else:
+                        self._latest_slot = slot
+                self.making = None
+                self.changed.notify_all()
+            del item
+
+    def _next_slot(self, current: Pass) -> int | None:
+        """Waits for a slot and a reason to fill it; None when the pass is not wanted any more."""
+        asked = time.monotonic()
+        with self.changed:
+            while current is self.current:
+                is_wanted = self.is_asked or (self.runs_ahead and not current.begins_when_asked)
+                if is_wanted and (free := self.free_slots()):
+                    self.stats.producer_waits.append(time.monotonic() - asked)
+                    self.making = free[0]
+                    return self.making
+                self.changed.wait()
+            return None
+
+    def _make(self, current: Pass, slot: int) -> Item | None:
+        self.is_reading = True
+        try:
+            item = current.receive(self._in_consumer)
+        except PassCancelled:
+            return None
+        finally:
+            self.is_reading = False
+        if item.error is not None:
+            # torch re-raises a worker's exception from a frame that refers to it: a cycle through the traceback.
+            traceback.clear_frames(item.error.__traceback__)
+        if item.error is None and not item.is_end:
+            while not self.gate.acquire(timeout=WATCH_SECONDS):
+                if current is not self.current:
+                    return None
+            try:
+                fill(self.slots, slot, item)
+            finally:
+                self.gate.release()
+        return item
+
+
+def _answer(function: Callable[[], Any], answer: Future[Any]) -> None:
+    """Calls the function; an exception is for the thread that asked, an interrupt for this one."""
+    try:
+        answer.set_result(function())
+    except Exception as error:
+        answer.set_exception(error)
+    except BaseException:
+        answer.cancel()
+        raise

@@ -1,1 +1,0 @@
-"""Where batches come from: loaders of every kind, opened at a position."""
