@@ -61,13 +61,25 @@ class Producer:
     def take(self, timeout_seconds: float) -> Item:
         """The next item, in order; the batch taken before is not used any more.
 
-        `timeout_seconds` has no meaning where the caller makes it: nobody else could interrupt the source.
+        Raises:
+            SinkTimeout: a thread makes the batches, and nothing came within `timeout_seconds`.
         """
+        asked = time.monotonic()
+        item, queued = self._next(asked, timeout_seconds)
+        now = time.monotonic()
+        if item.slot >= 0 and queued < 0:
+            self.stats.made_on_demand(now - asked, asked - self.left_at)
+        elif item.slot >= 0:
+            self.stats.fetched(queued, now - asked, empty=queued == 0, full=queued >= self.slots.count - 1)
+        self.left_at = now
+        return item
+
+    def _next(self, asked: float, timeout_seconds: float) -> tuple[Item, int]:
+        """The next item, and how many were waiting; -1 where they are made when they are asked for."""
         self.release()
         current = self.current
         if current is None:
             raise SinkError("no pass is active")
-        asked = time.monotonic()
         item = current.receive()
         if self.current is not current:
             raise SinkError("the SinkLoader was closed while a batch was made")
@@ -75,12 +87,9 @@ class Producer:
             self.current = None
         elif item.error is None:
             fill(self.slots, (self._latest_slot + 1) % self.slots.count, item)
-        now = time.monotonic()
         if item.slot >= 0:
             self.held, self._latest_slot = item, item.slot
-            self.stats.made_on_demand(now - asked, asked - self.left_at)
-        self.left_at = now
-        return item
+        return item, -1
 
     def release(self) -> None:
         """The batch taken last is not used any more: its slot may be filled again."""
@@ -148,27 +157,19 @@ class ThreadProducer(Producer):
         self.thread = threading.Thread(target=self._run, args=(current,), name="torch_sink-producer", daemon=True)
         self.thread.start()
 
-    def take(self, timeout_seconds: float) -> Item:
-        """As above; SinkTimeout when nothing came within `timeout_seconds`."""
-        asked = time.monotonic()
+    def _next(self, asked: float, timeout_seconds: float) -> tuple[Item, int]:
         if self.held is not None:
             self.slots.free(self.held.slot)
         with self.changed:
-            size = len(self.ready)
-            self.held = item = self.ready.popleft() if size else None
+            queued = len(self.ready)
+            self.held = item = self.ready.popleft() if queued else None
             self.is_asked = item is None
             self.changed.notify_all()
         if item is None:
             item = self._wait(asked, timeout_seconds)
-        now = time.monotonic()
         if item.slot < 0:
             self.held = None
-        elif self.runs_ahead:
-            self.stats.fetched(size, now - asked, empty=size == 0, full=size >= self.slots.count - 1)
-        else:
-            self.stats.made_on_demand(now - asked, asked - self.left_at)
-        self.left_at = now
-        return item
+        return item, queued if self.runs_ahead else -1
 
     def _wait(self, asked: float, timeout_seconds: float) -> Item:
         dead_since: float | None = None

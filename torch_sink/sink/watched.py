@@ -29,11 +29,6 @@ def data_loaders_in(loader: Any) -> list[DataLoader[Any]]:
     return [one for one in (loader, *attributes) if isinstance(one, DataLoader)]
 
 
-def is_torchdatas(loader: Any) -> bool:
-    """Whether `loader` is torchdata's, or a subclass of that."""
-    return any(one.__module__.startswith("torchdata.") for one in type(loader).__mro__)
-
-
 def runs_workers(iterator: Any) -> bool:
     """Whether `iterator` is a DataLoader's own, with worker processes."""
     return hasattr(iterator, "_workers_status")
@@ -114,8 +109,9 @@ class WatchedSource(Source):
             owner.collate_fn = SlabCollate(collate, slabs)
         if owner.num_workers:
             owner.worker_init_fn = WorkerInit(init, self.states)
-            states = is_torchdatas(owner)
-            attributes.update({name: ReportingContext(one, sends_states=states) for name, one in context.items()})
+            is_torchdatas = any(one.__module__.startswith("torchdata.") for one in type(owner).__mro__)
+            for name, one in context.items():
+                attributes[name] = ReportingContext(one, sends_states=is_torchdatas)
             if self.records and owner is self.loaders[0]:
                 owner.collate_fn = RecordingCollate(owner.collate_fn, self.placeholders)
         try:
