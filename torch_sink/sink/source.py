@@ -10,7 +10,7 @@ from typing import Any
 from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
 from torch_sink.common.slabs import Slabs
 from torch_sink.damage.loaders import LoaderGuard
-from torch_sink.damage.report import NO_LOSS, Loss
+from torch_sink.damage.report import NO_LOSS, DecodeReport, Loss
 from torch_sink.sink.position import PassStart, ResumePoint
 from torch_sink.sink.recording import IndexLists, RecordedBatch
 from torch_sink.sink.workers import PassCancelled, WorkerTimeout
@@ -70,6 +70,8 @@ class Pass:
         self.drop = drop
         self.lists = lists
         self.begins_when_asked = begins_when_asked
+        self.lost = DecodeReport()  # samples of the batches that were consumed
+        self.left_out = 0  # batches without samples among these
 
     def receive(self, in_consumer: Callable[[Callable[[], Any]], Any] = in_this_thread) -> Item:
         """The next batch, or the end; what the source raises, as an item. One thread at a time may call this.

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
 from torch_sink.damage.loaders import end_pass
-from torch_sink.damage.report import NO_LOSS, DecodeReport, Loss, add_to_report
+from torch_sink.damage.report import NO_LOSS, Loss, add_to_report
 from torch_sink.errors import SinkError, add_hints, add_note
 from torch_sink.sink.position import Position, ResumePoint, check_sampling, read_state, write_state
 from torch_sink.sink.producer import Producer
@@ -39,8 +39,6 @@ class Traversal:
         self.is_loaded = False
         self.resume: ResumePoint | None = None
         self.loaded_state: dict[str, Any] = {}
-        self.lost = DecodeReport()  # of this pass
-        self.left_out = 0  # batches of it without samples
         self.given_back: Item | None = None
         # States of the workers and of the loader before the latest batch.
         self._before: tuple[dict[int, RandomState], Any] = {}, None
@@ -191,7 +189,7 @@ class Traversal:
         position = self.position
         if item.left_out or item.left_out_states:
             position.batch_in_pass += item.left_out
-            self.left_out += item.left_out
+            self.passes[0].left_out += item.left_out
             position.worker_states = {**position.worker_states, **(item.left_out_states or {})}
             item.left_out, item.left_out_states = 0, None
         self._before = position.worker_states, position.loader_state
@@ -204,7 +202,7 @@ class Traversal:
         """Samples of this pass have broken files."""
         self.producer.stats.loss.add(loss)
         add_to_report(loss)
-        self.lost.add(loss)
+        self.passes[0].lost.add(loss)
 
     def _fail(self, item: Item) -> NoReturn:
         """Raises what the source or the device stage raised, with its origin."""
@@ -263,16 +261,15 @@ class Traversal:
 
     def _end_pass(self, item: Item) -> None:
         self._note(item)
+        self._lose(item.loss)
         self.may_begin_ahead = True
         finished = self.passes.pop(0)
         finished.stop()
-        self._lose(item.loss)
-        lost, self.lost, left_out, self.left_out = self.lost, DecodeReport(), self.left_out, 0
-        is_empty = self.position.batch_in_pass == left_out
+        is_empty = self.position.batch_in_pass == finished.left_out
         if is_empty:
             self._drop_passes()
             self.position.batch_in_pass = 0
-        end_pass(lost, is_empty)
+        end_pass(finished.lost, is_empty)
         if is_empty:
             advice = "Give a loader with at least one batch; with drop_last=True it needs at least batch_size samples."
             if isinstance(self.source.loader, Iterator):
@@ -285,7 +282,6 @@ class Traversal:
 
     def _drop_passes(self) -> None:
         self.given_back = None
-        self.lost, self.left_out = DecodeReport(), 0
         self.producer.release()
         self.producer.drop()
         for begun in self.passes:
