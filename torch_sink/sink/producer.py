@@ -149,6 +149,7 @@ class ThreadProducer(Producer):
                 "the source has not returned from making the batch that was dropped, so it cannot be asked for another "
                 "one; end what blocks it, or make a new SinkLoader"
             )
+        self.making = None
 
     def submit(self, current: Pass) -> None:
         """Gives the pass whose batches come next, to a thread that lives until its end or its first error."""
