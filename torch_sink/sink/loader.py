@@ -156,13 +156,13 @@ class SinkLoader:
     def __len__(self) -> int:
         if self.sink_size > 0:
             return self.sink_size
-        length = self._source.length()
-        if length is None:
+        try:
+            return len(self.loader)
+        except (TypeError, NotImplementedError):
             raise TypeError(
                 f"the length of an epoch is not known: {type(self.loader).__name__} has no len(). "
                 "Pass sink_size=n for epochs of n batches."
-            )
-        return length
+            ) from None
 
     def __repr__(self) -> str:
         return (

@@ -179,13 +179,6 @@ class Source:
         """
         return None
 
-    def length(self) -> int | None:
-        """Batches in a pass, or None when the loader does not know."""
-        try:
-            return len(self.loader)
-        except (TypeError, NotImplementedError):
-            return None
-
     def sampling(self) -> dict[str, int | None]:
         """How a pass is cut into batches, where that is known: a position in it means nothing under another one."""
         return {"samples": None, "batch_size": None}
