@@ -8,13 +8,18 @@ from typing import Any
 import pytest
 import torch
 from torchvision import transforms as v1
-from torchvision.transforms import v2
+from torchvision.transforms import functional, v2
 
 import torch_sink
 from image.cases import array_opener
 from image.check import run
 from torch_sink.image.handles.image import LazyImage, lazy_image
-from torch_sink.image.transform_methods import augmentation_space, resized_crop_v1, resized_crop_v2
+from torch_sink.image.transform_methods import (
+    augmentation_space,
+    inverse_matrix,
+    resized_crop_v1,
+    resized_crop_v2,
+)
 
 SEEDS = range(10_000)
 SIZES = ((375, 500), (47, 61), (1, 23), (300, 7), (2, 2))
@@ -72,10 +77,25 @@ def test_augmentation_space(kind: type) -> None:
         expected, found = stock(transform, *call), stand_in(transform, *call)
         assert list(found) == list(expected)
         for name, (magnitudes, signed) in expected.items():
-            assert torch.equal(found[name][0], magnitudes)
+            assert torch.equal(torch.from_numpy(found[name][0]), magnitudes)
             assert found[name][1] == signed
         found.clear()
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_matrices_are_kept_apart() -> None:
+    stock = functional._get_inverse_affine_matrix
+    calls = [
+        ([4, 5.5], 30, [1, 2], 1.5, [3.0, 0.0]),
+        ([4, 5.5], 30, [1, 2], 1.5, [3.0, 1e-9]),
+        ((0, 0), 0, (0, 0), 1, (0, 7)),
+    ]
+    expected = [stock(*call, inverted) for call in calls for inverted in (True, False)]
+    matrix = inverse_matrix(stock)
+    for _ in range(2):
+        found = [matrix(*call, inverted=inverted) for call in calls for inverted in (True, False)]
+        assert found == expected
+        found[0].clear()
 
 
 def test_a_space_of_its_own_is_kept() -> None:
@@ -110,7 +130,7 @@ def test_magnitudes_follow_the_default_dtype_and_device() -> None:
         with torch.device("meta"):
             assert [magnitudes.device.type for magnitudes in shears()] == ["meta"] * 2
         found += shears()
-    assert [magnitudes.dtype for magnitudes in found[1::2]] == [torch.float32, torch.float64, torch.float32]
+    assert [magnitudes.dtype for magnitudes in found[1::2]] == ["float32", "float64", "float32"]
     for ours, stock in zip(found, expected + expected[:2], strict=True):
         assert (ours if isinstance(ours, list) else ours.tolist()) == stock.tolist()  # which differ by dtype
 
@@ -149,6 +169,9 @@ def test_the_order_of_a_jitter_as_a_list(kind: type) -> None:
 
 
 FORWARDS = {
+    "v1 flip": lambda: v1.RandomHorizontalFlip(),
+    "v1 vertical flip": lambda: v1.RandomVerticalFlip(0.3),
+    "v1 RandAugment": lambda: v1.RandAugment(8, 6, fill=(1, 2, 3)),
     "plain": lambda: v2.Resize((7, 5)),
     "random apply": lambda: v2.RandomHorizontalFlip(0.5),
     "random apply of something": lambda: v2.RandomApply([v2.RandomVerticalFlip(0.5)], p=0.5),
@@ -159,7 +182,7 @@ FORWARDS = {
 
 
 @pytest.mark.parametrize("name", FORWARDS)
-def test_v2_forward_without_flattening(name: str) -> None:
+def test_forwards(name: str) -> None:
     assert_recorded_as_drawn(FORWARDS[name](), [array_opener(9, 8, seed) for seed in range(12)])
 
 
@@ -175,10 +198,11 @@ def test_v2_forward_checks_its_input() -> None:
         Refuses()(lazy_image(array_opener(4, 4)()))
 
 
+@pytest.mark.parametrize("kind", [v1.RandomVerticalFlip, v2.RandomHorizontalFlip])
 @pytest.mark.parametrize("above", [False, True])
-def test_a_probability_is_rounded_to_the_type_of_the_draw(above: bool) -> None:
+def test_a_probability_is_rounded_to_the_type_of_the_draw(above: bool, kind: Any) -> None:
     """As torch compares the two: of a probability just above the draw, nothing is left of what is above it."""
     torch.manual_seed(5)
     draw = torch.rand(1).item()
     p = math.nextafter(draw, 1.0 if above else 0.0)
-    assert_recorded_as_drawn(v2.RandomHorizontalFlip(p), [array_opener(9, 8)])
+    assert_recorded_as_drawn(kind(p), [array_opener(9, 8)])
