@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -69,19 +69,6 @@ def _count_samples(labels: Any, batch: Any) -> int:
     """The length of the first label with a dimension, else of the batch's first tensor with one."""
     tensors = (*batch_tensors(list(labels)), *batch_tensors(batch))
     return next((tensor.shape[0] for tensor in tensors if tensor.dim()), 1)
-
-
-class Metric(Protocol):
-    """What `Model(metrics=...)` takes; the metrics of torchmetrics fit.
-
-    With more than one process, a metric that also has `sums()` (a tensor that adds up over the ranks) and
-    `compute_from(sums)` is computed from the sums of all ranks. Metrics of torchmetrics reduce themselves. Of any other
-    one, the ranks' values are averaged, weighted by samples: exact for means over samples only.
-    """
-
-    def reset(self) -> None: ...
-    def update(self, output: Any, *labels: Any) -> None: ...
-    def compute(self) -> Any: ...
 
 
 class MeanMetric:
@@ -151,8 +138,14 @@ class TopK(MeanMetric):
         self.add(hits.sum(), hits.numel())
 
 
-def make_metrics(metrics: Any) -> dict[str, Metric]:
-    """Turn the `metrics` argument (None, a set or list of names, or name -> object) into name -> metric."""
+def make_metrics(metrics: Any) -> dict[str, Any]:
+    """Turn the `metrics` argument (None, a set or list of names, or name -> object) into name -> metric.
+
+    A metric has `reset()`, `update(output, *labels)` and `compute()`. With more than one process, one that also has
+    `sums()` (a tensor that adds up over the ranks) and `compute_from(sums)` is computed from the sums of all ranks.
+    Metrics of torchmetrics reduce themselves. Of any other one, the ranks' values are averaged, weighted by samples:
+    exact for means over samples only.
+    """
     if metrics is None:
         return {}
     if isinstance(metrics, Mapping):
@@ -172,7 +165,7 @@ def make_metrics(metrics: Any) -> dict[str, Metric]:
     return {name: known[name] for name in sorted(metrics)}
 
 
-def collect_results(metrics: dict[str, Metric], ranks: Ranks, samples: int) -> dict[str, Any]:
+def collect_results(metrics: dict[str, Any], ranks: Ranks, samples: int) -> dict[str, Any]:
     """Python numbers by name; every rank calls it with the samples of its share, and gets the same numbers.
 
     What a metric computes that is no number or tensor of one element stays as it is.
@@ -182,7 +175,7 @@ def collect_results(metrics: dict[str, Metric], ranks: Ranks, samples: int) -> d
     for name, metric in metrics.items():
         if _adds_up(metric):
             values[name] = None
-            shares[name] = metric.sums()  # type: ignore[attr-defined]
+            shares[name] = metric.sums()
         elif not ranks.many or _reduces_itself(metric):
             values[name] = metric.compute()
         else:
@@ -197,18 +190,18 @@ def collect_results(metrics: dict[str, Metric], ranks: Ranks, samples: int) -> d
         shares = _sums_over_ranks(shares, ranks)
     for name, total in shares.items():
         metric = metrics[name]
-        values[name] = metric.compute_from(total) if _adds_up(metric) else total[0] / total[1]  # type: ignore[attr-defined]
+        values[name] = metric.compute_from(total) if _adds_up(metric) else total[0] / total[1]
     return _on_host(values, ranks.device)
 
 
-def _adds_up(metric: Metric) -> bool:
+def _adds_up(metric: Any) -> bool:
     return all(callable(getattr(metric, part, None)) for part in ("sums", "compute_from"))
 
 
-def _reduces_itself(metric: Metric) -> bool:
+def _reduces_itself(metric: Any) -> bool:
     """Metrics of torchmetrics gather their states when they compute, unless they are told not to."""
     own = any(base.__module__.partition(".")[0] == "torchmetrics" for base in type(metric).__mro__)
-    return own and getattr(metric, "sync_on_compute", True)
+    return own and bool(getattr(metric, "sync_on_compute", True))
 
 
 def _sums_over_ranks(shares: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
