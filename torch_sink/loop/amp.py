@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from torch_sink.loop.core.arguments import check_choice
-from torch_sink.loop.step.precision import LEVELS, Autocast, FullPrecision, LayerCasts, Precision, PrecisionForward
+from torch_sink.loop.step.precision import LEVELS, Autocast, FullPrecision, Precision, PrecisionForward, make_precision
 from torch_sink.loop.step.scaler import DynamicLossScaler, StaticLossScaler, all_finite, grads_finite
 
 __all__ = [
@@ -70,11 +70,8 @@ def auto_mixed_precision(
     check_choice("amp_level", amp_level, LEVELS)
     if amp_level == "O0":
         return model
-    precision: Precision
-    if amp_level in ("O1", "auto"):
-        precision = Autocast("O1", dtype)
-    else:
-        precision = LayerCasts(amp_level, dtype, "cpu", model, float_norms=keep_batchnorm_fp32)
+    level = "O1" if amp_level == "auto" else amp_level
+    precision = make_precision(level, dtype, "cpu", model, float_norms=keep_batchnorm_fp32)
     model.forward = PrecisionForward(model, precision)
     return model
 

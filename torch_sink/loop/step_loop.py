@@ -26,7 +26,7 @@ from torch_sink.loop.evaluation import Evaluator
 from torch_sink.loop.loop_state import LoaderPositions, load_loop_state, loop_state, resume_loop, save_loop
 from torch_sink.loop.run import TrainingRun
 from torch_sink.loop.step.optimizers import own_scaler, scheduler_repeats, unwrap_optimizer
-from torch_sink.loop.step.precision import precision_of_copy, resolve_precision
+from torch_sink.loop.step.precision import make_precision, resolve_precision
 from torch_sink.loop.step.scaler import OverflowCount, StaticLossScaler, resolve_loss_scaler
 from torch_sink.loop.step.schedule import Schedule
 from torch_sink.loop.step.update import WeightAverage
@@ -232,7 +232,9 @@ class StepLoop:
         network = self.ema_model() if ema else self.ranks.inner
         if ema not in self._evaluators:
             settings = replace(self.settings, reasons=Reasons())
-            precision = precision_of_copy(self.precision, network, self.device) if ema else self.precision
+            precision = self.precision
+            if ema:
+                precision = make_precision(precision.level, precision.dtype, self.device.type, network)
             self._evaluators[ema] = Evaluator(
                 network, self.ranks, self.loss_fn, precision, settings, forward=self.forward
             )

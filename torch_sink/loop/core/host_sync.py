@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from types import FrameType
 from typing import Any
 
 import torch
@@ -54,15 +54,13 @@ _MAKING_FUNCTIONS = (torch.tensor, torch.as_tensor, Tensor.new_tensor)
 
 def _caller() -> tuple[str, bool]:
     """File and line of the innermost frame outside torch and modes, and whether an optimizer lies between."""
-    frame: FrameType | None = sys._getframe(1)
     inside_optimizer = False
-    while frame is not None:
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
         name = frame.f_code.co_filename
         if name.startswith(_OPTIMIZER_FOLDER):
             inside_optimizer = True
         elif not name.startswith((_TORCH_FOLDER, "<")) and name not in _WATCHING_FILES:
-            return f"{name}:{frame.f_lineno}", inside_optimizer
-        frame = frame.f_back
+            return f"{name}:{line}", inside_optimizer
     return "unknown place", inside_optimizer
 
 
@@ -183,13 +181,9 @@ def is_foreign(filename: str) -> bool:
 
 def user_place(error: BaseException) -> str:
     """File and line of the innermost frame of an error outside torch and torch_sink."""
-    place, frames = "unknown place", error.__traceback__
-    while frames is not None:
-        name = frames.tb_frame.f_code.co_filename
-        if is_foreign(name):
-            place = f"{name}:{frames.tb_lineno}"
-        frames = frames.tb_next
-    return place
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    foreign = [f"{name}:{line}" for name, line in places if is_foreign(name)]
+    return foreign[-1] if foreign else "unknown place"
 
 
 def _raise_sync(place: str, what: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
-import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from types import FrameType
 from typing import Any
 
 import torch
@@ -17,23 +17,18 @@ from torch.autograd import graph as autograd_graph
 from torch_sink.loop.core.host_sync import is_foreign
 from torch_sink.thread_waits import capture_lock, device_waits
 
-_streams: dict[int, torch.cuda.Stream] = {}
-_streams_lock = threading.Lock()
 # Memory allocators of torch 2.11 go on asking a graph whose capture has failed.
 _failed: list[torch.cuda.CUDAGraph] = []
 
 
-def capture_stream_of(device: torch.device) -> torch.cuda.Stream:
+@functools.cache
+def _stream_of(index: int) -> torch.cuda.Stream:
     """The stream of captured training on a device, one for the life of the process.
 
     torch hands streams out round robin from a pool of 32, so that a stream per loop could end up as an alias of the
     stream on which batches are copied.
     """
-    with _streams_lock:
-        index = device.index if device.index is not None else torch.cuda.current_device()
-        if index not in _streams:
-            _streams[index] = torch.cuda.Stream(index)
-        return _streams[index]
+    return torch.cuda.Stream(index)
 
 
 class CudaCapture:
@@ -45,7 +40,7 @@ class CudaCapture:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = capture_stream_of(device)
+        self._stream = _stream_of(device.index if device.index is not None else torch.cuda.current_device())
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: list[torch.cuda.CUDAGraph] = []
 
@@ -55,7 +50,7 @@ class CudaCapture:
 
         torch's warning about gradients that it keeps on another stream is not for the user: the trial looks for them.
         """
-        warned = getattr(torch._C, "_warn_on_accumulate_grad_stream_mismatch", lambda: True)()
+        warned = torch._C._warn_on_accumulate_grad_stream_mismatch()
         autograd_graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         try:
@@ -192,12 +187,10 @@ def _accumulating_node(parameter: Tensor) -> Any:
 
 def _waiting_place() -> str:
     """The line outside torch and the loop that waits, or the optimizer."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
         optimizer = frame.f_locals.get("self")
         if frame.f_code.co_name == "step" and isinstance(optimizer, torch.optim.Optimizer):
             return f"{type(optimizer).__name__}.step"
         if is_foreign(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
     return "unknown place"

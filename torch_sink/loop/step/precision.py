@@ -200,13 +200,13 @@ def resolve_precision(level: str, dtype: torch.dtype, model: nn.Module, device: 
         )
     if level == "auto":
         level = "O0" if device.type == "cpu" else "O2"
-    if level == "O0":
-        return Precision("O0", dtype)
-    return Autocast("O1", dtype, device.type) if level == "O1" else LayerCasts(level, dtype, device.type, model)
+    return make_precision(level, dtype, device.type, model)
 
 
-def precision_of_copy(precision: Precision, copy: nn.Module, device: torch.device) -> Precision:
-    """The same level for a copy of the model: O2 and O3 belong to one model."""
-    if precision.level in ("O0", "O1"):
-        return precision
-    return resolve_precision(precision.level, precision.dtype, copy, device)
+def make_precision(
+    level: str, dtype: torch.dtype, device_type: str, model: nn.Module, *, float_norms: bool | None = None
+) -> Precision:
+    """The precision of a model; O2 and O3 belong to it alone."""
+    if level in ("O0", "O1"):
+        return (Precision if level == "O0" else Autocast)(level, dtype, device_type)
+    return LayerCasts(level, dtype, device_type, model, float_norms=float_norms)
