@@ -50,7 +50,7 @@ class CudaCapture:
 
         torch's warning about gradients that it keeps on another stream is not for the user: the trial looks for them.
         """
-        warned = torch._C._warn_on_accumulate_grad_stream_mismatch()
+        warned = torch._C._warn_on_accumulate_grad_stream_mismatch()  # type: ignore[attr-defined]
         autograd_graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         try:
