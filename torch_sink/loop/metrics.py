@@ -182,7 +182,7 @@ def collect_results(metrics: dict[str, Any], ranks: Ranks, samples: int) -> dict
             # A rank without a share has no value, and what divides by the number of samples would fail.
             values[name] = value = metric.compute() if samples else 0.0
             if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
-                _warn_of_mean(type(metric))
+                _warn_of_mean(type(metric).__name__)
                 with host_sync_allowed():
                     number = torch.as_tensor(value, dtype=torch.float64, device=ranks.device).detach().reshape(())
                 shares[name] = torch.stack([number * samples, torch.full_like(number, samples)])
@@ -213,11 +213,11 @@ def _sums_over_ranks(shares: dict[str, Tensor], ranks: Ranks) -> dict[str, Tenso
 
 
 @functools.cache
-def _warn_of_mean(kind: type) -> None:
+def _warn_of_mean(kind: str) -> None:
     _log.warning(
         "metrics of type %s cannot be added up over the ranks: the value is the mean of theirs, weighted by samples, "
         "which is exact for means over samples only; give it sums() and compute_from(sums), or use torchmetrics",
-        kind.__name__,
+        kind,
     )
 
 
