@@ -168,17 +168,14 @@ def _leave(block: _Block) -> None:
         ledger.put_back(counts)
 
 
-def _may_ask_for_devices() -> bool:
-    """False in a data worker, and while spawn or forkserver runs an unguarded script again in a child.
+def _checked_device(device: torch.device | str | None) -> str:
+    """The device, or what was asked for where accelerators may not be touched.
 
-    Neither may touch an accelerator: the one never, the other not before it knows what it is.
+    That is in a data worker, never, and while spawn or forkserver runs an unguarded script again in a child, not before
+    it knows what it is.
     """
     process = multiprocessing.current_process()
-    return not getattr(process, "_inheriting", False) and not process.daemon and get_worker_info() is None
-
-
-def _checked_device(device: torch.device | str | None) -> str:
-    if not _may_ask_for_devices():
+    if getattr(process, "_inheriting", False) or process.daemon or get_worker_info() is not None:
         return "" if device is None else str(device)
     return default_device() if device is None else available_device(device, " (and 'meta', which only records)")
 

@@ -142,8 +142,10 @@ def _rows() -> Iterator[Row]:
     for module in (v2_auto_augment, v2_geometry, v2_utils):
         yield Row(module, "_get_fill", around(transform_methods.get_fill))
     yield Row(v2.ToDtype, "transform", around(transform_methods.to_dtype))
-    yield Row(v2_transform.Transform, "forward", transform_methods.transform_forward)
-    yield Row(v2_transform._RandomApplyTransform, "forward", transform_methods.random_apply_forward)
+    yield Row(v2_transform.Transform, "forward", transform_methods.forward(lambda transform: True))
+    yield Row(
+        v2_transform._RandomApplyTransform, "forward", transform_methods.forward(transform_methods.applies_at_random)
+    )
 
     yield Row(torch.nn.Parameter, "__new__", around(stand_ins.new_parameter))
     yield Row(torch.jit, "script", around(_script))

@@ -184,7 +184,7 @@ def flip_v1(stock: Callable[..., Any], flip: Any, img: Any) -> Any:
     """For `forward` of `transforms.RandomHorizontalFlip` and `RandomVerticalFlip`."""
     if type(img) not in _HANDLE_TYPES:
         return stock(flip, img)
-    if not _applies(flip):
+    if not applies_at_random(flip):
         return img
     return F.hflip(img) if isinstance(flip, transforms.RandomHorizontalFlip) else F.vflip(img)
 
@@ -193,17 +193,31 @@ def _as_list(order: Any) -> Any:
     return order.tolist() if isinstance(order, torch.Tensor) else order
 
 
-def transform_forward(stock: Callable[..., Any]) -> Any:
-    """Stand-in for `v2.Transform.forward` when the only input is a handle: nothing to flatten."""
-    return _forward(stock, lambda transform: True)
+def forward(applies: Callable[[Any], bool]) -> Callable[..., Any]:
+    """For the `forward` of transforms of v2 when the only input is a handle: nothing to flatten.
+
+    `applies` draws whether a transform does something.
+    """
+
+    def make(stock: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(self: Any, *inputs: Any) -> Any:
+            if len(inputs) != 1 or type(inputs[0]) not in _HANDLE_TYPES or _chooses_inputs(type(self)):
+                return stock(self, *inputs)
+            inpt = inputs[0]
+            self.check_inputs([inpt])
+            if not applies(self):
+                return inpt
+            if not check_type(inpt, self._transformed_types):
+                self.make_params([])
+                return inpt
+            return self.transform(inpt, self.make_params([inpt]))
+
+        return forward
+
+    return make
 
 
-def random_apply_forward(stock: Callable[..., Any]) -> Any:
-    """Stand-in for `v2._transform._RandomApplyTransform.forward` when the only input is a handle."""
-    return _forward(stock, _applies)
-
-
-def _applies(transform: Any) -> bool:
+def applies_at_random(transform: Any) -> bool:
     """`torch.rand(1) < p` with Python's numbers, which costs a third."""
     draw, p = torch.rand(1), transform.p
     return draw.item() < _as_drawn(p, draw.dtype) if type(p) is float else not draw >= p
@@ -213,22 +227,6 @@ def _applies(transform: Any) -> bool:
 def _as_drawn(probability: float, dtype: torch.dtype) -> float:
     """A probability in the type of a draw, in which torch compares the two."""
     return torch.tensor(probability, dtype=dtype, device="cpu").item()
-
-
-def _forward(stock: Callable[..., Any], applies: Callable[[Any], bool]) -> Callable[..., Any]:
-    def forward(self: Any, *inputs: Any) -> Any:
-        if len(inputs) != 1 or type(inputs[0]) not in _HANDLE_TYPES or _chooses_inputs(type(self)):
-            return stock(self, *inputs)
-        inpt = inputs[0]
-        self.check_inputs([inpt])
-        if not applies(self):
-            return inpt
-        if not check_type(inpt, self._transformed_types):
-            self.make_params([])
-            return inpt
-        return self.transform(inpt, self.make_params([inpt]))
-
-    return forward
 
 
 def _chooses_inputs(kind: type[Transform]) -> bool:

@@ -6,7 +6,7 @@ import copyreg
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from PIL import Image
@@ -51,14 +51,6 @@ class _PixelAccess:
         self._pixels[position] = value
 
 
-def _asked_by_user() -> bool:
-    """False where Pillow or this package called the function that asks: they go on to use what it made."""
-    caller = sys._getframe(2)
-    name = caller.f_globals.get("__name__", "")
-    inside = name.startswith(("PIL.", "torch_sink.image.")) and caller.f_code.co_name not in _LOADS_FOR_THE_HEADER
-    return not inside and not is_executing()
-
-
 class LazyPixels(Image.Image):
     """What both kinds of lazy Pillow image share: their pixels are made when somebody asks for them."""
 
@@ -82,7 +74,11 @@ class LazyPixels(Image.Image):
         self.__dict__["_im"] = value
 
     def load(self) -> Any:
-        return _PixelAccess(self._load) if self.waits and _asked_by_user() else self._load()
+        caller = sys._getframe(1)
+        inside = caller.f_globals.get("__name__", "").startswith(("PIL.", "torch_sink.image."))
+        goes_on = inside and caller.f_code.co_name not in _LOADS_FOR_THE_HEADER
+        # Where Pillow or this package asks, it goes on to use the pixels.
+        return self._load() if goes_on or is_executing() or not self.waits else _PixelAccess(self._load)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "__class__":  # a cast to a class that knows nothing of pixels that do not exist
@@ -250,11 +246,6 @@ def _keeps_info(op: Op) -> bool:
     return op.name.startswith("pil.") and op.operation.keeps_info(op)
 
 
-def is_recording_image(image: Any) -> TypeGuard[LazyImage]:
-    """True for a handle whose pixels nobody has asked for."""
-    return type(image) is LazyImage and image.is_recording
-
-
 def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | None:
     """The handle to record on for `image`, or None where none can stand for it.
 
@@ -262,14 +253,14 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
     pixels were read) is copied into a new handle, so that later writes to it are not seen. An image of another
     package's class keeps its type: no handle stands for it. `palettes` are for operations that only move pixels.
     """
-    if is_recording_image(image) and (palettes or image.mode != "P"):
+    if type(image) is LazyImage and image.is_recording and (palettes or image.mode != "P"):
         return image
     if is_executing():
         return None
     source = getattr(image, "sink_file_source", None)
     if source is not None and image._im is None and not image.decoderconfig and source.mode == image.mode:  # type: ignore[attr-defined]
         return handle_of_file(image, source)
-    if not _is_known(type(image)):
+    if not type(image).__module__.startswith(("PIL.", "torch_sink.image.")):  # Pillow's plugins are of the former
         name = f"{type(image).__module__}.{type(image).__qualname__}"
         report_fallback("Pillow image", f"{name} is a class of its own, which a recorded image would not be")
         return None
@@ -284,11 +275,6 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
         return None
     plain = image._new(image.im.copy())
     return LazyImage(PixelSource(plain), (), plain.size, plain.mode)
-
-
-def _is_known(kind: type) -> bool:
-    """True for Pillow's own classes of images, those of its plugins included, and for those of this package."""
-    return kind.__module__.startswith(("PIL.", "torch_sink.image."))
 
 
 def handle_of_file(image: Image.Image, source: EncodedSource) -> LazyImage:
