@@ -45,10 +45,11 @@ RELEASES = ("torch-sink", "torch", "torchvision", "triton", "pillow", "numpy")
 
 def describe_machine() -> dict[str, Any]:
     """Releases, processor, accelerator, thread count, date and commit as JSON-ready values."""
+    installed = {name: [*metadata.distributions(name=name)] for name in RELEASES}
     return {
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
-        "releases": {name: _release_of(name) for name in RELEASES},
+        "releases": {name: found[0].version if found else None for name, found in installed.items()},
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(),
         "cpu_cores": usable_cores(),
@@ -57,13 +58,6 @@ def describe_machine() -> dict[str, Any]:
         "gpu_driver": gpu_driver(),
         "commit": _commit(),
     }
-
-
-def _release_of(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def cpu_name() -> str:

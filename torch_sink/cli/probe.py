@@ -9,7 +9,7 @@ import sysconfig
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
+import traceback
 from pathlib import Path
 
 import torch
@@ -53,11 +53,12 @@ def diagnose(error: Exception) -> tuple[str, str]:
     for check in (missing_compiler, missing_header, unwritable_cache):
         if found := check():
             return found
-    text = " ".join(f"{type(link).__name__}: {link}" for link in _chain(error))
+    said = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
+    all_said = "".join(traceback.format_exception(error, limit=0))  # what it was raised from, too
     for part, wrong, remedy in _KNOWN:
-        if part in text:
-            return f"{wrong} ({_in_a_line(error)})", remedy
-    return _in_a_line(error), "python -m torch_sink doctor 2>&1 shows what the compiler says; report it with this line"
+        if part in all_said:
+            return f"{wrong} ({said})", remedy
+    return said, "python -m torch_sink doctor 2>&1 shows what the compiler says; report it with this line"
 
 
 def missing_compiler() -> tuple[str, str] | None:
@@ -90,13 +91,3 @@ def unwritable_cache() -> tuple[str, str] | None:
     except OSError as error:
         reason = f"Triton's cache {folder} cannot be written: {error.strerror}"
         return reason, "set TRITON_CACHE_DIR to a folder that can be written"
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _in_a_line(error: Exception) -> str:
-    return textwrap.shorten(f"{type(error).__name__}: {error}", 300)
