@@ -17,9 +17,7 @@ from torch.utils.data import _DatasetKind, dataloader
 from torch.utils.data._utils import fetch
 
 from torch_sink.damage.report import (
-    NO_LOSS,
     DecodeReport,
-    Loss,
     add_to_report,
     current_policy,
     or_current,
@@ -109,13 +107,13 @@ class Losses:
     """What the iterators of one source lost since somebody asked, and what is left of each batch that was left out."""
 
     def __init__(self) -> None:
-        self.loss = NO_LOSS
+        self.loss = DecodeReport()
         self.without_samples: list[Any] = []
 
-    def take(self) -> tuple[Loss, list[Any]]:
+    def take(self) -> tuple[DecodeReport, list[Any]]:
         """What was lost; from then on nothing was."""
         taken = self.loss, self.without_samples
-        self.loss, self.without_samples = NO_LOSS, []
+        self.loss, self.without_samples = DecodeReport(), []
         return taken
 
 

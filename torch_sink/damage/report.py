@@ -175,26 +175,6 @@ _log = logging.getLogger("torch_sink")
 _LINES_LOGGED = 10
 
 
-@dataclass(frozen=True)
-class Loss:
-    """Samples of one batch whose files are broken: how many were dropped, how many were replaced, and the files."""
-
-    skipped: int = 0
-    replaced: int = 0
-    files: tuple[BrokenFile, ...] = ()
-
-    def __add__(self, other: Loss) -> Loss:
-        if not other:
-            return self
-        return Loss(self.skipped + other.skipped, self.replaced + other.replaced, self.files + other.files)
-
-    def __bool__(self) -> bool:
-        return bool(self.skipped or self.replaced)
-
-
-NO_LOSS = Loss()
-
-
 @dataclass
 class DecodeReport:
     """Files that stock code cannot open or decode. Truthy if there were any; `str()` lists them.
@@ -209,12 +189,17 @@ class DecodeReport:
     replaced: int = 0
     files: dict[str, str] = field(default_factory=dict)
 
-    def add(self, loss: Loss) -> None:
+    def add(self, other: DecodeReport) -> None:
         """Counts what a batch lost."""
-        self.skipped += loss.skipped
-        self.replaced += loss.replaced
-        for path, reason in loss.files:
+        self.skipped += other.skipped
+        self.replaced += other.replaced
+        for path, reason in other.files.items():
             self.files.setdefault(path, reason)
+
+    def __add__(self, other: DecodeReport) -> DecodeReport:
+        found = DecodeReport(self.skipped, self.replaced, dict(self.files))
+        found.add(other)
+        return found
 
     def __bool__(self) -> bool:
         return bool(self.skipped or self.replaced)
@@ -244,7 +229,7 @@ _total = DecodeReport()
 _lock = threading.Lock()
 
 
-def add_to_report(loss: Loss) -> None:
+def add_to_report(loss: DecodeReport) -> None:
     """Counts what a batch lost, in this process."""
     with _lock:
         _total.add(loss)
@@ -262,7 +247,7 @@ def decode_report() -> DecodeReport:
         no broken files
     """
     with _lock:
-        return DecodeReport(_total.skipped, _total.replaced, dict(_total.files))
+        return _total + DecodeReport()
 
 
 def clear_report() -> None:

@@ -20,7 +20,7 @@ from torch.utils.data._utils import pin_memory
 
 from torch_sink.common.containers import leaves
 from torch_sink.common.random_state import global_draws, set_global_draws
-from torch_sink.damage.report import BrokenFile, Loss, broken_file
+from torch_sink.damage.report import BrokenFile, DecodeReport, broken_file
 from torch_sink.errors import DecodeError
 
 
@@ -34,7 +34,7 @@ class PartialBatch(NamedTuple):
     """What a loader's worker makes of a batch with broken files: the samples that are left, and what is missing."""
 
     batch: Any
-    loss: Loss
+    loss: DecodeReport
     is_empty: bool = False  # nothing is left, and `batch` is none
 
     def pin_memory(self, device: str | None = None) -> PartialBatch:
@@ -118,8 +118,9 @@ class GuardedCollate:
             return self.collate(fetched)
         good = [row for row, sample in enumerate(samples) if type(sample) is not Placeholder]
         if self.policy == "replace":
-            return PartialBatch(self._collated(self._replaced(samples, good, files)), Loss(0, len(files), files))
-        loss = Loss(len(files), 0, files)
+            replaced = self._replaced(samples, good, files)
+            return PartialBatch(self._collated(replaced), DecodeReport(0, len(files), dict(files)))
+        loss = DecodeReport(len(files), 0, dict(files))
         if good:
             return PartialBatch(self._collated([samples[row] for row in good]), loss)
         # A collate function may have something to tell about each batch.

@@ -12,7 +12,7 @@ import torch
 
 from torch_sink.common.containers import is_lazy, is_plain, leaves, map_leaves
 from torch_sink.common.slabs import Slabs
-from torch_sink.damage.report import Loss
+from torch_sink.damage.report import DecodeReport
 from torch_sink.sink.device import DeviceOps, LeafPlan, RingPlan, SlotProtocol
 from torch_sink.sink.slots import ImageFormat, Slots, execute_lazy
 
@@ -73,7 +73,7 @@ class DeviceRing(Slots):
             else:
                 log.warning("%s bytes of shared memory cannot be page-locked: batches are copied", f"{region.nbytes:,}")
 
-    def fill(self, slot: int, batch: Any) -> tuple[Any, Loss]:
+    def fill(self, slot: int, batch: Any) -> tuple[Any, DecodeReport]:
         """Issues the copies and kernels that bring `batch` into `slot`; the host waits only for staging memory."""
         protocol = self._allocate(leaves(batch)) if self.protocol is None else self.protocol
         if self.slabs is not None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
 from torch_sink.common.slabs import Slabs
 from torch_sink.damage.loaders import LoaderGuard
-from torch_sink.damage.report import NO_LOSS, DecodeReport, Loss
+from torch_sink.damage.report import DecodeReport
 from torch_sink.sink.position import PassStart, ResumePoint
 from torch_sink.sink.recording import IndexLists, RecordedBatch
 from torch_sink.sink.workers import PassCancelled, WorkerTimeout
@@ -29,7 +29,8 @@ class Item:
     worker: int = -1  # that made it; -1 where that is not known
     random_state: RandomState = b""  # of that worker's generators
     loader_state: Any = None  # `state_dict()` of a loader that keeps its own
-    loss: Loss = NO_LOSS  # samples with broken files, of this batch and of those that were left out before it
+    # Samples with broken files, of this batch and of those that were left out before it.
+    loss: DecodeReport = field(default_factory=DecodeReport)
     left_out: int = 0  # batches without samples that were left out before it, where a position counts them
     left_out_states: dict[int, RandomState] | None = None  # of the workers that made them
     error: BaseException | None = None

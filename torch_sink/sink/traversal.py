@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
 from torch_sink.damage.loaders import end_pass
-from torch_sink.damage.report import NO_LOSS, Loss, add_to_report
+from torch_sink.damage.report import DecodeReport, add_to_report
 from torch_sink.errors import SinkError, add_hints, add_note
 from torch_sink.sink.position import Position, ResumePoint, check_sampling, read_state, write_state
 from torch_sink.sink.producer import Producer
@@ -99,7 +99,7 @@ class Traversal:
         self._note(item)
         if item.loss:
             self._lose(item.loss)
-            item.loss = NO_LOSS  # the batch may be given back, and consumed a second time
+            item.loss = DecodeReport()  # the batch may be given back, and consumed a second time
         self.was_interrupted = False
         return item
 
@@ -198,7 +198,7 @@ class Traversal:
         if item.loader_state is not None:
             position.loader_state = item.loader_state
 
-    def _lose(self, loss: Loss) -> None:
+    def _lose(self, loss: DecodeReport) -> None:
         """Samples of this pass have broken files."""
         self.producer.stats.loss.add(loss)
         add_to_report(loss)
