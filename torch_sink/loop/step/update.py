@@ -159,8 +159,14 @@ class OptimizerUpdate:
         """Divide the gradients by the scaler's scale, and set `found_inf` to whether one of them is not finite."""
         scaler: Any = self.scaler
         self.found_inf.zero_()
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        _unscale(gradients, self.found_inf, scaler.inverse())
+        groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for gradient in (parameter.grad for parameter in self.parameters if parameter.grad is not None):
+            local: Any = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+            local = local._values() if local.is_sparse else local
+            groups.setdefault((local.device, local.dtype), []).append(local)
+        inverse_scale = scaler.inverse()
+        for group in groups.values():
+            torch._amp_foreach_non_finite_check_and_unscale_(group, self.found_inf, inverse_scale)
         if self._agrees:
             largest_of_ranks(self.found_inf)
 
@@ -219,14 +225,3 @@ class OptimizerUpdate:
             written.append(parameter)
             written += [v for v in self.optimizer.state.get(parameter, {}).values() if isinstance(v, Tensor)]
         return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in written]
-
-
-def _unscale(gradients: list[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> None:
-    """Multiply `gradients` by `inverse_scale` in place; set `found_inf` (float32 []) to 1 if one is not finite."""
-    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for gradient in gradients:
-        local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-        local = local._values() if local.is_sparse else local
-        groups.setdefault((local.device, local.dtype), []).append(local)
-    for group in groups.values():
-        torch._amp_foreach_non_finite_check_and_unscale_(group, found_inf, inverse_scale)
