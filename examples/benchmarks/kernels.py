@@ -36,10 +36,10 @@ from triton.compiler import ASTSource
 from kernel_gate import faults
 from kernel_record import Rows, fingerprint, read_counts, read_rows, write_record
 from kernel_usage import target, usage
-from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
+from torch_sink.triton_kernels.jpeg import jpeg_variants
 from torch_sink.triton_kernels.launching import Variant
 from torch_sink.triton_kernels.shapes import LANE_SHAPES
-from torch_sink.triton_kernels.stages.variants import OUTPUTS, variants
+from torch_sink.triton_kernels.stages import OUTPUTS, variants
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "examples" / "benchmarks" / "results" / "kernels.json"

@@ -28,9 +28,9 @@ from torch_sink.errors import SinkError
 from torch_sink.image.execute import ahead
 from torch_sink.image.execute.on_device import make_on_device
 from torch_sink.image.execute.recorded import Wanted
-from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
+from torch_sink.triton_kernels.jpeg import jpeg_variants
 from torch_sink.triton_kernels.launching import compiler_options
-from torch_sink.triton_kernels.stages.variants import variants
+from torch_sink.triton_kernels.stages import variants
 
 TARGET = GPUTarget("cuda", 90, 32)
 

@@ -128,7 +128,7 @@ def test_a_verdict_is_of_all_the_code_that_decodes(gpu: pytest.MonkeyPatch) -> N
         "decode/jpeg/decode.py",
         "triton_kernels/shapes.py",
         "jpeg/entropy.py",
-        "jpeg/rows.py",
+        "triton_kernels/jpeg_rows.py",
     ):
         gpu.setattr(Path, "read_bytes", lambda path, name=name: read_bytes(path) + b" " * str(path).endswith(name))
         assert proof._fingerprint(GPU) != before, name

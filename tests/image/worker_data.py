@@ -92,13 +92,12 @@ _decodes: list[str] = []
 
 def kernel_modules() -> list[str]:
     """The modules with device code that this process has imported; those of plain integers hold none."""
-    empty = ("torch_sink.triton_kernels", "torch_sink.triton_kernels.jpeg")
     return [
         name
         for name in sys.modules
         if name.startswith("torch_sink.triton_kernels")
-        and name not in empty
-        and not name.endswith((".rows", ".shapes"))
+        and name != "torch_sink.triton_kernels"
+        and not name.endswith(("rows", ".shapes"))
     ]
 
 

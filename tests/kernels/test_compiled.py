@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
-from torch_sink.triton_kernels.stages.variants import variants
+from torch_sink.triton_kernels.jpeg import jpeg_variants
+from torch_sink.triton_kernels.stages import variants
 
 pytestmark = pytest.mark.once
 

@@ -24,12 +24,10 @@ from torch_sink.image.execute.planned import plan_batch, shape_of
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.sources.source import Decoded, FinishedSource
 from torch_sink.triton_kernels import launching
-from torch_sink.triton_kernels.jpeg import color, entropy, idct, lanes
-from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
+from torch_sink.triton_kernels.jpeg import color, entropy, idct, jpeg_variants, lanes
 from torch_sink.triton_kernels.launching import Variant
 from torch_sink.triton_kernels.shapes import choose_lane_shape
-from torch_sink.triton_kernels.stages import prologue, stage, statistics
-from torch_sink.triton_kernels.stages.variants import variants
+from torch_sink.triton_kernels.stages import prologue, stage, statistics, variants
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 POINTERS = {

@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..arithmetic import luminance
 from ..launching import Launcher
+from ..pixels import luminance
 from ..shapes import TileShape
 from .idct import window_of
 from .lanes import assign_owners

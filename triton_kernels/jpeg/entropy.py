@@ -118,7 +118,7 @@ def decode_coefficients(
     shape: LaneShape,
     interpreted: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launches the decoding of a batch; `rows` describes the tables and the status.
+    """Launches the decoding of a batch; `jpeg_rows` describes the tables and the status.
 
     Args:
         stream: uint8 [bytes], the stuffed bytes of all segments.

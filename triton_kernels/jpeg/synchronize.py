@@ -15,7 +15,7 @@ No lane is twice on a list, and only the one program that has it writes what is 
 depend on the order in which programs run, although the order of the lists does. Lanes that are still on the list after
 the last round are noticed by the write pass.
 
-What the kernels read and write: `rows.py` and `EntropyBuffers`.
+What the kernels read and write: `jpeg_rows.py` and `EntropyBuffers`.
 """
 
 from __future__ import annotations

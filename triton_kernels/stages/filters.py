@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..arithmetic import blend, cut, fused, load_float, reflected
+from ..pixels import blend, cut, fetch, fetch_bytes, fused, load_float, reflected
 from ..program import (
     FACTOR,
     FORMULA,
@@ -23,7 +23,6 @@ from ..program import (
     TARGET_ROW,
     TENSOR_V2,
 )
-from ..view import fetch, fetch_bytes
 
 
 @triton.jit

@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..arithmetic import fused
 from ..launching import Launcher
+from ..pixels import fused
 from ..program import (
     BICUBIC,
     BOX,

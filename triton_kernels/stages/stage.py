@@ -15,8 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..arithmetic import as_element, as_filtered, load_float
 from ..launching import Launcher
+from ..pixels import as_element, as_filtered, fetch, load_float, load_view
 from ..program import (
     AFFINE,
     BOX_BLUR,
@@ -52,7 +52,6 @@ from ..program import (
     WARP,
     WIDTH,
 )
-from ..view import fetch, load_view
 from .filters import box_blur, filter_axis, mix, sharpen
 from .points import apply_point, in_box, map_axis, pasted, place_in_box
 from .warps import sample_grid, warp_fixed, warp_float

@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..arithmetic import cut, fused, gray_value, load_float
 from ..launching import Launcher
+from ..pixels import cut, fused, gray_value, load_float
 from ..program import (
     AUTOCONTRAST,
     BLEND_MEAN,

@@ -10,9 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..arithmetic import as_filtered, fused, load_float, round_half_even
+from ..pixels import as_filtered, fetch, fetch_bytes, fused, load_byte, load_float, round_half_even
 from ..program import BICUBIC, BILINEAR, DISPLACED, FILL, FILL_V2, FORMULA, NO_FILL, PERSPECTIVE, TABLE
-from ..view import fetch, fetch_bytes, load_byte
 
 
 @triton.jit

@@ -23,7 +23,7 @@ from kernels.compiled.ptx.program import parse
 from kernels.compiled.target import Launched, target_only
 from torch_sink.image.execute import decoding
 from torch_sink.image.execute.decoding import Pixels
-from torch_sink.triton_kernels.jpeg.rows import NOT_CONVERGED
+from torch_sink.triton_kernels.jpeg_rows import NOT_CONVERGED
 
 _stock_empty, launch_packed, places_from = torch.empty, decoding.launch_packed, Pixels.places_from
 _garbage = torch.Generator().manual_seed(1)

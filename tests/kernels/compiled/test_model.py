@@ -12,7 +12,7 @@ import pytest
 from torch_sink.cli.machine import DEVICES, costs, microseconds, modeled, name_of
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.core.atoms import Kind
-from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
+from torch_sink.triton_kernels.jpeg import jpeg_variants
 
 pytestmark = pytest.mark.once
 

@@ -150,9 +150,9 @@ def launch_batches(batches: Iterable[LazyBatch]) -> None:
 
 def launch_everything(target: GPUTarget) -> None:
     """Launches every variant of every kernel."""
-    from torch_sink.triton_kernels.jpeg.variants import jpeg_variants
+    from torch_sink.triton_kernels.jpeg import jpeg_variants
     from torch_sink.triton_kernels.launching import compiler_options
-    from torch_sink.triton_kernels.stages.variants import variants
+    from torch_sink.triton_kernels.stages import variants
 
     listed: list[Any] = [*variants(), *jpeg_variants(target.warp_size)]
     for variant in listed:

@@ -17,7 +17,7 @@ import torch
 
 from torch_sink.image.sources.jpeg_header import BaselineScan
 from torch_sink.image.sources.source import EncodedSource, Source
-from torch_sink.triton_kernels.jpeg import rows
+from torch_sink.triton_kernels import jpeg_rows as rows
 
 ALIGNMENT_BYTES = 16
 # Between the end of a segment and the next: kernels load whole vectors, and write zeros after what they unstuff.

@@ -1,6 +1,6 @@
 """The tables that describe files of a block to the JPEG kernels, as NumPy arrays.
 
-What each column means: `triton_kernels/jpeg/rows.py`. They are made in a data worker, which loads no kernel for that.
+What each column means: `triton_kernels/jpeg_rows.py`. They are made in a data worker, which loads no kernel for that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torch_sink.image.decode.jpeg.block import ALIGNMENT_BYTES, Headers, JpegFiles, aligned
-from torch_sink.triton_kernels.jpeg import rows
+from torch_sink.triton_kernels import jpeg_rows as rows
 from torch_sink.triton_kernels.shapes import (
     TILE_SHAPE,
     LaneShape,

@@ -7,8 +7,16 @@ Blocks stand in the order of the scan: block = FIRST_BLOCK of the image + UNITS 
 The units of an MCU are its luma blocks row by row, then Cb, then Cr. The coefficients of a block are int16 [64] in
 zigzag order.
 
-A window is the rectangle of whole MCUs that a box of pixels needs: see `layout.py`. This module imports nothing, so
-that a data worker can lay files out without loading a kernel.
+A lane of a segment decodes the symbols that start within its `lane_bits` bits.
+
+A window is the rectangle of whole MCUs that a box of pixels needs: the box, and the chroma samples next to it that
+upsampling reads. Inverse transforms run for its blocks only. What they give lies in planes of one byte a sample: the
+luma plane of the window row by row, then those of Cb and Cr, each as large as its blocks.
+
+A program makes a tile: of the inverse transform, blocks of one plane, counted plane by plane and row by row; of the
+pixels, those that the box touches of a grid in the window, row by row. Tiles are numbered through all windows.
+
+This module imports nothing, so that a data worker can lay files out without loading a kernel.
 """
 
 # Columns of an image, int32.

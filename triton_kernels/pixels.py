@@ -1,0 +1,201 @@
+"""How a stage reads its input, and formulas on pixels, each once.
+
+Values are float32; those of bytes are whole, in [0, 255], and cut off to bytes. `top` is the largest value: 255 while
+an image is of bytes, 1 while it is of floats. Pillow's formulas are those of `Blend.c`, `Convert.c` and `Filter.c`;
+those of tensors are `_functional_tensor.py` (v1) and `v2/functional/_color.py` (v2) of torchvision, in the order in
+which torch rounds.
+
+A stage sees its input through a view: flips, crops and a constant border cost nothing. Only a heavy stage has a border
+around its input; nothing is masked elsewhere, so positions have to lie in the view.
+"""
+
+from __future__ import annotations
+
+import os
+
+import triton
+import triton.language as tl
+
+from .program import (
+    FILL,
+    FLOATS,
+    OPERATION_COLUMNS,
+    PILLOW,
+    SOURCE,
+    SOURCE_CHANNEL,
+    SOURCE_COLUMN,
+    SOURCE_KIND,
+    SOURCE_ROW,
+    SOURCE_VALUES,
+    TENSOR_V1,
+    VALUED,
+    VIEW_FILL,
+    VIEW_X_BEGIN,
+    VIEW_X_END,
+    VIEW_X_OFFSET,
+    VIEW_X_STEP,
+    VIEW_Y_BEGIN,
+    VIEW_Y_END,
+    VIEW_Y_OFFSET,
+    VIEW_Y_STEP,
+)
+
+# Triton's interpreter rounds twice in `fma`. A product of two float32 is exact in float64.
+_EMULATED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@triton.jit
+def load_float(pointer, index):
+    """A float32 among int32."""
+    return tl.load(pointer + index).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def fused(a, b, c):
+    """a * b + c with one rounding: as torch's CPU kernels for `add(alpha=)`, interpolation and `grid_sample`."""
+    b = b + tl.zeros_like(a)
+    c = c + tl.zeros_like(a)
+    if _EMULATED:
+        return (a.to(tl.float64) * b.to(tl.float64) + c.to(tl.float64)).to(tl.float32)
+    return tl.fma(a, b, c)
+
+
+@triton.jit
+def clamp(value, low, high):
+    """Brings values into [low, high]."""
+    return tl.minimum(tl.maximum(value, low), high)
+
+
+@triton.jit
+def cut(value, top):
+    """Into [0, top]; bytes are truncated."""
+    value = clamp(value, 0.0, top)
+    return tl.where(top > 1.0, tl.floor(value), value)
+
+
+@triton.jit
+def reflected(position, size):
+    """A position up to `size` - 1 beyond either end, brought into the image; the border itself is not repeated."""
+    position = tl.abs(position)
+    return tl.where(position >= size, 2 * (size - 1) - position, position)
+
+
+@triton.jit
+def round_half_even(value):
+    """float32 in [-2 ** 22, 2 ** 22) -> the nearest whole one, the even one of two."""
+    # Beyond 1.5 * 2 ** 23 float32 has no digits after the point: the addition rounds.
+    return (value + 12582912.0) - 12582912.0
+
+
+@triton.jit
+def as_filtered(value, top):
+    """What a filter of floats leaves: bytes are rounded to the nearest."""
+    return tl.where(top > 1.0, round_half_even(clamp(value, 0.0, 255.0)), value)
+
+
+@triton.jit
+def blend(other, image, factor, rest, formula, top, IS_HEAVY: tl.constexpr):
+    """`factor` of the image and `rest` = 1 - factor of the other one."""
+    mixed = other + factor * (image - other)
+    if IS_HEAVY:
+        if formula != PILLOW:
+            scaled = image * factor
+            once = fused(other + tl.zeros_like(image), rest, scaled)
+            mixed = tl.where(formula == TENSOR_V1, scaled + other * rest, once)
+    return cut(mixed, top)
+
+
+@triton.jit
+def luminance(red, green, blue):
+    """ITU-R 601-2 luma of bytes in 16.16 integers. int32."""
+    return (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
+
+
+@triton.jit
+def gray_value(red, green, blue, formula, top, IS_HEAVY: tl.constexpr):
+    """Gray as Pillow makes it, `luminance`, or as v1 or v2 do."""
+    # Exact: all sums are whole numbers below 2 ** 24.
+    gray = tl.floor((red * 19595.0 + green * 38470.0 + blue * 7471.0 + 32768.0) * (1.0 / 65536.0))
+    if IS_HEAVY:
+        if formula != PILLOW:
+            weighted = red * 0.2989
+            once = fused(blue, 0.114, fused(green, 0.587, weighted))
+            gray = tl.where(formula == TENSOR_V1, weighted + green * 0.587 + blue * 0.114, once)
+            gray = tl.where(top > 1.0, tl.floor(gray), gray)
+    return gray
+
+
+@triton.jit
+def as_element(value, element: tl.constexpr):
+    """float32 -> the element type of the result, to the nearest, halves to even."""
+    if element == tl.uint8:
+        return value.to(tl.int32).to(tl.uint8)
+    if element == tl.bfloat16:
+        # Triton's interpreter cuts off what bfloat16 cannot hold.
+        bits = value.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+        value = bits.to(tl.float32, bitcast=True)
+    return value.to(element)
+
+
+@triton.jit
+def load_view(workspace, tables, operations, job):
+    """How a job sees its input: the first pixel as bytes and as floats, strides with the flips worked in, and more."""
+    row = tl.load(job + SOURCE_ROW)
+    column = tl.load(job + SOURCE_COLUMN)
+    origin = tl.load(job + SOURCE) + tl.load(job + VIEW_Y_OFFSET) * row + tl.load(job + VIEW_X_OFFSET) * column
+    return (
+        workspace + origin,
+        workspace.to(tl.pointer_type(tl.float32)) + origin,
+        tl.load(job + VIEW_Y_STEP) * row,
+        tl.load(job + VIEW_X_STEP) * column,
+        tl.load(job + SOURCE_CHANNEL),
+        tl.load(job + SOURCE_KIND).to(tl.int32),
+        tables + tl.load(job + SOURCE_VALUES),
+        tl.load(job + VIEW_X_BEGIN).to(tl.int32),
+        tl.load(job + VIEW_X_END).to(tl.int32),
+        tl.load(job + VIEW_Y_BEGIN).to(tl.int32),
+        tl.load(job + VIEW_Y_END).to(tl.int32),
+        operations + tl.load(job + VIEW_FILL) * OPERATION_COLUMNS + FILL,
+    )
+
+
+@triton.jit
+def load_byte(view, x, y, channel, IS_HEAVY: tl.constexpr):
+    """One channel, int32."""
+    pixel = view[0] + y * view[2] + x * view[3] + channel * view[4]
+    if IS_HEAVY:
+        inside = (x >= view[7]) & (x < view[8]) & (y >= view[9]) & (y < view[10])
+        value = tl.load(pixel, mask=inside, other=0).to(tl.int32)
+        value = tl.where(inside, value, load_float(view[11], channel).to(tl.int32))
+    else:
+        value = tl.load(pixel).to(tl.int32)
+    return value
+
+
+@triton.jit
+def fetch_bytes(view, x, y, IS_HEAVY: tl.constexpr):
+    """Three int32 values, for heads that compute in integers. `x` and `y` broadcast to the tile."""
+    red = load_byte(view, x, y, 0, IS_HEAVY)
+    green = load_byte(view, x, y, 1, IS_HEAVY)
+    return red, green, load_byte(view, x, y, 2, IS_HEAVY)
+
+
+@triton.jit
+def fetch(view, x, y, IS_HEAVY: tl.constexpr):
+    """Three float32 values. `x` and `y` int32, of shapes that broadcast to the tile."""
+    if IS_HEAVY:
+        if view[5] == FLOATS:
+            pixel = view[1] + y * view[2] + x * view[3]
+            red = tl.load(pixel)
+            green = tl.load(pixel + view[4])
+            blue = tl.load(pixel + 2 * view[4])
+        else:
+            r, g, b = fetch_bytes(view, x, y, IS_HEAVY)
+            red, green, blue = r.to(tl.float32), g.to(tl.float32), b.to(tl.float32)
+            if view[5] == VALUED:
+                red, green, blue = load_float(view[6], r), load_float(view[6] + 256, g), load_float(view[6] + 512, b)
+    else:
+        r, g, b = fetch_bytes(view, x, y, IS_HEAVY)
+        red, green, blue = r.to(tl.float32), g.to(tl.float32), b.to(tl.float32)
+    return red, green, blue
