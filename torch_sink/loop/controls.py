@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, older_events
 from torch_sink.loop.core.arguments import check_bool, check_choice, check_count
+from torch_sink.loop.core.batches import sink_over
 from torch_sink.loop.core.distributed import set_learning_rate
 from torch_sink.loop.evaluation import Evaluator, monitored
 from torch_sink.loop.monitors import show
@@ -75,7 +77,8 @@ class Evaluation(Callback):
         self._dataset, self._metrics, self._forward, self._ema = loader, metrics, forward, ema
         self._every_epochs = 1 if every_epochs is None and every_steps is None else every_epochs
         self._every_steps, self._verbose = every_steps, verbose
-        self._own_loader: Any = None
+        self._loader: Any = None
+        self._closing = ExitStack()
         self._evaluated_at: int | None = None
         self.last_results: dict[str, Any] = {}
 
@@ -99,9 +102,8 @@ class Evaluation(Callback):
             self._run(arguments)
 
     def __exit__(self, *exc_info: Any) -> None:
-        if self._own_loader is not None:
-            self._own_loader.close()
-            self._own_loader = None
+        self._closing.close()
+        self._loader = None
 
     def _is_due(self, epoch: int) -> bool:
         """Whether to evaluate at the end of an epoch, counted from 1."""
@@ -114,7 +116,7 @@ class Evaluation(Callback):
     def _run(self, arguments: RunArguments) -> None:
         members = [one for one in arguments.list_callback if not older_events(one)]
         with waits_watched():
-            results = self._evaluate(arguments.loop, self._loader(arguments), members)
+            results = self._evaluate(arguments.loop, self._opened(arguments), members)
         self._evaluated_at, self.last_results = arguments.cur_step_num, monitored(results)
         arguments.eval_results = dict(self.last_results)
         arguments.history.evaluations.append((arguments.cur_step_num, results))
@@ -122,21 +124,17 @@ class Evaluation(Callback):
         if self._verbose:
             show(f"evaluation after step {arguments.cur_step_num}: {self.last_results}")
 
-    def _loader(self, arguments: RunArguments) -> Any:
-        from torch_sink.sink import SinkLoader
-
-        if isinstance(self._dataset, SinkLoader):
-            if self._dataset is arguments.train_dataset and arguments.loop.progress.epoch_steps:
-                raise ValueError(
-                    "the run trains on this SinkLoader and is inside its epoch; evaluate on a SinkLoader of its own: "
-                    "SinkLoader(loader)"
-                )
-            return self._dataset
-        if self._own_loader is None:
-            device = arguments.loop.device
-            self._own_loader = SinkLoader(self._dataset, device=None if device.type == "meta" else device)
-        self._own_loader.is_last_epoch = True  # no batch is made ahead for an evaluation that is an epoch away
-        return self._own_loader
+    def _opened(self, arguments: RunArguments) -> Any:
+        if self._loader is None:
+            self._loader = self._closing.enter_context(sink_over(self._dataset, arguments.loop.device))
+        if self._loader is not self._dataset:
+            self._loader.is_last_epoch = True  # no batch is made ahead for an evaluation that is an epoch away
+        elif self._loader is arguments.train_dataset and arguments.loop.progress.epoch_steps:
+            raise ValueError(
+                "the run trains on this SinkLoader and is inside its epoch; evaluate on a SinkLoader of its own: "
+                "SinkLoader(loader)"
+            )
+        return self._loader
 
 
 class _PlateauCallback(Callback):
