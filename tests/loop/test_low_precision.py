@@ -189,6 +189,11 @@ def test_what_a_model_computes_last_is_not_rounded() -> None:
     assert torch.equal(seen[0], (features * model.scale).detach())
 
 
+def test_float64_stays() -> None:
+    model = amp.auto_mixed_precision(nn.Sequential(nn.LayerNorm(4).double()), "O2", torch.bfloat16)
+    assert model(torch.randn(2, 4, dtype=torch.float64)).dtype == torch.float64
+
+
 MIXTURES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "matmul with a buffer": lambda x, w: x @ torch.eye(4),
     "buffer first": lambda x, w: torch.eye(4)[:2] @ x.T,

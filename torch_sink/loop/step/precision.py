@@ -18,6 +18,7 @@ from torch.nn.modules.loss import _Loss
 from torch_sink.loop.core.batches import map_tensors
 
 LEVELS = ("O0", "O1", "O2", "O3", "auto")
+LOW = (torch.float16, torch.bfloat16)
 NORMALIZATION: tuple[type[nn.Module], ...] = (
     _NormBase,
     nn.LayerNorm,
@@ -104,7 +105,7 @@ class LayerCasts(Autocast):
 
 
 class _Cast:
-    """Hooks that cast floating point tensors to `target` where autocast to `low` is in force; they know no module."""
+    """Hooks that cast float32 and low precision to `target` where autocast to `low` is in force."""
 
     def __init__(self, target: torch.dtype, low: torch.dtype) -> None:
         self.target, self.low = target, low
@@ -120,7 +121,7 @@ class _Cast:
 
     def _cast_tensor(self, tensor: Tensor) -> Tensor:
         device = tensor.device.type
-        if not tensor.is_floating_point() or not torch.is_autocast_enabled(device):
+        if tensor.dtype not in (*LOW, torch.float32) or not torch.is_autocast_enabled(device):
             return tensor
         return tensor.to(self.target) if torch.get_autocast_dtype(device) == self.low else tensor
 
@@ -181,8 +182,7 @@ class PrecisionForward:
 
 def to_float32(value: Any) -> Any:
     """Cast the float16 and bfloat16 tensors in nested containers to float32."""
-    low = (torch.float16, torch.bfloat16)
-    return map_tensors(lambda tensor: tensor.float() if tensor.dtype in low else tensor, value)
+    return map_tensors(lambda tensor: tensor.float() if tensor.dtype in LOW else tensor, value)
 
 
 def resolve_precision(level: str, dtype: torch.dtype, model: nn.Module, device: torch.device) -> Precision:
@@ -191,7 +191,7 @@ def resolve_precision(level: str, dtype: torch.dtype, model: nn.Module, device: 
         raise ValueError(
             f"amp={level!r}: the levels are {', '.join(LEVELS)}; for autocast pass amp='O1', amp_dtype=torch.bfloat16"
         )
-    if dtype not in (torch.float16, torch.bfloat16):
+    if dtype not in LOW:
         raise ValueError(f"amp_dtype={dtype!r}: pass torch.bfloat16 or torch.float16")
     if isinstance(model.__dict__.get("forward"), PrecisionForward) and level != "O0":
         raise ValueError(
