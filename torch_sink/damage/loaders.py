@@ -103,20 +103,6 @@ class GuardedInit:
 # --- what comes out of iterators
 
 
-class Losses:
-    """What the iterators of one source lost since somebody asked, and what is left of each batch that was left out."""
-
-    def __init__(self) -> None:
-        self.loss = DecodeReport()
-        self.without_samples: list[Any] = []
-
-    def take(self) -> tuple[DecodeReport, list[Any]]:
-        """What was lost; from then on nothing was."""
-        taken = self.loss, self.without_samples
-        self.loss, self.without_samples = DecodeReport(), []
-        return taken
-
-
 def end_pass(lost: DecodeReport, is_empty: bool) -> None:
     """Tells what a pass lost.
 
@@ -132,12 +118,12 @@ def end_pass(lost: DecodeReport, is_empty: bool) -> None:
 class _NextData:
     """Stands in for an iterator's `_next_data`; holds it weakly, because a cycle would keep its workers.
 
-    Without `losses`, of a plain loader, what is lost is counted in the report and logged at the end of the pass.
+    What is lost goes to the `guard`; of a plain loader, it is counted in the report and logged at the end of the pass.
     """
 
-    def __init__(self, iterator: Any, losses: Losses | None = None) -> None:
+    def __init__(self, iterator: Any, guard: LoaderGuard | None = None) -> None:
         self.iterator = weakref.ref(iterator)
-        self.losses = losses
+        self.guard = guard
         self.of_pass = DecodeReport()
 
     def __call__(self) -> Any:
@@ -151,18 +137,13 @@ class _NextData:
                 raise
             if type(batch) is not PartialBatch:
                 return batch
-            self._note(batch)
+            if self.guard is not None:
+                self.guard.note(batch)
+            else:
+                self.of_pass.add(batch.loss)
+                add_to_report(batch.loss)
             if not batch.is_empty:
                 return batch.batch
-
-    def _note(self, batch: PartialBatch) -> None:
-        if self.losses is None:
-            self.of_pass.add(batch.loss)
-            add_to_report(batch.loss)
-            return
-        self.losses.loss += batch.loss
-        if batch.is_empty:
-            self.losses.without_samples.append(batch.batch)
 
 
 def begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
@@ -182,7 +163,20 @@ class LoaderGuard:
 
     def __init__(self) -> None:
         self.policy = "raise"  # of the SinkLoader; this leaves it to the image backend
-        self.losses = Losses()
+        self.loss = DecodeReport()  # since somebody asked
+        self.left_out: list[Any] = []  # what is left of each batch without samples
+
+    def note(self, batch: PartialBatch) -> None:
+        """A batch has come."""
+        self.loss += batch.loss
+        if batch.is_empty:
+            self.left_out.append(batch.batch)
+
+    def take(self) -> tuple[DecodeReport, list[Any]]:
+        """What was lost, and what is left of each batch without samples; from then on nothing was."""
+        taken = self.loss, self.left_out
+        self.loss, self.left_out = DecodeReport(), []
+        return taken
 
     @contextmanager
     def making_iterator(self, loader: Any) -> Iterator[None]:
@@ -202,4 +196,4 @@ class LoaderGuard:
         if policy == "raise" or not isinstance(iterator, dataloader._BaseDataLoaderIter):
             return
         guard_fetcher(getattr(iterator, "_dataset_fetcher", None), policy)
-        iterator._next_data = _NextData(iterator, self.losses)  # type: ignore[method-assign]
+        iterator._next_data = _NextData(iterator, self)  # type: ignore[method-assign]
