@@ -21,7 +21,6 @@ from torch_sink.image.operations.functionals import adjusted, functional
 
 # --- torch's Gaussian blur, which torchvision also uses on Pillow images
 
-
 _AXIS: dict[str, Callable[..., torch.Tensor]] = {
     "v1": F_tensor._get_gaussian_kernel1d,
     "v2": v2_misc._get_gaussian_kernel1d,
@@ -53,9 +52,7 @@ def _gaussian_blur(family: str, handle: Any, kernel_size: Any, sigma: Any = None
     _, height, width = handle.sink_shape
     if family == "v2" and isinstance(kernel_size, int):
         kernel_size = (kernel_size, kernel_size)
-    if handle.sink_dtype not in NUMERIC:
-        return NotImplemented
-    if not _is_pair(kernel_size, lambda size: type(size) is int and size % 2 == 1):
+    if handle.sink_dtype not in NUMERIC or not _is_pair(kernel_size, lambda size: type(size) is int and size % 2 == 1):
         return NotImplemented
     if sigma is None and family == "v2":
         sigma = [size * 0.15 + 0.35 for size in kernel_size]
@@ -63,9 +60,8 @@ def _gaussian_blur(family: str, handle: Any, kernel_size: Any, sigma: Any = None
         sigma = (float(sigma), float(sigma))
     elif isinstance(sigma, (list, tuple)) and len(sigma) == 1:
         sigma = (sigma[0], sigma[0])
-    if not _is_pair(sigma, lambda value: is_number(value) and 0 < value < math.inf):
-        return NotImplemented
-    if kernel_size[0] // 2 >= width or kernel_size[1] // 2 >= height:
+    reaches_too_far = kernel_size[0] // 2 >= width or kernel_size[1] // 2 >= height
+    if reaches_too_far or not _is_pair(sigma, lambda value: is_number(value) and 0 < value < math.inf):
         return NotImplemented
     return handle.record(Op(f"{family}.gaussian_blur", (tuple(kernel_size), tuple(sigma))))
 
@@ -92,11 +88,7 @@ functional(
 
 _PILLOW_BLURS = {ImageFilter.GaussianBlur: "pil.gaussian_blur", ImageFilter.BoxBlur: "pil.box_blur"}
 _LARGEST_BLUR = 1000.0  # pixels
-
-
 _PASSES = 3  # of a box, in Pillow's Gaussian blur
-
-
 _ONE = 1 << 24
 
 

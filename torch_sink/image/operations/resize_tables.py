@@ -43,10 +43,6 @@ class ResampleTable(NamedTuple):
     precision: int
 
 
-def _box(x: np.ndarray) -> np.ndarray:
-    return ((x > -0.5) & (x <= 0.5)).astype(np.float64)
-
-
 def _bilinear(x: np.ndarray) -> np.ndarray:
     x = np.abs(x)
     return np.where(x < 1.0, 1.0 - x, 0.0)
@@ -79,7 +75,6 @@ def _lanczos(x: np.ndarray) -> np.ndarray:
 
 
 _FILTERS = {
-    Resampling.BOX: _box,
     Resampling.BILINEAR: _bilinear,
     Resampling.HAMMING: _hamming,
     Resampling.BICUBIC: _bicubic(-0.5),
