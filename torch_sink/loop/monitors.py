@@ -26,15 +26,22 @@ def show(text: str, *, error: bool = False) -> None:
 class _ResultsMonitor(Callback):
     """Looks for results of evaluations, from whichever callback."""
 
-    _seen: Any = None
+    _known: Any = None
+    _of_a_step: Any = None
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
-        self._seen = None
+        self._known, self._of_a_step = run_context.original_args().eval_results, None
 
-    def _new_results(self, arguments: RunArguments) -> dict[str, Any]:
-        """Those that were not there at the event before in this epoch."""
-        before, self._seen = self._seen, arguments.eval_results
-        return arguments.eval_results or {} if arguments.eval_results is not before else {}
+    def _after_step(self, arguments: RunArguments) -> dict[str, Any]:
+        """Those that were not there at the step before, nor at the epoch's begin."""
+        if arguments.eval_results is self._known:
+            return {}
+        self._known = self._of_a_step = arguments.eval_results
+        return arguments.eval_results or {}
+
+    def _after_epoch(self, arguments: RunArguments) -> dict[str, Any]:
+        """Those that did not come after a step."""
+        return {} if arguments.eval_results is self._of_a_step else arguments.eval_results or {}
 
 
 class LossMonitor(_ResultsMonitor):
@@ -65,12 +72,12 @@ class LossMonitor(_ResultsMonitor):
         if self._every and arguments.cur_step_num - self._last_printed >= self._every:
             self._last_printed = arguments.cur_step_num
             show(f"epoch: {epoch} step: {step}, loss is {float(arguments.losses[-1])}")
-        if results := self._new_results(arguments):
+        if results := self._after_step(arguments):
             show(f"Eval result: epoch {epoch} step {step}, metrics: {results}")
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        if results := self._new_results(arguments):
+        if results := self._after_epoch(arguments):
             show(f"Eval result: epoch {arguments.cur_epoch_num}, metrics: {results}")
 
     def _check(self, arguments: RunArguments) -> None:
@@ -223,15 +230,16 @@ class SummaryCollector(_ResultsMonitor):
             for step, value in enumerate(values, first):
                 if step % self._every == 0:
                     self._writer.add_scalar(name, value, step)
-        self._write_results(arguments)
+        self._write_results(self._after_step(arguments), arguments.cur_step_num)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
-        self._write_results(run_context.original_args())
+        arguments = run_context.original_args()
+        self._write_results(self._after_epoch(arguments), arguments.cur_step_num)
         self._writer.flush()
 
-    def _write_results(self, arguments: RunArguments) -> None:
-        for name, value in self._new_results(arguments).items():
-            self._writer.add_scalar(f"eval/{name.removeprefix('eval_')}", float(value), arguments.cur_step_num)
+    def _write_results(self, results: dict[str, Any], step: int) -> None:
+        for name, value in results.items():
+            self._writer.add_scalar(f"eval/{name.removeprefix('eval_')}", float(value), step)
 
     def __exit__(self, *exc_info: Any) -> None:
         if self._writer is not None:
