@@ -220,7 +220,7 @@ class Model:
         Raises:
             TypeError, ValueError: an argument that cannot be used, or no metrics.
         """
-        members = check_callbacks(callbacks)
+        members, own = check_callbacks(callbacks), list[Callback]()
         check.check_count("epoch", epoch, minimum=1)
         check.check_count("initial_epoch", initial_epoch, minimum=0)
         check.check_count("sink_size", sink_size, minimum=1, special=-1, meaning="one pass of the dataset")
@@ -233,9 +233,9 @@ class Model:
         if valid_dataset is not None:
             self._check_metrics("fit with a valid_dataset")
             _check_events(members)
-            members.insert(0, _FitEvaluation(self, valid_dataset, valid_frequency, valid_dataset_sink_mode))
+            own.append(_FitEvaluation(self, valid_dataset, valid_frequency, valid_dataset_sink_mode))
         if self._loss_fn is not None:
-            members.insert(0, LambdaCallback(on_train_step_begin=_check_two_columns))
+            own.append(LambdaCallback(on_train_step_begin=_check_two_columns))
         epoch_size = sink_size if dataset_sink_mode else -1
         if hasattr(train_dataset, "slot_index"):  # a SinkLoader
             train_dataset.sink_size = epoch_size
@@ -244,12 +244,13 @@ class Model:
         return self.loop.run_with(
             train_dataset,
             epoch - initial_epoch,
-            members,
+            [*own, *members],
             timeline=timeline,
             epoch_size=epoch_size,
             dataset_sink_mode=dataset_sink_mode,
             initial_epoch=initial_epoch,
             metrics=self._metrics,
+            list_callback=members,
         )
 
     @explains_other_names()
