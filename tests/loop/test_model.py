@@ -360,6 +360,10 @@ def test_fit_sends_eval_events_to_custom_callbacks_and_refuses_the_old_names() -
     class Old(Callback):
         def epoch_end(self, run_context: Any) -> None: ...
 
+    seen = []
+    note = LambdaCallback(on_train_begin=lambda context: seen.append(context.original_args().list_callback))
+    make({"accuracy"}).fit(1, make_batches(2), callbacks=[old := Old(), note])
+    assert seen == [[old, note]]
     with pytest.raises(ValueError, match=r"Old overrides epoch_end.*on_train_epoch_end"):
         make({"accuracy"}).fit(1, make_batches(2), make_batches(2), callbacks=[Old()])
 
