@@ -122,7 +122,8 @@ class Slabs(Offer):
         self._end = self.table_bytes
         os.ftruncate(fd, self._end)
         self._table = self.map_table()
-        self._received = numpy.zeros(self.shape[:2], numpy.int64)
+        self._numbers = memoryview(self._table)  # the same, one by one: an array takes several times as long for that
+        self._received = [[0] * self.shape[1] for _ in range(workers)]
         self._rows, self._bytes_each, self._is_full = 1, 0, False
         self._seen = self._missed = 0
         self._dead: deque[tuple[int, int]] = deque()
@@ -133,12 +134,12 @@ class Slabs(Offer):
     @property
     def batches_received(self) -> int:
         """Batches that came in slabs."""
-        return int(self._received.sum())
+        return sum(map(sum, self._received))
 
     def adapt(self) -> None:
         """Makes slabs, or larger ones, when too many batches found none of their size. Called at every batch."""
         self._seen += 1
-        missed = int(self._table[:, 0, MISSED].sum())
+        missed = sum([self._numbers[worker, 0, MISSED] for worker in range(self.workers)])
         if self._is_full or missed - self._missed < max(FIRST_BATCHES, self._seen // MISSES_OF):
             return
         self._seen, self._missed = 0, missed
@@ -178,7 +179,7 @@ class Slabs(Offer):
         if any(worker.is_alive() for worker in workers_before):
             self._table[:, 1 : self._rows, BYTES] = 0  # one could still write: its slabs are not used again
             self._bytes_each = 0
-        self._table[:, 1:, SENT] = self._received[:, 1:]
+        self._table[:, 1:, SENT] = numpy.array(self._received)[:, 1:]
 
     def receive(self, generation: int, worker: int, rows: tuple[int, ...], data: bytes) -> Any:
         """A batch out of its message."""
@@ -187,8 +188,8 @@ class Slabs(Offer):
         self.adapt()
         parts = []
         for row in rows:
-            offset, lease = int(self._table[worker, row, OFFSET]), Lease()
-            self._received[worker, row] += 1
+            offset, lease = self._numbers[worker, row, OFFSET], Lease()
+            self._received[worker][row] += 1
             weakref.finalize(lease, self._release, worker, row).atexit = False
             edition = max(i for i, begin in enumerate(self._begins) if begin <= offset)
             parts.append((self.regions[edition], offset - self._begins[edition], lease))
@@ -207,7 +208,7 @@ class Slabs(Offer):
             try:
                 while self._dead:
                     worker, row = self._dead.popleft()
-                    self._table[worker, row, RELEASED] += 1
+                    self._numbers[worker, row, RELEASED] += 1
             finally:
                 self._settling.release()
 
@@ -231,7 +232,10 @@ def tensor_at(part: int, begin: int, size: int, offset: int, shape: Any, stride:
     storages = _message.storages
     if (part, begin) not in storages:
         region, start, lease = _message.parts[part]
-        storages[part, begin] = tensor_over(region, start + begin, size, lease).untyped_storage()
+        whole = tensor_over(region, start + begin, size, lease)
+        storages[part, begin] = whole.untyped_storage()
+        if (dtype, offset, shape, stride) == (whole.dtype, 0, (size,), (1,)):
+            return whole
     return torch.empty(0, dtype=dtype, device="cpu").set_(storages[part, begin], offset, shape, stride)
 
 

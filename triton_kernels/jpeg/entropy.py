@@ -17,7 +17,7 @@ graph: into `EntropyBuffers` that stay, for tables with padding rows.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -144,7 +144,7 @@ def decode_coefficients(
     lane_bytes = shape.bits // 8
     block = most if interpreted else min(most, BLOCK_BYTES // lane_bytes)
     of_lanes = (buffers.lanes // block,)
-    constants = {"LANE_BYTES": lane_bytes, "BLOCK": block}
+    constants: Any = {"LANE_BYTES": lane_bytes, "BLOCK": block}
     stuffed = (stream, segments, lane_segments)
     _count_unstuffed(of_lanes, (*stuffed, buffers.kept, buffers.status), **constants)
     kept = buffers.kept, buffers.kept_before, segment_bytes, segments

@@ -13,14 +13,20 @@ import numpy as np
 import torch
 
 from torch_sink.image.decode.jpeg.block import Chunks
-from torch_sink.image.decode.jpeg.tables import JpegPlan
+from torch_sink.image.decode.jpeg.tables import Capacity, JpegBatch, JpegPlan
 from torch_sink.image.execute.planned import Planned, Run
 from torch_sink.image.plan.build import Launch
 from torch_sink.image.plan.placed import place_jobs
+from torch_sink.triton_kernels.shapes import LaneShape, TileShape
 
 _INT32_BYTES = 4
 _ALIGNED_VALUES = 4
 _ALIGNMENT_BYTES = 16
+
+
+def _plain(value: Any) -> Any:
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+
 
 Write = Callable[[np.ndarray], int]
 
@@ -71,6 +77,20 @@ class Order(NamedTuple):
         """What the runs need, one after the other; never nothing."""
         return max((run.workspace_bytes for run in self.runs), default=0) + _ALIGNMENT_BYTES
 
+    def numbers(self) -> Any:
+        """It as tuples of numbers, which arrive sooner than those that have names."""
+        return _plain(self)
+
+    @staticmethod
+    def of_numbers(jpegs: Any, runs: Any, *rest: bool) -> Order:
+        """What `numbers` gave."""
+        if jpegs is not None:
+            *places, batches, shape, tile = jpegs
+            batches = tuple(JpegBatch(*batch[:-1], Capacity(*batch[-1])) for batch in batches)
+            jpegs = JpegPlan(*places, batches, LaneShape(*shape), TileShape(*tile))
+        made = [RunOrder(*run[:3], tuple(map(Launch._make, run[3])), *run[4:]) for run in runs]
+        return Order(jpegs, tuple(made), *rest)
+
     def jpegs_in(self, host: torch.Tensor) -> JpegPlan | None:
         """How the files are decoded, with tables that lie in uint8 [bytes]."""
         if self.jpegs is None:
@@ -78,7 +98,8 @@ class Order(NamedTuple):
         batches = []
         for batch in self.jpegs.batches:
             begin: Any = batch.tables
-            batches.append(batch._replace(tables=host.narrow(0, begin, batch.tables_bytes).view(torch.int32)))
+            tables: Any = host.narrow(0, begin, batch.tables_bytes).view(torch.int32)
+            batches.append(batch._replace(tables=tables))
         return self.jpegs._replace(batches=tuple(batches))
 
 

@@ -43,13 +43,15 @@ class Recorded(NamedTuple):
     sealed: tuple[int, int] | None = None
 
     def __reduce__(self) -> Any:
-        return (Recorded, tuple(self)) if self.sealed is None else (received, (self.packed.blob, *self[1:]))
+        if self.sealed is None:
+            return Recorded, tuple(self)
+        return received, (self.packed.blob, self.sealed, self.order and self.order.numbers(), *self[1:-2])
 
     def in_block(self, blob: torch.Tensor) -> Recorded:
         """The same, with a copy of the blob in its place."""
         if self.sealed is None:
             return self._replace(packed=self.packed._replace(blob=blob))
-        return received(blob, *self[1:])
+        return self._replace(packed=Packed(blob, sealed_in(blob, *self.sealed)))
 
     @property
     def planned(self) -> Planned | None:
@@ -72,9 +74,10 @@ class Recorded(NamedTuple):
         return plan_batch([sources[at] for at in entries], self.packed.calls(), entries, jpegs, only=only)
 
 
-def received(blob: torch.Tensor, *described: Any) -> Recorded:
-    """What arrives in another process: the blob, and the rest of a `Recorded`."""
-    return Recorded(Packed(blob, sealed_in(blob, *described[-1])), *described)
+def received(blob: torch.Tensor, sealed: tuple[int, int], numbers: Any, *described: Any) -> Recorded:
+    """What arrives in another process: the blob, what lies where in it, the order, and the rest of a `Recorded`."""
+    order = numbers and Order.of_numbers(*numbers)
+    return Recorded(Packed(blob, sealed_in(blob, *sealed)), *described, order, sealed)
 
 
 class Wanted(NamedTuple):
