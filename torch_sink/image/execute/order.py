@@ -86,10 +86,10 @@ class Order(NamedTuple):
         """What `numbers` gave."""
         if jpegs is not None:
             *places, batches, shape, tile = jpegs
-            batches = tuple(JpegBatch(*batch[:-1], Capacity(*batch[-1])) for batch in batches)
-            jpegs = JpegPlan(*places, batches, LaneShape(*shape), TileShape(*tile))
-        made = [RunOrder(*run[:3], tuple(map(Launch._make, run[3])), *run[4:]) for run in runs]
-        return Order(jpegs, tuple(made), *rest)
+            batches = tuple([JpegBatch._make((*batch[:-1], Capacity._make(batch[-1]))) for batch in batches])
+            jpegs = JpegPlan._make((*places, batches, LaneShape._make(shape), TileShape._make(tile)))
+        made = [RunOrder._make((*run[:3], tuple(map(Launch._make, run[3])), *run[4:])) for run in runs]
+        return Order._make((jpegs, tuple(made), *rest))
 
     def jpegs_in(self, host: torch.Tensor) -> JpegPlan | None:
         """How the files are decoded, with tables that lie in uint8 [bytes]."""

@@ -77,7 +77,7 @@ class Recorded(NamedTuple):
 def received(blob: torch.Tensor, sealed: tuple[int, int], numbers: Any, *described: Any) -> Recorded:
     """What arrives in another process: the blob, what lies where in it, the order, and the rest of a `Recorded`."""
     order = numbers and Order.of_numbers(*numbers)
-    return Recorded(Packed(blob, sealed_in(blob, *sealed)), *described, order, sealed)
+    return Recorded._make((Packed(blob, sealed_in(blob, *sealed)), *described, order, sealed))
 
 
 class Wanted(NamedTuple):
