@@ -122,7 +122,7 @@ class Slabs(Offer):
         self._end = self.table_bytes
         os.ftruncate(fd, self._end)
         self._table = self.map_table()
-        self._numbers = memoryview(self._table)  # the same, one by one: an array takes several times as long for that
+        self._numbers = self._table.data  # the same, one by one: an array takes several times as long for that
         self._received = [[0] * self.shape[1] for _ in range(workers)]
         self._rows, self._bytes_each, self._is_full = 1, 0, False
         self._seen = self._missed = 0
