@@ -161,9 +161,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     command = add_with_pipeline(run_bench, None)
     command.add_argument("--quick", action="store_true", help="rough figures in half a minute")
-    for name, what in (("torch_sink_bench.json", "every figure"), ("torch_sink_bench.png", "the answer as a picture")):
-        option, about = "--json" if name.endswith("json") else "--picture", f"{what} (default: %(default)s)"
-        command.add_argument(option, type=_file, metavar="FILE", default=Path(name), help=about)
+    for option, suffix, what in (("--json", "json", "every figure"), ("--picture", "png", "the answer as a picture")):
+        name, about = Path(f"torch_sink_bench.{suffix}"), f"{what} (default: %(default)s)"
+        command.add_argument(option, type=_file, metavar="FILE", default=name, help=about)
 
     command = add(run_warm)
     about = "a built-in pipeline, or module:attribute as explain takes it (default: all built-in ones)"
