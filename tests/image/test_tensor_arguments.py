@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 import torch_sink
 from image.cases import encoded, opener
 from image.check import assert_same_bits, lazy_batch, run
-from torch_sink.image.core.tensor_argument import PackedArgument, TensorArgument
+from torch_sink.image.core.ops import PackedArgument, TensorArgument
 
 ELASTIC = v1.Compose([v1.Resize((13, 19)), v1.ElasticTransform(60.0, 1.0), v1.ToTensor()])
 OPENERS = [opener(encoded(61, 47, 1)), opener(encoded(29, 31, 4))]

@@ -12,7 +12,7 @@ from image.check import check_pipeline
 from torch_sink.image.execute import planned
 from torch_sink.image.execute.decoding import Pixels
 from torch_sink.image.operations import resize as lower_resize
-from torch_sink.image.plan import placed
+from torch_sink.image.plan import build
 from torch_sink.triton_kernels.stages import stage
 
 TRAIN = CORE["v1 imagenet train"]
@@ -46,9 +46,9 @@ def test_one_tap_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_tile_that_nobody_makes(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = placed.prologue_of
+    stock = build.prologue_of
 
-    def one_less(*args: Any) -> placed.Prologue:
+    def one_less(*args: Any) -> build.Prologue:
         made = stock(*args)
         return made._replace(ranges=tuple((begin, end - 1) for begin, end in made.ranges))
 

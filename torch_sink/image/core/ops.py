@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -232,3 +232,54 @@ def replay(image: Any, ops: Sequence[Op], in_place: bool = False) -> Any:
         made = STOCK[op.name](image, *op.args)
         image = image.copy_(made) if in_place and type(op) is InPlaceOp else made
     return image
+
+
+# --- tensors among the arguments of calls: what was drawn for each pixel, such as a displacement field
+
+
+class TensorArgument:
+    """A tensor that nobody writes to; equal to itself alone, so that calls can be told apart without reading it."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __repr__(self) -> str:
+        return f"a {self.tensor.dtype} tensor of shape {list(self.tensor.shape)}"
+
+
+class PackedArgument(NamedTuple):
+    """Where the tensor of a `TensorArgument` lies in the bytes of a batch."""
+
+    begin: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def unpacked(self, blob: torch.Tensor) -> TensorArgument:
+        """The argument again; its tensor is a view of `blob`, uint8 [bytes]."""
+        end = self.begin + torch.Size(self.shape).numel() * self.dtype.itemsize
+        return TensorArgument(blob[self.begin : end].view(self.dtype).view(self.shape))
+
+
+def tensor_arguments(programs: Iterable[Sequence[Op]]) -> Iterator[TensorArgument]:
+    """All of them in the programs of a batch."""
+    for ops in programs:
+        for op in ops:
+            for argument in op.args:
+                if type(argument) is TensorArgument:
+                    yield argument
+
+
+def with_packed(ops: Sequence[Op], places: dict[int, PackedArgument]) -> tuple[Op, ...]:
+    """The calls with their tensors replaced; `places` by the `id` of the argument."""
+    return tuple(Op(op.name, tuple(places.get(id(argument), argument) for argument in op.args)) for op in ops)
+
+
+def with_unpacked(ops: Sequence[Op], blob: torch.Tensor) -> tuple[Op, ...]:
+    """The calls as they were recorded."""
+    if not any(type(argument) is PackedArgument for op in ops for argument in op.args):
+        return tuple(ops)
+    return tuple(
+        Op(op.name, tuple(arg.unpacked(blob) if type(arg) is PackedArgument else arg for arg in op.args)) for op in ops
+    )

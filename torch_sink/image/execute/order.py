@@ -15,8 +15,7 @@ import torch
 from torch_sink.image.decode.jpeg.block import Chunks
 from torch_sink.image.decode.jpeg.tables import Capacity, JpegBatch, JpegPlan
 from torch_sink.image.execute.planned import Planned, Run
-from torch_sink.image.plan.build import Launch
-from torch_sink.image.plan.placed import place_jobs
+from torch_sink.image.plan.build import Launch, place_jobs
 from torch_sink.triton_kernels.shapes import LaneShape, TileShape
 
 _INT32_BYTES = 4

@@ -11,9 +11,8 @@ from torch_sink.image.core.atoms import Lowering
 from torch_sink.image.core.ops import Op
 from torch_sink.image.decode.jpeg.block import JpegFiles
 from torch_sink.image.decode.jpeg.tables import JpegPlan, plan_jpegs
-from torch_sink.image.plan.build import Plan, build_plan
+from torch_sink.image.plan.build import Plan, Prologue, build_plan, prologue_of
 from torch_sink.image.plan.lowering import lower
-from torch_sink.image.plan.placed import Prologue, prologue_of
 from torch_sink.image.sources.source import FinishedSource, Source
 from torch_sink.triton_kernels.shapes import are_interpreted, stage_tile
 

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
-from torch_sink.image.core.ops import Op
-from torch_sink.image.core.tensor_argument import tensor_arguments
+from torch_sink.image.core.ops import Op, tensor_arguments
 from torch_sink.image.handles.tensor import HANDLES, RECORDED, LazyTensor, LazyTVImage, recorded
 
 # True inside `AugMix.forward`; elsewhere a view shares memory with its image, which these handles do not.

@@ -11,7 +11,7 @@ from torchvision import tv_tensors
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.image.core import state
-from torch_sink.image.core.exactness import is_scaled_bytes
+from torch_sink.image.core.arguments import is_scaled_bytes
 from torch_sink.image.core.fallback import executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, Recorder, replay
 from torch_sink.image.handles.lazy import Lazy

@@ -10,9 +10,8 @@ import torch
 from torchvision.transforms import _functional_pil as F_pil
 from torchvision.transforms.v2 import functional as F_v2
 
-from torch_sink.image.core.arguments import is_number, permutation_of, with_numbers
+from torch_sink.image.core.arguments import is_normalized, is_number, may_overshoot, permutation_of, with_numbers
 from torch_sink.image.core.atoms import FAMILIES, Formula, Kind, Lowering, by_formula, float_bits
-from torch_sink.image.core.exactness import is_normalized, may_overshoot
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.ops import BLENDED, EXACT_BYTES, NUMERIC, Op, Operation, always, both
 from torch_sink.image.operations.functionals import adjusted, functional, stock_of, unchanged

@@ -11,8 +11,8 @@ from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import functional as F_v2
 
+from torch_sink.image.core.arguments import is_scaled_bytes
 from torch_sink.image.core.atoms import Kind, Lowering, float_bits
-from torch_sink.image.core.exactness import is_scaled_bytes
 from torch_sink.image.core.examples import Arguments, Example, sample
 from torch_sink.image.core.ops import WIDE_TYPES, Op, Operation, Recorder, Stock
 

@@ -12,8 +12,7 @@ import torch
 from torch_sink.image.core.arguments import fits_range
 from torch_sink.image.core.atoms import Kind, Lowering, three
 from torch_sink.image.core.examples import Arguments, Example, sample
-from torch_sink.image.core.ops import WIDE_TYPES, Op, Stock, always, record_maybe_in_place
-from torch_sink.image.core.tensor_argument import TensorArgument
+from torch_sink.image.core.ops import WIDE_TYPES, Op, Stock, TensorArgument, always, record_maybe_in_place
 from torch_sink.image.operations.functionals import functional, stock_of
 
 _NO_BOX = 0, 0, 0, 0, (0.0,)

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from torch_sink.image.core.arguments import is_factor, is_number
+from torch_sink.image.core.arguments import is_factor, is_number, is_rounded_by_torch
 from torch_sink.image.core.atoms import FAMILIES, Formula, Kind, Lowering, by_formula, float_bits, three
-from torch_sink.image.core.exactness import is_rounded_by_torch
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.ops import NUMERIC, STOCK, Op, Operation, always
 from torch_sink.image.operations.functionals import functional

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torchvision.transforms import functional as F
 
-from torch_sink.image.core.arguments import is_number
+from torch_sink.image.core.arguments import is_from_bytes, is_number, is_tabled, since_conversion
 from torch_sink.image.core.atoms import Kind, Lowering, float_bits, three
-from torch_sink.image.core.exactness import is_from_bytes, is_tabled, since_conversion
 from torch_sink.image.core.examples import STATISTICS, Arguments, Example, sample
 from torch_sink.image.core.ops import Op, Operation, Recorder, always, both, record_maybe_in_place
 from torch_sink.image.operations.conversions import convert_dtype, to_dtype

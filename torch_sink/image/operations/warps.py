@@ -20,8 +20,7 @@ from torchvision.transforms.v2.functional import _geometry as v2_geometry
 from torch_sink.image.core.arguments import fits_range, is_number
 from torch_sink.image.core.atoms import FORMULAS, Formula, Kind, Lowering, three
 from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
-from torch_sink.image.core.ops import MOVED, NEAREST, NUMERIC, Op, Operation, Promise
-from torch_sink.image.core.tensor_argument import TensorArgument
+from torch_sink.image.core.ops import MOVED, NEAREST, NUMERIC, Op, Operation, Promise, TensorArgument
 from torch_sink.image.operations.flips import turned
 
 # The number of a mode is its place here.
