@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 from torch.utils.data import default_collate
 from torchvision import transforms as v1
 from torchvision.transforms import v2
-from torchvision.transforms.v2 import functional as F2
 
 import torch_sink
 from image.cases import encoded, opener
@@ -32,7 +30,7 @@ PIPELINES: list[Any] = [
     v2.Compose([CROP, v2.AugMix(), *TO_FLOATS]),
     v2.Compose([*TO_FLOATS, v2.RandomResizedCrop(24), v2.RandomHorizontalFlip()]),
     v2.Compose([*TO_FLOATS, v2.Resize((24, 24)), v2.ColorJitter(0.4, 0.4, 0.4, 0.1), v2.GaussianBlur(3)]),
-    v2.Compose([CROP, *TO_FLOATS, partial(F2.crop, top=-1, left=0, height=24, width=24),
+    v2.Compose([CROP, *TO_FLOATS, v2.RandomHorizontalFlip(1.0),
                 v2.ToDtype(torch.uint8, scale=True), v2.RandomEqualize(1.0), v2.ToDtype(torch.float32, scale=True)]),
     v1.Compose([v1.ToTensor(), v1.ToPILImage(), CROP, v1.RandomAutocontrast(1.0), v1.ToTensor()]),
 ]  # fmt: skip
