@@ -156,9 +156,8 @@ class LazyStack(LazyBatch):
             return made
         torch.empty(self._size, device="meta", memory_format=wanted.memory_format)  # refuses one that it cannot have
         flat = None if out is None else out.view(-1, *rest[-3:])
-        images, rows = batch._execute(
-            wanted._replace(out=flat, on_decode_error="skip" if policy == "replace" else policy)
-        )
+        of_images = "skip" if policy == "replace" else policy
+        images, rows = batch._execute(wanted._replace(out=flat, on_decode_error=of_images))
         self.broken_files = batch.broken_files
         if rows is None:
             return images.view(-1, *rest), None
@@ -218,9 +217,8 @@ def _joined(items: Any, dim: Any, kwargs: Any, is_new: bool) -> Any:
     """Stacks and batches of one along the first dimension: a new one, or the one that they have."""
     if dim != 0 or kwargs or not all(isinstance(item, LazyBatch) and item.is_recording for item in items):
         return NotImplemented
-    if len({(item.shape if is_new else item.shape[1:], item.dtype) for item in items}) != 1 or not (
-        is_new or items[0].ndim == 4
-    ):
+    kinds = {(item.shape if is_new else item.shape[1:], item.dtype) for item in items}
+    if len(kinds) != 1 or (not is_new and items[0].ndim != 4):
         return NotImplemented
     handles: list[Any] = []
     for item in items:

@@ -82,10 +82,7 @@ def _other_transforms(module: ModuleType) -> dict[str, list[Sample]]:
         "GaussianNoise": [sample()],
         "Identity": [sample()],
         "JPEG": [sample(90)],
-        "Lambda": [
-            sample(lambda image: np.asarray(image) is None or image),
-            sample(module.functional.hflip, label="a function that calls recorded functionals"),
-        ],
+        "Lambda": [sample(_read), sample(module.functional.hflip, label="a function that calls recorded functionals")],
         "LinearTransformation": [sample(torch.eye(_PIXELS), torch.zeros(_PIXELS))],
         "RandAugment": automatic,
         "RandomApply": [sample([flip], p=1.0)],
