@@ -206,3 +206,9 @@ def test_a_probability_is_rounded_to_the_type_of_the_draw(above: bool, kind: Any
     draw = torch.rand(1).item()
     p = math.nextafter(draw, 1.0 if above else 0.0)
     assert_recorded_as_drawn(kind(p), [array_opener(9, 8)])
+
+
+def test_a_resized_crop_of_v2_is_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its transform holds the name of the interpolation; method by method, recording would take three times as long."""
+    monkeypatch.setattr(LazyImage, "crop", None)
+    assert_recorded_as_drawn(v2.RandomResizedCrop(8), [array_opener(19, 18, seed) for seed in range(3)])
