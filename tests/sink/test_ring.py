@@ -90,7 +90,7 @@ def test_lazy_batches_go_straight_into_the_slot() -> None:
     for i, images in enumerate(loader):
         assert images[:, 0, 0, 0].tolist() == [i, i + 1]
         assert loader.slot_index == i % 3
-        assert images.data_ptr() == loader._slots.slots[i % 3].buffers[0].data_ptr()
+        assert images.data_ptr() == loader._slots.slots[i % 3].places[0].buffer.data_ptr()
     assert loader._slots.allocations == 3
     assert loader._slots.plan.pinned_bytes == 0
 

@@ -177,15 +177,6 @@ class LeafPlan(NamedTuple):
         changes = self.dtype != self.source_dtype or self.memory_format is not torch.contiguous_format
         return changes and not self.is_lazy
 
-    def rows(self, leaf: torch.Tensor) -> int | None:
-        """How many rows of the buffer `leaf` fills; None if it does not fit in."""
-        if leaf.ndim != len(self.shape) or leaf.dtype != self.source_dtype or is_lazy(leaf) != self.is_lazy:
-            return None
-        if leaf.ndim == 0:
-            return 0
-        fits = leaf.shape[1:] == self.shape[1:] and leaf.shape[0] <= self.shape[0]
-        return leaf.shape[0] if fits else None
-
 
 class RingPlan:
     """The memory of a ring of up to `slots` slots within `max_bytes` of device memory, decided from the first batch.

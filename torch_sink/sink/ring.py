@@ -6,7 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,14 +19,40 @@ from torch_sink.sink.slots import ImageFormat, Slots, execute_lazy
 log = logging.getLogger("torch_sink")
 
 
+class Place(NamedTuple):
+    """Memory of one leaf of a batch in one slot."""
+
+    plan: LeafPlan
+    buffer: torch.Tensor  # on the device
+    landing: torch.Tensor  # where it lies there before dtype and layout change; the buffer where they do not
+    staging: Any  # page-locked host memory; None for lazy leaves
+
+    def of(self, leaf: torch.Tensor) -> Place | None:
+        """The first rows of it that `leaf` fills; None if it does not fit in."""
+        shape = self.buffer.shape
+        if (leaf.ndim, leaf.dtype, is_lazy(leaf)) != (len(shape), self.plan.source_dtype, self.plan.is_lazy):
+            return None
+        if leaf.shape == shape:
+            return self
+        if leaf.shape[1:] != shape[1:] or leaf.shape[0] > shape[0]:
+            return None
+        rows = slice(leaf.shape[0])
+        buffer, staging = self.buffer[rows], None if self.staging is None else self.staging[rows]
+        return Place(self.plan, buffer, buffer if self.landing is self.buffer else self.landing[rows], staging)
+
+
 @dataclass
 class Slot:
-    """Memory of one slot, aligned with the leaves of a batch."""
+    """One slot, aligned with the leaves of a batch."""
 
-    buffers: list[Any]  # device tensors; None for leaves without one
-    staging: list[Any]  # page-locked host tensors; None for lazy leaves and leaves without a buffer
+    places: list[Place | None]  # None for leaves that stay on the host or have no fixed memory
     kept: list[Any] = field(default_factory=list)  # lies outside the ring, and is needed until the slot is filled again
-    is_static: bool = False  # the batch lies completely in `buffers`, at full size
+    is_static: bool = False  # the batch lies completely in its places, at full size
+
+    def place_of(self, position: int, leaf: Any) -> Place | None:
+        """Where a leaf goes; None if it needs memory of its own."""
+        place = self.places[position] if position < len(self.places) else None
+        return None if place is None else place.of(leaf)
 
 
 class DeviceRing(Slots):
@@ -52,7 +78,6 @@ class DeviceRing(Slots):
         self.locked: list[int] = []  # addresses of those that are page-locked
         self.plan: RingPlan | None = None
         self.slots: list[Slot] = []
-        self.landings: list[torch.Tensor | None] = []  # where leaves lie before they are converted
         self.protocol: SlotProtocol | None = None
         self.allocations = 0
 
@@ -115,10 +140,12 @@ class DeviceRing(Slots):
         return slot if self.slots[slot].is_static else None
 
     def static_batches(self, batch: Any) -> dict[int, Any]:
-        def in_slot(slot: Slot) -> Any:
-            return _map_numbered(batch, lambda at, leaf: slot.buffers[at] if isinstance(leaf, torch.Tensor) else leaf)
+        def at(slot: Slot) -> Any:
+            return _map_numbered(
+                batch, lambda position, leaf: leaf if (place := slot.places[position]) is None else place.buffer
+            )
 
-        return {number: in_slot(slot) for number, slot in enumerate(self.slots)}
+        return {number: at(slot) for number, slot in enumerate(self.slots)}
 
     def describe(self) -> str:
         if self.plan is not None:
@@ -133,7 +160,7 @@ class DeviceRing(Slots):
     def close(self) -> None:
         if self.slots:
             self.ops.finish()
-        self.slots, self.landings = [], []
+        self.slots = []
         while self.locked:
             self.ops.page_unlock(self.locked.pop())
 
@@ -141,11 +168,13 @@ class DeviceRing(Slots):
         plan = RingPlan(first, self.form, self.count, self.max_bytes)
         log.info("SinkLoader ring on %s: %s", self.ops.device, plan)
         with self.ops.on_copy_stream():
-            self.slots = [self._new_slot(plan.leaves) for _ in range(plan.slots)]
-            self.landings = [
+            landings = [
                 self._new(leaf.shape, leaf.source_dtype) if leaf is not None and leaf.is_converted else None
                 for leaf in plan.leaves
             ]
+            for _ in range(plan.slots):
+                places = [leaf and self._new_place(leaf, one) for leaf, one in zip(plan.leaves, landings, strict=True)]
+                self.slots.append(Slot(places))
             self.ops.follow(self.ops.default_stream())  # the cache hands out blocks that its kernels may still read
         self.count, self.plan = plan.slots, plan
         self.protocol = SlotProtocol(plan.slots, self.ops)
@@ -155,21 +184,12 @@ class DeviceRing(Slots):
         self.allocations += 1
         return self.ops.empty(shape, dtype, layout)
 
-    def _new_slot(self, planned: list[LeafPlan | None]) -> Slot:
-        slot = Slot([None] * len(planned), [None] * len(planned))
-        for position, leaf in enumerate(planned):
-            if leaf is not None:
-                slot.buffers[position] = self._new(leaf.shape, leaf.dtype, leaf.memory_format)
-            if leaf is not None and not leaf.is_lazy:
-                self.allocations += 1
-                slot.staging[position] = self.ops.empty_pinned(leaf.shape, leaf.source_dtype)
-        return slot
-
-    def _rows_of(self, position: int, leaf: Any) -> int | None:
-        """Rows of the planned buffer that a leaf fills; None if it needs memory of its own."""
-        planned = [] if self.plan is None else self.plan.leaves
-        plan = planned[position] if position < len(planned) else None
-        return None if plan is None else plan.rows(leaf)
+    def _new_place(self, plan: LeafPlan, landing: torch.Tensor | None) -> Place:
+        buffer, staging = self._new(plan.shape, plan.dtype, plan.memory_format), None
+        if not plan.is_lazy:
+            self.allocations += 1
+            staging = self.ops.empty_pinned(plan.shape, plan.source_dtype)
+        return Place(plan, buffer, buffer if landing is None else landing, staging)
 
     def _copy_ordinary(self, memory: Slot, batch: Any) -> Any:
         def copy(position: int, leaf: Any) -> Any:
@@ -187,18 +207,16 @@ class DeviceRing(Slots):
         return _map_numbered(batch, copy)
 
     def _copy(self, memory: Slot, position: int, leaf: torch.Tensor) -> torch.Tensor:
-        rows = self._rows_of(position, leaf)
-        if rows is None:  # no planned buffer holds it
+        place = memory.place_of(position, leaf)
+        if place is None:
             self.allocations += 1
             odd = torch.empty(leaf.shape, dtype=leaf.dtype, device=self.ops.device)
             self.ops.copy(odd, self._sendable(leaf, self.ops.empty_pinned(leaf.shape, leaf.dtype), memory))
             return self.form.convert(odd)
-        target, landing = first_rows(memory.buffers[position], rows), self.landings[position]
-        landing = target if landing is None else first_rows(landing, rows)
-        self.ops.copy(landing, self._sendable(leaf, first_rows(memory.staging[position], rows), memory))
-        if landing is not target:
-            self.ops.copy(target, landing)  # dtype and layout change here, on the device
-        return target
+        self.ops.copy(place.landing, self._sendable(leaf, place.staging, memory))
+        if place.landing is not place.buffer:
+            self.ops.copy(place.buffer, place.landing)  # dtype and layout change here, on the device
+        return place.buffer
 
     def _sendable(self, leaf: torch.Tensor, staging: torch.Tensor, memory: Slot) -> torch.Tensor:
         """`leaf` as page-locked or device memory in contiguous layout."""
@@ -214,12 +232,9 @@ class DeviceRing(Slots):
         return isinstance(leaf, torch.Tensor) and leaf.device == self.ops.device and leaf.device.type != "cpu"
 
     def _lazy_targets(self, memory: Slot, batch: Any) -> dict[int, torch.Tensor]:
-        places = {}
-        for position, leaf in enumerate(leaves(batch)):
-            rows = self._rows_of(position, leaf) if is_lazy(leaf) else None
-            if rows is not None:
-                places[id(leaf)] = first_rows(memory.buffers[position], rows)
-        return places
+        lazy = [(position, leaf) for position, leaf in enumerate(leaves(batch)) if is_lazy(leaf)]
+        places = {id(leaf): memory.place_of(position, leaf) for position, leaf in lazy}
+        return {key: place.buffer for key, place in places.items() if place is not None}
 
     def _settle(self, memory: Slot, batch: Any) -> Any:
         """Moves tensors that were made outside the slot into it where they fit, and keeps the others alive."""
@@ -229,7 +244,8 @@ class DeviceRing(Slots):
             if not isinstance(leaf, torch.Tensor):
                 memory.is_static &= not moves_itself(leaf)
                 return leaf
-            buffer = memory.buffers[position] if position < len(memory.buffers) else None
+            place = memory.places[position] if position < len(memory.places) else None
+            buffer = None if place is None else place.buffer
             if buffer is not None and has_address(leaf) and leaf.data_ptr() == buffer.data_ptr():
                 memory.is_static &= leaf.shape == buffer.shape
                 return leaf
@@ -247,11 +263,6 @@ def _map_numbered(batch: Any, function: Callable[[int, Any], Any]) -> Any:
     """`map_leaves` with the position of each leaf."""
     positions = itertools.count()
     return map_leaves(batch, lambda leaf: function(next(positions), leaf))
-
-
-def first_rows(buffer: torch.Tensor, rows: int) -> torch.Tensor:
-    """The first rows of a buffer; the buffer itself when that is all of it, or it has no rows."""
-    return buffer if buffer.ndim == 0 or buffer.shape[0] == rows else buffer[:rows]
 
 
 def moves_itself(leaf: Any) -> bool:
