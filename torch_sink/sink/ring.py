@@ -172,9 +172,8 @@ class DeviceRing(Slots):
                 self._new(leaf.shape, leaf.source_dtype) if leaf is not None and leaf.is_converted else None
                 for leaf in plan.leaves
             ]
-            for _ in range(plan.slots):
-                places = [leaf and self._new_place(leaf, one) for leaf, one in zip(plan.leaves, landings, strict=True)]
-                self.slots.append(Slot(places))
+            rows = [list(zip(plan.leaves, landings, strict=True))] * plan.slots
+            self.slots = [Slot([leaf and self._new_place(leaf, landing) for leaf, landing in row]) for row in rows]
             self.ops.follow(self.ops.default_stream())  # the cache hands out blocks that its kernels may still read
         self.count, self.plan = plan.slots, plan
         self.protocol = SlotProtocol(plan.slots, self.ops)
