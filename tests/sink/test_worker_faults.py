@@ -22,7 +22,6 @@ from torch_sink.sink.position import PassStart
 from torch_sink.sink.producer import ThreadProducer
 from torch_sink.sink.slots import ImageFormat, Slots
 from torch_sink.sink.source import Pass, Source
-from torch_sink.sink.stats import StatsRecorder
 
 from .test_faults import read_until_error, wait_until_received
 
@@ -251,7 +250,7 @@ class DeadSource(Source):
 def test_a_death_that_never_shows_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the producer's thread waits for: here, a slot that nobody gives back."""
     monkeypatch.setattr(thread_producer, "DEAD_WORKER_SECONDS", 0.2)
-    producer = ThreadProducer(Slots(1, ImageFormat(torch.device("cpu"))), StatsRecorder())
+    producer = ThreadProducer(Slots(1, ImageFormat(torch.device("cpu"))))
     monkeypatch.setattr(producer, "free_slots", list)
     producer.submit(Pass(DeadSource([]), PassStart(0), iter([])))
     with pytest.raises(SinkError, match="a data worker died"):

@@ -36,7 +36,7 @@ class Life:
             return
         self.ended = "this SinkLoader is closed; make a new one"
         closing = [producer.close, source.close, slots.close]
-        if producer.is_running_here():
+        if threading.current_thread() is producer.thread:
             # Garbage was collected in the thread that is to be stopped, which waits for nobody.
             threading.Thread(target=_call_all, args=(closing,), name="torch_sink-close").start()
         else:

@@ -14,7 +14,7 @@ from torch_sink.sink.lifetime import Life
 from torch_sink.sink.options import check_arguments, make_slots, open_source, resolve_device, warn_if_unsharded
 from torch_sink.sink.producer import Producer, ThreadProducer
 from torch_sink.sink.slots import ImageFormat
-from torch_sink.sink.stats import QueueStats, StatsRecorder
+from torch_sink.sink.stats import QueueStats
 from torch_sink.sink.traversal import Traversal
 from torch_sink.thread_waits import here, waits_allowed
 
@@ -91,12 +91,11 @@ class SinkLoader:
         self._form = ImageFormat(resolve_device(device), dtype, memory_format, on_decode_error)
         self._source = open_source(loader)
         self._source.guard.policy = on_decode_error
-        self._stats = StatsRecorder()
         self._slots = make_slots(self._form, slots, max_bytes, self._source.pins_batches)
         self._slots.share(self._source.make_slabs)
-        self._producer = Producer(self._slots, self._stats)
+        self._producer = Producer(self._slots)
         if self._source.runs_in_thread:
-            self._producer = ThreadProducer(self._slots, self._stats, self._source.has_workers)
+            self._producer = ThreadProducer(self._slots, self._source.has_workers)
         self._traversal = Traversal(self._source, self._producer, sink_size, timeout_seconds)
         self._is_checked = False
         self._life = Life(self, self._producer, self._source, self._slots)
@@ -248,7 +247,7 @@ class SinkLoader:
         """What the queue saw so far."""
         self._check_process()
         planned = self._slots.bytes_planned()
-        return self._stats.snapshot(self._producer.bytes_held() if planned is None else planned)
+        return self._producer.stats.snapshot(self._producer.bytes_held() if planned is None else planned)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

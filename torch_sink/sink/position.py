@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch_sink.common.random_state import RandomState, as_bytes, as_tensor
@@ -43,12 +43,9 @@ class Position:
     pass_number: int = 0  # the source's pass that the next batch comes from
     batch_in_pass: int = 0  # batches consumed of it
     start: PassStart | None = None  # how that pass began; None before it did
-    worker_states: dict[int, RandomState] = field(default_factory=dict)  # after the last consumed batch of each
+    # After the last consumed batch of each; the dictionary itself does not change.
+    worker_states: dict[int, RandomState] = field(default_factory=dict)
     loader_state: Any = None  # of a loader that keeps its own, after the last consumed batch
-
-    def copy(self) -> Position:
-        """One that does not change with this one."""
-        return replace(self, worker_states=dict(self.worker_states))
 
     def next_pass(self, keeps_workers: bool) -> None:
         """The pass is over; workers that are started anew for the next one have no state to remember."""
@@ -116,9 +113,7 @@ def read_state(state: dict[str, Any]) -> tuple[Position, ResumePoint]:
         position.start = start
     else:
         random_state = b""  # the pass draws from it on, so it is not set a second time
-    return position, ResumePoint(
-        start, position.batch_in_pass, dict(worker_states), random_state, position.loader_state
-    )
+    return position, ResumePoint(start, position.batch_in_pass, worker_states, random_state, position.loader_state)
 
 
 def check_sampling(state: dict[str, Any], now: dict[str, int | None]) -> None:

@@ -36,12 +36,12 @@ def fill(slots: Slots, slot: int, item: Item) -> None:
 class Producer:
     """Makes each batch in the calling thread when it is asked for: draws come in the plain loop's order."""
 
-    def __init__(self, slots: Slots, stats: StatsRecorder) -> None:
+    def __init__(self, slots: Slots) -> None:
         self.slots = slots
-        self.stats = stats
+        self.stats = StatsRecorder()
         self.current: Pass | None = None  # whose batches come next; None when its end was seen
         self.held: Item | None = None  # the batch that the consumer uses
-        self.ready: deque[Item] = deque()  # what waits for the consumer
+        self.ready: deque[Item] = deque()  # what waits for the consumer; copy() is one C call, beside the thread's
         self.thread: threading.Thread | None = None  # that makes the batches
         self.gate: Any = contextlib.nullcontext()  # who holds it has nothing pinned, allocated or queried for a batch
         self.left_at = time.monotonic()
@@ -53,10 +53,6 @@ class Producer:
     def submit(self, current: Pass) -> None:
         """Gives the pass whose batches come next."""
         self.current = current
-
-    def batches_ready(self) -> int:
-        """Batches that wait for the consumer."""
-        return sum(item.slot >= 0 for item in self.ready.copy())
 
     def take(self, timeout_seconds: float) -> Item:
         """The next item, in order; the batch taken before is not used any more.
@@ -101,14 +97,9 @@ class Producer:
         """Leaves the source and forgets what is ready."""
         self.current = None
 
-    def is_running_here(self) -> bool:
-        """Whether the calling thread makes the batches in the background."""
-        return threading.current_thread() is self.thread
-
     def bytes_held(self) -> int:
         """Bytes of the batches that wait here or are in use."""
-        items = [*self.ready.copy(), self.held]  # copy() is one C call: the thread may append meanwhile
-        return sum(tensor_bytes(item.batch) for item in items if item is not None)
+        return sum(tensor_bytes(item.batch) for item in (*self.ready.copy(), self.held) if item is not None)
 
     def close(self) -> None:
         """Stops the active pass, within seconds. Idempotent."""
@@ -127,8 +118,8 @@ class ThreadProducer(Producer):
     when the consumer waits for it.
     """
 
-    def __init__(self, slots: Slots, stats: StatsRecorder, runs_ahead: bool = True) -> None:
-        super().__init__(slots, stats)
+    def __init__(self, slots: Slots, runs_ahead: bool = True) -> None:
+        super().__init__(slots)
         self.runs_ahead = runs_ahead
         self.is_asked = False
         self.changed = threading.Condition()
@@ -152,7 +143,7 @@ class ThreadProducer(Producer):
         self.making = None
 
     def submit(self, current: Pass) -> None:
-        """Gives the pass whose batches come next, to a thread that lives until its end or its first error."""
+        """To a thread that lives until the pass ends, or until its first error."""
         self.park()
         self.current = current
         self.thread = threading.Thread(target=self._run, args=(current,), name="torch_sink-producer", daemon=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
@@ -169,7 +170,7 @@ class Traversal:
         source, is_loaded = self.source, self.is_loaded
         if isinstance(source.loader, Iterator):
             raise ValueError("a generator object can be traversed only once; pass the generator function, or a list")
-        position = self.position.copy()
+        position = replace(self.position)
         start, draws = source.next_start(position.pass_number), global_random_state()
         state = self.state_dict() if self.passes or self.resume is not None else None
         try:
@@ -244,7 +245,7 @@ class Traversal:
             self._begin_pass()
         elif self.may_begin_ahead and self.producer.current is None:
             left = self.sink_size - self.position.batch_in_epoch
-            if not self.is_last_epoch or left > self.producer.batches_ready():
+            if not self.is_last_epoch or left > sum(one.slot >= 0 for one in self.producer.ready.copy()):
                 try:
                     self._begin_pass()
                 except Exception:
