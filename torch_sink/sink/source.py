@@ -90,8 +90,8 @@ class Pass:
                     self._check_end(stop)
                     item.is_end = True
                 item.loader_state = self.source.state_after(item)
-            if self.source.guard.loss:
-                item.loss, left_out = self.source.guard.take()
+            if self.source.damage.loss:
+                item.loss, left_out = self.source.damage.take()
                 item.left_out = 0 if self.lists is None else len(left_out)
                 item.left_out_states = {one.worker: one.random_state for one in left_out if one is not None}
         except PassCancelled:
@@ -112,7 +112,7 @@ class Pass:
                 # What a dropped batch raises was raised before the checkpoint; a dead worker is another matter.
                 if self.source.is_broken:
                     raise
-            self.source.guard.take()
+            self.source.damage.take()
         item.batch = next(self.batches)
         if isinstance(item.batch, RecordedBatch):
             item.batch, item.worker, item.random_state = item.batch
@@ -153,7 +153,7 @@ class Source:
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
-        self.guard = LoaderGuard()  # what becomes of samples with broken files
+        self.damage = LoaderGuard()  # what becomes of samples with broken files
 
     @property
     def num_workers(self) -> int:

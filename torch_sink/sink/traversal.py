@@ -232,7 +232,7 @@ class Traversal:
         self.producer.park()
         with self.source.active():
             begun = self.source.begin(number, self.resume)
-        self.source.guard.take()  # of batches that were made again and dropped
+        self.source.damage.take()  # of batches that were made again and dropped
         self.passes.append(begun)
         if len(self.passes) == 1:
             self.position.start = begun.start

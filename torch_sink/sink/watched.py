@@ -115,7 +115,7 @@ class WatchedSource(Source):
             if self.records and owner is self.loaders[0]:
                 owner.collate_fn = RecordingCollate(owner.collate_fn, self.placeholders)
         try:
-            with self.guard.making_iterator(owner):
+            with self.damage.making_iterator(owner):
                 iterator = stock()
         finally:
             owner.collate_fn, owner.worker_init_fn = collate, init
@@ -136,7 +136,7 @@ class WatchedSource(Source):
 
     def add(self, iterator: Any) -> None:
         """Guards `iterator`, if it has workers and is not guarded yet."""
-        self.guard.add(iterator)
+        self.damage.add(iterator)
         if not self.is_guarding or not runs_workers(iterator) or self._guard_of(iterator) is not None:
             return
         made = WorkerGuard(iterator)
