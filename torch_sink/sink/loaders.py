@@ -186,9 +186,6 @@ class OwnIteratorSource(WrapperSource):
         self.is_under_way = not item.is_end
         return None
 
-    def next_start(self, number: int) -> PassStart:
-        return PassStart(number, generator_states(self.generators))
-
     def not_covered(self) -> list[str]:
         notes = [
             f"{type(self.loader).__name__} has an __iter__ of its own: batches that were consumed are loaded again and "

@@ -7,13 +7,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
+import torch
+
+from torch_sink.common.random_state import (
+    RandomState,
+    generator_states,
+    global_random_state,
+    set_generator_states,
+    set_global_random_state,
+)
 from torch_sink.common.slabs import Slabs
 from torch_sink.damage.loaders import LoaderGuard
 from torch_sink.damage.report import DecodeReport
 from torch_sink.sink.position import PassStart, ResumePoint
 from torch_sink.sink.recording import IndexLists, RecordedBatch
-from torch_sink.sink.workers import PassCancelled, WorkerTimeout
+from torch_sink.sink.workers import PassCancelled, WorkerGuard, WorkerTimeout
 
 
 @dataclass(slots=True)
@@ -154,6 +162,9 @@ class Source:
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self.damage = LoaderGuard()  # what becomes of samples with broken files
+        self.guards: list[WorkerGuard] = []  # of each iterator with workers
+        self.is_cancelled = False
+        self.generators: list[torch.Generator] = []  # of the loader and its samplers
 
     @property
     def num_workers(self) -> int:
@@ -163,7 +174,7 @@ class Source:
     @property
     def is_broken(self) -> bool:
         """Whether the pass cannot go on: a worker died, or a result is lost."""
-        return False
+        return any(one.is_broken for one in self.guards)
 
     def renew(self) -> None:
         """After an attribute of the loader was set: the next pass goes by it."""
@@ -216,7 +227,7 @@ class Source:
 
     def next_start(self, number: int) -> PassStart:
         """How pass `number` would begin if it began now."""
-        return PassStart(number)
+        return PassStart(number, generator_states(self.generators))
 
     def state_after(self, item: Item) -> Any:
         """The state of a loader that keeps its own, after a batch or the end."""
@@ -224,19 +235,26 @@ class Source:
 
     def rewind(self, start: PassStart) -> None:
         """Takes back what a pass drew that was begun ahead and of which nothing was consumed."""
+        set_generator_states(self.generators, start.generators)
 
     def leave(self, left: Pass, consumed: int) -> None:
         """Takes back what a pass drew ahead of the batches that were consumed of it."""
 
     def cancel(self) -> None:
         """Asks a thread that waits in `Pass.receive` to leave it, within half a second where it waits for workers."""
+        self.is_cancelled = True
+        for one in self.guards:
+            one.is_cancelled = True
 
     def has_dead_worker(self) -> bool:
         """Whether a worker that still has work to do is gone."""
-        return False
+        return any(one.has_dead_worker() for one in self.guards)
 
     def free_reader(self, is_free: Callable[[], bool], seconds: float) -> None:
         """Frees a thread that is stuck in `Pass.receive` after a worker died."""
+        for one in self.guards:
+            if one.is_polling or one.has_dead_worker():
+                one.free_reader(is_free, seconds)
 
     def end_pass(self, batches: Iterator[Any]) -> None:
         """Stops the workers of a pass that do not go on to the next one, or cannot."""

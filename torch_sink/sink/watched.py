@@ -11,10 +11,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from torch_sink.common.random_state import RandomState, find_generators, set_generator_states
+from torch_sink.common.random_state import RandomState, find_generators
 from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
-from torch_sink.sink.position import PassStart
 from torch_sink.sink.recording import RecordingCollate, ReportingContext, WorkerInit
 from torch_sink.sink.source import Source, in_this_thread
 from torch_sink.sink.workers import WorkerGuard
@@ -55,8 +54,6 @@ class WatchedSource(Source):
         self.pins_batches = self.has_workers and loader.pin_memory
         self.generators = find_generators(loader) if self.is_guarding else []
         self.loaders = data_loaders_in(loader if watched is None else watched)
-        self.guards: list[WorkerGuard] = []
-        self.is_cancelled = False
         self.slabs: Slabs | None = None  # written to by the workers of one iterator at a time
         self.slab_writers: list[Any] = []
         self._writing: Callable[[], Any] = lambda: None  # the iterator that these belong to
@@ -64,10 +61,6 @@ class WatchedSource(Source):
         self.states: dict[int, RandomState] = {}  # of workers that go on where others were
         self.placeholders = 0  # workers whose first batch is an empty one
         self._hooks = [_Hook.on(one) for one in self.loaders]
-
-    @property
-    def is_broken(self) -> bool:
-        return any(one.is_broken for one in self.guards)
 
     @contextlib.contextmanager
     def active(self, in_consumer: Callable[..., Any] = in_this_thread) -> Iterator[None]:
@@ -92,9 +85,6 @@ class WatchedSource(Source):
             with contextlib.suppress(TypeError, NotImplementedError):
                 return {"samples": len(loader.sampler), "batch_size": loader.batch_size}
         return super().sampling()
-
-    def rewind(self, start: PassStart) -> None:
-        set_generator_states(self.generators, start.generators)
 
     def watches(self, loader: Any) -> bool:
         """Whether iterators of `loader` are guarded; none are once this is closed."""
@@ -171,19 +161,6 @@ class WatchedSource(Source):
                 self.add(iterator)
         for one in self.guards:
             one.is_cancelled = False
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-        for one in self.guards:
-            one.is_cancelled = True
-
-    def has_dead_worker(self) -> bool:
-        return any(one.has_dead_worker() for one in self.guards)
-
-    def free_reader(self, is_free: Callable[[], bool], seconds: float) -> None:
-        for one in self.guards:
-            if one.is_polling or one.has_dead_worker():
-                one.free_reader(is_free, seconds)
 
     def end_pass(self, batches: Iterator[Any]) -> None:
         """Stops the workers that the loader does not keep for its next pass; all of them after a death."""
