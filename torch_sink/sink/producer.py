@@ -28,7 +28,9 @@ def fill(slots: Slots, slot: int, item: Item) -> None:
     """Puts the batch of `item` into a slot; what goes wrong becomes an error in its place."""
     try:
         item.batch, loss = slots.fill(slot, item.batch)
-        item.slot, item.loss = slot, item.loss + loss
+        item.slot = slot
+        if loss is not None:
+            item.loss = loss if item.loss is None else item.loss + loss
     except BaseException as error:
         item.batch, item.error = None, error
 

@@ -98,7 +98,7 @@ class DeviceRing(Slots):
             else:
                 log.warning("%s bytes of shared memory cannot be page-locked: batches are copied", f"{region.nbytes:,}")
 
-    def fill(self, slot: int, batch: Any) -> tuple[Any, DecodeReport]:
+    def fill(self, slot: int, batch: Any) -> tuple[Any, DecodeReport | None]:
         """Issues the copies and kernels that bring `batch` into `slot`; the host waits only for staging memory."""
         protocol = self._allocate(leaves(batch)) if self.protocol is None else self.protocol
         if self.slabs is not None:

@@ -82,10 +82,10 @@ class Slots:
         Not on the CPU: the consumer gets the source's own tensors, and may keep them as long as it likes.
         """
 
-    def fill(self, slot: int, batch: Any) -> tuple[Any, DecodeReport]:
+    def fill(self, slot: int, batch: Any) -> tuple[Any, DecodeReport | None]:
         """Puts a batch of the source into a slot; returns what the consumer will get."""
         if self.form.keeps_tensors and is_flat(batch):
-            return batch, DecodeReport()
+            return batch, None
         batch, loss = execute_lazy(batch, self.form, {})
         return (batch if self.form.keeps_tensors else map_leaves(batch, self.form.convert)), loss
 
@@ -116,14 +116,14 @@ class Slots:
         """Waits until nothing is in flight and gives the memory back."""
 
 
-def execute_lazy(batch: Any, form: ImageFormat, targets: dict[int, torch.Tensor]) -> tuple[Any, DecodeReport]:
+def execute_lazy(batch: Any, form: ImageFormat, targets: dict[int, torch.Tensor]) -> tuple[Any, DecodeReport | None]:
     """Executes every lazy leaf of `batch` on the current stream and drops lost samples from the other leaves.
 
     `targets` has by the `id` of a lazy leaf, where it is planned for, the preallocated tensor to execute it into.
     """
     lazy = [] if is_flat(batch) else [leaf for leaf in leaves(batch) if is_lazy(leaf)]
     if not lazy:
-        return batch, DecodeReport()
+        return batch, None
     policy = or_current(form.on_decode_error)
     options = {"dtype": form.dtype, "memory_format": form.memory_format, "on_decode_error": policy}
     results = {
@@ -139,7 +139,7 @@ def execute_lazy(batch: Any, form: ImageFormat, targets: dict[int, torch.Tensor]
             results[key] = tensor.index_select(0, rows), wanted
     batch = map_leaves(batch, lambda leaf: results[id(leaf)][0] if is_lazy(leaf) else leaf)
     if wanted is None:
-        return batch, DecodeReport()
+        return batch, None
     done = {id(tensor) for tensor, _ in results.values()}
     batch = select_samples(batch, wanted, batch_size, lambda leaf: id(leaf) in done)
     return batch, DecodeReport(batch_size - len(wanted), len(wanted) - len(set(wanted)), files)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,8 +37,7 @@ class Item:
     worker: int = -1  # that made it; -1 where that is not known
     random_state: RandomState = b""  # of that worker's generators
     loader_state: Any = None  # `state_dict()` of a loader that keeps its own
-    # Samples with broken files, of this batch and of those that were left out before it.
-    loss: DecodeReport = field(default_factory=DecodeReport)
+    loss: DecodeReport | None = None  # samples with broken files, of this batch and of those left out before it
     left_out: int = 0  # batches without samples that were left out before it, where a position counts them
     left_out_states: dict[int, RandomState] | None = None  # of the workers that made them
     error: BaseException | None = None

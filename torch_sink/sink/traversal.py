@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from torch_sink.common.random_state import RandomState, global_random_state, set_global_random_state
 from torch_sink.damage.loaders import end_pass
-from torch_sink.damage.report import DecodeReport, add_to_report
+from torch_sink.damage.report import add_to_report
 from torch_sink.errors import SinkError, add_hints, add_note
 from torch_sink.sink.position import Position, ResumePoint, check_sampling, read_state, write_state
 from torch_sink.sink.producer import Producer
@@ -98,9 +98,8 @@ class Traversal:
         position.batch_in_epoch += 1
         position.batches += 1
         self._note(item)
-        if item.loss:
-            self._lose(item.loss)
-            item.loss = DecodeReport()  # the batch may be given back, and consumed a second time
+        if item.loss is not None:
+            self._lose(item)
         self.was_interrupted = False
         return item
 
@@ -199,11 +198,13 @@ class Traversal:
         if item.loader_state is not None:
             position.loader_state = item.loader_state
 
-    def _lose(self, loss: DecodeReport) -> None:
-        """Samples of this pass have broken files."""
-        self.producer.stats.loss.add(loss)
-        add_to_report(loss)
-        self.passes[0].lost.add(loss)
+    def _lose(self, item: Item) -> None:
+        """Counts samples of this pass whose files are broken, once: a batch may be given back and come again."""
+        loss, item.loss = item.loss, None
+        if loss is not None:
+            self.producer.stats.loss.add(loss)
+            add_to_report(loss)
+            self.passes[0].lost.add(loss)
 
     def _fail(self, item: Item) -> NoReturn:
         """Raises what the source or the device stage raised, with its origin."""
@@ -262,7 +263,7 @@ class Traversal:
 
     def _end_pass(self, item: Item) -> None:
         self._note(item)
-        self._lose(item.loss)
+        self._lose(item)
         self.may_begin_ahead = True
         finished = self.passes.pop(0)
         finished.stop()
