@@ -172,7 +172,7 @@ def soak(loader: SinkLoader, pass_length: int, count: int) -> None:
     """Takes `count` batches, numbered by pass, with a `break` now and then."""
     growth, delivered = Growth(), 0
     while delivered < count:
-        for batch in loader:
+        for batch in loader.rest():
             assert int(batch[0, 0]) == delivered % pass_length
             delivered += 1
             if delivered % 1777 == 0:
