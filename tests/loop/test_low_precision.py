@@ -13,7 +13,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torchvision.models import ConvNeXt, VisionTransformer
-from torchvision.models.convnext import CNBlockConfig
+from torchvision.models.convnext import CNBlock, CNBlockConfig
+from torchvision.models.vision_transformer import EncoderBlock
 
 from torch_sink.loop import JitConfig, StepLoop, amp
 from torch_sink.loop.engines import jit as compiler
@@ -159,6 +160,8 @@ def test_models_of_torchvision(level: str, dtype: torch.dtype, checkpointed: boo
         for module in model.modules():
             if isinstance(module, (nn.Linear, nn.LayerNorm)):
                 module.register_forward_hook(lambda module, args, output, seen=seen: seen.append(output.dtype))
+            elif isinstance(module, (EncoderBlock, CNBlock)):
+                module.register_forward_pre_hook(lambda module, args, seen=seen: seen.append(args[0].dtype))
         outputs = checkpoint(model, inputs, use_reentrant=False) if checkpointed else model(inputs)
         assert outputs.dtype == torch.float32
         torch.testing.assert_close(outputs, plain(inputs), rtol=0.05, atol=0.05)

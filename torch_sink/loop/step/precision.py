@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.loss import _Loss
 
 from torch_sink.loop.core.batches import map_tensors
@@ -69,10 +70,10 @@ class Autocast(Precision):
 class LayerCasts(Autocast):
     """O2 and O3: torch.autocast, and what goes from layer to layer is in low precision.
 
-    Layers with parameters hand low precision on. So do normalization layers, which compute in float32 at O2
-    (`float_norms`). The model's outputs and the loss function are float32. All of it is done by hooks that look whether
-    autocast is in force: outside `context()` the model is what it was, and an activation checkpoint, which restores
-    autocast, recomputes what it computed.
+    Layers with parameters hand low precision on, and so does dropout, behind which the residual stream of a transformer
+    begins. So do normalization layers, which compute in float32 at O2 (`float_norms`). The model's outputs and the loss
+    function are float32. All of it is done by hooks that look whether autocast is in force: outside `context()` the
+    model is what it was, and an activation checkpoint, which restores autocast, recomputes what it computed.
     """
 
     def __init__(
@@ -91,7 +92,9 @@ class LayerCasts(Autocast):
                 norm_gets = to_float if float_norms or isinstance(module, nn.RMSNorm) else to_low
                 self._handles.append(module.register_forward_pre_hook(norm_gets.inputs, with_kwargs=True))
                 self._handles.append(module.register_forward_hook(to_low.outputs))
-            elif module not in outermost and any(True for _ in module.parameters(recurse=False)):
+            elif isinstance(module, _DropoutNd) or (
+                module not in outermost and any(True for _ in module.parameters(recurse=False))
+            ):
                 self._handles.append(module.register_forward_hook(to_low.outputs))
         self._handles.append(model.register_forward_hook(to_float.outputs))
 
