@@ -174,12 +174,14 @@ def test_models_of_torchvision(level: str, dtype: torch.dtype, checkpointed: boo
             assert (ours.grad - exact.grad).norm() <= 0.1 * exact.grad.norm() + 1e-3
 
 
-def test_what_a_model_computes_last_is_not_rounded() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_a_model_computes_last_is_not_rounded(compiled: bool) -> None:
     """As the logits of CLIP, which a parameter of the model itself scales."""
+    torch._dynamo.reset()
     seen: list[Tensor] = []
     model = Calling(lambda features, scale: features * scale)
     loop = StepLoop(
-        model,
+        torch.compile(model, backend="eager") if compiled else model,
         lambda outputs, _: (seen.append(outputs.detach()), outputs.mean())[1],
         torch.optim.SGD(model.parameters(), lr=0.0),
         amp="O2",

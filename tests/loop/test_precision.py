@@ -9,11 +9,13 @@ import inspect
 import pickle
 import weakref
 from collections import OrderedDict, defaultdict
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from torch_sink.loop import StepLoop, amp
@@ -114,6 +116,34 @@ def test_o2_equals_a_model_cast_by_hand() -> None:
     assert losses.tolist() == expected
     for ours, theirs in zip(model.parameters(), by_hand.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def hooks_on(model: nn.Module) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+@pytest.mark.parametrize("end", ["refused", "dropped", "closed"])
+def test_no_loop_leaves_its_hooks(end: str) -> None:
+    """Neither on the model nor on the average: under autocast of the user's own they would cast."""
+    model = Recorder()
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    if end == "refused":
+        with pytest.raises(TypeError, match="optimizer is a str"):
+            StepLoop(model, functional.cross_entropy, "sgd", amp="O2")
+    else:
+        loop = StepLoop(model, functional.cross_entropy, optimizer, amp="O2", ema=0.9)
+        loop.run(make_batches(2))
+        loop.evaluate(make_batches(1), ema=True)
+        average = loop.ema_model()
+        assert hooks_on(model) > 0
+        assert hooks_on(average) > 0
+        if end == "closed":
+            loop.close()
+        else:
+            del loop
+            gc.collect()
+        assert hooks_on(average) == 0
+    assert hooks_on(model) == 0
 
 
 def test_auto_is_float32_on_the_cpu() -> None:
@@ -300,6 +330,25 @@ def test_keep_batchnorm_fp32_overrides_the_level() -> None:
         model = amp.auto_mixed_precision(Recorder(), level, torch.bfloat16, keep_batchnorm_fp32=keep)
         model.watch()(make_batches(1)[0][0])
         assert model.seen["layer"] == (torch.float32 if keep else torch.bfloat16, torch.bfloat16)
+
+
+class Product(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs @ inputs
+
+
+@pytest.mark.parametrize("lists", [{"white_list": [Product]}, {"black_list": [Product]}])
+def test_layers_without_parameters_compute_where_their_inputs_lie(
+    lists: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member of either list, on a device of which nothing but the inputs tells."""
+    model = amp.custom_mixed_precision(nn.Sequential(Product()), **lists)
+    seen: list[str] = []
+    monkeypatch.setattr(torch, "autocast", lambda kind, **_: seen.append(kind) or nullcontext())
+    with FakeTensorMode():
+        model(torch.empty(3, 3, device="cuda"))
+    assert seen
+    assert set(seen) == {"cuda"}
 
 
 def test_lists() -> None:

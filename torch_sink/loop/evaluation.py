@@ -106,12 +106,13 @@ class Evaluator:
         return [*(f"evaluation: mode {mode}" for mode in modes), *lines]
 
     def close(self) -> None:
-        """Release what the device holds."""
+        """Release what the device holds, and leave the network as it was found."""
         for runner in (*(one.runner for one in self._passes.values()), self._predictor):
             if runner is not None:
                 runner.close()
         self._passes.clear()
         self._predictor = None
+        self._precision.close()
 
     def _run(
         self, evaluation: _Pass, loader: Any, arguments: RunArguments, event: Callable[[str], None]

@@ -26,7 +26,7 @@ from torch_sink.loop.evaluation import Evaluator
 from torch_sink.loop.loop_state import LoaderPositions, load_loop_state, loop_state, resume_loop, save_loop
 from torch_sink.loop.run import TrainingRun
 from torch_sink.loop.step.optimizers import own_scaler, scheduler_repeats, unwrap_optimizer
-from torch_sink.loop.step.precision import make_precision, resolve_precision
+from torch_sink.loop.step.precision import make_precision, resolve_level
 from torch_sink.loop.step.scaler import OverflowCount, StaticLossScaler, resolve_loss_scaler
 from torch_sink.loop.step.schedule import Schedule
 from torch_sink.loop.step.update import WeightAverage
@@ -110,15 +110,12 @@ class StepLoop:
         self.model, self.loss_fn, self.sink_size, self.accumulate = model, loss_fn, sink_size, accumulate
         self.device = check.resolve_device(model, device)
         self.model_devices = frozenset(parameter.device for parameter in model.parameters())
-        # Before the precision: the average's copy of the model must not carry hooks of ours.
         self.average = WeightAverage(model, ema) if ema is not None else None
-        self.precision = resolve_precision(amp, amp_dtype, model, self.device)
-        self.optimizer = unwrap_optimizer(optimizer, self.precision.level)
+        level = resolve_level(amp, amp_dtype, model, self.device)
+        self.optimizer = unwrap_optimizer(optimizer, level)
         check.check_optimizer_covers(model, self.optimizer)
         self.scheduler = check.unwrap_scheduler(scheduler, self.optimizer)
-        self.scaler = resolve_loss_scaler(
-            loss_scaler, self.precision.level, self.precision.dtype, self.device, own_scaler(optimizer)
-        )
+        self.scaler = resolve_loss_scaler(loss_scaler, level, amp_dtype, self.device, own_scaler(optimizer))
         self.ranks = Ranks(model)
         self.step_count = 0
         self.progress = Progress()
@@ -136,6 +133,8 @@ class StepLoop:
         self.overflows = OverflowCount(self.scaler, accumulate)
         self._positions = LoaderPositions()
         self._evaluators: dict[bool, Evaluator] = {}
+        # Last: its hooks are not to stay on a model that was refused, nor to be copied into the average.
+        self.precision = make_precision(level, amp_dtype, self.device.type, model)
 
     @explains_other_names()
     def run(

@@ -16,7 +16,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.loss import _Loss
 
-from torch_sink.loop.core.batches import map_tensors
+from torch_sink.loop.core.batches import batch_tensors, map_tensors
+from torch_sink.loop.core.distributed import without_wrappers
 
 LEVELS = ("O0", "O1", "O2", "O3", "auto")
 LOW = (torch.float16, torch.bfloat16)
@@ -82,8 +83,10 @@ class LayerCasts(Autocast):
         super().__init__(level, dtype, device_type)
         to_low, to_float = _Cast(dtype, dtype), _Cast(torch.float32, dtype)
         float_norms = level == "O2" if float_norms is None else float_norms
-        outermost = model, getattr(model, "module", None)  # what they compute last is not rounded
+        inner = without_wrappers(model)  # what the model computes last is not rounded, in whatever it was wrapped
+        outermost = model, inner, without_wrappers(getattr(inner, "module", inner))
         self._handles: list[Any] = []
+        weakref.finalize(self, _remove, self._handles).atexit = False  # a loop may go without being closed
         for module in model.modules():
             if isinstance(module, _Loss):
                 self._handles.append(module.register_forward_pre_hook(to_float.inputs, with_kwargs=True))
@@ -102,9 +105,12 @@ class LayerCasts(Autocast):
         return torch.autocast(self.device_type, enabled=False)
 
     def close(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        _remove(self._handles)
+
+
+def _remove(handles: list[Any]) -> None:
+    while handles:
+        handles.pop().remove()
 
 
 class _Cast:
@@ -175,8 +181,9 @@ class PrecisionForward:
         if module is None:
             raise ReferenceError("the model that this forward belongs to is gone; keep the model, not its forward")
         forward: Callable[..., Any] = self._own or type(module).forward.__get__(module)
-        for parameter in islice(module.parameters(), 1):  # the model may have moved since
-            self._precision.device_type = parameter.device.type
+        # The model may have moved since; what has no parameters goes by what it gets.
+        for tensor in [*islice(module.parameters(), 1)] or batch_tensors((args, kwargs))[:1]:
+            self._precision.device_type = tensor.device.type
         with self._precision.context():
             args, kwargs = self._precision.inputs((args, kwargs))
             outputs = forward(*args, **kwargs)
@@ -188,8 +195,8 @@ def to_float32(value: Any) -> Any:
     return map_tensors(lambda tensor: tensor.float() if tensor.dtype in LOW else tensor, value)
 
 
-def resolve_precision(level: str, dtype: torch.dtype, model: nn.Module, device: torch.device) -> Precision:
-    """Turn the `amp` and `amp_dtype` arguments into a Precision."""
+def resolve_level(level: str, dtype: torch.dtype, model: nn.Module, device: torch.device) -> str:
+    """Check the `amp` and `amp_dtype` arguments; "auto" becomes a level."""
     if level not in LEVELS:
         raise ValueError(
             f"amp={level!r}: the levels are {', '.join(LEVELS)}; for autocast pass amp='O1', amp_dtype=torch.bfloat16"
@@ -201,15 +208,13 @@ def resolve_precision(level: str, dtype: torch.dtype, model: nn.Module, device: 
             f"amp={level!r}, but the model went through auto_mixed_precision already; "
             "pass amp='O0', or the model as it was"
         )
-    if level == "auto":
-        level = "O0" if device.type == "cpu" else "O2"
-    return make_precision(level, dtype, device.type, model)
+    return level if level != "auto" else "O0" if device.type == "cpu" else "O2"
 
 
 def make_precision(
     level: str, dtype: torch.dtype, device_type: str, model: nn.Module, *, float_norms: bool | None = None
 ) -> Precision:
-    """The precision of a model; O2 and O3 belong to it alone."""
+    """The precision of a model; O2 and O3 belong to it alone, and hang hooks on it until they are closed or gone."""
     if level in ("O0", "O1"):
         return (Precision if level == "O0" else Autocast)(level, dtype, device_type)
     return LayerCasts(level, dtype, device_type, model, float_norms=float_norms)
