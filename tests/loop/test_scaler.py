@@ -73,6 +73,8 @@ def test_static_scale_and_nested_values() -> None:
     assert torch.equal(scaler.unscale(scaled)["b"][0], torch.tensor([1.0, -1.0], dtype=torch.float16))
     with pytest.raises(TypeError, match="cannot scale str"):
         scaler.scale("loss")
+    with pytest.raises(TypeError, match="cannot scale float"):
+        scaler.scale([torch.tensor(2.0), 1.0])
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import lr_scheduler
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_sink.loop import LambdaCallback, StepLoop, SummaryCollector, no_host_sync
 from torch_sink.loop.amp import StaticLossScaler
@@ -233,6 +234,26 @@ def test_rates_that_are_tensors() -> None:
             _, rates = plain_loop(net, functional.cross_entropy, optimizer, make_batches(4), scheduler=scheduler)
     assert torch.equal(model[-1].weight, plain[-1].weight)
     assert torch.equal(history.learning_rates, rates)
+
+
+def test_rates_that_are_tensors_are_read_in_one_copy() -> None:
+    """On a device each read of a single element would be a wait."""
+    seen: list[str] = []
+
+    class Reader(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    model = make_model()
+    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=torch.tensor(0.5)))
+    loop.schedule.start()
+    for _ in range(3):
+        loop.schedule.before_step()
+    with Reader():
+        assert loop.schedule.rates(3).tolist() == [[0.5]] * 3
+    assert "aten::stack" in seen
+    assert "aten::_local_scalar_dense" not in seen
 
 
 def test_evaluation_mode_is_the_callers(caplog: pytest.LogCaptureFixture) -> None:

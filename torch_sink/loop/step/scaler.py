@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable imports the compiler at once
 
 from torch_sink.errors import SinkError
-from torch_sink.loop.core.batches import map_tensors
+from torch_sink.loop.core.batches import batch_leaves, map_tensors
 from torch_sink.loop.core.history import SinkRecord
 from torch_sink.loop.step.update import OptimizerUpdate
 from torch_sink.thread_waits import host_sync_allowed
@@ -234,8 +234,9 @@ class DynamicLossScaler(StaticLossScaler):
 
 
 def _check_scalable(inputs: Any) -> Any:
-    if not isinstance(inputs, (Tensor, list, tuple, dict)):
-        raise TypeError(f"cannot scale {type(inputs).__name__}; pass a tensor, or a list, tuple or dict of tensors")
+    for leaf in batch_leaves(inputs):
+        if not isinstance(leaf, Tensor):
+            raise TypeError(f"cannot scale {type(leaf).__name__}; pass a tensor, or a list, tuple or dict of tensors")
     return inputs
 
 

@@ -102,8 +102,13 @@ class Schedule:
 
 
 def _as_numbers(rows: list[list[Any]]) -> list[list[float]]:
+    """Rows of numbers; tensors among them come to the host in one copy."""
+    tensors = [value.reshape(()).double() for row in rows for value in row if isinstance(value, Tensor)]
+    if not tensors:
+        return rows
     with host_sync_allowed():
-        return [[float(value) for value in row] for row in rows]  # host sync, where rates are tensors on a device
+        numbers = iter(torch.stack(tensors).tolist())  # host sync
+    return [[next(numbers) if isinstance(value, Tensor) else value for value in row] for row in rows]
 
 
 class RateTable:
