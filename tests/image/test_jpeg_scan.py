@@ -152,6 +152,29 @@ def test_files_with_more_tables_than_the_kernels_can_number_are_left_out(monkeyp
     assert laid_out.files.huffman[1] == 4
 
 
+def noise(seed: int) -> bytes:
+    """A gray file with Huffman tables of its own."""
+    image = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, seed % 20 + 1), np.uint8))
+    image.save(file := io.BytesIO(), "JPEG", quality=60, optimize=True)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_quantization_table_that_looks_like_the_codes_of_another_file(order: tuple[int, int]) -> None:
+    def codes(data: bytes) -> bytes:
+        scan = source(data).header.scan
+        assert scan is not None
+        return data[min(scan.dc + scan.ac) - 1 : scan.begin]
+
+    whole = next(data for data in map(noise, range(4000)) if len(codes(data)) == 65)
+    place = whole.index(b"\xff\xdb\x00\x43\x00") + 4
+    odd = whole[:place] + codes(whole) + whole[place + 65 :]
+    laid_out = lay_out_jpegs([source((whole, odd)[at]) for at in order])
+    values, dc, ac = np.split(laid_out.files.columns().tables, 3)
+    assert values.tolist() == [[0, 1]] * 3
+    assert sorted([dc[0].tolist(), ac[0].tolist()]) == [[0, 0], [1, 1]]
+
+
 def test_files_can_be_launched_in_parts() -> None:
     sources = [
         source(jpeg(40, 21, name, restart_blocks=every)) for name, every in zip(SAMPLINGS, (0, 1, 0, 3, 2), strict=True)

@@ -266,29 +266,31 @@ class _Tables:
     def __init__(self) -> None:
         self.huffman: dict[bytes, int] = {}
         self.quantization: dict[bytes, int] = {}
-        self._known: dict[bytes, tuple[int, ...]] = {}
+        # What a file says of either -> their numbers. Bytes of one kind may be those of the other.
+        self._known_codes: dict[bytes, tuple[int, ...]] = {}
+        self._known_values: dict[bytes, int] = {}
 
     def of_file(self, data: bytes | memoryview, scan: BaselineScan) -> tuple[int, ...]:
         """Rows of the quantization, the DC and the AC tables of three components; a gray file repeats its own."""
         # From the first of the codes on, these bytes say all of them, and which component has which.
         codes = bytes(data[min(scan.dc + scan.ac) - 1 : scan.begin])
-        known = self._known.get(codes)
+        known = self._known_codes.get(codes)
         if known is None:
             at = {place: _numbered(self.huffman, _huffman_row(data, place)) for place in {*scan.dc, *scan.ac}}
             known = _of_three([at[place] for place in scan.dc]) + _of_three([at[place] for place in scan.ac])
-            self._known[codes] = known
+            self._known_codes[codes] = known
         return _of_three([self._quantization_of(data, at) for at in scan.quantization]) + known
 
     def _quantization_of(self, data: bytes | memoryview, at: int) -> int:
         """`at` is the byte before the values, which says how many bytes these have."""
         is_wide = data[at] >= _WIDE_QUANTIZATION
         values = bytes(data[at : at + 1 + (2 if is_wide else 1) * _TABLE_VALUES])
-        known = self._known.get(values)
+        known = self._known_values.get(values)
         if known is None:
             row = bytearray(2 * _TABLE_VALUES)
             row[0 if is_wide else 1 :: 1 if is_wide else 2] = values[1:]
-            known = self._known[values] = (_numbered(self.quantization, bytes(row)),)
-        return known[0]
+            known = self._known_values[values] = _numbered(self.quantization, bytes(row))
+        return known
 
 
 def _numbered(numbers: dict[bytes, int], row: bytes) -> int:
