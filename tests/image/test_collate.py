@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
+import pickle
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,7 @@ from image.cases import array_opener, encoded, opener
 from image.check import assert_same_bits, device_in_use, runs_kernels
 from image.worker_data import Structured, stacking_collate, train_transform
 from torch_sink.image.execute.batch import LazyBatch
-from torch_sink.image.execute.packed import pack
+from torch_sink.image.execute.packed import Sealed, pack
 from torch_sink.image.sources.source import EncodedSource, FinishedSource, Source
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
@@ -356,3 +360,24 @@ def test_meta_records_only() -> None:
         for use in (lambda: batch.to("cpu"), lambda: batch + 1, lambda: batch.__torch_sink_execute__("cpu")):
             with pytest.raises(torch_sink.SinkError, match='device="meta"'):
                 use()
+
+
+@pytest.mark.parametrize("line", range(1, 6))
+def test_two_threads_open_what_crossed_to_this_process(line: int) -> None:
+    """Another thread opens it, too, before the given line is run here."""
+    value = pickle.loads(pickle.dumps(Sealed(("contents", 7))))
+    lines = itertools.count(1)
+
+    def at_each_line(frame: Any, event: str, argument: Any) -> Any:
+        if event == "line" and next(lines) == line:
+            with ThreadPoolExecutor(1) as other:
+                assert other.submit(lambda: value.value).result() == ("contents", 7)
+        return at_each_line
+
+    code = Sealed.value.fget.__code__  # type: ignore[attr-defined]
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, argument: at_each_line if frame.f_code is code else None)
+    try:
+        assert value.value == ("contents", 7)
+    finally:
+        sys.settrace(before)

@@ -34,8 +34,10 @@ class Sealed(Generic[T]):
     @property
     def value(self) -> T:
         """The value; opened the first time where it came from another process."""
-        if self._pickled is not None:
-            self._value, self._pickled = self._pickled(), None
+        opens = self._pickled
+        if opens is not None:  # for another thread as well, perhaps
+            self._value = opens()
+            self._pickled = None
         return self._value
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
