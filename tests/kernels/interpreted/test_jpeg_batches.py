@@ -25,6 +25,7 @@ from torch_sink.image.decode.jpeg import decode as jpeg_decode
 from torch_sink.image.decode.jpeg import tables as jpeg_tables
 from torch_sink.image.decode.jpeg.block import lay_out_jpegs
 from torch_sink.image.decode.jpeg.decode import block_on_device
+from torch_sink.image.execute import on_device
 from torch_sink.image.sources.source import EncodedSource, encoded_source
 from torch_sink.triton_kernels.shapes import LaneShape
 
@@ -83,6 +84,33 @@ def test_a_file_twice_is_decoded_once(tmp_path: Path) -> None:
         made = batch.to(device_in_use())
     assert [launch.args[0].batches[0].capacity.images for launch in launches.call_args_list] == [1]
     assert_same_bits(made.cpu(), torch.stack(expected))
+
+
+@pytest.mark.parametrize("others", [[], [encoded(22, 20, 6, "RGB", "PNG")]], ids=["", "a PNG file"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_stages_share_memory_with_the_pixels_or_have_their_own(
+    others: list[bytes], layout: torch.memory_format
+) -> None:
+    """Not both: a batch of photographs has as many bytes between stages as it has pixels."""
+    pipeline = v1.Compose([v1.Resize((9, 7)), v1.ToTensor()])
+    with torch_sink.image_backend("device", device=device_in_use()):
+        batch = lazy_batch([pipeline(opener(data)()) for data in [*IN_KERNELS[:2], *others]])
+    with (
+        mock.patch.object(on_device, "launch_run", wraps=on_device.launch_run) as runs,
+        mock.patch.object(jpeg_decode, "JpegDecoder", wraps=jpeg_decode.JpegDecoder) as decoders,
+    ):
+        batch.__torch_sink_execute__(device_in_use(), memory_format=layout)
+    (run,), (decoder,) = runs.call_args_list, decoders.call_args_list
+    order, _, workspace, *_ = run.args
+    pixels_bytes = batch.recorded.plan().jpegs.batches[0].capacity.pixels_bytes
+    room = decoder.args[0].pixels_bytes - pixels_bytes
+    assert order.workspace_bytes > 0
+    if others:
+        assert room == 0
+        assert workspace.untyped_storage().nbytes() == order.workspace_bytes
+    else:
+        assert room >= order.workspace_bytes
+        assert workspace.untyped_storage().nbytes() == pixels_bytes + room
 
 
 class Counted(jpeg_decode.JpegDecoder):

@@ -103,7 +103,7 @@ class Decoding:
         self.errors: dict[int, DecodeError] = {}
         self._changed: list[tuple[Sequence[int], Pixels]] = []  # of some sources, instead of what was launched
         self.workspace: torch.Tensor | None = None
-        jpegs, spare_bytes = order.jpegs_in(host), order.workspace_bytes
+        jpegs, spare_bytes = order.jpegs_in(host), order.workspace_bytes if order.is_placed else 0
         self._launched = launch_packed(jpegs, packed.blob, device, spare_bytes) if jpegs else None
         # It travels while the host goes on.
         self._status = to_host_later(self._launched.status) if self._launched is not None else None

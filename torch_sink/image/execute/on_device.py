@@ -125,7 +125,8 @@ def run_order(
         if workspace is not None and target.is_contiguous():
             launch_run(run, host, workspace, target)
         else:
-            own = torch.empty(max(run.workspace_bytes, 1), dtype=torch.uint8, device=out.device)
+            size = max(run.workspace_bytes, 1)
+            own = torch.empty(size, dtype=torch.uint8, device=out.device) if workspace is None else workspace
             jobs = placed_jobs(plan().runs[number], pixels().places_from(own), target.stride())
             launch_run(run, host, own, target, jobs)
         if run.is_looked_up:

@@ -2,7 +2,7 @@
 
 Every image's last stage runs in the last launch, whether it holds bytes or floats, so a batch costs as many launches as
 its longest image has stages, and one more before each in which some image needs to know its whole input. Branches end
-in the launch before the one that mixes them.
+before the launch that mixes them.
 """
 
 from __future__ import annotations
