@@ -8,7 +8,7 @@ import gc
 import inspect
 import pickle
 import weakref
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, namedtuple
 from contextlib import nullcontext
 from typing import Any
 
@@ -308,14 +308,26 @@ class Outputs:
     hidden: dict[str, Tensor]
 
 
+class Levels(list[Tensor]):
+    """Features of several sizes."""
+
+
+class Pair(namedtuple("Pair", ["left", "right"])):
+    """A named tuple with more to it."""
+
+
 def test_outputs_in_containers_are_float32() -> None:
     class Giving(nn.Linear):
         def forward(self, inputs: Tensor) -> Any:
             value = super().forward(inputs)
-            return Outputs(value, OrderedDict(a=value)), defaultdict(list, b=[value]), (value, "text", None)
+            others = Levels([value]), Pair(value, inputs.shape)
+            return Outputs(value, OrderedDict(a=value)), defaultdict(list, b=[value]), (value, "text", None), *others
 
     model = amp.auto_mixed_precision(Giving(4, 4), "O2", torch.bfloat16)
-    first, second, third = model(torch.randn(2, 4))
+    first, second, third, levels, pair = model(torch.randn(2, 4))
+    assert (type(levels), type(pair)) == (Levels, Pair)
+    assert (levels[0].dtype, pair.left.dtype) == (torch.float32,) * 2
+    assert pair.right.numel() == 8
     assert type(first) is Outputs
     assert type(first.hidden) is OrderedDict
     assert isinstance(second, defaultdict)

@@ -62,13 +62,22 @@ class UsualShape:
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     """A value like this one, with a function applied to the tensors in its containers, dataclasses too."""
-    return function(value) if isinstance(value, Tensor) else tree_map(partial(_map_leaf, function), value)
+    if isinstance(value, Tensor):
+        return function(value)
+    return tree_map(partial(_map_leaf, function), value, is_leaf=_is_size)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, torch.Size)  # pytree would make a tuple of it
 
 
 def _map_leaf(function: Callable[[Tensor], Tensor], leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return function(leaf)
-    if isinstance(leaf, dict):  # of a class that pytree does not know
+    # Containers of classes that pytree does not know.
+    if isinstance(leaf, (list, tuple)):
+        return type(leaf)(map_tensors(function, member) for member in leaf)
+    if isinstance(leaf, dict):
         mapped: Any = copy.copy(leaf)
         mapped.update({key: map_tensors(function, member) for key, member in leaf.items()})
         return mapped
