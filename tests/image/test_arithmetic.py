@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from image.cases import encoded, opener
 from image.cases_float import scaled_in_place
 from image.check import assert_same_bits
 from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.plan.lowering import value_table
 
 TO_FLOAT = {
     "v1": v1.ToTensor(),
@@ -54,6 +56,22 @@ IN_STOCK_CODE: dict[str, Callable[[Any], Any]] = {
     "an image in place": lambda x: x.mul_(x),
     "alpha in place": lambda x: x.add_(1, alpha=2),
 }
+# Where 0 and -0 are made from 0, or from -0.
+ZEROS: dict[str, Callable[[Any], Any]] = {
+    "x * 0.0": lambda x: x * 0.0,
+    "x * -0.0": lambda x: x * -0.0,
+    "x / -1 + 0": lambda x: x / -1 + 0,
+    "x / -1 - 0": lambda x: x / -1 - 0,
+    "x / -1 + 0.0": lambda x: x / -1 + 0.0,
+    "x / -1 - 0.0": lambda x: x / -1 - 0.0,
+    "0 - x": lambda x: 0 - x,
+    "0.0 - x": lambda x: 0.0 - x,
+    "mean 0": lambda x: v1.Normalize([0], [1])(x / -1),
+    "mean 0.0": lambda x: v1.Normalize([0.0], [1.0])(x / -1),
+    "mean -0.0": lambda x: v1.Normalize([-0.0], [1.0])(x / -1),
+    "at least 0.0": lambda x: x.sub(1.0).clamp(min=0.0),
+    "at least -0.0": lambda x: x.sub(1.0).clamp(min=-0.0),
+}
 
 
 def photo() -> Image.Image:
@@ -77,6 +95,22 @@ def test_constants(name: str, to_float: str) -> None:
         assert recorded == records
         assert bool(torch_sink.fallback_report()) != recorded
     assert_same_bits(actual, expected)
+
+
+def test_signs_of_zeros() -> None:
+    """Also those in the kernels' tables, which are kept."""
+    image = Image.new("RGB", (1, 1))
+    for (name, call), to_float in itertools.product(ZEROS.items(), ("v1", "v2")):
+        expected = call(TO_FLOAT[to_float](image))
+        with torch_sink.image_backend("device", device="cpu"):
+            result = call(TO_FLOAT[to_float](v1.functional.hflip(image)))
+            results = [result]
+            if isinstance(result, HANDLES) and result.is_recording:
+                results = [result.materialize(), value_table(3, result.sink_ops[1:])[:, :1, None]]
+        for made in results:
+            assert torch.equal(
+                made.as_subclass(torch.Tensor).signbit(), expected.as_subclass(torch.Tensor).signbit()
+            ), name
 
 
 VIEWS: dict[str, Callable[[Any], Any]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -104,6 +105,11 @@ def whole_sides(size: Any) -> tuple[int, int] | None:
 
 def is_factor(factor: Any) -> bool:
     return is_number(factor) and factor >= 0
+
+
+def has_minus_zero(values: Sequence[Any]) -> bool:
+    """True for calls that caches take for those with 0, which -0 equals. They are stock code's."""
+    return 0 in values and any(value == 0 and math.copysign(1.0, value) < 0 for value in values)
 
 
 def fits_range(written: Any) -> bool:

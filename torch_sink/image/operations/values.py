@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torchvision.transforms import functional as F
 
-from torch_sink.image.core.arguments import is_from_bytes, is_number, is_tabled, since_conversion
+from torch_sink.image.core.arguments import has_minus_zero, is_from_bytes, is_number, is_tabled, since_conversion
 from torch_sink.image.core.atoms import Kind, Lowering, float_bits, three
 from torch_sink.image.core.examples import STATISTICS, Arguments, Example, sample
 from torch_sink.image.core.ops import Op, Operation, Recorder, always, both, record_maybe_in_place
@@ -42,9 +42,10 @@ def _statistics(values: Any, channels: int) -> tuple[float, ...] | None:
     if not isinstance(values, (list, tuple)) or len(values) not in (1, channels):
         return None
     try:
-        return _numbers(tuple(values), tuple(map(type, values)))
+        numbers = _numbers(tuple(values), tuple(map(type, values)))
     except TypeError:  # lists, which have no hash
         return None
+    return None if numbers is None or has_minus_zero(values) else numbers
 
 
 @functools.lru_cache(maxsize=256)
@@ -104,7 +105,9 @@ def _shifted(image: Any, mean: Any, in_place: bool) -> Any:
 
 def _added(image: Any, constant: Any, in_place: bool) -> Any:
     is_constant = is_number(constant) or type(constant) is torch.Tensor
-    return _shifted(image, -constant if is_constant else None, in_place)
+    # What 0 is added to is not -0 afterwards; -0 of an integer would be 0.
+    is_zero = type(constant) is int and constant == 0
+    return _shifted(image, -constant if is_constant and not is_zero else None, in_place)
 
 
 def _divided(image: Any, std: Any, in_place: bool) -> Any:
@@ -132,7 +135,7 @@ def _subtracted_from(image: Any, constant: Any = None) -> Any:
     """`constant - image`; of bytes `255 - image`, which is an inversion."""
     if getattr(image, "sink_dtype", None) == torch.uint8 and type(constant) is int:
         return image.record(Op("v1.invert")) if constant == 255 else NotImplemented
-    negative = _multiplied(image, -1.0, False) if is_number(constant) else NotImplemented
+    negative = _multiplied(image, -1.0, False) if is_number(constant) and constant != 0 else NotImplemented
     return negative if negative is NotImplemented else _shifted(negative, -constant, False)
 
 
@@ -150,7 +153,8 @@ def _constants(image: Any, constant: Any, in_place: bool) -> tuple[float, ...] |
     if getattr(image, "sink_dtype", None) != torch.float32 or (in_place and not image.changes_in_place):
         return None
     values = (float(constant),) if is_number(constant) else _of_each_channel(constant, image.sink_shape[0])
-    return values if values and all(abs(value) <= _LARGEST for value in values) else None
+    fits = values and all(abs(value) <= _LARGEST for value in values) and not has_minus_zero(values)
+    return values if fits else None
 
 
 def _of_each_channel(constant: Any, channels: int) -> tuple[float, ...]:
@@ -213,7 +217,7 @@ def _clamp_in_place(image: Any, min: Any = None, max: Any = None) -> Any:
 
 def _clamped(image: Any, low: Any, high: Any, in_place: bool) -> Any:
     bounds = [bound for bound in (low, high) if bound is not None]
-    if not bounds or not all(map(is_number, bounds)) or any(map(math.isnan, bounds)):
+    if not bounds or not all(map(is_number, bounds)) or any(map(math.isnan, bounds)) or has_minus_zero(bounds):
         return NotImplemented
     # torch wraps other bounds of bytes around, or makes floats of them.
     is_byte = image.sink_dtype == torch.uint8 and all(type(bound) is int and 0 <= bound <= 255 for bound in bounds)
