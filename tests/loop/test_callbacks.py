@@ -18,6 +18,7 @@ from torch_sink.loop import (
     EarlyStopping,
     LambdaCallback,
     LearningRateScheduler,
+    LossMonitor,
     ModelCheckpoint,
     OnRequestExit,
     ReduceLROnPlateau,
@@ -169,6 +170,18 @@ def test_early_stopping(options: dict[str, Any], values: list[float], epochs: in
     loop = make_loop()
     loop.run(make_batches(2), epochs=len(values), callbacks=[Results(name, values), EarlyStopping(**options)])
     assert loop.step_count == 2 * epochs
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(LossMonitor, {}), (EarlyStopping, {"monitor": "loss"}), (ReduceLROnPlateau, {"monitor": "loss"})],
+)
+def test_a_subclass_may_begin_a_run_in_its_own_way(kind: type[Callback], options: dict[str, Any]) -> None:
+    begun: list[Any] = []
+    own = type("Own", (kind,), {"on_train_begin": lambda self, run_context: begun.append(self)})
+    callback = own(**options)
+    assert make_loop().run(make_batches(3), callbacks=[callback]).steps == 3
+    assert begun == [callback]
 
 
 @pytest.mark.parametrize("make_callback", [EarlyStopping, ReduceLROnPlateau])

@@ -188,7 +188,8 @@ def test_model_arguments() -> None:
     with pytest.raises(ValueError, match="amp_level='O2' needs an optimizer"):
         Model(make_model(), amp_level="O2")
     with pytest.raises(ValueError, match="no optimizer"):
-        Model(make_model(), functional.cross_entropy).train(1, make_batches(1))
+        Model(make_model(), functional.cross_entropy).train(1, loader := SinkLoader(make_batches(4), sink_size=2))
+    assert loader.sink_size == 2, "what was refused changes nothing"
     with pytest.raises(ValueError, match="eval needs metrics"):
         make().eval(make_batches(1))
     with pytest.raises(ValueError, match="needs metrics"):

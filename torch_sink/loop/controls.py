@@ -150,10 +150,15 @@ class _PlateauCallback(Callback):
         largest = mode == "max" or (mode == "auto" and ("acc" in monitor or "top" in monitor))
         self._name, self._sign, self._min_delta = monitor, (-1.0 if largest else 1.0), abs(min_delta)
         self._patience, self._verbose = max(patience, 1), verbose
+        self._forget()
 
-    def on_train_begin(self, run_context: RunContext) -> None:
+    def _forget(self) -> None:
+        """Know nothing of any run; a subclass may begin one without calling this."""
         self._best, self._waited = math.inf * self._sign, 0
         self._seen = self._missed = False
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        self._forget()
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
@@ -213,8 +218,8 @@ class EarlyStopping(_PlateauCallback):
         super().__init__(monitor, mode, min_delta, patience, verbose)
         self._baseline, self._restore = baseline, restore_best_weights
 
-    def on_train_begin(self, run_context: RunContext) -> None:
-        super().on_train_begin(run_context)
+    def _forget(self) -> None:
+        super()._forget()
         self._weights: dict[str, torch.Tensor] | None = None
         self._stopped = False
 
@@ -275,8 +280,8 @@ class ReduceLROnPlateau(_PlateauCallback):
         super().__init__(monitor, mode, min_delta, patience, verbose)
         self._factor, self._cooldown, self._min_lr = factor, cooldown, min_lr
 
-    def on_train_begin(self, run_context: RunContext) -> None:
-        super().on_train_begin(run_context)
+    def _forget(self) -> None:
+        super()._forget()
         self._cooling = 0
 
     def _judge(self, value: float, run_context: RunContext) -> None:

@@ -236,12 +236,12 @@ class Model:
             own.append(_FitEvaluation(self, valid_dataset, valid_frequency, valid_dataset_sink_mode))
         if self._loss_fn is not None:
             own.append(LambdaCallback(on_train_step_begin=_check_two_columns))
-        epoch_size = sink_size if dataset_sink_mode else -1
+        loop, epoch_size = self.loop, sink_size if dataset_sink_mode else -1
         if hasattr(train_dataset, "slot_index"):  # a SinkLoader
             train_dataset.sink_size = epoch_size
-        self.loop.sink_size = -1 if dataset_sink_mode else 1
+        loop.sink_size = -1 if dataset_sink_mode else 1
         self._network.train()
-        return self.loop.run_with(
+        return loop.run_with(
             train_dataset,
             epoch - initial_epoch,
             [*own, *members],

@@ -59,10 +59,12 @@ class LossMonitor(_ResultsMonitor):
         check_count("per_print_times", per_print_times, minimum=0)
         check_choice("on_nonfinite", on_nonfinite, ("raise", "warn", "ignore"))
         self._every, self._on_nonfinite = per_print_times, on_nonfinite
+        self._last_printed = 0
+        self._suspects: dict[int, float] = {}
 
     def on_train_begin(self, run_context: RunContext) -> None:
         self._last_printed = run_context.original_args().cur_step_num or 0
-        self._suspects: dict[int, float] = {}
+        self._suspects = {}
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
