@@ -216,18 +216,23 @@ def early_stopping(directory: Path) -> Any:
     return {**outcome(model, history), "results": results.seen, "best": outcome(again)["weights"]}
 
 
+class EveryTwo(Callback):
+    def steps_to_boundary(self, step_count: int) -> int:
+        return 2 - step_count % 2
+
+
 @case
 def callbacks_on_one_rank(directory: Path) -> Any:
     """Only rank 0 has a callback that decides or waits for the others: refused on all ranks, before the first step."""
     model, errors = make(), []
     waiting = EarlyStopping("eval_loss"), ReduceLROnPlateau(), ModelCheckpoint(directory=directory), OnRequestExit()
-    for one in (*waiting, Evaluation(valid_batches())):
+    for one in (*waiting, Evaluation(valid_batches()), EveryTwo()):
         try:
             model.train(1, train_batches(), one if rank() == 0 else None)
         except ValueError as error:
             errors.append(str(error).split(";")[-1])
     assert model.loop.step_count == 0
-    monitors = [LossMonitor(0)] if rank() == 0 else []
+    monitors = [LossMonitor(0), OnRequestExit(save_ckpt=False)] if rank() == 0 else []
     return [errors, outcome(model, model.train(1, train_batches(), monitors))]
 
 

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torch_sink.errors import HostSyncError
 from torch_sink.loop import JitConfig, LambdaCallback, StepLoop, no_host_sync
+from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.engines import graph, recordings
 from torch_sink.loop.engines.capture import CudaCapture
 from torch_sink.sink import SinkLoader
@@ -240,3 +241,19 @@ def below_the_dispatcher(value: torch.Tensor) -> None:
     """A wait that no mode of the dispatcher sees, as inside a library's kernel."""
     with torch.utils._python_dispatch._disable_current_modes():
         value.sum().item()
+
+
+@pytest.mark.parametrize("fake_cuda", [{"devices": 2}], indirect=True)
+def test_names_are_gathered_on_the_models_device(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current device may be another: a script that moves its model and sets no device leaves it at the first."""
+    devices: list[int] = []
+
+    def gather(gathered: list[Any], names: list[str]) -> None:
+        devices.append(torch.cuda.current_device())
+        gathered[:] = [names, ["other"]]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    ranks = Ranks(make_model().to("cuda:1"))
+    ranks.size = 2
+    assert ranks.union(["mine"]) == ["mine", "other"]
+    assert [*devices, torch.cuda.current_device()] == [1, 0]

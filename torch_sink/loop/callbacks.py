@@ -192,8 +192,6 @@ class OnRequestExit(Callback):
         config_file: a JSON file read before each sink; `{"GracefulExit": 1}` asks for the end.
     """
 
-    on_all_ranks = True
-
     def __init__(
         self,
         save_ckpt: bool = True,
@@ -203,6 +201,7 @@ class OnRequestExit(Callback):
         config_file: str | Path | None = None,
     ) -> None:
         self._save, self._file_name, self._directory = save_ckpt, file_name, directory
+        self.on_all_ranks = save_ckpt  # to ask one rank is enough, but all write
         self._signal, self._config_file = sig, Path(config_file) if config_file is not None else None
         self._requests: list[str] = []
         self._installed = ExitStack()

@@ -84,12 +84,13 @@ class TrainingRun:
         return self.history
 
     def _check_ranks(self) -> None:
-        """Raise on all ranks unless all have the callbacks for which the others would wait for ever."""
-        names = [type(one).__qualname__ for one in self._callbacks if one.on_all_ranks]
+        """Raise on all ranks unless all have the callbacks for which the others would wait, or make longer sinks."""
+        names = [type(one).__qualname__ for one in self._callbacks if one.on_all_ranks or _ends_sinks(one)]
         if self._loop.ranks.many and not self._loop.ranks.all_have(names):
             raise ValueError(
                 f"the ranks have different callbacks, this one {', '.join(names) or 'none'}; callbacks that save, "
-                "evaluate or decide work together: give them to all ranks, in the same order"
+                "evaluate, decide or end sinks (steps_to_boundary) work together: give them to all ranks, in the same "
+                "order"
             )
 
     def _leave_loader(self) -> None:
@@ -263,6 +264,10 @@ class TrainingRun:
         if self._callbacks:
             tell(self._callbacks, name, self._context)
             self._watched = syncs_are_watched()
+
+
+def _ends_sinks(callback: Callback) -> bool:
+    return type(callback).steps_to_boundary is not Callback.steps_to_boundary
 
 
 def compile_ahead(loop: StepLoop, dataset: Any, epoch_size: int) -> None:

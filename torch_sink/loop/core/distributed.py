@@ -114,7 +114,8 @@ class Ranks:
     def union(self, names: Iterable[str]) -> list[str]:
         """The names that any rank has, in the same order on every rank."""
         gathered: list[list[str]] = [[] for _ in range(self.size)]
-        with host_sync_allowed():
+        device: Any = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        with host_sync_allowed(), device:  # NCCL sends objects by the current device, which need not be the model's
             dist.all_gather_object(gathered, list(names))  # host sync
         return sorted({name for of_one in gathered for name in of_one})
 
