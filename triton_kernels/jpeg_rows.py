@@ -1,8 +1,5 @@
 """The tables that describe a batch of JPEG files to the kernels, as plain integers: columns, bits of the status.
 
-All tables may have more rows than the batch needs, so that a captured graph serves every batch that fits. Such padding
-rows are zero.
-
 Blocks stand in the order of the scan: block = FIRST_BLOCK of the image + UNITS * number of the MCU + unit in the MCU.
 The units of an MCU are its luma blocks row by row, then Cb, then Cr. The coefficients of a block are int16 [64] in
 zigzag order.
@@ -56,7 +53,7 @@ SYMBOLS = 16
 TABLE_CLASS = 272
 HUFFMAN_COLUMNS = 273
 
-# Columns of a window, int32; a padding row is zero.
+# Columns of a window, int32.
 MCU_LEFT = 0  # its first MCU in the image
 MCU_TOP = 1
 MCUS_ACROSS = 2

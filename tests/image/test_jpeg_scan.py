@@ -97,7 +97,7 @@ def test_the_arrays_of_a_batch() -> None:
     blocks = [3 * 2 * 6, 5 * 3, 3 * 3 * 4]
     assert batch.images[:, COLUMN["BLOCKS"]].tolist() == blocks
     assert batch.images[:, COLUMN["FIRST_BLOCK"]].tolist() == [0, blocks[0], blocks[0] + blocks[1]]
-    assert batch.capacity.blocks == sum(blocks)
+    assert batch.sizes.blocks == sum(blocks)
     assert batch.images[:, COLUMN["SEGMENTS"]].tolist() == [3, 1, 1]
     assert batch.segments[:, COLUMN["SEGMENT_IMAGE"]].tolist() == [0, 0, 0, 1, 2]
     assert batch.segments[:, COLUMN["SEGMENT_BLOCKS"]].tolist() == [12, 12, 12, 15, 36]
@@ -111,7 +111,7 @@ def test_the_arrays_of_a_batch() -> None:
         assert first >= ends[-1] + 64
         ends.append(first + length)
         assert row[COLUMN["LANES"]] == lane_count(length, 256)
-    huffman = np.frombuffer(together, np.uint8)[batch.huffman :][: batch.capacity.huffman_tables * 273].reshape(-1, 273)
+    huffman = np.frombuffer(together, np.uint8)[batch.huffman :][: batch.sizes.huffman_tables * 273].reshape(-1, 273)
     assert batch.huffman >= ends[-1] + 64
     assert len(np.unique(huffman, axis=0)) == len(huffman)
     tables = np.frombuffer(together[batch.quantization :], np.int32).reshape(-1, 64)
@@ -222,7 +222,7 @@ def test_windows_hold_the_box_and_the_chroma_beside_it(box: Box) -> None:
         for x in range(columns)
     }
     assert row["BLOCK_TILES"] == row["FIRST_BLOCK_TILE"] == len(block_tiles)
-    assert batch.capacity.pixel_tiles == 2 * len(tiles)
+    assert batch.sizes.pixel_tiles == 2 * len(tiles)
 
 
 def test_a_file_too_short_for_its_blocks_is_not_packed() -> None:

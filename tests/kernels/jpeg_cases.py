@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from kernels.jpeg_golden import decode_segment
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.jpeg.block import JpegFile, jpeg_file, lay_out_jpegs
 from torch_sink.image.decode.jpeg.decode import Inputs, JpegDecoder, block_on_device
-from torch_sink.image.decode.jpeg.tables import COLUMN, Capacity, JpegBatch, batch_of
+from torch_sink.image.decode.jpeg.tables import COLUMN, JpegBatch, batch_of
 from torch_sink.image.sources.jpeg_header import read_jpeg_header
 from torch_sink.image.sources.source import EncodedSource
 from torch_sink.triton_kernels.launching import is_interpreted
@@ -174,39 +173,9 @@ def pack_files(files: Sequence[JpegFile], bits: int, tile: TileShape | None = No
     return PackedFiles(batch, Inputs.of_block(block, batch))
 
 
-class GraphInputs(NamedTuple):
-    """Memory whose addresses stay, for the inputs of one batch after another; rubbish at first."""
-
-    rooms: Inputs
-
-    @classmethod
-    def of_capacity(cls, largest: Capacity) -> GraphInputs:
-        def room(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-            values = torch.full((math.prod(shape) * dtype.itemsize,), 0x5A, dtype=torch.uint8, device=device_in_use())
-            return values.view(dtype).view(shape)
-
-        return cls(
-            Inputs(
-                room(largest.stream_bytes, dtype=torch.uint8),
-                room(largest.huffman_tables, COLUMN["HUFFMAN_COLUMNS"], dtype=torch.uint8),
-                room(largest.quantization_tables, 64),
-                room(largest.images, COLUMN["IMAGE_COLUMNS"]),
-                room(largest.segments, COLUMN["SEGMENT_COLUMNS"]),
-                room(largest.images, COLUMN["WINDOW_COLUMNS"]),
-            )
-        )
-
-    def holding(self, inputs: Inputs) -> Inputs:
-        """The memory with these inputs in it, and zeros after them."""
-        for room, given in zip(self.rooms, inputs, strict=True):
-            room[: len(given)].copy_(given)
-            room[len(given) :].zero_()
-        return self.rooms
-
-
-def new_decoder(largest: Capacity, shape: LaneShape) -> JpegDecoder:
+def new_decoder(batch: JpegBatch, inputs: Inputs, shape: LaneShape) -> JpegDecoder:
     """A decoder with rubbish in its memory."""
-    decoder = JpegDecoder(largest, shape, torch.device(device_in_use()), interpreted=is_interpreted())
+    decoder = JpegDecoder(batch, inputs, shape, interpreted=is_interpreted())
     for memory in (*vars(decoder).values(), *decoder._entropy):
         if isinstance(memory, torch.Tensor):
             memory.view(torch.uint8).fill_(0x5A)
@@ -216,7 +185,6 @@ def new_decoder(largest: Capacity, shape: LaneShape) -> JpegDecoder:
 def results(decoder: JpegDecoder, batch: JpegBatch) -> list[Decoded]:
     """What came of a batch."""
     status, coefficients = decoder.status.cpu(), decoder.coefficients.cpu().numpy()
-    assert not status[len(batch.images) :].any()
     columns = batch.images[:, COLUMN["FIRST_BLOCK"]], batch.images[:, COLUMN["BLOCKS"]]
     return [
         Decoded(int(status[number]), coefficients[first : first + count])
@@ -224,28 +192,15 @@ def results(decoder: JpegDecoder, batch: JpegBatch) -> list[Decoded]:
     ]
 
 
-def pixels_of(decoder: JpegDecoder, files: Sequence[JpegFile], batch: JpegBatch) -> list[torch.Tensor]:
-    """The pixels of a batch, uint8 [C, H, W] each."""
-    pixels = decoder.pixels.cpu()
-    shapes = [(file.channels, *reversed(file.source.size)) for file in files]
-    return [
-        pixels[begin : begin + math.prod(shape)].view(shape)
-        for begin, shape in zip(batch.pixel_offsets.tolist(), shapes, strict=True)
-    ]
-
-
-def decode_files(files: Sequence[JpegFile], shape: LaneShape | None = None, times: int = 1) -> list[Decoded]:
+def decode_files(files: Sequence[JpegFile], shape: LaneShape | None = None) -> list[Decoded]:
     """All files in one batch.
 
     Args:
         files: what `open_file` opens.
         shape: of the lanes, by default the one that the decoder would choose.
-        times: there is room for a batch that is so many times as large.
     """
     shape = shape or choose_lane_shape(0, interpreted=is_interpreted())
     batch, inputs = pack_files(files, shape.bits)
-    capacity = Capacity(*(times * value for value in batch.capacity))
-    decoder = new_decoder(capacity, shape)
-    decoder.load(batch, GraphInputs.of_capacity(capacity).holding(inputs))
+    decoder = new_decoder(batch, inputs, shape)
     decoder.decode_coefficients()
     return results(decoder, batch)

@@ -161,8 +161,5 @@ def test_exactly_the_listed_variants_of_the_jpeg_kernels_are_launched(
     file = open_file(encode(photo(16, 16)))
     assert file is not None
     for shape in {choose_lane_shape(2**exponent) for exponent in range(40)}:
-        batch, inputs = pack_files([file], shape.bits)
-        decoder = JpegDecoder(batch.capacity, shape, torch.device("cpu"), interpreted=False)
-        decoder.load(batch, inputs)
-        decoder.launch()
+        JpegDecoder(*pack_files([file], shape.bits), shape).launch()
     assert launched == {key_of(variant) for variant in jpeg_variants(threads_of_warp)}

@@ -11,8 +11,7 @@
     DC                  a component of a    coefficients
                         segment each
 
-The host waits for nothing, and every grid follows from the shapes of the tensors, so the launches can be captured in a
-graph: into `EntropyBuffers` that stay, for tables with padding rows.
+The host waits for nothing: every grid follows from the shapes of the tensors.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def new_buffers(
     device: torch.device | str,
     interpreted: bool = False,
 ) -> EntropyBuffers:
-    """Buffers for batches of at most this size: lanes of all segments, blocks of all images, rows of each table."""
+    """Buffers for a batch: lanes of all segments, blocks of all images, rows of each table."""
     program = lanes_of_program(lanes, interpreted=interpreted)
     lanes = triton.cdiv(lanes, program) * program
 

@@ -31,10 +31,7 @@ def launch_pipelines() -> None:
 def loaded_decoder() -> JpegDecoder:
     file = open_file(encode(photo(16, 16)))
     assert file is not None
-    batch, inputs = pack_files([file], LANE_SHAPES[0].bits)
-    decoder = JpegDecoder(batch.capacity, LANE_SHAPES[0], torch.device("cpu"), interpreted=False)
-    decoder.load(batch, inputs)
-    return decoder
+    return JpegDecoder(*pack_files([file], LANE_SHAPES[0].bits), LANE_SHAPES[0])
 
 
 @pytest.fixture(scope="module")

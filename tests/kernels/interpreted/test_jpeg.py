@@ -30,18 +30,14 @@ from PIL import Image
 from torchvision import transforms as v1
 
 import torch_sink
-from kernels.jpeg_cases import GraphInputs, new_decoder, open_file, pack_files, pixels_of
 from torch_sink import decode_images, decode_providers
 from torch_sink.image.decode import proof
 from torch_sink.image.decode.jpeg import decode as jpeg_decode
 from torch_sink.image.decode.jpeg import tables as jpeg_tables
-from torch_sink.image.decode.jpeg.block import JpegFile
 from torch_sink.image.decode.jpeg.decode import JpegDecoder
-from torch_sink.image.decode.jpeg.tables import Capacity
 from torch_sink.image.decode.providers import decode_sources
 from torch_sink.image.sources.source import Box, EncodedSource, encoded_source
-from torch_sink.triton_kernels.launching import Launcher, is_interpreted
-from torch_sink.triton_kernels.shapes import LANE_SHAPES, TILE_SHAPE, LaneShape
+from torch_sink.triton_kernels.shapes import LANE_SHAPES
 
 SIZES = [(1, 1), (3, 17), (8, 8), (5, 33), (33, 31)]
 
@@ -166,56 +162,6 @@ def test_boxes() -> None:
         assert image.size == expected.shape[1:]
         rows, columns = slice(part.top, part.top + part.height), slice(part.left, part.left + part.width)
         assert torch.equal(image.pixels.cpu(), expected[:, rows, columns])
-
-
-def opened_batches() -> list[list[JpegFile]]:
-    """Batches of different files, sizes, tables and restart markers."""
-    batches = [
-        [jpeg(17, 9, "4:2:0", quality=60), jpeg(9, 17, "4:4:4", restart_blocks=2, quality=60)],
-        [jpeg(16, 9, "4:4:0", optimize=True, quality=50)],
-    ]
-    return [[file for file in map(open_file, batch) if file is not None] for batch in batches]
-
-
-def test_one_decoder_for_batch_after_batch() -> None:
-    shape = LaneShape(128, 128, 8)
-    opened = [(files, *pack_files(files, shape.bits)) for files in opened_batches()]
-    sizes = [batch.capacity for _, batch, _ in opened]
-    decoder = new_decoder(Capacity(*map(max, *sizes)), shape)
-    for files, batch, inputs in opened:
-        decoder.load(batch, inputs)
-        decoder.launch()
-        assert not decoder.status.any()
-        for file, pixels in zip(files, pixels_of(decoder, files, batch), strict=True):
-            assert torch.equal(pixels, stock(file.source.data, file.source.mode))
-    small = JpegDecoder(sizes[1], shape, torch.device(device_in_use()), interpreted=is_interpreted())
-    with pytest.raises(ValueError, match="there is room for"):
-        small.load(*opened[0][1:])
-
-
-@pytest.mark.parametrize("shape", LANE_SHAPES, ids=str)
-def test_the_launches_of_a_device_do_not_depend_on_the_batch(shape: LaneShape) -> None:
-    launches: list[object] = []
-
-    def prepared(launcher: object, grid: object, _: object, *numbers: object, **constants: object) -> object:
-        def record(*tensors: torch.Tensor) -> None:
-            launches.append((launcher, grid, [tensor.data_ptr() for tensor in tensors], numbers, constants))
-
-        return record
-
-    batches = [pack_files(files, shape.bits, TILE_SHAPE) for files in opened_batches()]
-    largest = Capacity(*map(max, *[batch.capacity for batch, _ in batches]))
-    memory = GraphInputs.of_capacity(largest)
-    decoder = JpegDecoder(largest, shape, torch.device("cpu"), interpreted=False)
-    seen = []
-    with mock.patch.object(Launcher, "prepared", prepared):
-        for batch, inputs in batches:
-            decoder.load(batch, memory.holding(inputs))
-            decoder.launch()
-            seen.append(list(launches))
-            launches.clear()
-    assert len(seen[0]) > shape.rounds + 10
-    assert seen[0] == seen[1]
 
 
 @pytest.fixture

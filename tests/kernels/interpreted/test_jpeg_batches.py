@@ -67,7 +67,7 @@ def test_files_of_all_kinds_among_pixels() -> None:
     ):
         check_pipeline(PIPELINE, [opener(files[0]), in_memory, *map(opener, files[1:]), in_memory], seed=5)
     (launch,) = launches.call_args_list
-    assert launch.args[0].batches[0].capacity.images == len(IN_KERNELS) + 1
+    assert launch.args[0].batches[0].sizes.images == len(IN_KERNELS) + 1
     assert len([source for source in seen if isinstance(source, EncodedSource)]) == len(BY_PILLOW)
 
 
@@ -82,7 +82,7 @@ def test_a_file_twice_is_decoded_once(tmp_path: Path) -> None:
     batch = pickle.loads(pickle.dumps(lazy_batch(recorded)))
     with mock.patch.object(jpeg_decode, "launch_jpegs", wraps=jpeg_decode.launch_jpegs) as launches:
         made = batch.to(device_in_use())
-    assert [launch.args[0].batches[0].capacity.images for launch in launches.call_args_list] == [1]
+    assert [launch.args[0].batches[0].sizes.images for launch in launches.call_args_list] == [1]
     assert_same_bits(made.cpu(), torch.stack(expected))
 
 

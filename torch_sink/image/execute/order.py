@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from torch_sink.image.decode.jpeg.block import Chunks
-from torch_sink.image.decode.jpeg.tables import Capacity, JpegBatch, JpegPlan
+from torch_sink.image.decode.jpeg.tables import JpegBatch, JpegPlan, Sizes
 from torch_sink.image.execute.planned import Planned, Run
 from torch_sink.image.plan.build import Launch, place_jobs
 from torch_sink.triton_kernels.shapes import LaneShape, TileShape
@@ -85,7 +85,7 @@ class Order(NamedTuple):
         """What `numbers` gave."""
         if jpegs is not None:
             *places, batches, shape, tile = jpegs
-            batches = tuple([JpegBatch._make((*batch[:-1], Capacity._make(batch[-1]))) for batch in batches])
+            batches = tuple([JpegBatch._make((*batch[:-1], Sizes._make(batch[-1]))) for batch in batches])
             jpegs = JpegPlan._make((*places, batches, LaneShape._make(shape), TileShape._make(tile)))
         made = [RunOrder._make((*run[:3], tuple(map(Launch._make, run[3])), *run[4:])) for run in runs]
         return Order._make((jpegs, tuple(made), *rest))
@@ -117,7 +117,7 @@ def order_of(planned: Planned, entry_of_image: np.ndarray, shape: tuple[int, ...
     if jpegs is not None:
         if len(jpegs.batches) == 1:
             (batch,) = jpegs.batches
-            places[jpegs.sources] = batch.places - [batch.capacity.pixels_bytes, 0, 0, 0]
+            places[jpegs.sources] = batch.places - [batch.sizes.pixels_bytes, 0, 0, 0]
             is_placed = int(is_read[jpegs.sources].sum()) == int(is_read.sum())
         batches = [batch._replace(tables=write(batch.tables), places=None) for batch in jpegs.batches]  # type: ignore[arg-type]
         jpegs = jpegs._replace(sources=None, batches=tuple(batches))  # type: ignore[arg-type]

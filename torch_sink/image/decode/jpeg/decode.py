@@ -11,7 +11,7 @@ import torch
 
 from torch_sink.image.core.transfer import host_buffer, pins, to_device, to_host
 from torch_sink.image.decode.jpeg.block import JpegBlock, lay_out_jpegs
-from torch_sink.image.decode.jpeg.tables import COLUMN, Capacity, JpegBatch, JpegPlan, plan_jpegs, split_tables
+from torch_sink.image.decode.jpeg.tables import COLUMN, JpegBatch, JpegPlan, plan_jpegs, split_tables
 from torch_sink.image.sources.source import Box, Decoded, EncodedSource
 from torch_sink.triton_kernels.jpeg import color, entropy, idct
 from torch_sink.triton_kernels.launching import allocated, is_interpreted
@@ -33,84 +33,69 @@ class Inputs(NamedTuple):
     @classmethod
     def of_block(cls, block: torch.Tensor, batch: JpegBatch) -> Inputs:
         """Views of a block that lies on the device, and the tables of a batch, which follow it in one transfer."""
-        columns, capacity = COLUMN["HUFFMAN_COLUMNS"], batch.capacity
-        stream = block.narrow(0, batch.first_byte, capacity.stream_bytes)
-        huffman = block.narrow(0, batch.huffman, columns * capacity.huffman_tables).view(-1, columns)
-        values = block.narrow(0, batch.quantization, 64 * _INT32_BYTES * capacity.quantization_tables)
-        tables = split_tables(to_device(batch.tables, block.device), capacity.images, capacity.segments)
+        columns, sizes = COLUMN["HUFFMAN_COLUMNS"], batch.sizes
+        stream = block.narrow(0, batch.first_byte, sizes.stream_bytes)
+        huffman = block.narrow(0, batch.huffman, columns * sizes.huffman_tables).view(-1, columns)
+        values = block.narrow(0, batch.quantization, 64 * _INT32_BYTES * sizes.quantization_tables)
+        tables = split_tables(to_device(batch.tables, block.device), sizes.images, sizes.segments)
         return cls(stream, huffman, values.view(torch.int32).view(-1, 64), *tables)
 
 
 class JpegDecoder:
-    """Decodes one batch after another in the same memory.
-
-    Grids and all other arguments of the launches follow from the capacity alone, but for the addresses of `Inputs`.
-    Where those stay as well, a CUDA graph that captured `launch` is replayed after `load` for any batch that fits.
+    """The memory that the kernels need for a batch, and their launches.
 
     Args:
-        capacity: the largest batch, or more.
-        shape: of the lanes; the batches are made with its `bits`.
-        device: where the kernels run.
-        tile: how much a program of the pixel kernels makes; the batches are made with it. By default as here.
+        batch: what to decode.
+        inputs: of this batch; they are where the kernels run.
+        shape: of the lanes; the batch was made with its `bits`.
+        tile: how much a program of the pixel kernels makes; the batch was made with it. By default as here.
         interpreted: they run in Triton's interpreter, on the CPU.
+        spare_bytes: that there are behind the pixels.
 
     Attributes:
-        pixels: uint8 [capacity.pixels_bytes], the pixels of all boxes once they are decoded.
-        coefficients: int16 [capacity.blocks, 64], quantized, zigzag order.
-        status: int32 [capacity.images], 0 where the pixels of an image are libjpeg's.
+        pixels: uint8 [sizes.pixels_bytes + spare_bytes], the pixels of all boxes once they are decoded.
+        coefficients: int16 [sizes.blocks, 64], quantized, zigzag order.
+        status: int32 [images], 0 where the pixels of an image are libjpeg's.
     """
 
     def __init__(
         self,
-        capacity: Capacity,
+        batch: JpegBatch,
+        inputs: Inputs,
         shape: LaneShape,
-        device: torch.device,
         *,
         tile: TileShape | None = None,
         interpreted: bool = False,
+        spare_bytes: int = 0,
     ) -> None:
-        self.capacity = capacity
+        self._inputs = inputs
         self._tile = tile or tile_shape(interpreted=interpreted)
         self._shape = shape
         self._interpreted = interpreted
 
+        sizes, device = batch.sizes, inputs.stream.device
         self._entropy = entropy.new_buffers(
-            stream_bytes=capacity.stream_bytes,
-            images=capacity.images,
-            segments=capacity.segments,
-            tables=capacity.huffman_tables,
-            lanes=capacity.lanes,
-            blocks=capacity.blocks,
+            stream_bytes=sizes.stream_bytes,
+            images=sizes.images,
+            segments=sizes.segments,
+            tables=sizes.huffman_tables,
+            lanes=sizes.lanes,
+            blocks=sizes.blocks,
             rounds=shape.rounds,
             device=device,
             interpreted=interpreted,
         )
         rooms = (
-            ((capacity.planes_bytes,), torch.uint8),
-            ((capacity.block_tiles,), torch.int32),
-            ((capacity.pixel_tiles,), torch.int32),
+            ((sizes.planes_bytes,), torch.uint8),
+            ((sizes.block_tiles,), torch.int32),
+            ((sizes.pixel_tiles,), torch.int32),
         )
         self._planes, self._block_tiles, self._pixel_tiles = allocated(rooms, device)
-        self.pixels = torch.empty(capacity.pixels_bytes, dtype=torch.uint8, device=device)
+        self.pixels = torch.empty(sizes.pixels_bytes + spare_bytes, dtype=torch.uint8, device=device)
         self.coefficients, self.status = self._entropy.coefficients, self._entropy.status
 
-    def load(self, batch: JpegBatch, inputs: Inputs) -> None:
-        """Makes a batch the next that is decoded.
-
-        Args:
-            batch: what to decode.
-            inputs: of this batch; in a graph, with rows of 0 up to the capacity.
-
-        Raises:
-            ValueError: it does not fit.
-        """
-        for name, needed, available in zip(Capacity._fields, batch.capacity, self.capacity, strict=True):
-            if needed > available:
-                raise ValueError(f"the batch needs {needed} {name}, there is room for {available}")
-        self._inputs = inputs
-
     def launch(self) -> None:
-        """Decodes what was loaded, on the current stream; `pixels` and `status` hold the result afterwards."""
+        """Decodes the batch, on the current stream; `pixels` and `status` hold the result afterwards."""
         self.decode_coefficients()
         self.make_pixels()
 
@@ -186,9 +171,14 @@ def launch_jpegs(plan: JpegPlan, block: torch.Tensor, spare_bytes: int = 0) -> L
     # Triton launches on the current device, wherever the tensors are.
     with torch.accelerator.device_index(block.device.index) if pins(block.device) else nullcontext():
         for batch in plan.batches:
-            room = batch.capacity._replace(pixels_bytes=batch.capacity.pixels_bytes + spare_bytes)
-            decoder = JpegDecoder(room, plan.shape, block.device, tile=plan.tile, interpreted=is_interpreted())
-            decoder.load(batch, Inputs.of_block(block, batch))
+            decoder = JpegDecoder(
+                batch,
+                Inputs.of_block(block, batch),
+                plan.shape,
+                tile=plan.tile,
+                interpreted=is_interpreted(),
+                spare_bytes=spare_bytes,
+            )
             decoder.launch()
             owners.append(decoder.pixels)
             statuses.append(decoder.status)

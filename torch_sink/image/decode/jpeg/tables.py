@@ -34,8 +34,8 @@ _MOST_STREAM_BYTES = 1 << 29
 _ALIGNED_VALUES = 4
 
 
-class Capacity(NamedTuple):
-    """How large a batch is, or may be."""
+class Sizes(NamedTuple):
+    """How large a batch is."""
 
     stream_bytes: int  # from the first segment to 16 bytes after the last
     images: int  # rows of the images and of the windows
@@ -60,7 +60,7 @@ class JpegBatch(NamedTuple):
         tables: int32 [values], those of images, segments and windows.
         places: int64 [images, 4], from the first byte of all pixels to pixel (0, 0) of each image, and bytes between
             its rows, columns and channels. Where only a box is made, as if the rest were there. One channel: 0 bytes.
-        capacity: what it needs.
+        sizes: what it needs.
     """
 
     first_byte: int
@@ -68,12 +68,12 @@ class JpegBatch(NamedTuple):
     quantization: int
     tables: np.ndarray
     places: np.ndarray
-    capacity: Capacity
+    sizes: Sizes
 
     @property
     def tables_bytes(self) -> int:
         """Of all tables."""
-        return 4 * sum(map(_room, _shapes(self.capacity.images, self.capacity.segments)))
+        return 4 * sum(map(_room, _shapes(self.sizes.images, self.sizes.segments)))
 
     @property
     def images(self) -> np.ndarray:
@@ -91,7 +91,7 @@ class JpegBatch(NamedTuple):
         return self._split()[2]
 
     def _split(self) -> list[np.ndarray]:
-        return split_tables(self.tables, self.capacity.images, self.capacity.segments)
+        return split_tables(self.tables, self.sizes.images, self.sizes.segments)
 
     @property
     def pixel_offsets(self) -> np.ndarray:
@@ -127,7 +127,7 @@ def plan_jpegs(files: JpegFiles, boxes: np.ndarray, shape: LaneShape | None = No
 def _batches(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShape) -> Iterator[JpegBatch]:
     """The files in batches that fit into a launch; a larger file is a batch of its own."""
     batch, count = batch_of(files, boxes, lane_bits, tile), len(boxes)
-    fits = batch.capacity.blocks <= _MOST_BLOCKS and batch.capacity.stream_bytes <= _MOST_STREAM_BYTES
+    fits = batch.sizes.blocks <= _MOST_BLOCKS and batch.sizes.stream_bytes <= _MOST_STREAM_BYTES
     if fits or count == 1:
         yield batch
         return
@@ -202,7 +202,7 @@ def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
     )
     box = boxes.T.astype(np.int64)
     planes, pixels, block_tiles, pixel_tiles = _fill_windows(windows, headers, box, units, tile)
-    capacity = Capacity(
+    sizes = Sizes(
         stream_bytes=int(aligned(first_byte[-1] - first_byte[0] + lengths[-1])) + ALIGNMENT_BYTES,
         images=len(images),
         segments=len(segments),
@@ -216,7 +216,7 @@ def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
         pixel_tiles=pixel_tiles,
     )
     where = int(first_byte[0]), files.huffman[0], files.quantization[0]
-    return JpegBatch(*where, tables, _places(windows, box), capacity)
+    return JpegBatch(*where, tables, _places(windows, box), sizes)
 
 
 def _fill_windows(
