@@ -106,6 +106,32 @@ def test_position_in_the_data(position: int, own_loader: bool, tmp_path: Path) -
     assert resumed.run(data, epochs=1).steps == 5, "a later run counts from zero"
 
 
+@pytest.mark.parametrize("event", ["on_train_begin", "on_train_epoch_begin", "on_train_step_begin"])
+@pytest.mark.parametrize("own_loader", [False, True])
+def test_a_resumed_run_that_fails_before_its_first_step_can_be_run_again(
+    event: str, own_loader: bool, tmp_path: Path
+) -> None:
+    def fail(run_context: Any) -> None:
+        raise KeyError(event)
+
+    def make_data() -> Any:
+        return make_batches(5) if own_loader else SinkLoader(make_batches(5))
+
+    whole, part, resumed, data = make_loop(), make_loop(), make_loop(seed=3), make_data()
+    torch.manual_seed(1)
+    expected = whole.run(make_data(), epochs=2)
+    torch.manual_seed(1)
+    part.run(data, epochs=2, max_steps=3)
+    part.save(tmp_path, data)
+    data = make_data()
+    assert resumed.resume(tmp_path, data) == 3
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            resumed.run(data, epochs=2, callbacks=LambdaCallback(**{event: fail}))
+    assert torch.equal(resumed.run(data, epochs=2).losses, expected.losses[3:])
+    assert resumed.run(data, epochs=1).steps == 5, "a later run counts from zero"
+
+
 def test_a_position_that_a_callback_loads_is_the_next_runs(tmp_path: Path) -> None:
     """The run during which it is loaded goes on in its own data, and leaves no position behind."""
     batches = [(torch.full((1, 3, 8, 8), float(number)), torch.tensor([0])) for number in range(8)]

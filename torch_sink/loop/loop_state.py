@@ -203,6 +203,11 @@ class LoaderPositions:
             return None
         return self._wrapper.state_dict() if self._wrapper is not None else self._state
 
+    def keep(self, loader: Any) -> None:
+        """A run that got nowhere ends: the next one begins where it began."""
+        with suppress(Exception):  # as above
+            self.load(loader, self.state(loader))
+
     def load(self, loader: Any, state: Any) -> None:
         """Put a position back, now or when a run wraps the loader."""
         if hasattr(loader, "slot_index"):

@@ -180,13 +180,19 @@ class StepLoop:
         **fields: Any,
     ) -> RunHistory:
         """`run` with the batches in an epoch of a plain loader, and further fields for the RunContext."""
-        if not self._resumed:
+        resumed, self._resumed, began = self._resumed, False, self.step_count
+        if not resumed:
             self.progress = Progress()
-        self._resumed = False
         recording = nullcontext() if timeline is None else record_timeline(timeline)
         with recording, self._positions.opened(loader, self.device, epoch_size) as sink:
-            self.ranks.check_lengths(epoch_length(sink), max_steps)
-            return TrainingRun(self, sink, epochs, callbacks, max_steps, fields).execute()
+            try:
+                self.ranks.check_lengths(epoch_length(sink), max_steps)
+                return TrainingRun(self, sink, epochs, callbacks, max_steps, fields).execute()
+            except BaseException:
+                if resumed and self.step_count == began:  # the next run is the one that completes what was interrupted
+                    self._resumed = True
+                    self._positions.keep(loader)
+                raise
 
     def evaluate(
         self,
