@@ -19,7 +19,7 @@ from torchvision.io import ImageReadMode, decode_image
 
 import torch_sink
 from torch_sink.cli import SUPPORT_COLUMNS, SUPPORT_LEGEND
-from torch_sink.image.sources.source import EncodedSource
+from torch_sink.image.decode.source import EncodedSource
 from torch_sink.image.support import support_table
 
 SUPPORT = Path(__file__).resolve().parents[1] / "docs" / "support.md"

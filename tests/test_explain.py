@@ -23,7 +23,7 @@ from torch_sink.cli import bench, explain, main
 from torch_sink.cli.machine import DEVICES, launches_of
 from torch_sink.cli.photos import make_photo
 from torch_sink.cli.pipelines import Counted, Images, open_pipeline
-from torch_sink.image.decode.jpeg.decode import launch_jpegs, plan_jpegs
+from torch_sink.image.decode.jpeg_decoder import launch_jpegs, plan_jpegs
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.on_device import make_on_device
 from torch_sink.image.execute.recorded import Wanted

@@ -18,7 +18,7 @@ FLOORS = [
     *("triton_kernels", "triton_kernels.stages", "triton_kernels.jpeg"),
     *("common", "damage", "tracing"),
     "sink",
-    *("image.core", "image.sources", "image.operations", "image.plan", "image.decode.jpeg", "image.decode"),
+    *("image.core", "image.decode", "image.operations", "image.plan"),
     *("image.handles", "image.execute", "image"),
     *("loop.core", "loop.step", "loop.engines", "loop"),
     "cli",

@@ -28,11 +28,11 @@ from harness import (
     save,
 )
 from torch_sink.cli.bench import percentiles
-from torch_sink.image.decode.jpeg.block import lay_out_jpegs
-from torch_sink.image.decode.jpeg.decode import decode_jpegs
-from torch_sink.image.decode.jpeg.tables import batch_of
-from torch_sink.image.sources.jpeg_header import read_jpeg_header
-from torch_sink.image.sources.source import EncodedSource
+from torch_sink.image.decode.jpeg_block import lay_out_jpegs
+from torch_sink.image.decode.jpeg_decoder import decode_jpegs
+from torch_sink.image.decode.jpeg_header import read_jpeg_header
+from torch_sink.image.decode.jpeg_tables import batch_of
+from torch_sink.image.decode.source import EncodedSource
 from torch_sink.triton_kernels.shapes import choose_lane_shape
 
 # Part of a kernel's name -> the stage that it belongs to; everything else is copies, fills and small sums.

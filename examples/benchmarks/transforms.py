@@ -49,8 +49,8 @@ class Images:
     """One batch of a folder's images: recorded, decoded on the device, and as Pillow images."""
 
     def __init__(self, folder: Path, pipeline: str, batch: int, device: torch.device) -> None:
+        from torch_sink.image.decode.source import Decoded
         from torch_sink.image.execute.decoding import pixels_of
-        from torch_sink.image.sources.source import Decoded
 
         self.pipeline, self.device, self.batch = pipeline, device, batch
         with torch_sink.image_backend("device", device="meta"):

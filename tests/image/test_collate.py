@@ -22,9 +22,9 @@ import torch_sink
 from image.cases import array_opener, encoded, opener
 from image.check import assert_same_bits, device_in_use, runs_kernels
 from image.worker_data import Structured, stacking_collate, train_transform
+from torch_sink.image.decode.source import EncodedSource, FinishedSource, Source
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.packed import Sealed, pack
-from torch_sink.image.sources.source import EncodedSource, FinishedSource, Source
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 

@@ -18,10 +18,10 @@ from torchvision.io import ImageReadMode
 from image.cases import encoded
 from torch_sink.cli import doctor
 from torch_sink.errors import DecodeError
+from torch_sink.image.decode import jpeg_decoder as jpeg
 from torch_sink.image.decode import proof, providers
-from torch_sink.image.decode.jpeg import decode as jpeg
 from torch_sink.image.decode.providers import candidates, decode_sources, providers_for
-from torch_sink.image.sources.source import Box, Decoded, EncodedSource, PixelSource, encoded_source
+from torch_sink.image.decode.source import Box, Decoded, EncodedSource, PixelSource, encoded_source
 
 GPU = torch.device("cuda", 0)
 Kernels = Callable[..., list[Decoded | None]]
@@ -124,8 +124,8 @@ def test_a_verdict_is_of_all_the_code_that_decodes(gpu: pytest.MonkeyPatch) -> N
     before = proof._fingerprint(GPU)
     read_bytes = Path.read_bytes
     for name in (
-        "decode/jpeg/tables.py",
-        "decode/jpeg/decode.py",
+        "decode/jpeg_tables.py",
+        "decode/jpeg_decoder.py",
         "triton_kernels/shapes.py",
         "jpeg/entropy.py",
         "triton_kernels/jpeg_rows.py",

@@ -18,8 +18,8 @@ from torchvision.transforms.v2 import functional as F2
 import torch_sink
 from image.cases import encoded
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.decode.jpeg.block import lay_out_jpegs
-from torch_sink.image.decode.jpeg.decode import block_on_device
+from torch_sink.image.decode.jpeg_block import lay_out_jpegs
+from torch_sink.image.decode.jpeg_decoder import block_on_device
 
 Call = Callable[[Any], Any]
 # Sizes and values of their own: tables that an earlier test left would hide a fault.

@@ -12,11 +12,11 @@ from PIL import Image
 
 from image.cases import encoded
 from image.jpeg_files import SAMPLINGS, jpeg
-from torch_sink.image.decode.jpeg import block
-from torch_sink.image.decode.jpeg.block import joined, jpeg_file, lay_out_jpegs
-from torch_sink.image.decode.jpeg.tables import COLUMN, batch_of
-from torch_sink.image.sources.jpeg_header import read_jpeg_header
-from torch_sink.image.sources.source import Box, EncodedSource, PixelSource
+from torch_sink.image.decode import jpeg_block as block
+from torch_sink.image.decode.jpeg_block import joined, jpeg_file, lay_out_jpegs
+from torch_sink.image.decode.jpeg_header import read_jpeg_header
+from torch_sink.image.decode.jpeg_tables import COLUMN, batch_of
+from torch_sink.image.decode.source import Box, EncodedSource, PixelSource
 from torch_sink.triton_kernels.shapes import TileShape, lane_count
 
 ROOT = Path(__file__).resolve().parents[2]

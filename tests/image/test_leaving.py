@@ -21,11 +21,11 @@ from torchvision.transforms import v2
 import torch_sink
 from image.cases import encoded
 from image.check import assert_same_bits
+from torch_sink.image.decode.source import EncodedSource
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.handles.file import LazyJpegImageFile
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor
-from torch_sink.image.sources.source import EncodedSource
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),

@@ -26,9 +26,9 @@ from image.check import assert_same_bits, device_in_use
 from image.source_files import FILES, PHOTO, saved
 from image.test_bad_input import BROKEN, outcome
 from image.test_collate import assert_same_structure, stock_and_lazy
+from torch_sink.image.decode.source import EncodedSource
 from torch_sink.image.handles import file
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor
-from torch_sink.image.sources.source import EncodedSource
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),

@@ -13,11 +13,11 @@ from PIL import Image, ImageDraw
 
 from kernels.jpeg_golden import decode_segment
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.decode.jpeg.block import JpegFile, jpeg_file, lay_out_jpegs
-from torch_sink.image.decode.jpeg.decode import Inputs, JpegDecoder, block_on_device
-from torch_sink.image.decode.jpeg.tables import COLUMN, JpegBatch, batch_of
-from torch_sink.image.sources.jpeg_header import read_jpeg_header
-from torch_sink.image.sources.source import EncodedSource
+from torch_sink.image.decode.jpeg_block import JpegFile, jpeg_file, lay_out_jpegs
+from torch_sink.image.decode.jpeg_decoder import Inputs, JpegDecoder, block_on_device
+from torch_sink.image.decode.jpeg_header import read_jpeg_header
+from torch_sink.image.decode.jpeg_tables import COLUMN, JpegBatch, batch_of
+from torch_sink.image.decode.source import EncodedSource
 from torch_sink.triton_kernels.launching import is_interpreted
 from torch_sink.triton_kernels.shapes import LaneShape, TileShape, choose_lane_shape, tile_shape
 

@@ -17,12 +17,12 @@ from torchvision.transforms import v2
 import torch_sink
 from kernels.jpeg_cases import encode, open_file, pack_files, photo
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.decode.jpeg.decode import JpegDecoder
+from torch_sink.image.decode.jpeg_decoder import JpegDecoder
+from torch_sink.image.decode.source import Decoded, FinishedSource
 from torch_sink.image.execute.decoding import pixels_of
 from torch_sink.image.execute.on_device import run_planned
 from torch_sink.image.execute.planned import plan_batch, shape_of
 from torch_sink.image.handles.tensor import HANDLES
-from torch_sink.image.sources.source import Decoded, FinishedSource
 from torch_sink.triton_kernels import launching
 from torch_sink.triton_kernels.jpeg import color, entropy, idct, jpeg_variants, lanes
 from torch_sink.triton_kernels.launching import Variant

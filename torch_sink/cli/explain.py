@@ -22,10 +22,10 @@ from torch_sink.cli.machine import DEVICES, costs, features_of_batch, launches_o
 from torch_sink.cli.pipelines import Pipeline, seed_everything
 from torch_sink.cli.report import Bars, Part, Report, Table, Text
 from torch_sink.common import usable_cores
+from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.collate import collate_handles
 from torch_sink.image.handles.tensor import HANDLES
-from torch_sink.image.sources.source import EncodedSource, FinishedSource, PixelSource, Source
 
 CPU, WORKER, GPU_STAGES = "cpu", "worker", "decode + kernels"
 MEASURED_IMAGES = 128

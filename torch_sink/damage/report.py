@@ -40,7 +40,7 @@ _OPENERS = {
     "torchvision.datasets.folder": ("pil_loader", "accimage_loader", "default_loader"),
     "torchvision.io.image": None,
     "torch_sink.image.handles.file": None,
-    "torch_sink.image.sources.source": None,
+    "torch_sink.image.decode.source": None,
 }
 _SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .png .webp .gif .bmp .tif .tiff .ppm .pgm .jp2 .avif .heic".split()  # noqa: SIM905

@@ -14,7 +14,7 @@ from kernels.compiled.target import Launched, target_only
 from kernels.jpeg_cases import encode, open_file, pack_files, photo
 from kernels.test_variants import launch
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.decode.jpeg.decode import JpegDecoder
+from torch_sink.image.decode.jpeg_decoder import JpegDecoder
 from torch_sink.triton_kernels.jpeg import jpeg_variants
 from torch_sink.triton_kernels.launching import Launcher, compiler_options
 from torch_sink.triton_kernels.shapes import LANE_SHAPES

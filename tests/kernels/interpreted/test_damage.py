@@ -18,8 +18,8 @@ from torchvision.transforms import v2
 
 import torch_sink
 from torch_sink.errors import DecodeError
+from torch_sink.image.decode.source import EncodedSource
 from torch_sink.image.execute import decoding, on_device
-from torch_sink.image.sources.source import EncodedSource
 
 PIPELINE = v1.Compose([v1.RandomResizedCrop((11, 13)), v1.RandomHorizontalFlip(), v1.ToTensor()])
 MIX = v2.CutMix(num_classes=3, alpha=100.0)

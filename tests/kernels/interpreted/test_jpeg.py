@@ -31,12 +31,11 @@ from torchvision import transforms as v1
 
 import torch_sink
 from torch_sink import decode_images, decode_providers
-from torch_sink.image.decode import proof
-from torch_sink.image.decode.jpeg import decode as jpeg_decode
-from torch_sink.image.decode.jpeg import tables as jpeg_tables
-from torch_sink.image.decode.jpeg.decode import JpegDecoder
+from torch_sink.image.decode import jpeg_decoder as jpeg_decode
+from torch_sink.image.decode import jpeg_tables, proof
+from torch_sink.image.decode.jpeg_decoder import JpegDecoder
 from torch_sink.image.decode.providers import decode_sources
-from torch_sink.image.sources.source import Box, EncodedSource, encoded_source
+from torch_sink.image.decode.source import Box, EncodedSource, encoded_source
 from torch_sink.triton_kernels.shapes import LANE_SHAPES
 
 SIZES = [(1, 1), (3, 17), (8, 8), (5, 33), (33, 31)]

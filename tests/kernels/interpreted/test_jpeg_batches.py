@@ -21,12 +21,12 @@ from torchvision import transforms as v1
 
 import torch_sink
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.decode.jpeg import decode as jpeg_decode
-from torch_sink.image.decode.jpeg import tables as jpeg_tables
-from torch_sink.image.decode.jpeg.block import lay_out_jpegs
-from torch_sink.image.decode.jpeg.decode import block_on_device
+from torch_sink.image.decode import jpeg_decoder as jpeg_decode
+from torch_sink.image.decode import jpeg_tables
+from torch_sink.image.decode.jpeg_block import lay_out_jpegs
+from torch_sink.image.decode.jpeg_decoder import block_on_device
+from torch_sink.image.decode.source import EncodedSource, encoded_source
 from torch_sink.image.execute import on_device
-from torch_sink.image.sources.source import EncodedSource, encoded_source
 from torch_sink.triton_kernels.shapes import LaneShape
 
 PIPELINE = v1.Compose([v1.RandomCrop((9, 7)), v1.RandomHorizontalFlip(), v1.ToTensor()])

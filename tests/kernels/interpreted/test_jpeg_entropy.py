@@ -20,7 +20,7 @@ from kernels.jpeg_cases import (
     photo,
 )
 from kernels.jpeg_golden import Damaged
-from torch_sink.image.decode.jpeg.block import JpegFile
+from torch_sink.image.decode.jpeg_block import JpegFile
 from torch_sink.triton_kernels.jpeg import entropy
 from torch_sink.triton_kernels.shapes import LANE_SHAPES, LaneShape
 

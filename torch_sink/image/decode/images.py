@@ -15,7 +15,7 @@ from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.state import available_device, default_device
 from torch_sink.image.core.transfer import to_device
 from torch_sink.image.decode.providers import check_provider, decode_sources
-from torch_sink.image.sources.source import EncodedSource, PixelSource, encoded_source, read_file
+from torch_sink.image.decode.source import EncodedSource, PixelSource, encoded_source, read_file
 
 
 def decode_images(

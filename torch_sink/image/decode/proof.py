@@ -21,8 +21,8 @@ from PIL import Image, features
 
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.transfer import to_host
-from torch_sink.image.decode.jpeg.block import JpegFiles, lay_out_jpegs
-from torch_sink.image.sources.source import Box, EncodedSource, encoded_source
+from torch_sink.image.decode.jpeg_block import JpegFiles, lay_out_jpegs
+from torch_sink.image.decode.source import Box, EncodedSource, encoded_source
 
 _FILE = "jpeg_kernels.json"
 _SIZE = 67, 45  # pixels: no side is a multiple of an MCU's
@@ -94,7 +94,7 @@ def prove(device: torch.device) -> Verdict:
 
 def _first_difference(device: torch.device) -> str:
     """The first file whose pixels are not Pillow's, in words; "" where there is none."""
-    from torch_sink.image.decode.jpeg.decode import decode_jpegs
+    from torch_sink.image.decode.jpeg_decoder import decode_jpegs
     from torch_sink.triton_kernels.launching import is_interpreted
     from torch_sink.triton_kernels.shapes import INTERPRETED_LANE_SHAPE, LANE_SHAPES
 
@@ -185,8 +185,7 @@ def _fingerprint(device: torch.device) -> str:
     facts = [torch.cuda.get_device_name(device), _driver(), torch.__version__, triton.__version__]
     facts += [PIL.__version__, str(features.version("libjpeg_turbo"))]
     digest = hashlib.sha256(json.dumps(facts).encode())
-    here = Path(__file__).parent
-    for folder in (here, here / "jpeg", Path(kernels.__file__).parent, Path(kernels.__file__).parents[1]):
+    for folder in (Path(__file__).parent, Path(kernels.__file__).parent, Path(kernels.__file__).parents[1]):
         for path in sorted(folder.glob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -16,11 +16,11 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.core.state import default_device
 from torch_sink.image.core.transfer import to_device
 from torch_sink.image.decode import proof
-from torch_sink.image.decode.jpeg.tables import JpegPlan
-from torch_sink.image.sources.source import Box, Decoded, EncodedSource, PixelSource
+from torch_sink.image.decode.jpeg_tables import JpegPlan
+from torch_sink.image.decode.source import Box, Decoded, EncodedSource, PixelSource
 
 if TYPE_CHECKING:
-    from torch_sink.image.decode.jpeg.decode import LaunchedJpegs
+    from torch_sink.image.decode.jpeg_decoder import LaunchedJpegs
 
 
 class Provider:
@@ -98,7 +98,7 @@ class TritonProvider(Provider):
     def decode(
         self, sources: Sequence[EncodedSource | PixelSource], device: torch.device, boxes: Sequence[Box | None]
     ) -> list[Decoded | DecodeError]:
-        from torch_sink.image.decode.jpeg.decode import decode_jpegs
+        from torch_sink.image.decode.jpeg_decoder import decode_jpegs
 
         found = decode_jpegs(sources, boxes, device)  # type: ignore[arg-type]
         others = [at for at, image in enumerate(found) if image is None]
@@ -302,7 +302,7 @@ def launch_packed(
     is_first = candidates(device)[0] is kernels
     if not is_first or not (_named(device, None) or kernels.is_right(device)):
         return None
-    from torch_sink.image.decode.jpeg.decode import launch_jpegs
+    from torch_sink.image.decode.jpeg_decoder import launch_jpegs
 
     return launch_jpegs(plan, to_device(blob.narrow(0, 0, plan.size), device), spare_bytes)
 

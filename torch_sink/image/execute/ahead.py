@@ -128,8 +128,8 @@ def recorded(target: GPUTarget) -> Iterator[set[Job]]:
 
 def launch_decoder() -> None:
     """Launches what decodes JPEG files, in every shape that a batch may choose."""
-    from torch_sink.image.decode.jpeg.decode import launch_jpegs
-    from torch_sink.image.decode.jpeg.tables import plan_jpegs
+    from torch_sink.image.decode.jpeg_decoder import launch_jpegs
+    from torch_sink.image.decode.jpeg_tables import plan_jpegs
     from torch_sink.image.decode.proof import packed_files
     from torch_sink.triton_kernels.shapes import LANE_SHAPES
 

@@ -10,6 +10,7 @@ from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import state as backend_state
+from torch_sink.image.decode.source import BrokenSource, FinishedSource
 from torch_sink.image.execute.batch import LazyBatch, parsed_to
 from torch_sink.image.execute.order import order_of
 from torch_sink.image.execute.packed import Packing, collated_tensor
@@ -17,7 +18,6 @@ from torch_sink.image.execute.planned import plan_batch
 from torch_sink.image.execute.recorded import Recorded
 from torch_sink.image.execute.stock import decoded_once, run_image_on_cpu
 from torch_sink.image.handles.tensor import HANDLES, RECORDED, LazyTVImage, finished_handle, recorded
-from torch_sink.image.sources.source import BrokenSource, FinishedSource
 
 
 def collate_handles(handles: Sequence[Any]) -> torch.Tensor:

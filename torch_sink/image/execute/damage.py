@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch_sink.damage.report import BrokenFile
 from torch_sink.errors import DecodeError
-from torch_sink.image.sources.source import EncodedSource, PixelSource, Source
+from torch_sink.image.decode.source import EncodedSource, PixelSource, Source
 
 
 class Survivors(NamedTuple):

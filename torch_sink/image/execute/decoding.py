@@ -12,10 +12,10 @@ import torch
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.transfer import host_buffer, to_host_later
 from torch_sink.image.decode.providers import decode_sources, launch_packed
+from torch_sink.image.decode.source import Box, Decoded
 from torch_sink.image.execute.order import Order
 from torch_sink.image.execute.packed import Packed
 from torch_sink.image.execute.planned import Planned
-from torch_sink.image.sources.source import Box, Decoded
 
 _ALIGNMENT_BYTES = 16
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from torch_sink.image.decode.jpeg.block import Chunks
-from torch_sink.image.decode.jpeg.tables import JpegBatch, JpegPlan, Sizes
+from torch_sink.image.decode.jpeg_block import Chunks
+from torch_sink.image.decode.jpeg_tables import JpegBatch, JpegPlan, Sizes
 from torch_sink.image.execute.planned import Planned, Run
 from torch_sink.image.plan.build import Launch, place_jobs
 from torch_sink.triton_kernels.shapes import LaneShape, TileShape

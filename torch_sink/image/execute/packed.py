@@ -13,9 +13,9 @@ from PIL import Image
 from torch.utils.data import get_worker_info
 
 from torch_sink.image.core.ops import Op, PackedArgument, tensor_arguments, with_packed, with_unpacked
-from torch_sink.image.decode.jpeg.block import JpegFiles, joined, lay_out_jpegs
+from torch_sink.image.decode.jpeg_block import JpegFiles, joined, lay_out_jpegs
+from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
 from torch_sink.image.execute.planned import Planned
-from torch_sink.image.sources.source import EncodedSource, FinishedSource, PixelSource, Source
 
 T = TypeVar("T")
 

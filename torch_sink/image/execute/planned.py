@@ -9,11 +9,11 @@ import numpy as np
 
 from torch_sink.image.core.atoms import Lowering
 from torch_sink.image.core.ops import Op
-from torch_sink.image.decode.jpeg.block import JpegFiles
-from torch_sink.image.decode.jpeg.tables import JpegPlan, plan_jpegs
+from torch_sink.image.decode.jpeg_block import JpegFiles
+from torch_sink.image.decode.jpeg_tables import JpegPlan, plan_jpegs
+from torch_sink.image.decode.source import FinishedSource, Source
 from torch_sink.image.plan.build import Plan, Prologue, build_plan, prologue_of
 from torch_sink.image.plan.lowering import lower
-from torch_sink.image.sources.source import FinishedSource, Source
 from torch_sink.triton_kernels.shapes import are_interpreted, stage_tile
 
 # channels, and calls that turn each of their uint8 values into one of a type that the kernels do not write

@@ -12,11 +12,11 @@ from torch_sink.damage.report import BrokenFile
 from torch_sink.image.core.ops import Op
 from torch_sink.image.core.state import default_device
 from torch_sink.image.decode.providers import candidates
+from torch_sink.image.decode.source import FinishedSource
 from torch_sink.image.execute.order import Order
 from torch_sink.image.execute.packed import Packed, Sealed, sealed_in
 from torch_sink.image.execute.planned import Planned, Run, plan_batch
 from torch_sink.image.plan.build import Plan
-from torch_sink.image.sources.source import FinishedSource
 
 
 class Recorded(NamedTuple):

@@ -12,9 +12,9 @@ import torch
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import Op, replay
+from torch_sink.image.decode.source import FinishedSource, PixelSource, Source
 from torch_sink.image.execute.damage import survivors, try_decode
 from torch_sink.image.execute.recorded import Made, Recorded, Wanted
-from torch_sink.image.sources.source import FinishedSource, PixelSource, Source
 
 
 def make_in_stock_code(recorded: Recorded, wanted: Wanted) -> Made:

@@ -27,9 +27,9 @@ from torch_sink.image.core import state
 from torch_sink.image.core.fallback import executing, is_executing, report_fallback
 from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.decode import proof
+from torch_sink.image.decode.source import BrokenSource, EncodedSource, PixelSource, encoded_source, read_file
 from torch_sink.image.handles.image import RECORDED_MODES, LazyImage, LazyPixels, handle_of_file, lazy_image
 from torch_sink.image.handles.tensor import LazyTensor
-from torch_sink.image.sources.source import BrokenSource, EncodedSource, PixelSource, encoded_source, read_file
 
 # Pixels of an image whose sample will be left out; stock code's own checks must accept it.
 _PLACEHOLDER_SIZE = (1024, 1024)

@@ -14,15 +14,15 @@ from PIL import Image
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import executing, is_executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, replay
-from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage
-from torch_sink.image.operations import RECORDERS
-from torch_sink.image.sources.source import (
+from torch_sink.image.decode.source import (
     EncodedSource,
     PixelSource,
     Source,
     has_plain_palette,
     palette_of,
 )
+from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage
+from torch_sink.image.operations import RECORDERS
 
 RECORDED_MODES = ("L", "RGB")
 _LOADS_FOR_THE_HEADER = ("exif_transpose",)  # of Pillow's own functions

@@ -14,9 +14,9 @@ from torch_sink.image.core import state
 from torch_sink.image.core.arguments import is_scaled_bytes
 from torch_sink.image.core.fallback import executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, Recorder, replay
+from torch_sink.image.decode.source import FinishedSource, Source
 from torch_sink.image.handles.lazy import Lazy
 from torch_sink.image.operations import RECORDERS
-from torch_sink.image.sources.source import FinishedSource, Source
 
 _make_wrapper = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
 

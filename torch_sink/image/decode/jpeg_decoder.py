@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from torch_sink.image.core.transfer import host_buffer, pins, to_device, to_host
-from torch_sink.image.decode.jpeg.block import JpegBlock, lay_out_jpegs
-from torch_sink.image.decode.jpeg.tables import COLUMN, JpegBatch, JpegPlan, plan_jpegs, split_tables
-from torch_sink.image.sources.source import Box, Decoded, EncodedSource
+from torch_sink.image.decode.jpeg_block import JpegBlock, lay_out_jpegs
+from torch_sink.image.decode.jpeg_tables import COLUMN, JpegBatch, JpegPlan, plan_jpegs, split_tables
+from torch_sink.image.decode.source import Box, Decoded, EncodedSource
 from torch_sink.triton_kernels.jpeg import color, entropy, idct
 from torch_sink.triton_kernels.launching import allocated, is_interpreted
 from torch_sink.triton_kernels.shapes import LaneShape, TileShape, tile_shape

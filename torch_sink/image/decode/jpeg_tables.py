@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torch_sink.image.decode.jpeg.block import ALIGNMENT_BYTES, Headers, JpegFiles, aligned
+from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES, Headers, JpegFiles, aligned
 from torch_sink.triton_kernels import jpeg_rows as rows
 from torch_sink.triton_kernels.shapes import (
     TILE_SHAPE,

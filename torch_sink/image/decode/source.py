@@ -13,7 +13,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from torch_sink.damage.report import BrokenFile, current_policy
 from torch_sink.damage.samples import note_pixels
 from torch_sink.errors import DecodeError
-from torch_sink.image.sources.jpeg_header import JpegHeader, read_jpeg_header
+from torch_sink.image.decode.jpeg_header import JpegHeader, read_jpeg_header
 
 
 class EncodedSource(NamedTuple):

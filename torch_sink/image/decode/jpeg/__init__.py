@@ -1,1 +1,0 @@
-"""JPEG files for the kernels that decode them."""

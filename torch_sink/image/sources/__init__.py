@@ -1,1 +1,0 @@
-"""Encoded and decoded images."""
