@@ -24,6 +24,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch_sink.errors import SinkError, SinkTimeout
 from torch_sink.sink import SinkLoader
 
+from .conftest import wait_for
+
 
 class Flag:
     """An event for forked processes without a lock, in which one of them could die: a pipe that holds a byte, or none."""
@@ -119,6 +121,25 @@ def test_dataset_exception_comes_in_order_and_the_rest_follows(num_workers: int)
         rest, error = read_until_error(loader)
     assert error is None
     assert [batch[0] for batch in rest] == list(range(12, 40, 4))
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+def test_no_pass_is_begun_while_an_error_of_the_one_before_waits(persistent: bool) -> None:
+    """The pass goes on after its error, in its order, however late the consumer comes."""
+    generator = torch.Generator().manual_seed(1)
+    source = DataLoader(Numbers(8, broken=3), num_workers=2, generator=generator, persistent_workers=persistent)
+    with SinkLoader(source) as loader:
+        for _ in range(2):
+            batches, seen = iter(loader), []
+            while len(seen) < 20:
+                wait_for(loader._producer, lambda: len(loader._producer.ready) > 1 or not loader._producer.current)
+                try:
+                    seen.append(int(next(batches)))
+                except LookupError:
+                    seen.append(-1)
+                except StopIteration:
+                    break
+            assert seen == [0, 1, 2, -1, 4, 5, 6, 7]
 
 
 def broken_collate(samples: list[torch.Tensor]) -> torch.Tensor:

@@ -245,8 +245,9 @@ class Traversal:
         if not self.passes:
             self._begin_pass()
         elif self.may_begin_ahead and self.producer.current is None:
-            left = self.sink_size - self.position.batch_in_epoch
-            if not self.is_last_epoch or left > sum(one.slot >= 0 for one in self.producer.ready.copy()):
+            ready, left = self.producer.ready.copy(), self.sink_size - self.position.batch_in_epoch
+            has_ended = bool(ready) and ready[-1].is_end  # after an error that waits there, the same pass goes on
+            if has_ended and (not self.is_last_epoch or left > sum(one.slot >= 0 for one in ready)):
                 try:
                     self._begin_pass()
                 except Exception:
