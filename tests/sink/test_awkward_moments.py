@@ -93,6 +93,23 @@ def test_a_second_interrupt_while_the_first_one_is_cleaned_up(place: str, monkey
         assert sorted(loader._producer.free_slots()) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("goes_on", [False, True], ids=["iter", "rest"])
+def test_an_interrupt_of_a_new_epoch_before_its_first_batch(goes_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SinkLoader(DataLoader(Faulty(), batch_size=4, num_workers=2)) as loader:
+        iter(loader)
+        drop = loader._producer.drop
+
+        def interrupted() -> None:
+            drop()
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loader._producer, "drop", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                iter(loader)
+        assert [batch.tolist() for batch in (loader.rest() if goes_on else loader)] == ALL
+
+
 class Collects:
     """Collects garbage where it is unpickled, once everything else that refers to the loader is gone."""
 

@@ -130,13 +130,14 @@ class Traversal:
     def restart(self) -> None:
         """Drops the rest of the epoch and of the pass."""
         self.iterations += 1
-        self.was_interrupted = self.is_loaded = self.is_handed_out = False
+        self.was_interrupted = True  # stays so if the end of this method is not reached
         has_begun = bool(self.passes) or self.is_inside_pass
         self._drop_passes()
         self.resume = None
         if has_begun:
             self.position.next_pass(self.source.keeps_workers)
         self.position.batch_in_epoch = 0
+        self.was_interrupted = self.is_loaded = self.is_handed_out = False
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and what it takes to go on from it."""
