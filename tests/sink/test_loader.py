@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 import torch
@@ -278,3 +278,22 @@ def test_what_lightning_looks_at_first_draws_nothing_and_keeps_a_loaded_position
         looked_at.load_state_dict(state)
         _check_dataloader_iterable(looked_at)
         assert [batch.item() for batch in looked_at] == rest
+
+
+class Returning(IterableDataset):
+    """A generator that ends with a value."""
+
+    def __iter__(self) -> Generator[int, None, str]:
+        yield from range(3)
+        return "that was all"
+
+
+class ReturningLoader(DataLoader):
+    def __iter__(self) -> Generator[int, None, str]:
+        yield from super().__iter__()
+        return "that was all"
+
+
+@pytest.mark.parametrize("loader", [DataLoader(Returning(), batch_size=None), ReturningLoader(range(3), None)])
+def test_a_generator_may_end_with_a_value(loader: DataLoader) -> None:
+    assert list(SinkLoader(loader)) == list(loader) == [0, 1, 2]

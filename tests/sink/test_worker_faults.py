@@ -21,7 +21,7 @@ from torch_sink.sink import producer as thread_producer
 from torch_sink.sink.position import PassStart
 from torch_sink.sink.producer import ThreadProducer
 from torch_sink.sink.slots import ImageFormat, Slots
-from torch_sink.sink.source import Pass, Source
+from torch_sink.sink.source import Item, Pass, Source
 
 from .test_faults import read_until_error, wait_until_received
 
@@ -278,3 +278,41 @@ def test_a_sink_loader_over_a_sink_loader() -> None:
     with SinkLoader(DataLoader(Faulty(), batch_size=4, num_workers=1)) as inner, SinkLoader(inner) as outer:
         for _ in range(2):
             assert [batch.tolist()[0] for batch in outer] == list(range(0, 40, 4))
+
+
+def test_closing_hands_out_no_slot_whose_batch_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread may look for a slot until it is told to leave."""
+    with SinkLoader(DataLoader(range(9), num_workers=1), slots=2) as loader:
+        next(iter(loader))
+        producer, free = loader._producer, []
+        in_use, drop = producer.held.slot, producer.drop
+        monkeypatch.setattr(producer, "drop", lambda: (free.extend(producer.free_slots()), drop()))
+    assert in_use not in free
+    assert producer.held is None
+
+
+def test_the_consumer_lets_go_of_its_batch_while_the_thread_looks_for_a_slot() -> None:
+    class LetsGo(ThreadProducer):
+        @property
+        def held(self) -> Item | None:
+            found, self.kept = self.kept, None
+            return found
+
+        @held.setter
+        def held(self, item: Item | None) -> None:
+            self.kept = item
+
+    producer = LetsGo(Slots(2, ImageFormat(torch.device("cpu"))))
+    producer.held = Item(PassStart(0), slot=0)
+    assert producer.free_slots() == [1]
+    assert producer.free_slots() == [0, 1]
+
+
+def test_a_pass_that_is_given_up_drops_nothing_more() -> None:
+    def cancelled() -> None:
+        raise workers.PassCancelled
+
+    given_up = Pass(Source([]), PassStart(0), iter(cancelled, 0), drop=9)
+    with pytest.raises(workers.PassCancelled):
+        given_up.receive()
+    assert given_up.drop == 8

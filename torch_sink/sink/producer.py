@@ -105,8 +105,9 @@ class Producer:
 
     def close(self) -> None:
         """Stops the active pass, within seconds. Idempotent."""
-        self.held, current = None, self.current
+        current = self.current
         self.drop()
+        self.held = None  # only now: a thread that still runs would fill the slot while its batch is read
         if current is not None:
             current.stop()
 
@@ -248,8 +249,8 @@ class ThreadProducer(Producer):
 
     def free_slots(self) -> list[int]:
         """Slots that hold no batch, the one that was filled longest ago first. Under `changed`."""
-        count = self.slots.count
-        used = {self.making, *(item.slot for item in self.ready), None if self.held is None else self.held.slot}
+        count, held = self.slots.count, self.held  # read once: the consumer lets go of it without `changed`
+        used = {self.making, *(item.slot for item in self.ready), None if held is None else held.slot}
         in_turn = ((self._latest_slot + 1 + later) % count for later in range(count))
         return [slot for slot in in_turn if slot not in used]
 

@@ -115,6 +115,8 @@ class Pass:
                 next(self.batches)
             except StopIteration:
                 self.drop = 0
+            except PassCancelled:
+                raise
             except Exception:
                 # What a dropped batch raises was raised before the checkpoint; a dead worker is another matter.
                 if self.source.is_broken:
@@ -129,7 +131,7 @@ class Pass:
         if self.lists is not None and not self.source.has_workers:
             came_early = not self.lists.is_exhausted
         else:
-            came_early = self.source.is_guarding and bool(stop.args)  # an exception of a worker has a message
+            came_early = self.source.has_workers and bool(stop.args)  # an exception of a worker has a message
         if came_early:
             raise RuntimeError(
                 "the dataset or collate_fn raised StopIteration, which a DataLoader takes for the end of the pass; "
