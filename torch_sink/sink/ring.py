@@ -140,12 +140,14 @@ class DeviceRing(Slots):
         return slot if self.slots[slot].is_static else None
 
     def static_batches(self, batch: Any) -> dict[int, Any]:
-        def at(slot: Slot) -> Any:
-            return _map_numbered(
-                batch, lambda position, leaf: leaf if (place := slot.places[position]) is None else place.buffer
-            )
+        def in_slot(slot: Slot) -> Any:
+            def of(position: int, leaf: Any) -> Any:
+                place = slot.places[position] if isinstance(leaf, torch.Tensor) else None
+                return leaf if place is None else place.buffer
 
-        return {number: at(slot) for number, slot in enumerate(self.slots)}
+            return _map_numbered(batch, of)
+
+        return {number: in_slot(slot) for number, slot in enumerate(self.slots)}
 
     def describe(self) -> str:
         if self.plan is not None:
