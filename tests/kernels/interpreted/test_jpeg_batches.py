@@ -103,7 +103,7 @@ def test_stages_share_memory_with_the_pixels_or_have_their_own(
     (run,), (decoder,) = runs.call_args_list, decoders.call_args_list
     order, _, workspace, *_ = run.args
     pixels_bytes = batch.recorded.plan().jpegs.batches[0].sizes.pixels_bytes
-    room = decoder.args[0].pixels_bytes - pixels_bytes
+    room = decoder.kwargs["spare_bytes"]
     assert order.workspace_bytes > 0
     if others:
         assert room == 0
