@@ -17,8 +17,7 @@ from torch_sink.image.core import state as backend_state
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.collate import collate_handles, lazy_batch
-from torch_sink.image.execute.damage import survivors
-from torch_sink.image.execute.recorded import Recorded, Wanted
+from torch_sink.image.execute.recorded import Recorded, Wanted, survivors
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, SharedMemory, recorded
 
 

@@ -10,11 +10,10 @@ import torch
 
 from torch_sink.image.core.ops import WIDE_TYPES, replay
 from torch_sink.image.core.transfer import send, to_device
-from torch_sink.image.execute.damage import survivors
 from torch_sink.image.execute.decoding import Decoding, Pixels
 from torch_sink.image.execute.order import Order, RunOrder, order_alone, placed_jobs
 from torch_sink.image.execute.planned import Planned, Run
-from torch_sink.image.execute.recorded import Made, Recorded, Wanted
+from torch_sink.image.execute.recorded import Made, Recorded, Wanted, survivors
 from torch_sink.image.plan.lowering import value_table
 
 # What the kernels convert values to, other than the dtype of the batch.

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_sink.damage.report import BrokenFile
+from torch_sink.errors import DecodeError
 from torch_sink.image.core.ops import Op
 from torch_sink.image.core.state import default_device
 from torch_sink.image.decode.providers import candidates
@@ -137,3 +138,38 @@ def describe(recorded: Recorded) -> BatchPlan:
         else:
             decode[next(provider.name for provider in candidates(device) if provider.takes(source))] += 1
     return BatchPlan(decode, recorded.plan().runs)
+
+
+class Survivors(NamedTuple):
+    """The images that a result shows."""
+
+    rows: list[int] | None  # which, in order; None where it shows every image at its own place
+    broken_files: tuple[BrokenFile, ...] = ()  # those of the others
+
+
+def survivors(errors: dict[int, DecodeError], count: int, mixes: int, policy: str) -> Survivors:
+    """What is left of a batch.
+
+    Args:
+        errors: of the images that are damaged, in order.
+        count: how many images there are.
+        mixes: how often each image takes a part of the one before it, damage included.
+        policy: "raise", "skip" a damaged image, or "replace" it by the next good one.
+
+    Raises:
+        DecodeError: that of the first image that is damaged, where the policy says so or none is good.
+    """
+    if not errors:
+        return Survivors(None)
+    broken_files = tuple(BrokenFile(error.path, error.reason) for error in errors.values())
+    for _ in range(mixes):
+        errors = errors | {(row + 1) % count: error for row, error in errors.items()}
+    first = min(errors)
+    if policy == "raise" or len(errors) == count:
+        error = errors[first]
+        raise DecodeError(error.path, first, error.reason) from error
+    good = [row for row in range(count) if row not in errors]
+    if policy == "replace":
+        following = [next((row for row in good if row >= place), good[0]) for place in range(count)]
+        return Survivors(following, broken_files)
+    return Survivors(good, broken_files)

@@ -12,9 +12,8 @@ import torch
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import Op, replay
-from torch_sink.image.decode.source import FinishedSource, PixelSource, Source
-from torch_sink.image.execute.damage import survivors, try_decode
-from torch_sink.image.execute.recorded import Made, Recorded, Wanted
+from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
+from torch_sink.image.execute.recorded import Made, Recorded, Wanted, survivors
 
 
 def make_in_stock_code(recorded: Recorded, wanted: Wanted) -> Made:
@@ -23,7 +22,7 @@ def make_in_stock_code(recorded: Recorded, wanted: Wanted) -> Made:
     Raises:
         DecodeError: as `survivors` says.
     """
-    results, calls = [try_decode(source) for source in recorded.packed.sources()], recorded.packed.calls()
+    results, calls = [_try_decode(source) for source in recorded.packed.sources()], recorded.packed.calls()
     images = [results[at] for at in recorded.packed.entry_of_image.tolist()]
     errors = {row: image for row, image in enumerate(images) if isinstance(image, DecodeError)}
     left = survivors(errors, len(images), len(recorded.mixes), wanted.on_decode_error)
@@ -40,6 +39,16 @@ def make_in_stock_code(recorded: Recorded, wanted: Wanted) -> Made:
         for place, row in enumerate(rows):
             run_image_on_cpu(images[row], calls[row], result[place])  # type: ignore[arg-type]
     return Made(result, left.rows, left.broken_files)
+
+
+def _try_decode(source: Source) -> Source | DecodeError:
+    """The source with its pixels made, or the error."""
+    if not isinstance(source, EncodedSource):
+        return source
+    try:
+        return PixelSource(source.decode(), source.path)
+    except DecodeError as error:
+        return error
 
 
 def run_image_on_cpu(source: Source, ops: tuple[Op, ...], target: torch.Tensor) -> None:
