@@ -15,7 +15,7 @@ from torch_sink.errors import (
 )
 from torch_sink.image.backend import get_image_backend, image_backend, set_image_backend
 from torch_sink.image.core.fallback import FallbackReport, fallback_report
-from torch_sink.image.decode.images import decode_images
+from torch_sink.image.decode import decode_images
 from torch_sink.image.decode.providers import decode_providers, set_decode_provider
 from torch_sink.loop import *  # noqa: F403 - its public names are public here
 from torch_sink.sink import QueueStats, SinkLoader

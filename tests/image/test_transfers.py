@@ -18,7 +18,7 @@ import torch_sink
 from image.cases import encoded
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.core import transfer
-from torch_sink.image.decode.images import decode_images
+from torch_sink.image.decode import decode_images
 from torch_sink.image.execute.on_device import make_on_device
 from torch_sink.image.execute.recorded import Wanted
 from torch_sink.triton_kernels.launching import Launcher
