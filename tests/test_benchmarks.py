@@ -125,10 +125,11 @@ def test_the_host_cost_of_two_tiny_batches(tmp_path: Path, monkeypatch: pytest.M
     for block, cost in result["host_cost"][pipeline].items():
         parts = {name: value["p50"] for name, value in cost["us_an_image"].items()}
         whole = parts.pop(host_cost.IN_ALL)
-        assert whole == pytest.approx(sum(parts.values()), rel=0.02), "nothing is left out, nothing counted twice"
+        expected = pytest.approx(cost["sum_of_parts"]["p50"], rel=0.02)
+        assert sum(parts.values()) == expected, "nothing is left out, nothing counted twice"
         copied = {host_cost.COPYING} if block == "shared" else set()
         assert parts.keys() - {host_cost.REST} == {*PARTS_OF_EVERY_BATCH, *copied}
-        assert min(parts.values()) > 0
+        assert min(whole, *parts.values()) > 0
         assert cost["launches"] > 10
         assert (cost["bytes_copied_an_image"]["files"] > 0) == (block == "shared")
 

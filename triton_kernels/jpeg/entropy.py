@@ -23,7 +23,7 @@ import triton
 
 from ..launching import Launcher, allocated
 from ..shapes import LaneShape
-from .lanes import assign_owners, count_unstuffed_kernel, sum_before_kernel, unstuff_kernel
+from .lanes import NO_OWNER, assign_owners, count_unstuffed_kernel, sum_before_kernel, unstuff_kernel
 from .layout import FIRST_LANE
 from .symbols import FIRST_ENTRIES, LOOKUP_ENTRIES, lookup_kernel
 from .synchronize import compare_kernel, round_kernel, warm_up_kernel
@@ -135,6 +135,7 @@ def decode_coefficients(
     segment_bytes, lane_segments = buffers.segment_bytes, buffers.lane_segments
     for buffer in (buffers.counts, buffers.coefficients, buffers.status):
         buffer.zero_()
+    lane_segments.fill_(NO_OWNER.value)  # there may be more lanes than the segments have
     of_segments = segments.shape[:1]
     assign_owners(segments, lane_segments, FIRST_LANE)
 

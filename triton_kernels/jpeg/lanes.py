@@ -45,8 +45,7 @@ _assign = Launcher(assign_kernel, warps=1)
 
 
 def assign_owners(table: torch.Tensor, owners: torch.Tensor, first: tl.constexpr) -> None:
-    """Fills in `owners`; the arguments are those of `assign_kernel`."""
-    owners.fill_(NO_OWNER.value)
+    """Fills in `owners`, which may hold anything where every one of them is owned; arguments as of `assign_kernel`."""
     _assign(table.shape[:1], (table, owners), (table.shape[1], first.value), BLOCK=BLOCK)
 
 
