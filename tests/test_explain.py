@@ -179,6 +179,7 @@ def test_the_command_explains_a_users_transform(folder: Path) -> None:
 def test_launches_are_those_that_a_batch_makes(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = explained(f"train:{name}", "h200")
     launched: Counter[str] = Counter()
+    monkeypatch.setattr(Launcher, "__call__", lambda launcher, *_, **__: launched.update([launcher.name]))
     monkeypatch.setattr(Launcher, "prepared", lambda launcher, *_, **__: lambda *_: launched.update([launcher.name]))
     with torch_sink.image_backend("device", device="meta"):
         for batch in found.batches:

@@ -70,17 +70,24 @@ class Launcher:
             numbers: those that are numbers, int32.
             constants: compile-time constants, in the order of its arguments.
         """
-        self.prepared(grid, tensors, numbers, **constants)(*tensors)
+        rest = (*numbers, *constants.values())
+        key = self._key(tensors, rest)
+        compiled = self._compiled.get(key)
+        if compiled is not None:
+            compiled[(*grid, 1, 1)[:3]](*tensors, *rest)
+        else:
+            self._launch_first(key, grid, numbers, constants, *tensors)
 
     def prepared(
         self, grid: Sequence[int], tensors: Sequence[torch.Tensor], numbers: tuple[int, ...] = (), **constants: Any
     ) -> Callable[..., None]:
         """What launches it with these tensors, or others of their types that are aligned like them."""
-        key = () if is_interpreted() else self._key(tensors, numbers, constants)
+        rest = (*numbers, *constants.values())
+        key = self._key(tensors, rest)
         compiled = self._compiled.get(key)
         if compiled is None:
             return functools.partial(self._launch_first, key, grid, numbers, constants)
-        launch, rest = compiled[(*grid, 1, 1)[:3]], (*numbers, *constants.values())
+        launch = compiled[(*grid, 1, 1)[:3]]
         return lambda *tensors: launch(*tensors, *rest)
 
     def _launch_first(
@@ -96,13 +103,13 @@ class Launcher:
         if key and isinstance(compiled, CompiledKernel):
             self._compiled[key] = compiled
 
-    def _key(
-        self, tensors: Sequence[torch.Tensor], numbers: tuple[int, ...], constants: dict[str, Any]
-    ) -> tuple[Any, ...]:
-        """What Triton compiles the kernel for; () where it has to look itself."""
-        if functools.reduce(operator.or_, map(_ADDRESS, tensors)) % _ALIGNMENT_BYTES or self._kernel.pre_run_hooks:
+    def _key(self, tensors: Sequence[torch.Tensor], rest: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What Triton compiles the kernel for; () where it has to look itself, or compiles nothing."""
+        if is_interpreted() or self._kernel.pre_run_hooks:
             return ()
-        key = (triton.runtime.driver.active.get_current_device(), *numbers, *constants.values(), *map(_DTYPE, tensors))
+        if functools.reduce(operator.or_, map(_ADDRESS, tensors)) % _ALIGNMENT_BYTES:
+            return ()
+        key = (triton.runtime.driver.active.get_current_device(), *rest, *map(_DTYPE, tensors))
         if torch.version.hip is None:
             return key
         # On AMD's GPUs other code reads tensors whose offsets do not fit into 31 bits.

@@ -204,6 +204,7 @@ def measured(clock: Clock, memory: PinnedMemory) -> Iterator[None]:
         (decoding, "launch_packed", clock.timed(DECODING, decoding.launch_packed)),
         (decoding, "to_host_later", lambda status: lambda: torch.zeros(status.shape, dtype=status.dtype)),
         (on_device, "launch_run", clock.timed(PLACING, on_device.launch_run)),
+        (Launcher, "__call__", clock.timed(LAUNCHING, Launcher.__call__)),
         (Launcher, "prepared", clock.timed(LAUNCHING, timed_launches(clock))),
     ]
     with ExitStack() as stack:
