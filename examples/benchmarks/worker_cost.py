@@ -3,7 +3,7 @@
     python examples/benchmarks/worker_cost.py [--data DIR]
 
 Process CPU time of dataset and `default_collate` in one single-threaded process, files in the page cache,
-device="meta"; stock and torch_sink take turns, on at most --images photographs. First a gate: of every pipeline, the
+device="meta"; stock and torch_sink take turns. A batch holds --images photographs. First a gate: of every pipeline, the
 batch that torch_sink recorded must become stock's, bit for bit. Prints a table and writes JSON.
 """
 
@@ -22,7 +22,7 @@ from harness import describe, finish, make_parser, photographs, positive, save
 from torch_sink.cli.bench import measure_worker_cost, worker_cost_table
 from torch_sink.cli.pipelines import PIPELINES, build_pipeline, open_pipeline
 
-GATE_BATCH, BATCH = 8, 40
+GATE_BATCH = 8
 
 
 def check_equal(folder: Path, pipelines: Iterable[str]) -> None:
@@ -54,7 +54,7 @@ def main() -> None:
         report = describe(arguments, "worker_cost.py", folder)
         report["worker_cost"] = {}
         for name in arguments.pipelines:
-            pipeline = open_pipeline(name, folder, BATCH)
+            pipeline = open_pipeline(name, folder, arguments.images)
             cost = measure_worker_cost(pipeline, rounds=arguments.rounds, images=arguments.images)
             report["worker_cost"][name] = cost
             save(report, arguments.output)
