@@ -210,7 +210,9 @@ def test_nothing_is_left_behind() -> None:
     assert not last.exists()
 
 
-def test_a_child_that_is_killed_while_it_writes_loses_what_it_was_writing_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_is_killed_while_it_writes_loses_what_it_was_writing_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def count_and_die() -> None:
         fallback.ledger.add("blur", "no kernel\nfor it")
         monkeypatch.setattr(Path, "replace", lambda *args: os.kill(os.getpid(), signal.SIGKILL))
