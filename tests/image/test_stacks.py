@@ -368,6 +368,20 @@ def test_what_was_made_outlives_the_backend(monkeypatch: pytest.MonkeyPatch) -> 
     assert_same_bits(made.to("cpu"), expected)
 
 
+def test_samples_of_views_keep_their_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a loader of ordinary tensors: the layout is one of four dimensions."""
+
+    def through_slots(batch: torch.Tensor) -> Any:
+        return next(iter(torch_sink.SinkLoader([batch], device="cpu", memory_format=torch.channels_last)))
+
+    expected = through_slots(batch_of())
+    with torch_sink.image_backend("device", device="cpu"):
+        waiting(monkeypatch)
+        made = through_slots(batch_of())
+    assert made.ndim == 5
+    assert_same_bits(made, expected)
+
+
 def test_a_single_stack_is_a_batch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collate function that stacks images cannot be told from a sample of several views."""
     expected = torch.stack(crops())

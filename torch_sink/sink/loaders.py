@@ -37,7 +37,7 @@ class DataLoaderSource(WatchedSource):
     after its last batch that was consumed.
     """
 
-    can_reenter = True
+    can_reenter = hands_over = True
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.copy = copy.copy(loader)
@@ -209,6 +209,7 @@ class StatefulSource(OwnIteratorSource):
     def __init__(self, loader: DataLoader[Any]) -> None:
         super().__init__(loader)
         self.generators = [] if self.has_workers else self.generators
+        self.hands_over = getattr(type(loader).__iter__, "__module__", "").startswith("torchdata.")
         # A coarser snapshot is followed by batches that are made again, which draws.
         is_exact = getattr(loader, "snapshot_every_n_steps", 1) == 1
         self.records = self.has_workers and is_exact and not isinstance(loader.dataset, IterableDataset)
@@ -219,8 +220,7 @@ class StatefulSource(OwnIteratorSource):
         Not with persistent workers: a plain loop over the loader goes on with them.
         """
         super().make_slabs(batches)
-        iterates = getattr(type(self.loader).__iter__, "__module__", "")
-        return self.slabs if iterates.startswith("torchdata.") and not self.keeps_workers else None
+        return self.slabs if self.hands_over and not self.keeps_workers else None
 
     def state_after(self, item: Item) -> dict[str, Any]:
         super().state_after(item)

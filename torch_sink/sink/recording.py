@@ -20,6 +20,7 @@ import torch.multiprocessing
 from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils, get_worker_info
 
+from torch_sink.common import layout
 from torch_sink.common.random_state import (
     RandomState,
     generator_states,
@@ -70,14 +71,22 @@ class RecordingCollate:
 
 
 class WorkerInit:
-    """The user's `worker_init_fn`, then the generator states from which this worker goes on, if there are any."""
+    """The user's `worker_init_fn`, then the generator states from which this worker goes on, if there are any.
 
-    def __init__(self, init: Callable[[int], None] | None, states: dict[int, RandomState] | None = None) -> None:
-        self.init = init
-        self.states = states or {}
+    It also tells the worker in which layout its batches of images are wanted.
+    """
+
+    def __init__(
+        self,
+        init: Callable[[int], None] | None,
+        states: dict[int, RandomState] | None = None,
+        wanted: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        self.init, self.states, self.wanted = init, states or {}, wanted
 
     def __call__(self, worker: int) -> None:
         threading.Thread(target=_leave_with_parent, name="torch_sink-parent", daemon=True).start()
+        layout.want(self.wanted)
         if self.init is not None:
             self.init(worker)
         if worker in self.states:

@@ -125,9 +125,14 @@ def execute_lazy(batch: Any, form: ImageFormat, targets: dict[int, torch.Tensor]
     if not lazy:
         return batch, None
     policy = or_current(form.on_decode_error)
-    options = {"dtype": form.dtype, "memory_format": form.memory_format, "on_decode_error": policy}
     results = {
-        id(leaf): leaf.__torch_sink_execute__(form.device, out=targets.get(id(leaf)), **options)
+        id(leaf): leaf.__torch_sink_execute__(
+            form.device,
+            dtype=form.dtype,
+            memory_format=form.layout_of(leaf),
+            out=targets.get(id(leaf)),
+            on_decode_error=policy,
+        )
         for leaf in {id(leaf): leaf for leaf in lazy}.values()
     }
     files = dict(file for leaf in lazy for file in getattr(leaf, "broken_files", ()))

@@ -159,10 +159,12 @@ class Source:
     pins_batches = False  # batches come in page-locked memory that nobody writes to again
     can_reenter = False  # a pass that was begun can be entered once more where the consumer stands
     is_guarding = False  # workers are watched
+    hands_over = False  # what the workers made goes into the slots, and nobody else moves it
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self.damage = LoaderGuard()  # what becomes of samples with broken files
+        self.layout = torch.contiguous_format  # of image batches in the slots
         self.guards: list[WorkerGuard] = []  # of each iterator with workers
         self.is_cancelled = False
         self.generators: list[torch.Generator] = []  # of the loader and its samplers

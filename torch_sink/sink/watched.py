@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from torch_sink.common.random_state import RandomState, find_generators
@@ -98,7 +99,9 @@ class WatchedSource(Source):
         if slabs is not None:
             owner.collate_fn = SlabCollate(collate, slabs)
         if owner.num_workers:
-            owner.worker_init_fn = WorkerInit(init, self.states)
+            goes_to_slots = self.hands_over and owner is self.loaders[0]
+            layout = self.layout if goes_to_slots else torch.contiguous_format
+            owner.worker_init_fn = WorkerInit(init, self.states, layout)
             is_torchdatas = any(one.__module__.startswith("torchdata.") for one in type(owner).__mro__)
             for name, one in context.items():
                 attributes[name] = ReportingContext(one, sends_states=is_torchdatas)

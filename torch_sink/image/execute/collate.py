@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
+from torch_sink.common import layout
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import state as backend_state
 from torch_sink.image.decode.source import BrokenSource, FinishedSource
@@ -68,7 +69,7 @@ def lazy_batch(
     packing, planned, order = Packing(sources, calls), None, None
     if is_planned:
         planned = plan_batch(sources, calls, packing.entry_of_image.tolist(), packing.jpegs)
-        order = order_of(planned, packing.entry_of_image, shape, packing.add_array)
+        order = order_of(planned, packing.entry_of_image, shape, packing.add_array, layout.wanted)
     packed = packing.write(planned)
     return LazyBatch(Recorded(packed, shape, dtype, destination, interpreted, (), order, packing.sealed))
 

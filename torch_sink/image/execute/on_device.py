@@ -36,7 +36,7 @@ def make_on_device(recorded: Recorded, wanted: Wanted) -> Made:
     result = wanted.result(recorded, recorded.shape[0])
     whole = result
     if recorded.mixes or not _writes(recorded.dtype, result.dtype) or _keeps_rows(wanted):
-        whole = torch.empty(recorded.shape, dtype=recorded.dtype, device=wanted.device)
+        whole = torch.empty(recorded.shape, dtype=recorded.dtype, device=wanted.device, memory_format=order.layout)
     run_order(order, host, recorded.plan, lambda: _of_images(recorded, decoding), whole, decoding.workspace)
     if not order.is_complete:
         entries = recorded.packed.entry_of_image
@@ -114,14 +114,15 @@ def run_order(
         out: [N, C, H, W], written to but for rows of finished tensors; its device is where everything runs.
         workspace: uint8 [bytes] of the device, behind the pixels that the order expects there; None without.
     """
+    layout = order.layout
     for number, run in enumerate(order.runs):
         target = out
         if run.is_looked_up:
-            rows = len(plan().runs[number].images)
-            target = torch.empty((rows, *out.shape[1:]), dtype=torch.uint8, device=out.device)
+            shape = len(plan().runs[number].images), *out.shape[1:]
+            target = torch.empty(shape, dtype=torch.uint8, device=out.device, memory_format=layout)
         elif out.dtype in WIDE_TYPES:
-            target = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-        if workspace is not None and target.is_contiguous():
+            target = torch.empty(out.shape, dtype=torch.float32, device=out.device, memory_format=layout)
+        if workspace is not None and target.is_contiguous(memory_format=layout):
             launch_run(run, host, workspace, target)
         else:
             size = max(run.workspace_bytes, 1)

@@ -61,15 +61,22 @@ class Order(NamedTuple):
         jpegs: how its files are decoded: a plan in whose batches `tables` says where these begin, and `places` is left
             out; None without files.
         runs: in order.
-        is_placed: the jobs hold where the result is contiguous, and all pixels are decoded in one launch, with the
+        is_placed: the jobs hold where the result has `layout`, and all pixels are decoded in one launch, with the
             workspace right behind them.
         is_complete: every image is made by a run.
+        is_channels_last: of the result.
     """
 
     jpegs: JpegPlan | None
     runs: tuple[RunOrder, ...]
     is_placed: bool
     is_complete: bool
+    is_channels_last: bool = False
+
+    @property
+    def layout(self) -> torch.memory_format:
+        """Of the result that the jobs write to."""
+        return torch.channels_last if self.is_channels_last else torch.contiguous_format
 
     @property
     def workspace_bytes(self) -> int:
@@ -102,7 +109,13 @@ class Order(NamedTuple):
         return self.jpegs._replace(batches=tuple(batches))
 
 
-def order_of(planned: Planned, entry_of_image: np.ndarray, shape: tuple[int, ...], write: Write) -> Order:
+def order_of(
+    planned: Planned,
+    entry_of_image: np.ndarray,
+    shape: tuple[int, ...],
+    write: Write,
+    layout: torch.memory_format = torch.contiguous_format,
+) -> Order:
     """The order of a batch.
 
     Args:
@@ -110,6 +123,7 @@ def order_of(planned: Planned, entry_of_image: np.ndarray, shape: tuple[int, ...
         entry_of_image: the source of each image.
         shape: of the result, [N, C, H, W].
         write: writes an array behind those before it, and says where it begins; a multiple of 16 bytes.
+        layout: of the result.
     """
     is_read = planned.boxes[:, 2] > 0
     places = np.zeros((len(is_read), 4), np.int64)
@@ -122,9 +136,10 @@ def order_of(planned: Planned, entry_of_image: np.ndarray, shape: tuple[int, ...
         batches = [batch._replace(tables=write(batch.tables), places=None) for batch in jpegs.batches]  # type: ignore[arg-type]
         jpegs = jpegs._replace(sources=None, batches=tuple(batches))  # type: ignore[arg-type]
     _, channels, height, width = shape
-    strides = channels * height * width, height * width, width, 1
-    runs = [_run_order(run, places[entry_of_image], strides, write) for run in planned.runs]
-    return Order(jpegs, tuple(runs), is_placed, bool(is_read[entry_of_image].all()))
+    is_channels_last, size = layout is torch.channels_last, height * width
+    steps = (1, width * channels, channels) if is_channels_last else (size, width, 1)
+    runs = [_run_order(run, places[entry_of_image], (channels * size, *steps), write) for run in planned.runs]
+    return Order(jpegs, tuple(runs), is_placed, bool(is_read[entry_of_image].all()), is_channels_last)
 
 
 def _run_order(run: Run, places: np.ndarray, strides: tuple[int, int, int, int], write: Write) -> RunOrder:
