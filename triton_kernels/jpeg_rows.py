@@ -23,16 +23,12 @@ COMPONENTS = 2  # 1 or 3
 SAMPLING_H = 3  # luma blocks of an MCU across and down; chroma has one, and so has a gray image
 SAMPLING_V = 4
 MCUS_PER_ROW = 5
-MCU_ROWS = 6
-UNITS = 7  # blocks of an MCU
-FIRST_BLOCK = 8  # row in the coefficients
-BLOCKS = 9  # all MCUs are whole
-FIRST_SEGMENT = 10
-SEGMENTS = 11
-QUANTIZATION = 12  # three columns, one a component: row in the quantization tables, int32 [rows, 64]
-DC_TABLE = 15  # three columns: row in the Huffman tables
-AC_TABLE = 18  # three columns
-IMAGE_COLUMNS = 21
+UNITS = 6  # blocks of an MCU
+FIRST_BLOCK = 7  # row in the coefficients; all MCUs are whole
+QUANTIZATION = 8  # three columns, one a component: row in the quantization tables, int32 [rows, 64]
+DC_TABLE = 11  # three columns: row in the Huffman tables
+AC_TABLE = 14  # three columns
+IMAGE_COLUMNS = 17
 
 # Columns of a segment, int32: what lies between two restart markers, or the whole scan where there are none.
 # Its bytes are still stuffed. They start at a multiple of 16 in the stream, and at least 64 bytes of no segment lie

@@ -1,11 +1,10 @@
-"""`with image_backend(...)`: blocks that are left in any order, and those of several threads."""
+"""`with image_backend(...)`: blocks inside of each other, and those of several threads."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,50 +32,26 @@ def device(**options: Any) -> Any:
     return torch_sink.image_backend("device", device="cpu", **options)
 
 
-def test_blocks_left_in_the_order_in_which_they_were_entered() -> None:
-    first, second, third = device(), device(strict=True), torch_sink.image_backend("PIL")
-    for block in (first, second, third):
-        block.__enter__()
-    first.__exit__(None, None, None)
-    assert torch_sink.get_image_backend() == "PIL", "the innermost block still says what is active"
-    third.__exit__(None, None, None)
-    assert reroute.state.active is not None
-    assert reroute.state.active.strict, "the second block goes on"
-    second.__exit__(None, None, None)
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
-def test_any_order_keeps_the_backend_around_the_blocks(order: tuple[int, ...]) -> None:
+def test_blocks_inside_of_each_other() -> None:
     torch_sink.set_image_backend("device", device="meta")
     settings = reroute.state.active
     report_fallback("around the blocks", "a reason")
-    blocks = [device(), torch_sink.image_backend("PIL"), device(strict=True)]
-    folders = []
-    for block in blocks:
-        block.__enter__()
+    folders = [ledger.folder]
+    with device(strict=True):
         folders.append(ledger.folder)
-        if ledger.folder:
-            Path(ledger.folder).mkdir(exist_ok=True)  # as a worker that counts does
-    for number in order:
-        blocks[number].__exit__(None, None, None)
+        assert reroute.state.active is not None
+        assert reroute.state.active.strict
+        assert not torch_sink.fallback_report()
+        with torch_sink.image_backend("PIL"):
+            assert torch_sink.get_image_backend() == "PIL"
+        assert reroute.state.active.strict
+        with pytest.raises(ValueError, match="unknown image backend"), torch_sink.image_backend("pil"):
+            pass
+        assert reroute.state.active.strict
     assert reroute.state.active == settings
     assert list(torch_sink.fallback_report().counts) == [("around the blocks", "a reason")]
-    assert not any(os.path.exists(folder) for folder in folders if folder)
+    assert [os.path.exists(folder) for folder in folders] == [True, False]
     torch_sink.set_image_backend("PIL")
-
-
-def test_generators_that_hold_a_block_each() -> None:
-    """What is interleaved in one thread, as the tasks of an event loop are."""
-
-    def batches(name: str) -> Iterator[str]:
-        with torch_sink.image_backend(name):
-            yield from (torch_sink.get_image_backend() for _ in range(2))
-
-    with device():
-        one, two = batches("PIL"), batches("device")
-        assert [next(one), next(two)] == ["PIL", "device"]
-        assert list(one) == ["device"]
-        assert list(two) == ["device"]
 
 
 def in_thread(function: Callable[[], None]) -> list[Exception]:
@@ -101,7 +76,7 @@ def test_other_threads_are_refused() -> None:
         for use in (lambda: device().__enter__(), lambda: torch_sink.set_image_backend("PIL")):
             (error,) = in_thread(use)
             assert isinstance(error, torch_sink.SinkError)
-            assert "thread 'MainThread' is inside of `with image_backend(...)`" in str(error)
+            assert "another thread is inside of `with image_backend(...)`" in str(error)
         assert_same_objects(inside)
         report_fallback("an operation", "a reason")
         assert in_thread(lambda: torch_sink.image_backend("PIL").__enter__())
@@ -130,15 +105,6 @@ def test_many_threads_at_a_time() -> None:
         thread.join()
     assert len(outcomes) == 24
     assert "inside" in outcomes
-
-
-def test_a_block_of_a_thread_that_has_ended_hinders_nobody() -> None:
-    block = device()
-    assert not in_thread(lambda: block.__enter__())
-    with device():
-        pass
-    assert torch_sink.get_image_backend() == "device"
-    block.__exit__(None, None, None)
 
 
 class SwitchesItself(list):  # type: ignore[type-arg]

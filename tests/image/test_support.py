@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 
 import torch_sink
 from torch_sink.image import support
-from torch_sink.image.core import fallback, state
+from torch_sink.image.core import state
 from torch_sink.image.support import FALLBACK, NOT_TRIED, PASSES, RECORDED, REFUSED, SupportRow, Trial
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -183,7 +183,7 @@ def test_the_table_keeps_what_workers_counted() -> None:
     with torch_sink.image_backend("device", device="cpu"):
         settings = state.active
         assert settings is not None
-        fallback._ChildFile(settings.fallback_folder).write(("blur", "no kernel"), 2)
+        Path(settings.fallback_folder, "a_child").write_text('[true, [[["blur", "no kernel"], 2]]]')
         before = torch_sink.fallback_report().counts
         assert before["blur", "no kernel"] == 2
         torch_sink.support_table()

@@ -185,11 +185,8 @@ def new_decoder(batch: JpegBatch, inputs: Inputs, shape: LaneShape) -> JpegDecod
 def results(decoder: JpegDecoder, batch: JpegBatch) -> list[Decoded]:
     """What came of a batch."""
     status, coefficients = decoder.status.cpu(), decoder.coefficients.cpu().numpy()
-    columns = batch.images[:, COLUMN["FIRST_BLOCK"]], batch.images[:, COLUMN["BLOCKS"]]
-    return [
-        Decoded(int(status[number]), coefficients[first : first + count])
-        for number, (first, count) in enumerate(zip(*columns, strict=True))
-    ]
+    of_images = np.split(coefficients, batch.images[1:, COLUMN["FIRST_BLOCK"]])
+    return [Decoded(*result) for result in zip(status.tolist(), of_images, strict=True)]
 
 
 def decode_files(files: Sequence[JpegFile], shape: LaneShape | None = None) -> list[Decoded]:

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch.utils.data import get_worker_info
@@ -15,30 +15,13 @@ from torch_sink.common import after_fork_in_child
 from torch_sink.damage.report import check_policy, clear_report
 from torch_sink.errors import SinkError
 from torch_sink.image.core import state
-from torch_sink.image.core.fallback import Aside, ledger
+from torch_sink.image.core.fallback import ledger
 from torch_sink.image.core.state import State, available_device, default_device
 
 _NAMES = ("device", "PIL", "accimage")
 
 
-class _Block:
-    """A `with image_backend(...)` that the process is inside of, and what is active again when it is left."""
-
-    def __init__(self) -> None:
-        _check_thread()
-        counts = None if state.active is None else ledger.put_aside()
-        self.outside: tuple[str, State | None, Aside | None] = get_image_backend(), state.active, counts
-        self.thread, self.process = threading.current_thread(), os.getpid()
-
-    @property
-    def belongs_elsewhere(self) -> bool:
-        """Whether another thread is inside; a forked child is inside of its parent's blocks, and may do as it likes."""
-        is_here = self.thread is threading.current_thread() or self.process != os.getpid()
-        return not is_here and self.thread.is_alive()
-
-
-_inside: list[_Block] = []  # the outermost first
-_switching = threading.RLock()
+_switching = threading.RLock()  # whoever is inside of a block holds it
 
 
 def set_image_backend(
@@ -72,24 +55,41 @@ def set_image_backend(
         'device'
         >>> set_image_backend("PIL")
     """
+    with _one_thread():
+        if name == "device":
+            clear_report()
+        _set(name, device, strict, on_decode_error)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    lock = _switching
+    if not lock.acquire(blocking=False):
+        raise SinkError(
+            "another thread is inside of `with image_backend(...)`, and the image backend is one for the whole "
+            "process; switch it before the threads start, or in one thread at a time"
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _set(name: str, device: torch.device | str | None, strict: bool, on_decode_error: str) -> None:
     if name not in _NAMES:
         raise ValueError(
             f"unknown image backend {name!r}; choose one of {', '.join(map(repr, _NAMES))}, "
             "and the device by set_image_backend('device', device='cuda:0')"
         )
     check_policy(on_decode_error)
-    if name != "device" and (device is not None or strict or on_decode_error != "raise"):
-        raise ValueError(f"device, strict and on_decode_error belong to the 'device' backend, not to {name!r}")
-    with _switching:
-        _check_thread()
-        if name != "device":
-            _switch(name)
-            return
-        if not _inside or state.active is None:
-            clear_report()
+    if name == "device":
         place = _checked_device(device)
         is_interpreted = place in ("cpu", "") and os.environ.get("TRITON_INTERPRET", "0") == "1"
         _switch(name, State(place, strict, is_interpreted, ledger.open(None, strict), on_decode_error))
+    elif device is not None or strict or on_decode_error != "raise":
+        raise ValueError(f"device, strict and on_decode_error belong to the 'device' backend, not to {name!r}")
+    else:
+        _switch(name)
 
 
 def get_image_backend() -> str:
@@ -101,18 +101,15 @@ def get_image_backend() -> str:
 
 def _switch(name: str, settings: State | None = None) -> None:
     """`settings` are those of "device"."""
-    if settings is not None:
-        from torch_sink.image import reroute
-
-        reroute.install(settings)
-        return
-    if state.active is not None:
-        from torch_sink.image import reroute
-
-        reroute.uninstall()
     import torchvision
 
-    torchvision.set_image_backend(name)
+    from torch_sink.image import reroute
+
+    if settings is not None:
+        reroute.install(settings)
+    else:
+        reroute.uninstall()
+        torchvision.set_image_backend(name)
 
 
 @contextmanager
@@ -126,46 +123,21 @@ def image_backend(
     """`set_image_backend` for the time of a `with` block; afterwards what was active before is active again.
 
     So is the `fallback_report()` of a backend "device" around the block. The backend is one for the whole process:
-    while one thread is inside of a block, other threads may neither enter one nor call `set_image_backend`. Blocks may
-    be left in any order; when all are left, the backend is the one from before the first.
+    while one thread is inside of a block, other threads may neither enter one nor call `set_image_backend`.
 
     Raises:
         SinkError: another thread is inside of a block.
     """
-    with _switching:
-        block = _Block()
-        _inside.append(block)
-    try:
-        set_image_backend(name, device=device, strict=strict, on_decode_error=on_decode_error)
-        yield
-    finally:
-        with _switching:
-            _leave(block)
-
-
-def _check_thread() -> None:
-    for block in _inside:
-        if block.belongs_elsewhere:
-            raise SinkError(
-                f"thread {block.thread.name!r} is inside of `with image_backend(...)`, and the image backend is "
-                "one for the whole process; switch it before the threads start, or in one thread at a time"
-            )
-
-
-def _leave(block: _Block) -> None:
-    """The innermost block puts back what is outside of it; for another one, the block inside of it does so later."""
-    place = _inside.index(block)
-    del _inside[place]
-    name, settings, counts = block.outside
-    if place < len(_inside):
-        _, _, unneeded = _inside[place].outside
-        _inside[place].outside = block.outside
-        if unneeded is not None:
-            ledger.discard(unneeded)
-        return
-    _switch(name, settings)
-    if counts is not None:
-        ledger.put_back(counts)
+    with _one_thread():
+        outside, settings = get_image_backend(), state.active
+        with nullcontext() if settings is None else ledger.set_aside():
+            if settings is None and name == "device":
+                clear_report()
+            try:
+                _set(name, device, strict, on_decode_error)
+                yield
+            finally:
+                _switch(outside, settings)
 
 
 def _checked_device(device: torch.device | str | None) -> str:

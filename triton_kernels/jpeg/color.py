@@ -49,12 +49,9 @@ def color_kernel(planes, pixels, images, windows, tile_images, BLOCK_Y: tl.const
         pixels: uint8 [bytes], written to.
         images: int32 [images, IMAGE_COLUMNS].
         windows: int32 [images, WINDOW_COLUMNS].
-        tile_images: int32 [tiles], the image of each tile, or NO_OWNER.
+        tile_images: int32 [tiles], the image of each tile.
     """
-    number = tl.load(tile_images + tl.program_id(0))
-    if number < 0:
-        return
-    image, window, across, down, luma_across, luma_down = window_of(number, images, windows)
+    image, window, across, down, luma_across, luma_down = window_of(tile_images, images, windows)
     top = tl.load(window + MCU_TOP) * 8
     left = tl.load(window + MCU_LEFT) * 8
     box_width = tl.load(window + BOX_WIDTH)

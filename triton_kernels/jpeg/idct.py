@@ -37,8 +37,9 @@ from .layout import (
 
 
 @triton.jit
-def window_of(number, images, windows):
-    """Pointers to the rows of an image and of its window, the window's MCUs across and down, and the luma's factors."""
+def window_of(tile_images, images, windows):
+    """For this tile: rows of its image and its window, the window's MCUs across and down, and the luma's factors."""
+    number = tl.load(tile_images + tl.program_id(0))
     image = images + number * IMAGE_COLUMNS
     window = windows + number * WINDOW_COLUMNS
     across, down = tl.load(window + MCUS_ACROSS), tl.load(window + MCUS_DOWN)
@@ -58,12 +59,9 @@ def idct_kernel(
         planes: uint8 [bytes], written to.
         images: int32 [images, IMAGE_COLUMNS].
         windows: int32 [images, WINDOW_COLUMNS].
-        tile_images: int32 [tiles], the image of each tile, or NO_OWNER.
+        tile_images: int32 [tiles], the image of each tile.
     """
-    number = tl.load(tile_images + tl.program_id(0))
-    if number < 0:
-        return
-    image, window, across, down, luma_across, luma_down = window_of(number, images, windows)
+    image, window, across, down, luma_across, luma_down = window_of(tile_images, images, windows)
     # The tiles of the luma come first, then those of Cb, then those of Cr.
     tile = tl.program_id(0) - tl.load(window + FIRST_BLOCK_TILE)
     luma_tiles = _tiles(across * luma_across, down * luma_down, BLOCK_ROWS, BLOCK_COLUMNS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..pixels import blend, clamp, cut, gray_value, load_float, reflected, round_half_even
+from ..pixels import blend, clamp, cut, gray_value, load_float, reflected
 from ..program import (
     BLEND_MEAN,
     BRIGHTNESS,
@@ -233,11 +233,9 @@ def normalized(value, operation, CHANNEL: tl.constexpr):
 
 
 @triton.jit
-def to_byte(value, scale, rounds):
-    """Floats to bytes as torch does it: cut off modulo 256, or rounded and kept in [0, 255]."""
-    scaled = value * scale
-    nearest = clamp(round_half_even(clamp(scaled, -4194304.0, 4194303.0)), 0.0, 255.0)
-    return tl.where(rounds == 0, (scaled.to(tl.int32) & 255).to(tl.float32), nearest)
+def to_byte(value, scale):
+    """Floats to bytes as torch does it: cut off modulo 256."""
+    return ((value * scale).to(tl.int32) & 255).to(tl.float32)
 
 
 @triton.jit
@@ -296,7 +294,6 @@ def apply_point(code, operation, tables, red, green, blue, top, IS_HEAVY: tl.con
             last = load_float(operation, 2)
             red, green, blue = clamp(red, first, last), clamp(green, first, last), clamp(blue, first, last)
         elif code == TO_BYTE:
-            rounds = tl.load(operation + 2)
-            red, green, blue = to_byte(red, first, rounds), to_byte(green, first, rounds), to_byte(blue, first, rounds)
+            red, green, blue = to_byte(red, first), to_byte(green, first), to_byte(blue, first)
             top = 255.0
     return red, green, blue, top

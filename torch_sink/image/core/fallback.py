@@ -1,7 +1,7 @@
 """What ran in stock code on the CPU instead of on the device: how often, and why.
 
-Data workers and forked children are separate processes, so each keeps its counts in a small file of its own in a folder
-that the training process named; the report adds them up. Nothing that goes wrong with these files reaches user code.
+Data workers and forked children are separate processes, so each leaves its counts in a file of its own in a folder of
+the process that set the backend; the report adds them up. Nothing that goes wrong with these files reaches user code.
 """
 
 from __future__ import annotations
@@ -20,18 +20,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO
 
 import torch
 
-from torch_sink.common import after_fork_in_child, is_running
+from torch_sink.common import after_fork_in_child
 from torch_sink.damage.report import DecodeReport, decode_report
 from torch_sink.errors import UnsupportedOperation
 
 # An operation, and the reason why it was not recorded.
 Row = tuple[str, ...]
-_RECORDED: Row = ("", "")  # among the counts of a child: that something was recorded at all
-_COUNT_DIGITS = 12
 
 
 class FallbackReport:
@@ -68,66 +65,11 @@ class FallbackReport:
     __repr__ = __str__
 
 
-# The counts of a ledger and where its children leave theirs, while another one is in use.
-Aside = dict[str, Any]
-
-
-class _ChildFile:
-    """The counts of a child process, in a file of its own that the process which reports can read at any time.
-
-    One line a row: a count of fixed width, then what is counted. A new row is appended, a count is written over the
-    old one, so that whoever reads finds whole lines, and a child that is killed loses nothing.
-
-    Args:
-        folder: where the process that reports looks; made by the first child that has something to say.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self.path = Path(folder) / f"{os.getpid()}_{secrets.token_hex(8)}"
-        self._places: dict[Row, int] = {}
-        self._end = 0
-
-    def write(self, row: Row, count: int) -> None:
-        """Writes one count. A disk that is full, or a folder that is gone, costs the report this count and no more."""
-        with contextlib.suppress(OSError), self._open() as file:
-            if row in self._places:
-                file.seek(self._places[row])
-                file.write(b"%0*d" % (_COUNT_DIGITS, count))
-            else:
-                line = b"%0*d %s\n" % (_COUNT_DIGITS, count, json.dumps(row).encode())
-                file.seek(self._end)
-                file.write(line)
-                self._places[row], self._end = self._end, self._end + len(line)
-
-    def _open(self) -> BinaryIO:
-        try:
-            return open(self.path, "r+b" if self._places else "xb")
-        except FileNotFoundError:
-            if not _is_owner_alive(self.path.parent):
-                raise
-            self.path.parent.mkdir(mode=0o700, exist_ok=True)
-            self._places, self._end = {}, 0
-            return open(self.path, "xb")
-
-
-def _is_owner_alive(folder: Path) -> bool:
-    """Whether the process that named the folder can still remove it."""
-    return is_running(int(folder.name.split("_")[-2]))
-
-
-def _read_counts(folder: str) -> Iterator[tuple[Row, int]]:
-    for file in Path(folder).glob("*"):
-        with contextlib.suppress(OSError, ValueError):  # removed meanwhile, or no file of ours
-            *lines, _ = file.read_text().split("\n")  # behind the last whole line: one that is being written
-            for line in lines:
-                count, row = line.split(" ", 1)
-                yield tuple(json.loads(row)), int(count)
-
-
 class _Ledger:
-    """The counts of this process, and where its children leave theirs.
+    """The counts of this process, and the folder where its children leave theirs.
 
-    A forked child begins with counts of its own: those of its parent stay the parent's.
+    A child, whether a data worker or forked by anybody, begins with counts of its own. All of them are in one file,
+    which is replaced at each new count: the process that reports finds a whole file, also of a child that was killed.
     """
 
     def __init__(self) -> None:
@@ -135,110 +77,89 @@ class _Ledger:
         self.has_recorded = False
         self.strict = False
         self.folder = ""
-        self.file: _ChildFile | None = None
-        self._lock = threading.Lock()
-        self._named: list[str] = []
+        self._owner = 0  # the process that made the folder, and reports
+        self.begin_in_child()
 
     def open(self, folder: str | None, strict: bool) -> str:
         """Starts counting afresh.
 
         Args:
-            folder: that of the parent, in a worker; None where this process reports, and names one.
+            folder: that of the parent, in a worker; None where this process reports, and makes one.
             strict: fallbacks raise.
 
         Returns:
             The folder. "" where there is no place for temporary files: the report then lacks the children's counts.
         """
         self.close()
-        self.strict, self.counts, self.has_recorded = strict, Counter(), False
-        self.folder = self._name_folder() if folder is None else folder
-        self.file = _ChildFile(folder) if folder else None
+        self.counts, self.has_recorded, self.strict = Counter(), False, strict
+        self.folder, self._owner = folder or "", 0
+        if folder is None:
+            with contextlib.suppress(OSError):
+                self.folder, self._owner = tempfile.mkdtemp(prefix="torch_sink_fallback_"), os.getpid()
         return self.folder
-
-    def _name_folder(self) -> str:
-        try:
-            place = tempfile.gettempdir()
-        except OSError:
-            return ""
-        self._named.append(str(Path(place, f"torch_sink_fallback_{os.getpid()}_{secrets.token_hex(8)}")))
-        return self._named[-1]
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Puts back the counts of this process, and where its children leave theirs."""
-        kept = self.put_aside()
+        """Inside, counting begins afresh; afterwards it goes on with the counts and the folder from before."""
+        kept = self.counts, self.has_recorded, self.strict, self.folder, self._owner
+        self.counts, self.has_recorded, self.folder, self._owner = Counter(), False, "", 0
         try:
             yield
         finally:
-            self.put_back(kept)
-
-    def put_aside(self) -> Aside:
-        """Begins without counts; `put_back` goes on with those from before."""
-        kept = {name: getattr(self, name) for name in ("counts", "has_recorded", "strict", "folder", "file")}
-        # Without a folder of its own the ledger has none to clear.
-        self.folder, self.counts, self.has_recorded, self.file = "", Counter(), False, None
-        return kept
-
-    def put_back(self, kept: Aside) -> None:
-        """Forgets what was counted since, and goes on with what was put aside."""
-        self.close()
-        vars(self).update(kept)
-
-    def discard(self, kept: Aside) -> None:
-        """Removes what was put aside and nobody asks for any more."""
-        if kept["folder"] and kept["file"] is None:
-            shutil.rmtree(kept["folder"], ignore_errors=True)
+            self.close()
+            self.counts, self.has_recorded, self.strict, self.folder, self._owner = kept
 
     def close(self) -> None:
-        """Removes what children left."""
-        if self.folder and self.file is None:
+        """Removes what children left, and what they may still leave."""
+        if self._owner == os.getpid():
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def close_all(self) -> None:
-        """At exit: also what children left after the backend was switched off."""
-        for folder in self._named:
-            shutil.rmtree(folder, ignore_errors=True)
-
     def begin_in_child(self) -> None:
-        """After a fork: another thread of the parent may have held the lock."""
-        self._lock, self._named, self.counts, self.has_recorded = threading.Lock(), [], Counter(), False
-        self.file = _ChildFile(self.folder) if self.folder else None
+        """After a fork, too: another thread of the parent may have held the lock."""
+        self.counts, self.has_recorded, self._lock = Counter(), False, threading.Lock()
+        self._name = secrets.token_hex(8)
 
     def add(self, operation: str, reason: str) -> None:
-        row = operation, reason
         with self._lock:
-            self.counts[row] += 1
-            if self.file is not None:
-                self.file.write(row, self.counts[row])
+            self.counts[operation, reason] += 1
+            self._leave()
 
     def note_recorded(self) -> None:
         """Notes, once, that something was recorded."""
-        if self.has_recorded:
-            return
-        self.has_recorded = True
-        if self.file is not None:
+        if not self.has_recorded:
             with self._lock:
-                self.file.write(_RECORDED, 1)
+                self.has_recorded = True
+                self._leave()
 
-    def total(self) -> Counter[Row]:
-        counts = Counter(self.counts)
-        if self.folder and self.file is None:
-            for row, count in _read_counts(self.folder):
-                counts[row] += count
-        return counts
+    def _leave(self) -> None:
+        """A disk that is full, or a folder that is gone, costs the report the counts of this child and no more."""
+        if self.folder and self._owner != os.getpid():
+            unfinished = Path(self.folder, f".{self._name}")
+            with contextlib.suppress(OSError):
+                unfinished.write_text(json.dumps([self.has_recorded, list(self.counts.items())]))
+                unfinished.replace(unfinished.with_name(self._name))
+
+    def total(self) -> tuple[Counter[Row], bool]:
+        """The counts of this process and its children, and whether something was recorded in any of them."""
+        counts, has_recorded = Counter(self.counts), self.has_recorded
+        files = Path(self.folder).glob("[!.]*") if self._owner == os.getpid() else ()
+        for file in files:
+            with contextlib.suppress(OSError):  # removed meanwhile
+                has_recorded_there, rows = json.loads(file.read_text())
+                has_recorded |= has_recorded_there
+                counts.update({tuple(row): count for row, count in rows})
+        return counts, has_recorded
 
 
 ledger = _Ledger()
-atexit.register(ledger.close_all)
+atexit.register(ledger.close)
 after_fork_in_child(ledger.begin_in_child)
 _muted = threading.local()
 
 
 def fallback_report() -> FallbackReport:
     """What ran in stock code since the backend was set, in this process and in the data workers that it started."""
-    counts = ledger.total()
-    has_recorded = counts.pop(_RECORDED, 0) > 0
-    return FallbackReport(counts, has_recorded or ledger.has_recorded, decode_report())
+    return FallbackReport(*ledger.total(), decode_report())
 
 
 def is_executing() -> bool:
@@ -285,12 +206,6 @@ def report_fallback(operation: str, reason: str, inner_module: str | None = None
 
 # Code that reads pixels for somebody else.
 _INNER_MODULES = ("torch_sink", "numpy", "PIL", "functools")
-# `Compose`, `Lambda` and their like, which call what may be written in C and have no frame of its own.
-_CONTAINERS = (
-    "torchvision.transforms.transforms",
-    "torchvision.transforms.v2._container",
-    "torchvision.transforms.v2._misc",
-)
 
 
 def _caller(inner_module: str) -> str:
@@ -300,21 +215,7 @@ def _caller(inner_module: str) -> str:
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module.partition(".")[0] not in inner:
-            return _name_of_called(frame, module) or f"{module}.{_name_of(frame)}"
+            name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)  # Python 3.10 knows no class
+            return f"{module}.{name.replace('<locals>.', '')}"
         frame = frame.f_back
     return "unknown caller"
-
-
-def _name_of(frame: FrameType) -> str:
-    code = frame.f_code
-    owner = type(frame.f_locals["self"]).__name__ + "." if "self" in frame.f_locals else ""
-    return getattr(code, "co_qualname", owner + code.co_name).replace("<locals>.", "")
-
-
-def _name_of_called(frame: FrameType, module: str) -> str:
-    """What a container of transforms has called, or "" where the frame is none of a container."""
-    names = frame.f_locals if module in _CONTAINERS else {}
-    for called in (names.get("t"), names.get("transform"), getattr(names.get("self"), "lambd", None)):
-        if callable(called):
-            return f"{called.__module__}.{getattr(called, '__qualname__', type(called).__name__)}"
-    return ""

@@ -176,12 +176,9 @@ def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
         WIDTH=headers.size,
         COMPONENTS=headers.components,
         SAMPLING_H=headers.sampling,
-        MCUS_PER_ROW=mcus,
+        MCUS_PER_ROW=mcus[0],
         UNITS=units,
         FIRST_BLOCK=starts[0],
-        BLOCKS=blocks,
-        FIRST_SEGMENT=starts[1],
-        SEGMENTS=headers.segments,
         QUANTIZATION=headers.tables,
     )
     # Where there are no restart markers, the only segment holds everything.

@@ -66,7 +66,7 @@ Operation(
     # The second is a part of the first, of floats.
     stock={"to_pil_image": F.to_pil_image, "to_pil_bytes": lambda image: F.pil_to_tensor(F.to_pil_image(image))},
     record={"functional.to_pil_image": _to_pil_image},
-    lower={"to_pil_bytes": lambda state: state.add(Kind.TO_BYTE, *float_bits(255.0), 0)},
+    lower={"to_pil_bytes": lambda state: state.add(Kind.TO_BYTE, *float_bits(255.0))},
     examples=lambda a: iter([] if a.is_pillow else [Example("to_pil_image")]),
     transforms={"ToPILImage": [sample()]},
     result=lambda op: torch.uint8,
@@ -76,12 +76,12 @@ Operation(
 
 
 def _lower_to_dtype(state: Lowering, dtype: torch.dtype, scale: bool = True) -> None:
-    """TO_BYTE: (bits of the scale, 0 to cut off).
+    """TO_BYTE: (bits of the scale,).
 
     To another kind of floats nothing is to do: the result is rounded to its type when it is written.
     """
     if dtype == torch.uint8:
-        state.add(Kind.TO_BYTE, *float_bits(255 + 1 - 1e-3 if scale else 1.0), 0)
+        state.add(Kind.TO_BYTE, *float_bits(255 + 1 - 1e-3 if scale else 1.0))
 
 
 def convert_dtype(family: str, handle: Any, dtype: torch.dtype = torch.float32) -> Any:
