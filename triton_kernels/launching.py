@@ -17,7 +17,7 @@ _ALIGNMENT_BYTES = 16
 _ADDRESS, _DTYPE = torch.Tensor.data_ptr, operator.attrgetter("dtype")
 WARPS = 4  # of a kernel that has no reason for another number
 # Arguments of kernels that are numbers, int32; they come after the tensors.
-_NUMBERS = ("columns", "first_column", "lane_bits", "warm_up_bits")
+_NUMBERS = ("lanes", "lane_bits", "warm_up_bits")
 # Triton's type of each tensor, wherever it is an argument; all others are int32.
 _TYPES = {
     **dict.fromkeys(("workspace", "stream", "unstuffed", "huffman", "planes", "pixels"), "*u8"),

@@ -1,7 +1,7 @@
 """A batched decoder of baseline JPEG files, bit-exact to libjpeg-turbo.
 
-`jpeg_rows.py` describes the tables of a batch, `entropy` leads from the bytes of the scans to coefficients, `idct` and
-`color` from there to pixels. Each stage has a file, with its algorithm.
+`jpeg_rows.py` describes the tables of a batch, `lanes` deals out the work, `entropy` leads from the bytes of the scans
+to coefficients, `idct` and `color` from there to pixels. Each stage has a file, with its algorithm.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from ..launching import Launcher
 from ..pixels import luminance
 from ..shapes import TileShape
 from .idct import window_of
-from .lanes import assign_owners
 from .layout import (
     BOX_HEIGHT,
     BOX_LEFT,
@@ -217,7 +216,5 @@ def run_color(
     shape: TileShape,
 ) -> None:
     """Launches upsampling and colors of a batch; the arguments are those of `color_kernel`, and as in `run_idct`."""
-    if tile_images.shape[0]:
-        assign_owners(windows, tile_images, FIRST_PIXEL_TILE)
-        tensors = planes, pixels, images, windows, tile_images
-        _color(tile_images.shape, tensors, BLOCK_Y=shape.rows, BLOCK_X=shape.columns)
+    tensors = planes, pixels, images, windows, tile_images
+    _color(tile_images.shape, tensors, BLOCK_Y=shape.rows, BLOCK_X=shape.columns)

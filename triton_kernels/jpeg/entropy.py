@@ -1,7 +1,6 @@
 """Entropy decoding of a batch: from the bytes of the scans to the quantized coefficients.
 
     stage               programs            what it leaves
-    assign lanes        a segment each      the segment of each lane
     count unstuffed     blocks of lanes     bytes of each lane that stay, sums of them
     unstuff             blocks of lanes     the bytes without stuffing
     look-up tables      a table each        from bits to symbols
@@ -23,8 +22,7 @@ import triton
 
 from ..launching import Launcher, allocated
 from ..shapes import LaneShape
-from .lanes import NO_OWNER, assign_owners, count_unstuffed_kernel, sum_before_kernel, unstuff_kernel
-from .layout import FIRST_LANE
+from .lanes import count_unstuffed_kernel, sum_before_kernel, unstuff_kernel
 from .symbols import FIRST_ENTRIES, LOOKUP_ENTRIES, lookup_kernel
 from .synchronize import compare_kernel, round_kernel, warm_up_kernel
 from .write import dc_kernel, write_kernel
@@ -53,7 +51,7 @@ class EntropyBuffers(NamedTuple):
     kept_before: torch.Tensor  # int32 [lanes], in the earlier lanes of the segment
     segment_bytes: torch.Tensor  # int32 [segments], after unstuffing
     lookups: torch.Tensor  # uint16 [tables, LOOKUP_ENTRIES]
-    lane_segments: torch.Tensor  # int32 [lanes], or NO_OWNER
+    lane_segments: torch.Tensor  # int32 [lanes], as `assign_owners` makes them
     entries: torch.Tensor  # int32 [lanes], the state from which a lane was decoded
     exits: torch.Tensor  # int32 [lanes], the state at its end
     blocks: torch.Tensor  # int32 [lanes], blocks that ended in a lane
@@ -124,7 +122,7 @@ def decode_coefficients(
         images: int32 [images, IMAGE_COLUMNS].
         segments: int32 [segments, SEGMENT_COLUMNS].
         huffman: uint8 [tables, HUFFMAN_COLUMNS].
-        buffers: as `new_buffers` makes them; what they hold does not matter.
+        buffers: as `new_buffers` makes them; what they hold does not matter, but for `lane_segments`.
         shape: its `bits` are those by which LANES were counted, its `rounds` those of the buffers.
         interpreted: the kernels run in Triton's interpreter.
 
@@ -135,9 +133,7 @@ def decode_coefficients(
     segment_bytes, lane_segments = buffers.segment_bytes, buffers.lane_segments
     for buffer in (buffers.counts, buffers.coefficients, buffers.status):
         buffer.zero_()
-    lane_segments.fill_(NO_OWNER.value)  # there may be more lanes than the segments have
     of_segments = segments.shape[:1]
-    assign_owners(segments, lane_segments, FIRST_LANE)
 
     # There is room for whole programs of `most` lanes.
     most = lanes_of_program(buffers.lanes, interpreted=interpreted)

@@ -16,7 +16,6 @@ import triton.language as tl
 
 from ..launching import Launcher
 from ..shapes import TileShape
-from .lanes import assign_owners
 from .layout import (
     FIRST_BLOCK,
     FIRST_BLOCK_TILE,
@@ -219,9 +218,7 @@ def run_idct(
 ) -> None:
     """Launches the inverse transform of a batch; the arguments are those of `idct_kernel`.
 
-    `tile_images` is written, and has room for the tiles of all windows, which were counted out with `shape`.
+    The tiles of all windows were counted out with `shape`.
     """
-    if tile_images.shape[0]:
-        assign_owners(windows, tile_images, FIRST_BLOCK_TILE)
-        tensors = coefficients, quantization, planes, images, windows, tile_images
-        _transform(tile_images.shape, tensors, BLOCK_ROWS=shape.block_rows, BLOCK_COLUMNS=shape.block_columns)
+    tensors = coefficients, quantization, planes, images, windows, tile_images
+    _transform(tile_images.shape, tensors, BLOCK_ROWS=shape.block_rows, BLOCK_COLUMNS=shape.block_columns)

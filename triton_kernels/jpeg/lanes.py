@@ -16,54 +16,84 @@ import triton
 import triton.language as tl
 
 from ..launching import Launcher
-from .layout import BYTES, FIRST_BYTE, FIRST_LANE, FOREIGN_MARKER, LANES, SEGMENT_COLUMNS, SEGMENT_IMAGE
+from .layout import (
+    BLOCK_TILES,
+    BYTES,
+    FIRST_BLOCK_TILE,
+    FIRST_BYTE,
+    FIRST_LANE,
+    FIRST_PIXEL_TILE,
+    FOREIGN_MARKER,
+    LANES,
+    PIXEL_TILES,
+    SEGMENT_COLUMNS,
+    SEGMENT_IMAGE,
+    WINDOW_COLUMNS,
+)
 
-NO_OWNER = tl.constexpr(-1)
-BLOCK = 1024
+BLOCK = 256
 # Zeros after the end of a segment: a lane that ends there holds the words up to 15 bytes further on.
 SPARE_BYTES = tl.constexpr(16)
 FLAGS = tl.constexpr(0x80808080)  # the highest bit of each byte
 
 
-@triton.jit(do_not_specialize=["columns", "first_column"])
-def assign_kernel(table, owners, columns, first_column, BLOCK: tl.constexpr):
-    """Tells everyone that belongs to one row of a table int32 [rows, columns], a program a row.
+@triton.jit(do_not_specialize=["lanes"])
+def assign_kernel(segments, windows, lane_segments, block_tiles, pixel_tiles, lanes, BLOCK: tl.constexpr):
+    """Tells the lanes of one segment, and the tiles of an image that begins with it, whose they are.
 
     Args:
-        owners: int32 [lanes or tiles], NO_OWNER before; it stays where no row is in need.
-        first_column: of the first that belongs to a row; the column after it says how many do.
+        segments: int32 [segments, SEGMENT_COLUMNS].
+        windows: int32 [images, WINDOW_COLUMNS].
+        lane_segments: int32 [lanes], written to. The last segment has those beyond its own, with nothing in them.
+        block_tiles: int32 [tiles], the image of each, written to.
+        pixel_tiles: the same.
     """
     number = tl.program_id(0)
-    row = table + number * columns + first_column
-    first, count = tl.load(row), tl.load(row + 1)
+    segment = segments + number * SEGMENT_COLUMNS
+    first = tl.load(segment + FIRST_LANE)
+    is_last = number == tl.num_programs(0) - 1
+    _tell(lane_segments + first, tl.where(is_last, lanes - first, tl.load(segment + LANES)), number, BLOCK)
+    image = tl.load(segment + SEGMENT_IMAGE)
+    if tl.load(segment - SEGMENT_COLUMNS + SEGMENT_IMAGE, mask=number > 0, other=-1) != image:
+        window = windows + image * WINDOW_COLUMNS
+        _tell(block_tiles + tl.load(window + FIRST_BLOCK_TILE), tl.load(window + BLOCK_TILES), image, BLOCK)
+        _tell(pixel_tiles + tl.load(window + FIRST_PIXEL_TILE), tl.load(window + PIXEL_TILES), image, BLOCK)
+
+
+@triton.jit
+def _tell(owners, count, owner, BLOCK: tl.constexpr):
     for begin in range(0, count, BLOCK):
         at = begin + tl.arange(0, BLOCK)
-        tl.store(owners + first + at, number + tl.zeros_like(at), mask=at < count)
+        tl.store(owners + at, owner + tl.zeros_like(at), mask=at < count)
 
 
 _assign = Launcher(assign_kernel, warps=1)
 
 
-def assign_owners(table: torch.Tensor, owners: torch.Tensor, first: tl.constexpr) -> None:
-    """Fills in `owners`, which may hold anything where every one of them is owned; arguments as of `assign_kernel`."""
-    _assign(table.shape[:1], (table, owners), (table.shape[1], first.value), BLOCK=BLOCK)
+def assign_owners(
+    segments: torch.Tensor,
+    windows: torch.Tensor,
+    lane_segments: torch.Tensor,
+    block_tiles: torch.Tensor,
+    pixel_tiles: torch.Tensor,
+) -> None:
+    """Launches what the stages that work on lanes and tiles begin with; the arguments are those of `assign_kernel`."""
+    tensors = segments, windows, lane_segments, block_tiles, pixel_tiles
+    _assign(segments.shape[:1], tensors, (len(lane_segments),), BLOCK=BLOCK)
 
 
 @triton.jit
-def bits_of_lanes(lane, is_wanted, lane_segments, segments, segment_bytes, lane_bits):
-    """Where lanes [B] begin and end, in bits of their segments; one that is not wanted is as one without a segment.
+def bits_of_lanes(lane, lane_segments, segments, segment_bytes, lane_bits):
+    """Where lanes [B] begin and end, in bits of their segments.
 
     Returns:
         The row of each lane's segment, then the lane's first bit, the bit after its last, and the bits of the
-        segment; 0, -1 and -1 for a lane without a segment. A lane to which unstuffing left nothing begins where the
-        segment ends, or after that.
+        segment. A lane to which unstuffing left nothing begins where the segment ends, or after that.
     """
-    segment = tl.load(lane_segments + lane, mask=is_wanted, other=NO_OWNER)
-    is_used = segment != NO_OWNER
+    segment = tl.load(lane_segments + lane)
     row = segments + segment * SEGMENT_COLUMNS
-    first = tl.load(row + FIRST_LANE, mask=is_used, other=0)
-    bits = tl.where(is_used, 8 * tl.load(segment_bytes + segment, mask=is_used, other=0), -1)
-    begin = tl.where(is_used, (lane - first) * lane_bits, 0)
+    bits = 8 * tl.load(segment_bytes + segment)
+    begin = (lane - tl.load(row + FIRST_LANE)) * lane_bits
     return row, begin, tl.minimum(begin + lane_bits, bits), bits
 
 
@@ -100,13 +130,10 @@ def load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES: tl.constexpr
         Rows of the lanes' segments [B], the first byte of each segment [B], the words, then flags of their bytes: those
         that stay, and those that show a marker. What lies outside the segment does not stay.
     """
-    segment = tl.load(lane_segments + lane)
-    is_used = segment != NO_OWNER
-    row = segments + segment * SEGMENT_COLUMNS
-    first_byte = tl.load(row + FIRST_BYTE, mask=is_used, other=0)
-    first_lane = tl.load(row + FIRST_LANE, mask=is_used, other=0)
-    size = tl.load(row + BYTES, mask=is_used, other=-16)[:, None]
-    place = ((lane - first_lane) * LANE_BYTES)[:, None] + tl.arange(0, LANE_BYTES // 4)[None, :] * 4
+    row = segments + tl.load(lane_segments + lane) * SEGMENT_COLUMNS
+    first_byte = tl.load(row + FIRST_BYTE)
+    size = tl.load(row + BYTES)[:, None]
+    place = ((lane - tl.load(row + FIRST_LANE)) * LANE_BYTES)[:, None] + tl.arange(0, LANE_BYTES // 4)[None, :] * 4
     # The byte after the last, too, taken for 0: a 0xFF before it is a marker. Loads end where runs of 16 bytes end.
     is_read = place < (size // 16 + 1) * 16
     at = stream.to(tl.pointer_type(tl.uint32)) + ((first_byte >> 2)[:, None] + (place >> 2))
@@ -151,15 +178,15 @@ def unstuff_kernel(
     """Moves the bytes that stay together: segments begin where they begin in `stream`, and zeros follow them."""
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row, first_byte, word, stays, _ = load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES)
+    segment = tl.load(lane_segments + lane)
+    is_first = lane == tl.load(row + FIRST_LANE)
+    end = first_byte + tl.load(segment_bytes + segment, mask=is_first, other=0)
+    spare = end[:, None] + tl.arange(0, SPARE_BYTES)[None, :]
+    tl.store(unstuffed + (spare ^ 3), tl.zeros_like(spare).to(tl.uint8), mask=is_first[:, None])
+
     count = count_flags(stays)
     at = (first_byte + tl.load(kept_before + lane))[:, None] + tl.cumsum(count, axis=1) - count
     for number in tl.static_range(4):
         stay = (stays >> (8 * number + 7)) & 1
         tl.store(unstuffed + (at ^ 3), (word >> (8 * number)).to(tl.uint8), mask=stay != 0)
         at += stay.to(tl.int32)
-
-    segment = tl.load(lane_segments + lane)
-    is_first = (segment != NO_OWNER) & (lane == tl.load(row + FIRST_LANE, mask=segment != NO_OWNER, other=-1))
-    end = first_byte + tl.load(segment_bytes + segment, mask=is_first, other=0)
-    spare = end[:, None] + tl.arange(0, SPARE_BYTES)[None, :]
-    tl.store(unstuffed + (spare ^ 3), tl.zeros_like(spare).to(tl.uint8), mask=is_first[:, None])

@@ -170,13 +170,12 @@ def unpack_state(state):
 
 
 @triton.jit
-def load_tables(row, images, is_wanted):
+def load_tables(row, images):
     """What to decode lanes with: units of an MCU, how many of them are luma, and the tables of each component.
 
     The rows of a component's two tables are one uint32: the one for DC in the low half, the one for AC in the high.
-    Lanes that are not wanted get those of the first image.
     """
-    image = images + tl.load(row + SEGMENT_IMAGE, mask=is_wanted, other=0) * IMAGE_COLUMNS
+    image = images + tl.load(row + SEGMENT_IMAGE) * IMAGE_COLUMNS
     units = tl.load(image + UNITS)
     luma = units - tl.load(image + COMPONENTS) + 1
     y = tl.load(image + DC_TABLE) | (tl.load(image + AC_TABLE) << 16)
@@ -237,14 +236,8 @@ def next_place(place, unit, units, step):
 
 
 @triton.jit
-def words_of(row, unstuffed, is_wanted):
-    """A pointer to the third word of each lane's segment; `unstuffed` is uint8 [bytes], in words of four."""
-    return unstuffed.to(tl.pointer_type(tl.uint32)) + ((tl.load(row + FIRST_BYTE, mask=is_wanted, other=0) + 8) >> 2)
-
-
-@triton.jit
-def load_lanes(lane, is_wanted, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits):
-    """What lanes decode, and with which tables: `bits_of_lanes`, then `load_tables` and `words_of`."""
-    row, begin, end, bits = bits_of_lanes(lane, is_wanted, lane_segments, segments, segment_bytes, lane_bits)
-    is_used = bits >= 0
-    return row, begin, end, bits, load_tables(row, images, is_used), words_of(row, unstuffed, is_used)
+def load_lanes(lane, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits):
+    """What lanes decode, and with which tables: `bits_of_lanes`, `load_tables`, and the `words` of `load_words`."""
+    row, begin, end, bits = bits_of_lanes(lane, lane_segments, segments, segment_bytes, lane_bits)
+    words = unstuffed.to(tl.pointer_type(tl.uint32)) + ((tl.load(row + FIRST_BYTE) + 8) >> 2)
+    return row, begin, end, bits, load_tables(row, images), words

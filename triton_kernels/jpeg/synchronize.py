@@ -75,7 +75,7 @@ def warm_up_kernel(
     """Guesses the entry of every lane, and decodes the lane from there; writes `entries`, `exits` and `blocks`."""
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     _, begin, end, bits, tables, words = load_lanes(
-        lane, lane >= 0, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits
+        lane, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits
     )
     zero = tl.zeros_like(lane)
     early = tl.where(begin < bits, tl.maximum(begin - warm_up_bits, 0), begin)
@@ -102,7 +102,7 @@ def compare_kernel(
     Writes the list, `items` [lanes], and its length, `count` [1], which is 0 before.
     """
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    _, begin, _, bits = bits_of_lanes(lane, lane >= 0, lane_segments, segments, segment_bytes, lane_bits)
+    _, begin, _, bits = bits_of_lanes(lane, lane_segments, segments, segment_bytes, lane_bits)
     has_left = (begin > 0) & (begin < bits)
     left = tl.load(exits + lane - 1, mask=has_left, other=0)
     entry = tl.load(entries + lane, mask=has_left, other=0)
@@ -124,7 +124,7 @@ def round_kernel(
         lane = (item >> 16).to(tl.int32)
         entry = (item & 0xFFFF).to(tl.int32)
         _, begin, end, bits, tables, words = load_lanes(
-            lane, is_listed, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits
+            lane, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits
         )
         overflow, unit, place = unpack_state(entry)
         position = tl.where(is_listed, begin + overflow, end)

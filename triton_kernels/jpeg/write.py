@@ -76,7 +76,7 @@ def write_kernel(
     """Stores the coefficients of a block of lanes, which are 0 before; arguments are as in `EntropyBuffers`."""
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row, begin, end, bits, tables, words = load_lanes(
-        lane, lane >= 0, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits
+        lane, unstuffed, segments, segment_bytes, lane_segments, images, lane_bits
     )
     # The first lane of an empty segment, too: it notices that all blocks are missing.
     is_used = (begin < bits) | ((begin == 0) & (bits == 0))

@@ -10,13 +10,8 @@ from image.check import device_in_use
 
 from kernels.jpeg_cases import COLUMN, encode, noise, open_file, photo
 from kernels.jpeg_golden import Damaged, codes_of
-from torch_sink.triton_kernels.jpeg import layout, symbols
-from torch_sink.triton_kernels.jpeg.lanes import (
-    assign_owners,
-    count_unstuffed_kernel,
-    sum_before_kernel,
-    unstuff_kernel,
-)
+from torch_sink.triton_kernels.jpeg import symbols
+from torch_sink.triton_kernels.jpeg.lanes import count_unstuffed_kernel, sum_before_kernel, unstuff_kernel
 from torch_sink.triton_kernels.jpeg.symbols import lookup_kernel
 from torch_sink.triton_kernels.launching import compiler_options
 
@@ -148,12 +143,13 @@ def unstuffed(segments: list[bytes], lane_bytes: int) -> tuple[list[bytes], list
     table[:, COLUMN["FIRST_LANE"]] = np.cumsum([0, *lanes[:-1]])
     table[:, COLUMN["LANES"]] = lanes
     block = triton.next_power_of_2(sum(lanes))
+    owners = np.pad(np.repeat(np.arange(len(segments), dtype=np.int32), lanes), (0, block - sum(lanes)), "edge")
     stream = torch.frombuffer(bytearray(b"".join(padded)), dtype=torch.uint8)
     rows, stream, result = (tensor.to(device_in_use()) for tensor in (torch.from_numpy(table), stream, stream + 90))
-    of_lanes, kept, before = torch.full((3, block), -1, dtype=torch.int32, device=device_in_use())
+    of_lanes = torch.from_numpy(owners).to(device_in_use())
+    kept, before = torch.full((2, block), -1, dtype=torch.int32, device=device_in_use())
     totals, status = torch.zeros((2, len(segments)), dtype=torch.int32, device=device_in_use())
     grid, shape = (len(segments),), {"LANE_BYTES": lane_bytes, "BLOCK": block, **compiler_options()}
-    assign_owners(rows, of_lanes, layout.FIRST_LANE)
     count_unstuffed_kernel[(1,)](stream, rows, of_lanes, kept, status, **shape)
     sum_before_kernel[grid](kept, before, totals, rows, BLOCK=64, **compiler_options())
     unstuff_kernel[(1,)](stream, rows, of_lanes, before, totals, result, **shape)

@@ -13,7 +13,7 @@ from torch_sink.image.core.transfer import host_buffer, pins, to_device, to_host
 from torch_sink.image.decode.jpeg_block import JpegBlock, lay_out_jpegs
 from torch_sink.image.decode.jpeg_tables import COLUMN, JpegBatch, JpegPlan, plan_jpegs, split_tables
 from torch_sink.image.decode.source import Box, Decoded, EncodedSource
-from torch_sink.triton_kernels.jpeg import color, entropy, idct
+from torch_sink.triton_kernels.jpeg import color, entropy, idct, lanes
 from torch_sink.triton_kernels.launching import allocated, is_interpreted
 from torch_sink.triton_kernels.shapes import LaneShape, TileShape, tile_shape
 
@@ -100,8 +100,9 @@ class JpegDecoder:
         self.make_pixels()
 
     def decode_coefficients(self) -> None:
-        """The first half of `launch`: leaves `coefficients` and `status`."""
-        inputs = self._inputs
+        """The first half of `launch`: leaves `coefficients` and `status`, and deals out the tiles of the second."""
+        inputs, tiles = self._inputs, (self._block_tiles, self._pixel_tiles)
+        lanes.assign_owners(inputs.segments, inputs.windows, self._entropy.lane_segments, *tiles)
         entropy.decode_coefficients(
             inputs.stream,
             inputs.images,
