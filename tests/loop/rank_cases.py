@@ -256,23 +256,6 @@ def own_results(directory: Path) -> Any:
 
 
 @case
-def another_rate_on_one_rank(directory: Path) -> Any:
-    """What rank 0 sets holds; a rate that another rank sets does not."""
-
-    def change(context: Any) -> None:
-        arguments = context.original_args()
-        if arguments.cur_step_num == 2:
-            arguments.optimizer.param_groups[0]["lr"] = 0.125 + rank()
-
-    model = make()
-    history = model.loop.run(train_batches(), epochs=2, callbacks=[LambdaCallback(on_train_epoch_end=change)])
-    network = model.train_network
-    loop = StepLoop(network, functional.cross_entropy, torch.optim.SGD(network.parameters(), lr=0.5), sink_size=1)
-    loop.run(train_batches(), epochs=2, callbacks=[LambdaCallback(on_train_step_end=change)])
-    return {**outcome(model, history), "own": loop.optimizer.param_groups[0]["lr"]}
-
-
-@case
 def request_to_leave(directory: Path) -> Any:
     """A signal to one rank stops all, and all write the checkpoint."""
     model = make()

@@ -105,8 +105,7 @@ def test_a_loss_that_is_still_alive_keeps_gradients_on_its_stream(fake_cuda: Fak
     run(loop, make_batches(10))
     if fake_cuda.leaks_failed_captures:
         assert "mode: eager" in loop.explain()
-        assert "bound to another stream" in loop.explain()
-        assert fake_cuda.graphs_begun == 0
+        assert "cannot be captured" in loop.explain()
     else:
         assert "mode: graph" in loop.explain()
         assert not fake_cuda.overrides_stale_streams, "what is set for a capture is put back"

@@ -274,7 +274,7 @@ class ModelCheckpoint(Callback):
     def _is_time(self, ranks: Ranks) -> bool:
         """Whether enough time has passed, by the clock of any rank: all write a checkpoint, or none."""
         due = time.monotonic() - self._saved_at >= self._config.save_checkpoint_seconds
-        return ranks.any(due) if ranks.many and self._config.save_checkpoint_seconds else due
+        return ranks.any_of([due])[0] if ranks.many and self._config.save_checkpoint_seconds else due
 
     def _save(self, run_context: RunContext, prefix: str | None = None) -> None:
         arguments = run_context.original_args()

@@ -166,7 +166,7 @@ class _PlateauCallback(Callback):
         value = results.get(self._name, arguments.net_outputs if self._name == "loss" else None)
         value = None if value is None else float(value)
         if arguments.loop.ranks.many:
-            value = arguments.loop.ranks.value_of_first(value)
+            value = arguments.loop.ranks.gather(value)[0]
         if value is None and not self._seen and results:
             _log.warning("monitor %r is not among the results %s", self._name, ", ".join(results))
         self._seen = self._seen or value is not None

@@ -76,18 +76,20 @@ class Evaluator:
             about.update(epoch_num=1, cur_epoch_num=1, batch_num=epoch_length(loader), cur_step_num=0)
             about.update(ranks_in_context(self._ranks), dataset_sink_mode=sink_mode)
             event = partial(tell, callbacks or [], context=RunContext(about))
-            with evaluating(self._evaluated), evaluation.runner.running(loader, stays=loader is dataset):
+            with evaluating(self._evaluated), evaluation.runner.running(loader):
                 return self._run(evaluation, loader, about, event)
 
     def compile_ahead(self, dataset: Any, metrics: Any) -> None:
         """Compile and record what `evaluate` will run; dataset and random generators are left as they were."""
         runner = self._pass(metrics, None).runner
-        with sink_over(dataset, self._settings.device) as loader, loader.rehearsal() as batches:
-            stays = loader is dataset
-            with evaluating(self._evaluated), runner.running(loader, stays=stays):
-                # Once unrecorded, then once for each slot; what lies in no slot is copied to one place.
-                for batch in islice(batches, 1 + (loader.ring_slots if stays else 1)):
-                    runner(batch)
+        with (
+            sink_over(dataset, self._settings.device) as loader,
+            loader.rehearsal() as batches,
+            evaluating(self._evaluated),
+            runner.running(loader),
+        ):
+            for batch in islice(batches, 2):  # once unrecorded, then recorded
+                runner(batch)
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         """Outputs of the network, in memory of their own."""
@@ -95,7 +97,7 @@ class Evaluator:
             inference = Inference(self._outputs, self._network, self._settings)
             self._predictor = Runner(inference.forward, inference)
         inputs = map_tensors(lambda tensor: tensor.to(self._settings.device), inputs)
-        with evaluating(self._network), self._predictor.running(None, stays=False):
+        with evaluating(self._network), self._predictor.running(None):
             outputs = self._predictor(inputs)
             return map_tensors(torch.clone, outputs) if self._predictor.reuses_results else outputs
 
@@ -134,7 +136,7 @@ class Evaluator:
         if sink_mode:
             event("on_eval_step_end")
         if self._ranks.many and self._trains:  # a rank without a batch does not know what is averaged
-            names = self._ranks.union(evaluation.named)
+            names = sorted({name for names in self._ranks.gather([*evaluation.named]) for name in names})
             evaluation.named = {name: evaluation.named.get(name, Loss()) for name in names}
         results = collect_results(evaluation.metrics, self._ranks, samples)
         arguments.eval_results = monitored(results)

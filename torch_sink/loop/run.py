@@ -68,7 +68,7 @@ class TrainingRun:
         engine = self._loop.prepare(min(self._limit(), self._max_steps or self._limit()))
         self._host_syncs_before = engine.host_syncs
         self._began = time.perf_counter()
-        engine.attach(self._loader, callbacks=bool(self._callbacks))
+        engine.attach(self._loader)
         with ExitStack() as stack:
             self._signals = stack.enter_context(stop_signals(signal.SIGINT, signal.SIGTERM))
             stack.enter_context(engine.running())
@@ -86,7 +86,7 @@ class TrainingRun:
     def _check_ranks(self) -> None:
         """Raise on all ranks unless all have the callbacks for which the others would wait, or make longer sinks."""
         names = [type(one).__qualname__ for one in self._callbacks if one.on_all_ranks or _ends_sinks(one)]
-        if self._loop.ranks.many and not self._loop.ranks.all_have(names):
+        if self._loop.ranks.many and any(other != names for other in self._loop.ranks.gather(names)):
             raise ValueError(
                 f"the ranks have different callbacks, this one {', '.join(names) or 'none'}; callbacks that save, "
                 "evaluate, decide or end sinks (steps_to_boundary) work together: give them to all ranks, in the same "
@@ -253,7 +253,7 @@ class TrainingRun:
         if loop.ranks.many:
             # What came to one rank holds for all: they stop after the same sink, or the others would wait for ever.
             flags = [signalled, requested, bool(arguments.exit_requested)]
-            signalled, requested, arguments.exit_requested = loop.ranks.agree_on_rates(flags, loop.optimizer)
+            signalled, requested, arguments.exit_requested = loop.ranks.any_of(flags)
         reached = self._max_steps is not None and loop.progress.steps >= self._max_steps
         if signalled or requested:
             self.history.stopped_by = [*self._signals, "another rank"][0] if signalled else "request_stop"

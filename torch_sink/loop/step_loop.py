@@ -17,7 +17,7 @@ from torch_sink.loop.callbacks import Callback, check_callbacks
 from torch_sink.loop.core import arguments as check
 from torch_sink.loop.core.arguments import explains_other_names, run_places
 from torch_sink.loop.core.batches import epoch_length
-from torch_sink.loop.core.distributed import Ranks, forget_shardings
+from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.core.history import Progress, Reasons, RunHistory
 from torch_sink.loop.engines.build import Settings, build_engine
 from torch_sink.loop.engines.graph import Engine
@@ -330,8 +330,6 @@ class StepLoop:
             evaluator.close()
         self._evaluators.clear()
         self.precision.close()
-        if self.ranks.sharded:
-            forget_shardings()
 
     def __repr__(self) -> str:
         """What is trained, by what, how, and how far."""

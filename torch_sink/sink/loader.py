@@ -145,13 +145,6 @@ class SinkLoader:
         held = self._producer.held
         return None if held is None else self._slots.static_index(held.slot)
 
-    def static_batches(self, batch: Any) -> dict[int, Any]:
-        """By slot, where batches like `batch` will lie, the one delivered last; empty if it is in no static slot.
-
-        What reads slots in place can be prepared for all of them at the first batch. Their values are of any batch.
-        """
-        return {} if self.slot_index is None else self._slots.static_batches(batch)
-
     def __len__(self) -> int:
         if self.sink_size > 0:
             return self.sink_size

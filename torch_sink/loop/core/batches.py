@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+
+from torch_sink.common.containers import is_flat, leaves, map_leaves
+
+_CONSTANTS = (int, float, complex, str, bytes, type(None))
 
 
 def batch_tensors(batch: Any) -> list[Tensor]:
     """The tensors of a batch, in order, from nested lists, tuples, dicts and dataclasses."""
-    if type(batch) in (tuple, list):
-        tensors = [member for member in batch if type(member) is Tensor]
-        if len(tensors) == len(batch):
-            return tensors
-    return [leaf for leaf in batch_leaves(batch) if isinstance(leaf, Tensor)]
-
-
-def batch_leaves(batch: Any) -> list[Any]:
-    """Everything in a batch that is no container, in order."""
-    found = tree_leaves(batch)
-    if not any(map(_is_dataclass, found)):
-        return found
-    opened = (batch_leaves(list(_fields(leaf).values())) if _is_dataclass(leaf) else [leaf] for leaf in found)
-    return [one for leaves in opened for one in leaves]
+    return list(batch) if is_flat(batch) else [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
 
 
 class UsualShape:
@@ -61,40 +48,8 @@ class UsualShape:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """A value like this one, with a function applied to the tensors in its containers, dataclasses too."""
-    if isinstance(value, Tensor):
-        return function(value)
-    return tree_map(partial(_map_leaf, function), value, is_leaf=_is_size)
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, torch.Size)  # pytree would make a tuple of it
-
-
-def _map_leaf(function: Callable[[Tensor], Tensor], leaf: Any) -> Any:
-    if isinstance(leaf, Tensor):
-        return function(leaf)
-    # Containers of classes that pytree does not know.
-    if isinstance(leaf, (list, tuple)):
-        return type(leaf)(map_tensors(function, member) for member in leaf)
-    if isinstance(leaf, dict):
-        mapped: Any = copy.copy(leaf)
-        mapped.update({key: map_tensors(function, member) for key, member in leaf.items()})
-        return mapped
-    if not _is_dataclass(leaf):
-        return leaf
-    mapped = copy.copy(leaf)
-    for name, member in _fields(leaf).items():
-        object.__setattr__(mapped, name, map_tensors(function, member))  # frozen ones too
-    return mapped
-
-
-def _is_dataclass(leaf: Any) -> bool:
-    return hasattr(type(leaf), "__dataclass_fields__")
-
-
-def _fields(leaf: Any) -> dict[str, Any]:
-    return {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+    """A value like this one, with a function applied to the tensors in its containers."""
+    return map_leaves(value, lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf)
 
 
 def batch_shapes(batch: Any) -> tuple[Any, ...]:
@@ -103,8 +58,9 @@ def batch_shapes(batch: Any) -> tuple[Any, ...]:
 
 
 def batch_constants(batch: Any) -> tuple[Any, ...]:
-    """What a captured graph holds of a batch: the shapes and the like, and the numbers."""
-    return batch_shapes(batch), tuple(leaf for leaf in batch_leaves(batch) if not isinstance(leaf, Tensor))
+    """What a captured graph holds of a batch: the shapes and the like, and the numbers; an object equals no other."""
+    others = [leaf for leaf in leaves(batch) if not isinstance(leaf, Tensor)]
+    return batch_shapes(batch), tuple(leaf if isinstance(leaf, _CONSTANTS) else object() for leaf in others)
 
 
 def call_with(function: Callable[..., Any], batch: Any) -> Any:

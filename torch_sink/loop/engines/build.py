@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -61,7 +61,7 @@ def build_engine(loop: StepLoop, capacity: int) -> Engine:
     step = TrainingStep(
         loss_function,
         update,
-        StepLog(loop.device, capacity, replayed=mode == "graph"),
+        StepLog(loop.device, capacity),
         accumulate=loop.accumulate,
         gradient_sync=loop.ranks.gradient_sync(),
         backward_context=backward_context(model),
@@ -162,10 +162,10 @@ class Inference:
 
 
 class Runner:
-    """Calls a function of a batch, which calls `inference.forward`; in mode "graph" recorded once a slot, and replayed.
+    """Calls a function of a batch, which calls `inference.forward`; in mode "graph" recorded once, and replayed.
 
-    Where it `reuses_results`, what a call returns is valid until the next one. All is recorded anew when parameters or
-    buffers have moved.
+    The recording reads from one place, to which batches are copied. Where it `reuses_results`, what a call returns is
+    valid until the next one. It is recorded anew when parameters or buffers have moved.
     """
 
     def __init__(self, function: Callable[[Any], Any], inference: Inference) -> None:
@@ -177,8 +177,8 @@ class Runner:
         self._places: list[int] = []
 
     @contextmanager
-    def running(self, loader: Any, *, stays: bool) -> Iterator[None]:
-        """Context of the calls for the batches of a SinkLoader, or None; if it stays, it pays to record its slots."""
+    def running(self, loader: Any) -> Iterator[None]:
+        """Context of the calls for the batches of a SinkLoader, or of none."""
         if self._capture is None or self._recordings is None:
             yield
             return
@@ -187,7 +187,7 @@ class Runner:
         if self._recordings and places != self._places:
             self._recordings.forget()
         self._places = places
-        self._recordings.attach(loader, reads_slots=stays)
+        self._recordings.pause = getattr(loader, "paused", nullcontext)
         with self._capture.stream():
             yield
 
@@ -212,7 +212,7 @@ class Runner:
             result[:] = [self._function(batch)]
 
         try:
-            recorded = recordings.record(function, {slot: batch})[slot]
+            recorded = recordings.record(function, batch)
         except Exception as error:
             self._inference.step_down(error)
             recordings.forget()
@@ -222,5 +222,5 @@ class Runner:
             recorded()
             return result[0]
 
-        recordings.keep({slot: replay}, {slot: batch})
+        recordings.keep(slot, batch, replay)
         return replay

@@ -6,12 +6,11 @@ import functools
 import gc
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.autograd import graph as autograd_graph
 
 from torch_sink.loop.core.host_sync import is_foreign
@@ -48,7 +47,7 @@ class CudaCapture:
     def stream(self) -> Iterator[None]:
         """Context in which all work of a run is queued, captured or not, in order with the work around it.
 
-        torch's warning about gradients that it keeps on another stream is not for the user: the trial looks for them.
+        torch's warning about gradients that it keeps on another stream is not for the user: captures override them.
         """
         warned = torch._C._warn_on_accumulate_grad_stream_mismatch()  # type: ignore[attr-defined]
         autograd_graph.set_warn_on_accumulate_grad_stream_mismatch(False)
@@ -61,11 +60,9 @@ class CudaCapture:
             autograd_graph.set_warn_on_accumulate_grad_stream_mismatch(warned)
 
     @contextmanager
-    def trial(self, problems: list[str], parameters: Sequence[Tensor]) -> Iterator[None]:
+    def trial(self, problems: list[str]) -> Iterator[None]:
         """Context of an uncaptured step: adds to `problems` what would make its capture fail."""
-        overrides = hasattr(autograd_graph, "set_override_stale_capture_stream")
-        stale = nullcontext() if overrides else _stale_streams_noted(problems, parameters, self._stream)
-        with device_waits(lambda: problems.append(f"the host waits for the device at {_waiting_place()}")), stale:
+        with device_waits(lambda: problems.append(f"the host waits for the device at {_waiting_place()}")):
             yield
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
@@ -138,7 +135,10 @@ def _no_collection() -> Iterator[None]:
 
 @contextmanager
 def _stale_streams_overridden() -> Iterator[None]:
-    """Let autograd stay in the capture where it remembers another stream, as under DistributedDataParallel."""
+    """Let autograd stay in the capture where it remembers another stream, as under DistributedDataParallel.
+
+    torch 2.11 cannot: there such a capture fails, and the step runs uncaptured.
+    """
     set_override: Any = getattr(autograd_graph, "set_override_stale_capture_stream", None)
     if set_override is None:
         yield
@@ -149,40 +149,6 @@ def _stale_streams_overridden() -> Iterator[None]:
         yield
     finally:
         set_override(before)
-
-
-@contextmanager
-def _stale_streams_noted(problems: list[str], parameters: Sequence[Tensor], stream: Any) -> Iterator[None]:
-    """Add a line to `problems` if gradients of `parameters` are accumulated on another stream than `stream`.
-
-    Autograd remembers the stream on which a parameter was first used for as long as anything holds its node: a loss
-    that is still alive, or DistributedDataParallel. A capture ends where autograd goes back to that stream.
-    """
-    stale: list[Any] = []
-
-    def look(_: Any) -> None:
-        current = torch.cuda.current_stream(stream.device)
-        if current != stream:
-            stale.append(current)
-
-    plain = [p for p in parameters if p.requires_grad and p.is_cuda and not hasattr(p, "to_local")]
-    handles = [_accumulating_node(parameter).register_prehook(look) for parameter in plain]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-    if stale:
-        problems.append(
-            f"gradients of {len(stale)} parameters are bound to another stream, by a loss from before the run that is "
-            "still alive or by DistributedDataParallel (newer releases of torch capture them all the same)"
-        )
-
-
-@torch.enable_grad()
-def _accumulating_node(parameter: Tensor) -> Any:
-    function: Any = parameter.view_as(parameter).grad_fn
-    return function.next_functions[0][0]
 
 
 def _waiting_place() -> str:

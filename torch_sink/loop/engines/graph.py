@@ -49,8 +49,8 @@ class Engine:
         """Context of a whole run."""
         return nullcontext()
 
-    def attach(self, loader: Any, *, callbacks: bool) -> None:
-        """Take note of the loader of the coming run, and whether callbacks may change anything between its sinks."""
+    def attach(self, loader: Any) -> None:
+        """Take note of the loader of the coming run."""
 
     def reserve(self, steps: int) -> None:
         """Make room for sinks of up to `steps` steps."""
@@ -93,18 +93,11 @@ class GraphEngine(Engine):
     """
 
     def __init__(
-        self,
-        loop: StepLoop,
-        step: TrainingStep,
-        capture: CudaCapture,
-        *,
-        lower_mode: str,
-        watchable: bool,
+        self, loop: StepLoop, step: TrainingStep, capture: CudaCapture, *, lower_mode: str, watchable: bool
     ) -> None:
         super().__init__("graph", step, loop.schedule, loop.ranks, watchable=watchable)
         self.captures = 0
-        self._model, self._modules = loop.model, list(loop.model.modules())
-        self._tried: set[bool] = set()
+        self._model, self._tried = loop.model, set[bool]()
         self._tabled = {"params", "lr", "initial_lr"}.union(["betas"] if loop.schedule.cycles_betas else [])
         self._capture, self._reasons, self._lower_mode = capture, loop.settings.reasons, lower_mode
         self._refuses_python_state = loop.settings.mode == "graph"
@@ -113,10 +106,7 @@ class GraphEngine(Engine):
         self._rates = RateTable(loop.schedule, self.log)
         self._recordings = Recordings(capture, self._reasons)
         self._fingerprint: Any = None
-        self._plan: list[list[float]] = []
-        self._position = 0
-        self._may_have_changed = self._callbacks = True
-        self._replaced: set[str] = set()
+        self._planned = self._executed = self._began = 0  # steps of this sink, and steps before it
 
     @property
     def host_syncs(self) -> int:
@@ -125,71 +115,57 @@ class GraphEngine(Engine):
     def running(self) -> AbstractContextManager[Any]:
         return self._capture.stream()
 
-    def attach(self, loader: Any, *, callbacks: bool) -> None:
-        self._may_have_changed, self._callbacks = True, callbacks
-        self._recordings.attach(loader, reads_slots=True)
+    def attach(self, loader: Any) -> None:
+        self._recordings.attach(loader)
 
     def reserve(self, steps: int) -> None:
         log, groups = self.log, len(self.schedule.optimizer.param_groups)
         if steps > log.capacity or groups != self._rates.groups:
             self._recordings.forget()
-            if steps > log.capacity:
-                log.reserve(steps)
+            super().reserve(steps)
             self._rates = RateTable(self.schedule, log)
 
     def begin(self, steps: int, iteration: int) -> None:
-        self._plan, self._position = [], 0
         if self.mode != "graph":
             super().begin(steps, iteration)
             return
-        if self._may_have_changed:
-            self._take_changes_in(steps)
-        self._may_have_changed = self._callbacks
+        self._take_changes_in(steps)
         self.log.start()
-        self._plan = self.schedule.plan(steps, iteration)
-        self._rates.write(self._plan)
+        self._planned, self._executed, self._began = steps, 0, iteration
+        self._rates.write(self.schedule.plan(steps, iteration))
 
     def _take_changes_in(self, steps: int) -> None:
-        """What callbacks, or the user between two runs, may have changed. It takes a look at every parameter."""
+        """What callbacks, or the user between two runs, may have changed."""
         self.training_step.update.follow_optimizer()
         make_capturable(self.schedule.optimizer, cycles_betas=self.schedule.cycles_betas)
         self.reserve(steps)
         if self._recordings and self._fingerprint != self._baked():
             self._recordings.forget()
             self._tried.clear()
-            self._replaced.clear()
             self._reasons.count("graphs were captured again because something baked into them had changed")
 
     def step(self, batch: Any, tensors: list[Tensor], *, first: bool, last: bool) -> None:
-        if self.mode != "graph":
-            self._step_uncaptured(batch, tensors, first=first, last=last)
-        elif self._warmup_left > 0 or last not in self._tried or not self.training_step.update.has_warmed_up:
-            self._warm_up(batch, first=first, last=last)
-        else:
+        replay = None
+        if self.mode == "graph":
+            if self._warmup_left > 0 or last not in self._tried or not self.training_step.update.has_warmed_up:
+                self._warm_up(batch, first=first, last=last)
+                return
             replay = self._replay_for(batch, tensors, last)
-            if replay is not None:
-                replay()
-            elif self.mode == "graph":
-                self._launch(batch, first=first, last=last)
-            else:
-                self._step_uncaptured(batch, tensors, first=first, last=last)
-        self._position += 1
+        if self.mode != "graph":
+            super().step(batch, tensors, first=first, last=last)
+        elif replay is None:
+            self._launch(batch, first=first, last=last)
+        else:
+            replay()
+            self._executed += 1
 
     def end(self, steps: int, iteration: int) -> SinkRecord:
-        if steps < len(self._plan):
+        if self.mode == "graph" and steps < self._planned:
             self.schedule.rewind(steps, iteration)
         return super().end(steps, iteration)
 
     def close(self) -> None:
         self._recordings.forget()
-
-    def _step_uncaptured(self, batch: Any, tensors: list[Tensor], *, first: bool, last: bool) -> None:
-        """A step in the lower mode: with Python numbers, since optimizers may read what they are given on the host."""
-        if not self._plan:
-            super().step(batch, tensors, first=first, last=last)
-            return
-        with self._rates.bound(self._plan[self._position]):
-            self.training_step.run(batch, first=first, last=last)
 
     def _warm_up(self, batch: Any, *, first: bool, last: bool) -> None:
         self._warmup_left -= 1
@@ -202,78 +178,67 @@ class GraphEngine(Engine):
             self._launch(batch, first=first, last=last)
             return
         problems: list[str] = []
-        before = Places(self._model, self.schedule.optimizer)
-        with self._recordings.pause(), self._capture.trial(problems, self.training_step.update.parameters):
+        with self._recordings.pause(), self._capture.trial(problems):
             self._launch(batch, first=first, last=last)
         self._tried.add(last)
-        self._replaced |= before.replaced()
         if problems:
             self._step_down(problems[0])
 
     def _launch(self, batch: Any, *, first: bool, last: bool) -> None:
+        self._run_with_table(batch, first=first, last=last)
+        self._executed += 1
+
+    def _run_with_table(self, batch: Any, *, first: bool, last: bool) -> None:
         with self._rates.bound():
             if last:
                 self._rates.load_row()
             self.training_step.run(batch, first=first, last=last)
 
     def _replay_for(self, batch: Any, tensors: list[Tensor], last: bool) -> Replay | None:
+        """The replay of a step; None if it is to run uncaptured, this time or from now on."""
         found = self._recordings.find(batch, tensors, last)
         if found is None:
             return None
         slot, batch, replay = found
         if slot == STAGED:
             self._reasons.count("batches that lay in no static slot were copied to one place before their step")
-        return replay or self._record(self._recordings.whole_ring(slot, batch), last).get(slot)
+        return replay or self._record(slot, batch, last)
 
-    def _record(self, batches: dict[Any, Any], last: bool) -> dict[Any, Replay]:
-        """The replays by slot; none if the step cannot be recorded, now or at all."""
+    def _record(self, slot: Any, batch: Any, last: bool) -> Replay | None:
+        optimizer = self.schedule.optimizer
         self.log.freeze()
         if not self._recordings:
-            self._modules = list(self._model.modules())
             self._fingerprint = self._baked()
-        before = Places(self._model, self.schedule.optimizer)
+        before = Places(self._model, optimizer)
         try:
-            self._check_optimizer()
-            replays = self._recordings.record(lambda batch: self._captured(batch, last), batches)
-            self._replaced |= before.replaced()
-            self._check_optimizer()
+            if self._refuses_python_state:
+                refuse_python_state(optimizer)
+            if hidden := hidden_state(optimizer):
+                raise SinkError(f"{type(optimizer).__name__} keeps {', '.join(hidden)} on the host")
+            replay = self._recordings.record(lambda batch: self._captured(batch, last), batch)
+            before.check()
         except UnsupportedOperation:
             raise
         except Exception as error:
             before.put_back()
             is_ours = isinstance(error, SinkError)
             self._step_down(str(error) if is_ours else f"{first_line(error)} (at {user_place(error)})")
-            return {}
-        if before.has_new_state():
-            before.put_back()  # the new state lies in the graphs' memory and would begin anew at each replay
-            self._recordings.forget()
-            return {}
-        self.captures += len(replays)
-        self._recordings.keep(replays, batches, last)
-        return replays
+            return None
+        self.captures += 1
+        self._recordings.keep(slot, batch, replay, last)
+        return replay
 
     def _captured(self, batch: Any, last: bool) -> None:
         static = self.training_step.static_gradients
-        self._launch(batch, first=not static, last=last)
+        self._run_with_table(batch, first=not static, last=last)
         if not static:
             # Gradients that lived on in the pool would be overwritten by the other graphs that share it.
             self.training_step.update.zero_gradients()
 
-    def _check_optimizer(self) -> None:
-        optimizer = self.schedule.optimizer
-        if self._refuses_python_state:
-            refuse_python_state(optimizer)
-        if self._replaced:
-            raise SinkError(
-                f"the step puts new tensors in the place of {', '.join(sorted(self._replaced))}, and a graph would go "
-                "on with the old ones; what is written in place can be captured"
-            )
-        if hidden := hidden_state(optimizer):
-            raise SinkError(f"{type(optimizer).__name__} keeps {', '.join(hidden)} on the host")
-
     def _step_down(self, problem: str) -> None:
         self.mode = self._lower_mode
         self._recordings.forget()
+        self.schedule.rewind(self._executed, self._began)
         if not self.training_step.static_gradients:
             self.training_step.update.zero_gradients()
         text = f"the step cannot be captured, so it runs in mode {self.mode!r}: {problem}"
@@ -281,4 +246,4 @@ class GraphEngine(Engine):
         _log.warning(text)
 
     def _baked(self) -> Any:
-        return fingerprint(self._modules, self.training_step, self.schedule.optimizer, self._tabled)
+        return fingerprint(self._model, self.training_step, self.schedule.optimizer, self._tabled)

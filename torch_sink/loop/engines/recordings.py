@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from torch_sink.common.containers import is_flat
+from torch_sink.errors import SinkError
 from torch_sink.loop.core.batches import UsualShape, batch_constants, batch_tensors, map_tensors
 from torch_sink.loop.core.history import Reasons
 from torch_sink.loop.engines.capture import CudaCapture
@@ -39,27 +41,22 @@ class Recordings:
         self._replays: dict[tuple[Any, Any], tuple[list[Tensor], Replay]] = {}
         self._staging: Any = None
         self._ring: weakref.ref[Any] | None = None
-        self._reads_slots = False
 
     def __len__(self) -> int:
         return len(self._replays)
 
-    def attach(self, loader: Any, *, reads_slots: bool) -> None:
-        """Take note of the loader of the coming batches, and whether recordings of its slots pay."""
+    def attach(self, loader: Any) -> None:
+        """Take note of the loader of the coming batches, whose slots are to be read in place."""
         self.pause = getattr(loader, "paused", nullcontext)
-        self._reads_slots = reads_slots
-        if reads_slots:
-            if self._replays and self._ring is not None and self._ring() is not loader:
-                self.forget()  # they read the slots of another ring
-            self._ring = weakref.ref(loader)
+        if self._replays and self._ring is not None and self._ring() is not loader:
+            self.forget()  # they read the slots of another ring
+        self._ring = weakref.ref(loader)
 
     def find(self, batch: Any, tensors: list[Tensor], kind: Any = None) -> tuple[Any, Any, Replay | None] | None:
         """Slot, batch as it lies there, and the replay, None if it is to be recorded; or None: run it unrecorded."""
-        loader = self._ring() if self._reads_slots and self._ring is not None else None
-        slot = getattr(loader, "slot_index", None)
-        known = self._replays.get((slot, kind)) if slot is not None else None
-        flat = isinstance(batch, (tuple, list)) and len(tensors) == len(batch)
-        if flat and all(map(operator.is_, tensors, batch)) and known is not None and same_places(tensors, known[0]):
+        slot = getattr(self._ring() if self._ring is not None else None, "slot_index", None)
+        known = self._replays.get((slot, kind))
+        if known is not None and is_flat(batch) and same_places(tensors, known[0]):
             return slot, batch, known[1]  # nothing but tensors, all where the graph reads them
         constants = batch_constants(batch)
         is_known = self.shape.knows(constants)
@@ -73,19 +70,14 @@ class Recordings:
             slot, batch, known = STAGED, self._staging, self._replays.get((STAGED, kind))
         return slot, batch, known[1] if known is not None else None
 
-    def whole_ring(self, slot: Any, batch: Any) -> dict[Any, Any]:
-        """The batch in its slot, and those like it in all others: to be recorded at once, while the device is idle."""
-        others = getattr(self._ring() if self._ring is not None else None, "static_batches", None)
-        return {slot: batch} if slot == STAGED or others is None else {**others(batch), slot: batch}
-
-    def record(self, function: Callable[[Any], Any], batches: dict[Any, Any]) -> dict[Any, Replay]:
-        """Record a function for each slot's batch; `keep` them if nothing speaks against it."""
+    def record(self, function: Callable[[Any], Any], batch: Any) -> Replay:
+        """Record a function of a batch; `keep` it if nothing speaks against it."""
         with host_sync_allowed(), self.pause():
-            return {slot: self._capture.record(partial(function, batch)) for slot, batch in batches.items()}
+            return self._capture.record(partial(function, batch))
 
-    def keep(self, replays: dict[Any, Replay], batches: dict[Any, Any], kind: Any = None) -> None:
-        """Find these replays from now on."""
-        self._replays.update({(slot, kind): (batch_tensors(batches[slot]), replays[slot]) for slot in replays})
+    def keep(self, slot: Any, batch: Any, replay: Replay, kind: Any = None) -> None:
+        """Find this replay from now on."""
+        self._replays[slot, kind] = batch_tensors(batch), replay
 
     def forget(self) -> None:
         """Destroy all recordings."""
@@ -126,15 +118,17 @@ class Places:
         self._model, self._optimizer = model, optimizer
         self._before = {key: (value, address(value)) for key, value in self._tensors().items()}
 
-    def replaced(self) -> set[str]:
-        """Names of what a step has put elsewhere, or made away with, since then."""
+    def check(self) -> None:
+        """Raise if the step that was recorded has put a tensor elsewhere, or made state: both begin anew in replays."""
         now, kind = self._tensors(), type(self._optimizer).__name__
         moved = [key for key, (_, place) in self._before.items() if key not in now or address(now[key]) != place]
-        return {f"the buffer {name}" if isinstance(owner, nn.Module) else f"{name} of {kind}" for owner, name in moved}
-
-    def has_new_state(self) -> bool:
-        """Whether the optimizer has made state since then."""
-        return bool(self._new_state())
+        moved += self._new_state()
+        names = {f"the buffer {name}" if isinstance(owner, nn.Module) else f"{name} of {kind}" for owner, name in moved}
+        if names:
+            raise SinkError(
+                f"the step puts new tensors in the place of {', '.join(sorted(names))}, and a graph would go on with "
+                "the old ones; what is written in place can be captured"
+            )
 
     def put_back(self) -> None:
         """Undo what a step that was only recorded has done to state and buffers."""
@@ -157,14 +151,10 @@ def _tensors(owners: Any) -> dict[tuple[Any, str], Tensor]:
     return {(owner, name): value for owner, name, value in entries if isinstance(value, Tensor)}
 
 
-def fingerprint(
-    modules: list[nn.Module], step: TrainingStep, optimizer: torch.optim.Optimizer, tabled: set[str]
-) -> Any:
+def fingerprint(model: nn.Module, step: TrainingStep, optimizer: torch.optim.Optimizer, tabled: set[str]) -> Any:
     """All constants of a graph of `step`; unequal to an earlier one when it must be recorded anew.
 
-    Args:
-        modules: all of the model when the graph was recorded, since walking it takes longer than all the rest.
-        tabled: names of the optimizer's numbers that a graph reads from the device instead.
+    `tabled` are names of the optimizer's numbers that a graph reads from the device instead.
     """
     numbers = [
         (name, value if not isinstance(value, Tensor) else address(value))
@@ -172,9 +162,9 @@ def fingerprint(
         for name, value in group.items()
         if name not in tabled
     ]
-    states = [(module.training, module.p if isinstance(module, _DropoutNd) else None) for module in modules]
-    members = [id(member) for module in modules for member in module._modules.values()]
-    buffers = [address(b) for module in modules for b in module._buffers.values() if b is not None]
+    modules = [*model.modules()]
+    states = [(id(one), one.training, one.p if isinstance(one, _DropoutNd) else None) for one in modules]
+    buffers = [address(buffer) for buffer in model.buffers()]
     parameters = [(address(p), p.requires_grad) for p in step.update.parameters]
     gradients = [address(p.grad) if p.grad is not None else 0 for p in step.update.parameters if step.static_gradients]
-    return numbers, states, members, buffers, parameters, gradients, [*map(address, _tensors(optimizer.state).values())]
+    return numbers, states, buffers, parameters, gradients, [*map(address, _tensors(optimizer.state).values())]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
+import functools
 import weakref
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any
@@ -148,45 +146,20 @@ class FullPrecision(Precision):
         return _Cast(self.dtype, self.dtype).cast(outputs)
 
 
-class WeakModule:
-    """A reference that does not keep a module alive, and that is copied and pickled together with it."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._reference = weakref.ref(module)
-
-    def __call__(self) -> nn.Module | None:
-        return self._reference()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> WeakModule:
-        return WeakModule(copy.deepcopy(self._reference(), memo))  # type: ignore[arg-type]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return WeakModule, (self._reference(),)
-
-
 class PrecisionForward:
     """Stands in for a module's `forward`, and runs it under a precision."""
 
     def __init__(self, module: nn.Module, precision: Precision) -> None:
-        self._module, self._precision = WeakModule(module), precision
-        self._own = module.__dict__.get("forward")
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        module: Any = self._module()
-        return inspect.signature(self._own or type(module).forward.__get__(module))
+        functools.update_wrapper(self, module.forward)  # for its signature
+        self._module, self._forward, self._precision = module, module.forward, precision
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module: Any = self._module()
-        if module is None:
-            raise ReferenceError("the model that this forward belongs to is gone; keep the model, not its forward")
-        forward: Callable[..., Any] = self._own or type(module).forward.__get__(module)
         # The model may have moved since; what has no parameters goes by what it gets.
-        for tensor in [*islice(module.parameters(), 1)] or batch_tensors((args, kwargs))[:1]:
+        for tensor in [*islice(self._module.parameters(), 1)] or batch_tensors((args, kwargs))[:1]:
             self._precision.device_type = tensor.device.type
         with self._precision.context():
             args, kwargs = self._precision.inputs((args, kwargs))
-            outputs = forward(*args, **kwargs)
+            outputs = self._forward(*args, **kwargs)
         return self._precision.outputs(outputs)
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable imports the compiler at once
 
+from torch_sink.common.containers import map_leaves
 from torch_sink.errors import SinkError
-from torch_sink.loop.core.batches import batch_leaves, map_tensors
 from torch_sink.loop.core.history import SinkRecord
 from torch_sink.loop.step.update import OptimizerUpdate
 from torch_sink.thread_waits import host_sync_allowed
@@ -113,12 +113,12 @@ class StaticLossScaler:
                 self.to(tensor.device)
             return tensor * self.scale_value
 
-        return map_tensors(scaled, _check_scalable(inputs))
+        return _map_scalable(scaled, inputs)
 
     def unscale(self, inputs: Any) -> Any:
         """Multiply a tensor, or nested lists, tuples and dicts of them, by the inverse of the scale."""
         inverse = self.inverse()
-        return map_tensors(lambda tensor: tensor * inverse, _check_scalable(inputs))
+        return _map_scalable(lambda tensor: tensor * inverse, inputs)
 
     @_disable_dynamo
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
@@ -233,11 +233,13 @@ class DynamicLossScaler(StaticLossScaler):
         return {"scale_value": self.scale_value, "counter": self.counter}
 
 
-def _check_scalable(inputs: Any) -> Any:
-    for leaf in batch_leaves(inputs):
+def _map_scalable(function: Callable[[Tensor], Tensor], inputs: Any) -> Any:
+    def of(leaf: Any) -> Tensor:
         if not isinstance(leaf, Tensor):
             raise TypeError(f"cannot scale {type(leaf).__name__}; pass a tensor, or a list, tuple or dict of tensors")
-    return inputs
+        return function(leaf)
+
+    return map_leaves(inputs, of)
 
 
 class OverflowCount:

@@ -127,14 +127,10 @@ class RateTable:
         self._table = torch.zeros(capacity, columns, dtype=dtype, device=device)
         self._row = torch.zeros(1, columns, dtype=dtype, device=device)
         self._rates = list(self._row[0].unbind(0))
-        self._written: list[list[float]] = []
 
     def write(self, rows: list[list[float]]) -> None:
-        """Queue a copy of the rows, unless they are there. The host has seen the end of the sink before."""
+        """Queue a copy of the rows. The host has seen the end of the sink before."""
         count = len(rows)
-        if rows == self._written[:count]:
-            return
-        self._written = rows
         self._host[:count] = torch.tensor(rows, dtype=self._host.dtype, device="cpu")
         self._table[:count].copy_(self._host[:count], non_blocking=True)
 
@@ -143,16 +139,15 @@ class RateTable:
         self._row.copy_(self._table.index_select(0, self._cursor))
 
     @contextmanager
-    def bound(self, row: list[float] | None = None) -> Iterator[None]:
-        """Let the optimizer read the row on the device, or the numbers of `row`; what was there is put back after."""
-        values: list[Any] = list(self._rates) if row is None else list(row)
+    def bound(self) -> Iterator[None]:
+        """Let the optimizer read the row on the device; what was there is put back after."""
         groups = self._optimizer.param_groups
         names = ["lr", "betas", "foreach"]
         kept = [{name: group[name] for name in names if name in group} for group in groups]
         for index, group in enumerate(groups):
-            group["lr"] = values[index]
+            group["lr"] = self._rates[index]
             if self._cycles_betas:
-                group["betas"] = (values[len(groups) + index], group["betas"][1])
+                group["betas"] = (self._rates[len(groups) + index], group["betas"][1])
                 group["foreach"] = False  # the foreach form would read the beta on the host
         try:
             yield

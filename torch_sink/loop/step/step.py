@@ -78,15 +78,14 @@ def check_loss(loss: Any) -> None:
 class StepLog:
     """What a sink's steps leave on the device for the host to read once: float32 [rows, capacity], a column a step.
 
-    For steps that may be replayed, the column is named by a tensor, `cursor`, which moves without the host; after
-    `freeze()` no address changes, so that a captured graph can write through them.
+    The column is named by a tensor, `cursor`, which moves without the host; after `freeze()` no address changes, so
+    that a captured graph can write through them.
     """
 
-    def __init__(self, device: torch.device, capacity: int, *, replayed: bool) -> None:
+    def __init__(self, device: torch.device, capacity: int) -> None:
         self.device = device
         self.metric_names: list[str] = []
-        self.cursor = torch.zeros(1, dtype=torch.int64, device=device) if replayed else None
-        self._column = 0
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.reserve(capacity)
 
     def reserve(self, capacity: int) -> None:
@@ -101,9 +100,7 @@ class StepLog:
 
     def start(self) -> None:
         """Begin a sink."""
-        self._column = 0
-        if self.cursor is not None:
-            self.cursor.zero_()
+        self.cursor.zero_()
         self._cells[_OVERFLOW_ROW].zero_()
 
     def write_step(self, loss: Tensor, metrics: dict[str, Tensor]) -> None:
@@ -123,9 +120,7 @@ class StepLog:
 
     def advance(self) -> None:
         """Move on to the next step."""
-        self._column += 1
-        if self.cursor is not None:
-            self.cursor.add_(1)
+        self.cursor.add_(1)
 
     def read(self, steps: int, ranks: Ranks) -> list[Tensor]:
         """Bring losses, overflows (0 or 1) and each metric of the first `steps` steps to the host: float32 [steps].
@@ -145,11 +140,7 @@ class StepLog:
         return list(host.clone())
 
     def _write(self, row: int, value: Tensor) -> None:
-        value = value.detach()
-        if self.cursor is None:
-            self._cells[row, self._column].copy_(value.reshape(()))
-        else:
-            self._cells[row].index_copy_(0, self.cursor, value.reshape(1).to(torch.float32))
+        self._cells[row].index_copy_(0, self.cursor, value.detach().reshape(1).to(self._cells))
 
     def _name_metrics(self, names: list[str]) -> None:
         if self._frozen or self.metric_names:
