@@ -7,6 +7,7 @@ marked with `case`.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -192,6 +193,35 @@ def empty_share_of_named_values(directory: Path) -> Any:
     loop = StepLoop(network, None, torch.optim.SGD(network.parameters(), lr=0.5), forward=forward)
     results = loop.evaluate(valid_batches() if rank() != 1 else [])
     return results["loss"], results["largest"]
+
+
+class HitsOfEachClass:
+    """Not one number; it says nothing of sums."""
+
+    def reset(self) -> None:
+        self.hits = torch.zeros(5, dtype=torch.long)
+
+    def update(self, output: Tensor, labels: Tensor) -> None:
+        self.hits += functional.one_hot(labels[output.argmax(1) == labels], 5).sum(0)
+
+    def compute(self) -> Tensor:
+        return self.hits
+
+
+@case
+def empty_share_of_an_own_metric(directory: Path) -> Any:
+    """Rank 1 has no batch, and so does not know that a metric gives more than one number."""
+    metrics = {"hits": HitsOfEachClass(), "accuracy": TopK(1)}
+    network = nn.parallel.DistributedDataParallel(make_model())
+    results = Model(network, functional.cross_entropy, metrics=metrics).eval(valid_batches() if rank() != 1 else [])
+    hits = results["hits"]
+    if rank() == 1:
+        return results["loss"], results["accuracy"], math.isnan(hits)
+    alone, plain = HitsOfEachClass(), make_model().eval()
+    alone.reset()
+    for inputs, labels in valid_batches():
+        alone.update(plain(inputs), labels)
+    return results["loss"], results["accuracy"], bool(hits.sum() > 0) and torch.equal(hits, alone.hits)
 
 
 @case

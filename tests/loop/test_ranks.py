@@ -73,6 +73,10 @@ def test_a_rank_may_have_nothing_to_evaluate(first: dict[str, Any]) -> None:
     loss, largest = first["empty_share_of_named_values"]
     assert loss == first["empty_share"]
     assert largest > 0
+    loss, accuracy, share_is_right = first["empty_share_of_an_own_metric"]
+    assert loss == first["empty_share"]
+    assert 0 < accuracy < 1
+    assert share_is_right
 
 
 def test_the_rate_falls_on_all_ranks_by_the_loss_of_all(first: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -168,7 +169,7 @@ def make_metrics(metrics: Any) -> dict[str, Any]:
 def collect_results(metrics: dict[str, Any], ranks: Ranks, samples: int) -> dict[str, Any]:
     """Python numbers by name; every rank calls it with the samples of its share, and gets the same numbers.
 
-    What a metric computes that is no number or tensor of one element stays as it is.
+    What a metric computes that is no number or tensor of one element stays as it is; NaN on a rank without a share.
     """
     values: dict[str, Any] = {}
     shares: dict[str, Tensor] = {}
@@ -179,9 +180,11 @@ def collect_results(metrics: dict[str, Any], ranks: Ranks, samples: int) -> dict
         elif not ranks.many or _reduces_itself(metric):
             values[name] = metric.compute()
         else:
-            # A rank without a share has no value, and what divides by the number of samples would fail.
-            values[name] = value = metric.compute() if samples else 0.0
-            if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
+            # A rank without a share has no value, and what divides by the number of samples would fail. What kind of
+            # value the others have it cannot know: all of them put a share in the table.
+            values[name] = value = metric.compute() if samples else math.nan
+            shares[name] = torch.zeros(2, dtype=torch.float64, device=ranks.device)
+            if samples and _is_number(value):
                 _warn_of_mean(type(metric).__name__)
                 with host_sync_allowed():
                     number = torch.as_tensor(value, dtype=torch.float64, device=ranks.device).detach().reshape(())
@@ -190,8 +193,15 @@ def collect_results(metrics: dict[str, Any], ranks: Ranks, samples: int) -> dict
         shares = _sums_over_ranks(shares, ranks)
     for name, total in shares.items():
         metric = metrics[name]
-        values[name] = metric.compute_from(total) if _adds_up(metric) else total[0] / total[1]
+        if _adds_up(metric):
+            values[name] = metric.compute_from(total)
+        elif _is_number(values[name]):
+            values[name] = total[0] / total[1]
     return _on_host(values, ranks.device)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
 
 
 def _adds_up(metric: Any) -> bool:
