@@ -30,11 +30,6 @@ capture_lock = threading.RLock()
 _mode_is_ours = False
 
 
-def syncs_are_watched() -> bool:
-    """Whether anything looks for waits of the host in this thread."""
-    return here.watches > 0 or _cuda_debug_mode() != 0
-
-
 class host_sync_allowed:
     """Inside `no_host_sync()`: a region of this thread in which the host may wait, such as a sink's end.
 

@@ -300,7 +300,8 @@ def request_to_leave(directory: Path) -> Any:
         ModelCheckpoint("kept", directory, CheckpointConfig(save_checkpoint_steps=100)),
     ]
     history = model.train(4, train_batches(), callbacks, dataset_sink_mode=False)
-    return {**outcome(model, history), "saved": sorted(path.name for path in directory.glob("[a-z]*-*"))}
+    assert history.stopped_by == ("SIGUSR1" if rank() == 1 else "another rank")
+    return {**outcome(model), "saved": sorted(path.name for path in directory.glob("[a-z]*-*"))}
 
 
 @case

@@ -18,7 +18,6 @@ from torch_sink.loop import (
     EarlyStopping,
     LambdaCallback,
     LearningRateScheduler,
-    LossMonitor,
     ModelCheckpoint,
     OnRequestExit,
     ReduceLROnPlateau,
@@ -172,18 +171,6 @@ def test_early_stopping(options: dict[str, Any], values: list[float], epochs: in
     assert loop.step_count == 2 * epochs
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [(LossMonitor, {}), (EarlyStopping, {"monitor": "loss"}), (ReduceLROnPlateau, {"monitor": "loss"})],
-)
-def test_a_subclass_may_begin_a_run_in_its_own_way(kind: type[Callback], options: dict[str, Any]) -> None:
-    begun: list[Any] = []
-    own = type("Own", (kind,), {"on_train_begin": lambda self, run_context: begun.append(self)})
-    callback = own(**options)
-    assert make_loop().run(make_batches(3), callbacks=[callback]).steps == 3
-    assert begun == [callback]
-
-
 @pytest.mark.parametrize("make_callback", [EarlyStopping, ReduceLROnPlateau])
 def test_a_run_without_evaluation_says_that_nothing_was_decided(
     make_callback: Any, caplog: pytest.LogCaptureFixture
@@ -192,7 +179,7 @@ def test_a_run_without_evaluation_says_that_nothing_was_decided(
     for callbacks, told in (([callback], 1), ([Results("eval_loss", [1.0, 0.5]), callback], 0)):
         caplog.clear()
         make_loop().run(make_batches(2), epochs=2, callbacks=callbacks)
-        assert caplog.text.count("monitor 'eval_loss' had no value in this run") == told
+        assert caplog.text.count("monitor 'eval_loss' had no value in this run, so nothing was decided") == told
         assert caplog.text.count("add a torch_sink.Evaluation") == told
 
 
@@ -208,7 +195,7 @@ def test_early_stopping_restores_the_best_weights() -> None:
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_stopped_run_is_saved_as_it_is_and_not_with_its_best_weights(stop: int, tmp_path: Path) -> None:
-    """SIGTERM stops the loop itself, SIGUSR1 through OnRequestExit; both save after EarlyStopping has had its turn."""
+    """SIGTERM stops every run, SIGUSR1 by OnRequestExit; both are saved after EarlyStopping has had its turn."""
     loop = make_loop(sink_size=1)
     loop.run(
         make_batches(2),
@@ -229,22 +216,13 @@ def test_a_stopped_run_is_saved_as_it_is_and_not_with_its_best_weights(stop: int
     assert torch.equal(restored.model[-1].weight, whole.model[-1].weight)
 
 
-def test_reduce_on_plateau_equals_torch() -> None:
-    """torch counts cooldown from the epoch after the reduction; MindSpore and Keras include that epoch."""
+def test_reduce_on_plateau() -> None:
+    """Two epochs without improvement; three of cooldown, of which the last counts again, as in MindSpore and Keras."""
     values = [3.0, 2.0, 2.0, 2.0, 2.0, 1.9, 1.9, 1.9, 1.9, 1.9, 1.9, 1.9, 1.9, 1.9, 1.9]
     loop = make_loop()
     reduce = ReduceLROnPlateau(factor=0.5, patience=2, cooldown=3, min_lr=0.02, min_delta=1e-3)
     history = loop.run(make_batches(1), epochs=len(values), callbacks=[Results("eval_loss", values), reduce])
-    optimizer = torch.optim.SGD(make_model().parameters(), lr=0.1)
-    torch_scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
-        optimizer, factor=0.5, patience=1, cooldown=2, min_lr=0.02, threshold=1e-3, threshold_mode="abs"
-    )
-    expected = []
-    for value in values:
-        expected.append(optimizer.param_groups[0]["lr"])
-        torch_scheduler.step(value)
-    assert history.learning_rates.flatten().tolist() == expected
-    assert len(set(expected)) > 2
+    assert history.learning_rates.flatten().tolist() == pytest.approx([0.1] * 4 + [0.05] * 4 + [0.025] * 4 + [0.02] * 3)
 
 
 def test_on_request_exit_by_signal(tmp_path: Path) -> None:
@@ -252,8 +230,8 @@ def test_on_request_exit_by_signal(tmp_path: Path) -> None:
     loop = make_loop(sink_size=3)
     kill = LambdaCallback(on_train_step_begin=lambda context: loop.step_count == 3 and os.kill(os.getpid(), 15))
     history = loop.run(make_batches(9), callbacks=[OnRequestExit(directory=tmp_path), kill])
-    assert history.steps == 6
-    assert [path.name for path in tmp_path.iterdir()] == ["Net-00000006"]
+    assert (history.steps, history.stopped_by) == (4, "SIGTERM")
+    assert [path.name for path in tmp_path.iterdir()] == ["Net-00000004"]
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -263,4 +241,4 @@ def test_on_request_exit_by_file(tmp_path: Path) -> None:
     history = make_loop(sink_size=3).run(
         make_batches(9), callbacks=[write, OnRequestExit(save_ckpt=False, config_file=asked)]
     )
-    assert history.steps == 6
+    assert (history.steps, history.stopped_by) == (4, "GracefulExit")

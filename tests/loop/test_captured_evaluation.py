@@ -36,7 +36,7 @@ def on_cpu(model: Model, batches: list[Any] = VALID) -> dict[str, float]:
 
 def recordings(evaluator: Any) -> int:
     """Graphs that are kept."""
-    return sum(len(one.runner._recordings) for one in evaluator._passes.values())
+    return sum(len(judge._recordings) for judge in evaluator._judges.values())
 
 
 def opened(kind: str, batches: list[Any]) -> Any:
@@ -175,10 +175,14 @@ def test_evaluations_of_different_things_do_not_share_their_graphs(fake_cuda: Fa
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
     loop = StepLoop(network, functional.cross_entropy, optimizer, mode="graph", jit_config=UNCOMPILED)
     expected = by_hand(make_model(dropout=0.0), VALID)["accuracy"]
-    named = [{f"share {number}": TopK(1)} for number in range(10)]
-    for metrics in [*named, named[0], named[-1]]:  # the first was forgotten meanwhile, the last was not
-        (name,) = metrics
-        assert loop.evaluate(VALID, metrics=metrics)[name] == expected
+
+    def make_forward(number: int) -> Any:
+        return lambda model, batch: (torch.full((), float(number), device="cuda"), model(batch[0]), batch[1])
+
+    forwards = [make_forward(number) for number in range(10)]
+    for number in (*range(10), 0, 9):  # the first was forgotten meanwhile, the last was not
+        results = loop.evaluate(VALID, metrics={"accuracy"}, forward=forwards[number])
+        assert results == {"accuracy": expected, "loss": number}
     assert recordings(loop.evaluator()) == 8
     loop.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -64,14 +63,6 @@ def test_train_equals_the_plain_loop_across_epochs_of_any_length() -> None:
         ],
         ("train_end", 15),
     ]
-
-
-@pytest.mark.parametrize("method", ["train", "fit"])
-def test_a_timeline_shows_the_steps(tmp_path: Path, method: str) -> None:
-    history = getattr(make(), method)(2, make_batches(4), timeline=tmp_path / "run.html")
-    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
-    assert sum(event["name"] == "step" and event.get("ph") == "X" for event in events) == history.steps == 8
-    assert (tmp_path / "run.html").is_file()
 
 
 class Lengths(Callback):
@@ -494,8 +485,6 @@ def test_build_arguments() -> None:
         Model(make_model()).build(make_batches(1))
     with pytest.raises(ValueError, match="a generator object can be traversed only once"):
         make().build(batch for batch in make_batches(2))
-    with pytest.raises(ValueError, match="sink_size=0"):
-        make().build(make_batches(1), sink_size=0)
     make({"loss"}).build()
 
 

@@ -6,7 +6,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -69,10 +69,12 @@ class Callback:
     Attributes:
         comes_first: whether its events come before those of the others, wherever it stands in the list.
         on_all_ranks: whether every process must have it, because it waits for the others, or decides for all.
+        stop_signals: signals that end the run as SIGINT and SIGTERM do.
     """
 
     comes_first = False
     on_all_ranks = False
+    stop_signals: tuple[int, ...] = ()
 
     def __enter__(self) -> Callback:
         return self
@@ -182,7 +184,7 @@ class LearningRateScheduler(Callback):
 
 
 class OnRequestExit(Callback):
-    """Ends the run at the end of the current sink when a signal arrives or a file asks for it.
+    """Ends the run after the current step when a signal arrives or a file asks for it.
 
     Args:
         save_ckpt: save a checkpoint then.
@@ -202,12 +204,8 @@ class OnRequestExit(Callback):
     ) -> None:
         self._save, self._file_name, self._directory = save_ckpt, file_name, directory
         self.on_all_ranks = save_ckpt  # to ask one rank is enough, but all write
-        self._signal, self._config_file = sig, Path(config_file) if config_file is not None else None
-        self._requests: list[str] = []
-        self._installed = ExitStack()
-
-    def on_train_begin(self, run_context: RunContext) -> None:
-        self._requests = self._installed.enter_context(stop_signals(self._signal))
+        self.stop_signals = (sig,)
+        self._config_file = Path(config_file) if config_file is not None else None
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
         if self._config_file is not None and self._config_file.is_file():
@@ -216,31 +214,20 @@ class OnRequestExit(Callback):
             except (ValueError, AttributeError):
                 return  # half-written: it will be read again before the next sink
             if asked == 1:
-                self._requests.append("file")
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
-        if self._requests:
-            run_context.original_args().exit_requested = True
-            run_context.request_stop()
+                run_context.original_args().stop_reasons.append("GracefulExit")
 
     def on_train_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        # All ranks write a checkpoint, or none: a signal that came to one after the last agreement does not count.
-        requested = arguments.exit_requested or (self._requests and not arguments.loop.ranks.many)
-        if requested and self._save:
+        if self._save and was_told_to_stop(arguments):
             save_checkpoint(arguments, self._directory, self._file_name)
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self._installed.close()
 
 
 @contextmanager
-def stop_signals(*numbers: int) -> Iterator[list[str]]:
-    """The names of these signals, as they come, instead of what they do; a second SIGINT raises KeyboardInterrupt.
+def stop_signals(received: list[str], numbers: Iterable[int]) -> Iterator[None]:
+    """These signals add their names to `received` instead of what they do; a second SIGINT is a KeyboardInterrupt.
 
     In the main thread only. The handlers that were there are restored on leaving.
     """
-    received: list[str] = []
 
     def handle(number: int, frame: Any) -> None:
         if number == signal.SIGINT and received:
@@ -250,7 +237,7 @@ def stop_signals(*numbers: int) -> Iterator[list[str]]:
     in_main_thread = threading.current_thread() is threading.main_thread()
     previous = {number: signal.signal(number, handle) for number in numbers if in_main_thread}
     try:
-        yield received
+        yield
     finally:
         for number, handler in previous.items():
             # None: the handler was not installed from Python and cannot be put back by it.
@@ -265,6 +252,11 @@ def ranks_in_context(ranks: Ranks) -> dict[str, Any]:
 def older_events(callback: Callback) -> list[str]:
     """The older event names that a callback overrides: it cannot tell training from evaluation by them."""
     return [name for name in OLDER_EVENTS if getattr(type(callback), name) is not getattr(Callback, name)]
+
+
+def was_told_to_stop(arguments: RunArguments) -> bool:
+    """Whether the run ended early because a signal or a file asked for it, on any rank."""
+    return arguments.history.stopped_by not in (None, "request_stop")
 
 
 def save_checkpoint(arguments: RunArguments, directory: str | Path, prefix: str) -> None:

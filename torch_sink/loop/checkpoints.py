@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from torch_sink.errors import SinkError
-from torch_sink.loop.callbacks import Callback, RunContext, save_checkpoint
+from torch_sink.loop.callbacks import Callback, RunContext, save_checkpoint, was_told_to_stop
 from torch_sink.loop.core.arguments import check_bool, check_count
 from torch_sink.loop.core.distributed import Ranks
 
@@ -251,8 +251,7 @@ class ModelCheckpoint(Callback):
             self._save(run_context)
 
     def on_train_end(self, run_context: RunContext) -> None:
-        arguments = run_context.original_args()
-        if arguments.history.stopped_by in ("SIGINT", "SIGTERM", "another rank"):
+        if was_told_to_stop(run_context.original_args()):
             self._save(run_context)
 
     def __exit__(

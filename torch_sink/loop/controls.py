@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, older_events
 from torch_sink.loop.core.arguments import check_bool, check_choice, check_count
 from torch_sink.loop.core.batches import sink_over
-from torch_sink.loop.core.distributed import set_learning_rate
-from torch_sink.loop.evaluation import Evaluator, monitored
+from torch_sink.loop.evaluation import monitored
 from torch_sink.loop.monitors import show
 from torch_sink.thread_waits import waits_watched
 
@@ -35,12 +35,9 @@ class Evaluation(Callback):
         metrics: see `StepLoop.evaluate`.
         forward: see `StepLoop.evaluate`.
         ema: see `StepLoop.evaluate`.
-        every_epochs: evaluate after so many epochs; default 1, or none if `every_steps` is given.
+        every_epochs: evaluate after so many epochs, or after the epochs listed (from 1); default 1, or none if
+            `every_steps` is given.
         every_steps: evaluate after exactly so many steps; sinks shrink to meet them.
-        verbose: print the results.
-
-    Attributes:
-        last_results: of the latest evaluation, by name.
 
     Raises:
         TypeError, ValueError: an argument that cannot be used.
@@ -64,23 +61,23 @@ class Evaluation(Callback):
         loader: Any,
         metrics: Any = None,
         *,
-        every_epochs: int | None = None,
+        every_epochs: int | Collection[int] | None = None,
         every_steps: int | None = None,
         forward: Callable[[nn.Module, Any], Any] | None = None,
         ema: bool = False,
-        verbose: bool = False,
     ) -> None:
-        for name, value in (("every_epochs", every_epochs), ("every_steps", every_steps)):
-            if value is not None:
-                check_count(name, value, minimum=1)
+        if every_steps is not None:
+            check_count("every_steps", every_steps, minimum=1)
+        elif every_epochs is None:
+            every_epochs = 1
+        if every_epochs is not None:
+            check_epochs("every_epochs", every_epochs)
         check_bool("ema", ema)
         self._dataset, self._metrics, self._forward, self._ema = loader, metrics, forward, ema
-        self._every_epochs = 1 if every_epochs is None and every_steps is None else every_epochs
-        self._every_steps, self._verbose = every_steps, verbose
+        self._every_epochs, self._every_steps = every_epochs, every_steps
         self._loader: Any = None
         self._closing = ExitStack()
         self._evaluated_at: int | None = None
-        self.last_results: dict[str, Any] = {}
 
     def steps_to_boundary(self, step_count: int) -> int | None:
         return self._every_steps - step_count % self._every_steps if self._every_steps else None
@@ -107,58 +104,51 @@ class Evaluation(Callback):
 
     def _is_due(self, epoch: int) -> bool:
         """Whether to evaluate at the end of an epoch, counted from 1."""
-        return self._every_epochs is not None and epoch % self._every_epochs == 0
-
-    def _evaluate(self, loop: Any, loader: Any, callbacks: list[Callback]) -> dict[str, Any]:
-        evaluator: Evaluator = loop.evaluator(self._ema)
-        return evaluator.evaluate(loader, self._metrics, forward=self._forward, callbacks=callbacks)
+        every = self._every_epochs
+        if every is None or isinstance(every, int):
+            return every is not None and epoch % every == 0
+        return epoch in every
 
     def _run(self, arguments: RunArguments) -> None:
-        members = [one for one in arguments.list_callback if not older_events(one)]
-        with waits_watched():
-            results = self._evaluate(arguments.loop, self._opened(arguments), members)
-        self._evaluated_at, self.last_results = arguments.cur_step_num, monitored(results)
-        arguments.eval_results = dict(self.last_results)
-        arguments.history.evaluations.append((arguments.cur_step_num, results))
-        arguments.history.host_syncs += 1
-        if self._verbose:
-            show(f"evaluation after step {arguments.cur_step_num}: {self.last_results}")
-
-    def _opened(self, arguments: RunArguments) -> Any:
-        if self._loader is None:
+        if self._loader is None:  # persistent workers live as long as the run
             self._loader = self._closing.enter_context(sink_over(self._dataset, arguments.loop.device))
         if self._loader is not self._dataset:
             self._loader.is_last_epoch = True  # no batch is made ahead for an evaluation that is an epoch away
-        elif self._loader is arguments.train_dataset and arguments.loop.progress.epoch_steps:
-            raise ValueError(
-                "the run trains on this SinkLoader and is inside its epoch; evaluate on a SinkLoader of its own: "
-                "SinkLoader(loader)"
+        members = [one for one in arguments.list_callback if not older_events(one)]
+        sink_mode, evaluator = arguments.valid_dataset_sink_mode is not False, arguments.loop.evaluator(self._ema)
+        with waits_watched():
+            results = evaluator.evaluate(
+                self._loader, self._metrics, forward=self._forward, callbacks=members, sink_mode=sink_mode
             )
-        return self._loader
+        self._evaluated_at = arguments.cur_step_num
+        arguments.eval_results = monitored(results)
+        arguments.history.evaluations.append((arguments.cur_step_num, results))
+        arguments.history.host_syncs += 1
+
+
+def check_epochs(name: str, epochs: Any) -> None:
+    """Raise unless `epochs` is a count of epochs, or a list of their numbers."""
+    for number in epochs if isinstance(epochs, (list, tuple, set)) else [epochs]:
+        check_count(name, number, minimum=1)
 
 
 class _PlateauCallback(Callback):
-    """Follows a value from epoch to epoch, and counts those without improvement; all processes go by that of rank 0."""
+    """Follows a value from epoch to epoch; all processes go by that of rank 0."""
 
     on_all_ranks = True
 
-    def __init__(self, monitor: str, mode: str, min_delta: float, patience: int, verbose: bool) -> None:
+    def __init__(self, monitor: str, mode: str, patience: int, verbose: bool) -> None:
         check_choice("mode", mode, ("auto", "min", "max"))
         if not isinstance(monitor, str):
             raise TypeError(f"monitor={monitor!r}: pass a name such as 'eval_loss'")
         check_count("patience", patience, minimum=0)
         largest = mode == "max" or (mode == "auto" and ("acc" in monitor or "top" in monitor))
-        self._name, self._sign, self._min_delta = monitor, (-1.0 if largest else 1.0), abs(min_delta)
+        self._name = monitor
+        self._mode: Literal["min", "max"] = "max" if largest else "min"
         self._patience, self._verbose = max(patience, 1), verbose
-        self._forget()
-
-    def _forget(self) -> None:
-        """Know nothing of any run; a subclass may begin one without calling this."""
-        self._best, self._waited = math.inf * self._sign, 0
-        self._seen = self._missed = False
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        self._forget()
+        self._seen: bool | None = None  # nobody has looked yet
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
@@ -167,10 +157,7 @@ class _PlateauCallback(Callback):
         value = None if value is None else float(value)
         if arguments.loop.ranks.many:
             value = arguments.loop.ranks.gather(value)[0]
-        if value is None and not self._seen and results:
-            _log.warning("monitor %r is not among the results %s", self._name, ", ".join(results))
-        self._seen = self._seen or value is not None
-        self._missed = self._missed or not results
+        self._seen = bool(self._seen) or value is not None
         if value is not None:
             self._judge(value, run_context)
 
@@ -178,16 +165,13 @@ class _PlateauCallback(Callback):
         """Decide by the value of an epoch."""
         raise NotImplementedError
 
-    def _improves(self, value: float, reference: float) -> bool:
-        """Whether `value` is better by more than the least change that counts."""
-        return (reference - value) * self._sign > self._min_delta
-
     def on_train_end(self, run_context: RunContext) -> None:
-        if self._missed and not self._seen:
+        if self._seen is False:
             _log.warning(
-                "monitor %r had no value in this run, so nothing was decided: add a torch_sink.Evaluation that gives "
-                "it, before this callback, or use monitor='loss'",
+                "monitor %r had no value in this run, so nothing was decided; the results were %s: add a "
+                "torch_sink.Evaluation that gives it, before this callback, or use monitor='loss'",
                 self._name,
+                ", ".join(run_context.original_args().eval_results or ["none"]),
             )
 
 
@@ -215,13 +199,18 @@ class EarlyStopping(_PlateauCallback):
         baseline: float | None = None,
         restore_best_weights: bool = False,
     ) -> None:
-        super().__init__(monitor, mode, min_delta, patience, verbose)
-        self._baseline, self._restore = baseline, restore_best_weights
+        super().__init__(monitor, mode, patience, verbose)
+        self._min_delta, self._baseline, self._restore = abs(min_delta), baseline, restore_best_weights
 
-    def _forget(self) -> None:
-        super()._forget()
+    def on_train_begin(self, run_context: RunContext) -> None:
+        super().on_train_begin(run_context)
+        self._best, self._waited = math.inf if self._mode == "min" else -math.inf, 0
         self._weights: dict[str, torch.Tensor] | None = None
         self._stopped = False
+
+    def _improves(self, value: float, reference: float) -> bool:
+        """Whether `value` is better by more than the least change that counts."""
+        return (reference - value if self._mode == "min" else value - reference) > self._min_delta
 
     def _judge(self, value: float, run_context: RunContext) -> None:
         arguments = run_context.original_args()
@@ -247,7 +236,7 @@ class EarlyStopping(_PlateauCallback):
 
 
 class ReduceLROnPlateau(_PlateauCallback):
-    """Lowers the learning rate when a value has stopped improving.
+    """Lowers the learning rate when a value has stopped improving, as torch's scheduler of this name does.
 
     Args:
         monitor: as for EarlyStopping.
@@ -277,26 +266,27 @@ class ReduceLROnPlateau(_PlateauCallback):
         if not 0 <= factor < 1:
             raise ValueError(f"factor={factor!r}: the rate is multiplied by it, so pass a number below 1")
         check_count("cooldown", cooldown, minimum=0)
-        super().__init__(monitor, mode, min_delta, patience, verbose)
-        self._factor, self._cooldown, self._min_lr = factor, cooldown, min_lr
+        super().__init__(monitor, mode, patience, verbose)
+        # As in MindSpore and Keras, `patience` counts the epoch that acts, and `cooldown` the one after it.
+        self._options: dict[str, Any] = {
+            "factor": factor,
+            "patience": self._patience - 1,
+            "threshold": abs(min_delta),
+            "threshold_mode": "abs",
+            "cooldown": max(cooldown - 1, 0),
+            "min_lr": min_lr,
+            "eps": 0.0,
+        }
 
-    def _forget(self) -> None:
-        super()._forget()
-        self._cooling = 0
+    def on_train_begin(self, run_context: RunContext) -> None:
+        super().on_train_begin(run_context)
+        optimizer = run_context.original_args().optimizer
+        self._scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, self._mode, **self._options)
 
     def _judge(self, value: float, run_context: RunContext) -> None:
-        if self._cooling:
-            self._cooling -= 1
-            self._waited = 0
-        if self._improves(value, self._best):
-            self._best, self._waited = value, 0
-        elif not self._cooling:
-            self._waited += 1
-        if self._waited >= self._patience:
-            self._waited, self._cooling = 0, self._cooldown
-            arguments = run_context.original_args()
-            for group in arguments.optimizer.param_groups:
-                rate = max(float(group["lr"]) * self._factor, self._min_lr)
-                set_learning_rate(group, rate)
-                if self._verbose:
-                    show(f"epoch {arguments.cur_epoch_num}: learning rate reduced to {rate}")
+        arguments = run_context.original_args()
+        before = [float(group["lr"]) for group in arguments.optimizer.param_groups]
+        self._scheduler.step(value)
+        for group, rate in zip(arguments.optimizer.param_groups, before, strict=True):
+            if self._verbose and float(group["lr"]) != rate:
+                show(f"epoch {arguments.cur_epoch_num}: learning rate reduced to {float(group['lr'])}")

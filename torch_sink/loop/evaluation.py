@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -15,10 +15,9 @@ from torch import nn
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
 from torch_sink.loop.core.batches import call_with, epoch_length, map_tensors, sink_over
 from torch_sink.loop.core.distributed import Ranks
-from torch_sink.loop.engines.build import Inference, Runner, Settings
+from torch_sink.loop.engines.build import Inference, Settings
 from torch_sink.loop.metrics import Forward, Judged, Loss, MeanMetric, collect_results, judge_by, make_metrics
 from torch_sink.loop.step.precision import Precision
-from torch_sink.thread_waits import host_sync_allowed
 
 _KEPT = 8
 
@@ -48,8 +47,8 @@ class Evaluator:
             self._function = lambda _, batch: call_with(eval_network, batch)
         self._has_loss = any(one is not None for one in (loss_fn, forward, eval_network))
         self._trains = forward is not None and eval_network is None
-        self._passes: OrderedDict[Any, _Pass] = OrderedDict()
-        self._predictor: Runner | None = None
+        self._judges: OrderedDict[Forward | None, Inference] = OrderedDict()
+        self._predictor: Inference | None = None
 
     def evaluate(
         self,
@@ -57,14 +56,18 @@ class Evaluator:
         metrics: Any,
         *,
         forward: Forward | None = None,
-        callbacks: list[Callback] | None = None,
+        callbacks: Iterable[Callback] = (),
         sink_mode: bool = True,
     ) -> dict[str, Any]:
         """The results by name of one pass over a loader or SinkLoader, which it leaves where it was.
 
         Callbacks get step events once for the pass (`sink_mode`), or once a batch.
         """
-        evaluation = self._pass(metrics, forward)
+        metrics, judge = make_metrics(metrics), self._judge(forward)
+        if self._trains and forward is None:
+            _check_blind(metrics)
+        if self._has_loss or forward is not None:
+            metrics.setdefault("loss", Loss())
         with sink_over(dataset, self._settings.device) as loader, loader.whole_pass():
             if self._ranks.sharded:  # a forward pass gathers the weights from all ranks
                 self._ranks.check_lengths(epoch_length(loader), None)
@@ -72,30 +75,29 @@ class Evaluator:
             about = RunArguments(
                 eval_network=self._evaluated, network=self._network, loss_fn=self._loss_fn, mode="eval"
             )
-            about.update(valid_dataset=loader, metrics=evaluation.metrics, list_callback=callbacks or [])
+            about.update(valid_dataset=loader, metrics=metrics, list_callback=callbacks)
             about.update(epoch_num=1, cur_epoch_num=1, batch_num=epoch_length(loader), cur_step_num=0)
             about.update(ranks_in_context(self._ranks), dataset_sink_mode=sink_mode)
-            event = partial(tell, callbacks or [], context=RunContext(about))
-            with evaluating(self._evaluated), evaluation.runner.running(loader):
-                return self._run(evaluation, loader, about, event)
+            event = partial(tell, callbacks, context=RunContext(about))
+            with evaluating(self._evaluated), judge.running(loader):
+                return self._run(judge, loader, about, event)
 
-    def compile_ahead(self, dataset: Any, metrics: Any) -> None:
+    def compile_ahead(self, dataset: Any) -> None:
         """Compile and record what `evaluate` will run; dataset and random generators are left as they were."""
-        runner = self._pass(metrics, None).runner
+        judge = self._judge(None)
         with (
             sink_over(dataset, self._settings.device) as loader,
             loader.rehearsal() as batches,
             evaluating(self._evaluated),
-            runner.running(loader),
+            judge.running(loader),
         ):
             for batch in islice(batches, 2):  # once unrecorded, then recorded
-                runner(batch)
+                judge(batch)
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         """Outputs of the network, in memory of their own."""
         if self._predictor is None:
-            inference = Inference(self._outputs, self._network, self._settings)
-            self._predictor = Runner(inference.forward, inference)
+            self._predictor = Inference(self._outputs, self._network, self._settings)
         inputs = map_tensors(lambda tensor: tensor.to(self._settings.device), inputs)
         with evaluating(self._network), self._predictor.running(None):
             outputs = self._predictor(inputs)
@@ -103,32 +105,49 @@ class Evaluator:
 
     def explain(self) -> list[str]:
         """How evaluations run, and what ran in a lower mode; empty before the first."""
-        modes = sorted({one.inference.mode for one in self._passes.values()})
+        modes = sorted({judge.mode for judge in self._judges.values()})
         lines = [f"note on evaluation: {line}" for line in self._settings.reasons.lines()]
         return [*(f"evaluation: mode {mode}" for mode in modes), *lines]
 
     def close(self) -> None:
         """Release what the device holds, and leave the network as it was found."""
-        for runner in (*(one.runner for one in self._passes.values()), self._predictor):
-            if runner is not None:
-                runner.close()
-        self._passes.clear()
+        for inference in (*self._judges.values(), self._predictor):
+            if inference is not None:
+                inference.close()
+        self._judges.clear()
         self._predictor = None
         self._precision.close()
 
     def _run(
-        self, evaluation: _Pass, loader: Any, arguments: RunArguments, event: Callable[[str], None]
+        self, judge: Inference, loader: Any, arguments: RunArguments, event: Callable[[str], None]
     ) -> dict[str, Any]:
-        evaluation.reset()
+        metrics, sink_mode, samples = arguments.metrics, arguments.dataset_sink_mode, 0
+        # The next batch takes the place of this one, and the next replay that of these results.
+        keeps = judge.reuses_results or not all(isinstance(metric, MeanMetric) for metric in metrics.values())
+        copies = keeps and self._ranks.device.type != "cpu"
+        for metric in metrics.values():
+            metric.reset()
+            if isinstance(metric, nn.Module):
+                metric.to(self._ranks.device)  # torchmetrics: the states go where the outputs are
         event("on_eval_begin")
         event("on_eval_epoch_begin")
-        samples, sink_mode = 0, arguments.dataset_sink_mode
+        named: dict[str, Loss] = {}
         share_is_empty = self._ranks.many and arguments.batch_num == 0
-        for index, batch in enumerate(() if share_is_empty else _batches(loader), 1):
+        for index, batch in enumerate(() if share_is_empty else loader, 1):
             if index == 1 or not sink_mode:
                 arguments.cur_step_num = (arguments.batch_num or index) if sink_mode else index
                 event("on_eval_step_begin")
-            judged = evaluation.take(batch)
+            judged: Judged = judge(batch)
+            if copies:
+                output, labels = map_tensors(torch.clone, (judged.output, judged.labels))
+                judged = judged._replace(output=output, labels=labels)
+            for name, value in judged.named.items():
+                named.setdefault(name, Loss()).update(value, judged.samples)
+            for metric in metrics.values():
+                if not isinstance(metric, Loss):
+                    metric.update(judged.output, *judged.labels)
+                elif judged.loss is not None:
+                    metric.update(judged.loss, judged.samples)
             samples += judged.samples
             arguments.net_outputs, arguments.cur_step_num = judged.output, index
             if not sink_mode:
@@ -136,90 +155,37 @@ class Evaluator:
         if sink_mode:
             event("on_eval_step_end")
         if self._ranks.many and self._trains:  # a rank without a batch does not know what is averaged
-            names = sorted({name for names in self._ranks.gather([*evaluation.named]) for name in names})
-            evaluation.named = {name: evaluation.named.get(name, Loss()) for name in names}
-        results = collect_results(evaluation.metrics, self._ranks, samples)
+            names = sorted({name for names in self._ranks.gather([*named]) for name in names})
+            named = {name: named.get(name, Loss()) for name in names}
+        results = collect_results({**named, **metrics}, self._ranks, samples)
         arguments.eval_results = monitored(results)
         event("on_eval_epoch_end")
         event("on_eval_end")
         return results
 
-    def _pass(self, metrics: Any, forward: Forward | None) -> _Pass:
-        """What evaluates with these metrics; made anew unless it is among the latest few."""
-        made = make_metrics(metrics)
-        key = id(forward), tuple(made), tuple(map(id, made.values())) if isinstance(metrics, Mapping) else None
-        if key not in self._passes:
-            trains = self._trains and forward is None
-            blind = [name for name, metric in made.items() if not isinstance(metric, Loss)]
-            if trains and blind:
-                raise ValueError(
-                    f"metrics {', '.join(blind)} need outputs and labels, and this loop's forward= returns a loss; "
-                    "pass evaluate(loader, metrics=..., forward=lambda model, batch: (loss, output, labels))"
-                )
-            if self._has_loss or forward is not None:
-                made.setdefault("loss", Loss())
-            inference = next((one.inference for one in self._passes.values() if one.forward is forward), None)
-            if inference is None:
-                function = forward or self._function
-                judge = judge_by(function, self._network, self._loss_fn, self._precision, trains=trains)
-                inference = Inference(judge, self._evaluated, self._settings)
-            self._passes[key] = _Pass(inference, forward, made, self._ranks.device)
-            if len(self._passes) > _KEPT:
-                self._passes.popitem(last=False)[1].runner.close()
-        self._passes.move_to_end(key)
-        return self._passes[key]
+    def _judge(self, forward: Forward | None) -> Inference:
+        """What makes Judged of a batch; made anew unless it is among the latest few."""
+        if forward not in self._judges:
+            function, trains = forward or self._function, self._trains and forward is None
+            judge = judge_by(function, self._network, self._loss_fn, self._precision, trains=trains)
+            self._judges[forward] = Inference(judge, self._evaluated, self._settings)
+            if len(self._judges) > _KEPT:
+                self._judges.popitem(last=False)[1].close()
+        self._judges.move_to_end(forward)
+        return self._judges[forward]
 
     def _outputs(self, inputs: tuple[Any, ...]) -> Any:
         with self._precision.context():
             return self._precision.outputs(self._network(*inputs))
 
 
-class _Pass:
-    """One set of metrics and what fills it; `inference.forward` makes Judged of a batch."""
-
-    def __init__(
-        self, inference: Inference, forward: Forward | None, metrics: dict[str, Any], device: torch.device
-    ) -> None:
-        self.inference, self.forward, self._metrics = inference, forward, metrics
-        self.named: dict[str, Loss] = {}
-        self._means = [metric for metric in metrics.values() if isinstance(metric, MeanMetric)]
-        self._others = [metric for metric in metrics.values() if not isinstance(metric, MeanMetric)]
-        for metric in self._others:
-            if isinstance(metric, nn.Module):
-                metric.to(device)  # torchmetrics: the states go where the outputs are
-        self.runner = Runner(self._step, inference)
-        self._moves = device.type != "cpu"
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """What the results are made of."""
-        return {**self.named, **self._metrics}
-
-    def reset(self) -> None:
-        for metric in self.metrics.values():
-            metric.reset()
-
-    def take(self, batch: Any) -> Judged:
-        judged: Judged = self.runner(batch)
-        if self._moves and (self._others or self.runner.reuses_results):
-            # The next batch takes the place of this one, and the next replay that of these results.
-            output, labels = map_tensors(torch.clone, (judged.output, judged.labels))
-            judged = judged._replace(output=output, labels=labels)
-        for metric in self._others:
-            metric.update(judged.output, *judged.labels)
-        return judged
-
-    def _step(self, batch: Any) -> Judged:
-        """What is recorded: nothing of it is decided by values, and states stay where they are."""
-        judged: Judged = self.inference.forward(batch)
-        for name, value in judged.named.items():
-            self.named.setdefault(name, Loss()).update(value, judged.samples)
-        for metric in self._means:
-            if not isinstance(metric, Loss):
-                metric.update(judged.output, *judged.labels)  # type: ignore[attr-defined]
-            elif judged.loss is not None:
-                metric.update(judged.loss, judged.samples)
-        return judged
+def _check_blind(metrics: dict[str, Any]) -> None:
+    """Raise if a metric needs more than the loss that a training loop's `forward` returns."""
+    if blind := [name for name, metric in metrics.items() if not isinstance(metric, Loss)]:
+        raise ValueError(
+            f"metrics {', '.join(blind)} need outputs and labels, and this loop's forward= returns a loss; "
+            "pass evaluate(loader, metrics=..., forward=lambda model, batch: (loss, output, labels))"
+        )
 
 
 def monitored(results: dict[str, Any]) -> dict[str, Any]:
@@ -238,15 +204,3 @@ def evaluating(network: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def _batches(loader: Any) -> Iterator[Any]:
-    """The loader's batches; making them may keep the host busy, computing with them may not."""
-    with host_sync_allowed():
-        iterator, end = iter(loader), object()
-    while True:
-        with host_sync_allowed():
-            batch = next(iterator, end)
-        if batch is end:
-            return
-        yield batch

@@ -75,7 +75,7 @@ def _count_samples(labels: Any, batch: Any) -> int:
 class MeanMetric:
     """Mean of a value over samples, of all ranks; subclasses say which value, and need not know of ranks.
 
-    The state is one tensor on the device, written in place: a captured graph may hold its address.
+    The state is one tensor on the device.
     """
 
     def __init__(self) -> None:
@@ -83,14 +83,12 @@ class MeanMetric:
 
     def reset(self) -> None:
         """Forget all samples."""
-        if self._state is not None:
-            self._state.zero_()
+        self._state = None
 
     def add(self, total: Tensor, count: int) -> None:
         """Take in the sum of `count` samples: float32 or float64 [] on the device."""
-        if self._state is None or self._state.device != total.device:
-            with torch.inference_mode(False):  # a state made in inference mode could not be written outside of it
-                self._state = torch.zeros(2, dtype=torch.float64, device=total.device)
+        if self._state is None:
+            self._state = torch.zeros(2, dtype=torch.float64, device=total.device)
         self._state[0].add_(total.detach())
         self._state[1].add_(count)
 

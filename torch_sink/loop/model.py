@@ -1,24 +1,24 @@
-"""The MindSpore-style face of the loop: Model."""
+"""The MindSpore-style face of the loop: Model and data_sink."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from torch_sink.loop.callbacks import Callback, LambdaCallback, RunContext, check_callbacks, older_events
-from torch_sink.loop.controls import Evaluation
+from torch_sink.loop.controls import Evaluation, check_epochs
 from torch_sink.loop.core import arguments as check
 from torch_sink.loop.core.arguments import explains_other_names, run_places
 from torch_sink.loop.core.batches import call_with
 from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.core.history import RunHistory
 from torch_sink.loop.engines.build import Settings
-from torch_sink.loop.engines.jit import JitConfig
+from torch_sink.loop.engines.jit import JitConfig, jit_with
 from torch_sink.loop.evaluation import Evaluator
 from torch_sink.loop.metrics import Loss, make_metrics
 from torch_sink.loop.run import compile_ahead
@@ -27,9 +27,15 @@ from torch_sink.loop.step.scaler import StaticLossScaler
 from torch_sink.loop.step_loop import StepLoop
 from torch_sink.thread_waits import waits_allowed
 
+_END = object()
+# By the id of a SinkLoader, the function that it serves, which holds it.
+_bound: weakref.WeakValueDictionary[int, DataSink] = weakref.WeakValueDictionary()
+
 
 class Model:
     """Trains, evaluates and predicts; all of it compiled and captured as a StepLoop's steps are.
+
+    Arguments without a line here are those of `StepLoop`, `amp_level` is its `amp`.
 
     Args:
         network: on its device. Without `loss_fn` it returns the loss itself and is called with the batch: a tuple or
@@ -38,15 +44,7 @@ class Model:
         optimizer: needed by `train` and `fit`.
         metrics: a set of "accuracy", "top5" and "loss", or name -> object with `reset`, `update(output, *labels)` and
             `compute`; needed by `eval` and `fit`.
-        amp_level: see `StepLoop(amp=)`.
-        amp_dtype: see `StepLoop`.
-        loss_scaler: see `StepLoop`.
-        scheduler: see `StepLoop`.
-        schedule: see `StepLoop`.
-        clip_grad_norm: see `StepLoop`.
-        accumulate: see `StepLoop`.
-        ema: see `StepLoop`.
-        mode: see StepLoop; default what `jit_config` asks for.
+        mode: default what `jit_config` asks for.
         jit_config: how to compile; default eager code on the CPU, compiled and captured on CUDA.
         eval_network: `eval_network(*batch)` -> (loss, output, labels), used by `eval` instead of `network`.
 
@@ -90,7 +88,7 @@ class Model:
             )
         check.check_choice("mode", mode, check.MODES)
         mode = _mode(jit_config) if mode == "auto" else mode
-        self._network, self._loss_fn, self._optimizer = network, loss_fn, optimizer
+        self._network, self._loss_fn = network, loss_fn
         self._eval_network, self._metrics = eval_network, make_metrics(metrics)
         self._loop: StepLoop | None = None
         if optimizer is not None:
@@ -120,17 +118,13 @@ class Model:
             Settings(mode, jit_config or JitConfig(), ranks.device),
             eval_network=eval_network,
         )
+        if self._loop is not None:
+            self._loop.evaluators[False] = self._evaluator
 
     def __repr__(self) -> str:
         """What is trained, by what, and how."""
-        parts = [type(self._network).__name__]
-        if self._loss_fn is not None:
-            parts.append(f"loss_fn={getattr(self._loss_fn, '__name__', type(self._loss_fn).__name__)}")
-        if self._loop is not None:
-            parts += [f"optimizer={type(self._optimizer).__name__}", f"amp_level={self._loop.precision.level!r}"]
-        if self._metrics:
-            parts.append(f"metrics={list(self._metrics)}")
-        return f"Model({', '.join(parts)})"
+        trained = type(self._network).__name__ if self._loop is None else repr(self._loop)
+        return f"Model({trained}, metrics={list(self._metrics)})"
 
     @property
     def train_network(self) -> nn.Module:
@@ -155,7 +149,7 @@ class Model:
             )
         return self._loop
 
-    @explains_other_names()
+    @explains_other_names(timeline="record it by: with torch_sink.timeline(path): Model(...).train(...)")
     def train(
         self,
         epoch: int,
@@ -164,8 +158,6 @@ class Model:
         dataset_sink_mode: bool = True,
         sink_size: int = -1,
         initial_epoch: int = 0,
-        *,
-        timeline: str | Path | None = None,
     ) -> RunHistory:
         """Train for (epoch - initial_epoch) * sink_size steps; the traversal of the data continues across epochs.
 
@@ -177,7 +169,6 @@ class Model:
             sink_size: steps in an epoch; -1 for the whole dataset: one pass, whatever a SinkLoader was made with.
                 Without effect if `dataset_sink_mode` is False.
             initial_epoch: number of epochs done before.
-            timeline: where to write a page that shows what ran when; see `torch_sink.timeline`.
 
         Raises:
             TypeError, ValueError: an argument that cannot be used, or batches that are not (x, y) for a loss function.
@@ -190,10 +181,9 @@ class Model:
             dataset_sink_mode=dataset_sink_mode,
             sink_size=sink_size,
             initial_epoch=initial_epoch,
-            timeline=timeline,
         )
 
-    @explains_other_names()
+    @explains_other_names(timeline="record it by: with torch_sink.timeline(path): Model(...).fit(...)")
     def fit(
         self,
         epoch: int,
@@ -205,8 +195,6 @@ class Model:
         valid_dataset_sink_mode: bool = True,
         sink_size: int = -1,
         initial_epoch: int = 0,
-        *,
-        timeline: str | Path | None = None,
     ) -> RunHistory:
         """Train, and evaluate in between.
 
@@ -233,7 +221,8 @@ class Model:
         if valid_dataset is not None:
             self._check_metrics("fit with a valid_dataset")
             _check_events(members)
-            own.append(_FitEvaluation(self, valid_dataset, valid_frequency, valid_dataset_sink_mode))
+            check_epochs("valid_frequency", valid_frequency)
+            own.append(Evaluation(valid_dataset, self._metrics, every_epochs=valid_frequency))
         if self._loss_fn is not None:
             own.append(LambdaCallback(on_train_step_begin=_check_two_columns))
         loop, epoch_size = self.loop, sink_size if dataset_sink_mode else -1
@@ -245,9 +234,9 @@ class Model:
             train_dataset,
             epoch - initial_epoch,
             [*own, *members],
-            timeline=timeline,
             epoch_size=epoch_size,
             dataset_sink_mode=dataset_sink_mode,
+            valid_dataset_sink_mode=valid_dataset_sink_mode,
             initial_epoch=initial_epoch,
             metrics=self._metrics,
             list_callback=members,
@@ -276,14 +265,16 @@ class Model:
         with ExitStack() as stack:
             for member in members:
                 stack.enter_context(member)
-            return self._evaluate(valid_dataset, members, dataset_sink_mode)
+            return self._evaluator.evaluate(
+                valid_dataset, self._metrics, callbacks=members, sink_mode=dataset_sink_mode
+            )
 
     def predict(self, *inputs: Any) -> Any:
         """Outputs of the network for one batch, in evaluation mode and without gradients."""
         return self._evaluator.predict(inputs)
 
     @waits_allowed
-    def build(self, train_dataset: Any = None, valid_dataset: Any = None, sink_size: int = -1) -> None:
+    def build(self, train_dataset: Any = None, valid_dataset: Any = None) -> None:
         """Compile ahead of time what `train`, `fit` and `eval` will run; evaluations are captured too.
 
         One batch of each dataset is made and computed with. Nothing is left of that: weights, statistics, random
@@ -292,20 +283,18 @@ class Model:
         Args:
             train_dataset: as for `train`.
             valid_dataset: as for `eval`; needs metrics.
-            sink_size: as for `train`.
 
         Raises:
             TypeError, ValueError: an argument that cannot be used, or a generator object, which cannot be traversed
                 twice.
         """
-        check.check_count("sink_size", sink_size, minimum=1, special=-1, meaning="one pass of the dataset")
         if valid_dataset is not None:
             self._check_metrics("build with a valid_dataset")
-            self._evaluator.compile_ahead(valid_dataset, self._metrics)
+            self._evaluator.compile_ahead(valid_dataset)
         if train_dataset is not None:
-            self.loop.sink_size = -1
+            loop = self.loop
             self._network.train()
-            compile_ahead(self.loop, train_dataset, sink_size)
+            compile_ahead(loop, train_dataset)
 
     @waits_allowed
     def close(self) -> None:
@@ -313,9 +302,6 @@ class Model:
         self._evaluator.close()
         if self._loop is not None:
             self._loop.close()
-
-    def _evaluate(self, dataset: Any, callbacks: list[Callback], sink_mode: bool) -> dict[str, Any]:
-        return self._evaluator.evaluate(dataset, self._metrics, callbacks=callbacks, sink_mode=sink_mode)
 
     def _check_metrics(self, what: str) -> None:
         if not self._metrics:
@@ -326,23 +312,6 @@ class Model:
                 f"metric {named[0]!r} needs a loss, and there is no loss_fn; pass one, or Model(..., eval_network=...) "
                 "that returns (loss, output, labels)"
             )
-
-
-class _FitEvaluation(Evaluation):
-    """Evaluates a Model as `fit` is told to: every so many epochs, or after the epochs listed."""
-
-    def __init__(self, model: Model, dataset: Any, frequency: Any, sink_mode: bool) -> None:
-        super().__init__(dataset)
-        self._model, self._frequency, self._sink_mode = model, frequency, sink_mode
-        self._listed = isinstance(frequency, (list, tuple, set))
-        for number in frequency if self._listed else [frequency]:
-            check.check_count("valid_frequency", number, minimum=1)
-
-    def _is_due(self, epoch: int) -> bool:
-        return epoch in self._frequency if self._listed else epoch % self._frequency == 0
-
-    def _evaluate(self, loop: StepLoop, loader: Any, callbacks: list[Callback]) -> dict[str, Any]:
-        return self._model._evaluate(loader, callbacks, self._sink_mode)
 
 
 def _check_events(callbacks: list[Callback]) -> None:
@@ -372,3 +341,65 @@ def _check_two_columns(run_context: RunContext) -> None:
             f"the dataset yields a {type(batch).__name__}{size}, and loss_fn takes two columns, data and labels; "
             "for anything else make the Model of a network that returns the loss, without loss_fn"
         )
+
+
+def data_sink(
+    fn: Callable[..., Any], dataset: Any, sink_size: int = 1, jit_config: JitConfig | None = None
+) -> DataSink:
+    """Bind a step function to a dataset.
+
+    Args:
+        fn: called as `fn(*batch)`; the whole step, optimizer included.
+        dataset: a loader or SinkLoader. It is traversed endlessly; calls continue where the last one ended. A
+            SinkLoader serves one function at a time: until the result is closed or gone.
+        sink_size: steps a call, at least 1.
+        jit_config: compile `fn` with it; default not at all.
+
+    Returns:
+        A function without arguments that runs `sink_size` steps and returns the last step's output.
+
+    Raises:
+        TypeError, ValueError: an argument that cannot be used, such as a SinkLoader that another function is bound to.
+
+    Examples:
+        >>> import torch
+        >>> step = data_sink(lambda x: x.sum(), [torch.ones(2), torch.zeros(2)], sink_size=3)
+        >>> float(step()), float(step())
+        (2.0, 0.0)
+    """
+    if not callable(fn):
+        raise TypeError(f"fn is a {type(fn).__name__}; pass a function of a batch's members")
+    check.check_count("sink_size", sink_size, minimum=1)
+    if jit_config is not None and not isinstance(jit_config, JitConfig):
+        raise TypeError(f"jit_config is a {type(jit_config).__name__}; pass a torch_sink.JitConfig")
+    return DataSink(fn, dataset, sink_size, jit_config)
+
+
+class DataSink:
+    """What `data_sink` returns; call it, and `close()` it to stop the queue."""
+
+    def __init__(self, fn: Callable[..., Any], dataset: Any, sink_size: int, config: JitConfig | None) -> None:
+        from torch_sink.sink import SinkLoader
+
+        self._function = fn if config is None else jit_with(fn, config)
+        self._sink_size, self._own = sink_size, not isinstance(dataset, SinkLoader)
+        self._loader = SinkLoader(dataset) if self._own else dataset
+        if _bound.setdefault(id(self._loader), self) is not self:  # each of two would see a part of its batches
+            raise ValueError(
+                "the SinkLoader is bound to another function; close() that data_sink first, or make another"
+            )
+        self._batches: Iterator[Any] = iter(())
+
+    def __call__(self) -> Any:
+        for _ in range(self._sink_size):
+            while (batch := next(self._batches, _END)) is _END:
+                self._batches = self._loader.rest()
+            output = call_with(self._function, batch)
+        return output
+
+    def close(self) -> None:
+        """Stop the queue, if `data_sink` made it; else leave it to others. Idempotent."""
+        if self._own:
+            self._loader.close()
+        if _bound.get(id(self._loader)) is self:
+            del _bound[id(self._loader)]

@@ -27,21 +27,11 @@ class _ResultsMonitor(Callback):
     """Looks for results of evaluations, from whichever callback."""
 
     _known: Any = None
-    _of_a_step: Any = None
 
-    def on_train_epoch_begin(self, run_context: RunContext) -> None:
-        self._known, self._of_a_step = run_context.original_args().eval_results, None
-
-    def _after_step(self, arguments: RunArguments) -> dict[str, Any]:
-        """Those that were not there at the step before, nor at the epoch's begin."""
-        if arguments.eval_results is self._known:
-            return {}
-        self._known = self._of_a_step = arguments.eval_results
-        return arguments.eval_results or {}
-
-    def _after_epoch(self, arguments: RunArguments) -> dict[str, Any]:
-        """Those that did not come after a step."""
-        return {} if arguments.eval_results is self._of_a_step else arguments.eval_results or {}
+    def _new_results(self, arguments: RunArguments) -> dict[str, Any]:
+        """Those that were not there when this was asked last."""
+        known, self._known = self._known, arguments.eval_results
+        return {} if self._known is known else self._known or {}
 
 
 class LossMonitor(_ResultsMonitor):
@@ -74,12 +64,12 @@ class LossMonitor(_ResultsMonitor):
         if self._every and arguments.cur_step_num - self._last_printed >= self._every:
             self._last_printed = arguments.cur_step_num
             show(f"epoch: {epoch} step: {step}, loss is {float(arguments.losses[-1])}")
-        if results := self._after_step(arguments):
+        if results := self._new_results(arguments):
             show(f"Eval result: epoch {epoch} step {step}, metrics: {results}")
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        if results := self._after_epoch(arguments):
+        if results := self._new_results(arguments):
             show(f"Eval result: epoch {arguments.cur_epoch_num}, metrics: {results}")
 
     def _check(self, arguments: RunArguments) -> None:
@@ -232,16 +222,15 @@ class SummaryCollector(_ResultsMonitor):
             for step, value in enumerate(values, first):
                 if step % self._every == 0:
                     self._writer.add_scalar(name, value, step)
-        self._write_results(self._after_step(arguments), arguments.cur_step_num)
+        self._write_results(arguments)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
-        arguments = run_context.original_args()
-        self._write_results(self._after_epoch(arguments), arguments.cur_step_num)
+        self._write_results(run_context.original_args())
         self._writer.flush()
 
-    def _write_results(self, results: dict[str, Any], step: int) -> None:
-        for name, value in results.items():
-            self._writer.add_scalar(f"eval/{name.removeprefix('eval_')}", float(value), step)
+    def _write_results(self, arguments: RunArguments) -> None:
+        for name, value in self._new_results(arguments).items():
+            self._writer.add_scalar(f"eval/{name.removeprefix('eval_')}", float(value), arguments.cur_step_num)
 
     def __exit__(self, *exc_info: Any) -> None:
         if self._writer is not None:

@@ -8,20 +8,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torch_sink.errors import add_hints, add_note
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, stop_signals, tell
 from torch_sink.loop.core.batches import batch_tensors, epoch_length, sink_over
 from torch_sink.loop.core.history import RunHistory, SinkRecord
 from torch_sink.loop.core.host_sync import watch_host_syncs
 from torch_sink.loop.engines.graph import Engine
-from torch_sink.loop.loop_state import random_state, set_random_state
 from torch_sink.loop.step.step import check_device
-from torch_sink.thread_waits import host_sync_allowed, syncs_are_watched
+from torch_sink.thread_waits import host_sync_allowed
 
 if TYPE_CHECKING:
     from torch_sink.loop.step_loop import StepLoop
 
-_END, _NEXT_EPOCH = object(), object()
+_END = object()
 UNKNOWN_EPOCH_SINK = 1000
 
 
@@ -47,8 +48,7 @@ class TrainingRun:
         self._signals: list[str] = []
         self._failure: Exception | None = None
         self._cut_off = False
-        self._watched = syncs_are_watched()
-        self._opened: tuple[Iterator[Any], Any] | None = None
+        self._next_epoch: Iterator[Any] | None = None
         self._host_syncs_before = 0
         self._began = time.perf_counter()
         self._waited = 0.0
@@ -59,6 +59,7 @@ class TrainingRun:
         about.update(epoch_num=epochs, cur_epoch_num=0, batch_num=length, cur_step_num=loop.step_count)
         about.update(total_steps=min((bound for bound in bounds if bound is not None), default=None))
         about.update(history=self.history, list_callback=self._callbacks, dataset_sink_mode=True)
+        about.update(stop_reasons=self._signals)
         about.update(ranks_in_context(loop.ranks), **fields)
         self._context = RunContext(self._arguments)
 
@@ -70,7 +71,8 @@ class TrainingRun:
         self._began = time.perf_counter()
         engine.attach(self._loader)
         with ExitStack() as stack:
-            self._signals = stack.enter_context(stop_signals(signal.SIGINT, signal.SIGTERM))
+            numbers = {number for callback in self._callbacks for number in callback.stop_signals}
+            stack.enter_context(stop_signals(self._signals, {signal.SIGINT, signal.SIGTERM, *numbers}))
             stack.enter_context(engine.running())
             for callback in self._callbacks:
                 stack.enter_context(callback)
@@ -94,8 +96,6 @@ class TrainingRun:
             )
 
     def _leave_loader(self) -> None:
-        if self._opened is not None:  # a batch kept for an epoch which does not come, because a callback failed
-            self._loader.give_back()
         self._loader.is_last_epoch = False
 
     def _epoch(self, engine: Engine) -> None:
@@ -111,7 +111,7 @@ class TrainingRun:
     def _train_epoch(self, engine: Engine) -> bool:
         """Train to the end of the epoch (True) or to a stop in the middle of it (False)."""
         iterator, batch = self._open_epoch()
-        if batch is _NEXT_EPOCH:
+        if self._next_epoch is not None:
             return True
         while True:
             if batch is not _END:
@@ -128,19 +128,15 @@ class TrainingRun:
         """The epoch's iterator and first batch.
 
         A checkpoint may lie at the very end of an epoch of unknown length, before its end was seen. The loader, when
-        resumed there, goes on with the next epoch: its batch is then kept for that one, and `_NEXT_EPOCH` returned.
+        resumed there, goes on with the next epoch: its batch is given back, and the iterator kept for that one.
         """
-        if self._opened is not None:
-            opened, self._opened = self._opened, None
-            return opened
         resumed = self._loop.progress.epoch_steps > 0 and self._epoch_length is None
-        with host_sync_allowed():
-            before = self._loader.state_dict()["epoch"] if resumed else None
-            iterator = iter(self._loader)
+        before = self._loader.state_dict()["epoch"] if resumed else None
+        iterator, self._next_epoch = self._next_epoch or iter(self._loader), None
         batch = self._fetch(iterator)
         if resumed and batch is not _END and self._loader.state_dict()["epoch"] != before:
-            self._opened = iterator, batch
-            return iterator, _NEXT_EPOCH
+            self._loader.give_back()
+            self._next_epoch = iterator
         return iterator, batch
 
     def _sink(self, engine: Engine, iterator: Iterator[Any], batch: Any) -> None:
@@ -218,10 +214,7 @@ class TrainingRun:
         """The next batch, `_END` at the epoch's end, and also at an error, which is kept for after the sink."""
         began = time.perf_counter()
         try:
-            if not self._watched:
-                return next(iterator, _END)
-            with host_sync_allowed():
-                return next(iterator, _END)
+            return next(iterator, _END)
         except Exception as error:
             # A terminal's Ctrl-C kills the workers too; their death is then no news.
             self._cut_off = True
@@ -248,12 +241,11 @@ class TrainingRun:
 
     def _finished(self) -> bool:
         """Whether nothing is left to do, or what asks for a stop: a signal to any rank, or a callback on any rank."""
-        arguments, loop = self._arguments, self._loop
+        loop = self._loop
         signalled, requested = bool(self._signals), self._context.get_stop_requested()
         if loop.ranks.many:
             # What came to one rank holds for all: they stop after the same sink, or the others would wait for ever.
-            flags = [signalled, requested, bool(arguments.exit_requested)]
-            signalled, requested, arguments.exit_requested = loop.ranks.any_of(flags)
+            signalled, requested = loop.ranks.any_of([signalled, requested])
         reached = self._max_steps is not None and loop.progress.steps >= self._max_steps
         if signalled or requested:
             self.history.stopped_by = [*self._signals, "another rank"][0] if signalled else "request_stop"
@@ -263,24 +255,18 @@ class TrainingRun:
         self._arguments.wait_seconds = self._waited
         if self._callbacks:
             tell(self._callbacks, name, self._context)
-            self._watched = syncs_are_watched()
 
 
 def _ends_sinks(callback: Callback) -> bool:
     return type(callback).steps_to_boundary is not Callback.steps_to_boundary
 
 
-def compile_ahead(loop: StepLoop, dataset: Any, epoch_size: int) -> None:
+def compile_ahead(loop: StepLoop, dataset: Any) -> None:
     """Run forward and backward pass of one batch, so that everything compiled of them is compiled.
 
     Weights, gradients, statistics, random generators and the position in the data are left as they were.
     """
-    with sink_over(dataset, loop.device, epoch_size) as loader:
-        steps = epoch_size if epoch_size > 0 else epoch_length(loader) or UNKNOWN_EPOCH_SINK
-        engine = loop.prepare(steps if loop.sink_size == -1 else loop.sink_size)
-        with loader.rehearsal() as batches, engine.running():
-            batch, draws = next(batches), random_state()
-            try:
-                engine.training_step.rehearse(loop.model, batch)
-            finally:
-                set_random_state(draws)
+    engine = loop.prepare(1)
+    generators = torch.random.fork_rng([loop.device] if loop.device.type == "cuda" else [])
+    with sink_over(dataset, loop.device) as loader, loader.rehearsal() as batches, engine.running(), generators:
+        engine.training_step.rehearse(loop.model, next(batches))

@@ -37,7 +37,7 @@ class RunHistory:
         host_syncs: times the host waited for the device: sink ends, overflow checks of the warm-up, graph captures,
             evaluations.
         evaluations: step count and results (name -> value) of every evaluation.
-        stopped_by: why the run ended early: a signal's name, "request_stop", or None.
+        stopped_by: why the run ended early: a signal's name, "GracefulExit", "another rank", "request_stop", or None.
     """
 
     steps: int = 0

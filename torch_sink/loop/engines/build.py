@@ -141,38 +141,24 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 class Inference:
-    """How a function of a batch runs without gradients: `forward`, compiled if the mode says so.
+    """A function of a batch, run without gradients: compiled, and in mode "graph" recorded once and replayed.
 
-    A recording holds the addresses of the model's parameters and buffers. Once something could not be captured, the
-    mode is the next lower one.
+    The recording reads from one place, to which batches are copied. It is made anew when the model's parameters or
+    buffers have moved. Once something could not be captured, the mode is the next lower one.
+
+    Attributes:
+        mode: "eager", "compile" or "graph".
+        reuses_results: whether what a call returns is valid until the next one only.
     """
 
-    def __init__(self, forward: Callable[[Any], Any], model: nn.Module, settings: Settings) -> None:
-        self.model, self.reasons, self.device = model, settings.reasons, settings.device
+    def __init__(self, function: Callable[[Any], Any], model: nn.Module, settings: Settings) -> None:
+        self._model, self._reasons = model, settings.reasons
         self.mode, self._lower_mode = resolve_modes(model, settings)
         compiles = self._lower_mode == "compile"
-        self.forward = CompiledLoss(forward, model, settings.jit_config, self.reasons) if compiles else forward
-
-    def step_down(self, error: Exception) -> None:
-        """Something could not be captured: run in the lower mode from now on."""
-        self.mode = self._lower_mode
-        text = f"forward passes cannot be captured, so they run in mode {self.mode!r}: {first_line(error)}"
-        self.reasons.note(f"{text} (at {user_place(error)})")
-        _log.warning(text)
-
-
-class Runner:
-    """Calls a function of a batch, which calls `inference.forward`; in mode "graph" recorded once, and replayed.
-
-    The recording reads from one place, to which batches are copied. Where it `reuses_results`, what a call returns is
-    valid until the next one. It is recorded anew when parameters or buffers have moved.
-    """
-
-    def __init__(self, function: Callable[[Any], Any], inference: Inference) -> None:
-        self._function, self._inference = function, inference
-        # Its own: to forget the recordings of one runner leaves those of the others.
-        self._capture = make_capture(inference.device) if inference.mode == "graph" else None
-        self._recordings = Recordings(self._capture, inference.reasons) if self._capture is not None else None
+        self._function = CompiledLoss(function, model, settings.jit_config, settings.reasons) if compiles else function
+        # Its own: to forget the recordings of one function leaves those of the others.
+        self._capture = make_capture(settings.device) if self.mode == "graph" else None
+        self._recordings = Recordings(self._capture, settings.reasons) if self._capture is not None else None
         self.reuses_results = self._recordings is not None
         self._places: list[int] = []
 
@@ -182,8 +168,7 @@ class Runner:
         if self._capture is None or self._recordings is None:
             yield
             return
-        model = self._inference.model
-        places = [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
+        places = [tensor.data_ptr() for tensor in (*self._model.parameters(), *self._model.buffers())]
         if self._recordings and places != self._places:
             self._recordings.forget()
         self._places = places
@@ -192,7 +177,7 @@ class Runner:
             yield
 
     def __call__(self, batch: Any) -> Any:
-        if self._recordings is None or self._inference.mode != "graph":
+        if self._recordings is None or self.mode != "graph":
             return self._function(batch)
         found = self._recordings.find(batch, batch_tensors(batch))
         if found is None:
@@ -211,16 +196,18 @@ class Runner:
         def function(batch: Any) -> None:
             result[:] = [self._function(batch)]
 
-        try:
-            recorded = recordings.record(function, batch)
-        except Exception as error:
-            self._inference.step_down(error)
-            recordings.forget()
-            return None
-
         def replay() -> Any:
             recorded()
             return result[0]
 
+        try:
+            recorded = recordings.record(function, batch)
+        except Exception as error:
+            self.mode = self._lower_mode
+            text = f"forward passes cannot be captured, so they run in mode {self.mode!r}: {first_line(error)}"
+            self._reasons.note(f"{text} (at {user_place(error)})")
+            _log.warning(text)
+            recordings.forget()
+            return None
         recordings.keep(slot, batch, replay)
         return replay
