@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+from triton import knobs
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
@@ -43,7 +44,9 @@ class Launcher:
     """A kernel that is launched time and again with arguments of the same kinds.
 
     For each launch Triton's JIT looks at every argument and every global of the kernel, which takes several times as
-    long as the launch. Here what it has compiled is found by what it depends on, and launched at once.
+    long as the launch. Here what it has compiled is found by what it depends on, and launched at once. Of the knobs
+    that change it those for debugging and instrumentation are looked at; set the others, and hooks of the compiler's
+    stages, before the first launch.
 
     Args:
         kernel: what to launch; its arguments are tensors, then numbers that are not specialized, then constants.
@@ -109,7 +112,8 @@ class Launcher:
             return ()
         if functools.reduce(operator.or_, map(_ADDRESS, tensors)) % _ALIGNMENT_BYTES:
             return ()
-        key = (triton.runtime.driver.active.get_current_device(), *rest, *map(_DTYPE, tensors))
+        device = triton.runtime.driver.active.get_current_device()
+        key = (device, knobs.runtime.debug, knobs.compilation.instrumentation_mode, *rest, *map(_DTYPE, tensors))
         if torch.version.hip is None:
             return key
         # On AMD's GPUs other code reads tensors whose offsets do not fit into 31 bits.

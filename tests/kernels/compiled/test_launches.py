@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 from torchvision.transforms import v2
+from triton import knobs
 from triton.runtime.jit import JITFunction
 
 import torch_sink
@@ -116,6 +117,20 @@ def test_no_launch_gets_what_was_compiled_for_other_arguments(monkeypatch: pytes
         for tensors, number, block in cases:
             launcher((1,), tensors, (number,), BLOCK=block)
     assert [launch.ptx for launch in again] != [ours.ptx for _, ours in pairs[: len(cases)]]
+
+
+def test_knobs_that_change_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that a user sets to look into a kernel, which was launched before."""
+    launcher, values = Launcher(_copy_kernel, warps=1), torch.zeros(64, dtype=torch.int32)
+    launched: list[Launched] = []
+    with target_only(launched.append):
+        for is_debugged, mode in ((False, ""), (True, ""), (False, "none"), (False, "")):
+            monkeypatch.setattr(knobs.runtime, "debug", is_debugged)
+            monkeypatch.setattr(knobs.compilation, "instrumentation_mode", mode)
+            launcher((1,), (values, values), (1,), BLOCK=16)
+    found = [(launch.metadata.debug, launch.metadata.instrumentation_mode) for launch in launched]
+    assert found == [(False, ""), (True, ""), (False, "none"), (False, "")]
+    assert launched[1].ptx != launched[0].ptx == launched[3].ptx
 
 
 def test_hooks_of_a_kernel_see_every_launch() -> None:
