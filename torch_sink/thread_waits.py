@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from contextlib import ContextDecorator, contextmanager
+from typing import Any
 
 import torch
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 _WAITS = "called a synchronizing CUDA operation"
 
@@ -30,11 +26,14 @@ capture_lock = threading.RLock()
 _mode_is_ours = False
 
 
-class host_sync_allowed:
+class host_sync_allowed(ContextDecorator):
     """Inside `no_host_sync()`: a region of this thread in which the host may wait, such as a sink's end.
 
-    A class, because every step enters it and a generator would cost three times as much.
+    A class, because every step enters it and a generator would cost three times as much. Decorates functions too.
     """
+
+    def _recreate_cm(self) -> host_sync_allowed:
+        return host_sync_allowed()  # for each call its own
 
     def __enter__(self) -> None:
         here.allowances += 1
@@ -47,17 +46,6 @@ class host_sync_allowed:
         if self._cuda_mode:
             _set_cuda_debug_mode(self._cuda_mode)
         here.allowances -= 1
-
-
-def waits_allowed(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Decorate what runs between sinks, where the host may wait."""
-
-    @functools.wraps(function)
-    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        with host_sync_allowed():
-            return function(*args, **kwargs)
-
-    return run
 
 
 @contextmanager

@@ -19,11 +19,11 @@ import torch
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import debug
 from torch.nn import functional
 
 from torch_sink.loop import CheckpointConfig, LambdaCallback, ModelCheckpoint, StepLoop
 from torch_sink.loop.amp import DynamicLossScaler
+from torch_sink.loop.core.distributed import forget_shardings
 
 STEPS = 8
 
@@ -263,8 +263,7 @@ def main() -> None:
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         cases(directory)
     crash(directory / "crash")
-    # The cache of shardings keeps gloo's groups alive to the process's end, where its threads now and then abort it.
-    debug._clear_sharding_prop_cache()
+    forget_shardings()
     distributed.barrier()
     distributed.destroy_process_group()
 

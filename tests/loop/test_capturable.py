@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from torch_sink.errors import SinkError
 from torch_sink.loop import LambdaCallback, StepLoop
 from torch_sink.loop.amp import DynamicLossScaler
 from torch_sink.loop.engines.recordings import Places, address
@@ -59,9 +60,10 @@ def test_a_sharded_tensor_is_where_its_part_is(mesh: Any) -> None:
     optimizer.step()
     before = Places(nn.Module(), optimizer)
     optimizer.step()
-    assert not before.replaced()
+    before.check()
     optimizer.state[parameter]["exp_avg"] = sharded(mesh)
-    assert before.replaced() == {"exp_avg of Adam"}
+    with pytest.raises(SinkError, match="in the place of exp_avg of Adam,"):
+        before.check()
 
 
 class TwoDevices(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torch_sink.loop import LambdaCallback, StepLoop
-from torch_sink.loop.engines import capture
+from torch_sink.loop.engines import build, capture
 from torch_sink.loop.engines.capture import CudaCapture
 from torch_sink.sink import SinkLoader
 from torch_sink.sink import device as device_ops
@@ -111,6 +111,14 @@ def test_a_loss_that_is_still_alive_keeps_gradients_on_its_stream(fake_cuda: Fak
         assert not fake_cuda.overrides_stale_streams, "what is set for a capture is put back"
     assert alive.isfinite()
     assert torch._C._warn_on_accumulate_grad_stream_mismatch(), "what is switched off for a run is put back"
+
+
+@both_releases
+def test_ddp_is_captured_where_its_streams_can_be_overridden(fake_cuda: FakeCuda) -> None:
+    loop = make_loop(sink_size=4)
+    loop.ranks.size = 2
+    obstacle = build._capture_obstacle(loop)
+    assert (obstacle is not None and "needs a newer torch" in obstacle) == fake_cuda.leaks_failed_captures
 
 
 def test_a_pool_is_not_used_again_when_all_graphs_have_left_it(fake_cuda: FakeCuda) -> None:

@@ -15,9 +15,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from torch_sink.errors import HostSyncError
-from torch_sink.loop import JitConfig, StepLoop, no_host_sync
+from torch_sink.loop import JitConfig, LambdaCallback, StepLoop, no_host_sync
 from torch_sink.loop.core.distributed import Ranks
-from torch_sink.loop.engines import recordings
+from torch_sink.loop.engines import graph, recordings
 from torch_sink.loop.engines.capture import CudaCapture
 from torch_sink.sink import SinkLoader
 from torch_sink.thread_waits import host_sync_allowed
@@ -152,6 +152,30 @@ def test_a_replayed_step_makes_no_streams_and_compares_no_addresses(
     loop.close()
 
 
+@pytest.mark.parametrize("callbacks", [False, True])
+def test_what_only_callbacks_can_change_is_compared_behind_them_only(
+    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, callbacks: bool
+) -> None:
+    """The device is idle meanwhile."""
+    looks = []
+    take_in = graph.GraphEngine._take_changes_in
+    monkeypatch.setattr(
+        graph.GraphEngine, "_take_changes_in", lambda e, steps: (looks.append(steps), take_in(e, steps))
+    )
+    loop = make_loop(sink_size=2)
+    loop.run(make_batches(8), callbacks=[LambdaCallback(on_train_step_end=lambda _: None)] if callbacks else [])
+    assert len(looks) == (4 if callbacks else 1)
+    loop.close()
+
+
+@pytest.mark.parametrize(("scheduler", "writes"), [(None, 1), (cosine, 4)])
+def test_rates_that_stay_as_they_are_are_sent_once(fake_cuda: FakeCuda, scheduler: Any, writes: int) -> None:
+    loop = make_loop(sink_size=2, scheduler=scheduler)
+    loop.run(make_batches(8))
+    assert loop._engine._rates._table._version == writes
+    loop.close()
+
+
 def test_the_producer_is_parked_while_a_step_is_tried_and_recorded(
     fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +200,16 @@ def test_the_producer_is_parked_while_a_step_is_tried_and_recorded(
         gate = loader._producer.gate
         loop.run(loader)
     assert parked == [("trial", True), *[("record", True)] * 3]
+    loop.close()
+
+
+def test_all_slots_are_recorded_at_the_first(fake_cuda: FakeCuda) -> None:
+    loop = make_loop(sink_size=4)
+    begun: list[int] = []
+    note = LambdaCallback(on_train_step_end=lambda _: begun.append(fake_cuda.graphs_begun))
+    with SinkLoader(make_batches(8), slots=4) as loader:
+        loop.run(loader, callbacks=[note])
+    assert begun == [4, 4], "in the fourth step, behind three of warm-up"
     loop.close()
 
 

@@ -74,6 +74,18 @@ def test_other_shapes_and_structures_get_memory_of_their_own() -> None:
     assert [index is None for index in static] == [False, True, True, False]
 
 
+def test_what_is_no_tensor_is_of_its_own_batch() -> None:
+    """In the place of a tensor of the first batch, or behind all of them."""
+    loader = SinkLoader([[torch.zeros(2), torch.ones(2)], [torch.zeros(2), 5], [torch.zeros(2), torch.ones(2), "end"]])
+    batches = iter(loader)
+    next(batches)
+    for _ in range(2):
+        batch = next(batches)
+        for there in loader.static_batches(batch).values():
+            assert [type(leaf) for leaf in there] == [type(leaf) for leaf in batch]
+            assert there[2:] == batch[2:]
+
+
 def test_images_are_converted_on_the_device() -> None:
     images = torch.rand(2, 3, 4, 4)
     loader = SinkLoader([(images, torch.arange(2))], dtype=torch.float16, memory_format=torch.channels_last)

@@ -25,7 +25,7 @@ from torch_sink.loop.run import compile_ahead
 from torch_sink.loop.step.precision import Precision
 from torch_sink.loop.step.scaler import StaticLossScaler
 from torch_sink.loop.step_loop import StepLoop
-from torch_sink.thread_waits import waits_allowed
+from torch_sink.thread_waits import host_sync_allowed
 
 _END = object()
 # By the id of a SinkLoader, the function that it serves, which holds it.
@@ -273,7 +273,7 @@ class Model:
         """Outputs of the network for one batch, in evaluation mode and without gradients."""
         return self._evaluator.predict(inputs)
 
-    @waits_allowed
+    @host_sync_allowed()
     def build(self, train_dataset: Any = None, valid_dataset: Any = None) -> None:
         """Compile ahead of time what `train`, `fit` and `eval` will run; evaluations are captured too.
 
@@ -296,7 +296,7 @@ class Model:
             self._network.train()
             compile_ahead(loop, train_dataset)
 
-    @waits_allowed
+    @host_sync_allowed()
     def close(self) -> None:
         """Release what the device holds. Idempotent."""
         self._evaluator.close()

@@ -69,7 +69,7 @@ class TrainingRun:
         engine = self._loop.prepare(min(self._limit(), self._max_steps or self._limit()))
         self._host_syncs_before = engine.host_syncs
         self._began = time.perf_counter()
-        engine.attach(self._loader)
+        engine.attach(self._loader, callbacks=bool(self._callbacks))
         with ExitStack() as stack:
             numbers = {number for callback in self._callbacks for number in callback.stop_signals}
             stack.enter_context(stop_signals(self._signals, {signal.SIGINT, signal.SIGTERM, *numbers}))

@@ -17,7 +17,7 @@ from torch_sink.loop.callbacks import Callback, check_callbacks
 from torch_sink.loop.core import arguments as check
 from torch_sink.loop.core.arguments import explains_other_names, run_places
 from torch_sink.loop.core.batches import epoch_length
-from torch_sink.loop.core.distributed import Ranks
+from torch_sink.loop.core.distributed import Ranks, forget_shardings
 from torch_sink.loop.core.history import Progress, Reasons, RunHistory
 from torch_sink.loop.engines.build import Settings, build_engine
 from torch_sink.loop.engines.graph import Engine
@@ -30,7 +30,7 @@ from torch_sink.loop.step.precision import make_precision, resolve_level
 from torch_sink.loop.step.scaler import OverflowCount, StaticLossScaler, resolve_loss_scaler
 from torch_sink.loop.step.schedule import Schedule
 from torch_sink.loop.step.update import WeightAverage
-from torch_sink.thread_waits import waits_allowed
+from torch_sink.thread_waits import host_sync_allowed
 from torch_sink.tracing import timeline as record_timeline
 
 _log = logging.getLogger("torch_sink")
@@ -77,7 +77,7 @@ class StepLoop:
         **run_places("it belongs to the run: StepLoop(...).run(loader, epochs=..., callbacks=[...], max_steps=...)"),
         metrics="it belongs to an evaluation: StepLoop(...).evaluate(loader, metrics=...)",
     )
-    @waits_allowed
+    @host_sync_allowed()
     def __init__(
         self,
         model: nn.Module,
@@ -245,7 +245,7 @@ class StepLoop:
             )
         return self.evaluators[ema]
 
-    @waits_allowed
+    @host_sync_allowed()
     def state_dict(self) -> dict[str, Any]:
         """Model, optimizer, scheduler, scaler, average, random generators and progress; tensors are not copied.
 
@@ -253,14 +253,14 @@ class StepLoop:
         """
         return loop_state(self)
 
-    @waits_allowed
+    @host_sync_allowed()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the state was taken; the next `run` completes the interrupted one."""
         load_loop_state(self, state)
         self._resumed = True
         self._drop_engine()
 
-    @waits_allowed
+    @host_sync_allowed()
     def save(self, directory: str | Path, loader: Any = None, *, prefix: str = "CKP") -> Path:
         """Write a complete checkpoint, or none. With more than one process, all of them call it.
 
@@ -275,7 +275,7 @@ class StepLoop:
         position = self._positions.state(loader) if loader is not None else None
         return save_loop(self, Path(directory), prefix, {"loader": position} if loader is not None else {})
 
-    @waits_allowed
+    @host_sync_allowed()
     def resume(self, directory: str | Path, loader: Any = None) -> int:
         """Load the newest complete checkpoint under `directory`. With more than one process, all of them call it.
 
@@ -311,7 +311,7 @@ class StepLoop:
             lines += evaluator.explain()
         return "\n".join(lines)
 
-    @waits_allowed
+    @host_sync_allowed()
     def ema_model(self) -> nn.Module:
         """The model with averaged weights.
 
@@ -322,13 +322,15 @@ class StepLoop:
             raise SinkError("this loop keeps no average of the weights; make it with StepLoop(..., ema=0.999)")
         return self.average.model()
 
-    @waits_allowed
+    @host_sync_allowed()
     def close(self) -> None:
         """Release what the device holds and leave the model as it was found. Idempotent."""
         self._drop_engine()
         for evaluator in self.evaluators.values():
             evaluator.close()
         self.precision.close()
+        if self.ranks.sharded:
+            forget_shardings()
 
     def __repr__(self) -> str:
         """What is trained, by what, how, and how far."""
@@ -344,7 +346,7 @@ class StepLoop:
     def __exit__(self, *exc_info: Any) -> None:
         self.close()
 
-    @waits_allowed
+    @host_sync_allowed()
     def prepare(self, longest_sink: int) -> Engine:
         """The engine for sinks of up to `longest_sink` steps; kept between runs."""
         if not self.model.training:

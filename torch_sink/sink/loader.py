@@ -16,7 +16,7 @@ from torch_sink.sink.producer import Producer, ThreadProducer
 from torch_sink.sink.slots import ImageFormat
 from torch_sink.sink.stats import QueueStats
 from torch_sink.sink.traversal import Traversal
-from torch_sink.thread_waits import here, waits_allowed
+from torch_sink.thread_waits import here, host_sync_allowed
 
 # Lightning makes an iterator of any loader but a DataLoader, to see whether it can, and throws it away. Begun for it, a
 # pass would draw seeds that the plain program does not draw, and lose a position that was loaded.
@@ -73,7 +73,7 @@ class SinkLoader:
         [0.0, 6.0]
     """
 
-    @waits_allowed
+    @host_sync_allowed()
     def __init__(
         self,
         loader: Any,
@@ -145,6 +145,13 @@ class SinkLoader:
         held = self._producer.held
         return None if held is None else self._slots.static_index(held.slot)
 
+    def static_batches(self, batch: Any) -> dict[int, Any]:
+        """By slot, where batches like `batch` will lie, the one delivered last; empty if it is in no static slot.
+
+        What reads slots in place can be prepared for all of them at the first batch. Their values are of any batch.
+        """
+        return {} if self.slot_index is None else self._slots.static_batches(batch)
+
     def __len__(self) -> int:
         if self.sink_size > 0:
             return self.sink_size
@@ -185,7 +192,7 @@ class SinkLoader:
         """Iterates over the rest of an unfinished epoch (after `break` or an error), or else over a new one."""
         return self._begin(goes_on=True)
 
-    @waits_allowed
+    @host_sync_allowed()
     def _begin(self, *, goes_on: bool) -> Iterator[Any]:
         self._check_usable()
         if not self._is_checked:
@@ -221,7 +228,7 @@ class SinkLoader:
         with self._traversal.rehearsing():
             yield iter(self)
 
-    @waits_allowed
+    @host_sync_allowed()
     def give_back(self) -> None:
         """Takes the batch back that was delivered last and not used: it comes again, and is not counted before.
 
@@ -230,7 +237,7 @@ class SinkLoader:
         """
         self._traversal.give_back()
 
-    @waits_allowed
+    @host_sync_allowed()
     def restart(self) -> None:
         """Drops the rest of the epoch: the next `iter()` begins a new pass of the loader."""
         self._check_usable()
@@ -249,7 +256,7 @@ class SinkLoader:
         with self._producer.gate:
             yield
 
-    @waits_allowed
+    @host_sync_allowed()
     def state_dict(self) -> dict[str, Any]:
         """Counts of consumed batches and all that is needed to go on after them.
 
@@ -261,7 +268,7 @@ class SinkLoader:
         self._check_usable()
         return self._traversal.state_dict()
 
-    @waits_allowed
+    @host_sync_allowed()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues where the state was taken; the next `iter()` gives the rest of that epoch.
 
@@ -317,7 +324,7 @@ class _Batches(Iterator[Any]):
             raise
         return loader._slots.open(item.slot, item.batch)
 
-    @waits_allowed
+    @host_sync_allowed()
     def _next_unwatched(self) -> Any:
         """Making batches is not what `no_host_sync()` looks at."""
         return next(self)

@@ -139,6 +139,16 @@ class DeviceRing(Slots):
         """The slot, if its batch lies in it at full size: its addresses are those of every such batch."""
         return slot if self.slots[slot].is_static else None
 
+    def static_batches(self, batch: Any) -> dict[int, Any]:
+        def in_slot(slot: Slot) -> Any:
+            def of(position: int, leaf: Any) -> Any:
+                place = slot.places[position] if isinstance(leaf, torch.Tensor) else None
+                return leaf if place is None else place.buffer
+
+            return _map_numbered(batch, of)
+
+        return {number: in_slot(slot) for number, slot in enumerate(self.slots)}
+
     def describe(self) -> str:
         if self.plan is not None:
             return str(self.plan)

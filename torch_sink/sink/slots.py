@@ -100,6 +100,10 @@ class Slots:
         """The slot whose fixed memory holds the batch, None when it is elsewhere."""
         return None
 
+    def static_batches(self, batch: Any) -> dict[int, Any]:
+        """By slot, what a batch like `batch`, which lies in fixed memory, would be in each of them."""
+        return {}
+
     def describe(self) -> str:
         """The plan, for `repr`."""
         return f"slots={self.count} of references to the loader's own tensors"

@@ -119,3 +119,16 @@ def set_learning_rate(group: dict[str, Any], rate: float) -> None:
         group["lr"].fill_(rate)
     else:
         group["lr"] = rate
+
+
+def forget_shardings() -> None:
+    """Empty torch's cache of how operations on sharded tensors are sharded; it fills again when they are used.
+
+    It keeps process groups alive until the process ends, where gloo's threads can no longer be joined and now and then
+    abort the process.
+    """
+    from torch.distributed.tensor import debug
+
+    clear = getattr(debug, "_clear_sharding_prop_cache", None)
+    if clear is not None:
+        clear()

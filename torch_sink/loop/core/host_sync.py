@@ -27,7 +27,7 @@ _OWN_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the loop
 _OPTIMIZER_FOLDER = os.path.join(_TORCH_FOLDER, "optim") + os.sep
 
 # What stands between a user's line and the operator that it calls.
-_WATCHING_FILES = (__file__, thread_waits.__file__, hooks.__file__, warnings.__file__)
+_WATCHING_FILES = (thread_waits.__file__, hooks.__file__, warnings.__file__)
 
 _BY_REASON = {
     "reads one element (item, float, bool, an index that is a tensor)": "_local_scalar_dense is_nonzero",
@@ -52,16 +52,26 @@ _WAITING_FUNCTIONS: dict[Any, str] = {
 _MAKING_FUNCTIONS = (torch.tensor, torch.as_tensor, Tensor.new_tensor)
 
 
-def _caller() -> tuple[str, bool]:
-    """File and line of the innermost frame outside torch and modes, and whether an optimizer lies between."""
+def caller() -> tuple[str, bool]:
+    """File and line of the innermost frame outside torch and the loop, and whether an optimizer lies between."""
     inside_optimizer = False
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         name = frame.f_code.co_filename
-        if name.startswith(_OPTIMIZER_FOLDER):
-            inside_optimizer = True
-        elif not name.startswith((_TORCH_FOLDER, "<")) and name not in _WATCHING_FILES:
+        if _is_foreign(name):
             return f"{name}:{line}", inside_optimizer
+        inside_optimizer = inside_optimizer or name.startswith(_OPTIMIZER_FOLDER)
     return "unknown place", inside_optimizer
+
+
+def user_place(error: BaseException) -> str:
+    """File and line of the innermost frame of an error outside torch and the loop."""
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    foreign = [f"{name}:{line}" for name, line in places if _is_foreign(name)]
+    return foreign[-1] if foreign else "unknown place"
+
+
+def _is_foreign(filename: str) -> bool:
+    return not filename.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<")) and filename not in _WATCHING_FILES
 
 
 def _reason(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
@@ -135,7 +145,7 @@ class _OperatorWatch(TorchDispatchMode):
         kwargs = kwargs or {}
         reason = None if here.allowances else _reason(func, args, kwargs)
         if reason is not None:
-            place, inside_optimizer = _caller()
+            place, inside_optimizer = caller()
             # torch.optim keeps its step counters on the CPU on purpose: reading them waits for nothing.
             if not (inside_optimizer and args[0].device.type == "cpu"):
                 self._report(place, f"{func._schema.name} {reason}")
@@ -157,7 +167,7 @@ class _FunctionWatch(TorchFunctionMode):
         name = None if here.allowances else _function_reason(func, args, kwargs)
         if name is None:
             return func(*args, **kwargs)
-        self._report(_caller()[0], f"{name} brings a tensor to the host")
+        self._report(caller()[0], f"{name} brings a tensor to the host")
         with host_sync_allowed():
             return func(*args, **kwargs)
 
@@ -172,18 +182,6 @@ def watch_host_syncs(report: Callable[[str, str], None]) -> Iterator[None]:
             yield
         finally:
             here.watches -= 1
-
-
-def is_foreign(filename: str) -> bool:
-    """Whether a file belongs neither to torch nor to the loop."""
-    return not filename.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<")) and filename not in _WATCHING_FILES
-
-
-def user_place(error: BaseException) -> str:
-    """File and line of the innermost frame of an error outside torch and torch_sink."""
-    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    foreign = [f"{name}:{line}" for name, line in places if is_foreign(name)]
-    return foreign[-1] if foreign else "unknown place"
 
 
 def _raise_sync(place: str, what: str) -> None:
@@ -214,7 +212,7 @@ def no_host_sync() -> Iterator[None]:
     """
 
     def raise_wait() -> None:
-        _raise_sync(_caller()[0], "torch's sync debug mode sees a synchronizing CUDA operation")
+        _raise_sync(caller()[0], "torch's sync debug mode sees a synchronizing CUDA operation")
 
     with device_waits(raise_wait) if torch.cuda.is_initialized() else nullcontext(), watch_host_syncs(_raise_sync):
         yield

@@ -15,7 +15,7 @@ from torch import nn
 from torch_sink.loop.core.batches import batch_tensors
 from torch_sink.loop.core.history import Reasons, first_line
 from torch_sink.loop.core.host_sync import user_place
-from torch_sink.loop.engines.capture import CudaCapture
+from torch_sink.loop.engines.capture import CudaCapture, overrides_stale_streams
 from torch_sink.loop.engines.graph import Engine, GraphEngine
 from torch_sink.loop.engines.jit import CompiledLoss, JitConfig, compiler_problem
 from torch_sink.loop.engines.recordings import Recordings
@@ -119,6 +119,8 @@ def _capture_obstacle(loop: StepLoop) -> str | None:
             "torch.compile makes CUDA graphs of its own here (mode='reduce-overhead' or 'max-autotune'), which cannot "
             "lie inside those of mode 'graph' (compile the model without them, or leave it to the loop)"
         )
+    if loop.ranks.many and not loop.ranks.sharded and not overrides_stale_streams():
+        return "DistributedDataParallel binds gradients to another stream, which needs a newer torch to be captured"
     return capture_obstacle(loop.optimizer, loop.device)
 
 
@@ -201,7 +203,7 @@ class Inference:
             return result[0]
 
         try:
-            recorded = recordings.record(function, batch)
+            recorded = recordings.record(function, {slot: batch})[slot]
         except Exception as error:
             self.mode = self._lower_mode
             text = f"forward passes cannot be captured, so they run in mode {self.mode!r}: {first_line(error)}"
@@ -209,5 +211,5 @@ class Inference:
             _log.warning(text)
             recordings.forget()
             return None
-        recordings.keep(slot, batch, replay)
+        recordings.keep({slot: replay}, {slot: batch})
         return replay

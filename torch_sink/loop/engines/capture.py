@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import torch
 from torch.autograd import graph as autograd_graph
 
-from torch_sink.loop.core.host_sync import is_foreign
+from torch_sink.loop.core.host_sync import caller
 from torch_sink.thread_waits import capture_lock, device_waits
 
 # Memory allocators of torch 2.11 go on asking a graph whose capture has failed.
@@ -62,7 +60,16 @@ class CudaCapture:
     @contextmanager
     def trial(self, problems: list[str]) -> Iterator[None]:
         """Context of an uncaptured step: adds to `problems` what would make its capture fail."""
-        with device_waits(lambda: problems.append(f"the host waits for the device at {_waiting_place()}")):
+
+        def note() -> None:
+            place, inside_optimizer = caller()
+            problems.append(
+                f"the host waits for the device at {place}"
+                if not inside_optimizer
+                else "the optimizer waits for the device"
+            )
+
+        with device_waits(note):
             yield
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
@@ -133,30 +140,21 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+def overrides_stale_streams() -> bool:
+    """Whether this torch can capture gradients that autograd binds to another stream; 2.11 cannot."""
+    return hasattr(autograd_graph, "set_override_stale_capture_stream")
+
+
 @contextmanager
 def _stale_streams_overridden() -> Iterator[None]:
-    """Let autograd stay in the capture where it remembers another stream, as under DistributedDataParallel.
-
-    torch 2.11 cannot: there such a capture fails, and the step runs uncaptured.
-    """
-    set_override: Any = getattr(autograd_graph, "set_override_stale_capture_stream", None)
-    if set_override is None:
+    """Let autograd stay in the capture where it remembers another stream, as that of a loss from before the run."""
+    if not overrides_stale_streams():
         yield
         return
+    set_override: Any = autograd_graph.set_override_stale_capture_stream
     before = getattr(torch._C, "_override_stale_capture_stream", lambda: False)()
     set_override(True)
     try:
         yield
     finally:
         set_override(before)
-
-
-def _waiting_place() -> str:
-    """The line outside torch and the loop that waits, or the optimizer."""
-    for frame, _ in traceback.walk_stack(sys._getframe(1)):
-        optimizer = frame.f_locals.get("self")
-        if frame.f_code.co_name == "step" and isinstance(optimizer, torch.optim.Optimizer):
-            return f"{type(optimizer).__name__}.step"
-        if is_foreign(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    return "unknown place"

@@ -49,8 +49,8 @@ class Engine:
         """Context of a whole run."""
         return nullcontext()
 
-    def attach(self, loader: Any) -> None:
-        """Take note of the loader of the coming run."""
+    def attach(self, loader: Any, *, callbacks: bool) -> None:
+        """Take note of the loader of the coming run, and whether callbacks may change anything between its sinks."""
 
     def reserve(self, steps: int) -> None:
         """Make room for sinks of up to `steps` steps."""
@@ -106,6 +106,7 @@ class GraphEngine(Engine):
         self._rates = RateTable(loop.schedule, self.log)
         self._recordings = Recordings(capture, self._reasons)
         self._fingerprint: Any = None
+        self._may_have_changed = self._callbacks = True
         self._planned = self._executed = self._began = 0  # steps of this sink, and steps before it
 
     @property
@@ -115,7 +116,8 @@ class GraphEngine(Engine):
     def running(self) -> AbstractContextManager[Any]:
         return self._capture.stream()
 
-    def attach(self, loader: Any) -> None:
+    def attach(self, loader: Any, *, callbacks: bool) -> None:
+        self._may_have_changed, self._callbacks = True, callbacks
         self._recordings.attach(loader)
 
     def reserve(self, steps: int) -> None:
@@ -129,13 +131,15 @@ class GraphEngine(Engine):
         if self.mode != "graph":
             super().begin(steps, iteration)
             return
-        self._take_changes_in(steps)
+        if self._may_have_changed:
+            self._take_changes_in(steps)
+        self._may_have_changed = self._callbacks
         self.log.start()
         self._planned, self._executed, self._began = steps, 0, iteration
         self._rates.write(self.schedule.plan(steps, iteration))
 
     def _take_changes_in(self, steps: int) -> None:
-        """What callbacks, or the user between two runs, may have changed."""
+        """What callbacks, or the user between two runs, may have changed. It takes a look at every parameter."""
         self.training_step.update.follow_optimizer()
         make_capturable(self.schedule.optimizer, cycles_betas=self.schedule.cycles_betas)
         self.reserve(steps)
@@ -202,9 +206,10 @@ class GraphEngine(Engine):
         slot, batch, replay = found
         if slot == STAGED:
             self._reasons.count("batches that lay in no static slot were copied to one place before their step")
-        return replay or self._record(slot, batch, last)
+        return replay or self._record(self._recordings.whole_ring(slot, batch), last).get(slot)
 
-    def _record(self, slot: Any, batch: Any, last: bool) -> Replay | None:
+    def _record(self, batches: dict[Any, Any], last: bool) -> dict[Any, Replay]:
+        """The replays by slot; none if the step cannot be recorded, now or at all."""
         optimizer = self.schedule.optimizer
         self.log.freeze()
         if not self._recordings:
@@ -215,7 +220,7 @@ class GraphEngine(Engine):
                 refuse_python_state(optimizer)
             if hidden := hidden_state(optimizer):
                 raise SinkError(f"{type(optimizer).__name__} keeps {', '.join(hidden)} on the host")
-            replay = self._recordings.record(lambda batch: self._captured(batch, last), batch)
+            replays = self._recordings.record(lambda batch: self._captured(batch, last), batches)
             before.check()
         except UnsupportedOperation:
             raise
@@ -223,10 +228,14 @@ class GraphEngine(Engine):
             before.put_back()
             is_ours = isinstance(error, SinkError)
             self._step_down(str(error) if is_ours else f"{first_line(error)} (at {user_place(error)})")
-            return None
-        self.captures += 1
-        self._recordings.keep(slot, batch, replay, last)
-        return replay
+            return {}
+        if before.has_new_state():
+            before.put_back()  # the new state lies in the graphs' memory and would begin anew at each replay
+            self._recordings.forget()
+            return {}
+        self.captures += len(replays)
+        self._recordings.keep(replays, batches, last)
+        return replays
 
     def _captured(self, batch: Any, last: bool) -> None:
         static = self.training_step.static_gradients

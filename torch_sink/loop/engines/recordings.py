@@ -70,14 +70,19 @@ class Recordings:
             slot, batch, known = STAGED, self._staging, self._replays.get((STAGED, kind))
         return slot, batch, known[1] if known is not None else None
 
-    def record(self, function: Callable[[Any], Any], batch: Any) -> Replay:
-        """Record a function of a batch; `keep` it if nothing speaks against it."""
-        with host_sync_allowed(), self.pause():
-            return self._capture.record(partial(function, batch))
+    def whole_ring(self, slot: Any, batch: Any) -> dict[Any, Any]:
+        """The batch in its slot, and those like it in all others: to be recorded at once, while the device is idle."""
+        others = getattr(self._ring() if self._ring is not None else None, "static_batches", None)
+        return {slot: batch} if slot == STAGED or others is None else {**others(batch), slot: batch}
 
-    def keep(self, slot: Any, batch: Any, replay: Replay, kind: Any = None) -> None:
-        """Find this replay from now on."""
-        self._replays[slot, kind] = batch_tensors(batch), replay
+    def record(self, function: Callable[[Any], Any], batches: dict[Any, Any]) -> dict[Any, Replay]:
+        """Record a function for each slot's batch; `keep` them if nothing speaks against it."""
+        with host_sync_allowed(), self.pause():
+            return {slot: self._capture.record(partial(function, batch)) for slot, batch in batches.items()}
+
+    def keep(self, replays: dict[Any, Replay], batches: dict[Any, Any], kind: Any = None) -> None:
+        """Find these replays from now on."""
+        self._replays.update({(slot, kind): (batch_tensors(batches[slot]), replays[slot]) for slot in replays})
 
     def forget(self) -> None:
         """Destroy all recordings."""
@@ -119,16 +124,19 @@ class Places:
         self._before = {key: (value, address(value)) for key, value in self._tensors().items()}
 
     def check(self) -> None:
-        """Raise if the step that was recorded has put a tensor elsewhere, or made state: both begin anew in replays."""
+        """Raise if a step that was recorded has put a tensor elsewhere: each replay would begin with the old one."""
         now, kind = self._tensors(), type(self._optimizer).__name__
         moved = [key for key, (_, place) in self._before.items() if key not in now or address(now[key]) != place]
-        moved += self._new_state()
         names = {f"the buffer {name}" if isinstance(owner, nn.Module) else f"{name} of {kind}" for owner, name in moved}
         if names:
             raise SinkError(
                 f"the step puts new tensors in the place of {', '.join(sorted(names))}, and a graph would go on with "
                 "the old ones; what is written in place can be captured"
             )
+
+    def has_new_state(self) -> bool:
+        """Whether the optimizer has made state since then."""
+        return bool(self._new_state())
 
     def put_back(self) -> None:
         """Undo what a step that was only recorded has done to state and buffers."""
