@@ -51,9 +51,9 @@ def are_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1" if loaded is None else loaded.is_interpreted()
 
 
-def choose_lane_shape(stream_bytes: int, *, interpreted: bool = False) -> LaneShape:
+def choose_lane_shape(stream_bytes: int) -> LaneShape:
     """How to deal out a batch with so many bytes, stuffed or not."""
-    if interpreted:
+    if are_interpreted():
         return INTERPRETED_LANE_SHAPE
     fitting = [shape for shape in LANE_SHAPES if 8 * stream_bytes >= shape.bits * ENOUGH_LANES]
     return max(fitting, default=LANE_SHAPES[0])
@@ -64,11 +64,11 @@ def lane_count(segment_bytes: Any, lane_bits: int) -> Any:
     return 8 * segment_bytes // lane_bits + 1
 
 
-def tile_shape(*, interpreted: bool) -> TileShape:
+def tile_shape() -> TileShape:
     """What a program makes of a JPEG file."""
-    return INTERPRETED_TILE_SHAPE if interpreted else TILE_SHAPE
+    return INTERPRETED_TILE_SHAPE if are_interpreted() else TILE_SHAPE
 
 
-def stage_tile(*, interpreted: bool) -> tuple[int, int]:
+def stage_tile() -> tuple[int, int]:
     """Rows and columns of what a program makes of a stage."""
-    return INTERPRETED_STAGE_TILE if interpreted else STAGE_TILE
+    return INTERPRETED_STAGE_TILE if are_interpreted() else STAGE_TILE

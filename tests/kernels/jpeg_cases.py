@@ -18,7 +18,6 @@ from torch_sink.image.decode.jpeg_decoder import Inputs, JpegDecoder, block_on_d
 from torch_sink.image.decode.jpeg_header import read_jpeg_header
 from torch_sink.image.decode.jpeg_tables import COLUMN, JpegBatch, batch_of
 from torch_sink.image.decode.source import EncodedSource
-from torch_sink.triton_kernels.launching import is_interpreted
 from torch_sink.triton_kernels.shapes import LaneShape, TileShape, choose_lane_shape, tile_shape
 
 
@@ -168,14 +167,14 @@ def pack_files(files: Sequence[JpegFile], bits: int, tile: TileShape | None = No
     laid_out = lay_out_jpegs([file.source for file in files])
     assert len(laid_out.files.headers) == len(files)
     block = block_on_device(laid_out, torch.device(device_in_use()))
-    tile = tile or tile_shape(interpreted=is_interpreted())
+    tile = tile or tile_shape()
     batch = batch_of(laid_out.files, laid_out.files.whole_images(), bits, tile)
     return PackedFiles(batch, Inputs.of_block(block, batch))
 
 
 def new_decoder(batch: JpegBatch, inputs: Inputs, shape: LaneShape) -> JpegDecoder:
     """A decoder with rubbish in its memory."""
-    decoder = JpegDecoder(batch, inputs, shape, interpreted=is_interpreted())
+    decoder = JpegDecoder(batch, inputs, shape)
     for memory in (*vars(decoder).values(), *decoder._entropy):
         if isinstance(memory, torch.Tensor):
             memory.view(torch.uint8).fill_(0x5A)
@@ -196,7 +195,7 @@ def decode_files(files: Sequence[JpegFile], shape: LaneShape | None = None) -> l
         files: what `open_file` opens.
         shape: of the lanes, by default the one that the decoder would choose.
     """
-    shape = shape or choose_lane_shape(0, interpreted=is_interpreted())
+    shape = shape or choose_lane_shape(0)
     batch, inputs = pack_files(files, shape.bits)
     decoder = new_decoder(batch, inputs, shape)
     decoder.decode_coefficients()

@@ -31,7 +31,7 @@ def jpeg_variants(threads_of_warp: int) -> Iterator[Variant]:
     yield Variant(assign_kernel, "jpeg owners", {"BLOCK": OWNERS_BLOCK}, 1)
     for shape in LANE_SHAPES:
         lane_bytes = shape.bits // 8
-        constants = {"LANE_BYTES": lane_bytes, "BLOCK": max(1, BLOCK_BYTES // lane_bytes)}
+        constants = {"LANE_BYTES": lane_bytes, "BLOCK": BLOCK_BYTES // lane_bytes}
         yield Variant(count_unstuffed_kernel, f"jpeg count, {shape.bits} bits", constants)
         yield Variant(unstuff_kernel, f"jpeg unstuff, {shape.bits} bits", constants)
     yield Variant(sum_before_kernel, "jpeg sums", {"BLOCK": SUM_LANES}, SUM_WARPS)

@@ -21,7 +21,7 @@ import torch
 import triton
 
 from ..launching import Launcher, allocated
-from ..shapes import LaneShape
+from ..shapes import LaneShape, are_interpreted
 from .lanes import count_unstuffed_kernel, sum_before_kernel, unstuff_kernel
 from .symbols import FIRST_ENTRIES, LOOKUP_ENTRIES, lookup_kernel
 from .synchronize import compare_kernel, round_kernel, warm_up_kernel
@@ -78,10 +78,9 @@ def new_buffers(
     blocks: int,
     rounds: int,
     device: torch.device | str,
-    interpreted: bool = False,
 ) -> EntropyBuffers:
     """Buffers for a batch: lanes of all segments, blocks of all images, rows of each table."""
-    program = lanes_of_program(lanes, interpreted=interpreted)
+    program = lanes_of_program(lanes)
     lanes = triton.cdiv(lanes, program) * program
 
     of_lanes = ("kept", "kept_before", "lane_segments", "entries", "exits", "blocks", "blocks_before")
@@ -100,9 +99,9 @@ def new_buffers(
     return EntropyBuffers(status=status, **dict(zip(parts, allocated(tuple(parts.values()), device), strict=True)))
 
 
-def lanes_of_program(lanes: int, *, interpreted: bool) -> int:
+def lanes_of_program(lanes: int) -> int:
     """Lanes that one program decodes, of so many."""
-    return min(triton.next_power_of_2(max(lanes, 1)), INTERPRETED_LANES) if interpreted else LANES_A_WARP
+    return min(triton.next_power_of_2(lanes), INTERPRETED_LANES) if are_interpreted() else LANES_A_WARP
 
 
 def decode_coefficients(
@@ -113,9 +112,11 @@ def decode_coefficients(
     buffers: EntropyBuffers,
     *,
     shape: LaneShape,
-    interpreted: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> None:
     """Launches the decoding of a batch; `jpeg_rows` describes the tables and the status.
+
+    It leaves the coefficients and the status in `buffers`. Where an image's status is not 0, coefficients may be
+    anything.
 
     Args:
         stream: uint8 [bytes], the stuffed bytes of all segments.
@@ -124,10 +125,6 @@ def decode_coefficients(
         huffman: uint8 [tables, HUFFMAN_COLUMNS].
         buffers: as `new_buffers` makes them; what they hold does not matter, but for `lane_segments`.
         shape: its `bits` are those by which LANES were counted, its `rounds` those of the buffers.
-        interpreted: the kernels run in Triton's interpreter.
-
-    Returns:
-        The coefficients and the status, of the buffers. Where an image's status is not 0, coefficients may be anything.
     """
     unstuffed, lookups, entries, exits = buffers.unstuffed, buffers.lookups, buffers.entries, buffers.exits
     segment_bytes, lane_segments = buffers.segment_bytes, buffers.lane_segments
@@ -136,9 +133,9 @@ def decode_coefficients(
     of_segments = segments.shape[:1]
 
     # There is room for whole programs of `most` lanes.
-    most = lanes_of_program(buffers.lanes, interpreted=interpreted)
+    most, interpreted = lanes_of_program(buffers.lanes), are_interpreted()
     lane_bytes = shape.bits // 8
-    block = most if interpreted else min(most, BLOCK_BYTES // lane_bytes)
+    block = most if interpreted else BLOCK_BYTES // lane_bytes
     of_lanes = (buffers.lanes // block,)
     constants: Any = {"LANE_BYTES": lane_bytes, "BLOCK": block}
     stuffed = (stream, segments, lane_segments)
@@ -169,4 +166,3 @@ def decode_coefficients(
     results = (buffers.coefficients, buffers.status)
     _write(of_lanes, (*coded, buffers.blocks_before, *results), (shape.bits,), BLOCK=most)
     _add_dc((*of_segments, 3), (segments, images, buffers.coefficients), BLOCK=DC_BLOCKS)
-    return buffers.coefficients, buffers.status

@@ -210,9 +210,7 @@ def run_stage(
     is_heavy: bool,
     rows_and_columns: tuple[int, int],
 ) -> None:
-    """Launches one stage of all images; the arguments are those of `stage_kernel`. Nothing to do without tiles."""
-    if not tiles.shape[0]:
-        return
+    """Launches one stage of all images; the arguments are those of `stage_kernel`."""
     block_y, block_x = rows_and_columns
     tensors = workspace, output, jobs, operations, tables, tiles
     (_heavy if is_heavy else _light)(tiles.shape[:1], tensors, IS_HEAVY=is_heavy, BLOCK_Y=block_y, BLOCK_X=block_x)

@@ -14,7 +14,7 @@ from torch_sink.image.decode.jpeg_block import JpegBlock, lay_out_jpegs
 from torch_sink.image.decode.jpeg_tables import COLUMN, JpegBatch, JpegPlan, plan_jpegs, split_tables
 from torch_sink.image.decode.source import Box, Decoded, EncodedSource
 from torch_sink.triton_kernels.jpeg import color, entropy, idct, lanes
-from torch_sink.triton_kernels.launching import allocated, is_interpreted
+from torch_sink.triton_kernels.launching import allocated
 from torch_sink.triton_kernels.shapes import LaneShape, TileShape, tile_shape
 
 _INT32_BYTES = 4
@@ -49,7 +49,6 @@ class JpegDecoder:
         inputs: of this batch; they are where the kernels run.
         shape: of the lanes; the batch was made with its `bits`.
         tile: how much a program of the pixel kernels makes; the batch was made with it. By default as here.
-        interpreted: they run in Triton's interpreter, on the CPU.
         spare_bytes: that there are behind the pixels.
 
     Attributes:
@@ -65,13 +64,11 @@ class JpegDecoder:
         shape: LaneShape,
         *,
         tile: TileShape | None = None,
-        interpreted: bool = False,
         spare_bytes: int = 0,
     ) -> None:
         self._inputs = inputs
-        self._tile = tile or tile_shape(interpreted=interpreted)
+        self._tile = tile or tile_shape()
         self._shape = shape
-        self._interpreted = interpreted
 
         sizes, device = batch.sizes, inputs.stream.device
         self._entropy = entropy.new_buffers(
@@ -83,7 +80,6 @@ class JpegDecoder:
             blocks=sizes.blocks,
             rounds=shape.rounds,
             device=device,
-            interpreted=interpreted,
         )
         rooms = (
             ((sizes.planes_bytes,), torch.uint8),
@@ -110,7 +106,6 @@ class JpegDecoder:
             inputs.huffman,
             self._entropy,
             shape=self._shape,
-            interpreted=self._interpreted,
         )
 
     def make_pixels(self) -> None:
@@ -172,14 +167,8 @@ def launch_jpegs(plan: JpegPlan, block: torch.Tensor, spare_bytes: int = 0) -> L
     # Triton launches on the current device, wherever the tensors are.
     with torch.accelerator.device_index(block.device.index) if pins(block.device) else nullcontext():
         for batch in plan.batches:
-            decoder = JpegDecoder(
-                batch,
-                Inputs.of_block(block, batch),
-                plan.shape,
-                tile=plan.tile,
-                interpreted=is_interpreted(),
-                spare_bytes=spare_bytes,
-            )
+            inputs = Inputs.of_block(block, batch)
+            decoder = JpegDecoder(batch, inputs, plan.shape, tile=plan.tile, spare_bytes=spare_bytes)
             decoder.launch()
             owners.append(decoder.pixels)
             statuses.append(decoder.status)

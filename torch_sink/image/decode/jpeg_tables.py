@@ -16,7 +16,6 @@ from torch_sink.triton_kernels.shapes import (
     TILE_SHAPE,
     LaneShape,
     TileShape,
-    are_interpreted,
     choose_lane_shape,
     lane_count,
     tile_shape,
@@ -117,9 +116,8 @@ def plan_jpegs(files: JpegFiles, boxes: np.ndarray, shape: LaneShape | None = No
         boxes: int32 [files, 4], left, top, width, height of what is wanted of each image, in pixels.
         shape: of the lanes; by default what suits the size of the batch.
     """
-    interpreted = are_interpreted()
-    shape = shape or choose_lane_shape(int(files.segments[:, 1].sum()), interpreted=interpreted)
-    tile = tile_shape(interpreted=interpreted)
+    shape = shape or choose_lane_shape(int(files.segments[:, 1].sum()))
+    tile = tile_shape()
     batches = tuple(_batches(files, boxes, shape.bits, tile)) if len(boxes) else ()
     return JpegPlan(files.sources, files.size, batches, shape, tile)
 

@@ -14,7 +14,7 @@ from torch_sink.image.decode.jpeg_tables import JpegPlan, plan_jpegs
 from torch_sink.image.decode.source import FinishedSource, Source
 from torch_sink.image.plan.build import Plan, Prologue, build_plan, prologue_of
 from torch_sink.image.plan.lowering import lower
-from torch_sink.triton_kernels.shapes import are_interpreted, stage_tile
+from torch_sink.triton_kernels.shapes import stage_tile
 
 # channels, and calls that turn each of their uint8 values into one of a type that the kernels do not write
 ValueChain = tuple[int, tuple[Op, ...]]
@@ -105,7 +105,7 @@ def _run(images: Sequence[int], states: Sequence[Lowering], shapes: Sequence[tup
         numbers = np.array([chains.setdefault(chain, len(chains)) for chain in chain_of_image])
         results = range(len(images))
     plan = build_plan(shapes, states, images, results)
-    prologue = prologue_of(plan, stage_tile(interpreted=are_interpreted()))
+    prologue = prologue_of(plan, stage_tile())
     return Run(plan, prologue, np.array(images), tuple(chains), numbers)
 
 

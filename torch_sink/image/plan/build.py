@@ -225,8 +225,7 @@ def prologue_of(plan: Plan, shape: tuple[int, int]) -> Prologue:
     for launch in plan.launches:
         begin = -(-end // _TILE_ALIGNMENT) * _TILE_ALIGNMENT
         end = begin + int(counts[launch.begin : launch.end].sum())
-        if launch.begin < launch.end:
-            first[launch.begin : launch.end] += begin - first[launch.begin]
+        first[launch.begin : launch.end] += begin - first[launch.begin]
         ranges.append((begin, end))
     tiled = np.zeros((len(counts), rows.PROLOGUE_COLUMNS), np.int32)
     tiled[:, rows.WORK] = rows.TILES
