@@ -97,11 +97,10 @@ def as_filtered(value, top):
 def blend(other, image, factor, rest, formula, top, IS_HEAVY: tl.constexpr):
     """`factor` of the image and `rest` = 1 - factor of the other one."""
     mixed = other + factor * (image - other)
-    if IS_HEAVY:
-        if formula != PILLOW:
-            scaled = image * factor
-            once = fused(other + tl.zeros_like(image), rest, scaled)
-            mixed = tl.where(formula == TENSOR_V1, scaled + other * rest, once)
+    if IS_HEAVY and formula != PILLOW:
+        scaled = image * factor
+        once = fused(other + tl.zeros_like(image), rest, scaled)
+        mixed = tl.where(formula == TENSOR_V1, scaled + other * rest, once)
     return cut(mixed, top)
 
 
@@ -116,12 +115,11 @@ def gray_value(red, green, blue, formula, top, IS_HEAVY: tl.constexpr):
     """Gray as Pillow makes it, `luminance`, or as v1 or v2 do."""
     # Exact: all sums are whole numbers below 2 ** 24.
     gray = tl.floor((red * 19595.0 + green * 38470.0 + blue * 7471.0 + 32768.0) * (1.0 / 65536.0))
-    if IS_HEAVY:
-        if formula != PILLOW:
-            weighted = red * 0.2989
-            once = fused(blue, 0.114, fused(green, 0.587, weighted))
-            gray = tl.where(formula == TENSOR_V1, weighted + green * 0.587 + blue * 0.114, once)
-            gray = tl.where(top > 1.0, tl.floor(gray), gray)
+    if IS_HEAVY and formula != PILLOW:
+        weighted = red * 0.2989
+        once = fused(blue, 0.114, fused(green, 0.587, weighted))
+        gray = tl.where(formula == TENSOR_V1, weighted + green * 0.587 + blue * 0.114, once)
+        gray = tl.where(top > 1.0, tl.floor(gray), gray)
     return gray
 
 
@@ -184,18 +182,14 @@ def fetch_bytes(view, x, y, IS_HEAVY: tl.constexpr):
 @triton.jit
 def fetch(view, x, y, IS_HEAVY: tl.constexpr):
     """Three float32 values. `x` and `y` int32, of shapes that broadcast to the tile."""
-    if IS_HEAVY:
-        if view[5] == FLOATS:
-            pixel = view[1] + y * view[2] + x * view[3]
-            red = tl.load(pixel)
-            green = tl.load(pixel + view[4])
-            blue = tl.load(pixel + 2 * view[4])
-        else:
-            r, g, b = fetch_bytes(view, x, y, IS_HEAVY)
-            red, green, blue = r.to(tl.float32), g.to(tl.float32), b.to(tl.float32)
-            if view[5] == VALUED:
-                red, green, blue = load_float(view[6], r), load_float(view[6] + 256, g), load_float(view[6] + 512, b)
+    if IS_HEAVY and view[5] == FLOATS:
+        pixel = view[1] + y * view[2] + x * view[3]
+        red = tl.load(pixel)
+        green = tl.load(pixel + view[4])
+        blue = tl.load(pixel + 2 * view[4])
     else:
         r, g, b = fetch_bytes(view, x, y, IS_HEAVY)
         red, green, blue = r.to(tl.float32), g.to(tl.float32), b.to(tl.float32)
+        if IS_HEAVY and view[5] == VALUED:
+            red, green, blue = load_float(view[6], r), load_float(view[6] + 256, g), load_float(view[6] + 512, b)
     return red, green, blue

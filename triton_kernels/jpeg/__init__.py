@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from ..launching import Variant
 from ..shapes import LANE_SHAPES, TILE_SHAPE
-from .color import WARPS as COLOR_WARPS
 from .color import color_kernel
 from .entropy import BLOCK_BYTES, DC_BLOCKS, SUM_LANES, SUM_WARPS
 from .idct import WARPS as IDCT_WARPS
@@ -45,4 +44,4 @@ def jpeg_variants(threads_of_warp: int) -> Iterator[Variant]:
     constants = {"BLOCK_ROWS": TILE_SHAPE.block_rows, "BLOCK_COLUMNS": TILE_SHAPE.block_columns}
     yield Variant(idct_kernel, "jpeg inverse transform", constants, IDCT_WARPS)
     constants = {"BLOCK_Y": TILE_SHAPE.rows, "BLOCK_X": TILE_SHAPE.columns}
-    yield Variant(color_kernel, "jpeg color", constants, COLOR_WARPS)
+    yield Variant(color_kernel, "jpeg color", constants)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..launching import Launcher
-from ..pixels import luminance
+from ..pixels import clamp, luminance
 from ..shapes import TileShape
 from .idct import window_of
 from .layout import (
@@ -135,7 +135,7 @@ def _rows(y, factor, repeats, height, rows):
     """
     near = y >> (factor - 1)
     last = tl.minimum((height + factor - 1) >> (factor - 1), rows) - 1
-    far = tl.minimum(tl.maximum(near + 2 * (y & 1) - 1, 0), last)
+    far = clamp(near + 2 * (y & 1) - 1, 0, last)
     return near, tl.where((factor == 2) & (repeats == 0), far, near)
 
 
@@ -194,16 +194,10 @@ def _rgb(luma, cb, cr):
     red = luma + 91881 * cr + (32768 - 128 * 91881)
     green = luma - 22554 * cb - 46802 * cr + (32768 + 128 * (22554 + 46802))
     blue = luma + 116130 * cb + (32768 - 128 * 116130)
-    return _clamped(red >> 16), _clamped(green >> 16), _clamped(blue >> 16)
+    return clamp(red >> 16, 0, 255), clamp(green >> 16, 0, 255), clamp(blue >> 16, 0, 255)
 
 
-@triton.jit
-def _clamped(value):
-    return tl.minimum(tl.maximum(value, 0), 255)
-
-
-WARPS = 4
-_color = Launcher(color_kernel, WARPS)
+_color = Launcher(color_kernel)
 
 
 def run_color(

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from ..launching import Launcher
+from ..pixels import clamp
 from ..shapes import TileShape
 from .layout import (
     FIRST_BLOCK,
@@ -112,13 +113,13 @@ def idct_kernel(
     # The 13 bits of the constants, less the 2 that are kept.
     c0, c1, c2, c3, c4, c5, c6, c7 = _inverse_dct(c0, c1, c2, c3, c4, c5, c6, c7, 11)
     values = _together(c0, c1, c2, c3, c4, c5, c6, c7, BLOCKS)
-    values = tl.trans(tl.minimum(tl.maximum(values, -32768), 32767), (0, 2, 1))
+    values = tl.trans(clamp(values, -32768, 32767), (0, 2, 1))
     c0, c1, c2, c3, c4, c5, c6, c7 = _apart(values, BLOCKS)
     # Those 13, those 2, and 3 for the scale of the transform.
     c0, c1, c2, c3, c4, c5, c6, c7 = _inverse_dct(c0, c1, c2, c3, c4, c5, c6, c7, 18)
     values = _together(c0, c1, c2, c3, c4, c5, c6, c7, BLOCKS)
 
-    samples = tl.minimum(tl.maximum(values + 128, 0), 255).to(tl.uint8)
+    samples = clamp(values + 128, 0, 255).to(tl.uint8)
     at = tl.arange(0, 8)
     target = target[:, None, None] + (at[:, None] * stride + at[None, :])[None, :, :]
     tl.store(target, samples, mask=exists[:, :, None])

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from ..launching import Launcher
+from ..pixels import clamp
 from .layout import (
     BLOCK_TILES,
     BYTES,
@@ -138,7 +139,7 @@ def load_stuffed(stream, lane, lane_segments, segments, LANE_BYTES: tl.constexpr
     is_read = place < (size // 16 + 1) * 16
     at = stream.to(tl.pointer_type(tl.uint32)) + ((first_byte >> 2)[:, None] + (place >> 2))
     word = tl.load(at, mask=is_read, other=0)
-    missing = (4 - tl.minimum(tl.maximum(size - place, 0), 4)).to(tl.uint32)
+    missing = (4 - clamp(size - place, 0, 4)).to(tl.uint32)
     # Two shifts, because a shift by 32 bits is not defined.
     inside = ((word * 0 + FLAGS) >> (4 * missing)) >> (4 * missing)
     # What follows a segment is of no interest, and may be a marker.

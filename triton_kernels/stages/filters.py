@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..pixels import blend, cut, fetch, fetch_bytes, fused, load_float, reflected
+from ..pixels import blend, clamp, cut, fetch, fetch_bytes, fused, load_float, reflected
 from ..program import (
     FACTOR,
     FORMULA,
@@ -28,7 +28,7 @@ from ..program import (
 @triton.jit
 def cut_byte(total, precision):
     """The sum of weighted bytes -> float32, cut off at 0 and 255."""
-    return tl.minimum(tl.maximum(total >> precision, 0), 255).to(tl.float32)
+    return clamp(total >> precision, 0, 255).to(tl.float32)
 
 
 @triton.jit
@@ -66,7 +66,7 @@ def filter_axis(
             at = tl.minimum(at, last) - origin
         else:
             at = tl.where(kind != 0, reflected(at, last + 1), at)
-            at = tl.minimum(tl.maximum(at, origin), last) - origin
+            at = clamp(at, origin, last) - origin
         columns = (at if is_x else x)[None, :]
         rows = (y if is_x else at)[:, None]
         weight = weight[None, :] if is_x else weight[:, None]
@@ -108,8 +108,8 @@ def box_blur(view, head, x, y, red):
     blue_sum = red_sum
     for step in range(2 * radius + 3):
         offset = step - radius - 1
-        column = tl.minimum(tl.maximum(x + offset * across, 0), width - 1)
-        row = tl.minimum(tl.maximum(y + offset * down, 0), height - 1)
+        column = clamp(x + offset * across, 0, width - 1)
+        row = clamp(y + offset * down, 0, height - 1)
         r, g, b = fetch_bytes(view, column, row, True)
         weight = tl.where((step == 0) | (step == 2 * radius + 2), part, whole)
         red_sum += r * weight
@@ -133,9 +133,8 @@ def sharpened(total, value, border, factor, rest, formula, top, IS_HEAVY: tl.con
     """One channel blended with its smoothed self."""
     smoothed = tl.where(border, value, smooth(total, value, top, IS_HEAVY))
     mixed = blend(smoothed, value, factor, rest, formula, top, IS_HEAVY)
-    if IS_HEAVY:
-        if formula == TENSOR_V2:
-            mixed = cut(fused(smoothed - value, rest, value), top)
+    if IS_HEAVY and formula == TENSOR_V2:
+        mixed = cut(fused(smoothed - value, rest, value), top)
     return mixed
 
 
@@ -151,8 +150,8 @@ def sharpen(view, head, x, y, red, top, IS_HEAVY: tl.constexpr):
     green_sum = red
     blue_sum = red
     for neighbor in range(9):
-        column = tl.minimum(tl.maximum(x + neighbor % 3 - 1, 0), width - 1)
-        row = tl.minimum(tl.maximum(y + neighbor // 3 - 1, 0), height - 1)
+        column = clamp(x + neighbor % 3 - 1, 0, width - 1)
+        row = clamp(y + neighbor // 3 - 1, 0, height - 1)
         r, g, b = fetch(view, column, row, IS_HEAVY)
         red_sum += r
         green_sum += g

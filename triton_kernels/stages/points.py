@@ -180,7 +180,7 @@ def map_axis(code, operation, is_x: tl.constexpr, tables, index, position, left_
         if code == SHIFT:
             left_at = tl.where(((position < 0) | (position >= size)) & (left_at < 0), index, left_at)
         elif code == EDGE:
-            position = tl.minimum(tl.maximum(position, 0), size - 1)
+            position = clamp(position, 0, size - 1)
         elif code == REFLECT:
             position = reflected(position, size)
         elif code == SYMMETRIC:
@@ -263,11 +263,8 @@ def apply_point(code, operation, tables, red, green, blue, top, IS_HEAVY: tl.con
         green = red
         blue = red
     elif code == HUE:
-        if IS_HEAVY:
-            if formula == PILLOW:
-                red, green, blue = turn_hue(red, green, blue, tl.load(operation + 1))
-            else:
-                red, green, blue = turn_tensor_hue(red, green, blue, formula, factor, top)
+        if IS_HEAVY and formula != PILLOW:
+            red, green, blue = turn_tensor_hue(red, green, blue, formula, factor, top)
         else:
             red, green, blue = turn_hue(red, green, blue, tl.load(operation + 1))
     elif code == PERMUTE:

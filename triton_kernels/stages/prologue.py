@@ -47,9 +47,8 @@ def tap_weight(tap, center, first, count, inverse, KIND, IS_WHOLE: tl.constexpr)
             near = fused(fused(x, 1.5, -2.5) * x, x, 1.0)
             far = fused(fused(x - 5.0, x, 8.0), x, -4.0) * -0.5
         weight = tl.where(x < 1.0, near, tl.where(x < 2.0, far, 0.0))
-    if IS_WHOLE:
-        if KIND == BOX:
-            weight = tl.where((offset > -0.5) & (offset <= 0.5), 1.0, 0.0).to(tl.float64)
+    if IS_WHOLE and KIND == BOX:
+        weight = tl.where((offset > -0.5) & (offset <= 0.5), 1.0, 0.0).to(tl.float64)
     return tl.where(tap < count, weight, 0.0)
 
 

@@ -172,12 +172,9 @@ def stage_kernel(
     target_kind = tl.load(job + TARGET_KIND)
     if target_kind == OUTPUT:
         store(output + target, step, red, green, blue, inside, color_inside)
-    elif IS_HEAVY:
-        if target_kind == FLOATS:
-            floats = workspace.to(tl.pointer_type(tl.float32))
-            store(floats + target, step, red, green, blue, inside, color_inside)
-        else:
-            store(workspace + target, step, red, green, blue, inside, color_inside)
+    elif IS_HEAVY and target_kind == FLOATS:
+        floats = workspace.to(tl.pointer_type(tl.float32))
+        store(floats + target, step, red, green, blue, inside, color_inside)
     else:
         store(workspace + target, step, red, green, blue, inside, color_inside)
 

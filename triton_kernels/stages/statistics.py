@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..launching import Launcher
-from ..pixels import cut, fused, gray_value, load_float
+from ..pixels import clamp, cut, fused, gray_value, load_float
 from ..program import (
     AUTOCONTRAST,
     BLEND_MEAN,
@@ -35,17 +35,11 @@ from ..program import (
 
 
 @triton.jit
-def load_pixels(image, step, at, inside):
-    """Red, green and blue as float32; 0 outside."""
-    red = tl.load(image + at, mask=inside, other=0).to(tl.float32)
-    green = tl.load(image + step + at, mask=inside, other=0).to(tl.float32)
-    return red, green, tl.load(image + 2 * step + at, mask=inside, other=0).to(tl.float32)
-
-
-@triton.jit
 def gray_of(image, step, at, inside, channels, formula, top):
     """Gray values; those of an image of one channel are its own. 0 outside."""
-    red, green, blue = load_pixels(image, step, at, inside)
+    red = tl.load(image + at, mask=inside, other=0).to(tl.float32)
+    green = tl.load(image + step + at, mask=inside, other=0).to(tl.float32)
+    blue = tl.load(image + 2 * step + at, mask=inside, other=0).to(tl.float32)
     gray = gray_value(red, green, blue, formula, top, True)
     if formula != PILLOW:
         gray = tl.where(channels == 1, red, gray)
@@ -77,7 +71,7 @@ def autocontrast_table(counts, bins, formula):
     if formula == PILLOW:
         scale = tl.full((1,), 255.0, tl.float64) / spread.to(tl.float64)
         stretched = (bins.to(tl.float64) * scale - low.to(tl.float64) * scale).to(tl.int32)
-        made = tl.minimum(tl.maximum(stretched, 0), 255).to(tl.float32)
+        made = clamp(stretched, 0, 255).to(tl.float32)
     else:
         above = (bins - low).to(tl.float32)
         wide = tl.zeros_like(above) + spread.to(tl.float32)

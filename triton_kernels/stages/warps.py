@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..pixels import as_filtered, fetch, fetch_bytes, fused, load_byte, load_float, round_half_even
+from ..pixels import as_filtered, clamp, fetch, fetch_bytes, fused, load_byte, load_float, round_half_even
 from ..program import BICUBIC, BILINEAR, DISPLACED, FILL, FILL_V2, FORMULA, NO_FILL, PERSPECTIVE, TABLE
 
 
@@ -54,12 +54,12 @@ def cubic(first, second, third, fourth, distance):
 def row_value(view, column, row, width, dx, channel, FILTER_KIND):
     """One row through the filter, float64: four taps, or two."""
     last = width - 1
-    second = load_byte(view, tl.minimum(tl.maximum(column, 0), last), row, channel, True)
-    third = load_byte(view, tl.minimum(tl.maximum(column + 1, 0), last), row, channel, True)
+    second = load_byte(view, clamp(column, 0, last), row, channel, True)
+    third = load_byte(view, clamp(column + 1, 0, last), row, channel, True)
     value = second.to(tl.float64) + (third - second).to(tl.float64) * dx
     if FILTER_KIND == BICUBIC:
-        first = load_byte(view, tl.minimum(tl.maximum(column - 1, 0), last), row, channel, True).to(tl.float64)
-        fourth = load_byte(view, tl.minimum(tl.maximum(column + 2, 0), last), row, channel, True).to(tl.float64)
+        first = load_byte(view, clamp(column - 1, 0, last), row, channel, True).to(tl.float64)
+        fourth = load_byte(view, clamp(column + 2, 0, last), row, channel, True).to(tl.float64)
         value = cubic(first, second.to(tl.float64), third.to(tl.float64), fourth, dx)
     return value
 
@@ -79,7 +79,7 @@ def filtered(view, column, row, width, height, dx, dy, channel, FILTER_KIND):
     for number in range(begin, tl.where(is_cubic, 4, 3)):
         at = row + number - 1
         before = value
-        value = row_value(view, column, tl.minimum(tl.maximum(at, 0), height - 1), width, dx, channel, FILTER_KIND)
+        value = row_value(view, column, clamp(at, 0, height - 1), width, dx, channel, FILTER_KIND)
         value = tl.where((number == begin) | ((at >= 0) & (at < height)), value, before)
         first = tl.where(number == 0, value, first)
         second = tl.where(number == 1, value, second)
@@ -87,7 +87,7 @@ def filtered(view, column, row, width, height, dx, dy, channel, FILTER_KIND):
         fourth = tl.where(number == 3, value, fourth)
     value = second + (third - second) * dy
     if is_cubic:
-        value = tl.minimum(tl.maximum(cubic(first, second, third, fourth, dy), 0.0), 255.0)
+        value = clamp(cubic(first, second, third, fourth, dy), 0.0, 255.0)
     return value.to(tl.int32)
 
 
