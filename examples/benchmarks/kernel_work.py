@@ -72,8 +72,7 @@ def work_of(pipeline: Any) -> list[dict[str, Any]]:
     """Bytes and arithmetic per output pixel of each stage of one photograph; the draws are those of a fixed seed."""
     with torch_sink.image_backend("device", device="meta"):
         torch.manual_seed(3)
-        (run,) = torch.stack([pipeline(make_photo(*PHOTO, seed=0))]).plan.runs
-    plan = run.plan
+        plan = torch.stack([pipeline(make_photo(*PHOTO, seed=0))]).plan.plan
     # Each byte of what a stage reads is counted once; the first one reads what its view shows.
     read = int(plan.boxes[0, 2:].prod())
     found = []

@@ -115,6 +115,12 @@ FALLS_BACK: dict[str, Callable[[], Pipeline]] = {
     "v2 bytes of blended values": lambda: _v2(JITTER[2], TO_BYTES),
     "v1 an image of blended values": lambda: _v1(v1.RandomAdjustSharpness(2.0, 1.0), v1.ToPILImage(), v1.PILToTensor()),
     "v2 double precision": lambda: _v2(v2.ToDtype(torch.float64), v2.RandomHorizontalFlip(1.0)),
+    "v1 bytes in double precision": lambda: v1.Compose(
+        [v1.PILToTensor(), v1.ConvertImageDtype(torch.float64), v1.Normalize(MEAN, STD), v1.RandomHorizontalFlip()]
+    ),
+    "v2 int64": lambda: v2.Compose([v2.ToImage(), v2.ToDtype(torch.int64), v2.RandomVerticalFlip(1.0)]),
+    "v2 int32, scaled": lambda: v2.Compose([v2.PILToTensor(), v2.ToDtype(torch.int32, scale=True)]),
+    "v1 int16": lambda: v1.Compose([v1.PILToTensor(), v1.ConvertImageDtype(torch.int16)]),
     "v2 AugMix": lambda: _v2(v2.AugMix()),
     **({"v2 Lanczos": lambda: _v2(v2.Resize(SIZE, InterpolationMode.LANCZOS))} if HAS_LANCZOS else {}),
     "v2 cubic elastic": lambda: _v2(v2.ElasticTransform(30.0, 2.0, BICUBIC)),

@@ -24,7 +24,7 @@ from image.check import assert_same_bits, device_in_use, runs_kernels
 from image.worker_data import Structured, stacking_collate, train_transform
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, Source
 from torch_sink.image.execute.batch import LazyBatch
-from torch_sink.image.execute.packed import Sealed, pack
+from torch_sink.image.execute.packed import Packed, pack
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -256,7 +256,7 @@ def test_finished_tensors_of_any_kind_lie_in_one_block_of_memory() -> None:
     ]
     sources: list[Source] = [FinishedSource(tensor.contiguous() if tensor.ndim != 3 else tensor) for tensor in kinds]
     packed = pack([*sources, FinishedSource(torch.tensor(3, dtype=torch.uint8)), *sources], ())
-    entries = packed.contents.value.entries
+    entries = packed.contents.entries
     assert len(entries) == len(kinds) + 1
     assert not any(isinstance(part, torch.Tensor) for entry in entries for part in entry)
     for place, tensor in enumerate(kinds):
@@ -323,11 +323,11 @@ def test_the_same_file_twice_is_packed_once(folder: Path) -> None:
     with torch_sink.image_backend("device", device="meta"):
         dataset = ImageFolder(str(folder), train_transform())
         batch = default_collate([dataset[0][0], dataset[1][0], dataset[0][0]])
-        assert len(batch.recorded.packed.contents.value.entries) == 2
+        assert len(batch.recorded.packed.contents.entries) == 2
         assert batch.recorded.packed.entry_of_image.tolist() == [0, 1, 0]
         handle = F.to_tensor(F.resize(array_opener(9, 8)(), [4, 4]))
         views = default_collate([F.hflip(handle), F.vflip(handle), handle])
-        assert len(views.recorded.packed.contents.value.entries) == 1
+        assert len(views.recorded.packed.contents.entries) == 1
 
 
 def test_what_a_batch_is_already_makes_nothing() -> None:
@@ -362,22 +362,23 @@ def test_meta_records_only() -> None:
                 use()
 
 
-@pytest.mark.parametrize("line", range(1, 6))
+@pytest.mark.parametrize("line", range(1, 9))
 def test_two_threads_open_what_crossed_to_this_process(line: int) -> None:
     """Another thread opens it, too, before the given line is run here."""
-    value = pickle.loads(pickle.dumps(Sealed(("contents", 7))))
+    sealed = pickle.dumps((pickle.dumps(("contents", 7)), []))
+    packed = Packed(torch.frombuffer(bytearray(sealed), dtype=torch.uint8), None, (0, len(sealed)))
     lines = itertools.count(1)
 
     def at_each_line(frame: Any, event: str, argument: Any) -> Any:
         if event == "line" and next(lines) == line:
             with ThreadPoolExecutor(1) as other:
-                assert other.submit(lambda: value.value).result() == ("contents", 7)
+                assert other.submit(lambda: packed.contents).result() == ("contents", 7)
         return at_each_line
 
-    code = Sealed.value.fget.__code__  # type: ignore[attr-defined]
+    code = Packed.contents.fget.__code__  # type: ignore[attr-defined]
     before = sys.gettrace()
     sys.settrace(lambda frame, event, argument: at_each_line if frame.f_code is code else None)
     try:
-        assert value.value == ("contents", 7)
+        assert packed.contents == ("contents", 7)
     finally:
         sys.settrace(before)

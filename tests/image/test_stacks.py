@@ -305,7 +305,7 @@ def test_views_share_their_file() -> None:
     with torch_sink.image_backend("device", device="meta"):
         batch = pickle.loads(pickle.dumps(batch_of(4)))
         assert isinstance(batch, LazyStack)
-        assert len(batch.recorded.packed.contents.value.entries) == 1
+        assert len(batch.recorded.packed.contents.entries) == 1
         assert batch.recorded.packed.entry_of_image.tolist() == [0] * 12
         assert batch.plan.decode.total() == 12
 

@@ -29,7 +29,7 @@ from torch_sink.triton_kernels.launching import Variant
 from torch_sink.triton_kernels.shapes import choose_lane_shape
 from torch_sink.triton_kernels.stages import prologue, stage, statistics, variants
 
-FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 POINTERS = {
     torch.uint8: "*u8",
     torch.uint16: "*u16",

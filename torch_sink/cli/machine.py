@@ -147,7 +147,8 @@ def features_of_batch(batch: LazyBatch) -> list[Counter[str]]:
     jpegs, boxes = recorded.packed.jpegs, recorded.plan().boxes
     pixels = boxes[jpegs.sources, 2:].astype(np.int64).prod(axis=1).sum()
     found = [Counter({"encoded byte": int(jpegs.segments[:, 1].sum()), "decoded pixel": int(pixels)})]
-    return found + [launch for run in recorded.plan().runs for launch in _features_of_plan(run.plan)]
+    plan = recorded.plan().plan
+    return found if plan is None else [*found, *_features_of_plan(plan)]
 
 
 def _features_of_plan(plan: Plan) -> Iterator[Counter[str]]:

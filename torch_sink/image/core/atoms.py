@@ -133,8 +133,7 @@ class Lowering:
         tables: {position of an atom: int32 arrays that it looks things up in}.
         weights: {position of an atom: the weights of a resize that it reads, made on the device}.
         branches: {position of a MIX: what makes the images that it reads, from the image before it}.
-        value_ops: calls that only change values, not in `atoms` yet. Those that are left in the end turn each uint8
-            value that the kernels leave into one of a type that they do not write.
+        value_ops: calls that only change values, not in `atoms` yet.
         erased: for each erased box of floats for which a table stands: position of its atom, how many value calls came
             before it, its values [C, H, W] or [C, 1, 1].
     """

@@ -27,8 +27,6 @@ Recorder = Callable[..., Any]
 
 # Types of tensors that kernels compute with; others are made by tables alone.
 NUMERIC = (torch.uint8, torch.float32)
-# Types of tensors that hold what float32 cannot.
-WIDE_TYPES = (torch.float64, torch.int16, torch.int32, torch.int64)
 
 
 class Op(NamedTuple):

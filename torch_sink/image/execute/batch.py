@@ -133,7 +133,8 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         """The same batch with its bytes in pinned memory; unchanged where there is no accelerator."""
         if not torch.accelerator.is_available() or self._tensor is not None:
             return self
-        return self._holding(self.recorded.in_block(self.recorded.packed.blob.pin_memory()))
+        packed = self.recorded.packed
+        return self._holding(self.recorded._replace(packed=packed.in_block(packed.blob.pin_memory())))
 
     def _holding(self, recorded: Recorded) -> LazyBatch:
         """One of this kind."""

@@ -13,9 +13,8 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.core import state as backend_state
 from torch_sink.image.decode.source import BrokenSource, FinishedSource
 from torch_sink.image.execute.batch import LazyBatch, parsed_to
-from torch_sink.image.execute.order import order_of
 from torch_sink.image.execute.packed import Packing, collated_tensor
-from torch_sink.image.execute.planned import plan_batch
+from torch_sink.image.execute.planned import order_of, plan_batch
 from torch_sink.image.execute.recorded import Recorded
 from torch_sink.image.execute.stock import decoded_once, run_image_on_cpu
 from torch_sink.image.handles.tensor import HANDLES, RECORDED, LazyTVImage, finished_handle, recorded
@@ -71,7 +70,7 @@ def lazy_batch(
         planned = plan_batch(sources, calls, packing.entry_of_image.tolist(), packing.jpegs)
         order = order_of(planned, packing.entry_of_image, shape, packing.add_array, layout.wanted)
     packed = packing.write(planned)
-    return LazyBatch(Recorded(packed, shape, dtype, destination, interpreted, (), order, packing.sealed))
+    return LazyBatch(Recorded(packed, shape, dtype, destination, interpreted, (), order))
 
 
 def _packable(item: Any, at_once: bool) -> Any:

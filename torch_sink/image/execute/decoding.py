@@ -13,9 +13,8 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.core.transfer import host_buffer, to_host_later
 from torch_sink.image.decode.providers import decode_sources, launch_packed
 from torch_sink.image.decode.source import Box, Decoded
-from torch_sink.image.execute.order import Order
 from torch_sink.image.execute.packed import Packed
-from torch_sink.image.execute.planned import Planned
+from torch_sink.image.execute.planned import Order, Planned
 
 _ALIGNMENT_BYTES = 16
 
@@ -92,7 +91,7 @@ class Decoding:
 
     Attributes:
         errors: by number of source, those that are known.
-        workspace: uint8 [bytes] for the runs, where they read all pixels at the places that the order expects; else
+        workspace: uint8 [bytes] for the stages, where they read all pixels at the places that the order expects; else
             None.
     """
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 
 import numpy as np
 import torch
 
-from torch_sink.image.core.ops import WIDE_TYPES, replay
+from torch_sink.image.core.ops import replay
 from torch_sink.image.core.transfer import send, to_device
 from torch_sink.image.execute.decoding import Decoding, Pixels
-from torch_sink.image.execute.order import Order, RunOrder, order_alone, placed_jobs
-from torch_sink.image.execute.planned import Planned, Run
+from torch_sink.image.execute.planned import Order, Planned, order_alone
 from torch_sink.image.execute.recorded import Made, Recorded, Wanted, survivors
-from torch_sink.image.plan.lowering import value_table
+from torch_sink.image.plan.build import placed_jobs
 
 # What the kernels convert values to, other than the dtype of the batch.
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -28,19 +28,18 @@ def make_on_device(recorded: Recorded, wanted: Wanted) -> Made:
     Raises:
         DecodeError: as `survivors` says.
     """
-    order, host = recorded.order, recorded.packed.blob
+    order, host, plan = recorded.order, recorded.packed.blob, functools.cache(recorded.plan)
     if order is None:
-        recorded = recorded.planned_now()
-        order, host = order_alone(recorded.plan(), recorded.packed.entry_of_image, recorded.shape)
-    decoding = Decoding(recorded.packed, order, host, recorded.plan, wanted.device)
+        order, host = order_alone(plan(), recorded.packed.entry_of_image, recorded.shape)
+    decoding = Decoding(recorded.packed, order, host, plan, wanted.device)
     result = wanted.result(recorded, recorded.shape[0])
     whole = result
     if recorded.mixes or not _writes(recorded.dtype, result.dtype) or _keeps_rows(wanted):
         whole = torch.empty(recorded.shape, dtype=recorded.dtype, device=wanted.device, memory_format=order.layout)
-    run_order(order, host, recorded.plan, lambda: _of_images(recorded, decoding), whole, decoding.workspace)
+    run_order(order, host, plan, lambda: _of_images(recorded, decoding), whole, decoding.workspace)
     if not order.is_complete:
         entries = recorded.packed.entry_of_image
-        for row in np.flatnonzero(recorded.plan().boxes[entries, 2] == 0):
+        for row in np.flatnonzero(plan().boxes[entries, 2] == 0):
             whole[row].copy_(recorded.packed.source(entries[row]).decode(), non_blocking=True)  # type: ignore[arg-type]
     if not _keeps_rows(wanted):
         _finish(recorded, whole, result)
@@ -107,45 +106,35 @@ def run_order(
     """Runs the plan of a batch.
 
     Args:
-        order: of the runs.
+        order: of its launches.
         host: uint8 [bytes], which its arrays lie in.
         plan: gives the plan; asked only where the order does not say enough.
         pixels: gives those of each image; asked only where they do not lie where the order expects them.
         out: [N, C, H, W], written to but for rows of finished tensors; its device is where everything runs.
         workspace: uint8 [bytes] of the device, behind the pixels that the order expects there; None without.
     """
-    layout = order.layout
-    for number, run in enumerate(order.runs):
-        target = out
-        if run.is_looked_up:
-            shape = len(plan().runs[number].images), *out.shape[1:]
-            target = torch.empty(shape, dtype=torch.uint8, device=out.device, memory_format=layout)
-        elif out.dtype in WIDE_TYPES:
-            target = torch.empty(out.shape, dtype=torch.float32, device=out.device, memory_format=layout)
-        if workspace is not None and target.is_contiguous(memory_format=layout):
-            launch_run(run, host, workspace, target)
-        else:
-            size = max(run.workspace_bytes, 1)
-            own = torch.empty(size, dtype=torch.uint8, device=out.device) if workspace is None else workspace
-            jobs = placed_jobs(plan().runs[number], pixels().places_from(own), target.stride())
-            launch_run(run, host, own, target, jobs)
-        if run.is_looked_up:
-            _look_up(plan().runs[number], target, out)
-        elif target is not out:
-            images = to_device(plan().runs[number].images, out.device)
-            out[images] = target[images].to(out.dtype)
+    if not order.launches:
+        return
+    if workspace is not None and out.is_contiguous(memory_format=order.layout):
+        launch_run(order, host, workspace, out)
+        return
+    if workspace is None:
+        workspace = torch.empty(order.workspace_bytes, dtype=torch.uint8, device=out.device)
+    launched = plan().plan
+    assert launched is not None  # there are launches
+    launch_run(order, host, workspace, out, placed_jobs(launched, pixels().places_from(workspace), out.stride()))
 
 
 def launch_run(
-    run: RunOrder, host: torch.Tensor, workspace: torch.Tensor, target: torch.Tensor, jobs: np.ndarray | None = None
+    order: Order, host: torch.Tensor, workspace: torch.Tensor, target: torch.Tensor, jobs: np.ndarray | None = None
 ) -> None:
-    """Launches a prologue, then as many stages as the longest image of a run has.
+    """Launches a prologue, then as many stages as the longest image has.
 
     Args:
-        run: what to run.
+        order: of the batch.
         host: uint8 [bytes], which its arrays lie in.
         workspace: uint8 [bytes], from which the jobs count where pixels lie.
-        target: [rows, C, H, W], written to; its device is where everything runs.
+        target: [N, C, H, W], written to; its device is where everything runs.
         jobs: int64 [jobs, JOB_COLUMNS], in the place of those that lie there.
     """
     from torch_sink.triton_kernels.stages.prologue import run_prologue
@@ -153,34 +142,24 @@ def launch_run(
     from torch_sink.triton_kernels.stages.statistics import run_statistics
 
     device = target.device
-    (last, tiles, columns) = run.arrays[-1]
+    (last, tiles, columns) = order.arrays[-1]
     memory = torch.empty(last + tiles * columns, dtype=torch.int32, device=device)
-    given = host.narrow(0, run.begin, run.size).view(torch.int32)
+    given = host.narrow(0, order.begin, order.size).view(torch.int32)
     if jobs is not None:
         given = torch.cat([torch.from_numpy(jobs).view(torch.int32).flatten(), given[jobs.nbytes // given.itemsize :]])
     send(given, memory.narrow(0, 0, len(given)))
     ours, operations, work, statistics, tables, tiles_of_all = [
-        memory.as_strided((rows, columns), (columns, 1), begin) for begin, rows, columns in run.arrays
+        memory.as_strided((rows, columns), (columns, 1), begin) for begin, rows, columns in order.arrays
     ]
     ours = ours.view(torch.int64)
     # Triton launches on the current device, wherever the tensors are.
     with nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index):
-        run_prologue(work, tables, tiles_of_all, run.tile)
-        for launch, (begin, end) in zip(run.launches, run.ranges, strict=True):
+        run_prologue(work, tables, tiles_of_all, order.tile)
+        for launch, (begin, end) in zip(order.launches, order.ranges, strict=True):
             if launch.statistics_begin < launch.statistics_end:
                 measured = statistics[launch.statistics_begin : launch.statistics_end]
                 run_statistics(workspace, ours, operations, tables, measured)
             run_stage(
                 workspace, target, ours, operations, tables, tiles_of_all[begin:end],
-                is_heavy=launch.is_heavy, rows_and_columns=run.tile,
+                is_heavy=launch.is_heavy, rows_and_columns=order.tile,
             )  # fmt: skip
-
-
-def _look_up(run: Run, made: torch.Tensor, out: torch.Tensor) -> None:
-    """Writes the values of bytes [n, C, H, W] to their rows, one lookup for each chain of calls on values."""
-    channel = torch.arange(out.shape[1], device=out.device).view(1, -1, 1, 1)
-    for number, chain in enumerate(run.value_chains):
-        same = np.flatnonzero(run.chain_of_image == number)
-        values = to_device(value_table(*chain), out.device)
-        rows, places = to_device(run.images[same], out.device), to_device(same, out.device)
-        out[rows] = values[channel, made[places].long()].to(out.dtype)

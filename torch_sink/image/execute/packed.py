@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,49 +16,7 @@ from torch_sink.image.decode.jpeg_block import JpegFiles, joined, lay_out_jpegs
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
 from torch_sink.image.execute.planned import Planned
 
-T = TypeVar("T")
-
 _ALIGNMENT_BYTES = 16
-
-
-class Sealed(Generic[T]):
-    """A value that crosses to another process as bytes, which nobody opens before `value` is asked for."""
-
-    __slots__ = ("_pickled", "_value")
-
-    def __init__(self, value: T) -> None:
-        self._value = value
-        self._pickled: Callable[[], T] | None = None
-
-    @property
-    def value(self) -> T:
-        """The value; opened the first time where it came from another process."""
-        opens = self._pickled
-        if opens is not None:  # for another thread as well, perhaps
-            self._value = opens()
-            self._pickled = None
-        return self._value
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        pickled = pickle.dumps(self.value, pickle.HIGHEST_PROTOCOL)
-        return _sealed, (pickle.loads, pickle.PickleBuffer(pickled) if protocol >= 5 else pickled)
-
-
-def _sealed(opens: Callable[..., Any], *arguments: Any) -> Sealed[Any]:
-    sealed: Sealed[Any] = Sealed(None)
-    sealed._pickled = functools.partial(opens, *arguments)
-    return sealed
-
-
-def sealed_in(blob: torch.Tensor, begin: int, end: int) -> Sealed[Any]:
-    """What `Packing` has sealed between two bytes of a blob; its arrays are views of the blob."""
-    return _sealed(_open_in, blob, begin, end)
-
-
-def _open_in(blob: torch.Tensor, begin: int, end: int) -> Any:
-    data = blob.numpy()
-    pickled, arrays = pickle.loads(data[begin:end].data)
-    return pickle.loads(pickled, buffers=[data[first:last] for first, last in arrays])
 
 
 class Contents(NamedTuple):
@@ -72,32 +29,54 @@ class Contents(NamedTuple):
     planned: Planned | None  # how kernels make it; None where none are expected to
 
 
-class Packed(NamedTuple):
+class Packed:
     """The sources of a batch, in a form that crosses to another process cheaply.
 
-    Attributes:
+    Args:
         blob: uint8 [bytes], every file, pixel array and finished tensor, every tensor among the arguments of calls, and
             the arrays of the plan, one after the other; shared memory in a worker.
-        contents: what lies where in it, and the calls.
+        contents: what lies where in it, and the calls; None where they have to be opened.
+        sealed: where they lie in the blob, pickled, between two bytes; None where it was not made in a worker.
     """
 
-    blob: torch.Tensor
-    contents: Sealed[Contents]
+    def __init__(self, blob: torch.Tensor, contents: Contents | None, sealed: tuple[int, int] | None = None) -> None:
+        self.blob = blob
+        self._contents, self._sealed = contents, sealed
+
+    @property
+    def contents(self) -> Contents:
+        """What lies where in the blob, and the calls; opened when it is first asked for."""
+        opened = self._contents
+        if opened is None:
+            assert self._sealed is not None
+            begin, end = self._sealed
+            data = self.blob.numpy()
+            pickled, arrays = pickle.loads(data[begin:end].data)
+            opened = pickle.loads(pickled, buffers=[data[first:last] for first, last in arrays])
+            self._contents = opened
+        return opened
+
+    def __reduce__(self) -> Any:
+        return Packed, (self.blob, None if self._sealed else self._contents, self._sealed)
+
+    def in_block(self, blob: torch.Tensor) -> Packed:
+        """The same, with a copy of the blob in its place, of which sealed arrays are views."""
+        return Packed(blob, None if self._sealed else self._contents, self._sealed)
 
     @property
     def entry_of_image(self) -> np.ndarray:
         """As of `Contents`."""
-        return self.contents.value.entry_of_image
+        return self.contents.entry_of_image
 
     @property
     def jpegs(self) -> JpegFiles:
         """The files at the beginning of the blob that kernels decode."""
-        return self.contents.value.jpegs
+        return self.contents.jpegs
 
     def source(self, at: int) -> Source:
         """That of an entry."""
         data = self.blob.numpy()
-        kind, pieces, *rest = self.contents.value.entries[at]
+        kind, pieces, *rest = self.contents.entries[at]
         if kind == "file":
             return EncodedSource(joined(data, pieces), *rest)
         ((begin, end),) = pieces
@@ -109,11 +88,11 @@ class Packed(NamedTuple):
 
     def sources(self) -> list[Source]:
         """One source for each entry."""
-        return [self.source(at) for at in range(len(self.contents.value.entries))]
+        return [self.source(at) for at in range(len(self.contents.entries))]
 
     def calls(self) -> list[tuple[Op, ...]]:
         """The calls recorded on each image, with the tensors among their arguments."""
-        return [with_unpacked(ops, self.blob) for ops in self.contents.value.programs]
+        return [with_unpacked(ops, self.blob) for ops in self.contents.programs]
 
 
 class Packing:
@@ -127,7 +106,6 @@ class Packing:
 
     Attributes:
         entry_of_image, jpegs: as of `Contents`.
-        sealed: in a data worker, where the contents begin and end once it is written.
     """
 
     def __init__(self, sources: Sequence[Source], programs: Sequence[tuple[Op, ...]]) -> None:
@@ -136,7 +114,6 @@ class Packing:
         self.entry_of_image = np.array(entry_of_image, dtype=np.int32)
         self.jpegs, self._pieces, self._chunks = lay_out_jpegs(self._sources)
         self._arrays: dict[tuple[int, int], tuple[int, int]] = {}  # address and size -> place
-        self.sealed: tuple[int, int] | None = None
 
     def add_array(self, array: np.ndarray) -> int:
         """Where an array begins in the blob; once for whoever has the same one."""
@@ -163,9 +140,8 @@ class Packing:
                 arguments[id(argument)] = PackedArgument(begin, tuple(argument.tensor.shape), argument.tensor.dtype)
         programs = tuple(with_packed(ops, arguments) for ops in self._programs) if arguments else self._programs
         contents = Contents(tuple(entries), programs, self.entry_of_image, self.jpegs, planned)
-        if get_worker_info() is not None:
-            self.sealed = self._seal(contents)
-        return Packed(self._chunks.write(collated_tensor((self._chunks.size,), torch.uint8)), Sealed(contents))
+        sealed = None if get_worker_info() is None else self._seal(contents)
+        return Packed(self._chunks.write(collated_tensor((self._chunks.size,), torch.uint8)), contents, sealed)
 
     def _seal(self, contents: Contents) -> tuple[int, int]:
         buffers: list[pickle.PickleBuffer] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -14,9 +14,8 @@ from torch_sink.image.core.ops import Op
 from torch_sink.image.core.state import default_device
 from torch_sink.image.decode.providers import candidates
 from torch_sink.image.decode.source import FinishedSource
-from torch_sink.image.execute.order import Order
-from torch_sink.image.execute.packed import Packed, Sealed, sealed_in
-from torch_sink.image.execute.planned import Planned, Run, plan_batch
+from torch_sink.image.execute.packed import Packed
+from torch_sink.image.execute.planned import Order, Planned, plan_batch
 from torch_sink.image.plan.build import Plan
 
 
@@ -31,7 +30,6 @@ class Recorded(NamedTuple):
         interpreted: the kernels run on the CPU under Triton's interpreter.
         mixes: calls recorded on the whole batch, `MixUp` and `CutMix`; they run after every image is made.
         order: how it is launched; None where no kernels are expected to make it.
-        sealed: where the contents lie in the blob, between two bytes; None where it was not made in a worker.
     """
 
     packed: Packed
@@ -41,44 +39,21 @@ class Recorded(NamedTuple):
     interpreted: bool = False
     mixes: tuple[Op, ...] = ()
     order: Order | None = None
-    sealed: tuple[int, int] | None = None
-
-    def __reduce__(self) -> Any:
-        if self.sealed is None:
-            return Recorded, tuple(self)
-        return received, (self.packed.blob, self.sealed, self.order and self.order.numbers(), *self[1:-2])
-
-    def in_block(self, blob: torch.Tensor) -> Recorded:
-        """The same, with a copy of the blob in its place."""
-        if self.sealed is None:
-            return self._replace(packed=self.packed._replace(blob=blob))
-        return self._replace(packed=Packed(blob, sealed_in(blob, *self.sealed)))
 
     @property
     def planned(self) -> Planned | None:
         """How kernels make it; None where none are expected to."""
-        return self.packed.contents.value.planned
+        return self.packed.contents.planned
 
     def plan(self) -> Planned:
         """How kernels make it, found now where nobody did before."""
         return self.planned or self.plan_again()
-
-    def planned_now(self) -> Recorded:
-        """The same, with a plan that is made here."""
-        contents = Sealed(self.packed.contents.value._replace(planned=self.plan_again()))
-        return self._replace(packed=self.packed._replace(contents=contents))
 
     def plan_again(self, only: Sequence[int] | None = None) -> Planned:
         """How kernels make it, or some images of it, each in its row."""
         sources, entries = self.packed.sources(), self.packed.entry_of_image.tolist()
         jpegs = self.packed.jpegs if only is None else None
         return plan_batch([sources[at] for at in entries], self.packed.calls(), entries, jpegs, only=only)
-
-
-def received(blob: torch.Tensor, sealed: tuple[int, int], numbers: Any, *described: Any) -> Recorded:
-    """What arrives in another process: the blob, what lies where in it, the order, and the rest of a `Recorded`."""
-    order = numbers and Order.of_numbers(*numbers)
-    return Recorded._make((Packed(blob, sealed_in(blob, *sealed)), *described, order, sealed))
 
 
 class Wanted(NamedTuple):
@@ -110,16 +85,11 @@ class BatchPlan(NamedTuple):
     """How a batch would run: which provider decodes how many images, and the launches. `str()` is readable."""
 
     decode: Counter[str]  # {provider: images}
-    runs: tuple[Run, ...]  # images that run together, in order
-
-    @property
-    def plan(self) -> Plan | None:
-        """The launches that end in the result; None for a batch of finished tensors."""
-        return self.runs[-1].plan if self.runs else None
+    plan: Plan | None  # the launches; None for a batch of finished tensors
 
     def __str__(self) -> str:
-        lines = [f"decode: {', '.join(f'{count} by {name}' for name, count in self.decode.items())}"]
-        return "\n".join(lines + [str(run) for run in self.runs])
+        line = f"decode: {', '.join(f'{count} by {name}' for name, count in self.decode.items())}"
+        return line if self.plan is None else f"{line}\n{self.plan}"
 
     def __repr__(self) -> str:
         return str(self)
@@ -137,7 +107,7 @@ def describe(recorded: Recorded) -> BatchPlan:
             decode["nobody (finished tensors)"] += 1
         else:
             decode[next(provider.name for provider in candidates(device) if provider.takes(source))] += 1
-    return BatchPlan(decode, recorded.plan().runs)
+    return BatchPlan(decode, recorded.plan().plan)
 
 
 class Survivors(NamedTuple):

@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as F_v2
 from torch_sink.image.core.arguments import is_scaled_bytes
 from torch_sink.image.core.atoms import Kind, Lowering, float_bits
 from torch_sink.image.core.examples import Arguments, Example, sample
-from torch_sink.image.core.ops import WIDE_TYPES, Op, Operation, Recorder, Stock
+from torch_sink.image.core.ops import Op, Operation, Recorder, Stock
 
 # --- from images to tensors and back
 
@@ -104,7 +104,7 @@ def _to_type(handle: Any, dtype: torch.dtype, op: Op) -> Any:
 
 # dtype -> those that the kernels can make of it; other types than uint8 and float32 are computed with in tables alone.
 _CONVERSIONS = {
-    torch.uint8: (torch.float32, torch.float16, torch.bfloat16, *WIDE_TYPES),
+    torch.uint8: (torch.float32, torch.float16, torch.bfloat16),
     torch.float32: (torch.uint8, torch.float16, torch.bfloat16),
 }
 

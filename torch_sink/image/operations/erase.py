@@ -12,7 +12,7 @@ import torch
 from torch_sink.image.core.arguments import fits_range
 from torch_sink.image.core.atoms import Kind, Lowering, three
 from torch_sink.image.core.examples import Arguments, Example, sample
-from torch_sink.image.core.ops import WIDE_TYPES, Op, Stock, TensorArgument, always, record_maybe_in_place
+from torch_sink.image.core.ops import Op, Stock, TensorArgument, always, record_maybe_in_place
 from torch_sink.image.operations.functionals import functional, stock_of
 
 _NO_BOX = 0, 0, 0, 0, (0.0,)
@@ -20,8 +20,6 @@ _NO_BOX = 0, 0, 0, 0, (0.0,)
 
 def _erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inplace: bool = False) -> Any:
     channels, height, width = handle.sink_shape
-    if handle.sink_dtype in WIDE_TYPES:
-        return NotImplemented
     if v is handle:
         # What `RandomErasing` asks for where it finds no box: nothing is erased.
         return handle if inplace else handle.record(Op(f"{family}.erase", _NO_BOX))

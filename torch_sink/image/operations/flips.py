@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as F_v2
 
 from torch_sink.image.core.atoms import Kind, Lowering, color_of
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
-from torch_sink.image.core.ops import WIDE_TYPES, Op, Operation, always
+from torch_sink.image.core.ops import Op, Operation, always
 
 # --- to kernel work
 
@@ -99,8 +99,6 @@ Operation(
 
 def turned(handle: Any, turns: int) -> Any:
     """Records quarter turns against the clock."""
-    if handle.sink_dtype in WIDE_TYPES:
-        return NotImplemented
     channels, height, width = handle.sink_shape
     shape = (channels, width, height) if turns % 2 else (channels, height, width)
     return handle.record(Op("v2.quarter_turns", (turns,)), shape=shape)

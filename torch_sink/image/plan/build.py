@@ -40,7 +40,7 @@ class Launch(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What runs where, for images that run together. `str()` is readable.
+    """What runs where. `str()` is readable.
 
     Attributes:
         launches: in order.
@@ -93,21 +93,18 @@ class Plan(NamedTuple):
         return "\n".join(lines)
 
 
-def build_plan(
-    shapes: Sequence[tuple[int, int]], states: Sequence[Lowering], images: Sequence[int], results: Sequence[int]
-) -> Plan:
+def build_plan(shapes: Sequence[tuple[int, int]], states: Sequence[Lowering], images: Sequence[int]) -> Plan:
     """The plan of some images.
 
     Args:
         shapes: (height, width) of what each begins with.
         states: what each goes through; all end in the same shape.
-        images: which pixels each begins with, by number.
-        results: which row of the result each becomes.
+        images: the position of each in the batch: that of its pixels, and of its row in the result.
     """
     builder = RowBuilder(states)
     entries_of_host = builder.entries
-    for image, row, shape, state in zip(images, results, shapes, states, strict=True):
-        builder.add_image(image, row, shape, state)
+    for image, shape, state in zip(images, shapes, states, strict=True):
+        builder.add_image(image, shape, state)
     columns = np.array(builder.jobs, np.int64).reshape(-1, COLUMNS)
     jobs = _smallest(columns[:, : rows.JOB_COLUMNS])
     # Every image ends in the last launch.
@@ -186,17 +183,16 @@ _TARGET_STRIDES = slice(rows.TARGET_ROW, rows.TARGET_CHANNEL + 1)
 _TILE_ALIGNMENT = 4
 
 
-def place_jobs(jobs: np.ndarray, plan: Plan, places: np.ndarray, strides: tuple[int, int, int, int]) -> None:
-    """Writes the jobs of a plan as the kernels read them.
+def placed_jobs(plan: Plan, places: np.ndarray, strides: tuple[int, ...]) -> np.ndarray:
+    """The jobs of a plan as the kernels read them, int64 [jobs, JOB_COLUMNS].
 
     Args:
-        jobs: int64 [jobs, JOB_COLUMNS], written to.
         plan: whose jobs.
         places: int64 [images, 4], by number of image: where its pixel (0, 0) lies, in bytes from the beginning of the
             workspace, and how many bytes lie between rows, columns and channels.
         strides: of the result [N, C, H, W], in elements.
     """
-    jobs[:] = plan.jobs
+    jobs = plan.jobs.astype(np.int64)
     # Positions within the workspace are not below 0.
     reading = jobs[:, rows.SOURCE] < 0
     jobs[reading, _SOURCE] = places[jobs[reading, rows.SOURCE_ROW]]
@@ -204,6 +200,7 @@ def place_jobs(jobs: np.ndarray, plan: Plan, places: np.ndarray, strides: tuple[
     batch, channel, row, column = strides
     jobs[writing, rows.TARGET] = jobs[writing, rows.TARGET_ROW] * batch
     jobs[writing, _TARGET_STRIDES] = row, column, channel
+    return jobs
 
 
 class Prologue(NamedTuple):

@@ -12,7 +12,7 @@ from torch_sink.image.operations.resize_tables import needed_rows
 from torch_sink.image.plan.stages import Stage, View, shifted, stages_of, view_through, whole_view
 from torch_sink.triton_kernels import rows
 
-# Of a position that nobody knows while the plan is made; the number of an image, or of a row, follows it.
+# Of a position that nobody knows while the plan is made; the number of an image follows it.
 ELSEWHERE = -1
 # Behind the columns of a job: its launch, counted from the first one of its image, and whether it is heavy.
 LAUNCH, IS_HEAVY, COLUMNS = rows.JOB_COLUMNS, rows.JOB_COLUMNS + 1, rows.JOB_COLUMNS + 2
@@ -65,18 +65,17 @@ class RowBuilder:
         for image in images:
             self._add_tables(image)
 
-    def add_image(self, image: int, row: int, size: tuple[int, int], state: Lowering) -> None:
+    def add_image(self, image: int, size: tuple[int, int], state: Lowering) -> None:
         """Adds an image.
 
         Args:
-            image: its number.
-            row: of the result that it becomes.
+            image: its number, and that of the row of the result that it becomes.
             size: its height and width.
             state: what it goes through.
         """
         self._image_size, before = size, len(self.jobs)
         read = Input((ELSEWHERE, image, 0, 0), -1, whole_view(size))
-        _, launches = self._add_stages(state, read, 0, (ELSEWHERE, row, 0, 0))
+        _, launches = self._add_stages(state, read, 0, (ELSEWHERE, image, 0, 0))
         self.depths.append((launches, (len(self.jobs) - before) // COLUMNS))
 
     def _add_stages(

@@ -16,7 +16,7 @@ from PIL import Image
 
 from torch_sink.image.core.atoms import VALUES_OF_BYTES, Kind, Lowering, float_bits
 from torch_sink.image.core.fallback import executing
-from torch_sink.image.core.ops import LOWER, PIXEL_CALLS, VALUE_CALLS, WIDE_TYPES, Op, makes_bytes, makes_floats, replay
+from torch_sink.image.core.ops import LOWER, PIXEL_CALLS, VALUE_CALLS, Op, makes_bytes, makes_floats, replay
 from torch_sink.image.operations.erase import three_planes
 from torch_sink.triton_kernels.rows import FILL
 
@@ -68,7 +68,7 @@ def _finished(state: Lowering) -> Lowering:
     """The state after all calls."""
     if state.is_uint8 or state.is_float:
         state.value_ops.clear()
-    elif state.erased or value_table(state.channels, tuple(state.value_ops)).dtype not in WIDE_TYPES:
+    else:
         _look_up_values(state)
     return state
 
