@@ -62,7 +62,7 @@ class Images:
         files = [sources[entry].data for entry in packed.entry_of_image]
         pixels = [image.to(device) for image in torch_sink.decode_images(files, device="cpu", provider="pillow")]
         self.tensors = pixels
-        self.pixels = pixels_of([Decoded(image, channels_last=False) for image in pixels], device)
+        self.pixels = pixels_of([Decoded(image) for image in pixels], device)
         self.pillow = [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
         self.out = torch.empty(tuple(recorded.shape), device=device)
 

@@ -43,7 +43,7 @@ def pillows(item: EncodedSource, box: Box | None = None) -> Decoded:
     pixels = np.atleast_3d(np.array(item.decode()))
     if box is not None:
         pixels = pixels[box.top : box.top + box.height, box.left : box.left + box.width]
-    return Decoded(torch.from_numpy(pixels.transpose(2, 0, 1).copy()), channels_last=False, box=box)
+    return Decoded(torch.from_numpy(pixels.transpose(2, 0, 1).copy()), box)
 
 
 class FakeKernels:
@@ -92,8 +92,7 @@ def decoded_by_pillow(device: torch.device = GPU, sources: Sequence[EncodedSourc
         images = decode_sources(sources, device)
     for image, item in zip(images, sources, strict=True):
         assert isinstance(image, Decoded)
-        pixels = image.pixels.permute(2, 0, 1) if image.channels_last else image.pixels
-        assert torch.equal(pixels, pillows(item).pixels)
+        assert torch.equal(image.pixels, pillows(item).pixels)
     return sum(len(call.args[0]) for call in seen.call_args_list)
 
 
@@ -135,7 +134,7 @@ def test_a_verdict_is_of_all_the_code_that_decodes(gpu: pytest.MonkeyPatch) -> N
 
 
 def one_value_is_wrong(images: list[Decoded | None]) -> None:
-    gray = next(image for image in images if image is not None and image.channels == 1)
+    gray = next(image for image in images if image is not None and len(image.pixels) == 1)
     gray.pixels[0, 3, 4] ^= 1
 
 
@@ -256,7 +255,7 @@ def test_nothing_is_freed_while_a_failed_nvjpeg_may_write_to_it(nvjpeg: Nvjpeg) 
     with mock.patch.object(pillow, "decode", decode, create=True):
         (image,) = decode_sources([FULL_CHROMA], GPU, "nvjpeg")
     assert isinstance(image, Decoded)
-    assert torch.equal(image.pixels.permute(2, 0, 1), pillows(FULL_CHROMA).pixels)
+    assert torch.equal(image.pixels, pillows(FULL_CHROMA).pixels)
     assert [entry[0] for entry in nvjpeg.log] == ["decode", "synchronize", "pillow"]
 
 

@@ -100,7 +100,7 @@ def launch(handle: Any, *others: torch.dtype) -> None:
         return
     planned = plan_batch([handle.sink_source], [handle.sink_ops], [0])
     height, width, channels = shape_of(handle.sink_source)
-    decoded = Decoded(torch.zeros(channels, height, width, dtype=torch.uint8), channels_last=False)
+    decoded = Decoded(torch.zeros(channels, height, width, dtype=torch.uint8))
     for dtype in {handle.sink_dtype, *others}:
         run_planned(planned, pixels_of([decoded], torch.device("cpu")), torch.empty((1, *handle.shape), dtype=dtype))
 

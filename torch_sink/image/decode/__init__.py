@@ -65,8 +65,7 @@ def decode_images(
                 raise result
             images.append(None)  # type: ignore[arg-type]
             continue
-        pixels = result.pixels.permute(2, 0, 1) if result.channels_last else result.pixels
-        images.append(to_device(pixels, device).contiguous())
+        images.append(to_device(result.pixels, device).contiguous())
     return images
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
@@ -142,17 +143,12 @@ class LaunchedJpegs(NamedTuple):
         """The pixels of each image, planes of channels; waits for nothing."""
         found = []
         for owner, batch in zip(self.owners, self.plan.batches, strict=True):
-            windows, sizes = batch.windows, batch.images[:, [COLUMN["HEIGHT"], COLUMN["WIDTH"]]].tolist()
-            boxes = windows[:, COLUMN["BOX_LEFT"] :][:, :4].tolist()
-            memory = zip(batch.pixel_offsets.tolist(), windows[:, COLUMN["CHANNELS"]].tolist(), strict=True)
-            for box, size, (offset, channels) in zip(map(Box._make, boxes), sizes, memory, strict=True):
-                pixels = owner[offset:][: channels * box.height * box.width].view(channels, box.height, box.width)
-                found.append(Decoded(pixels, False, box, tuple(size)))
+            first, columns = COLUMN["BOX_LEFT"], [COLUMN["PIXELS"], COLUMN["CHANNELS"]]
+            boxes = map(Box._make, batch.windows[:, first : first + 4].tolist())
+            for box, (unit, channels) in zip(boxes, batch.windows[:, columns].tolist(), strict=True):
+                begin, shape = unit * COLUMN["PIXELS_UNIT"], (channels, box.height, box.width)
+                found.append(Decoded(owner[begin : begin + math.prod(shape)].view(shape), box))
         return found
-
-    def damaged(self) -> list[int]:
-        """Which of the files have to be decoded elsewhere; waits for the kernels."""
-        return np.flatnonzero(to_host(self.status).numpy()).tolist()
 
 
 def launch_jpegs(plan: JpegPlan, block: torch.Tensor, spare_bytes: int = 0) -> LaunchedJpegs:
@@ -200,10 +196,8 @@ def decode_jpegs(
     for row, at in enumerate(places):
         wanted[row] = boxes[at] or wanted[row]
     launched = launch_jpegs(plan_jpegs(laid_out.files, wanted, shape), block_on_device(laid_out, device))
-    for at, image in zip(places, launched.images(), strict=True):
-        results[at] = image
-    for row in launched.damaged():
-        results[places[row]] = None
+    for at, image, status in zip(places, launched.images(), to_host(launched.status).tolist(), strict=True):
+        results[at] = None if status else image
     return results
 
 

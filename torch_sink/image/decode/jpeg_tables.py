@@ -92,11 +92,6 @@ class JpegBatch(NamedTuple):
     def _split(self) -> list[np.ndarray]:
         return split_tables(self.tables, self.sizes.images, self.sizes.segments)
 
-    @property
-    def pixel_offsets(self) -> np.ndarray:
-        """int64 [images], where the pixels of each box begin, in bytes."""
-        return self.windows[:, COLUMN["PIXELS"]].astype(np.int64) * COLUMN["PIXELS_UNIT"]
-
 
 class JpegPlan(NamedTuple):
     """How the JPEG files of a block are decoded."""

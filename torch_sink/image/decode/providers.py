@@ -28,12 +28,10 @@ class Provider:
 
     Attributes:
         name: as `decode_images(provider=...)` takes it.
-        exact: its pixels are Pillow's, bit for bit; another one decodes only where it is named.
         what_it_needs: what to do where it is not usable, as a part of a message.
     """
 
     name: str
-    exact = True
     what_it_needs: str
 
     def usable(self, device: torch.device) -> bool:
@@ -41,12 +39,15 @@ class Provider:
         return True
 
     def by_default(self, device: torch.device) -> bool:
-        """True where it is worth asking unasked-for, which `is_right` then answers; costs nothing."""
-        return self.exact
+        """True where its pixels may be Pillow's, bit for bit, which `is_right` then says; costs nothing.
+
+        Another one decodes only where it is named.
+        """
+        return True
 
     def is_right(self, device: torch.device) -> bool:
         """True where its pixels are Pillow's on `device`; asked before it decodes without having been named."""
-        return self.exact
+        return True
 
     def takes(self, source: EncodedSource | PixelSource) -> bool:
         """True when this provider can decode this image."""
@@ -114,7 +115,6 @@ class NvjpegProvider(Provider):
     """
 
     name = "nvjpeg"
-    exact = False
     what_it_needs = (
         "it decodes on NVIDIA GPUs: give device='cuda' on a machine that has one, with a torchvision that was built "
         "with nvJPEG"
@@ -122,6 +122,9 @@ class NvjpegProvider(Provider):
 
     def usable(self, device: torch.device) -> bool:
         return device.type == "cuda" and torch.cuda.is_available() and _nvjpeg() is not None
+
+    def by_default(self, device: torch.device) -> bool:
+        return False
 
     def takes(self, source: EncodedSource | PixelSource) -> bool:
         if not isinstance(source, EncodedSource):
@@ -164,7 +167,7 @@ class NvjpegProvider(Provider):
                     results[at] = result
                 continue
             for at, image in zip(chosen, images, strict=True):
-                results[at] = Decoded(image.contiguous(), channels_last=False)
+                results[at] = Decoded(image.contiguous())
         return results
 
 
@@ -212,8 +215,7 @@ def _decode_with_pillow(source: EncodedSource | PixelSource) -> Decoded | Decode
         image = source.image if isinstance(source, PixelSource) else source.decode()
     except DecodeError as error:
         return error
-    pixels = torch.from_numpy(np.array(image))
-    return Decoded(pixels if pixels.ndim == 3 else pixels[:, :, None], channels_last=True)
+    return Decoded(torch.from_numpy(np.atleast_3d(np.array(image))).permute(2, 0, 1))
 
 
 def providers_for(device: torch.device) -> list[Provider]:

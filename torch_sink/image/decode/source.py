@@ -187,35 +187,14 @@ class Box(NamedTuple):
 class Decoded(NamedTuple):
     """Pixels of one image: uint8 in [0, 255], on the host or the device."""
 
-    pixels: torch.Tensor  # [H, W, C] when `channels_last`, else [C, H, W]; contiguous
-    channels_last: bool
+    pixels: torch.Tensor  # [C, H, W], with any strides, but no gaps between its values
     box: Box | None = None  # the part of the image that they are; None for all of it
-    image_size: tuple[int, int] | None = None  # (height, width) of the image where they are a part of it
 
     @property
-    def size(self) -> tuple[int, int]:
-        """(height, width) of the image."""
-        if self.image_size is not None:
-            return self.image_size
-        shape = self.pixels.shape
-        return (shape[0], shape[1]) if self.channels_last else (shape[1], shape[2])
-
-    @property
-    def channels(self) -> int:
-        return self.pixels.shape[2 if self.channels_last else 0]
-
-    @property
-    def strides(self) -> tuple[int, int, int]:
-        """Bytes from row to row, column to column, channel to channel; the last is 0 for one channel."""
-        height, width = self.pixels.shape[:2] if self.channels_last else self.pixels.shape[1:]
-        if self.channels_last:
-            return width * self.channels, self.channels, int(self.channels > 1)
-        return width, 1, height * width if self.channels > 1 else 0
-
-    @property
-    def origin(self) -> int:
-        """Bytes from the first of the pixels to where pixel (0, 0) of the image would lie; 0, or negative."""
-        if self.box is None:
-            return 0
-        row, column, _ = self.strides
-        return -(self.box.top * row + self.box.left * column)
+    def place(self) -> tuple[int, int, int, int]:
+        """Bytes from the first of the pixels to where pixel (0, 0) of the image would lie, and from row to row, column
+        to column, channel to channel; the first is 0, or negative, the last 0 for one channel.
+        """
+        channel, row, column = self.pixels.stride()
+        left, top = self.box[:2] if self.box is not None else (0, 0)
+        return -(top * row + left * column), row, column, channel if len(self.pixels) > 1 else 0

@@ -16,8 +16,6 @@ from torch_sink.image.decode.source import Box, Decoded
 from torch_sink.image.execute.packed import Packed
 from torch_sink.image.execute.planned import Order, Planned
 
-_ALIGNMENT_BYTES = 16
-
 
 class Pixels(NamedTuple):
     """Pixels of some images, all on the device that the batch is made on.
@@ -54,29 +52,25 @@ def pixels_of(images: Sequence[Decoded | DecodeError], device: torch.device) -> 
     """
     places = np.zeros((len(images), 4), np.int64)
     there = [(at, image) for at, image in enumerate(images) if isinstance(image, Decoded)]
-    owners = _sent([image.pixels for _, image in there], device)
-    for (at, image), pixels in zip(there, owners, strict=True):
-        places[at] = pixels.data_ptr() + image.origin, *image.strides
+    owners = _sent([image.pixels.as_strided((image.pixels.numel(),), (1,)) for _, image in there], device)
+    for (at, image), owner in zip(there, owners, strict=True):
+        places[at] = image.place
+        places[at, 0] += owner.data_ptr()
     if len(there) < len(images):
-        owners.append(torch.zeros(_ALIGNMENT_BYTES, dtype=torch.uint8, device=device))
+        owners.append(torch.zeros(1, dtype=torch.uint8, device=device))
         places[[isinstance(image, DecodeError) for image in images], 0] = owners[-1].data_ptr()
     return Pixels(places, tuple(owners))
 
 
-def _sent(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """uint8 tensors on the device: those of the host in one transfer, the others themselves."""
+def _sent(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """uint8 tensors [bytes] on the device: those of the host in one transfer, the others themselves."""
     on_host = [tensor for tensor in tensors if tensor.device.type == "cpu"]
     if device.type == "cpu" or not on_host:
-        return list(tensors)
-    sizes = np.array([tensor.numel() for tensor in on_host])
-    ends = np.cumsum(-(-sizes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
-    begins = (ends - -(-sizes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES).tolist()
-    staging = host_buffer(int(ends[-1]), torch.uint8, device)
-    for begin, tensor in zip(begins, on_host, strict=True):
-        staging[begin : begin + tensor.numel()].copy_(tensor.flatten())
-    arrived = staging.to(device, non_blocking=True)
-    places = iter(begins)
-    return [arrived[next(places) :] if tensor.device.type == "cpu" else tensor for tensor in tensors]
+        return tensors
+    sizes = [len(tensor) for tensor in on_host]
+    together = torch.cat(on_host, out=host_buffer(sum(sizes), torch.uint8, device))
+    arrived = iter(together.to(device, non_blocking=True).split(sizes))
+    return [next(arrived) if tensor.device.type == "cpu" else tensor for tensor in tensors]
 
 
 class Decoding:
