@@ -82,28 +82,8 @@ class Correct:
         return self.right / self.count
 
 
-class Recall:
-    """A metric of a user that is no mean over samples, and says how it adds up: recall of class 2."""
-
-    def reset(self) -> None:
-        self.state = torch.zeros(2)
-
-    def update(self, output: Tensor, labels: Tensor) -> None:
-        found = (output.argmax(1) == 2) & (labels == 2)
-        self.state += torch.stack([found.sum(), (labels == 2).sum()])
-
-    def sums(self) -> Tensor:
-        return self.state
-
-    def compute_from(self, sums: Tensor) -> Tensor:
-        return sums[0] / sums[1]
-
-    def compute(self) -> Tensor:
-        return self.compute_from(self.state)
-
-
 def all_metrics() -> dict[str, Any]:
-    return {"accuracy": TopK(1), "top5": TopK(2), "loss": Loss(), "correct": Correct(), "recall": Recall()}
+    return {"accuracy": TopK(1), "top5": TopK(2), "loss": Loss(), "correct": Correct()}
 
 
 def make(rate: float = 0.5, **options: Any) -> Model:

@@ -77,10 +77,8 @@ def write_checkpoint(
 
 
 def _write_tensors(path: Path, state: dict[str, Any]) -> None:
-    with open(path, "wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
+    torch.save(state, path)
+    _sync(path)
     unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     if unsafe:
         raise SinkError(
@@ -90,16 +88,14 @@ def _write_tensors(path: Path, state: dict[str, Any]) -> None:
 
 
 def _complete(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
-    with open(temporary / MANIFEST_FILE, "w", encoding="utf-8") as file:
-        json.dump(manifest, file)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync_directory(temporary)
+    (temporary / MANIFEST_FILE).write_text(json.dumps(manifest), encoding="utf-8")
+    _sync(temporary / MANIFEST_FILE)
+    _sync(temporary)
     replaced = final.with_name(f"{final.name}.replaced")
     if final.exists():
         os.replace(final, replaced)
     os.replace(temporary, final)
-    _sync_directory(final.parent)
+    _sync(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -173,8 +169,9 @@ def remove_checkpoint(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Wait until a file or the entries of a directory are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -264,11 +261,8 @@ class ModelCheckpoint(Callback):
         if arguments.inside_sink or arguments.loop.ranks.many:
             where = "in the middle of a sink" if arguments.inside_sink else "on one process of several"
             _log.warning("no checkpoint of the failed run: the error came %s", where)
-            return
-        try:
+        else:
             self._save(context, prefix=f"{self._prefix}_breakpoint")
-        except Exception:
-            _log.warning("no checkpoint of the failed run: saving it failed too", exc_info=True)
 
     def _is_time(self, ranks: Ranks) -> bool:
         """Whether enough time has passed, by the clock of any rank: all write a checkpoint, or none."""

@@ -73,10 +73,7 @@ def _count_samples(labels: Any, batch: Any) -> int:
 
 
 class MeanMetric:
-    """Mean of a value over samples, of all ranks; subclasses say which value, and need not know of ranks.
-
-    The state is one tensor on the device.
-    """
+    """Mean of a value over samples, whose sums add up over the ranks; subclasses say which value."""
 
     def __init__(self) -> None:
         self._state: Tensor | None = None
@@ -96,13 +93,9 @@ class MeanMetric:
         """The sum over samples and their number: float64 [2] on the device."""
         return torch.zeros(2, dtype=torch.float64, device="cpu") if self._state is None else self._state
 
-    def compute_from(self, sums: Tensor) -> Tensor:
-        """The mean that belongs to what `sums` returned: float64 []; NaN without samples."""
-        return sums[0] / sums[1]
-
     def compute(self) -> Tensor:
-        """The mean as float64 [] on the device; NaN without samples."""
-        return self.compute_from(self.sums())
+        """The mean over the samples of this rank: float64 [] on the device; NaN without samples."""
+        return self.sums()[0] / self.sums()[1]
 
 
 class Loss(MeanMetric):
@@ -140,10 +133,9 @@ class TopK(MeanMetric):
 def make_metrics(metrics: Any) -> dict[str, Any]:
     """Turn the `metrics` argument (None, a set or list of names, or name -> object) into name -> metric.
 
-    A metric has `reset()`, `update(output, *labels)` and `compute()`. With more than one process, one that also has
-    `sums()` (a tensor that adds up over the ranks) and `compute_from(sums)` is computed from the sums of all ranks.
-    Metrics of torchmetrics reduce themselves. Of any other one, the ranks' values are averaged, weighted by samples:
-    exact for means over samples only.
+    A metric has `reset()`, `update(output, *labels)` and `compute()`. With more than one process, the named ones add up
+    and metrics of torchmetrics reduce themselves. Of any other one, the ranks' values are averaged, weighted by
+    samples: exact for means over samples only.
     """
     if metrics is None:
         return {}
@@ -172,9 +164,8 @@ def collect_results(metrics: dict[str, Any], ranks: Ranks, samples: int) -> dict
     values: dict[str, Any] = {}
     shares: dict[str, Tensor] = {}
     for name, metric in metrics.items():
-        if _adds_up(metric):
-            values[name] = None
-            shares[name] = metric.sums()
+        if isinstance(metric, MeanMetric):
+            values[name], shares[name] = math.nan, metric.sums()
         elif not ranks.many or _reduces_itself(metric):
             values[name] = metric.compute()
         else:
@@ -187,23 +178,17 @@ def collect_results(metrics: dict[str, Any], ranks: Ranks, samples: int) -> dict
                 with host_sync_allowed():
                     number = torch.as_tensor(value, dtype=torch.float64, device=ranks.device).detach().reshape(())
                 shares[name] = torch.stack([number * samples, torch.full_like(number, samples)])
-    if ranks.many and shares:
-        shares = _sums_over_ranks(shares, ranks)
-    for name, total in shares.items():
-        metric = metrics[name]
-        if _adds_up(metric):
-            values[name] = metric.compute_from(total)
-        elif _is_number(values[name]):
-            values[name] = total[0] / total[1]
+    if shares:
+        table = torch.stack([share.to(ranks.device) for share in shares.values()])
+        if ranks.many:
+            ranks.sum(table)
+        means = dict(zip(shares, table[:, 0] / table[:, 1], strict=True))
+        values.update((name, mean) for name, mean in means.items() if _is_number(values[name]))
     return _on_host(values, ranks.device)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
-
-
-def _adds_up(metric: Any) -> bool:
-    return all(callable(getattr(metric, part, None)) for part in ("sums", "compute_from"))
 
 
 def _reduces_itself(metric: Any) -> bool:
@@ -212,19 +197,11 @@ def _reduces_itself(metric: Any) -> bool:
     return own and bool(getattr(metric, "sync_on_compute", True))
 
 
-def _sums_over_ranks(shares: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
-    """In one collective."""
-    table = torch.cat([share.to(ranks.device, torch.float64).flatten() for share in shares.values()])
-    ranks.sum(table)
-    parts = table.split([share.numel() for share in shares.values()])
-    return {name: part.reshape(shares[name].shape) for name, part in zip(shares, parts, strict=True)}
-
-
 @functools.cache
 def _warn_of_mean(kind: str) -> None:
     _log.warning(
         "metrics of type %s cannot be added up over the ranks: the value is the mean of theirs, weighted by samples, "
-        "which is exact for means over samples only; give it sums() and compute_from(sums), or use torchmetrics",
+        "which is exact for means over samples only; for others use torchmetrics",
         kind,
     )
 
