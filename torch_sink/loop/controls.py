@@ -28,13 +28,11 @@ class Evaluation(Callback):
     The results are in the context's `eval_results`, with the loss as "eval_loss", for `EarlyStopping`,
     `ReduceLROnPlateau`, `LossMonitor` and the like, wherever they stand in the list; all of them, by step, are in the
     run's `history.evaluations`. Callbacks that do not override the older event names get the evaluation's events. With
-    more than one process each has the callback, and its share of the data.
+    more than one process each has the callback, and its share of the data. Arguments without a line here are those of
+    `StepLoop.evaluate`.
 
     Args:
         loader: a loader or SinkLoader; not the SinkLoader that the run trains on.
-        metrics: see `StepLoop.evaluate`.
-        forward: see `StepLoop.evaluate`.
-        ema: see `StepLoop.evaluate`.
         every_epochs: evaluate after so many epochs, or after the epochs listed (from 1); default 1, or none if
             `every_steps` is given.
         every_steps: evaluate after exactly so many steps; sinks shrink to meet them.
@@ -238,13 +236,11 @@ class EarlyStopping(_PlateauCallback):
 class ReduceLROnPlateau(_PlateauCallback):
     """Lowers the learning rate when a value has stopped improving, as torch's scheduler of this name does.
 
+    Arguments without a line here are those of `EarlyStopping`.
+
     Args:
-        monitor: as for EarlyStopping.
         factor: the rate is multiplied by it; below 1.
-        patience: epochs without improvement that are still accepted.
         verbose: print when it acts.
-        mode: "auto", "min" or "max".
-        min_delta: least change that counts as an improvement.
         cooldown: epochs after a reduction in which nothing is counted.
         min_lr: the rate never goes below.
 

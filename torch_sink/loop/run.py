@@ -77,7 +77,7 @@ class TrainingRun:
             for callback in self._callbacks:
                 stack.enter_context(callback)
             self._event("on_train_begin")
-            stack.callback(self._leave_loader)
+            stack.callback(setattr, self._loader, "is_last_epoch", False)
             while not self._finished():
                 self._loader.is_last_epoch = self._loop.progress.epochs + 1 >= self._epochs
                 self._epoch(engine)
@@ -94,9 +94,6 @@ class TrainingRun:
                 "evaluate, decide or end sinks (steps_to_boundary) work together: give them to all ranks, in the same "
                 "order"
             )
-
-    def _leave_loader(self) -> None:
-        self._loader.is_last_epoch = False
 
     def _epoch(self, engine: Engine) -> None:
         progress = self._loop.progress
@@ -178,20 +175,18 @@ class TrainingRun:
             self.history.samples += tensors[0].shape[0]
         iteration = loop.step_count = loop.step_count + 1
         first, last = (iteration - 1) % loop.accumulate == 0, iteration % loop.accumulate == 0
-        watched = loop.watches_next_step and engine.watchable
-        loop.watches_next_step = False
-
-        def note(place: str, what: str) -> None:
-            loop.settings.reasons.note(f"the step makes the host wait for the device at {place}: {what}")
-
+        watched, engine.watches_next_step = engine.watches_next_step, False
         try:
-            with watch_host_syncs(note) if watched else nullcontext():
+            with watch_host_syncs(self._note_wait) if watched else nullcontext():
                 engine.step(batch, tensors, first=first, last=last)
         except Exception as error:
             shapes = [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors]
             add_note(error, f"in step {iteration}, with a batch of {', '.join(shapes) or 'no tensor'}")
             add_hints(error)
             raise
+
+    def _note_wait(self, place: str, what: str) -> None:
+        self._loop.settings.reasons.note(f"the step makes the host wait for the device at {place}: {what}")
 
     def _finish_sink(self, record: SinkRecord, engine: Engine) -> None:
         self.history.add(record)

@@ -128,7 +128,6 @@ class StepLoop:
         )
         self.forward, self.clip_grad_norm = forward, clip_grad_norm
         self._engine: Engine | None = None
-        self.watches_next_step = True
         self._resumed = False
         self.overflows = OverflowCount(self.scaler, accumulate)
         self._positions = LoaderPositions()
@@ -166,7 +165,8 @@ class StepLoop:
         check.check_count("epochs", epochs, minimum=0)
         if max_steps is not None:
             check.check_count("max_steps", max_steps, minimum=1)
-        return self.run_with(loader, epochs, check_callbacks(callbacks), max_steps=max_steps, timeline=timeline)
+        with nullcontext() if timeline is None else record_timeline(timeline):
+            return self.run_with(loader, epochs, check_callbacks(callbacks), max_steps=max_steps)
 
     def run_with(
         self,
@@ -175,7 +175,6 @@ class StepLoop:
         callbacks: list[Callback],
         *,
         max_steps: int | None = None,
-        timeline: str | Path | None = None,
         epoch_size: int = -1,
         **fields: Any,
     ) -> RunHistory:
@@ -183,8 +182,7 @@ class StepLoop:
         resumed, self._resumed, began = self._resumed, False, self.step_count
         if not resumed:
             self.progress = Progress()
-        recording = nullcontext() if timeline is None else record_timeline(timeline)
-        with recording, self._positions.opened(loader, self.device, epoch_size) as sink:
+        with self._positions.opened(loader, self.device, epoch_size) as sink:
             try:
                 self.ranks.check_lengths(epoch_length(sink), max_steps)
                 return TrainingRun(self, sink, epochs, callbacks, max_steps, fields).execute()

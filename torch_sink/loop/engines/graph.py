@@ -33,12 +33,12 @@ class Engine:
 
     Attributes:
         mode: "eager" or "compile".
-        watchable: whether the first step may run under the sync detector.
+        watches_next_step: whether the next step is to run under the sync detector; the first one, where it may.
     """
 
     def __init__(self, mode: str, step: TrainingStep, schedule: Schedule, ranks: Ranks, *, watchable: bool) -> None:
         self.mode, self.training_step, self.schedule = mode, step, schedule
-        self.log, self.ranks, self.watchable = step.log, ranks, watchable
+        self.log, self.ranks, self.watches_next_step = step.log, ranks, watchable
 
     @property
     def host_syncs(self) -> int:
