@@ -7,11 +7,19 @@ import io
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    default_collate,
+)
 
 from torch_sink.sink import SinkLoader
 
@@ -155,6 +163,68 @@ def test_other_start_methods(context: str, persistent: bool) -> None:
 def test_a_spawned_worker_goes_on_where_a_forked_one_was() -> None:
     changed = {"multiprocessing_context": "spawn"}
     check_resume(9, 1, changed, multiprocessing_context="fork", persistent_workers=True)
+
+
+class Faulty(Augmented):
+    """One sample draws as the others do, and then something goes wrong with its batch."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        if index == 22 and self.fault != "in the collate function":
+            if self.fault == "on the way":
+                return lambda: sample
+            raise StopIteration if self.fault == "a wrong exception" else LookupError
+        return sample
+
+    def collate(self, samples: list[Any]) -> Any:
+        if any(not isinstance(sample, tuple) for sample in samples):
+            return samples
+        if self.fault == "in the collate function" and 22 in [index for _, index in samples]:
+            raise LookupError
+        return default_collate(samples)
+
+
+def passes_with_errors(loader: SinkLoader, passes: int) -> Iterator[Any]:
+    """What comes in some passes, None in the place of an error."""
+    while passes:
+        try:
+            yield from loader.rest()
+            passes -= 1
+        except (LookupError, RuntimeError):
+            yield None
+
+
+@pytest.mark.parametrize(
+    ("fault", "workers"),
+    [
+        ("in the dataset", 0), ("in the dataset", 2), ("in the collate function", 2), ("on the way", 2),
+        ("a wrong exception", 2),
+    ],
+)  # fmt: skip
+def test_behind_an_error_that_was_caught(fault: str, workers: int) -> None:
+    """The draws of the batch that failed are among those that the worker goes on from."""
+
+    def loader() -> SinkLoader:
+        dataset = Faulty(fault)
+        generator = torch.Generator().manual_seed(3)
+        options: Any = {"num_workers": workers, "generator": generator, "persistent_workers": workers > 0}
+        return SinkLoader(DataLoader(dataset, 4, shuffle=True, collate_fn=dataset.collate, **options))
+
+    with loader() as first:
+        came, states = [], []
+        for batch in passes_with_errors(first, 2):
+            came.append(batch)
+            states.append(through_a_file(first.state_dict()))
+    failed = came.index(None)
+    assert (failed, came.count(None), len(came)) == (2, 2, 2 * BATCHES_PER_PASS)
+    with loader() as resumed:
+        resumed.load_state_dict(states[failed])
+        rest = list(passes_with_errors(resumed, 2))
+    torch.testing.assert_close(rest, came[failed + 1 :], rtol=0, atol=0)
 
 
 def test_epoch_goes_on_where_it_was() -> None:

@@ -6,6 +6,7 @@ it makes, and sends an error in the place of what cannot be sent.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import multiprocessing.queues
@@ -28,11 +29,13 @@ from torch_sink.common.random_state import (
     set_generator_states,
     set_global_random_state,
 )
+from torch_sink.errors import SinkError
 
 Action = Callable[[], None]
 
 # Samplers draw at the beginning and at the end of a traversal; of those that draw for each list, the latest are kept.
 _DRAWS_KEPT = 64
+_DRAWS = "_torch_sink_draws"
 
 
 class RecordedBatch(NamedTuple):
@@ -45,6 +48,32 @@ class RecordedBatch(NamedTuple):
     def pin_memory(self, device: str | None = None) -> RecordedBatch:
         """Called by the DataLoader's pinning thread."""
         return self._replace(batch=_utils.pin_memory.pin_memory(self.batch, device))  # type: ignore[no-untyped-call]
+
+
+class RecordedFailure(ExceptionWrapper):
+    """An error in the place of a batch, with what a `RecordedBatch` has: what failed had made draws."""
+
+    def __init__(self, failure: ExceptionWrapper, worker: int, random_state: RandomState) -> None:
+        vars(self).update(vars(failure))
+        self.worker, self.random_state = worker, random_state
+
+    def reraise(self) -> None:
+        """Raises the error, which `draws_of` asks for the rest."""
+        try:
+            super().reraise()
+        except Exception as error:
+            vars(error)[_DRAWS] = self.worker, self.random_state
+            raise
+
+
+def draws_of(error: BaseException | None) -> tuple[int, RandomState]:
+    """The worker that an error of a `RecordedFailure` comes from, and its generator states; -1 of any other one."""
+    while error is not None:
+        if _DRAWS in vars(error):
+            found: tuple[int, RandomState] = vars(error).pop(_DRAWS)
+            return found
+        error = error.__cause__
+    return -1, b""
 
 
 class RecordingCollate:
@@ -197,22 +226,33 @@ class ReportingQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
     """A queue of (number, batch or exception) that sends an error where an item cannot be pickled.
 
     Python's own queue prints the error in the worker and drops the item, and the training process waits for ever.
+    A worker's exceptions become `RecordedFailure`s.
     """
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Called by the worker right after it made the item."""
+        worker: Any = get_worker_info()
+        if worker is not None and isinstance(item, tuple) and isinstance(item[-1], ExceptionWrapper):
+            with contextlib.suppress(SinkError):  # another bit generator of numpy's
+                item = *item[:-1], RecordedFailure(item[-1], worker.id, global_random_state())
+        super().put(item, block, timeout)
 
     def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:  # the hook that the base class offers
         number, content = item if isinstance(item, tuple) and len(item) == 2 else (None, None)
         if not isinstance(number, int):
             super()._on_queue_feeder_error(error, item)  # type: ignore[misc]
             return
-        self.put((number, self.failure(error, content)))
+        super().put((number, self.failure(error, content)))
 
     def failure(self, error: Exception, content: Any) -> Any:
         """What is sent in the place of `content`."""
         # Only the words of an exception can be sent: its class is what could not be pickled.
         what = content.exc_msg if isinstance(content, ExceptionWrapper) else f"a batch of type {type(content).__name__}"
         failure = RuntimeError(f"cannot be sent to the training process ({error}): {what}")
-        origin = (RuntimeError, failure, error.__traceback__)
-        return ExceptionWrapper(origin, "in DataLoader worker process")
+        wrapper = ExceptionWrapper((RuntimeError, failure, error.__traceback__), "in DataLoader worker process")
+        known = (RecordedBatch, RecordedFailure)
+        made = content if isinstance(content, known) else getattr(content, "batch", None)  # one with broken files
+        return RecordedFailure(wrapper, made.worker, made.random_state) if isinstance(made, known) else wrapper
 
 
 class StatefulReportingQueue(ReportingQueue):

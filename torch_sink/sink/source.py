@@ -20,7 +20,7 @@ from torch_sink.common.slabs import Slabs
 from torch_sink.damage.loaders import LoaderGuard
 from torch_sink.damage.report import DecodeReport
 from torch_sink.sink.position import PassStart, ResumePoint
-from torch_sink.sink.recording import IndexLists, RecordedBatch
+from torch_sink.sink.recording import IndexLists, RecordedBatch, draws_of
 from torch_sink.sink.workers import PassCancelled, WorkerGuard, WorkerTimeout
 
 
@@ -104,7 +104,9 @@ class Pass:
         except PassCancelled:
             raise
         except BaseException as error:
-            item.error = error
+            item.error, draws = error, draws_of(error)
+            if self.lists is not None:  # else a position counts no batches, or they are made again
+                item.worker, item.random_state = draws
             item.is_lost, item.is_pending = self.source.is_broken, isinstance(error, WorkerTimeout)
         return item
 
