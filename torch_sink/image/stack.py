@@ -15,10 +15,11 @@ import torch
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import state as backend_state
 from torch_sink.image.core.fallback import executing
+from torch_sink.image.core.ops import Op
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.collate import collate_handles, lazy_batch
 from torch_sink.image.execute.recorded import Recorded, Wanted, survivors
-from torch_sink.image.handles.tensor import HANDLES, LazyTensor, SharedMemory, recorded
+from torch_sink.image.handles.tensor import HANDLES, LazyTensor, recorded
 
 
 class _Images:
@@ -29,7 +30,6 @@ class _Images:
         active = backend_state.settled()
         self._destination, self._interpreted = (active.device, active.interpreted) if active else ("cpu", False)
         self.values: torch.Tensor | None = None  # [images, C, H, W]
-        self._given: dict[int, _PartOfStack] = {}
 
     def packed(self) -> LazyBatch:
         """All images as one batch [images, C, H, W]."""
@@ -37,39 +37,32 @@ class _Images:
             self.batch = lazy_batch(self.handles, self._destination, self._interpreted, is_planned=True)
         return self.batch
 
+    def real(self) -> torch.Tensor:
+        """The values, made once."""
+        if self.values is None:
+            with executing():
+                self.values = self.packed()._made_on_cpu()
+        return self.values
+
     def give(self, at: int) -> LazyTensor:
         """One image, which shares memory with the stack as a view of it does."""
-        if at not in self._given:
-            self._given[at] = _PartOfStack(self, self.handles[at])
-        return self.handles[at]
-
-    def become(self, values: torch.Tensor) -> None:
-        """Takes the values, of which handles that were given away become views."""
-        self.values = values
-        for at, part in self._given.items():
-            part.follow(values[at])
+        part = self.handles[at].record_nothing()
+        part.sink_base = _Part(self, at)
+        return part
 
 
-class _TheOthers(NamedTuple):
-    """Stands for the rest of a stack among those that share its memory."""
+class _Part(NamedTuple):
+    """What an image of a stack is a view of."""
 
-    sink_ops: None = None
-    is_recording: bool = False
+    images: _Images
+    at: int
 
+    @property
+    def is_recording(self) -> bool:
+        return self.images.values is None
 
-class _PartOfStack(SharedMemory):
-    """One image of a stack, and what was recorded on it by calls that return views."""
-
-    def __init__(self, images: _Images, image: LazyTensor) -> None:
-        super().__init__(image)
-        self._images = images
-
-    def members(self) -> list[Any]:
-        return [*super().members(), _TheOthers()]
-
-    def make_real(self) -> None:
-        with executing():
-            self._images.become(self._images.packed()._made_on_cpu())
+    def viewed_by(self, ops: tuple[Op, ...]) -> torch.Tensor:
+        return self.images.real()[self.at]
 
 
 # Kernels whose result on a stack is that on each of its images, bit for bit.
@@ -116,7 +109,7 @@ class LazyStack(LazyBatch):
     @_tensor.setter  # type: ignore[override]
     def _tensor(self, values: torch.Tensor) -> None:
         self._view = values
-        self._images.become(values.view(-1, *values.shape[-3:]))
+        self._images.values = values.view(-1, *values.shape[-3:])
 
     def pack(self) -> None:
         """Packs the images here, and lets go of the handles: another process may get it without knowing of these."""
@@ -221,7 +214,7 @@ def _joined(items: Any, dim: Any, kwargs: Any, is_new: bool) -> Any:
         return NotImplemented
     handles: list[Any] = []
     for item in items:
-        of_item = item._images.handles if isinstance(item, LazyStack) else [item._viewed]
+        of_item = item._images.handles if isinstance(item, LazyStack) else [item.sink_base]
         if not of_item or of_item[0] is None:
             return NotImplemented
         handles += of_item

@@ -32,8 +32,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
     calls: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # filled where stacks are
     recorded: Recorded
     broken_files: tuple[BrokenFile, ...]
-    _viewed: Any = None  # the handle whose memory a batch of one shares, and the calls recorded on it then
-    _calls_then: tuple[Op, ...] = ()
+    sink_base: Any = None  # the handle whose memory a batch of one shares
     _tensor: torch.Tensor | None
 
     @staticmethod
@@ -53,18 +52,10 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
             return self.materialize().__reduce_ex__(protocol)
         return LazyBatch, (self.recorded,)
 
-    def view_of(self, handle: Any) -> LazyBatch:
-        """This batch, as one of one image that shares its memory with a handle."""
-        self._viewed, self._calls_then = handle, handle.sink_ops
-        return self
-
     def _follow_view(self) -> None:
-        """Takes the values of the image where they were made, or changed in place, since."""
-        image = self._viewed
-        if self._tensor is not None or image is None:
-            return
-        if not (image.is_recording and image.sink_ops is self._calls_then):
-            self._tensor = image.materialize().unsqueeze(0)
+        """Takes the values of the image where somebody has asked for them."""
+        if self._tensor is None and self.sink_base is not None and not self.sink_base.is_recording:
+            self._tensor = self.sink_base.materialize().unsqueeze(0)
 
     @property
     def is_recording(self) -> bool:
@@ -120,7 +111,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
 
     def _is_already(self, dtype: torch.dtype | None, memory_format: torch.memory_format | None) -> bool:
         """Whether a batch that is still to be made will have this dtype and layout."""
-        waits = self.is_recording and self._viewed is None
+        waits = self.is_recording and self.sink_base is None
         as_made = memory_format in (None, torch.preserve_format, torch.contiguous_format)
         return waits and as_made and dtype in (None, self.dtype)
 
@@ -190,8 +181,8 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         if self._tensor is None:
             self._refuse_meta()
             report_fallback("batch", "used on the CPU before it was moved to the device", "torch")
-            viewed = self._viewed
-            self._tensor = self._made_on_cpu() if viewed is None else viewed.materialize().unsqueeze(0)
+            base = self.sink_base
+            self._tensor = self._made_on_cpu() if base is None else base.materialize().unsqueeze(0)
         return self._tensor
 
     def _made_on_cpu(self) -> torch.Tensor:

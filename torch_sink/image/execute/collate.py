@@ -101,7 +101,7 @@ def _batch_of_one(image: Any, dim: Any = None) -> Any:
     if _is_made_at_once():
         return image.materialize().as_subclass(torch.Tensor).unsqueeze(0)
     batch = collate_handles([image])
-    return batch.view_of(image) if isinstance(batch, LazyBatch) else NotImplemented
+    return image.lend_to(batch) if isinstance(batch, LazyBatch) else NotImplemented
 
 
 def _is_made_at_once() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,41 +21,6 @@ from torch_sink.image.operations import RECORDERS
 _make_wrapper = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
 
 
-class SharedMemory:
-    """What the tensors of handles share in stock code: an image, and calls on it that return views, as crops do.
-
-    All of the handles become real together, as views of one tensor; what then changes one of them in place changes the
-    others where they overlap. They are held weakly: nobody sees what becomes of a handle that nobody holds.
-    """
-
-    def __init__(self, whole: Any) -> None:
-        self._source, self.ops = whole.sink_source, whole.sink_ops
-        self._members: list[weakref.ref[Any]] = []
-        self.add(whole)
-
-    def add(self, handle: Any) -> Any:
-        """Makes a handle stand for a view of the image."""
-        self._members = [reference for reference in self._members if reference() is not None]
-        self._members.append(weakref.ref(handle))
-        handle.__dict__["sink_memory"] = self
-        return handle
-
-    def members(self) -> list[Any]:
-        """Those that are still held by somebody."""
-        return [handle for reference in self._members if (handle := reference()) is not None]
-
-    def make_real(self) -> None:
-        """Makes the tensors of all members."""
-        with executing():
-            self.follow(replay(self._source.decode(), self.ops, in_place=True))
-
-    def follow(self, tensor: Any) -> None:
-        """Makes the tensors of all members, as views of the image's."""
-        for member in self.members():
-            if member.is_recording:
-                member.__dict__["sink_real"] = member._stock_type(replay(tensor, member.sink_ops[len(self.ops) :]))
-
-
 class _Handle(Lazy):
     """What both kinds of handle share: a source, and the calls recorded on it."""
 
@@ -64,6 +29,10 @@ class _Handle(Lazy):
     sink_shape: torch.Size
     sink_dtype: torch.dtype
     was_collated = False  # its values were made for a batch, in this process
+    # What stock code's tensor is a view of, as a crop is one of its image: a handle, or a part of a stack. Once one of
+    # the two is real, so is the other: what changes one of them in place changes the other.
+    sink_base: Any = None
+    sink_views: Mapping[int, Any] = {}
 
     @staticmethod
     def __new__(cls: Any, source: Source, ops: tuple[Op, ...], shape: Sequence[int], dtype: torch.dtype) -> Any:
@@ -93,8 +62,8 @@ class _Handle(Lazy):
 
     @property
     def is_recording(self) -> bool:
-        """False once somebody has asked for the values."""
-        return "sink_real" not in self.__dict__
+        """False once somebody has asked for the values, or for those that it is a view of."""
+        return "sink_real" not in self.__dict__ and (self.sink_base is None or self.sink_base.is_recording)
 
     def record(
         self,
@@ -111,41 +80,36 @@ class _Handle(Lazy):
         fields = self.__dict__
         ops = (*fields["sink_ops"], op)
         made = type(self)(fields["sink_source"], ops, shape or fields["sink_shape"], dtype or fields["sink_dtype"])  # type: ignore[call-arg]
-        return self._memory().add(made) if is_view else made
+        return self.lend_to(made) if is_view else made
 
-    def _memory(self) -> SharedMemory:
-        return self.__dict__.get("sink_memory") or SharedMemory(self)
+    def lend_to(self, view: Any) -> Any:
+        """`view`, which is one of this handle."""
+        view.__dict__["sink_base"] = self
+        self.__dict__.setdefault("sink_views", weakref.WeakValueDictionary())[id(view)] = view
+        return view
 
-    @property
-    def shares_memory(self) -> bool:
-        """True for a handle that stands for a part of what other handles stand for as well."""
-        memory = self.__dict__.get("sink_memory")
-        return memory is not None and len(memory.members()) > 1
+    def viewed_by(self, ops: tuple[Op, ...]) -> torch.Tensor:
+        """The part of the real tensor that a view with these calls stands for."""
+        return replay(self.materialize(), ops[len(self.sink_ops) :])
 
     @property
     def changes_in_place(self) -> bool:
-        """True where a call in place can be recorded: nobody holds a part of what it changes."""
-        are_aliases = not self.shares_memory or all(
-            member.sink_ops == self.sink_ops for member in self._memory().members()
-        )
-        return are_aliases and not _is_expanded(self.sink_ops)
+        """True where a call in place can be recorded: nobody else holds a part of what it changes."""
+        return self.sink_base is None and not self.sink_views and not _is_expanded(self.sink_ops)
 
     def record_in_place(self, op: Op) -> Any:
-        """Records a call that changes what this handle and its aliases stand for; returns the handle."""
-        ops, memory = (*self.sink_ops, op), self.__dict__.get("sink_memory")
-        for alias in [self] if memory is None else memory.members():
-            alias.__dict__["sink_ops"] = ops
-        if memory is not None:
-            memory.ops = ops
+        """Records a call that changes what this handle stands for; returns the handle."""
+        self.__dict__["sink_ops"] = (*self.sink_ops, op)
         return self
 
     def materialize(self) -> torch.Tensor:
         """The tensor of the exact stock type that this handle stands for, made once."""
         fields = self.__dict__
-        if "sink_real" not in fields and self.shares_memory:
-            fields["sink_memory"].make_real()
         if "sink_real" not in fields:
-            fields["sink_real"] = self._stock_type(self._replayed())
+            values = self._replayed() if self.sink_base is None else self.sink_base.viewed_by(self.sink_ops)
+            fields["sink_real"] = self._stock_type(values)
+            for view in list(self.sink_views.values()):
+                view.materialize()
         return fields["sink_real"]
 
     def _replayed(self) -> torch.Tensor:
@@ -176,7 +140,7 @@ class _Handle(Lazy):
 
     def record_as(self, kind: type) -> Any:
         """A handle of another kind for the same memory."""
-        return self._memory().add(kind(self.sink_source, self.sink_ops, self.sink_shape, self.sink_dtype))
+        return self.lend_to(self.record_nothing(kind))
 
     def as_tv_image(self) -> Any:
         """A `tv_tensors.Image` of the same memory."""
@@ -204,9 +168,9 @@ class _Handle(Lazy):
             return self.materialize().__deepcopy__(memo)
         return self.record_nothing()
 
-    def record_nothing(self) -> Any:
-        """A second, independent handle for the same values."""
-        return type(self)(self.sink_source, self.sink_ops, self.sink_shape, self.sink_dtype)  # type: ignore[call-arg]
+    def record_nothing(self, kind: Any = None) -> Any:
+        """A second, independent handle for the same values, of another kind where one is given."""
+        return (kind or type(self))(self.sink_source, self.sink_ops, self.sink_shape, self.sink_dtype)
 
 
 class LazyTensor(_Handle, torch.Tensor):  # type: ignore[misc, override]
@@ -250,7 +214,10 @@ def _on_handles(recorder: Recorder, keeps_type: bool) -> Recorder:
         result = recorder(*args, **kwargs)
         # Of a `tv_tensors.Image` torchvision returns the type that its user asked for.
         is_image = type(result) is LazyTVImage and not (keeps_type or return_types._must_return_subclass())
-        return result.as_subclass(torch.Tensor) if is_image else result
+        if not is_image:
+            return result
+        is_shared = result is handle or result.sink_base is not None
+        return result.as_subclass(torch.Tensor) if is_shared else result.record_nothing(LazyTensor)
 
     return record
 
