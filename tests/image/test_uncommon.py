@@ -13,6 +13,7 @@ from image.cases import gray_images, rgb_images
 from image.check import check_pipeline
 from image.uncommon_cases import UNCOMMON
 from torch_sink.image import reroute
+from torch_sink.image.core import state
 
 
 @pytest.mark.parametrize("name", UNCOMMON)
@@ -80,9 +81,10 @@ def test_scripting_while_the_backend_is_on(name: str) -> None:
     transform = SCRIPTED[name]()
     pixels = torch.randint(0, 256, (3, 14, 17), dtype=torch.uint8)
     with torch_sink.image_backend("device", device="cpu"):
-        stand_ins = [row.read() for row, _ in reroute._installed]
+        settings, replaced = state.active, [(row.name, stock) for row, stock in reroute._installed]
         scripted = torch.jit.script(transform)
-        assert [row.read() for row, _ in reroute._installed] == stand_ins
+        assert state.active == settings
+        assert [(row.name, stock) for row, stock in reroute._installed] == replaced
         torch.manual_seed(5)
         made = scripted(pixels)
         torch.manual_seed(5)

@@ -11,7 +11,6 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import PIL.Image
@@ -29,18 +28,19 @@ from torchvision.transforms.v2 import _utils as v2_utils
 from torchvision.transforms.v2.functional import _augment, _color, _geometry, _meta, _misc, _type_conversion
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
+from torch_sink.common.containers import leaves
 from torch_sink.damage import loaders
 from torch_sink.damage import report as damage
 from torch_sink.image import stand_ins, transform_methods
 from torch_sink.image.backend import set_image_backend
 from torch_sink.image.core import state
-from torch_sink.image.core.fallback import ledger
+from torch_sink.image.core.fallback import executing, ledger
 from torch_sink.image.core.state import State
 from torch_sink.image.execute.collate import collate_handles
 from torch_sink.image.handles import augmix
 from torch_sink.image.handles.file import OPERATORS, Operator, jpeg_factory, opener, pil_loader
+from torch_sink.image.handles.image import LazyPixels
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
-from torch_sink.image.leaving import MadeInWorker
 from torch_sink.image.operations import RECORDERS
 from torch_sink.image.stack import EACH_ALONE, LazyStack
 from torch_sink.image.stand_ins import around
@@ -181,8 +181,12 @@ def _kernel_rows() -> Iterator[Row]:
 
 def _script(stock: Callable[..., Any], obj: Any, optimize: Any = None, _frames_up: int = 0, **kwargs: Any) -> Any:
     """For `torch.jit.script`, which compiles the source of stock functions, and what they refer to."""
-    with _stock_in_place():
+    settings = _settings_of_thread(state.active)
+    uninstall()
+    try:
         return stock(obj, optimize, _frames_up + 2, **kwargs)
+    finally:
+        install(settings)
 
 
 # --- workers
@@ -209,13 +213,42 @@ class WorkerLoop:
         loop = vars(sys.modules[self.module])["_worker_loop"]
         loop = loop.stock if isinstance(loop, WorkerLoop) else loop
         bound = inspect.signature(loop).bind(*args, **kwargs)
-        bound.arguments["collate_fn"] = MadeInWorker(bound.arguments["collate_fn"], settings.executes_at_once)
+        collate = bound.arguments["collate_fn"]
+        bound.arguments["collate_fn"] = lambda samples: _made_here(collate(samples), settings.executes_at_once)
         return loop(*bound.args, **bound.kwargs)
 
 
 def _settings_of_thread(settings: State | None) -> State:
     assert settings is not None  # the stand-in is only there while the backend is on
     return settings._replace(on_decode_error=damage.current_policy())
+
+
+def _made_here(batch: Any, makes_pixels: bool) -> Any:
+    """A worker's batch, finished: the thread that sends it would lose errors.
+
+    Without a device, what leaves a worker is ordinary tensors and images, whatever `collate_fn` does: their pixels are
+    made here, beside other workers. With one, stacks are packed.
+    """
+    if makes_pixels or LazyStack.were_made:
+        with executing():
+            for leaf in _leaves(batch):
+                if isinstance(leaf, LazyStack):
+                    leaf.pack()
+                elif makes_pixels and isinstance(leaf, LazyPixels):
+                    leaf.load()
+                elif makes_pixels and isinstance(leaf, HANDLES):
+                    leaf.materialize()
+    return batch
+
+
+def _leaves(batch: Any, depth: int = 2) -> Iterator[Any]:
+    """Those in containers and objects: a batch object, and what it consists of."""
+    for leaf in leaves(batch):
+        fields = getattr(leaf, "__dict__", None)
+        if depth and type(fields) is dict and not isinstance(leaf, (torch.Tensor, PIL.Image.Image)):
+            yield from _leaves(fields, depth - 1)
+        else:
+            yield leaf
 
 
 # --- switching
@@ -258,19 +291,6 @@ def _fill_places() -> None:
 
 # While the backend is on, some rows may have a reason only now.
 damage.when_one_is_set.append(lambda: _fill_places() if _installed else None)
-
-
-@contextmanager
-def _stock_in_place() -> Iterator[None]:
-    """Inside, every place of the table holds the stock object; the settings stay."""
-    stand_ins = [row.read() for row, _ in _installed]
-    try:
-        for row, stock in reversed(_installed):
-            row.write(stock)
-        yield
-    finally:
-        for (row, _), stand_in in zip(_installed, stand_ins, strict=True):
-            row.write(stand_in)
 
 
 def uninstall() -> None:

@@ -23,7 +23,6 @@ from torch_sink.image.core.ops import Op, Recorder
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.collate import collate_handles
 from torch_sink.image.handles.image import lazy_image
-from torch_sink.image.handles.lazy import run_on_real
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS, TAKE_PALETTES
 from torch_sink.image.stack import EACH_ALONE, LazyStack
@@ -223,8 +222,7 @@ def new_mask(stock: Stock, cls: Any, data: Any, **kwargs: Any) -> Any:
 
 def new_parameter(stock: Stock, cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
     """For `Parameter.__new__`, which wants tensors whose `detach` returns their own type."""
-    args = cls, data, requires_grad
-    return run_on_real(stock, args, {}) if isinstance(data, HANDLES) else stock(*args)
+    return stock(cls, data.materialize() if isinstance(data, HANDLES) else data, requires_grad)
 
 
 # --- timm
