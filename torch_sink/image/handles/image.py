@@ -37,31 +37,18 @@ class _PixelAccess:
     def __init__(self, load: Callable[[], Any]) -> None:
         self._load = load
 
-    @functools.cached_property
-    def _pixels(self) -> Any:
-        return self._load()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pixels, name)
-
     def __getitem__(self, position: Any) -> Any:
-        return self._pixels[position]
+        return self._load()[position]
 
     def __setitem__(self, position: Any, value: Any) -> None:
-        self._pixels[position] = value
+        self._load()[position] = value
 
 
 class LazyPixels(Image.Image):
     """What both kinds of lazy Pillow image share: their pixels are made when somebody asks for them."""
 
-    @property
-    def waits(self) -> bool:
-        """False once somebody has asked for the pixels."""
-        raise NotImplementedError
-
-    def _load(self) -> Any:
-        """The pixels themselves, as Pillow gives access to them."""
-        raise NotImplementedError
+    waits: bool  # false once somebody has asked for the pixels
+    _load: Callable[[], Any]  # the pixels themselves, as Pillow gives access to them
 
     @property
     def im(self) -> Any:
@@ -153,14 +140,8 @@ class LazyImage(LazyPixels, metaclass=_StockType):
         width, height = self._size
         return 3 if self._mode == "RGB" else 1, height, width
 
-    def record(self, op: Op, size: tuple[int, int] | None = None, mode: str | None = None) -> LazyImage:
-        """A new handle with one more call; `size` (width, height) and `mode` where the call changes them."""
-        return self.record_all((op,), size, mode)
-
-    def record_all(
-        self, ops: tuple[Op, ...], size: tuple[int, int] | None = None, mode: str | None = None
-    ) -> LazyImage:
-        """As `record`, with several calls."""
+    def record(self, *ops: Op, size: tuple[int, int] | None = None, mode: str | None = None) -> LazyImage:
+        """A new handle with more calls; `size` (width, height) and `mode` where they change them."""
         fields = self.__dict__
         recorded = LazyImage(
             fields["sink_source"], fields["sink_ops"] + ops, size or fields["_size"], mode or fields["_mode"]
@@ -211,19 +192,13 @@ class LazyImage(LazyPixels, metaclass=_StockType):
 
     def __eq__(self, other: object) -> bool:
         # Stock code would have two objects of the class `Image`; Pillow compares classes first.
-        if type(other) not in (LazyImage, Image.Image):
-            return False
         image: Any = other
-        return (
-            (self.mode, self.size, self.info) == (image.mode, image.size, image.info)
-            and self.getpalette() == image.getpalette()
-            and self.tobytes() == image.tobytes()
-        )
+        return self._new(self.im) == (image._new(image.im) if type(other) is LazyImage else image)
 
     __hash__ = None  # type: ignore[assignment]
 
     def copy(self) -> Image.Image:
-        return self.record_all(()) if self.is_recording else super().copy()
+        return self.record() if self.is_recording else super().copy()
 
     __copy__ = copy
 

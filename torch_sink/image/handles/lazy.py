@@ -35,16 +35,10 @@ class Lazy:
     # torch function -> what to do instead; `NotImplemented` means: on the real tensor.
     calls: ClassVar[dict[Callable[..., Any], Callable[..., Any]]]
 
-    @property
-    def is_recording(self) -> bool:
-        """False once somebody has asked for the values."""
-        raise NotImplementedError
+    is_recording: bool  # false once somebody has asked for the values
+    materialize: Callable[[], torch.Tensor]  # the real tensor, made once
 
-    def materialize(self) -> torch.Tensor:
-        """The real tensor, made once."""
-        raise NotImplementedError
-
-    def note_use(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    def note_use(self, function: Callable[..., Any]) -> None:
         """A call needs the values."""
 
     def returned_as(self, result: torch.Tensor, function: Callable[..., Any]) -> Any:
@@ -75,12 +69,11 @@ class Lazy:
 def run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call with the real tensors of the lazy ones among its arguments."""
     lazy: dict[int, Lazy] = {}
-    call = (*args[1:], *kwargs.values())
 
     def materialized(value: Any) -> Any:
         if not isinstance(value, Lazy):
             return value
-        value.note_use(func, call)
+        value.note_use(func)
         tensor = value.materialize()
         lazy[id(tensor)] = value
         return tensor

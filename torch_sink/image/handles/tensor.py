@@ -120,13 +120,9 @@ class _Handle(Lazy):
     def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 
-    def note_use(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    def note_use(self, function: Callable[..., Any]) -> None:
         if self.is_recording:
-            places = [value for value in arguments if isinstance(value, (str, torch.device))]
-            is_to = function is torch.Tensor.to and any(str(place) != "cpu" for place in places)
-            moved = "one image is moved by itself, a batch is made on the device"
-            reason = moved if is_to or function is torch.Tensor.cuda else "tensor read by other code"
-            report_fallback(f"torch: {getattr(function, '__name__', function)}", reason, "torch")
+            report_fallback(f"torch: {getattr(function, '__name__', function)}", "tensor read by other code", "torch")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """As of the stock tensor. The handle goes on recording: a debugger's look at it changes nothing."""

@@ -72,7 +72,7 @@ def _resized_crop_image(
     sides, ops = (size[1], size[0]), [Op("pil.crop", (box,))]
     if sides != (width, height):
         ops.append(Op("pil.resize", (sides, int(filter_of(image, resample)))))
-    return image.record_all(tuple(ops), size=sides)  # type: ignore[attr-defined]
+    return image.record(*ops, size=sides)  # type: ignore[attr-defined]
 
 
 # --- tensors
