@@ -179,18 +179,6 @@ def test_wrong_arguments_are_an_error_and_no_fallback() -> None:
             assert not fallback_report()
 
 
-def test_a_single_image_that_is_moved_says_so() -> None:
-    with torch_sink.image_backend("device", device="cpu"):
-        v1.ToTensor()(opener(encoded(30, 31))()).to("meta", non_blocking=True)
-        operation, reason = only_row()
-    assert operation == "torch: to"
-    assert reason.startswith("one image is moved by itself, a batch is made on the device: ")
-    assert "test_a_single_image" in reason
-    with torch_sink.image_backend("device", device="cpu"):
-        v1.ToTensor()(opener(encoded(30, 31))()).to(torch.float64)
-        assert only_row()[1].startswith("tensor read by other code: ")
-
-
 @pytest.mark.parametrize(("mode", "advice"), [("P", ""), ("RGBA", ": convert it to 'RGB' or 'L' first")])
 def test_advice_about_modes_destroys_no_masks(mode: str, advice: str) -> None:
     """The values of a palette image may be classes, which a conversion would replace by colors."""
