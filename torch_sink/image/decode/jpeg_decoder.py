@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from torch_sink.image.core.transfer import host_buffer, pins, to_device, to_host
+from torch_sink.image.core.state import host_buffer, pins, to_device, to_host
 from torch_sink.image.decode.jpeg_block import JpegBlock, lay_out_jpegs
 from torch_sink.image.decode.jpeg_tables import COLUMN, JpegBatch, JpegPlan, plan_jpegs, split_tables
 from torch_sink.image.decode.source import Box, Decoded, EncodedSource

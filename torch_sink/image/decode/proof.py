@@ -20,7 +20,7 @@ import torch
 from PIL import Image, features
 
 from torch_sink.image.core.fallback import executing
-from torch_sink.image.core.transfer import to_host
+from torch_sink.image.core.state import to_host
 from torch_sink.image.decode.jpeg_block import JpegFiles, lay_out_jpegs
 from torch_sink.image.decode.source import Box, EncodedSource, encoded_source
 

@@ -13,8 +13,7 @@ import torch
 
 from torch_sink.common import usable_cores
 from torch_sink.errors import DecodeError
-from torch_sink.image.core.state import default_device
-from torch_sink.image.core.transfer import to_device
+from torch_sink.image.core.state import default_device, to_device
 from torch_sink.image.decode import proof
 from torch_sink.image.decode.jpeg_tables import JpegPlan
 from torch_sink.image.decode.source import Box, Decoded, EncodedSource, PixelSource

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from torch_sink.errors import DecodeError
-from torch_sink.image.core.transfer import host_buffer, to_host_later
+from torch_sink.image.core.state import host_buffer, to_host_later
 from torch_sink.image.decode.providers import decode_sources, launch_packed
 from torch_sink.image.decode.source import Box, Decoded
 from torch_sink.image.execute.packed import Packed

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from torch_sink.image.core.ops import replay
-from torch_sink.image.core.transfer import send, to_device
+from torch_sink.image.core.state import send, to_device
 from torch_sink.image.execute.decoding import Decoding, Pixels
 from torch_sink.image.execute.planned import Order, Planned, order_alone
 from torch_sink.image.execute.recorded import Made, Recorded, Wanted, survivors

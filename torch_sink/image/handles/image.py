@@ -47,7 +47,11 @@ class _PixelAccess:
 class LazyPixels(Image.Image):
     """What both kinds of lazy Pillow image share: their pixels are made when somebody asks for them."""
 
-    waits: bool  # false once somebody has asked for the pixels
+    @property
+    def waits(self) -> bool:
+        """False once somebody has asked for the pixels."""
+        raise NotImplementedError
+
     _load: Callable[[], Any]  # the pixels themselves, as Pillow gives access to them
 
     @property

@@ -35,7 +35,11 @@ class Lazy:
     # torch function -> what to do instead; `NotImplemented` means: on the real tensor.
     calls: ClassVar[dict[Callable[..., Any], Callable[..., Any]]]
 
-    is_recording: bool  # false once somebody has asked for the values
+    @property
+    def is_recording(self) -> bool:
+        """False once somebody has asked for the values."""
+        raise NotImplementedError
+
     materialize: Callable[[], torch.Tensor]  # the real tensor, made once
 
     def note_use(self, function: Callable[..., Any]) -> None:
