@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch_sink.errors import SinkError
 from torch_sink.loop import LambdaCallback, StepLoop
 from torch_sink.loop.amp import DynamicLossScaler
-from torch_sink.loop.engines.recordings import Places, address
+from torch_sink.loop.engines.graph import Places, address
 from torch_sink.loop.step.optimizers import capture_obstacle, make_capturable
 from torch_sink.sink import SinkLoader
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch_sink.errors import HostSyncError
 from torch_sink.loop import JitConfig, LambdaCallback, StepLoop, no_host_sync
 from torch_sink.loop.core.distributed import Ranks
-from torch_sink.loop.engines import graph, recordings
+from torch_sink.loop.engines import capture, graph
 from torch_sink.loop.engines.capture import CudaCapture
 from torch_sink.sink import SinkLoader
 from torch_sink.thread_waits import host_sync_allowed
@@ -121,7 +121,7 @@ def test_a_replayed_step_makes_no_streams_and_compares_no_addresses(
 ) -> None:
     """On the host a step is to cost some microseconds: what is asked for every step is asked once."""
     counts = {"streams": 0, "addresses": 0, "walks": 0}
-    current_stream, addresses, walk = torch.cuda.current_stream, recordings._addresses, recordings.batch_tensors
+    current_stream, addresses, walk = torch.cuda.current_stream, capture._addresses, capture.batch_tensors
 
     def count_stream(device: Any = None) -> Any:
         counts["streams"] += 1
@@ -135,9 +135,9 @@ def test_a_replayed_step_makes_no_streams_and_compares_no_addresses(
         counts["walks"] += 1
         return walk(batch)
 
-    monkeypatch.setattr(recordings, "batch_tensors", count_walk)
+    monkeypatch.setattr(capture, "batch_tensors", count_walk)
     monkeypatch.setattr(torch.cuda, "current_stream", count_stream)
-    monkeypatch.setattr(recordings, "_addresses", count_addresses)
+    monkeypatch.setattr(capture, "_addresses", count_addresses)
     loop = make_loop(sink_size=20)
     with SinkLoader(make_batches(10)) as loader:
         loop.run(loader)

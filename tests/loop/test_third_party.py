@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torch_sink.loop import StepLoop
 from torch_sink.loop.amp import DynamicLossScaler
-from torch_sink.loop.step import optimizers as prepared
+from torch_sink.loop.core import arguments as prepared
 
 from .reference import make_batches, make_model
 

@@ -15,8 +15,7 @@ from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_
 from torch_sink.loop.core.batches import batch_tensors, epoch_length, sink_over
 from torch_sink.loop.core.history import RunHistory, SinkRecord
 from torch_sink.loop.core.host_sync import watch_host_syncs
-from torch_sink.loop.engines.graph import Engine
-from torch_sink.loop.step.step import check_device
+from torch_sink.loop.step.step import Engine, check_device
 from torch_sink.thread_waits import host_sync_allowed
 
 if TYPE_CHECKING:

@@ -20,15 +20,14 @@ from torch_sink.loop.core.batches import epoch_length
 from torch_sink.loop.core.distributed import Ranks, forget_shardings
 from torch_sink.loop.core.history import Progress, Reasons, RunHistory
 from torch_sink.loop.engines.build import Settings, build_engine
-from torch_sink.loop.engines.graph import Engine
 from torch_sink.loop.engines.jit import JitConfig
 from torch_sink.loop.evaluation import Evaluator
 from torch_sink.loop.loop_state import LoaderPositions, load_loop_state, loop_state, resume_loop, save_loop
 from torch_sink.loop.run import TrainingRun
-from torch_sink.loop.step.optimizers import own_scaler, scheduler_repeats, unwrap_optimizer
+from torch_sink.loop.step.optimizers import Schedule
 from torch_sink.loop.step.precision import make_precision, resolve_level
 from torch_sink.loop.step.scaler import OverflowCount, StaticLossScaler, resolve_loss_scaler
-from torch_sink.loop.step.schedule import Schedule
+from torch_sink.loop.step.step import Engine
 from torch_sink.loop.step.update import WeightAverage
 from torch_sink.thread_waits import host_sync_allowed
 from torch_sink.tracing import timeline as record_timeline
@@ -112,17 +111,17 @@ class StepLoop:
         self.model_devices = frozenset(parameter.device for parameter in model.parameters())
         self.average = WeightAverage(model, ema) if ema is not None else None
         level = resolve_level(amp, amp_dtype, model, self.device)
-        self.optimizer = unwrap_optimizer(optimizer, level)
+        self.optimizer = check.unwrap_optimizer(optimizer, level)
         check.check_optimizer_covers(model, self.optimizer)
         self.scheduler = check.unwrap_scheduler(scheduler, self.optimizer)
-        self.scaler = resolve_loss_scaler(loss_scaler, level, amp_dtype, self.device, own_scaler(optimizer))
+        self.scaler = resolve_loss_scaler(loss_scaler, level, amp_dtype, self.device, check.own_scaler(optimizer))
         self.ranks = Ranks(model)
         self.step_count = 0
         self.progress = Progress()
         self.settings = Settings(mode, jit_config or JitConfig(), self.device)
         if loss_fn is not None and forward is not None:
             self.settings.reasons.note("forward= computes the loss, so loss_fn is not called")
-        repeats, per_epoch = scheduler_repeats(scheduler), schedule == "epoch"
+        repeats, per_epoch = check.scheduler_repeats(scheduler), schedule == "epoch"
         self.schedule = Schedule(
             self.optimizer, self.scheduler, per_epoch=per_epoch, accumulate=accumulate, repeats=repeats
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -53,17 +52,13 @@ class Ranks:
         """The module inside DistributedDataParallel, whose forward takes no collective; else the model itself."""
         return self._model.module if self._replicated else self._given
 
-    def gradient_sync(self) -> Callable[[bool], AbstractContextManager[Any]] | None:
-        """The context of a backward pass, by whether gradients are reduced in it; None if there is one process."""
-        if not self.many:
-            return None
-        if self._replicated:
-            return lambda reduce: nullcontext() if reduce else self._model.no_sync()
-        return self._sharded_sync
-
-    def _sharded_sync(self, reduce: bool) -> AbstractContextManager[Any]:
-        for module in self._sharded_modules:
-            module.set_requires_gradient_sync(reduce, recurse=False)
+    def gradient_sync(self, reduce: bool) -> AbstractContextManager[Any]:
+        """The context of a forward and backward pass, by whether gradients are reduced over the ranks in it."""
+        if self.many and self._replicated and not reduce:
+            return cast(AbstractContextManager[Any], self._model.no_sync())
+        if self.many:
+            for module in self._sharded_modules:
+                module.set_requires_gradient_sync(reduce, recurse=False)
         return nullcontext()
 
     def share_buffers(self) -> None:

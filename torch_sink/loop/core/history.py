@@ -9,6 +9,80 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from torch_sink.loop.core.distributed import Ranks
+
+_LOSS_ROW, _OVERFLOW_ROW, _METRIC_ROW = 0, 1, 2
+
+
+class StepLog:
+    """What a sink's steps leave on the device for the host to read once: float32 [rows, capacity], a column a step.
+
+    The column is named by a tensor, `cursor`, which moves without the host. Once the
+    metrics are known no address changes, but by `reserve()`: a captured graph can write through them.
+    """
+
+    def __init__(self, device: torch.device, capacity: int) -> None:
+        self.device = device
+        self.metric_names: list[str] | None = None  # until the first step has named them
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self.reserve(capacity)
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for a sink of `capacity` steps, at other addresses."""
+        self.capacity = capacity
+        rows = _METRIC_ROW + len(self.metric_names or ())
+        self._cells = torch.zeros(rows, capacity, dtype=torch.float32, device=self.device)
+
+    def start(self) -> None:
+        """Begin a sink."""
+        self.cursor.zero_()
+        self._cells[_OVERFLOW_ROW].zero_()
+
+    def write_step(self, loss: Tensor, metrics: dict[str, Tensor]) -> None:
+        """Write loss and metrics of the current step; one element each, any floating point dtype."""
+        names = list(metrics)
+        if self.metric_names is None:
+            self.metric_names = names
+            self.reserve(self.capacity)
+        if names != self.metric_names:
+            raise ValueError(
+                f"forward returned the metrics {names} after {self.metric_names}; return the same each step"
+            )
+        self._write(_LOSS_ROW, loss)
+        for row, (name, value) in enumerate(metrics.items(), _METRIC_ROW):
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(f"metric {name!r} is {shape}; forward= returns tensors of one element as metrics")
+            self._write(row, value)
+
+    def write_overflow(self, found_inf: Tensor) -> None:
+        """Write whether the update of the current step was skipped: float32 [], 0 or 1."""
+        self._write(_OVERFLOW_ROW, found_inf)
+
+    def advance(self) -> None:
+        """Move on to the next step."""
+        self.cursor.add_(1)
+
+    def read(self, steps: int, ranks: Ranks) -> list[Tensor]:
+        """Bring losses, overflows (0 or 1) and each metric of the first `steps` steps to the host: float32 [steps].
+
+        They are averaged over the ranks; overflows are equal on all of them already.
+        """
+        table = self._cells[:, :steps].clone()
+        if ranks.many:
+            ranks.sum(table.div_(ranks.size))
+        if table.device.type != "cuda":
+            return list(table.to("cpu"))
+        host = torch.empty(table.shape, dtype=table.dtype, device="cpu", pin_memory=True)
+        host.copy_(table, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(table.device))  # not that of the current device
+        copied.synchronize()  # host sync
+        return list(host.clone())
+
+    def _write(self, row: int, value: Tensor) -> None:
+        self._cells[row].index_copy_(0, self.cursor, value.detach().reshape(1).to(self._cells))
+
 
 class SinkRecord(NamedTuple):
     """What the steps between two host returns left behind, on the host.
@@ -72,11 +146,7 @@ class RunHistory:
     def metrics(self) -> dict[str, Tensor]:
         """What `forward` returned beside the loss, per iteration: name -> float32 [iterations]."""
         names = self._sinks[-1].metrics if self._sinks else {}
-        missing = float("nan")
-        return {
-            name: torch.cat([sink.metrics.get(name, torch.full_like(sink.losses, missing)) for sink in self._sinks])
-            for name in names
-        }
+        return {name: torch.cat([sink.metrics[name] for sink in self._sinks]) for name in names}
 
     @property
     def samples_per_second(self) -> float:

@@ -1,18 +1,29 @@
-"""Turning a function into a CUDA graph; all that is specific to the device lies here."""
+"""Turning functions into CUDA graphs, and which graph belongs to a batch; all that is specific to the device."""
 
 from __future__ import annotations
 
 import functools
 import gc
+import operator
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import graph as autograd_graph
 
+from torch_sink.common.containers import is_flat
+from torch_sink.loop.core.batches import UsualShape, batch_constants, batch_tensors, map_tensors
+from torch_sink.loop.core.history import Reasons
 from torch_sink.loop.core.host_sync import caller
-from torch_sink.thread_waits import capture_lock, device_waits
+from torch_sink.thread_waits import capture_lock, device_waits, host_sync_allowed
+
+STAGED = "staged"
+ODD_BATCHES = "batches of another shape or with other numbers than the usual ones ran uncaptured"
+Replay = Callable[[], Any]
 
 # Memory allocators of torch 2.11 go on asking a graph whose capture has failed.
 _failed: list[torch.cuda.CUDAGraph] = []
@@ -45,16 +56,20 @@ class CudaCapture:
     def stream(self) -> Iterator[None]:
         """Context in which all work of a run is queued, captured or not, in order with the work around it.
 
-        torch's warning about gradients that it keeps on another stream is not for the user: captures override them.
+        Gradients that autograd keeps on another stream are captured all the same where torch can, without a warning.
         """
         warned = torch._C._warn_on_accumulate_grad_stream_mismatch()  # type: ignore[attr-defined]
+        overridden = getattr(torch._C, "_override_stale_capture_stream", lambda: False)()
+        override: Any = getattr(autograd_graph, "set_override_stale_capture_stream", lambda enabled: None)
         autograd_graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+        override(True)
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         try:
             with torch.cuda.stream(self._stream):
                 yield
         finally:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+            override(overridden)
             autograd_graph.set_warn_on_accumulate_grad_stream_mismatch(warned)
 
     @contextmanager
@@ -62,12 +77,8 @@ class CudaCapture:
         """Context of an uncaptured step: adds to `problems` what would make its capture fail."""
 
         def note() -> None:
-            place, inside_optimizer = caller()
-            problems.append(
-                f"the host waits for the device at {place}"
-                if not inside_optimizer
-                else "the optimizer waits for the device"
-            )
+            place, in_optimizer = caller()
+            problems.append(f"the host waits for the device {'in the optimizer' if in_optimizer else f'at {place}'}")
 
         with device_waits(note):
             yield
@@ -85,7 +96,6 @@ class CudaCapture:
             with (
                 capture_lock,
                 _no_collection(),
-                _stale_streams_overridden(),
                 torch.cuda.graph(  # host sync
                     graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
                 ),
@@ -145,16 +155,83 @@ def overrides_stale_streams() -> bool:
     return hasattr(autograd_graph, "set_override_stale_capture_stream")
 
 
-@contextmanager
-def _stale_streams_overridden() -> Iterator[None]:
-    """Let autograd stay in the capture where it remembers another stream, as that of a loss from before the run."""
-    if not overrides_stale_streams():
-        yield
-        return
-    set_override: Any = autograd_graph.set_override_stale_capture_stream
-    before = getattr(torch._C, "_override_stale_capture_stream", lambda: False)()
-    set_override(True)
-    try:
-        yield
-    finally:
-        set_override(before)
+class Recordings:
+    """Replays of what is done with a batch: one for each slot of a ring, read in place, and one for all other places.
+
+    A batch that lies in no static slot but has the usual shape is copied to a staging place first; any other shape
+    runs unrecorded, and so does the first batch of the usual one, with which libraries and the compiler are busy.
+    `pause()` parks the producer of the loader at hand.
+    """
+
+    def __init__(self, capture: CudaCapture, reasons: Reasons) -> None:
+        self._capture, self._reasons = capture, reasons
+        self.shape = UsualShape()
+        self.pause: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self._replays: dict[tuple[Any, Any], tuple[list[Tensor], Replay]] = {}
+        self._staging: Any = None
+        self._ring: weakref.ref[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self._replays)
+
+    def attach(self, loader: Any) -> None:
+        """Take note of the loader of the coming batches, whose slots are to be read in place."""
+        self.pause = getattr(loader, "paused", nullcontext)
+        if self._replays and self._ring is not None and self._ring() is not loader:
+            self.forget()  # they read the slots of another ring
+        self._ring = weakref.ref(loader)
+
+    def find(self, batch: Any, tensors: list[Tensor], kind: Any = None) -> tuple[Any, Any, Replay | None] | None:
+        """Slot, batch as it lies there, and the replay, None if it is to be recorded; or None: run it unrecorded."""
+        slot = getattr(self._ring() if self._ring is not None else None, "slot_index", None)
+        known = self._replays.get((slot, kind))
+        if known is not None and is_flat(batch) and same_places(tensors, known[0]):
+            return slot, batch, known[1]  # nothing but tensors, all where the graph reads them
+        constants = batch_constants(batch)
+        is_known = self.shape.knows(constants)
+        if not self.shape.accepts(constants):
+            self._reasons.count(ODD_BATCHES)
+            return None
+        if not is_known:
+            return None
+        if slot is None or (known is not None and not same_places(tensors, known[0])):
+            self._stage(batch, tensors)
+            slot, batch, known = STAGED, self._staging, self._replays.get((STAGED, kind))
+        return slot, batch, known[1] if known is not None else None
+
+    def whole_ring(self, slot: Any, batch: Any) -> dict[Any, Any]:
+        """The batch in its slot, and those like it in all others: to be recorded at once, while the device is idle."""
+        others = getattr(self._ring() if self._ring is not None else None, "static_batches", None)
+        return {slot: batch} if slot == STAGED or others is None else {**others(batch), slot: batch}
+
+    def record(self, function: Callable[[Any], Any], batches: dict[Any, Any]) -> dict[Any, Replay]:
+        """Record a function for each slot's batch; `keep` them if nothing speaks against it."""
+        with host_sync_allowed(), self.pause():
+            return {slot: self._capture.record(partial(function, batch)) for slot, batch in batches.items()}
+
+    def keep(self, replays: dict[Any, Replay], batches: dict[Any, Any], kind: Any = None) -> None:
+        """Find these replays from now on."""
+        self._replays.update({(slot, kind): (batch_tensors(batches[slot]), replays[slot]) for slot in replays})
+
+    def forget(self) -> None:
+        """Destroy all recordings."""
+        self._replays.clear()
+        self._staging = None
+        self._capture.reset()
+
+    def _stage(self, batch: Any, tensors: list[Tensor]) -> None:
+        if self._staging is None:
+            self._staging = map_tensors(Tensor.clone, batch)
+        for target, source in zip(batch_tensors(self._staging), tensors, strict=True):
+            target.copy_(source, non_blocking=True)
+
+
+def same_places(tensors: list[Tensor], recorded: list[Tensor]) -> bool:
+    """Whether tensors lie where recorded ones do. Slots are read in place, so that they are mostly the same objects."""
+    if len(tensors) != len(recorded):
+        return False
+    return all(map(operator.is_, tensors, recorded)) or _addresses(tensors) == _addresses(recorded)
+
+
+def _addresses(tensors: list[Tensor]) -> list[Any]:
+    return [(tensor.data_ptr(), tensor.shape) for tensor in tensors]

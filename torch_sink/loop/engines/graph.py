@@ -1,23 +1,22 @@
-"""Engines: one that launches steps from Python, and one that replays captured steps, a graph for each ring slot."""
+"""The engine that replays captured steps, a graph for each ring slot, and what such a graph holds as constants."""
 
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from torch_sink.errors import SinkError, UnsupportedOperation
 from torch_sink.loop.core.batches import batch_constants
-from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.core.history import SinkRecord, first_line
 from torch_sink.loop.core.host_sync import user_place
-from torch_sink.loop.engines.capture import CudaCapture
-from torch_sink.loop.engines.recordings import ODD_BATCHES, STAGED, Places, Recordings, Replay, fingerprint
-from torch_sink.loop.step.optimizers import hidden_state, make_capturable, refuse_python_state
-from torch_sink.loop.step.schedule import RateTable, Schedule
-from torch_sink.loop.step.step import TrainingStep
+from torch_sink.loop.engines.capture import ODD_BATCHES, STAGED, CudaCapture, Recordings, Replay
+from torch_sink.loop.step.optimizers import RateTable, hidden_state, make_capturable, refuse_python_state
+from torch_sink.loop.step.step import Engine, TrainingStep
 
 if TYPE_CHECKING:
     from torch_sink.loop.step_loop import StepLoop
@@ -26,58 +25,6 @@ _log = logging.getLogger("torch_sink")
 WARMUP_STEPS = 3
 # DistributedDataParallel rebuilds its buckets and times itself during its first ten steps.
 DISTRIBUTED_WARMUP_STEPS = 11
-
-
-class Engine:
-    """Runs the steps of a sink and hands back its record. Eager and compiled steps differ in the loss function only.
-
-    Attributes:
-        mode: "eager" or "compile".
-        watches_next_step: whether the next step is to run under the sync detector; the first one, where it may.
-    """
-
-    def __init__(self, mode: str, step: TrainingStep, schedule: Schedule, ranks: Ranks, *, watchable: bool) -> None:
-        self.mode, self.training_step, self.schedule = mode, step, schedule
-        self.log, self.ranks, self.watches_next_step = step.log, ranks, watchable
-
-    @property
-    def host_syncs(self) -> int:
-        """Waits so far beyond those at the sinks' ends."""
-        return self.training_step.update.host_checks
-
-    def running(self) -> AbstractContextManager[Any]:
-        """Context of a whole run."""
-        return nullcontext()
-
-    def attach(self, loader: Any, *, callbacks: bool) -> None:
-        """Take note of the loader of the coming run, and whether callbacks may change anything between its sinks."""
-
-    def reserve(self, steps: int) -> None:
-        """Make room for sinks of up to `steps` steps."""
-        if steps > self.log.capacity:
-            self.log.reserve(steps)
-
-    def begin(self, steps: int, iteration: int) -> None:
-        """Open a sink of at most `steps` steps; `iteration` steps were executed before."""
-        self.training_step.update.follow_optimizer()
-        self.log.start()
-        self.schedule.start()
-
-    def step(self, batch: Any, tensors: list[Tensor], *, first: bool, last: bool) -> None:
-        """Launch one step; see `TrainingStep.run`. `tensors` are those of the batch."""
-        self.schedule.before_step()
-        self.training_step.run(batch, first=first, last=last)
-        if last:
-            self.schedule.after_update()
-
-    def end(self, steps: int, iteration: int) -> SinkRecord:
-        """Close the sink after `steps` executed steps: the one wait for the device."""
-        losses, overflows, *metrics = self.log.read(steps, self.ranks)
-        named = dict(zip(self.log.metric_names, metrics, strict=True))
-        return SinkRecord(losses, overflows.bool(), self.schedule.rates(steps), named)
-
-    def close(self) -> None:
-        """Release what the device holds."""
 
 
 class GraphEngine(Engine):
@@ -211,7 +158,6 @@ class GraphEngine(Engine):
     def _record(self, batches: dict[Any, Any], last: bool) -> dict[Any, Replay]:
         """The replays by slot; none if the step cannot be recorded, now or at all."""
         optimizer = self.schedule.optimizer
-        self.log.freeze()
         if not self._recordings:
             self._fingerprint = self._baked()
         before = Places(self._model, optimizer)
@@ -256,3 +202,73 @@ class GraphEngine(Engine):
 
     def _baked(self) -> Any:
         return fingerprint(self._model, self.training_step, self.schedule.optimizer, self._tabled)
+
+
+class Places:
+    """Where the tensors lie that a step may write to: optimizer state and the model's buffers, as they are now."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._before = {key: (value, address(value)) for key, value in self._tensors().items()}
+
+    def check(self) -> None:
+        """Raise if a step that was recorded has put a tensor elsewhere: each replay would begin with the old one."""
+        now, kind = self._tensors(), type(self._optimizer).__name__
+        moved = [key for key, (_, place) in self._before.items() if key not in now or address(now[key]) != place]
+        names = {f"the buffer {name}" if isinstance(owner, nn.Module) else f"{name} of {kind}" for owner, name in moved}
+        if names:
+            raise SinkError(
+                f"the step puts new tensors in the place of {', '.join(sorted(names))}, and a graph would go on with "
+                "the old ones; what is written in place can be captured"
+            )
+
+    def has_new_state(self) -> bool:
+        """Whether the optimizer has made state since then."""
+        return bool(self._new_state())
+
+    def put_back(self) -> None:
+        """Undo what a step that was only recorded has done to state and buffers."""
+        for parameter, name in self._new_state():
+            del self._optimizer.state[parameter][name]
+        for (owner, name), (value, _) in self._before.items():
+            entries = owner._buffers if isinstance(owner, nn.Module) else self._optimizer.state[owner]
+            entries[name] = value
+
+    def _new_state(self) -> set[Any]:
+        return _tensors(self._optimizer.state).keys() - self._before.keys()
+
+    def _tensors(self) -> dict[tuple[Any, str], Tensor]:
+        buffers = {module: module._buffers for module in self._model.modules()}
+        return _tensors(self._optimizer.state) | _tensors(buffers)
+
+
+def _tensors(owners: Any) -> dict[tuple[Any, str], Tensor]:
+    entries = ((owner, name, value) for owner, named in owners.items() for name, value in named.items())
+    return {(owner, name): value for owner, name, value in entries if isinstance(value, Tensor)}
+
+
+def fingerprint(model: nn.Module, step: TrainingStep, optimizer: torch.optim.Optimizer, tabled: set[str]) -> Any:
+    """All constants of a graph of `step`; unequal to an earlier one when it must be recorded anew.
+
+    `tabled` are names of the optimizer's numbers that a graph reads from the device instead.
+    """
+    numbers = [
+        (name, value if not isinstance(value, Tensor) else address(value))
+        for group in optimizer.param_groups
+        for name, value in group.items()
+        if name not in tabled
+    ]
+    modules = [*model.modules()]
+    states = [(id(one), one.training, one.p if isinstance(one, _DropoutNd) else None) for one in modules]
+    buffers = [address(buffer) for buffer in model.buffers()]
+    parameters = [(address(p), p.requires_grad) for p in step.update.parameters]
+    gradients = [address(p.grad) if p.grad is not None else 0 for p in step.update.parameters if step.static_gradients]
+    return numbers, states, buffers, parameters, gradients, [*map(address, _tensors(optimizer.state).values())]
+
+
+def address(tensor: Tensor) -> int:
+    """Where a tensor's values lie; of a sharded one, where this rank's part does."""
+    if type(tensor) is Tensor or type(tensor) is nn.Parameter:
+        return tensor.data_ptr()
+    local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # a DTensor's own address is 0
+    return int(local.data_ptr())

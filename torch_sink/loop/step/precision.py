@@ -30,9 +30,7 @@ NORMALIZATION: tuple[type[nn.Module], ...] = (
 
 
 class Precision:
-    """O0: the forward pass in the dtype of the model. Where `casts` is false, nothing here need be called."""
-
-    casts = False
+    """O0: the forward pass in the dtype of the model."""
 
     def __init__(self, level: str, dtype: torch.dtype, device_type: str = "cpu") -> None:
         self.level, self.dtype, self.device_type = level, dtype, device_type
@@ -51,7 +49,7 @@ class Precision:
 
     def outputs(self, outputs: Any) -> Any:
         """What the loss function gets for the model's outputs, and the backward pass for the loss."""
-        return to_float32(outputs) if self.casts else outputs
+        return outputs
 
     def close(self) -> None:
         """Leave the model as it was found."""
@@ -60,10 +58,11 @@ class Precision:
 class Autocast(Precision):
     """O1: torch.autocast chooses the dtype by operator; outputs and loss are float32."""
 
-    casts = True
-
     def context(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device_type, dtype=self.dtype)
+
+    def outputs(self, outputs: Any) -> Any:
+        return to_float32(outputs)
 
 
 class LayerCasts(Autocast):

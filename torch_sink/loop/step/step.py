@@ -1,20 +1,21 @@
-"""One training step, written so that every mode runs the same code and none waits for the device."""
+"""One training step, written so that every mode runs the same code and none waits; and how steps run from Python."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torch_sink.loop.core.distributed import Ranks
+from torch_sink.loop.core.history import SinkRecord, StepLog
+from torch_sink.loop.step.optimizers import Schedule
 from torch_sink.loop.step.precision import Precision
 from torch_sink.loop.step.update import OptimizerUpdate
 
 Forward = Callable[[nn.Module, Any], Any]
-_LOSS_ROW, _OVERFLOW_ROW, _METRIC_ROW = 0, 1, 2
 
 
 class LossFunction:
@@ -31,17 +32,12 @@ class LossFunction:
     def __call__(self, batch: Any) -> tuple[Any, dict[str, Tensor]]:
         """Returns the loss, still attached to its graph, and the metrics by name."""
         forward = self._forward or self._supervised
-        if self._precision.casts:
-            with self._precision.context():
-                result = forward(self._model, batch)
-        else:
+        with self._precision.context():
             result = forward(self._model, batch)
         loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         if not isinstance(metrics, dict):
             raise TypeError(f"forward returned (loss, {type(metrics).__name__}); return loss, or (loss, dict)")
-        if self._precision.casts and isinstance(loss, Tensor):
-            loss = self._precision.outputs(loss)
-        return loss, metrics
+        return self._precision.outputs(loss), metrics
 
     def _supervised(self, model: nn.Module, batch: Any) -> Any:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
@@ -53,8 +49,6 @@ class LossFunction:
         (inputs, targets), loss_fn = batch, self._loss_fn
         assert loss_fn is not None, "StepLoop has checked it"
         outputs = model(inputs)
-        if not self._precision.casts:
-            return loss_fn(outputs, targets)
         with self._precision.loss_context():
             return loss_fn(self._precision.outputs(outputs), targets)
 
@@ -75,83 +69,6 @@ def check_loss(loss: Any) -> None:
         )
 
 
-class StepLog:
-    """What a sink's steps leave on the device for the host to read once: float32 [rows, capacity], a column a step.
-
-    The column is named by a tensor, `cursor`, which moves without the host; after `freeze()` no address changes, so
-    that a captured graph can write through them.
-    """
-
-    def __init__(self, device: torch.device, capacity: int) -> None:
-        self.device = device
-        self.metric_names: list[str] = []
-        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
-        self.reserve(capacity)
-
-    def reserve(self, capacity: int) -> None:
-        """Make room for a sink of `capacity` steps, at other addresses."""
-        self.capacity, self._frozen = capacity, False
-        rows = _METRIC_ROW + len(self.metric_names)
-        self._cells = torch.zeros(rows, capacity, dtype=torch.float32, device=self.device)
-
-    def freeze(self) -> None:
-        """Forbid new metrics."""
-        self._frozen = True
-
-    def start(self) -> None:
-        """Begin a sink."""
-        self.cursor.zero_()
-        self._cells[_OVERFLOW_ROW].zero_()
-
-    def write_step(self, loss: Tensor, metrics: dict[str, Tensor]) -> None:
-        """Write loss and metrics of the current step; one element each, any floating point dtype."""
-        self._write(_LOSS_ROW, loss)
-        if list(metrics) != self.metric_names:
-            self._name_metrics(list(metrics))
-        for row, (name, value) in enumerate(metrics.items(), _METRIC_ROW):
-            if not isinstance(value, Tensor) or value.numel() != 1:
-                shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise ValueError(f"metric {name!r} is {shape}; forward= returns tensors of one element as metrics")
-            self._write(row, value)
-
-    def write_overflow(self, found_inf: Tensor) -> None:
-        """Write whether the update of the current step was skipped: float32 [], 0 or 1."""
-        self._write(_OVERFLOW_ROW, found_inf)
-
-    def advance(self) -> None:
-        """Move on to the next step."""
-        self.cursor.add_(1)
-
-    def read(self, steps: int, ranks: Ranks) -> list[Tensor]:
-        """Bring losses, overflows (0 or 1) and each metric of the first `steps` steps to the host: float32 [steps].
-
-        They are averaged over the ranks; overflows are equal on all of them already.
-        """
-        table = self._cells[:, :steps].clone()
-        if ranks.many:
-            ranks.sum(table.div_(ranks.size))
-        if table.device.type != "cuda":
-            return list(table.to("cpu"))
-        host = torch.empty(table.shape, dtype=table.dtype, device="cpu", pin_memory=True)
-        host.copy_(table, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record(torch.cuda.current_stream(table.device))  # not that of the current device
-        copied.synchronize()  # host sync
-        return list(host.clone())
-
-    def _write(self, row: int, value: Tensor) -> None:
-        self._cells[row].index_copy_(0, self.cursor, value.detach().reshape(1).to(self._cells))
-
-    def _name_metrics(self, names: list[str]) -> None:
-        if self._frozen or self.metric_names:
-            raise ValueError(
-                f"forward returned the metrics {names} after {self.metric_names}; return the same each step"
-            )
-        self.metric_names, written = names, self._cells
-        self.reserve(self.capacity)
-        self._cells[: len(written)] = written
-
-
 class TrainingStep:
     """Forward, backward and, after every `accumulate`-th batch, the update; losses go to the device log.
 
@@ -167,8 +84,8 @@ class TrainingStep:
         log: StepLog,
         *,
         accumulate: int,
-        gradient_sync: Callable[[bool], Any] | None,
-        backward_context: Callable[[], Any] | None,
+        gradient_sync: Callable[[bool], AbstractContextManager[Any]],
+        backward_context: Callable[[], AbstractContextManager[Any]],
         static_gradients: bool,
     ) -> None:
         self.loss_function, self.update, self.log = loss_function, update, log
@@ -207,7 +124,7 @@ class TrainingStep:
                     buffer.copy_(value)
 
     def _accumulate(self, batch: Any, log: StepLog | None, *, reduce: bool) -> None:
-        with nullcontext() if self._gradient_sync is None else self._gradient_sync(reduce):
+        with self._gradient_sync(reduce):
             loss, metrics = self.loss_function(batch)
             check_loss(loss)
             if log is not None:
@@ -216,8 +133,60 @@ class TrainingStep:
                 loss = loss / self.accumulate
             if self.update.scaler is not None:
                 loss = self.update.scaler.scale(loss)
-            with nullcontext() if self._backward_context is None else self._backward_context():
+            with self._backward_context():
                 loss.backward()
+
+
+class Engine:
+    """Runs the steps of a sink and hands back its record. Eager and compiled steps differ in the loss function only.
+
+    Attributes:
+        mode: "eager" or "compile".
+        watches_next_step: whether the next step is to run under the sync detector; the first one, where it may.
+    """
+
+    def __init__(self, mode: str, step: TrainingStep, schedule: Schedule, ranks: Ranks, *, watchable: bool) -> None:
+        self.mode, self.training_step, self.schedule = mode, step, schedule
+        self.log, self.ranks, self.watches_next_step = step.log, ranks, watchable
+
+    @property
+    def host_syncs(self) -> int:
+        """Waits so far beyond those at the sinks' ends."""
+        return self.training_step.update.host_checks
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Context of a whole run."""
+        return nullcontext()
+
+    def attach(self, loader: Any, *, callbacks: bool) -> None:
+        """Take note of the loader of the coming run, and whether callbacks may change anything between its sinks."""
+
+    def reserve(self, steps: int) -> None:
+        """Make room for sinks of up to `steps` steps."""
+        if steps > self.log.capacity:
+            self.log.reserve(steps)
+
+    def begin(self, steps: int, iteration: int) -> None:
+        """Open a sink of at most `steps` steps; `iteration` steps were executed before."""
+        self.training_step.update.follow_optimizer()
+        self.log.start()
+        self.schedule.start()
+
+    def step(self, batch: Any, tensors: list[Tensor], *, first: bool, last: bool) -> None:
+        """Launch one step; see `TrainingStep.run`. `tensors` are those of the batch."""
+        self.schedule.before_step()
+        self.training_step.run(batch, first=first, last=last)
+        if last:
+            self.schedule.after_update()
+
+    def end(self, steps: int, iteration: int) -> SinkRecord:
+        """Close the sink after `steps` executed steps: the one wait for the device."""
+        losses, overflows, *metrics = self.log.read(steps, self.ranks)
+        named = dict(zip(self.log.metric_names or (), metrics, strict=True))
+        return SinkRecord(losses, overflows.bool(), self.schedule.rates(steps), named)
+
+    def close(self) -> None:
+        """Release what the device holds."""
 
 
 def check_device(tensors: list[Tensor], model_devices: frozenset[torch.device]) -> None:

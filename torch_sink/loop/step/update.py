@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -107,9 +108,8 @@ class OptimizerUpdate:
         self.parameters: list[nn.Parameter] = []
         self._owned = -1
         self.follow_optimizer()
-        self._warm_patterns: set[tuple[bool, ...]] = set()
-        if optimizer.state:  # was loaded: every parameter with state counts as having gone through an update
-            self._warm_patterns.add(tuple(parameter in optimizer.state for parameter in self.parameters))
+        # What was loaded counts: a parameter with state has gone through an update.
+        self._warm_parameters = {parameter for parameter in self.parameters if parameter in optimizer.state}
 
     @property
     def _warm(self) -> bool:
@@ -118,10 +118,10 @@ class OptimizerUpdate:
         State may be there before the first update (Adagrad's, or what was loaded); an average is not.
         """
         average_began = self.average is None or self.average.started
-        return average_began and self._pattern() in self._warm_patterns
+        return average_began and self._warm_parameters.issuperset(self._with_gradients())
 
-    def _pattern(self) -> tuple[bool, ...]:
-        return tuple(parameter.grad is not None for parameter in self.parameters)
+    def _with_gradients(self) -> Iterator[nn.Parameter]:
+        return (parameter for parameter in self.parameters if parameter.grad is not None)
 
     def follow_optimizer(self) -> None:
         """Take in parameters that the optimizer was given since, as by `add_param_group`."""
@@ -160,8 +160,9 @@ class OptimizerUpdate:
         scaler: Any = self.scaler
         self.found_inf.zero_()
         groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        for gradient in (parameter.grad for parameter in self.parameters if parameter.grad is not None):
-            local: Any = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+        for parameter in self._with_gradients():
+            gradient: Any = parameter.grad
+            local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
             local = local._values() if local.is_sparse else local
             groups.setdefault((local.device, local.dtype), []).append(local)
         inverse_scale = scaler.inverse()
@@ -194,7 +195,7 @@ class OptimizerUpdate:
             return
         self._step()
         refuse_python_state(self.optimizer)
-        self._warm_patterns.add(self._pattern())
+        self._warm_parameters.update(self._with_gradients())
         if self.average is not None:
             self.average.update()
 
@@ -221,7 +222,7 @@ class OptimizerUpdate:
 
     def _written_tensors(self) -> list[Tensor]:
         written: list[Tensor] = []
-        for parameter in (p for p in self.parameters if p.grad is not None):
+        for parameter in self._with_gradients():
             written.append(parameter)
             written += [v for v in self.optimizer.state.get(parameter, {}).values() if isinstance(v, Tensor)]
         return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in written]
