@@ -128,7 +128,7 @@ def as_element(value, element: tl.constexpr):
     """float32 -> the element type of the result, to the nearest, halves to even."""
     if element == tl.uint8:
         return value.to(tl.int32).to(tl.uint8)
-    if element == tl.bfloat16:
+    if _EMULATED and element == tl.bfloat16:
         # Triton's interpreter cuts off what bfloat16 cannot hold.
         bits = value.to(tl.int32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536

@@ -106,16 +106,6 @@ def find_code(table, value):
 
 
 @triton.jit
-def entries_of(table, value, limit):
-    """The lengths of the codes at values of 16 bits, and their entries; from `limit` on there are no codes."""
-    length, number = find_code(table, value)
-    is_used = value < limit
-    symbol = tl.load(table + SYMBOLS + number, mask=is_used, other=0).to(tl.int32)
-    is_ac = tl.load(table + TABLE_CLASS) + tl.zeros_like(symbol) != 0
-    return length, tl.where(is_used, entry_of(symbol, length, is_ac), UNUSED)
-
-
-@triton.jit
 def lookup_kernel(huffman, lookups, BLOCK: tl.constexpr):
     """The look-up table of one Huffman table, a program a table.
 
@@ -134,10 +124,10 @@ def lookup_kernel(huffman, lookups, BLOCK: tl.constexpr):
         codes += count
         first_limit = tl.where(bits == FIRST_BITS, limit, first_limit)
     # No code is all ones, and the value of a DC coefficient has at most 15 bits.
-    number = tl.arange(0, 256)
-    symbol = tl.load(table + SYMBOLS + number, mask=number < codes, other=0).to(tl.int32)
-    largest = tl.where(tl.load(table + TABLE_CLASS) == 0, 15, 255)
-    is_valid = (limit < 65536) & (codes <= 256) & (tl.max(symbol, axis=0) <= largest)
+    at = tl.arange(0, 256)
+    symbols = tl.load(table + SYMBOLS + at, mask=at < codes, other=0).to(tl.int32)
+    largest = tl.where(tl.load(table + TABLE_CLASS) != 0, 255, 15)
+    is_valid = (limit < 65536) & (codes <= 256) & (tl.max(symbols, axis=0) <= largest)
     limit = tl.where(is_valid, limit, 0)
 
     groups = tl.minimum((limit - first_limit + GROUP_ENTRIES - 1) // GROUP_ENTRIES, GROUPS)
@@ -146,9 +136,13 @@ def lookup_kernel(huffman, lookups, BLOCK: tl.constexpr):
         index = begin + tl.arange(0, BLOCK)
         is_first = index < FIRST_ENTRIES
         value = tl.where(is_first, index * GROUP_ENTRIES, first_limit + index - FIRST_ENTRIES)
-        length, entry = entries_of(table, value, limit)
+        length, number = find_code(table, value)
+        is_used = value < limit
+        symbol = tl.load(table + SYMBOLS + number, mask=is_used, other=0).to(tl.int32)
+        is_ac = tl.load(table + TABLE_CLASS) != 0
+        entry = tl.where(is_used, entry_of(symbol, length, is_ac), UNUSED)
         group = (FIRST_ENTRIES + value - first_limit) // GROUP_ENTRIES
-        is_long = is_first & (length > FIRST_BITS) & (value < limit)
+        is_long = is_first & (length > FIRST_BITS) & is_used
         entry = tl.where(is_long, tl.where(group * GROUP_ENTRIES < LOOKUP_ENTRIES, group << 5, UNUSED), entry)
         tl.store(lookup + index, entry.to(tl.uint16), mask=index < end)
 

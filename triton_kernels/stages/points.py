@@ -31,7 +31,6 @@ from ..program import (
     SATURATION,
     SHIFT,
     SOLARIZE,
-    SYMMETRIC,
     TABLE,
     TENSOR_V1,
     TO_BYTE,
@@ -100,8 +99,7 @@ def turn_hue(red, green, blue, amount):
     """Turns the color circle by `amount` of 256. Bytes, as float32."""
     value = tl.maximum(red, tl.maximum(green, blue))
     spread = value - tl.minimum(red, tl.minimum(green, blue))
-    hue = tl.where(spread == 0.0, 0, hue_of(red, green, blue, value, spread))
-    hue = (hue + amount) & 255
+    hue = (hue_of(red, green, blue, value, spread) + amount) & 255
     saturation = tl.floor(tl.div_rn(255.0 * spread + 0.5, tl.maximum(value, 1.0))).to(tl.int32)
     byte = value.to(tl.int32)
     sextant = 6 * hue // 255
@@ -109,12 +107,9 @@ def turn_hue(red, green, blue, amount):
     low = (2 * byte * (255 - saturation) + 255) // 510
     falling = (2 * byte * (65025 - saturation * rest) + 65025) // 130050
     rising = (2 * byte * (65025 - saturation * (255 - rest)) + 65025) // 130050
-    new_red, new_green, new_blue = by_sextant(sextant % 6, byte, low, falling, rising)
-    is_gray = saturation == 0
-    red = tl.where(is_gray, value, new_red.to(tl.float32))
-    green = tl.where(is_gray, value, new_green.to(tl.float32))
-    blue = tl.where(is_gray, value, new_blue.to(tl.float32))
-    return red, green, blue
+    # All four are the same of gray.
+    red, green, blue = by_sextant(sextant % 6, byte, low, falling, rising)
+    return red.to(tl.float32), green.to(tl.float32), blue.to(tl.float32)
 
 
 @triton.jit
@@ -183,7 +178,7 @@ def map_axis(code, operation, is_x: tl.constexpr, tables, index, position, left_
             position = clamp(position, 0, size - 1)
         elif code == REFLECT:
             position = reflected(position, size)
-        elif code == SYMMETRIC:
+        else:
             position = tl.where(position < 0, -1 - position, position)
             position = tl.where(position >= size, 2 * size - 1 - position, position)
     return position, left_at
