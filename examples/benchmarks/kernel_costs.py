@@ -27,7 +27,6 @@ from torch.utils.data import default_collate
 from torchvision import transforms as v1
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
-from torchvision.transforms.v2 import functional as F2
 
 import torch_sink
 import torch_sink.cli
@@ -65,16 +64,15 @@ def chains() -> list[Any]:
         v1.RandomResizedCrop(112), v1.Resize((160, 160)), v1.Resize((64, 64)), v1.Resize((192, 64)),
         v1.Resize((64, 192)), v1.Resize((96, 96), BICUBIC), v1.Resize((96, 96), NEAREST),
         partial(F.adjust_gamma, gamma=2),
-        methodcaller("filter", ImageFilter.BoxBlur(2)), methodcaller("filter", ImageFilter.BoxBlur(9)),
+        methodcaller("filter", ImageFilter.GaussianBlur(2)), methodcaller("filter", ImageFilter.GaussianBlur(9)),
     ]  # fmt: skip
     on_floats = [
         [v1.RandomErasing(1)], [v2.RandomErasing(1, value="random")], [v2.RandomHorizontalFlip(1)],
         [v2.ColorJitter(brightness=(1.3, 1.3))], [v2.ColorJitter(contrast=(1.3, 1.3))],
         [v2.ColorJitter(hue=(0.1, 0.1))], [v2.RandomResizedCrop(112)], [v2.Resize((60, 60))], [blur],
         [v2.GaussianBlur(23)], [v2.RandomRotation((15, 15), BILINEAR)], [v2.RandomRotation((15, 15))],
-        [v2.RandomPerspective(p=1)], [v2.RandomAdjustSharpness(1.5, 1)], [blur, methodcaller("clamp", 0.1, 0.9)],
+        [v2.RandomPerspective(p=1)], [v2.RandomAdjustSharpness(1.5, 1)],
         [blur, v2.Normalize((0.5,) * 3, (0.5,) * 3)],
-        [partial(F2.crop, top=-1, left=0, height=96, width=96), v2.ToDtype(torch.uint8, True), v2.RandomEqualize(1)],
     ]  # fmt: skip
     images = [v1.Compose([*head, each, v1.ToTensor()]) for each in on_images for head in ((RESIZE,), ())]
     return images + [v2.Compose([*head, *FLOATS, *each]) for each in on_floats for head in ((RESIZE,), ())]

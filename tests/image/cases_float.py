@@ -112,6 +112,13 @@ FALLS_BACK: dict[str, Callable[[], Pipeline]] = {
     "v2 hue of what a bicubic filter made": lambda: _v2(v2.Resize(SIZE, BICUBIC), v2.ColorJitter(hue=(0.1, 0.3))),
     "v1 contrast of large values": lambda: _v1(v1.Pad(1, fill=1e9), v1.ColorJitter(contrast=(0.4, 0.6))),
     "v1 bytes of resized values": lambda: _v1(v1.Resize(SIZE), v1.ConvertImageDtype(torch.uint8)),
+    "v2 bytes of values that are not scaled": lambda: v2.Compose(
+        [v2.ToImage(), v2.ToDtype(torch.float32), v2.ToDtype(torch.uint8)]
+    ),
+    "values between bounds": lambda: _v1(v1.Resize(SIZE, BICUBIC), lambda image: image.clamp(0, 1)),
+    "v1 normalized half precision behind an erased box": lambda: v1.Compose(
+        [v1.PILToTensor(), v1.ConvertImageDtype(torch.float16), v1.RandomErasing(1.0), v1.Normalize(MEAN, STD)]
+    ),
     "v2 bytes of blended values": lambda: _v2(JITTER[2], TO_BYTES),
     "v1 an image of blended values": lambda: _v1(v1.RandomAdjustSharpness(2.0, 1.0), v1.ToPILImage(), v1.PILToTensor()),
     "v2 double precision": lambda: _v2(v2.ToDtype(torch.float64), v2.RandomHorizontalFlip(1.0)),

@@ -81,8 +81,8 @@ RANDOM_ERASE: dict[str, Callable[[], Pipeline]] = {
         v1.RandomErasing(1.0, (0.3, 0.4), value="random"), v1.RandomVerticalFlip(1.0), v1.RandomInvert(1.0), v1.Pad(2)
     ),
     "v1, float16": lambda: _v1_tensors(
-        v1.ConvertImageDtype(torch.float16), v1.RandomErasing(1.0, value="random"), v1.Normalize(MEAN, STD),
-        v1.RandomErasing(1.0, value=(0.1, 0.2, 0.3)), v1.Normalize(MEAN, STD),
+        v1.ConvertImageDtype(torch.float16), v1.Normalize(MEAN, STD), v1.RandomErasing(1.0, value="random"),
+        v1.RandomErasing(1.0, value=(0.1, 0.2, 0.3)),
     ),
     "v1, before color": lambda: _v1_tensors(
         v1.ConvertImageDtype(torch.float32), v1.RandomErasing(1.0, value="random"), v1.RandomHorizontalFlip(1.0),

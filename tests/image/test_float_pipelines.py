@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from PIL import ImageFilter
+from PIL import Image, ImageFilter
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 
@@ -56,3 +57,12 @@ def test_scaled_bytes_become_bytes_again() -> None:
     ]
     check_pipeline(v2.Compose([*begin, *moves, v2.RandomEqualize(1.0)]), rgb_images()[:2])
     check_pipeline(v1.Compose([v1.ToTensor(), v1.RandomCrop(9), v1.ToPILImage(), v1.ToTensor()]), rgb_images()[:2])
+
+
+def test_every_byte_comes_back() -> None:
+    """What lets a call that turns scaled bytes back be no work."""
+    ramp = Image.fromarray(np.arange(256, dtype=np.uint8)[None])
+    floats = v1.functional.to_tensor(ramp)
+    assert v1.functional.to_pil_image(floats).tobytes() == ramp.tobytes()
+    for convert in (v1.functional.convert_image_dtype, lambda image, dtype: v2.functional.to_dtype(image, dtype, True)):
+        assert torch.equal(convert(floats, torch.uint8), v1.functional.pil_to_tensor(ramp))

@@ -19,8 +19,8 @@ from torch_sink.image.core.examples import REFERENCES
 from torch_sink.image.operations import OPERATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
-# torch's own arithmetic on a finished batch, and a part of what is recorded as "to_pil_image".
-NOT_IN_KERNELS = {"batch.mix_up", "batch.cut_mix", "to_pil_bytes"}
+# torch's own arithmetic on a finished batch.
+NOT_IN_KERNELS = {"batch.mix_up", "batch.cut_mix"}
 
 
 @functools.cache

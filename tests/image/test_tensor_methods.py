@@ -110,7 +110,6 @@ IN_STOCK_CODE: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "channels the other way": (ALL, lambda x: x.flip(0)),
     "twice the same": (ALL, lambda x: torch.flip(x, [-3])),
     "turned with channels": (ALL, lambda x: torch.rot90(x)),
-    "turned in float64": (BYTES, lambda x: x.to(torch.float64).rot90(1, (1, 2))),
     "repeated rows": (GRAY, lambda x: x.repeat(3, 2, 1)),
     "repeated colors": (ALL, lambda x: x.repeat(3, 1, 1)),
     "three others": (GRAY, lambda x: torch.cat([x, F.hflip(x), x])),

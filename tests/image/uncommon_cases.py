@@ -45,6 +45,10 @@ UNCOMMON: dict[str, Callable[[], Pipeline]] = {
         v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.GaussianBlur(3, 1.0), v2.Lambda(_constants),
     ),
     "v1 mirrored as a whole": lambda: _v1(v1.PILToTensor(), v1.Pad((19, 13), padding_mode="symmetric")),
+    "v1 float16, normalized behind a flip": lambda: _v1(
+        v1.PILToTensor(), v1.RandomInvert(), v1.ConvertImageDtype(torch.float16), v1.RandomHorizontalFlip(1.0),
+        v1.Normalize(MEAN, STD), v1.CenterCrop(9),
+    ),
     "v1 erased by rows and columns": lambda: _v1(
         v1.PILToTensor(), functools.partial(_erase, torch.arange(7.0).view(1, 1, 7) * 50 - 30),
         v1.ConvertImageDtype(torch.float32), functools.partial(_erase, torch.tensor([-2.0, 0.5, 7.0]).view(3, 1, 1)),

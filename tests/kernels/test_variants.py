@@ -39,7 +39,6 @@ POINTERS = {
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
     torch.float32: "*fp32",
-    torch.float64: "*fp64",
 }
 DEFAULT_WARPS = 4
 

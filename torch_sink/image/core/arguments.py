@@ -132,23 +132,23 @@ def is_rounded_by_torch(handle: Any) -> bool:
     return not getattr(handle, "is_branch_of_augmix", False) and any(op.promise.is_rounded for op in handle.sink_ops)
 
 
-def since_conversion(handle: Any) -> tuple[Op, ...]:
+def _since_conversion(handle: Any) -> tuple[Op, ...]:
     """The call that last turned bytes into floats, and those after it."""
     ops = handle.sink_ops
     end_of_bytes = max((at for at, op in enumerate(ops) if makes_bytes(op)), default=-1) + 1
-    begin = next(at for at in range(end_of_bytes, len(ops)) if makes_floats(ops[at]))
-    return tuple(ops[begin:])
+    return ops[next(at for at in range(end_of_bytes, len(ops)) if makes_floats(ops[at])) :]
 
 
-def is_from_bytes(handle: Any) -> bool:
-    """True where the type of the handle's floats is the one that bytes were turned into."""
-    conversion = since_conversion(handle)[0]
-    return conversion.operation.result(conversion) == handle.sink_dtype
+def is_tabled(handle: Any) -> bool:
+    """True for floats that a table of 256 values makes of bytes: stock code's bits, whatever their type."""
+    return all(op.operation.is_value or op.operation.moves for op in _since_conversion(handle))
 
 
 def is_scaled_bytes(handle: Any) -> bool:
-    """True while floats are bytes that were only scaled and moved, so that turning them back is exact."""
-    return all(op.operation.moves for op in since_conversion(handle)[1:])
+    """True for float32 values that are bytes divided by 255, and only moved: turned back they are these bytes."""
+    conversion, *others = _since_conversion(handle)
+    is_scaled = handle.sink_dtype == torch.float32 and not conversion.operation.leaves_range(conversion)
+    return is_scaled and all(op.operation.moves for op in others)
 
 
 def may_overshoot(handle: Any) -> bool:
@@ -162,11 +162,6 @@ def is_normalized(handle: Any) -> bool:
 
 
 def _since_clamp(handle: Any) -> Sequence[Op]:
-    ops = since_conversion(handle)
+    ops = _since_conversion(handle)
     clamped = max((at for at, op in enumerate(ops) if op.operation.clamps(op)), default=-1)
     return ops[clamped + 1 :]
-
-
-def is_tabled(op: Op) -> bool:
-    """True for a call on floats that a table and a map stand for, also where the image goes on in floats behind it."""
-    return op.operation.is_tabled(op) and "erase" not in op.name

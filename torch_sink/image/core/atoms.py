@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from torch_sink.image.core.ops import Op
 from torch_sink.triton_kernels import rows
@@ -42,8 +41,6 @@ class Kind(enum.IntEnum):
     HUE = rows.HUE
     PERMUTE = rows.PERMUTE
     NORMALIZE = rows.NORMALIZE
-    TO_BYTE = rows.TO_BYTE
-    CLAMP = rows.CLAMP
     LOOKUP = rows.LOOKUP
     VALUES = rows.VALUES
     CONTRAST = rows.CONTRAST
@@ -113,8 +110,8 @@ def float_bits(*values: float) -> tuple[int, ...]:
 # The code of an atom is its kind, and its formula above these bits.
 KIND_BITS = 6
 KIND_MASK = (1 << KIND_BITS) - 1
-# Codes of what is no kind of its own: a table whose bytes stay bytes, and the row of one image that a MIX reads.
-VALUES_OF_BYTES, MIXED = KIND_MASK, KIND_MASK - 1
+# The code of what is no kind of its own: the row of one image that a MIX reads.
+MIXED = KIND_MASK
 
 
 class Lowering:
@@ -125,22 +122,20 @@ class Lowering:
         width: of the image so far.
         channels: 1 or 3.
         is_uint8: True while the image is of bytes; False from a conversion to floats on.
-        is_float: True where the values are float32 in the kernels. Where both are False, a table of 256 values still
-            has to turn the bytes of the kernels into floats: `value_ops`.
+        is_float: True where the values are float32 in the kernels. Where both are False, a table of 256 values that
+            turns the bytes of the kernels into floats is still to come: `value_ops`.
         atoms: the row of each, OPERATION_COLUMNS integers; what each kind reads there is said where it is made.
         codes: all that the stages depend on but for sizes: the kind and the formula of each atom.
         sizes: (height, width) of the output of each.
         tables: {position of an atom: int32 arrays that it looks things up in}.
         weights: {position of an atom: the weights of a resize that it reads, made on the device}.
         branches: {position of a MIX: what makes the images that it reads, from the image before it}.
-        value_ops: calls that only change values, not in `atoms` yet.
-        erased: for each erased box of floats for which a table stands: position of its atom, how many value calls came
-            before it, its values [C, H, W] or [C, 1, 1].
+        value_ops: calls on bytes that only change values, not in `atoms` yet.
     """
 
     __slots__ = (
         *("height", "width", "channels", "is_uint8", "is_float", "atoms", "codes", "sizes"),
-        *("tables", "weights", "branches", "value_ops", "erased"),
+        *("tables", "weights", "branches", "value_ops"),
     )
 
     def __init__(self, height: int, width: int, channels: int) -> None:
@@ -153,7 +148,6 @@ class Lowering:
         self.weights: dict[int, ResizeWeights] = {}
         self.branches: dict[int, Sequence[Lowering]] = {}
         self.value_ops: list[Op] = []
-        self.erased: list[tuple[int, int, torch.Tensor]] = []
 
     def add(
         self, kind: int, *values: int, factor: float = 0.0, formula: int = 0, fill: Sequence[float] = (),
@@ -200,7 +194,6 @@ class Lowering:
         self.atoms += [row.copy() for row in other.atoms]
         self.codes += other.codes
         self.sizes += [(self.height, self.width)] * len(other.atoms)
-        self.value_ops += other.value_ops
 
     def fill_of(self, fill: Any) -> tuple[float, ...]:
         """A fill as the kernels have it: bytes, or floats as they are."""

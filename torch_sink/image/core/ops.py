@@ -25,7 +25,7 @@ Lower = Callable[..., None]
 # `NotImplemented` if unsupported: the caller falls back.
 Recorder = Callable[..., Any]
 
-# Types of tensors that kernels compute with; others are made by tables alone.
+# Types of tensors that kernels compute with; half precision is what a call makes last.
 NUMERIC = (torch.uint8, torch.float32)
 
 
@@ -110,9 +110,7 @@ class Operation:
         transforms: {transform class: ways to construct it}, for the support table.
         takes_palettes: it only moves pixels, which may be the numbers of colors in a palette.
         is_value: it makes one value of each, behind a conversion to a tensor: a table of 256 values holds it.
-        is_point: it makes one value of each, and a table of 256 values for every argument would cost too much.
-        is_tabled: of a call: on floats for which a table of 256 values stands, it keeps, moves or writes values.
-        moves: floats that were bytes are still scaled bytes behind it.
+        moves: on floats it moves pixels and writes none of its own, so that it may come before a table of values.
         clamps: of a call: floats lie in [0, 1] behind it.
         leaves_range: of a call: floats may lie anywhere behind it.
         overshoots: of a call: floats may leave [0, 1] by what a bicubic filter adds.
@@ -129,8 +127,6 @@ class Operation:
     transforms: Mapping[str, Sequence[Sample]] = field(default_factory=dict)
     takes_palettes: bool = False
     is_value: bool = False
-    is_point: bool = False
-    is_tabled: Callable[[Op], bool] = lambda op: op.operation.is_value
     moves: bool = False
     clamps: Callable[[Op], bool] = lambda op: False
     leaves_range: Callable[[Op], bool] = lambda op: False

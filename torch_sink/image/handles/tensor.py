@@ -147,7 +147,7 @@ class _Handle(Lazy):
         from torch_sink.image.handles.image import LazyImage
 
         channels, height, width = self.sink_shape
-        is_bytes = self.sink_dtype == torch.uint8 or (self.sink_dtype == torch.float32 and is_scaled_bytes(self))
+        is_bytes = self.sink_dtype == torch.uint8 or is_scaled_bytes(self)
         if isinstance(self.sink_source, FinishedSource) or not is_bytes:
             return NotImplemented
         ops = (*self.sink_ops, Op("to_pil_image"))

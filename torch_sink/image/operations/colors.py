@@ -53,7 +53,6 @@ functional(
         ],
         "RandomPhotometricDistort": [sample(p=1.0), sample(p=0.0, label="p=0")],
     },
-    is_point=True,
     clamps=always,
 )
 

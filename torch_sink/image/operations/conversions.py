@@ -12,9 +12,9 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import functional as F_v2
 
 from torch_sink.image.core.arguments import is_scaled_bytes
-from torch_sink.image.core.atoms import Kind, Lowering, float_bits
+from torch_sink.image.core.atoms import Lowering
 from torch_sink.image.core.examples import Arguments, Example, sample
-from torch_sink.image.core.ops import Op, Operation, Recorder, Stock
+from torch_sink.image.core.ops import NUMERIC, Op, Operation, Recorder, Stock
 
 # --- from images to tensors and back
 
@@ -63,10 +63,8 @@ _conversion("pil_to_tensor", F.pil_to_tensor, _pil_to_tensor, "PILToTensor", "To
 _conversion("to_image", F_v2.to_image, _to_image, "ToImage")
 Operation(
     "to Pillow image",
-    # The second is a part of the first, of floats.
-    stock={"to_pil_image": F.to_pil_image, "to_pil_bytes": lambda image: F.pil_to_tensor(F.to_pil_image(image))},
+    stock={"to_pil_image": F.to_pil_image},
     record={"functional.to_pil_image": _to_pil_image},
-    lower={"to_pil_bytes": lambda state: state.add(Kind.TO_BYTE, *float_bits(255.0))},
     examples=lambda a: iter([] if a.is_pillow else [Example("to_pil_image")]),
     transforms={"ToPILImage": [sample()]},
     result=lambda op: torch.uint8,
@@ -76,12 +74,7 @@ Operation(
 
 
 def _lower_to_dtype(state: Lowering, dtype: torch.dtype, scale: bool = True) -> None:
-    """TO_BYTE: (bits of the scale,).
-
-    To another kind of floats nothing is to do: the result is rounded to its type when it is written.
-    """
-    if dtype == torch.uint8:
-        state.add(Kind.TO_BYTE, *float_bits(255 + 1 - 1e-3 if scale else 1.0))
+    """Nothing is to do: floats are rounded to their type when they are written."""
 
 
 def convert_dtype(family: str, handle: Any, dtype: torch.dtype = torch.float32) -> Any:
@@ -95,31 +88,20 @@ def to_dtype(family: str, handle: Any, dtype: torch.dtype = torch.float32, scale
 def _to_type(handle: Any, dtype: torch.dtype, op: Op) -> Any:
     if handle.sink_dtype == dtype:
         return handle
-    if dtype not in _CONVERSIONS.get(handle.sink_dtype, ()):
-        return NotImplemented
-    if handle.sink_dtype == torch.float32 and dtype == torch.uint8 and not is_scaled_bytes(handle):
-        return NotImplemented
-    return handle.record(op, dtype=dtype)
-
-
-# dtype -> those that the kernels can make of it; other types than uint8 and float32 are computed with in tables alone.
-_CONVERSIONS = {
-    torch.uint8: (torch.float32, torch.float16, torch.bfloat16),
-    torch.float32: (torch.uint8, torch.float16, torch.bfloat16),
-}
+    makes_floats = handle.sink_dtype in NUMERIC and dtype in (torch.float32, torch.float16, torch.bfloat16)
+    makes_bytes = dtype == torch.uint8 and not op.operation.leaves_range(op) and is_scaled_bytes(handle)
+    return handle.record(op, dtype=dtype) if makes_floats or makes_bytes else NotImplemented
 
 
 def _type_examples(a: Arguments) -> Iterator[Example]:
-    for dtype in (torch.float32, torch.float16, torch.uint8, torch.float64, *([torch.int32] if a.scale == 1 else [])):
+    for dtype in (torch.float32, torch.float16, torch.uint8, torch.float64):
         label = "" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
         yield Example("to_dtype", (dtype,), {"scale": True}, label)
         yield Example("to_dtype", (dtype,), {}, f"{label or 'float32'}, unscaled")
         yield Example("convert_image_dtype", (dtype,), label=label)
 
 
-_TYPE_SAMPLES = [
-    sample(dtype, label=str(dtype).removeprefix("torch.")) for dtype in (torch.float16, torch.float64, torch.int32)
-]
+_TYPE_SAMPLES = [sample(dtype, label=str(dtype).removeprefix("torch.")) for dtype in (torch.float16, torch.float64)]
 
 Operation(
     "to dtype",

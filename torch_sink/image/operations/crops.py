@@ -180,7 +180,6 @@ Operation(
         "TenCrop": [sample(8)],
     },
     takes_palettes=True,
-    is_tabled=always,
     moves=True,
     keeps_info=always,
 )  # fmt: skip
@@ -244,6 +243,5 @@ functional(
         "RandomZoomOut": [sample(p=1.0)],
     },
     takes_palettes=True,
-    is_tabled=lambda op: op.args[2] != "constant",
     leaves_range=lambda op: op.args[2] == "constant" and not fits_range(op.args[1]),
 )  # fmt: skip

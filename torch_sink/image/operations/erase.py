@@ -6,13 +6,12 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
 from torch_sink.image.core.arguments import fits_range
 from torch_sink.image.core.atoms import Kind, Lowering, three
 from torch_sink.image.core.examples import Arguments, Example, sample
-from torch_sink.image.core.ops import Op, Stock, TensorArgument, always, record_maybe_in_place
+from torch_sink.image.core.ops import Op, Stock, TensorArgument, record_maybe_in_place
 from torch_sink.image.operations.functionals import functional, stock_of
 
 _NO_BOX = 0, 0, 0, 0, (0.0,)
@@ -56,28 +55,13 @@ def _broadcasts(shape: torch.Size, box: tuple[int, int, int]) -> bool:
 def _lower_erase(state: Lowering, top: int, left: int, height: int, width: int, written: Any) -> None:
     """ERASE: (left, top, right, bottom), and a fill.
     PASTE: (left, top, right, bottom, -, pixels of the box), and its pixels, three planes of float32.
-
-    Values that come before a table of values go through what the table holds, in stock code.
     """
-    colors = None
-    if not isinstance(written, TensorArgument):
-        colors = three(tuple(map(int, written)) if state.is_uint8 else written)
-    values = written.tensor if colors is None else torch.tensor(colors, device="cpu").view(-1, 1, 1)
-    if not (state.is_uint8 or state.is_float):
-        # Floats for which a table will stand: in an atom before the first such box.
-        if not state.erased:
-            state.add(Kind.VALUES)
-        state.erased.append((len(state.atoms), len(state.value_ops), values))
     box = left, top, left + width, top + height
-    if colors is None:
-        state.add(Kind.PASTE, *box, 0, height * width, tables=(three_planes(values.float()),))
+    if isinstance(written, TensorArgument):
+        planes = written.tensor.float().expand(3, -1, -1).contiguous()  # one channel stands for all
+        state.add(Kind.PASTE, *box, 0, height * width, tables=(planes.view(torch.int32).numpy(),))
     else:
-        state.add(Kind.ERASE, *box, fill=colors)
-
-
-def three_planes(pixels: torch.Tensor) -> np.ndarray:
-    """float32 [C, H, W] as a table of bits; one channel stands for all."""
-    return pixels.expand(3, -1, -1).contiguous().view(torch.int32).numpy()
+        state.add(Kind.ERASE, *box, fill=three(tuple(map(int, written)) if state.is_uint8 else written))
 
 
 def _stock(function: Stock, image: Any, i: int, j: int, h: int, w: int, written: Any) -> Any:
@@ -105,6 +89,5 @@ functional(
     stock={place: functools.partial(_stock, function) for place, function in stock_of("erase").items()},
     examples=_examples,
     transforms={"RandomErasing": [sample(p=1.0), sample(p=1.0, value="random", label='value="random"')]},
-    is_tabled=always,
     leaves_range=_leaves_range,
 )

@@ -70,7 +70,6 @@ for _word, _letter, _record in (("horizontal", "h", flip), ("vertical", "v", fli
         lower=functools.partial(_lower_flip, x=_letter == "h", y=_letter == "v"),
         examples=lambda a, name=f"{_letter}flip": iter([Example(name)]),  # type: ignore[misc]
         transforms={f"Random{_word.capitalize()}Flip": [sample(p=1.0)]},
-        is_tabled=always,
         moves=True,
     )
 
@@ -137,6 +136,5 @@ Operation(
     stock={"contiguous": torch.Tensor.contiguous},
     record={torch.Tensor.contiguous: _contiguous},
     examples=lambda a: iter([] if a.is_pillow else [Example("contiguous", run=lambda image: image.contiguous())]),
-    is_tabled=always,
     moves=True,
 )

@@ -132,7 +132,6 @@ functional(
     "invert",
     _invert,
     lambda state: state.add(Kind.INVERT),
-    is_point=True,
     transforms={"RandomInvert": [sample(p=1.0)]},
     keeps_info=always,
 )

@@ -1,4 +1,4 @@
-"""Normalization, arithmetic with constants, and bounds.
+"""Normalization, and arithmetic with constants.
 
 A sum, a difference or a quotient is a normalization with one step left out, (x - mean) / std, which gives stock code's
 very bits. A product is a call of its own: stock code's bits while a table of 256 values stands for the floats, and
@@ -8,18 +8,16 @@ behind that a division by the reciprocal, whose last bit may differ where the co
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torchvision.transforms import functional as F
 
-from torch_sink.image.core.arguments import has_minus_zero, is_from_bytes, is_number, is_tabled, since_conversion
+from torch_sink.image.core.arguments import has_minus_zero, is_number, is_tabled
 from torch_sink.image.core.atoms import Kind, Lowering, float_bits, three
 from torch_sink.image.core.examples import STATISTICS, Arguments, Example, sample
-from torch_sink.image.core.ops import Op, Operation, Recorder, always, both, record_maybe_in_place
+from torch_sink.image.core.ops import EXACT_BYTES, Op, Operation, Recorder, always, both, record_maybe_in_place
 from torch_sink.image.operations.conversions import convert_dtype, to_dtype
 from torch_sink.image.operations.functionals import stock_of
 
@@ -61,7 +59,7 @@ def _normalize(family: str, handle: Any, mean: Any, std: Any, inplace: bool = Fa
     mean, std = _statistics(mean, channels), _statistics(std, channels)
     if mean is None or std is None or not handle.sink_dtype.is_floating_point:
         return NotImplemented
-    if handle.sink_dtype != torch.float32 and not is_from_bytes(handle):
+    if handle.sink_dtype != torch.float32 and not is_tabled(handle):
         return NotImplemented
     if min(map(abs, std)) < _SMALLEST_STD or (inplace and not handle.changes_in_place):
         return NotImplemented
@@ -124,9 +122,7 @@ def _multiplied(image: Any, factor: Any, in_place: bool) -> Any:
     """The image times a constant, or the other way around."""
     image, factor = (factor, image) if is_number(image) else (image, factor)
     image = _as_floats(image, type(factor) is float and not in_place)
-    if not is_number(factor) or _constants(image, factor, in_place) is None:
-        return NotImplemented
-    if abs(factor) < _SMALLEST and not all(map(is_tabled, since_conversion(image))):
+    if not is_number(factor) or abs(factor) < _SMALLEST or _constants(image, factor, in_place) is None:
         return NotImplemented
     return record_maybe_in_place(image, in_place, "mul", (float(factor),))
 
@@ -199,68 +195,8 @@ Operation(
     stock={"mul": lambda image, factor: image * factor},
     record=_ways("mul", _multiplied),
     lower=lambda state, factor: _lower_normalize(state, (0.0,), (1 / factor,)),
+    promise=EXACT_BYTES,
     is_value=True,
     examples=_product_examples,
     leaves_range=always,
-)
-
-# --- bounds
-
-
-def _clamp(image: Any, min: Any = None, max: Any = None) -> Any:
-    return _clamped(image, min, max, in_place=False)
-
-
-def _clamp_in_place(image: Any, min: Any = None, max: Any = None) -> Any:
-    return _clamped(image, min, max, in_place=True) if image.changes_in_place else NotImplemented
-
-
-def _clamped(image: Any, low: Any, high: Any, in_place: bool) -> Any:
-    bounds = [bound for bound in (low, high) if bound is not None]
-    if not bounds or not all(map(is_number, bounds)) or any(map(math.isnan, bounds)) or has_minus_zero(bounds):
-        return NotImplemented
-    # torch wraps other bounds of bytes around, or makes floats of them.
-    is_byte = image.sink_dtype == torch.uint8 and all(type(bound) is int and 0 <= bound <= 255 for bound in bounds)
-    if not is_byte and image.sink_dtype != torch.float32:
-        return NotImplemented
-    return record_maybe_in_place(image, in_place, "clamp", (low, high))
-
-
-def _bounds(low: float | None, high: float | None) -> tuple[float, float]:
-    return -math.inf if low is None else low, math.inf if high is None else high
-
-
-def _lower_clamp(state: Lowering, low: float | None, high: float | None) -> None:
-    """CLAMP: (bits of the least value, of the largest)."""
-    state.add(Kind.CLAMP, *float_bits(*_bounds(low, high)))
-
-
-def _keeps_in_range(op: Op) -> bool:
-    return None not in op.args and not _leaves_range(op)
-
-
-def _leaves_range(op: Op) -> bool:
-    return any(bound is not None and not 0 <= bound <= 1 for bound in op.args)
-
-
-def _clamp_examples(a: Arguments) -> Iterator[Example]:
-    if a.is_pillow:
-        return
-    low, high = (60, 190) if a.scale == 1 else (0.2, 0.7)
-    yield Example("clamp", run=lambda image: image.clamp(low, high))
-    yield Example("clamp", label="behind a kernel", run=lambda image: F.adjust_sharpness(image, 2.0).clamp(low, high))
-
-
-Operation(
-    "clamp",
-    stock={"clamp": lambda image, low, high: image.clamp(low, high)},
-    record={
-        **dict.fromkeys((torch.clamp, torch.Tensor.clamp, torch.clip, torch.Tensor.clip), _clamp),
-        **dict.fromkeys((torch.Tensor.clamp_, torch.Tensor.clip_), _clamp_in_place),
-    },
-    lower=_lower_clamp,
-    examples=_clamp_examples,
-    is_value=True,
-    clamps=_keeps_in_range,
-    leaves_range=_leaves_range,
 )

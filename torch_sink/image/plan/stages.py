@@ -11,7 +11,7 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch_sink.image.core.atoms import KIND_MASK, MIXED, VALUES_OF_BYTES, Kind, Lowering
+from torch_sink.image.core.atoms import KIND_MASK, MIXED, Kind, Lowering
 from torch_sink.triton_kernels import rows
 
 _ACROSS = (Kind.RESAMPLE_X, Kind.FILTER_X)
@@ -20,7 +20,7 @@ _DOWN = (Kind.RESAMPLE_Y, Kind.FILTER_Y)
 _HEAVY = frozenset(
     (
         *(Kind.FILTER_X, Kind.FILTER_Y, Kind.GRID, Kind.WARP, Kind.BOX_BLUR),
-        *(Kind.NORMALIZE, Kind.TO_BYTE, Kind.CLAMP, Kind.BLEND_MEAN),
+        *(Kind.NORMALIZE, Kind.BLEND_MEAN),
     )
 )
 
@@ -61,9 +61,7 @@ def stages_of(codes: tuple[int, ...], leading: int) -> tuple[Stage, ...]:
     stages, in_floats, source_kind = [], False, rows.BYTES
     for number, (values, head, begin, end) in enumerate(split):
         begins_in_floats = in_floats = in_floats or values >= 0
-        for at in range(begin, end):
-            keeps = codes[at] != VALUES_OF_BYTES and kinds[at] != Kind.TO_BYTE
-            in_floats = codes[at] == Kind.VALUES or (in_floats and keeps)
+        in_floats = in_floats or Kind.VALUES in kinds[begin:end]
         target_kind = rows.FLOATS if in_floats or (head >= 0 and kinds[head] == Kind.FILTER_X) else rows.BYTES
         measured = 0
         if begin < end and kinds[begin].role == "statistic":
@@ -102,8 +100,7 @@ def _split(codes: Sequence[int], kinds: Sequence[Kind], leading: int) -> list[tu
 
 
 def _kind(code: int) -> Kind:
-    # A table of bytes is no way to read bytes as floats.
-    return {VALUES_OF_BYTES: Kind.LOOKUP, MIXED: Kind.MIX}.get(code) or Kind(code & KIND_MASK)
+    return Kind.MIX if code == MIXED else Kind(code & KIND_MASK)
 
 
 def _begins_with_gather(kinds: Sequence[Kind]) -> bool:
