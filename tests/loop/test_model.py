@@ -317,6 +317,14 @@ def test_without_loss_fn_metrics_that_cannot_be_computed_are_refused() -> None:
     assert set(Model(make_model(), metrics={"accuracy"}).eval(batches)) == {"accuracy"}
 
 
+def test_the_loop_underneath_evaluates_by_the_loss_that_the_network_returns() -> None:
+    network = WithLoss()
+    batches = make_batches(3)
+    expected = evaluate_by_hand(network.inner, batches)["loss"]
+    model = Model(network, None, torch.optim.SGD(network.parameters(), lr=0.1))
+    assert model.loop.evaluate(batches) == {"loss": pytest.approx(expected, abs=1e-6)}
+
+
 @pytest.mark.parametrize(("frequency", "evaluated"), [(1, [1, 2, 3, 4]), (2, [2, 4]), ([1, 4], [1, 4])])
 def test_fit_evaluates_at_the_frequency(
     frequency: Any, evaluated: list[int], capsys: pytest.CaptureFixture[str]

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -53,6 +54,7 @@ class Evaluation(Callback):
     """
 
     comes_first = on_all_ranks = True
+    evaluate: Callable[..., dict[str, Any]] | None = None  # instead of the loop's evaluator
 
     def __init__(
         self,
@@ -113,11 +115,9 @@ class Evaluation(Callback):
         if self._loader is not self._dataset:
             self._loader.is_last_epoch = True  # no batch is made ahead for an evaluation that is an epoch away
         members = [one for one in arguments.list_callback if not older_events(one)]
-        sink_mode, evaluator = arguments.valid_dataset_sink_mode is not False, arguments.loop.evaluator(self._ema)
+        evaluate = self.evaluate or partial(arguments.loop.evaluator(self._ema).evaluate, forward=self._forward)
         with waits_watched():
-            results = evaluator.evaluate(
-                self._loader, self._metrics, forward=self._forward, callbacks=members, sink_mode=sink_mode
-            )
+            results = evaluate(self._loader, self._metrics, callbacks=members)
         self._evaluated_at = arguments.cur_step_num
         arguments.eval_results = monitored(results)
         arguments.history.evaluations.append((arguments.cur_step_num, results))

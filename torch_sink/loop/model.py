@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -118,8 +119,6 @@ class Model:
             Settings(mode, jit_config or JitConfig(), ranks.device),
             eval_network=eval_network,
         )
-        if self._loop is not None:
-            self._loop.evaluators[False] = self._evaluator
 
     def __repr__(self) -> str:
         """What is trained, by what, and how."""
@@ -222,7 +221,9 @@ class Model:
             self._check_metrics("fit with a valid_dataset")
             _check_events(members)
             check_epochs("valid_frequency", valid_frequency)
-            own.append(Evaluation(valid_dataset, self._metrics, every_epochs=valid_frequency))
+            evaluation = Evaluation(valid_dataset, self._metrics, every_epochs=valid_frequency)
+            evaluation.evaluate = partial(self._evaluator.evaluate, sink_mode=valid_dataset_sink_mode)
+            own.append(evaluation)
         if self._loss_fn is not None:
             own.append(LambdaCallback(on_train_step_begin=_check_two_columns))
         loop, epoch_size = self.loop, sink_size if dataset_sink_mode else -1
@@ -236,7 +237,6 @@ class Model:
             [*own, *members],
             epoch_size=epoch_size,
             dataset_sink_mode=dataset_sink_mode,
-            valid_dataset_sink_mode=valid_dataset_sink_mode,
             initial_epoch=initial_epoch,
             metrics=self._metrics,
             list_callback=members,

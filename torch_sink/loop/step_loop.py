@@ -130,7 +130,7 @@ class StepLoop:
         self._resumed = False
         self.overflows = OverflowCount(self.scaler, accumulate)
         self._positions = LoaderPositions()
-        self.evaluators: dict[bool, Evaluator] = {}  # of the model, and of its average (True)
+        self._evaluators: dict[bool, Evaluator] = {}  # of the model, and of its average (True)
         # Last: its hooks are not to stay on a model that was refused, nor to be copied into the average.
         self.precision = make_precision(level, amp_dtype, self.device.type, model)
 
@@ -232,15 +232,15 @@ class StepLoop:
         if ema:
             self.ranks.share_buffers()  # before the average copies them
         network = self.ema_model() if ema else self.ranks.inner
-        if ema not in self.evaluators:
+        if ema not in self._evaluators:
             settings = replace(self.settings, reasons=Reasons())
             precision = self.precision
             if ema:
                 precision = make_precision(precision.level, precision.dtype, self.device.type, network)
-            self.evaluators[ema] = Evaluator(
+            self._evaluators[ema] = Evaluator(
                 network, self.ranks, self.loss_fn, precision, settings, forward=self.forward
             )
-        return self.evaluators[ema]
+        return self._evaluators[ema]
 
     @host_sync_allowed()
     def state_dict(self) -> dict[str, Any]:
@@ -304,7 +304,7 @@ class StepLoop:
             f"steps: {self.step_count}, optimizer: {type(self.optimizer).__name__}, accumulate: {self.accumulate}",
         ]
         lines += [f"note: {reason}" for reason in self.settings.reasons.lines()]
-        for evaluator in self.evaluators.values():
+        for evaluator in self._evaluators.values():
             lines += evaluator.explain()
         return "\n".join(lines)
 
@@ -323,7 +323,7 @@ class StepLoop:
     def close(self) -> None:
         """Release what the device holds and leave the model as it was found. Idempotent."""
         self._drop_engine()
-        for evaluator in self.evaluators.values():
+        for evaluator in self._evaluators.values():
             evaluator.close()
         self.precision.close()
         if self.ranks.sharded:
