@@ -76,8 +76,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.Monk
 
 def forget() -> None:
     """What a new process does not know."""
-    proof._verdict.cache_clear()
-    proof._REFUTED.clear()
+    proof._FOUND.clear()
 
 
 def use(gpu: pytest.MonkeyPatch, kernels: FakeKernels) -> FakeKernels:

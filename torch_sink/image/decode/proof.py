@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import io
 import json
@@ -49,33 +48,25 @@ def verdict(device: torch.device) -> Verdict:
 
     Warns where they are not.
     """
-    return _verdict(_with_index(device))
+    device = _with_index(device)
+    if device not in _FOUND:
+        _FOUND[device] = found = _recalled_or_proved(device)
+        if not found.holds:
+            warnings.warn(
+                f"Pillow's threads decode JPEG files, not the device: {found.reason}. See python -m torch_sink doctor",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    return _FOUND[device]
 
 
 def is_refuted(device: torch.device) -> bool:
     """True where this process has found the kernels wrong; finds nothing out."""
-    return _with_index(device) in _REFUTED
+    found = _FOUND.get(_with_index(device))
+    return found is not None and not found.holds
 
 
-_REFUTED: set[torch.device] = set()
-
-
-@functools.lru_cache(maxsize=16)
-def _verdict(device: torch.device) -> Verdict:
-    key = _fingerprint(device)
-    found = _recalled(key)
-    if found is None:
-        found = prove(device)
-        if found.lasts:
-            _remember(key, found)
-    if not found.holds:
-        _REFUTED.add(device)
-        warnings.warn(
-            f"Pillow's threads decode JPEG files, not the device: {found.reason}. See python -m torch_sink doctor",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    return found
+_FOUND: dict[torch.device, Verdict] = {}  # by this process
 
 
 def prove(device: torch.device) -> Verdict:
@@ -202,19 +193,17 @@ def _driver() -> str:
     return f"{platform.release()} {version.value}"
 
 
-def _recalled(key: str) -> Verdict | None:
-    """What an earlier process found."""
+def _recalled_or_proved(device: torch.device) -> Verdict:
+    """What an earlier process found, or this one does, which leaves it to later ones."""
     from triton.runtime.cache import get_cache_manager
 
+    key = _fingerprint(device)
+    # Where the cache cannot be read or written, each process finds out again.
     with suppress(OSError, RuntimeError, ValueError, TypeError):
-        path = get_cache_manager(key).get_file(_FILE)
-        return None if path is None else Verdict(*json.loads(Path(path).read_text()))
-    return None
-
-
-def _remember(key: str, found: Verdict) -> None:
-    from triton.runtime.cache import get_cache_manager
-
-    # Where the cache cannot be written, the next process finds out again.
+        if path := get_cache_manager(key).get_file(_FILE):
+            return Verdict(*json.loads(Path(path).read_text()))
+    found = prove(device)
     with suppress(OSError, RuntimeError):
-        get_cache_manager(key).put(json.dumps(found), _FILE, binary=False)
+        if found.lasts:
+            get_cache_manager(key).put(json.dumps(found), _FILE, binary=False)
+    return found

@@ -104,27 +104,10 @@ class BrokenSource(NamedTuple):
 Source = EncodedSource | PixelSource | FinishedSource
 
 
-# Not on every system: files are closed where another program begins, and Windows translates no line ends.
-_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-
-
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """The bytes of a file, without the buffering that Python's file objects add."""
-    descriptor = os.open(path, os.O_RDONLY | _FLAGS)
-    try:
-        size = os.fstat(descriptor).st_size
-        data = os.read(descriptor, size)
-        while len(data) < size:
-            chunk = os.read(descriptor, size - len(data))
-            if not chunk:
-                break
-            data += chunk
-        return data
-    except OSError as error:
-        error.filename = os.fspath(path)  # reading from a descriptor does not know it
-        raise
-    finally:
-        os.close(descriptor)
+    with open(os.fspath(path), "rb", buffering=0) as file:
+        return file.read()
 
 
 def encoded_source(data: bytes, path: str, mode: str | None = None, *, thorough: bool = False) -> EncodedSource | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -63,14 +62,6 @@ def run_image_on_cpu(source: Source, ops: tuple[Op, ...], target: torch.Tensor) 
         DecodeError: the file is damaged.
     """
     with executing():
-        ends_as_usual = len(ops) >= 2 and ops[-1].name == "v1.normalize" and ops[-2].name == "to_tensor"
-        if ends_as_usual and target.dtype == torch.float32:
-            # Same arithmetic on the same values as the stock calls, without their three temporary tensors.
-            pixels = replay(replay(source.decode(), ops[:-2]), (Op("pil_to_tensor"),))
-            torch.div(pixels, 255, out=target)
-            mean, std = _statistics(*ops[-1].args)
-            target.sub_(mean).div_(std)
-            return
         target.copy_(replay(source.decode(), ops))
 
 
@@ -106,8 +97,3 @@ def _common(programs: Sequence[tuple[Op, ...]]) -> list[Op]:
     """The calls with which all programs begin."""
     together = zip(*programs, strict=False)
     return [calls[0] for calls in itertools.takewhile(lambda calls: all(op == calls[0] for op in calls), together)]
-
-
-@functools.lru_cache(maxsize=64)
-def _statistics(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    return tuple(torch.tensor(values, dtype=torch.float32, device="cpu").view(-1, 1, 1) for values in (mean, std))  # type: ignore[return-value]
