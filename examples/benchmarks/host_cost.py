@@ -36,7 +36,7 @@ from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
 from torch_sink.image.core import state
 from torch_sink.image.decode import providers
-from torch_sink.image.execute import ahead, decoding, on_device
+from torch_sink.image.execute import ahead, on_device
 from torch_sink.image.execute.recorded import Wanted
 from torch_sink.triton_kernels.launching import Launcher, is_interpreted
 
@@ -201,8 +201,8 @@ def measured(clock: Clock, memory: PinnedMemory) -> Iterator[None]:
         (state, "pins", lambda device: device.type != "cpu"),
         (triton.compiler, "compile", Compiled),
         *[(providers.TritonProvider, name, lambda *_: True) for name in ("usable", "by_default", "is_right")],
-        (decoding, "launch_packed", clock.timed(DECODING, decoding.launch_packed)),
-        (decoding, "to_host_later", lambda status: lambda: torch.zeros(status.shape, dtype=status.dtype)),
+        (on_device, "launch_packed", clock.timed(DECODING, on_device.launch_packed)),
+        (on_device, "to_host_later", lambda status: lambda: torch.zeros(status.shape, dtype=status.dtype)),
         (on_device, "launch_run", clock.timed(PLACING, on_device.launch_run)),
         (Launcher, "__call__", clock.timed(LAUNCHING, Launcher.__call__)),
         (Launcher, "prepared", clock.timed(LAUNCHING, timed_launches(clock))),

@@ -50,7 +50,7 @@ class Images:
 
     def __init__(self, folder: Path, pipeline: str, batch: int, device: torch.device) -> None:
         from torch_sink.image.decode.source import Decoded
-        from torch_sink.image.execute.decoding import pixels_of
+        from torch_sink.image.execute.on_device import pixels_of
 
         self.pipeline, self.device, self.batch = pipeline, device, batch
         with torch_sink.image_backend("device", device="meta"):

@@ -19,8 +19,7 @@ from kernels.jpeg_cases import encode, open_file, pack_files, photo
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.jpeg_decoder import JpegDecoder
 from torch_sink.image.decode.source import Decoded, FinishedSource
-from torch_sink.image.execute.decoding import pixels_of
-from torch_sink.image.execute.on_device import run_planned
+from torch_sink.image.execute.on_device import pixels_of, run_planned
 from torch_sink.image.execute.planned import plan_batch, shape_of
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.triton_kernels import launching

@@ -21,11 +21,11 @@ from kernels.compiled.ptx.findings import Finding, Findings
 from kernels.compiled.ptx.machine import Executable, Launch, Options
 from kernels.compiled.ptx.program import parse
 from kernels.compiled.target import Launched, target_only
-from torch_sink.image.execute import decoding
-from torch_sink.image.execute.decoding import Pixels
+from torch_sink.image.execute import on_device
+from torch_sink.image.execute.on_device import Pixels
 from torch_sink.triton_kernels.jpeg_rows import NOT_CONVERGED
 
-_stock_empty, launch_packed, places_from = torch.empty, decoding.launch_packed, Pixels.places_from
+_stock_empty, launch_packed, places_from = torch.empty, on_device.launch_packed, Pixels.places_from
 _garbage = torch.Generator().manual_seed(1)
 
 
@@ -111,7 +111,7 @@ def compiled_on_cpu(options: Options | None = None, change: Callable[[str], str]
         target_only(executor),
         mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}),
         mock.patch.object(torch, "empty", _empty_with_garbage),
-        mock.patch.object(decoding, "launch_packed", executor.launch_packed),
+        mock.patch.object(on_device, "launch_packed", executor.launch_packed),
         mock.patch.object(Pixels, "places_from", lambda *arguments: executor.places_from(*arguments)),
     ):
         yield executor

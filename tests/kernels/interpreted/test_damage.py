@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 import torch_sink
 from torch_sink.errors import DecodeError
 from torch_sink.image.decode.source import EncodedSource
-from torch_sink.image.execute import decoding, on_device, packed
+from torch_sink.image.execute import on_device, packed
 
 PIPELINE = v1.Compose([v1.RandomResizedCrop((11, 13)), v1.RandomHorizontalFlip(), v1.ToTensor()])
 MIX = v2.CutMix(num_classes=3, alpha=100.0)
@@ -70,8 +70,8 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return lambda *arguments: (seen.append(name), function(*arguments))[1]
 
     monkeypatch.setattr(on_device, "run_order", noted("transforms", on_device.run_order))
-    later = decoding.to_host_later
-    monkeypatch.setattr(decoding, "to_host_later", lambda values: noted("wait", later(values)))
+    later = on_device.to_host_later
+    monkeypatch.setattr(on_device, "to_host_later", lambda values: noted("wait", later(values)))
     return seen
 
 

@@ -10,7 +10,7 @@ from image.cases import CORE, rgb_images
 from image.check import check_pipeline
 
 from torch_sink.image.execute import planned
-from torch_sink.image.execute.decoding import Pixels
+from torch_sink.image.execute.on_device import Pixels
 from torch_sink.image.operations import resize as lower_resize
 from torch_sink.image.plan import build
 from torch_sink.triton_kernels.stages import stage

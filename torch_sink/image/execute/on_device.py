@@ -3,21 +3,153 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from torch_sink.errors import DecodeError
 from torch_sink.image.core.ops import replay
-from torch_sink.image.core.state import send, to_device
-from torch_sink.image.execute.decoding import Decoding, Pixels
+from torch_sink.image.core.state import host_buffer, send, to_device, to_host_later
+from torch_sink.image.decode.providers import decode_sources, launch_packed
+from torch_sink.image.decode.source import Box, Decoded
+from torch_sink.image.execute.packed import Packed
 from torch_sink.image.execute.planned import Order, Planned, order_alone
 from torch_sink.image.execute.recorded import Made, Recorded, Wanted, survivors
 from torch_sink.image.plan.build import placed_jobs
 
 # What the kernels convert values to, other than the dtype of the batch.
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class Pixels(NamedTuple):
+    """Pixels of some images, all on the device that the batch is made on.
+
+    Attributes:
+        places: int64 [images, 4], the address of pixel (0, 0) of each, and bytes between rows, columns and channels.
+        owners: the tensors that they lie in.
+    """
+
+    places: np.ndarray
+    owners: tuple[torch.Tensor, ...]
+
+    def places_from(self, workspace: torch.Tensor) -> np.ndarray:
+        """`places` with positions in bytes from the beginning of a tensor."""
+        return self.places - np.array([workspace.data_ptr(), 0, 0, 0])
+
+    def chosen(self, images: np.ndarray) -> Pixels:
+        """Those of some images."""
+        return Pixels(self.places[images], self.owners)
+
+    def replaced(self, images: Sequence[int] | np.ndarray, other: Pixels) -> Pixels:
+        """These with other pixels for some images."""
+        places = self.places.copy()
+        places[images] = other.places
+        return Pixels(places, self.owners + other.owners)
+
+
+def pixels_of(images: Sequence[Decoded | DecodeError], device: torch.device) -> Pixels:
+    """Those of images on the host or the device; what is on the host goes to the device in one transfer.
+
+    Args:
+        images: in the place of one that is damaged a single 0 is read everywhere.
+        device: where they are wanted.
+    """
+    places = np.zeros((len(images), 4), np.int64)
+    there = [(at, image) for at, image in enumerate(images) if isinstance(image, Decoded)]
+    owners = _sent([image.pixels.as_strided((image.pixels.numel(),), (1,)) for _, image in there], device)
+    for (at, image), owner in zip(there, owners, strict=True):
+        places[at] = image.place
+        places[at, 0] += owner.data_ptr()
+    if len(there) < len(images):
+        owners.append(torch.zeros(1, dtype=torch.uint8, device=device))
+        places[[isinstance(image, DecodeError) for image in images], 0] = owners[-1].data_ptr()
+    return Pixels(places, tuple(owners))
+
+
+def _sent(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """uint8 tensors [bytes] on the device: those of the host in one transfer, the others themselves."""
+    on_host = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+    if device.type == "cpu" or not on_host:
+        return tensors
+    sizes = [len(tensor) for tensor in on_host]
+    together = torch.cat(on_host, out=host_buffer(sum(sizes), torch.uint8, device))
+    arrived = iter(together.to(device, non_blocking=True).split(sizes))
+    return [next(arrived) if tensor.device.type == "cpu" else tensor for tensor in tensors]
+
+
+class Decoding:
+    """A batch whose decoding has begun: what the JPEG kernels take is launched, and nobody waits for it at first.
+
+    Args:
+        packed: its sources; those that nobody reads are left out.
+        order: how the JPEG files are decoded.
+        host: uint8 [bytes], which its arrays lie in.
+        plan: gives the plan of the batch; asked only where the order does not say enough.
+        device: where the pixels are wanted.
+
+    Attributes:
+        errors: by number of source, those that are known.
+        workspace: uint8 [bytes] for the stages, where they read all pixels at the places that the order expects; else
+            None.
+    """
+
+    def __init__(
+        self, packed: Packed, order: Order, host: torch.Tensor, plan: Callable[[], Planned], device: torch.device
+    ) -> None:
+        self._packed, self._plan, self._device = packed, plan, device
+        self.errors: dict[int, DecodeError] = {}
+        self.workspace: torch.Tensor | None = None
+        jpegs, spare_bytes = order.jpegs_in(host), order.workspace_bytes if order.is_placed else 0
+        self._launched = launch_packed(jpegs, packed.blob, device, spare_bytes) if jpegs else None
+        # It travels while the host goes on.
+        self._status = to_host_later(self._launched.status) if self._launched is not None else None
+        if self._launched is not None and order.is_placed:
+            (owner,) = self._launched.owners
+            self.workspace = owner[len(owner) - spare_bytes :]
+        else:
+            self._decode_rest()
+
+    @functools.cached_property
+    def _files(self) -> np.ndarray:
+        """Sources that kernels decode."""
+        jpegs = self._plan().jpegs
+        return np.zeros(0, np.int32) if jpegs is None or self._launched is None else jpegs.sources
+
+    @functools.cached_property
+    def pixels(self) -> Pixels:
+        """Those of each source. What is damaged may be anything."""
+        pixels, jpegs = Pixels(np.zeros((len(self._plan().boxes), 4), np.int64), ()), self._plan().jpegs
+        if self._launched is None or jpegs is None:
+            return pixels
+        launched = self._launched._replace(plan=jpegs)
+        return pixels.replaced(self._files, Pixels(launched.places, launched.owners))
+
+    def _decode_rest(self) -> None:
+        """Decodes what the kernels do not, before anything else happens."""
+        boxes = self._plan().boxes
+        is_read = boxes[:, 2] > 0
+        is_read[self._files] = False
+        if is_read.any():
+            self._decode(np.flatnonzero(is_read).tolist(), boxes=list(map(Box._make, boxes[is_read].tolist())))
+
+    def _decode(self, sources: list[int], **how: Any) -> None:
+        """Decodes some sources, for the pixels and errors of these."""
+        images = decode_sources([self._packed.source(at) for at in sources], self._device, **how)  # type: ignore[misc]
+        found = zip(sources, images, strict=True)
+        self.errors |= {at: image for at, image in found if isinstance(image, DecodeError)}
+        self.pixels = self.pixels.replaced(sources, pixels_of(images, self._device))
+
+    def decode_again(self) -> list[int]:
+        """Waits for the kernels; Pillow decodes what they found damaged. Returns which sources have new pixels."""
+        found = [] if self._status is None else self._status().tolist()
+        if not any(found):
+            return []
+        damaged = self._files[np.flatnonzero(found)].tolist()
+        self._decode(damaged, provider="pillow")
+        return [at for at in damaged if at not in self.errors]
 
 
 def make_on_device(recorded: Recorded, wanted: Wanted) -> Made:
@@ -28,37 +160,35 @@ def make_on_device(recorded: Recorded, wanted: Wanted) -> Made:
     Raises:
         DecodeError: as `survivors` says.
     """
-    order, host, plan = recorded.order, recorded.packed.blob, functools.cache(recorded.plan)
+    packed, order, plan = recorded.packed, recorded.order, functools.cache(recorded.plan)
+    host = packed.blob
     if order is None:
-        order, host = order_alone(plan(), recorded.packed.entry_of_image, recorded.shape)
-    decoding = Decoding(recorded.packed, order, host, plan, wanted.device)
+        order, host = order_alone(plan(), packed.entry_of_image, recorded.shape)
+    decoding = Decoding(packed, order, host, plan, wanted.device)
     result = wanted.result(recorded, recorded.shape[0])
     whole = result
     if recorded.mixes or not _writes(recorded.dtype, result.dtype) or _keeps_rows(wanted):
         whole = torch.empty(recorded.shape, dtype=recorded.dtype, device=wanted.device, memory_format=order.layout)
-    run_order(order, host, plan, lambda: _of_images(recorded, decoding), whole, decoding.workspace)
+    run_order(order, host, plan, lambda: decoding.pixels.chosen(packed.entry_of_image), whole, decoding.workspace)
     if not order.is_complete:
-        entries = recorded.packed.entry_of_image
-        for row in np.flatnonzero(plan().boxes[entries, 2] == 0):
-            whole[row].copy_(recorded.packed.source(entries[row]).decode(), non_blocking=True)  # type: ignore[arg-type]
+        for row in np.flatnonzero(plan().boxes[packed.entry_of_image, 2] == 0):
+            whole[row].copy_(packed.source(packed.entry_of_image[row]).decode(), non_blocking=True)  # type: ignore[arg-type]
     if not _keeps_rows(wanted):
         _finish(recorded, whole, result)
-    decoded_again = decoding.decode_again()
     again: list[int] = []
-    if decoded_again:
-        again = np.flatnonzero(np.isin(recorded.packed.entry_of_image, decoded_again)).tolist()
-        run_planned(recorded.plan_again(again), _of_images(recorded, decoding), whole)
-    errors = decoding.errors_of(recorded.packed.entry_of_image) if decoding.errors else {}
+    if decoded_again := decoding.decode_again():
+        again = np.flatnonzero(np.isin(packed.entry_of_image, decoded_again)).tolist()
+        run_planned(recorded.plan_again(again), decoding.pixels.chosen(packed.entry_of_image), whole)
+    errors = {}
+    if decoding.errors:
+        entries = enumerate(packed.entry_of_image.tolist())
+        errors = {row: decoding.errors[at] for row, at in entries if at in decoding.errors}
     left = survivors(errors, recorded.shape[0], len(recorded.mixes), wanted.on_decode_error)
     if left.rows is not None:
         result = wanted.result(recorded, len(left.rows))
     if again or errors or _keeps_rows(wanted):
         _finish(recorded, whole, result, left.rows)
     return Made(result, left.rows, left.broken_files)
-
-
-def _of_images(recorded: Recorded, decoding: Decoding) -> Pixels:
-    return decoding.pixels.chosen(recorded.packed.entry_of_image)
 
 
 def _finish(recorded: Recorded, whole: torch.Tensor, result: torch.Tensor, rows: list[int] | None = None) -> None:
