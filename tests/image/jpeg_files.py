@@ -16,6 +16,8 @@ from PIL import Image, ImageDraw
 from torch_sink import decode_images
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode import providers as decode
+from torch_sink.image.decode.jpeg_block import MARKER_BYTES, JpegFile
+from torch_sink.image.decode.jpeg_tables import JpegBatch, split_tables
 
 SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0", "4:4:0", "gray")
 CONTENTS = ("photo", "noise", "bilevel", "white", "text")
@@ -151,3 +153,14 @@ def check_files(files: Sequence[bytes], device: str, mode: str = "RGB") -> list[
             assert not different, f"file {number}, {tuple(expected.shape)}: {different} values differ"
     paths = {getattr(source, "path", "") for source in seen}
     return [number for number in range(len(files)) if f"bytes at position {number}" in paths]
+
+
+def segments_of(file: JpegFile) -> list[tuple[int, int]]:
+    """Position and length of the entropy-coded data of each piece of a file, in bytes."""
+    begins = [file.scan.begin, *file.cuts[1:-1]]
+    return [(begin, end - MARKER_BYTES - begin) for begin, end in zip(begins, file.cuts[1:], strict=True)]
+
+
+def tables_of(batch: JpegBatch) -> list[np.ndarray]:
+    """Those of images, segments and windows."""
+    return split_tables(batch.tables, batch.sizes.images, batch.sizes.segments)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from image.cases import encoded
-from image.jpeg_files import SAMPLINGS, jpeg
+from image.jpeg_files import SAMPLINGS, jpeg, segments_of, tables_of
 from torch_sink.image.decode import jpeg_block as block
 from torch_sink.image.decode.jpeg_block import joined, jpeg_file, lay_out_jpegs
 from torch_sink.image.decode.jpeg_header import read_jpeg_header
@@ -79,8 +79,8 @@ def test_restart_markers_cut_the_scan() -> None:
     data = jpeg(33, 17, "4:2:0", restart_blocks=1)
     file = jpeg_file(source(data))
     assert file is not None
-    assert len(file.segments) == 6
-    pieces = [data[begin : begin + length] for begin, length in file.segments]
+    assert len(segments_of(file)) == 6
+    pieces = [data[begin : begin + length] for begin, length in segments_of(file)]
     assert (
         b"".join(piece + bytes((0xFF, 0xD0 + number)) for number, piece in enumerate(pieces))[:-2]
         == (data[file.scan.begin : -2])
@@ -94,15 +94,16 @@ def test_the_arrays_of_a_batch() -> None:
     laid_out = lay_out_jpegs(sources)
     together = laid_out.chunks.write(torch.empty(laid_out.chunks.size, dtype=torch.uint8)).numpy().tobytes()
     batch = batch_of(laid_out.files, laid_out.files.whole_images(), 256)
+    images, segments, _ = tables_of(batch)
     blocks = [3 * 2 * 6, 5 * 3, 3 * 3 * 4]
-    assert batch.images[:, COLUMN["FIRST_BLOCK"]].tolist() == [0, blocks[0], blocks[0] + blocks[1]]
+    assert images[:, COLUMN["FIRST_BLOCK"]].tolist() == [0, blocks[0], blocks[0] + blocks[1]]
     assert batch.sizes.blocks == sum(blocks)
-    assert batch.segments[:, COLUMN["SEGMENT_IMAGE"]].tolist() == [0, 0, 0, 1, 2]
-    assert batch.segments[:, COLUMN["SEGMENT_BLOCKS"]].tolist() == [12, 12, 12, 15, 36]
+    assert segments[:, COLUMN["SEGMENT_IMAGE"]].tolist() == [0, 0, 0, 1, 2]
+    assert segments[:, COLUMN["SEGMENT_BLOCKS"]].tolist() == [12, 12, 12, 15, 36]
     files = [file for file in map(jpeg_file, sources) if file is not None]
-    places = [(file.source.data, *place) for file in files for place in file.segments]
+    places = [(file.source.data, *place) for file in files for place in segments_of(file)]
     ends = [-64]
-    for row, (data, begin, length) in zip(batch.segments, places, strict=True):
+    for row, (data, begin, length) in zip(segments, places, strict=True):
         first = batch.first_byte + row[COLUMN["FIRST_BYTE"]]
         assert first % 16 == 0
         assert together[first : first + length] == data[begin : begin + length]
@@ -114,7 +115,7 @@ def test_the_arrays_of_a_batch() -> None:
     assert len(np.unique(huffman, axis=0)) == len(huffman)
     tables = np.frombuffer(together[batch.quantization :], np.int32).reshape(-1, 64)
     assert batch.huffman % 16 == batch.quantization % 16 == 0
-    for file, row in zip(files, batch.images, strict=True):
+    for file, row in zip(files, images, strict=True):
         quantized = Image.open(io.BytesIO(file.source.data)).quantization  # type: ignore[attr-defined]
         assert sorted(tables[row[COLUMN["QUANTIZATION"]]].tolist()) == sorted(quantized[0])
         dc = file.scan.dc[0]
@@ -179,12 +180,14 @@ def test_files_can_be_launched_in_parts() -> None:
     ]
     files = lay_out_jpegs(sources).files
     whole = batch_of(files, files.whole_images(), 256)
+    whole_images, whole_segments, _ = tables_of(whole)
     for first, last in ((0, 5), (0, 2), (1, 4), (4, 5)):
         part = batch_of(files.part(first, last), files.whole_images()[first:last], 256)
-        begins = part.first_byte + part.segments[:, COLUMN["FIRST_BYTE"]]
-        is_inside = (whole.segments[:, 0] >= first) & (whole.segments[:, 0] < last)
-        assert begins.tolist() == (whole.first_byte + whole.segments[is_inside, COLUMN["FIRST_BYTE"]]).tolist()
-        begins, of_part = whole.images[first:last, COLUMN["FIRST_BLOCK"]], part.images[:, COLUMN["FIRST_BLOCK"]]
+        images, segments, _ = tables_of(part)
+        begins = part.first_byte + segments[:, COLUMN["FIRST_BYTE"]]
+        is_inside = (whole_segments[:, 0] >= first) & (whole_segments[:, 0] < last)
+        assert begins.tolist() == (whole.first_byte + whole_segments[is_inside, COLUMN["FIRST_BYTE"]]).tolist()
+        begins, of_part = whole_images[first:last, COLUMN["FIRST_BLOCK"]], images[:, COLUMN["FIRST_BLOCK"]]
         assert of_part.tolist() == (begins - begins[0]).tolist()
 
 

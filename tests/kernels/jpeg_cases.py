@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from image.check import device_in_use
+from image.jpeg_files import segments_of, tables_of
 from PIL import Image, ImageDraw
 
 from kernels.jpeg_golden import decode_segment
@@ -143,7 +144,7 @@ def golden_coefficients(file: JpegFile) -> np.ndarray:
     step = scan.restart_interval or mcus
     segments = [
         decode_segment(data[begin : begin + length], components, min(step, mcus - number * step))
-        for number, (begin, length) in enumerate(file.segments)
+        for number, (begin, length) in enumerate(segments_of(file))
     ]
     return np.concatenate(segments)
 
@@ -184,7 +185,7 @@ def new_decoder(batch: JpegBatch, inputs: Inputs, shape: LaneShape) -> JpegDecod
 def results(decoder: JpegDecoder, batch: JpegBatch) -> list[Decoded]:
     """What came of a batch."""
     status, coefficients = decoder.status.cpu(), decoder.coefficients.cpu().numpy()
-    of_images = np.split(coefficients, batch.images[1:, COLUMN["FIRST_BLOCK"]])
+    of_images = np.split(coefficients, tables_of(batch)[0][1:, COLUMN["FIRST_BLOCK"]])
     return [Decoded(*result) for result in zip(status.tolist(), of_images, strict=True)]
 
 

@@ -51,17 +51,6 @@ class JpegFile(NamedTuple):
     scan: BaselineScan
     cuts: list[int]
 
-    @property
-    def segments(self) -> list[tuple[int, int]]:
-        """Position and length of the entropy-coded data of each piece, in bytes."""
-        begins = [self.scan.begin, *self.cuts[1:-1]]
-        return [(begin, end - MARKER_BYTES - begin) for begin, end in zip(begins, self.cuts[1:], strict=True)]
-
-    @property
-    def channels(self) -> int:
-        """That are wanted."""
-        return 1 if self.source.mode == "L" else 3
-
 
 def jpeg_file(source: EncodedSource) -> JpegFile | None:
     """A file for the kernels, or None where its data cannot be what the header announces, or the image is too large.
@@ -201,22 +190,18 @@ def lay_out_jpegs(sources: Sequence[Source]) -> JpegBlock:
         if file is not None and len(tables.huffman) < _MOST_TABLES:
             files[at] = file
             headers.append(_header(file, tables))
-    lengths, leads = _pieces(list(files.values()))
-    gaps = -leads % ALIGNMENT_BYTES
-    ends = np.cumsum(aligned(gaps + lengths + _SPARE_BYTES))
-    begins = ends - aligned(gaps + lengths + _SPARE_BYTES) + gaps
+    pieces, segments, chunks = _cut(files)
     huffman = b"".join(tables.huffman)
     quantization = np.frombuffer(b"".join(tables.quantization), ">u2").astype(np.int32).tobytes()
-    first_table = int(ends[-1]) if files else 0
-    second_table = int(aligned(first_table + len(huffman)))
+    first_table = _begin_behind(chunks)
+    second_table = aligned(first_table + len(huffman))
     laid_out = JpegFiles(
         np.array(list(files), np.int32),
         np.array(headers, np.int32).reshape(-1, _HEADER_COLUMNS),
-        np.stack([begins + leads, lengths - leads - MARKER_BYTES], axis=1),
+        np.array(segments, np.int64).reshape(-1, 2),
         (first_table, len(tables.huffman)),
         (second_table, len(tables.quantization)),
     )
-    pieces, chunks = _cut(files, begins.tolist())
     chunks.place(first_table, huffman)
     chunks.place(second_table, quantization)
     return JpegBlock(laid_out, pieces, chunks)
@@ -233,26 +218,29 @@ def joined(block: np.ndarray, pieces: Sequence[tuple[int, int]]) -> bytes | memo
     return found[0] if len(found) == 1 else b"".join(found)
 
 
-def _pieces(files: Sequence[JpegFile]) -> tuple[np.ndarray, np.ndarray]:
-    """Of all pieces of the files the length, and how many bytes come before its entropy-coded data."""
-    pieces = [(end - begin, 0 if begin else file.scan.begin) for file in files for begin, end in pairwise(file.cuts)]
-    lengths, leads = np.array(pieces, np.int64).reshape(-1, 2).T
-    return lengths, leads
+_Places = list[tuple[int, int]]
 
 
-def _cut(files: dict[int, JpegFile], begins: Sequence[int]) -> tuple[dict[int, list[tuple[int, int]]], Chunks]:
-    """Where the pieces of each file lie, and what to write for them."""
-    pieces: dict[int, list[tuple[int, int]]] = {}
+def _cut(files: dict[int, JpegFile]) -> tuple[dict[int, _Places], _Places, Chunks]:
+    """Where the pieces of each file lie, first byte and length of all entropy-coded data, and what to write."""
+    pieces: dict[int, _Places] = {}
+    segments: _Places = []
     chunks = Chunks()
-    places = iter(begins)
     for at, file in files.items():
         pieces[at] = []
-        data = memoryview(file.source.data)
+        data, lead = memoryview(file.source.data), file.scan.begin  # bytes before the entropy-coded data
         for first, last in pairwise(file.cuts):
-            begin = next(places)
+            begin = _begin_behind(chunks) + -lead % ALIGNMENT_BYTES
             chunks.place(begin, data[first:last])
             pieces[at].append((begin, chunks.size))
-    return pieces, chunks
+            segments.append((begin + lead, last - first - lead - MARKER_BYTES))
+            lead = 0
+    return pieces, segments, chunks
+
+
+def _begin_behind(chunks: Chunks) -> int:
+    """Where something may begin that kernels do not reach while they read and write what comes before."""
+    return aligned(chunks.size + _SPARE_BYTES) if chunks.size else 0
 
 
 class _Tables:
@@ -315,6 +303,6 @@ def _header(file: JpegFile, tables: _Tables) -> tuple[int, ...]:
         *scan.sampling,
         scan.restart_interval,
         len(file.cuts) - 1,
-        file.channels,
+        1 if file.source.mode == "L" else 3,
         *tables.of_file(data, scan),
     )

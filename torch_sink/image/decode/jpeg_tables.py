@@ -75,22 +75,9 @@ class JpegBatch(NamedTuple):
         return 4 * sum(map(_room, _shapes(self.sizes.images, self.sizes.segments)))
 
     @property
-    def images(self) -> np.ndarray:
-        """int32 [images, IMAGE_COLUMNS]."""
-        return self._split()[0]
-
-    @property
-    def segments(self) -> np.ndarray:
-        """int32 [segments, SEGMENT_COLUMNS]."""
-        return self._split()[1]
-
-    @property
     def windows(self) -> np.ndarray:
         """int32 [images, WINDOW_COLUMNS]."""
-        return self._split()[2]
-
-    def _split(self) -> list[np.ndarray]:
-        return split_tables(self.tables, self.sizes.images, self.sizes.segments)
+        return split_tables(self.tables, self.sizes.images, self.sizes.segments)[2]
 
 
 class JpegPlan(NamedTuple):

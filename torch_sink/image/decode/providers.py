@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from torch_sink.image.decode.jpeg_decoder import LaunchedJpegs
 
 
+Sources = Sequence[EncodedSource | PixelSource]
+Images = list[Decoded | DecodeError]
+
+
 class Provider:
     """One way to decode.
 
@@ -52,9 +56,7 @@ class Provider:
         """True when this provider can decode this image."""
         return True
 
-    def decode(
-        self, sources: Sequence[EncodedSource | PixelSource], device: torch.device, boxes: Sequence[Box | None]
-    ) -> list[Decoded | DecodeError]:
+    def decode(self, sources: Sources, device: torch.device, boxes: Sequence[Box | None]) -> Images:
         """Pixels of every image, or its error, in order.
 
         Args:
@@ -95,9 +97,7 @@ class TritonProvider(Provider):
     def takes(self, source: EncodedSource | PixelSource) -> bool:
         return isinstance(source, EncodedSource) and source.header.scan is not None
 
-    def decode(
-        self, sources: Sequence[EncodedSource | PixelSource], device: torch.device, boxes: Sequence[Box | None]
-    ) -> list[Decoded | DecodeError]:
+    def decode(self, sources: Sources, device: torch.device, boxes: Sequence[Box | None]) -> Images:
         from torch_sink.image.decode.jpeg_decoder import decode_jpegs
 
         found = decode_jpegs(sources, boxes, device)  # type: ignore[arg-type]
@@ -137,9 +137,7 @@ class NvjpegProvider(Provider):
             and (source.mode == "RGB" or header.mode == "L")
         )
 
-    def decode(
-        self, sources: Sequence[EncodedSource | PixelSource], device: torch.device, boxes: Sequence[Box | None]
-    ) -> list[Decoded | DecodeError]:
+    def decode(self, sources: Sources, device: torch.device, boxes: Sequence[Box | None]) -> Images:
         from torchvision.io import ImageReadMode
 
         decode = _nvjpeg()
@@ -147,7 +145,7 @@ class NvjpegProvider(Provider):
         if device.index is None:
             # torchvision keeps one decoder, and makes another for "cuda" than for the "cuda:0" that it means.
             device = torch.device(device.type, torch.cuda.current_device())
-        results: list[Decoded | DecodeError] = [DecodeError("", -1, "")] * len(sources)
+        results: Images = [DecodeError("", -1, "")] * len(sources)
         # The hardware decoder of Hopper writes when it is called, not in stream order: memory that an earlier kernel
         # of this stream still reads must not be handed to it.
         torch.cuda.current_stream(device).synchronize()  # host sync
@@ -187,9 +185,7 @@ class PillowProvider(Provider):
     name = "pillow"
     what_it_needs = "it works everywhere"
 
-    def decode(
-        self, sources: Sequence[EncodedSource | PixelSource], device: torch.device, boxes: Sequence[Box | None]
-    ) -> list[Decoded | DecodeError]:
+    def decode(self, sources: Sources, device: torch.device, boxes: Sequence[Box | None]) -> Images:
         if len(sources) == 1:
             return [_decode_with_pillow(sources[0])]
         return list(_threads(os.getpid()).map(_decode_with_pillow, sources))
@@ -198,7 +194,7 @@ class PillowProvider(Provider):
 PROVIDERS: dict[str, Provider] = {found.name: found for found in (TritonProvider(), NvjpegProvider(), PillowProvider())}
 
 
-def _pillow(sources: Sequence[EncodedSource | PixelSource], device: torch.device) -> list[Decoded | DecodeError]:
+def _pillow(sources: Sources, device: torch.device) -> Images:
     """What Pillow makes of images that another provider could not decode after all."""
     return PROVIDERS["pillow"].decode(sources, device, [None] * len(sources)) if sources else []
 
@@ -257,11 +253,8 @@ def _named(device: torch.device, provider: str | None) -> str | None:
 
 
 def decode_sources(
-    sources: Sequence[EncodedSource | PixelSource],
-    device: torch.device,
-    provider: str | None = None,
-    boxes: Sequence[Box | None] | None = None,
-) -> list[Decoded | DecodeError]:
+    sources: Sources, device: torch.device, provider: str | None = None, boxes: Sequence[Box | None] | None = None
+) -> Images:
     """Decodes a ragged batch; an image that the best provider cannot take goes to the next one.
 
     Args:
