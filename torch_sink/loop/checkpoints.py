@@ -77,7 +77,8 @@ def write_checkpoint(
 
 
 def _write_tensors(path: Path, state: dict[str, Any]) -> None:
-    torch.save(state, path)
+    with open(path, "wb") as file:  # a full disk is then an OSError that says so
+        torch.save(state, file)
     _sync(path)
     unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     if unsafe:
@@ -261,8 +262,11 @@ class ModelCheckpoint(Callback):
         if arguments.inside_sink or arguments.loop.ranks.many:
             where = "in the middle of a sink" if arguments.inside_sink else "on one process of several"
             _log.warning("no checkpoint of the failed run: the error came %s", where)
-        else:
+            return
+        try:
             self._save(context, prefix=f"{self._prefix}_breakpoint")
+        except Exception:
+            _log.warning("no checkpoint of the failed run: saving it failed too", exc_info=True)
 
     def _is_time(self, ranks: Ranks) -> bool:
         """Whether enough time has passed, by the clock of any rank: all write a checkpoint, or none."""
