@@ -111,15 +111,15 @@ TILES = 1
 MEASURED_JOB = 0  # whose output it measures
 STATISTIC = 1  # row of the operation whose table it makes
 MEASURED_CHANNEL = 2
-STATISTIC_COLUMNS = 4
+STATISTIC_COLUMNS = 4  # 16 bytes, so that those of each launch are aligned
 
 # Filters; Pillow's numbers.
 BILINEAR = 2
 BICUBIC = 3
 BOX = 4
 
-# Kinds of grid, and how the fill is worked into what is sampled; an affine grid is 0.
+# Kinds of grid.
+MATRIX = 0
 PERSPECTIVE = 1
 DISPLACED = 2
-NO_FILL = 0
-FILL_V2 = 2
+NO_FILL = 0  # in the place of the formula by which a fill is worked into what is sampled

@@ -115,19 +115,16 @@ def lookup_kernel(huffman, lookups, BLOCK: tl.constexpr):
     """
     table = huffman + tl.program_id(0) * HUFFMAN_COLUMNS
     lookup = lookups + tl.program_id(0) * LOOKUP_ENTRIES
-    limit = tl.zeros((), tl.int32)
-    first_limit = tl.zeros((), tl.int32)
-    codes = tl.zeros((), tl.int32)
-    for bits in range(1, 17):
-        count = tl.load(table + CODE_COUNTS + bits - 1).to(tl.int32)
-        limit += count << (16 - bits)
-        codes += count
-        first_limit = tl.where(bits == FIRST_BITS, limit, first_limit)
+    bits = 1 + tl.arange(0, 16)
+    counts = tl.load(table + CODE_COUNTS - 1 + bits).to(tl.int32)
+    values = counts << (16 - bits)
+    limit, codes = tl.sum(values, axis=0), tl.sum(counts, axis=0)
+    first_limit = tl.sum(tl.where(bits <= FIRST_BITS, values, 0), axis=0)
     # No code is all ones, and the value of a DC coefficient has at most 15 bits.
     at = tl.arange(0, 256)
     symbols = tl.load(table + SYMBOLS + at, mask=at < codes, other=0).to(tl.int32)
-    largest = tl.where(tl.load(table + TABLE_CLASS) != 0, 255, 15)
-    is_valid = (limit < 65536) & (codes <= 256) & (tl.max(symbols, axis=0) <= largest)
+    is_ac = tl.load(table + TABLE_CLASS) != 0
+    is_valid = (limit < 65536) & (codes <= 256) & (tl.max(symbols, axis=0) <= tl.where(is_ac, 255, 15))
     limit = tl.where(is_valid, limit, 0)
 
     groups = tl.minimum((limit - first_limit + GROUP_ENTRIES - 1) // GROUP_ENTRIES, GROUPS)
@@ -139,7 +136,6 @@ def lookup_kernel(huffman, lookups, BLOCK: tl.constexpr):
         length, number = find_code(table, value)
         is_used = value < limit
         symbol = tl.load(table + SYMBOLS + number, mask=is_used, other=0).to(tl.int32)
-        is_ac = tl.load(table + TABLE_CLASS) != 0
         entry = tl.where(is_used, entry_of(symbol, length, is_ac), UNUSED)
         group = (FIRST_ENTRIES + value - first_limit) // GROUP_ENTRIES
         is_long = is_first & (length > FIRST_BITS) & is_used

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..pixels import as_filtered, clamp, fetch, fetch_bytes, fused, load_byte, load_float, round_half_even
-from ..program import BICUBIC, BILINEAR, DISPLACED, FILL, FILL_V2, FORMULA, NO_FILL, PERSPECTIVE, TABLE
+from ..program import BICUBIC, BILINEAR, DISPLACED, FILL, FORMULA, NO_FILL, PERSPECTIVE, TABLE, TENSOR_V2
 
 
 @triton.jit
@@ -166,7 +166,7 @@ def source_position(position, size):
 @triton.jit
 def with_fill(value, mask, fill, is_nearest, rule):
     """What torchvision makes of a sampled value where the mask says how much of it came from inside the image."""
-    smooth = tl.where(rule == FILL_V2, (value - fill) * mask + fill, value * mask + (1.0 - mask) * fill)
+    smooth = tl.where(rule == TENSOR_V2, (value - fill) * mask + fill, value * mask + (1.0 - mask) * fill)
     nearest = tl.where(mask < 0.5, fill, value)
     return tl.where(rule == NO_FILL, value, tl.where(is_nearest, nearest, smooth))
 

@@ -18,10 +18,11 @@ from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
 from torch_sink.image.core.arguments import fits_range, is_number
-from torch_sink.image.core.atoms import FORMULAS, Formula, Kind, Lowering, three
+from torch_sink.image.core.atoms import FORMULAS, Kind, Lowering, three
 from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
 from torch_sink.image.core.ops import MOVED, NEAREST, NUMERIC, Op, Operation, Promise, TensorArgument
 from torch_sink.image.operations.flips import turned
+from torch_sink.triton_kernels.rows import DISPLACED, MATRIX, NO_FILL, PERSPECTIVE
 
 # The number of a mode is its place here.
 _MODES = ("nearest", "bilinear")
@@ -80,10 +81,9 @@ def _examples(name: str, arguments: Callable[[Arguments], tuple[Any, ...]]) -> C
 
 # --- grids
 
-# What the kernel reads of the kind of a grid. The tables of AFFINE and PERSPECTIVE: one, of the position of the first
-# column and row, and three rows of three coefficients (across, down, and what both are divided by). Of DISPLACED: the
-# undisplaced positions of all columns, then of all rows; and the displacement [H, W, 2]. All are float32 by their bits.
-_AFFINE, _PERSPECTIVE, _DISPLACED = range(3)
+# The tables of a grid. Of MATRIX and PERSPECTIVE: one, of the position of the first column and row, and three rows of
+# three coefficients (across, down, and what both are divided by). Of DISPLACED: the undisplaced positions of all
+# columns, then of all rows; and the displacement [H, W, 2]. All are float32 by their bits.
 _Size = tuple[int, int] | None
 
 
@@ -93,7 +93,7 @@ def _lower_grid(
     """GRID: (input width, input height, mode, -, -, kind of grid), a fill, and the tables of the grid."""
     height, width = state.resize_to(*(size or (state.height, state.width)))
     # How the fill is worked in: not at all, or as v1 or v2 do it.
-    rule = Formula.PILLOW if fill is None else FORMULAS[family]
+    rule = NO_FILL if fill is None else FORMULAS[family]
     values = width, height, _MODES.index(mode), 0, 0, kind
     state.add(Kind.GRID, *values, fill=three(fill or (0.0,)), formula=rule, tables=tables)
 
@@ -102,20 +102,20 @@ def _lower_affine(family: str, state: Lowering, matrix: Sequence[float], size: _
     """The origin is the middle of the image, before and after it."""
     new_height, new_width = size or (state.height, state.width)
     table = _bits((1 - new_width) * 0.5, (1 - new_height) * 0.5, *_halved(state, matrix), 0, 0, 0)
-    _lower_grid(family, state, _AFFINE, (table,), size, mode, fill)
+    _lower_grid(family, state, MATRIX, (table,), size, mode, fill)
 
 
 def _lower_perspective(family: str, state: Lowering, coefficients: Sequence[float], mode: str, fill: _Fill) -> None:
     """In pixels whose centers are at halves."""
     *matrix, g, h = coefficients
     table = _bits(0.5, 0.5, *_halved(state, matrix), g, h, 1)
-    _lower_grid(family, state, _PERSPECTIVE, (table,), None, mode, fill)
+    _lower_grid(family, state, PERSPECTIVE, (table,), None, mode, fill)
 
 
 def _lower_elastic(family: str, state: Lowering, field: TensorArgument, mode: str, fill: _Fill) -> None:
     displacement = field.tensor.contiguous().view(torch.int32).flatten().numpy()
     tables = _identity_positions(state.height, state.width), displacement
-    _lower_grid(family, state, _DISPLACED, tables, None, mode, fill)
+    _lower_grid(family, state, DISPLACED, tables, None, mode, fill)
 
 
 def _halved(state: Lowering, matrix: Sequence[float]) -> np.ndarray:
