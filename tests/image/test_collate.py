@@ -24,7 +24,7 @@ from image.check import assert_same_bits, device_in_use, runs_kernels
 from image.worker_data import Structured, stacking_collate, train_transform
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, Source
 from torch_sink.image.execute.batch import LazyBatch
-from torch_sink.image.execute.packed import Packed, pack
+from torch_sink.image.execute.packed import Packed, Packing
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -255,7 +255,7 @@ def test_finished_tensors_of_any_kind_lie_in_one_block_of_memory() -> None:
         torch.ones(5) > 0,
     ]
     sources: list[Source] = [FinishedSource(tensor.contiguous() if tensor.ndim != 3 else tensor) for tensor in kinds]
-    packed = pack([*sources, FinishedSource(torch.tensor(3, dtype=torch.uint8)), *sources], ())
+    packed = Packing([*sources, FinishedSource(torch.tensor(3, dtype=torch.uint8)), *sources], ()).write()
     entries = packed.contents.entries
     assert len(entries) == len(kinds) + 1
     assert not any(isinstance(part, torch.Tensor) for entry in entries for part in entry)

@@ -59,18 +59,9 @@ class JpegDecoder:
     """
 
     def __init__(
-        self,
-        batch: JpegBatch,
-        inputs: Inputs,
-        shape: LaneShape,
-        *,
-        tile: TileShape | None = None,
-        spare_bytes: int = 0,
+        self, batch: JpegBatch, inputs: Inputs, shape: LaneShape, *, tile: TileShape | None = None, spare_bytes: int = 0
     ) -> None:
-        self._inputs = inputs
-        self._tile = tile or tile_shape()
-        self._shape = shape
-
+        self._inputs, self._shape, self._tile = inputs, shape, tile or tile_shape()
         sizes, device = batch.sizes, inputs.stream.device
         self._entropy = entropy.new_buffers(
             stream_bytes=sizes.stream_bytes,
@@ -100,14 +91,8 @@ class JpegDecoder:
         """The first half of `launch`: leaves `coefficients` and `status`, and deals out the tiles of the second."""
         inputs, tiles = self._inputs, (self._block_tiles, self._pixel_tiles)
         lanes.assign_owners(inputs.segments, inputs.windows, self._entropy.lane_segments, *tiles)
-        entropy.decode_coefficients(
-            inputs.stream,
-            inputs.images,
-            inputs.segments,
-            inputs.huffman,
-            self._entropy,
-            shape=self._shape,
-        )
+        steps = inputs.stream, inputs.images, inputs.segments, inputs.huffman
+        entropy.decode_coefficients(*steps, self._entropy, shape=self._shape)
 
     def make_pixels(self) -> None:
         """The second half of `launch`: from `coefficients` to `pixels`."""

@@ -59,17 +59,7 @@ class JpegHeader(NamedTuple):
     width: int  # in pixels
     height: int
     mode: str  # Pillow's mode of the decoded file: "L", "RGB" or "CMYK"
-    progressive: bool  # several scans refine the coefficients
-    full_chroma: bool  # every component is stored at full size (4:4:4, or a single component)
-    adobe: bool  # an Adobe marker is there, which may change the color space
     scan: BaselineScan | None = None  # None where the kernels do not cover the file
-
-
-class _Components(NamedTuple):
-    """The components of a frame."""
-
-    layout: dict[int, tuple[int, int]]  # {identifier: (blocks in a unit, bit of its quantization table)}
-    full_chroma: bool  # all have the same sampling factors
 
 
 def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | None:
@@ -87,7 +77,7 @@ def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | Non
     """
     if data[:3] != _START_OF_IMAGE or data[-2:] != _END_OF_IMAGE:
         return None
-    position, tables, frame, adobe, scans = 2, 0, b"", False, 0
+    position, tables, frame, scans = 2, 0, b"", 0
     progressive, restart_interval, is_ycc, only_scan = False, 0, True, None
     places: dict[int, int] = {}
     try:
@@ -131,7 +121,6 @@ def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | Non
             elif marker == 0xE2 and data[body : body + 4] == b"MPF\0":
                 return None
             elif marker == 0xEE:
-                adobe = adobe or not scans
                 is_ycc = is_ycc and (data[body : body + 5] != b"Adobe" or length < 14 or data[body + 11] == _YCC)
             elif marker == 0xDD:
                 if length != 4:
@@ -140,7 +129,7 @@ def read_jpeg_header(data: bytes, *, thorough: bool = False) -> JpegHeader | Non
             elif marker in _REFUSED or marker < 0xC0 or length < 2:
                 return None
             position = after
-        return _header(frame, progressive, adobe, only_scan) if scans else None
+        return _header(frame, only_scan) if scans else None
     except IndexError:
         return None
 
@@ -151,17 +140,20 @@ def _next_marker(data: bytes, position: int) -> int:
     return len(data) if following is None else following.start()
 
 
-def _header(frame: bytes, progressive: bool, adobe: bool, scan: BaselineScan | None) -> JpegHeader | None:
+def _header(frame: bytes, scan: BaselineScan | None) -> JpegHeader | None:
     height, width = (frame[1] << 8) | frame[2], (frame[3] << 8) | frame[4]
-    components = _components(frame[5:])
-    if frame[0] != 8 or not 0 < width <= _LONGEST_SIDE or not 0 < height <= _LONGEST_SIDE or components is None:
+    fits = 0 < width <= _LONGEST_SIDE and 0 < height <= _LONGEST_SIDE
+    if frame[0] != 8 or not fits or _components(frame[5:]) is None:
         return None
-    return JpegHeader(width, height, _MODES[frame[5]], progressive, components.full_chroma, adobe, scan)
+    return JpegHeader(width, height, _MODES[frame[5]], scan)
 
 
 @functools.lru_cache(maxsize=256)
-def _components(frame: bytes) -> _Components | None:
-    """The components in the end of a frame header, from their number on; None where libjpeg refuses them."""
+def _components(frame: bytes) -> dict[int, tuple[int, int]] | None:
+    """{identifier: (blocks in a unit, bit of its quantization table)}, from the end of a frame header.
+
+    That begins with the number of components; None where libjpeg refuses them.
+    """
     count = frame[0]
     if count not in _MODES or len(frame) != 1 + 3 * count:
         return None
@@ -174,7 +166,7 @@ def _components(frame: bytes) -> _Components | None:
         identifier: ((sampling >> 4) * (sampling & 15), 1 << (QUANTIZATION + table))
         for identifier, sampling, table in zip(frame[1::3], samplings, frame[3::3], strict=True)
     }
-    return _Components(layout, len(set(samplings)) == 1) if len(layout) == count else None
+    return layout if len(layout) == count else None
 
 
 @functools.lru_cache(maxsize=256)
@@ -213,7 +205,7 @@ def _tables_of_scan(scan: bytes, frame: bytes, progressive: bool) -> int:
         spectrum_fits = last == 0 if first == 0 else first <= last <= 63 and count == 1
         if not spectrum_fits or (high and low != high - 1) or low > 13:
             return 0
-    remaining = dict(components.layout)
+    remaining = dict(components)
     tables = blocks = 0
     for identifier, choice in zip(scan[1:-3:2], scan[2:-3:2], strict=True):
         if identifier not in remaining:

@@ -109,8 +109,8 @@ class TritonProvider(Provider):
 class NvjpegProvider(Provider):
     """NVIDIA's decoder, through torchvision: other roundings than libjpeg's, so only where it is named.
 
-    Takes files without subsampled chroma: torchvision cannot ask nvJPEG for smooth chroma, and nearest chroma is
-    further from Pillow than a few levels.
+    Takes what the kernels take, without subsampled chroma: torchvision cannot ask nvJPEG for smooth chroma, and nearest
+    chroma is further from Pillow than a few levels.
     """
 
     name = "nvjpeg"
@@ -126,16 +126,9 @@ class NvjpegProvider(Provider):
         return False
 
     def takes(self, source: EncodedSource | PixelSource) -> bool:
-        if not isinstance(source, EncodedSource):
+        if not isinstance(source, EncodedSource) or source.header.scan is None:
             return False
-        header = source.header
-        return (
-            header.full_chroma
-            and not header.progressive
-            and not header.adobe
-            and header.mode != "CMYK"
-            and (source.mode == "RGB" or header.mode == "L")
-        )
+        return source.header.scan.sampling == (1, 1) and (source.mode == "RGB" or source.header.mode == "L")
 
     def decode(self, sources: Sources, device: torch.device, boxes: Sequence[Box | None]) -> Images:
         from torchvision.io import ImageReadMode

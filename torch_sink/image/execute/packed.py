@@ -150,11 +150,6 @@ class Packing:
         return self._chunks.add(pickle.dumps((pickled, arrays), pickle.HIGHEST_PROTOCOL))
 
 
-def pack(sources: Sequence[Source], programs: Sequence[tuple[Op, ...]]) -> Packed:
-    """Packs the sources of a batch and the calls recorded on each image."""
-    return Packing(sources, programs).write()
-
-
 def _distinct(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:
     """The distinct ones among sources, and which of them each is."""
     places: dict[Any, int] = {}

@@ -76,21 +76,21 @@ def decoded_once(images: Sequence[Any]) -> list[tuple[Source, tuple[Op, ...]]]:
     Raises:
         DecodeError: a file with several views is damaged.
     """
-    views: dict[int, list[tuple[Op, ...]]] = {}
+    views: dict[int, list[Any]] = {}
     for image in images:
-        views.setdefault(id(image.sink_source), []).append(image.sink_ops)
+        views.setdefault(id(image.sink_source), []).append(image)
     begun: dict[int, tuple[Source, int]] = {}
-    for image in images:
-        key = id(image.sink_source)
-        if len(views[key]) > 1 and key not in begun and not isinstance(image.sink_source, FinishedSource):
-            common = _common(views[key])
+    for key, alike in views.items():
+        source = alike[0].sink_source
+        begun[key] = source, 0
+        if len(alike) > 1 and not isinstance(source, FinishedSource):
+            common = _common([image.sink_ops for image in alike])
             with executing():
-                made = replay(image.sink_source.decode(), common)
-            path = image.sink_source.path
-            source = FinishedSource(made, path) if isinstance(made, torch.Tensor) else PixelSource(made, path)
-            begun[key] = source, len(common)
-    found = [(begun.get(id(image.sink_source), (image.sink_source, 0)), image.sink_ops) for image in images]
-    return [(source, ops[done:]) for (source, done), ops in found]
+                made = replay(source.decode(), common)
+            kind = FinishedSource if isinstance(made, torch.Tensor) else PixelSource
+            begun[key] = kind(made, source.path), len(common)
+    found = [(*begun[id(image.sink_source)], image.sink_ops) for image in images]
+    return [(source, ops[done:]) for source, done, ops in found]
 
 
 def _common(programs: Sequence[tuple[Op, ...]]) -> list[Op]:
