@@ -154,12 +154,13 @@ class Histogram:
 @pytest.mark.parametrize(
     ("step", "named"),
     [
-        (np.array, "Compose."),
+        (np.array, "numpy.array"),
+        (v1.Lambda(np.array), "numpy.array"),
         (lambda image: np.zeros_like(image), "test_fallback.<lambda>"),
         (Histogram(), "test_fallback.Histogram.__call__"),
         (inverted, "test_fallback.inverted"),
     ],
-    ids=["C function", "lambda", "method", "function"],
+    ids=["C function", "C function in Lambda", "lambda", "method", "function"],
 )
 def test_the_reason_names_the_code_that_read_pixels(step: Any, named: str, compose: type) -> None:
     image = opener(encoded(30, 31))
@@ -177,6 +178,18 @@ def test_wrong_arguments_are_an_error_and_no_fallback() -> None:
             with pytest.raises(RuntimeError, match="must match the size"):
                 v1.Normalize((0.5, 0.5), (0.5, 0.5))(tensor)
             assert not fallback_report()
+
+
+def test_a_single_image_that_is_moved_says_so() -> None:
+    with torch_sink.image_backend("device", device="cpu"):
+        v1.ToTensor()(opener(encoded(30, 31))()).to("meta", non_blocking=True)
+        operation, reason = only_row()
+    assert operation == "torch: to"
+    assert reason.startswith("one image is moved by itself, a batch is made on the device: ")
+    assert "test_a_single_image" in reason
+    with torch_sink.image_backend("device", device="cpu"):
+        v1.ToTensor()(opener(encoded(30, 31))()).to(torch.float64)
+        assert only_row()[1].startswith("tensor read by other code: ")
 
 
 @pytest.mark.parametrize(("mode", "advice"), [("P", ""), ("RGBA", ": convert it to 'RGB' or 'L' first")])

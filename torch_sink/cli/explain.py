@@ -43,6 +43,7 @@ REMEDIES = {
     "no kernel for": "do it on the Pillow image, before the conversion to a tensor",
     "is a class of its own": "use a Pillow image, where you can choose",
     "turned by its EXIF data": f"{_NOTHING}or store such files upright",
+    "one image is moved by itself": "move batches, or image[None]",
     "used on the CPU before": "move the batch to the device first, then compute",
     "a mask is made from its image": f"{_NOTHING}masks are small",
 }

@@ -16,10 +16,11 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -206,6 +207,12 @@ def report_fallback(operation: str, reason: str, inner_module: str | None = None
 
 # Code that reads pixels for somebody else.
 _INNER_MODULES = ("torch_sink", "numpy", "PIL", "functools")
+# `Compose`, `Lambda` and their like, which call what may be written in C and have no frame of its own.
+_CONTAINERS = (
+    "torchvision.transforms.transforms",
+    "torchvision.transforms.v2._container",
+    "torchvision.transforms.v2._misc",
+)
 
 
 def _caller(inner_module: str) -> str:
@@ -213,9 +220,18 @@ def _caller(inner_module: str) -> str:
     inner = (*_INNER_MODULES, inner_module)
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        module = frame.f_globals.get("__name__", "")
+        module, code = frame.f_globals.get("__name__", ""), frame.f_code
         if module.partition(".")[0] not in inner:
-            name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)  # Python 3.10 knows no class
-            return f"{module}.{name.replace('<locals>.', '')}"
+            name = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")  # Python 3.10 knows no class
+            called = _name_of_called(frame.f_locals) if module in _CONTAINERS else None
+            return called or f"{module}.{name}"
         frame = frame.f_back
     return "unknown caller"
+
+
+def _name_of_called(names: Mapping[str, Any]) -> str | None:
+    """What a container of transforms with these local variables has called, or None where it is no container."""
+    for called in (names.get("t"), names.get("transform"), getattr(names.get("self"), "lambd", None)):
+        if callable(called):
+            return f"{called.__module__}.{getattr(called, '__qualname__', type(called).__name__)}"
+    return None

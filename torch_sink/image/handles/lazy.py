@@ -42,7 +42,7 @@ class Lazy:
 
     materialize: Callable[[], torch.Tensor]  # the real tensor, made once
 
-    def note_use(self, function: Callable[..., Any]) -> None:
+    def note_use(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         """A call needs the values."""
 
     def returned_as(self, result: torch.Tensor, function: Callable[..., Any]) -> Any:
@@ -77,7 +77,7 @@ def run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     def materialized(value: Any) -> Any:
         if not isinstance(value, Lazy):
             return value
-        value.note_use(func)
+        value.note_use(func, (*args[1:], *kwargs.values()))
         tensor = value.materialize()
         lazy[id(tensor)] = value
         return tensor

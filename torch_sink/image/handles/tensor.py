@@ -120,9 +120,13 @@ class _Handle(Lazy):
     def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 
-    def note_use(self, function: Callable[..., Any]) -> None:
+    def note_use(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         if self.is_recording:
-            report_fallback(f"torch: {getattr(function, '__name__', function)}", "tensor read by other code", "torch")
+            places = [str(value) for value in arguments if isinstance(value, (str, torch.device))]
+            is_moved = function is torch.Tensor.cuda or (function is torch.Tensor.to and places not in ([], ["cpu"]))
+            moved = "one image is moved by itself, a batch is made on the device"
+            reason = moved if is_moved else "tensor read by other code"
+            report_fallback(f"torch: {getattr(function, '__name__', function)}", reason, "torch")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """As of the stock tensor. The handle goes on recording: a debugger's look at it changes nothing."""
