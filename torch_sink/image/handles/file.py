@@ -47,6 +47,9 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile):
     def waits(self) -> bool:
         return self._im is None and bool(self.tile)
 
+    def sink_handle(self) -> LazyImage | None:
+        return lazy_image(self) if self._im is None and not self.decoderconfig else None
+
     def _load(self) -> Any:
         if self.waits:
             report_fallback("pixels of a Pillow image", "read by other code", inner_module="PIL")
@@ -64,22 +67,6 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile):
         if self._im is None and not self.decoderconfig and not args and not kwargs and wanted in RECORDED_MODES:
             return handle_of_file(self, self.sink_file_source._replace(mode=wanted))
         return super().convert(mode, *args, **kwargs)
-
-
-def _through_handle(name: str) -> Callable[..., Any]:
-    """Pillow's method of that name; on a handle where one can stand for the file."""
-    stock = getattr(JpegImageFile, name)
-
-    @functools.wraps(stock)
-    def method(self: LazyJpegImageFile, *args: Any, **kwargs: Any) -> Any:
-        handle = lazy_image(self) if self._im is None and not self.decoderconfig else None
-        return stock(self, *args, **kwargs) if handle is None else getattr(handle, name)(*args, **kwargs)
-
-    return method
-
-
-for _name in ("copy", "crop", "resize", "transpose", "transform"):
-    setattr(LazyJpegImageFile, _name, _through_handle(_name))
 
 
 def jpeg_factory(stock: Callable[..., Any], fp: Any, filename: Any = None) -> Any:

@@ -44,6 +44,19 @@ class _PixelAccess:
         self._load()[position] = value
 
 
+def _recording(name: str) -> Any:
+    """Pillow's method of that name; while the image records, what the operation's recorder makes of the call."""
+    stock, record = getattr(Image.Image, name), RECORDERS[f"Image.{name}"]
+
+    @functools.wraps(stock)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        handle = self.sink_handle()
+        made = record(handle, *args, **kwargs) if handle is not None else NotImplemented
+        return stock(self, *args, **kwargs) if made is NotImplemented else made
+
+    return method
+
+
 class LazyPixels(Image.Image):
     """What both kinds of lazy Pillow image share: their pixels are made when somebody asks for them."""
 
@@ -53,6 +66,20 @@ class LazyPixels(Image.Image):
         raise NotImplementedError
 
     _load: Callable[[], Any]  # the pixels themselves, as Pillow gives access to them
+    sink_handle: Callable[[], LazyImage | None]  # what calls are recorded on; None once there are pixels
+
+    crop = _recording("crop")
+    filter = _recording("filter")
+    point = _recording("point")
+    resize = _recording("resize")
+    transform = _recording("transform")
+    transpose = _recording("transpose")
+
+    def copy(self) -> Image.Image:
+        handle = self.sink_handle()
+        return super().copy() if handle is None else handle.record()
+
+    __copy__ = copy
 
     @property
     def im(self) -> Any:
@@ -92,18 +119,6 @@ class _StockType(type):
         return issubclass(subclass, Image.Image)
 
 
-def _recording(name: str) -> Any:
-    """Pillow's method of that name; while the image records, what the operation's recorder makes of the call."""
-    stock, record = getattr(Image.Image, name), RECORDERS[f"Image.{name}"]
-
-    @functools.wraps(stock)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        made = record(self, *args, **kwargs) if self.is_recording else NotImplemented
-        return stock(self, *args, **kwargs) if made is NotImplemented else made
-
-    return method
-
-
 class LazyImage(LazyPixels, metaclass=_StockType):
     """A `PIL.Image.Image` that holds a source and the calls recorded on it.
 
@@ -137,6 +152,9 @@ class LazyImage(LazyPixels, metaclass=_StockType):
         return self.__dict__["_im"] is None
 
     waits = is_recording
+
+    def sink_handle(self) -> LazyImage | None:
+        return self if self.is_recording else None
 
     @property
     def sink_shape(self) -> tuple[int, int, int]:
@@ -201,18 +219,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def copy(self) -> Image.Image:
-        return self.record() if self.is_recording else super().copy()
-
-    __copy__ = copy
-
     convert = _recording("convert")
-    crop = _recording("crop")
-    filter = _recording("filter")
-    point = _recording("point")
-    resize = _recording("resize")
-    transform = _recording("transform")
-    transpose = _recording("transpose")
 
     def as_tensor(self, op: Op, dtype: torch.dtype, *, as_tv_image: bool = False) -> LazyTensor | LazyTVImage:
         """The tensor [C, H, W] that a conversion makes."""
