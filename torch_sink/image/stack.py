@@ -172,11 +172,9 @@ def _unpickled(batch: LazyBatch, size: tuple[int, ...]) -> LazyStack:
 
 
 @recorded(torch.stack)
-def _stack(tensors: Sequence[Any], dim: int = 0, *, out: torch.Tensor | None = None) -> Any:
-    if dim != 0 or any(item.ndim != 3 for item in tensors):
+def _stack(tensors: Sequence[Any], dim: int = 0, **kwargs: Any) -> Any:
+    if dim != 0 or kwargs or any(item.ndim != 3 for item in tensors):
         return NotImplemented
-    if out is not None:
-        return out.copy_(collate_handles(tensors))
     stack = _stack_of(tensors)
     return collate_handles(tensors) if stack is None else stack
 
@@ -260,9 +258,7 @@ def _view(stack: Any, *sizes: Any, **kwargs: Any) -> Any:
         return NotImplemented  # and raises there
     if size[-3:] != stack._size[-3:]:
         return NotImplemented
-    if len(size) > 3:
-        return LazyStack(stack._images, size)
-    return stack._images.give(0) if stack._images.handles else NotImplemented
+    return LazyStack(stack._images, size) if len(size) > 3 else NotImplemented
 
 
 def _flatten(stack: Any, start_dim: int = 0, end_dim: int = -1) -> Any:

@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -237,21 +237,14 @@ _ENHANCERS = {
 
 def image_enhance(stock: ModuleType) -> ModuleType:
     """`PIL.ImageEnhance` as timm's augmentations call it on handles; what is no handle goes to Pillow."""
-    made = {kind: functools.partial(_Enhancer, getattr(stock, kind), place) for kind, place in _ENHANCERS.items()}
-    return _with(stock, made)
 
+    def enhancer(kind: str, place: str) -> Stock:
+        def enhance(image: Any, factor: Any) -> Any:
+            return getattr(stock, kind)(image).enhance(factor)
 
-class _Enhancer:
-    """One of its classes, which prepares nothing before it knows the factor."""
+        return lambda image: SimpleNamespace(enhance=functools.partial(_recorded, enhance, place, image))
 
-    def __init__(self, stock: Stock, place: str, image: Any) -> None:
-        self._stock, self._place, self._image = stock, place, image
-
-    def enhance(self, factor: Any) -> Any:
-        return _recorded(lambda image, factor: self._stock(image).enhance(factor), self._place, self._image, factor)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stock(self._image), name)
+    return _with(stock, {kind: enhancer(kind, place) for kind, place in _ENHANCERS.items()})
 
 
 def image_ops(stock: ModuleType) -> ModuleType:

@@ -193,12 +193,9 @@ HANDLES = (LazyTensor, LazyTVImage)
 
 
 def _is_expanded(ops: Sequence[Op]) -> bool:
-    """True where the channels of stock code's tensor may share memory, which it does not write to in place."""
-    for op in reversed(ops):
-        name = op.name.split(".")[-1]
-        if name != "crop":  # a view
-            return name in ("grayscale_to_rgb", "expand") or (name == "rgb_to_grayscale" and op.args[0] == 3)
-    return False
+    """True where the channels of stock code's tensor share memory, which it does not write to in place."""
+    name = ops[-1].name.partition(".")[2] if ops else ""
+    return name == "grayscale_to_rgb" or (name == "rgb_to_grayscale" and ops[-1].args[0] == 3)
 
 
 def _on_handles(recorder: Recorder, keeps_type: bool) -> Recorder:
