@@ -38,7 +38,7 @@ from torch_sink.image.core.fallback import executing, ledger
 from torch_sink.image.core.state import State
 from torch_sink.image.execute.collate import collate_handles
 from torch_sink.image.handles import augmix
-from torch_sink.image.handles.file import OPERATORS, Operator, jpeg_factory, opener, pil_loader
+from torch_sink.image.handles.file import OPERATORS, Operator, jpeg_factory, or_placeholder, pil_loader
 from torch_sink.image.handles.image import LazyPixels
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS
@@ -160,7 +160,7 @@ def _rows() -> Iterator[Row]:
         yield Row(module, "ImageEnhance", stand_ins.image_enhance)
         yield Row(module, "ImageOps", stand_ins.image_ops)
     if damage.current_policy() != "raise":
-        yield Row(PIL.Image, "open", around(opener))
+        yield Row(PIL.Image, "open", around(or_placeholder))
 
 
 def _kernel_rows() -> Iterator[Row]:

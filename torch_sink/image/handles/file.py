@@ -93,33 +93,22 @@ def jpeg_factory(stock: Callable[..., Any], fp: Any, filename: Any = None) -> An
     return image
 
 
-def opener(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """For `PIL.Image.open` where broken files are skipped or replaced; it does something in streams only."""
+def or_placeholder(load: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What `load` returns, or in a stream where broken files are skipped or replaced a placeholder for one.
 
-    def loaded(*args: Any, **kwargs: Any) -> Any:
-        image = stock(*args, **kwargs)
-        if type(image) is not LazyJpegImageFile:
-            with executing():
-                image.load()  # later its exception would end the stream
-        return image
-
-    return stock(*args, **kwargs) if is_executing() else _or_placeholder(stock, loaded, *args, **kwargs)
-
-
-def _or_placeholder(load: Callable[..., Any], in_stream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What `load` returns, or in a stream a placeholder for a broken file; `in_stream` is `load` there.
-
-    In a stream all that can be broken has to raise at once.
+    There all that can be broken has to raise at once: later its exception would end the stream.
     """
-    if not is_reading_stream():
+    if is_executing() or not is_reading_stream():
         return load(*args, **kwargs)
     with opening() as wants_placeholder:
-        if not wants_placeholder:
-            return load(*args, **kwargs)
         try:
-            return in_stream(*args, **kwargs)
+            image = load(*args, **kwargs)
+            if wants_placeholder and not isinstance(image, LazyPixels):
+                with executing():
+                    image.load()
+            return image
         except Exception as error:
-            broken = broken_file(error, "")
+            broken = broken_file(error, "") if wants_placeholder else None
             if broken is None:
                 raise
     note_placeholder()
@@ -131,7 +120,7 @@ def _or_placeholder(load: Callable[..., Any], in_stream: Callable[..., Any], *ar
 
 def pil_loader(stock: Callable[..., Any], path: Any) -> Image.Image:
     """For `torchvision.datasets.folder.pil_loader`."""
-    return _or_placeholder(_loaded, _loaded, stock, path)
+    return or_placeholder(_loaded, stock, path)
 
 
 def _loaded(stock: Callable[..., Any], path: Any) -> Image.Image:
