@@ -267,7 +267,7 @@ def install(settings: State) -> None:
         if not was_installed:
             uninstall()
         raise
-    state.set_active(settings)
+    state.active = settings
 
 
 def _fill_places() -> None:
@@ -296,4 +296,4 @@ def uninstall() -> None:
         row, stock = _installed.pop()
         row.write(stock)
     damage.set_policy("raise")
-    state.set_active(None)
+    state.active = None

@@ -6,6 +6,7 @@ A stack of k views is a sample [k, C, H, W]; stacked once more, as `default_coll
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -203,8 +204,11 @@ def _stack_of(images: Sequence[Any]) -> LazyStack | None:
     return LazyStack(_Images(copies), (len(copies), *copies[0].sink_shape))
 
 
-def _joined(items: Any, dim: Any, kwargs: Any, is_new: bool) -> Any:
-    """Stacks and batches of one along the first dimension: a new one, or the one that they have."""
+def _joined(items: Any, dim: int = 0, *, is_new: bool, **kwargs: Any) -> Any:
+    """Stacks and batches of one along the first dimension: a new one, or the one that they have.
+
+    `torch.stack` of samples [k, C, H, W] gives a batch [N, k, C, H, W]; `torch.cat` a longer stack.
+    """
     if dim != 0 or kwargs or not all(isinstance(item, LazyBatch) and item.is_recording for item in items):
         return NotImplemented
     kinds = {(item.shape if is_new else item.shape[1:], item.dtype) for item in items}
@@ -220,16 +224,6 @@ def _joined(items: Any, dim: Any, kwargs: Any, is_new: bool) -> Any:
     if stack is None:
         return NotImplemented
     return LazyStack(stack._images, (len(items), *items[0].shape)) if is_new else stack
-
-
-def _stack_of_stacks(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
-    """`torch.stack` of samples [k, C, H, W]: a batch [N, k, C, H, W]."""
-    return _joined(tensors, dim, kwargs, is_new=True)
-
-
-def _cat(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
-    """`torch.cat` of stacks [k, C, H, W] and batches of one."""
-    return _joined(tensors, dim, kwargs, is_new=False)
 
 
 def _gives_parts(stack: Any) -> bool:
@@ -269,9 +263,9 @@ def _flatten(stack: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
 
 LazyBatch.calls.update(
     {
-        torch.stack: _stack_of_stacks,
-        torch.cat: _cat,
-        torch.concat: _cat,
+        torch.stack: functools.partial(_joined, is_new=True),
+        torch.cat: functools.partial(_joined, is_new=False),
+        torch.concat: functools.partial(_joined, is_new=False),
         torch.Tensor.__getitem__: _part,
         torch.Tensor.unbind: _unbind,
         torch.unbind: _unbind,

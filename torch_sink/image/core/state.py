@@ -37,20 +37,24 @@ class State(NamedTuple):
         return self.device == "cpu" and not self.interpreted
 
 
-active: State | None = None
+active: State | None = None  # the settings of this process; None while the backend is off
 
 
 def settled() -> State | None:
     """The active settings with the device known: a process that is being started may not ask for it yet."""
+    global active
     if active is not None and not active.device:
-        set_active(active._replace(device=default_device()))
+        active = active._replace(device=default_device())
     return active
+
+
+def _accelerator() -> torch.device | None:
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
 def default_device() -> str:
     """The current accelerator, else the CPU."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return str(found or "cpu")
+    return str(_accelerator() or "cpu")
 
 
 def available_device(device: torch.device | str, others: str = "") -> str:
@@ -66,7 +70,7 @@ def available_device(device: torch.device | str, others: str = "") -> str:
     chosen = torch.device(device)
     if chosen.type in ("cpu", "meta"):
         return chosen.type
-    available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    available = _accelerator()
     if available is None or available.type != chosen.type:
         raise RuntimeError(
             f"device {str(chosen)!r} is not available on this machine; available: "
@@ -82,12 +86,6 @@ def sends_pixels() -> bool:
     """True in a child process on a machine without a device: what it sends elsewhere has its pixels made before."""
     is_child = multiprocessing.parent_process() is not None
     return is_child and (active is None or active.executes_at_once)
-
-
-def set_active(state: State | None) -> None:
-    """Makes `state` the settings of this process; None while the backend is off."""
-    global active
-    active = state
 
 
 # --- copies between host and device
