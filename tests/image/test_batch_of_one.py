@@ -131,3 +131,12 @@ def test_one_image_that_stays_on_the_cpu_is_read_there() -> None:
         assert_same_bits(KINDS["to_tensor"](OPEN()).to("cpu").clone(), expected)
         with pytest.raises(RuntimeError, match="rank 4"):
             KINDS["to_tensor"](OPEN()).to("meta", memory_format=torch.channels_last)
+
+
+def test_an_image_that_is_read_beside_its_batch_counts_alone() -> None:
+    with torch_sink.image_backend("device", device="meta"):
+        image = KINDS["to_tensor"](OPEN())
+        batch = image[None]
+        assert isinstance(batch, LazyBatch)
+        image.sum()
+        assert [operation for operation, _ in torch_sink.fallback_report().counts] == ["torch: sum"]

@@ -109,7 +109,8 @@ class _Handle(Lazy):
             values = self._replayed() if self.sink_base is None else self.sink_base.viewed_by(self.sink_ops)
             fields["sink_real"] = self._stock_type(values)
             for view in list(self.sink_views.values()):
-                view.materialize()
+                if isinstance(view, _Handle):  # a batch of one asks by itself
+                    view.materialize()
         return fields["sink_real"]
 
     def _replayed(self) -> torch.Tensor:
