@@ -285,10 +285,17 @@ def test_failed_capture_steps_down(capture: DirectCapture) -> None:
     assert "cannot be captured" in loop.explain()
 
 
-def test_cut_sink_rewinds_the_schedule(capture: DirectCapture) -> None:
+@pytest.mark.parametrize("rate", [0.05, torch.tensor(0.05, dtype=torch.float64)], ids=["number", "tensor"])
+def test_cut_sink_rewinds_the_schedule(capture: DirectCapture, rate: Any) -> None:
     """A generator has no length: the sink planned for 8 steps ends after 5."""
     batches = make_batches(5)
-    schedule = {"scheduler": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=40, cycle_momentum=False)}
+
+    def schedule_of(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+        for group in optimizer.param_groups:
+            group["lr"] = rate.clone() if isinstance(rate, torch.Tensor) else rate
+        return lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    schedule = {"scheduler": schedule_of}
     loop = make_loop(sink_size=8, **schedule)
     history = loop.run(lambda: iter(batches), epochs=3)
     plain = reference(batches * 3, **schedule)

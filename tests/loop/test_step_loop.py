@@ -150,6 +150,18 @@ def test_metrics_of_forward_are_logged_for_every_step() -> None:
     assert history.samples_per_second == pytest.approx(40 / history.seconds)
 
 
+@pytest.mark.parametrize("later", [["a"], ["a", "c"], ["a", "b", "c"], []])
+def test_metrics_are_those_of_the_first_step(later: list[str]) -> None:
+    names = iter([["a", "b"], later])
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        loss = functional.cross_entropy(model(batch[0]), batch[1])
+        return loss, {name: loss.detach() for name in next(names)}
+
+    with pytest.raises(ValueError, match=r"returned the metrics .* after \['a', 'b'\]; return the same each step"):
+        make_loop(loss_fn=None, forward=forward).run(make_batches(2))
+
+
 def test_a_longer_sink_makes_the_log_longer() -> None:
     loop = make_loop(sink_size=3)
     losses = [loop.run(make_batches(3)).losses]

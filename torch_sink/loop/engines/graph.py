@@ -129,11 +129,12 @@ class GraphEngine(Engine):
             self._launch(batch, first=first, last=last)
             return
         problems: list[str] = []
+        before = Places(self._model, self.schedule.optimizer)
         with self._recordings.pause(), self._capture.trial(problems):
             self._launch(batch, first=first, last=last)
         self._tried.add(last)
-        if problems:
-            self._step_down(problems[0])
+        if problem := next(iter(problems), before.problem()):
+            self._step_down(problem)
 
     def _launch(self, batch: Any, *, first: bool, last: bool) -> None:
         self._run_with_table(batch, first=first, last=last)
@@ -167,7 +168,8 @@ class GraphEngine(Engine):
             if hidden := hidden_state(optimizer):
                 raise SinkError(f"{type(optimizer).__name__} keeps {', '.join(hidden)} on the host")
             replays = self._recordings.record(lambda batch: self._captured(batch, last), batches)
-            before.check()
+            if problem := before.problem():
+                raise SinkError(problem)
         except UnsupportedOperation:
             raise
         except Exception as error:
@@ -211,16 +213,17 @@ class Places:
         self._model, self._optimizer = model, optimizer
         self._before = {key: (value, address(value)) for key, value in self._tensors().items()}
 
-    def check(self) -> None:
-        """Raise if a step that was recorded has put a tensor elsewhere: each replay would begin with the old one."""
+    def problem(self) -> str | None:
+        """What a step since then has put elsewhere, where each replay would begin with the old one; None if nothing."""
         now, kind = self._tensors(), type(self._optimizer).__name__
         moved = [key for key, (_, place) in self._before.items() if key not in now or address(now[key]) != place]
         names = {f"the buffer {name}" if isinstance(owner, nn.Module) else f"{name} of {kind}" for owner, name in moved}
-        if names:
-            raise SinkError(
-                f"the step puts new tensors in the place of {', '.join(sorted(names))}, and a graph would go on with "
-                "the old ones; what is written in place can be captured"
-            )
+        if not names:
+            return None
+        return (
+            f"the step puts new tensors in the place of {', '.join(sorted(names))}, and a graph would go on with the "
+            "old ones; what is written in place can be captured"
+        )
 
     def has_new_state(self) -> bool:
         """Whether the optimizer has made state since then."""

@@ -185,7 +185,8 @@ class Schedule:
         if self.scheduler is not None and not self._per_epoch:
             groups = self.optimizer.param_groups
             options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
-            self._snapshot = copy.deepcopy(self.scheduler.state_dict()), options
+            # A copy: schedulers write into rates that are tensors.
+            self._snapshot = copy.deepcopy((self.scheduler.state_dict(), options))
         self._run(steps, iteration)
         self._rates = _as_numbers(self._rates)
         return self._rates
