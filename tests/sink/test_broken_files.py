@@ -57,7 +57,7 @@ BACKENDS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [DataLoader, OwnIterator, StatefulDataLoader])
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_skipping(paths: list[Path], backend: str, kind: Any, workers: int) -> None:
     dataset, options = Files(paths, opened, V1), {"batch_size": 3, "num_workers": workers}
@@ -78,6 +78,18 @@ def test_skipping(paths: list[Path], backend: str, kind: Any, workers: int) -> N
     assert all(f"{path}: {reason}" in str(stats) for path, reason in stats.broken_files)
     report = torch_sink.decode_report()
     assert (report.skipped, set(report.files)) == (broken, {path for path, _ in stats.broken_files})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loaders_that_make_their_own_iterator_follow_the_image_backend(paths: list[Path], workers: int) -> None:
+    dataset, options = Files(paths, opened, V1), {"batch_size": 3, "num_workers": workers}
+    stock = stock_samples(dataset, 1, **options)
+    with BACKENDS["on, skips"]():
+        torch.manual_seed(1)
+        with SinkLoader(OwnIterator(dataset, **options), device="cpu") as loader:
+            made = whole(loader)
+        assert_same(made, without_broken(stock))
+        assert torch_sink.decode_report().skipped == sum(sample is None for batch in stock for sample in batch)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -175,11 +187,11 @@ def test_the_losses_of_each_pass_are_told_at_its_end(paths: list[Path], caplog: 
 
 
 def test_without_a_policy_the_error_is_raised_and_the_user_s_loader_is_untouched(paths: list[Path]) -> None:
-    plain = OwnIterator(Files(paths, loaded, V1), batch_size=4, num_workers=1, worker_init_fn=print)
+    plain = DataLoader(Files(paths, loaded, V1), batch_size=4, num_workers=1, worker_init_fn=print)
+    before = dict(vars(plain))
     with SinkLoader(plain, device="cpu", on_decode_error="skip") as loader:
         assert len(whole(loader)) > 2
-    assert plain.worker_init_fn is print
-    assert type(plain)._get_iterator is DataLoader._get_iterator
+    assert vars(plain) == before
     with (
         SinkLoader(DataLoader(Files(paths, loaded, V1), batch_size=4), device="cpu") as loader,
         pytest.raises(OSError, match="image file is truncated"),

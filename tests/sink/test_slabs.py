@@ -18,11 +18,13 @@ from multiprocessing import resource_sharer
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy
 import psutil
 import pytest
 import torch
 from fake_cuda import FakeCuda
 from torch.utils.data import DataLoader, Dataset, default_collate
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from torch_sink.common import slabs as slabs_module
 from torch_sink.common.slab_writer import SlabCollate, _Writer
@@ -274,6 +276,40 @@ def test_resume_goes_on_in_slabs(on_a_ring: None) -> None:
         seen += [batch[1].tolist() for _ in range(2) for batch in second]
         assert second._slots.slabs.batches_received > 0
     assert seen == expected
+
+
+def collate_in_a_buffer_of_its_own(samples: Any) -> Any:
+    numbers = torch.from_numpy(numpy.array([number for _, number in samples]))
+    vectors = torch.from_numpy(numpy.stack([vector.numpy() for vector, _ in samples]))
+    return vectors, numbers
+
+
+def collate_views(samples: Any) -> Any:
+    vectors, numbers = collate_in_a_buffer_of_its_own(samples)
+    return vectors, numbers, vectors[:2]
+
+
+@pytest.mark.parametrize(("collate", "in_slabs"), [(collate_in_a_buffer_of_its_own, True), (collate_views, False)])
+def test_what_is_collated_by_other_means_is_sent_in_a_slab(on_a_ring: None, collate: Any, in_slabs: bool) -> None:
+    """Large enough: small tensors are sent by value. Views of one another still share memory, as they did."""
+    with SinkLoader(DataLoader(Vectors(width=lambda _: 5000), 4, num_workers=1, collate_fn=collate)) as loader:
+        for number, batch in enumerate(loader):
+            assert is_as_made(batch, number)
+        assert (loader._slots.slabs.batches_received > 12) == in_slabs
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+def test_a_plain_loop_beside_a_sink_loader_meets_no_page_locked_slab(fake_cuda: FakeCuda, persistent: bool) -> None:
+    source = StatefulDataLoader(Vectors(), 4, num_workers=1, persistent_workers=persistent)
+    with SinkLoader(source) as loader:
+        seen = [[leaf.cpu() for leaf in batch] for batch in loader]
+        assert all([is_as_made(batch, number) for number, batch in enumerate(seen)])
+        assert fake_cuda.registered
+        assert loader._slots.slabs.batches_received > 12
+        assert not any(leaf.is_pinned() for batch in source for leaf in batch)
+        assert loader._slots.slabs.batches_received <= 24
+    source._iterator = None  # its workers
 
 
 class Opaque:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from torch_sink.sink import SinkLoader
 
-from . import test_faults, test_own_iterators, test_worker_faults
+from . import test_faults, test_worker_faults
 from .test_faults import Numbers, Payload, check_payloads, unchanged
 from .test_lazy_batches import Images, collate, shown
 
@@ -125,9 +125,6 @@ FAULTS: dict[str, Callable[[], None]] = {
     "interpreter exit": test_faults.test_interpreter_exit_without_close,
     "worker leaves": partial(test_worker_faults.test_a_worker_that_leaves, test_worker_faults.leave, "exit code 3"),
     "interrupt": partial(test_worker_faults.test_an_interrupt_while_waiting_loses_no_batch, 2, KeyboardInterrupt),
-    "kept iterator's worker killed": partial(
-        test_own_iterators.test_a_killed_worker_is_an_error_in_order_and_the_loader_can_go_on, test_own_iterators.Kept
-    ),
 }
 
 

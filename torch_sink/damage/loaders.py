@@ -1,26 +1,24 @@
 """torch's DataLoader with broken files: placeholders in its fetchers, whole batches out of its iterators.
 
-Two ways lead here. The image backend puts `create_fetcher` and `begin_iterator` in the place of torch's own, for all
-loaders of a process and for its workers. A `LoaderGuard` guards what a `SinkLoader` has made, also without the backend.
+The image backend puts `create_fetcher` and `begin_iterator` in the place of torch's own, for all loaders of a process
+and for its workers. A `SinkLoader` guards its own iterator and workers, also without the backend, and counts itself.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from torch.utils.data import _DatasetKind, dataloader
+from torch.utils.data import _DatasetKind
 from torch.utils.data._utils import fetch
 
 from torch_sink.damage.report import (
     DecodeReport,
     add_to_report,
     current_policy,
-    or_current,
     policy_of_thread,
     set_policy,
 )
@@ -85,19 +83,14 @@ def create_fetcher(stock: Callable[..., Any]) -> Any:
     return staticmethod(create)
 
 
-class GuardedInit:
-    """A `worker_init_fn` that guards its worker, whose fetcher is made after it."""
-
-    def __init__(self, init: Callable[[int], None] | None, policy: str) -> None:
-        self.init, self.policy = init, policy
-
-    def __call__(self, worker: int) -> None:
-        set_policy(self.policy)
-        stock = _DatasetKind.create_fetcher
-        if not hasattr(stock, "__wrapped__"):
-            setattr(_DatasetKind, "create_fetcher", create_fetcher(stock))  # noqa: B010 - a method, to a type checker
-        if self.init is not None:
-            self.init(worker)
+def guard_worker(policy: str) -> None:
+    """In a worker whose fetcher is not made yet: it skips or replaces samples with broken files."""
+    if policy == "raise":
+        return
+    set_policy(policy)
+    stock = _DatasetKind.create_fetcher
+    if not hasattr(stock, "__wrapped__"):
+        setattr(_DatasetKind, "create_fetcher", create_fetcher(stock))  # noqa: B010 - a method, to a type checker
 
 
 # --- what comes out of iterators
@@ -118,12 +111,11 @@ def end_pass(lost: DecodeReport, is_empty: bool) -> None:
 class _NextData:
     """Stands in for an iterator's `_next_data`; holds it weakly, because a cycle would keep its workers.
 
-    What is lost goes to the `guard`; of a plain loader, it is counted in the report and logged at the end of the pass.
+    What is lost is counted in the report, and logged at the end of the pass.
     """
 
-    def __init__(self, iterator: Any, guard: LoaderGuard | None = None) -> None:
+    def __init__(self, iterator: Any) -> None:
         self.iterator = weakref.ref(iterator)
-        self.guard = guard
         self.of_pass = DecodeReport()
 
     def __call__(self) -> Any:
@@ -137,17 +129,14 @@ class _NextData:
                 raise
             if type(batch) is not PartialBatch:
                 return batch
-            if self.guard is not None:
-                self.guard.note(batch)
-            else:
-                self.of_pass.add(batch.loss)
-                add_to_report(batch.loss)
+            self.of_pass.add(batch.loss)
+            add_to_report(batch.loss)
             if not batch.is_empty:
                 return batch.batch
 
 
 def begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
-    """Stand-in for `_BaseDataLoaderIter.__init__`: the iterator gives what is left of each batch, and counts."""
+    """Stand-in for `_BaseDataLoaderIter.__init__`: the iterator gives what is left of each batch."""
 
     @functools.wraps(stock)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -158,42 +147,7 @@ def begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-class LoaderGuard:
-    """Guards the iterators that one `SinkLoader` has made, whether or not the image backend is on."""
-
-    def __init__(self) -> None:
-        self.policy = "raise"  # of the SinkLoader; this leaves it to the image backend
-        self.loss = DecodeReport()  # since somebody asked
-        self.left_out: list[Any] = []  # what is left of each batch without samples
-
-    def note(self, batch: PartialBatch) -> None:
-        """A batch has come."""
-        self.loss += batch.loss
-        if batch.is_empty:
-            self.left_out.append(batch.batch)
-
-    def take(self) -> tuple[DecodeReport, list[Any]]:
-        """What was lost, and what is left of each batch without samples; from then on nothing was."""
-        taken = self.loss, self.left_out
-        self.loss, self.left_out = DecodeReport(), []
-        return taken
-
-    @contextmanager
-    def making_iterator(self, loader: Any) -> Iterator[None]:
-        """While `loader` makes an iterator and starts its workers."""
-        policy, init = or_current(self.policy), loader.worker_init_fn
-        with policy_of_thread(policy):
-            if policy != "raise" and loader.num_workers:
-                loader.worker_init_fn = GuardedInit(init, policy)
-            try:
-                yield
-            finally:
-                loader.worker_init_fn = init
-
-    def add(self, iterator: Any) -> None:
-        """Guards an iterator; what is no DataLoader's own is left alone."""
-        policy = or_current(self.policy)
-        if policy == "raise" or not isinstance(iterator, dataloader._BaseDataLoaderIter):
-            return
-        guard_fetcher(getattr(iterator, "_dataset_fetcher", None), policy)
-        iterator._next_data = _NextData(iterator, self)  # type: ignore[method-assign]
+def give_partial_batches(iterator: Any, policy: str) -> None:
+    """Makes an iterator give `PartialBatch`es as they are, also those that its worker processes send."""
+    vars(iterator).pop("_next_data", None)  # of `begin_iterator`
+    guard_fetcher(getattr(iterator, "_dataset_fetcher", None), policy)

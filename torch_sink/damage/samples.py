@@ -1,8 +1,7 @@
 """Samples on their way to their batch: a placeholder in the place of each that could not be made.
 
-An exception would end the generator of a stream, so what opens images gives a placeholder image there. Whoever stands
-in for an opener asks `opening()` whether one is wanted, says `note_placeholder` for each that it gives, and
-`note_pixels` where somebody reads the pixels of one, which are made up.
+An exception would end the generator of a stream, so what opens images gives a placeholder image there, whose sample is
+left out. Whoever stands in for an opener asks `is_reading_stream`, and says `note_placeholder` for each that it gives.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import functools
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
 from torch.utils.data import get_worker_info
@@ -156,61 +154,31 @@ def _again(sample: Any) -> Any:
 
 
 class _Reading(threading.local):
-    """What happens in this thread while a sample of a stream is asked for."""
+    """What this thread knows while it waits for a sample of a guarded stream."""
 
-    depth = 0  # streams that are being read, one inside of the other
-    opened = 0  # images opened for this sample, broken or not
-    is_opening = False  # one of them
-    draws: tuple[Any, ...] | None = None  # before what follows on the first placeholder drew
-    read: list[BrokenFile]  # placeholders whose pixels somebody read
+    is_on = False
+    first: tuple[BrokenFile, Any] | None = None  # the first placeholder given meanwhile, and the draws before it
 
 
 _reading = _Reading()
 
 
 def is_reading_stream() -> bool:
-    """True while this thread waits for a sample of a guarded stream."""
-    return _reading.depth > 0
+    """True while this thread waits for a sample of a guarded stream: a placeholder is wanted for a broken file."""
+    return _reading.is_on
 
 
-@contextmanager
-def opening() -> Iterator[bool]:
-    """While an image is opened; gives True where a placeholder image is wanted instead of an exception.
-
-    That is in a stream, but not where one opener calls another.
-    """
-    if not _reading.depth or _reading.is_opening:
-        yield False
-        return
-    _reading.opened += 1
-    _reading.is_opening = True
-    try:
-        yield True
-    finally:
-        _reading.is_opening = False
-
-
-def note_placeholder() -> None:
+def note_placeholder(file: BrokenFile) -> None:
     """A placeholder image was given."""
-    if _reading.draws is None:
-        _reading.draws = global_draws()
-
-
-def note_pixels(file: BrokenFile) -> None:
-    """Somebody is given the pixels of a placeholder.
-
-    Raises:
-        DecodeError: outside of a stream, where they could be taken for those of an image.
-    """
-    if not _reading.depth:
-        raise DecodeError(file.path, -1, file.reason)
-    _reading.read.append(file)
+    if _reading.first is None:
+        _reading.first = file, global_draws()
 
 
 class GuardedStream:
     """The iterator of an iterable dataset; gives a placeholder for each sample that holds a placeholder image.
 
-    The samples after it draw what they would draw had the dataset's own code left the file out.
+    The samples after it draw what they would draw had the dataset's own code left the file out, unless the stream holds
+    samples back.
     """
 
     def __init__(self, samples: Iterator[Any], keeps_last: bool) -> None:
@@ -219,8 +187,6 @@ class GuardedStream:
         self.last: Any = None
         self.ahead: list[Any] = []
         self.count = 0
-        self.images_of_a_sample = -1
-        self.in_step = True  # with the images that are opened: no sample is held back
         self.is_searched = False  # placeholders are on their way
 
     def __iter__(self) -> GuardedStream:
@@ -243,41 +209,24 @@ class GuardedStream:
         return self.last
 
     def _read(self) -> Any:
-        outer = vars(_reading).copy()
-        vars(_reading).update(depth=_reading.depth + 1, opened=0, is_opening=False, draws=None, read=[])
+        _reading.is_on, _reading.first = True, None
         try:
             sample = next(self.samples)
-            opened, before, read = _reading.opened, _reading.draws, _reading.read
         finally:
-            vars(_reading).clear()
-            vars(_reading).update(outer)
+            _reading.is_on = False
         self.count += 1
-        if self.images_of_a_sample < 0:
-            self.images_of_a_sample = opened
-        self.in_step = self.in_step and opened == self.images_of_a_sample
-        self.is_searched = self.is_searched or before is not None
-        file = self._file_of(sample, read) if self.is_searched else None
-        if file is None:
+        first = _reading.first
+        self.is_searched = self.is_searched or first is not None
+        sources = [getattr(leaf, "sink_source", None) for leaf in leaves(sample)] if self.is_searched else []
+        files: list[BrokenFile] = [found for one in sources if (found := getattr(one, "broken_file", None))]
+        if not files:
             return sample
-        if before is not None and self.in_step:
-            set_global_draws(before)
-        return Placeholder(file)
+        if first is not None and any(file is first[0] for file in files):
+            set_global_draws(first[1])
+        return Placeholder(files[0] if files[0].path else files[0]._replace(path=self._name()))
 
-    def _file_of(self, sample: Any, read: list[BrokenFile]) -> BrokenFile | None:
-        """The broken file of a sample; of one whose pixels were read, as far as that can be told."""
-        sources = (getattr(leaf, "sink_source", None) for leaf in leaves(sample))
-        file = next((found for source in sources if (found := getattr(source, "broken_file", None))), None)
-        if file is None and read:
-            # The sample that came is the one whose pixels were read, unless the stream holds samples back.
-            file = read[0]
-            if not self.in_step:
-                why = (
-                    f"{file.reason}; its pixels were read by code of a stream that holds samples back, so which sample "
-                    "is broken cannot be told: catch the error there, or read pixels after samples were shuffled"
-                )
-                raise DecodeError(file.path, -1, why)
-        if file is None or file.path:
-            return file
+    def _name(self) -> str:
+        """Of the latest sample, for an image without one."""
         worker = get_worker_info()
         whose = "a stream" if worker is None else f"the stream of worker {worker.id}"
-        return file._replace(path=f"sample {self.count - 1} of {whose}")
+        return f"sample {self.count - 1} of {whose}"

@@ -34,10 +34,11 @@ class SinkLoader:
 
     With `num_workers > 0` a thread receives the workers' batches ahead of the consumer and brings them to the device.
     Otherwise batches are made in the calling thread, when they are asked for, so that every draw from a global random
-    generator comes in the order of the plain loop. For the same reason a loader without a seeded generator is
-    restarted only when the consumer asks for the first batch of the next pass; with workers and a seeded generator
-    the queue runs across passes. Samplers that draw from a global generator in the middle of a pass are the exception:
-    with workers their draws happen in the thread.
+    generator comes in the order of the plain loop; so are those of other iterables, loaders with an `__iter__` of their
+    own (Accelerate's, timm's) included. For the same reason a loader without a seeded generator is restarted only when
+    the consumer asks for the first batch of the next pass; with workers and a seeded generator the queue runs across
+    passes. Samplers that draw from a global generator in the middle of a pass are the exception: with workers their
+    draws happen in the thread.
 
     Other public attributes (`dataset`, `batch_size`, `sampler`, …) are those of the wrapped loader.
 
@@ -54,10 +55,11 @@ class SinkLoader:
             tensors of four dimensions.
         memory_format: layout of image batches.
         on_decode_error: what becomes of samples whose files stock code cannot open or decode, with or without the
-            image backend. "raise" leaves it to `set_image_backend`, which raises unless told otherwise. Under "skip"
-            the sample is dropped from its batch, and a batch of which nothing is left is left out, so that a pass may
-            have fewer batches than `len()`. Under "replace" the next good sample of the batch stands in its place, and
-            where there is none, the next good one of the dataset. `stats()` counts them and lists path and reason.
+            image backend. "raise" leaves it to `set_image_backend`, which raises unless told otherwise, and which alone
+            decides for loaders with an `__iter__` of their own. Under "skip" the sample is dropped from its batch, and
+            a batch of which nothing is left is left out, so that a pass may have fewer batches than `len()`. Under
+            "replace" the next good sample of the batch stands in its place, and where there is none, the next good one
+            of the dataset. `stats()` counts them and lists path and reason.
         timeout_seconds: longest wait for a batch of a worker.
 
     Attributes:
@@ -90,7 +92,7 @@ class SinkLoader:
         check_arguments(sink_size, slots, max_bytes, timeout_seconds)
         self._form = ImageFormat(resolve_device(device), dtype, memory_format, on_decode_error)
         self._source = open_source(loader)
-        self._source.damage.policy, self._source.layout = on_decode_error, memory_format
+        self._source.policy, self._source.layout = on_decode_error, memory_format
         self._slots = make_slots(self._form, slots, max_bytes, self._source.pins_batches)
         self._slots.share(self._source.make_slabs)
         self._producer = Producer(self._slots)

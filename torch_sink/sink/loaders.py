@@ -1,9 +1,12 @@
-"""DataLoaders as sources: plain ones, wrapped ones, those with an `__iter__` of their own, and those with a state."""
+"""DataLoaders as sources: plain ones, and torchdata's, which keep a state."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+import functools
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,44 +21,148 @@ from torch_sink.common.random_state import (
     set_generator_states,
     set_global_random_state,
 )
+from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
+from torch_sink.damage.loaders import give_partial_batches
+from torch_sink.damage.report import or_current, policy_of_thread
 from torch_sink.errors import add_hints
 from torch_sink.sink.position import PassStart, ResumePoint
-from torch_sink.sink.recording import ResumableSampler
-from torch_sink.sink.source import Item, Pass
-from torch_sink.sink.watched import WatchedSource, runs_workers
+from torch_sink.sink.recording import RecordingCollate, ReportingContext, ResumableSampler, WorkerInit
+from torch_sink.sink.source import Item, Pass, Source
+from torch_sink.sink.workers import WorkerGuard
 
+_CONTEXT = "_DataLoader__multiprocessing_context"
 _OF_THE_COPY = ("_iterator", "_get_iterator", "batch_sampler")
+
+
+class WatchedSource(Source):
+    """A loader whose iterators come from DataLoader itself: its workers are guarded, and write to slabs.
+
+    What is put around the user's functions sits on a shallow copy; the user's own loader is not touched.
+    """
+
+    can_reenter = True
+    sends_states = False  # workers send their state beside each batch
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        super().__init__(loader)
+        self.has_workers = self.runs_in_thread = loader.num_workers > 0
+        self.keeps_workers = self.has_workers and loader.persistent_workers
+        self.pins_batches = self.has_workers and loader.pin_memory
+        self.is_map_style = not isinstance(loader.dataset, IterableDataset)
+        self.slabs: Slabs | None = None  # written to by the workers of one iterator at a time
+        self.slab_writers: list[Any] = []
+        self._writing: Callable[[], Any] = lambda: None  # the iterator that these belong to
+        self.records = False  # workers add their generator states to their batches
+        self.states: dict[int, RandomState] = {}  # of workers that go on where others were
+        self.placeholders = 0  # workers whose first batch is an empty one
+        self.copy: Any = copy.copy(loader)
+        # Not through attribute assignment, which a DataLoader refuses after it was made.
+        vars(self.copy).update(_iterator=None, _get_iterator=functools.partial(_make, weakref.ref(self)))
+
+    def renew(self) -> None:
+        news = {name: value for name, value in vars(self.loader).items() if name not in _OF_THE_COPY}
+        vars(self.copy).update(news)
+
+    def make_slabs(self, batches: int) -> Slabs | None:
+        """Slabs for what each worker makes ahead, and for its part of the batches that are in use."""
+        workers, ahead = self.loader.num_workers, self.loader.prefetch_factor or 1
+        with contextlib.suppress(OSError):
+            self.slabs = Slabs(workers, ahead + -(-batches // workers)) if workers else None
+        return self.slabs
+
+    def sampling(self) -> dict[str, int | None]:
+        if self.loader.batch_size is not None and self.is_map_style:
+            with contextlib.suppress(TypeError, NotImplementedError):
+                return {"samples": len(self.loader.sampler), "batch_size": self.loader.batch_size}
+        return super().sampling()
+
+    def make_iterator(self) -> Any:
+        """A new iterator of the copy, whose workers write to slabs and report what they cannot send."""
+        loader, made_with, policy = self.loader, vars(self.copy), or_current(self.policy)
+        slabs = self._free_slabs()
+        if self.has_workers:
+            collate = loader.collate_fn if slabs is None else SlabCollate(loader.collate_fn, slabs)
+            made_with["collate_fn"] = RecordingCollate(collate, self.placeholders) if self.records else collate
+            made_with["worker_init_fn"] = WorkerInit(loader.worker_init_fn, self.states, policy, self.layout)
+            context = vars(loader)[_CONTEXT]  # its setter takes torch's only
+            made_with[_CONTEXT] = ReportingContext(context, sends_states=self.sends_states)
+        with policy_of_thread(policy):
+            iterator = type(self.copy)._get_iterator(self.copy)
+        give_partial_batches(iterator, policy)
+        if self.has_workers:
+            self.guard = WorkerGuard(iterator)
+        if slabs is not None:
+            self.slab_writers, self._writing = getattr(iterator, "_workers", []), weakref.ref(iterator)
+        return iterator
+
+    def _free_slabs(self) -> Slabs | None:
+        """The slabs, when the workers of no iterator write to them, for as many workers as they are made for."""
+        slabs, writing = self.slabs, self._writing()
+        if slabs is None or self.copy.num_workers > slabs.workers:
+            return None
+        if writing is not None and not getattr(writing, "_shutdown", True):
+            return None
+        slabs.begin_generation(self.slab_writers)
+        return slabs
+
+    def iterate(self) -> Iterator[Any]:
+        """The iterator of a pass."""
+        if self.is_broken:
+            self.forget_workers()
+        if self.guard is not None:
+            self.guard.is_cancelled = False
+        try:
+            return iter(self.copy)
+        except Exception as error:
+            add_hints(error)
+            raise
+
+    def end_pass(self, batches: Iterator[Any]) -> None:
+        """Stops the workers that the loader does not keep for its next pass; all of them after a death."""
+        guard = self.guard
+        if guard is None or guard.iterator is not batches:
+            return  # those of the next pass run already
+        if guard.is_broken:
+            self.forget_workers()
+        elif not self.keeps_workers:
+            guard.stop()
+
+    def forget_workers(self) -> None:
+        if self.guard is not None:
+            self.guard.stop()
+        self.guard, self.copy._iterator = None, None
+
+    def close(self) -> None:
+        self.forget_workers()
+
+
+def _make(source_of: weakref.ref[WatchedSource]) -> Any:
+    """Stands in for the copy's `_get_iterator`, which holds its source weakly, or the cycle would keep the workers."""
+    source: Any = source_of()
+    return source.make_iterator()
+
+
 UNSEEDED = "unseeded generator: later passes are shuffled and seeded by torch's global generator"
 
 
 class DataLoaderSource(WatchedSource):
-    """A plain DataLoader. What records sits on a shallow copy; the user's own loader is not touched.
+    """A plain DataLoader.
 
     To resume after batch k of a pass, the generators are put back to where they were when the pass began, the
     sampler's first k index lists are skipped without being loaded, and each worker starts from the state that it had
     after its last batch that was consumed.
     """
 
-    can_reenter = hands_over = True
-
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self.copy = copy.copy(loader)
-        super().__init__(loader, watched=self.copy)
+        super().__init__(loader)
         self.is_seeded = is_seeded(loader)
         self.crosses_passes = self.has_workers and self.is_seeded
-        self.is_map_style = not isinstance(loader.dataset, IterableDataset)
         self.records = self.is_map_style and loader.batch_sampler is not None
         self.worker_generators: list[bytes] = []
         self.sampler = ResumableSampler(loader.batch_sampler, self.generators) if self.records else None
-        # Not through attribute assignment, which a DataLoader refuses after it was made.
-        vars(self.copy)["_iterator"] = None
         if self.sampler is not None:
             vars(self.copy)["batch_sampler"] = self.sampler
-
-    def renew(self) -> None:
-        news = {name: value for name, value in vars(self.loader).items() if name not in _OF_THE_COPY}
-        vars(self.copy).update(news)
 
     def begin(self, number: int, resume: ResumePoint | None = None) -> Pass:
         self.set_epoch(number)
@@ -67,7 +174,7 @@ class DataLoaderSource(WatchedSource):
 
     def next_start(self, number: int) -> PassStart:
         generators = generator_states(self.generators)
-        kept = self.keeps_workers and bool(self.guards) and not self.is_broken
+        kept = self.keeps_workers and self.guard is not None and not self.is_broken
         return PassStart(number, generators, self.worker_generators if kept else generators, kept_workers=kept)
 
     def _begin_at(self, resume: ResumePoint) -> Pass:
@@ -110,13 +217,9 @@ class DataLoaderSource(WatchedSource):
         return take_back
 
     def _begin(self, start: PassStart, drop: int = 0, states: dict[int, RandomState] | None = None) -> Pass:
-        self.prepare(anew=False)
         self.states, self.placeholders = states or {}, drop
         try:
-            iterator = iter(self.copy)
-        except Exception as error:
-            add_hints(error)
-            raise
+            iterator = self.iterate()
         finally:
             if self.sampler is not None:
                 self.sampler.arm()
@@ -144,87 +247,25 @@ class DataLoaderSource(WatchedSource):
         return notes
 
 
-class WrapperSource(WatchedSource):
-    """An object around DataLoaders that is none itself (timm's `PrefetchLoader`): traversed in the calling thread."""
-
-    is_guarding = False
-
-    def make_slabs(self, batches: int) -> Slabs | None:
-        """Not for page-locking: the loader's own code may copy from a batch and let go of it before that is done."""
-        super().make_slabs(batches + 1)  # it may hold one itself
-        return None
-
-
-class OwnIteratorSource(WrapperSource):
-    """A DataLoader subclass with an `__iter__` of its own: traversed as it is, ahead when it has workers.
-
-    Where `__iter__` is a generator, the producer's thread runs it. It may draw from the global generators and start
-    workers before it yields, so the thread enters it only when the consumer waits for the first batch.
-    """
-
-    is_guarding = can_reenter = True
-    is_under_way = False
-
-    def begin(self, number: int, resume: ResumePoint | None = None) -> Pass:
-        if resume is not None:
-            set_generator_states(self.generators, resume.start.generators)
-        if not self.has_workers:
-            return super().begin(number, resume)
-        self.set_epoch(number)
-        if resume is None:
-            return self._begin(self.new_start(number), anew=self.is_under_way)
-        return self._begin(resume.start, resume.skip, anew=True)
-
-    def _begin(self, start: PassStart, drop: int = 0, *, anew: bool) -> Pass:
-        self.prepare(anew=anew)
-        iterator = iter(self.loader)
-        self.add(iterator)
-        self.is_under_way = True
-        return Pass(self, start, iterator, drop, begins_when_asked=not runs_workers(iterator))
-
-    def state_after(self, item: Item) -> Any:
-        self.is_under_way = not item.is_end
-        return None
-
-    def not_covered(self) -> list[str]:
-        notes = [
-            f"{type(self.loader).__name__} has an __iter__ of its own: batches that were consumed are loaded again and "
-            "dropped, and the workers' random draws differ"
-        ]
-        if not is_seeded(self.loader):
-            notes.append(UNSEEDED)
-        if self.kept() and not isinstance(self.loader.dataset, IterableDataset):
-            notes.append("an iterator that is kept across passes shuffles ahead of the recorded generators")
-        return notes
-
-
-class StatefulSource(OwnIteratorSource):
-    """A loader with `state_dict` and `load_state_dict` (`torchdata.StatefulDataLoader`); each batch carries its state.
+class StatefulSource(WatchedSource):
+    """A `torchdata.StatefulDataLoader`: each batch carries the loader's state.
 
     Without workers the loader's state lacks what its generators have drawn since, which the next pass depends on:
     their states are added. With workers it lacks those of the workers' global generators: they travel with the batches
     of a map-style dataset, as for a plain DataLoader.
     """
 
+    sends_states = True
+
     def __init__(self, loader: DataLoader[Any]) -> None:
         super().__init__(loader)
         self.generators = [] if self.has_workers else self.generators
-        self.hands_over = getattr(type(loader).__iter__, "__module__", "").startswith("torchdata.")
         # A coarser snapshot is followed by batches that are made again, which draws.
         is_exact = getattr(loader, "snapshot_every_n_steps", 1) == 1
-        self.records = self.has_workers and is_exact and not isinstance(loader.dataset, IterableDataset)
-
-    def make_slabs(self, batches: int) -> Slabs | None:
-        """For page-locking where torchdata's own code hands the batches over, which keeps none and copies nothing.
-
-        Not with persistent workers: a plain loop over the loader goes on with them.
-        """
-        super().make_slabs(batches)
-        return self.slabs if self.hands_over and not self.keeps_workers else None
+        self.records = self.has_workers and is_exact and self.is_map_style
 
     def state_after(self, item: Item) -> dict[str, Any]:
-        super().state_after(item)
-        return {"loader": self.loader.state_dict(), "generators": [one.get_state() for one in self.generators]}
+        return {"loader": self.copy.state_dict(), "generators": [one.get_state() for one in self.generators]}
 
     def begin(self, number: int, resume: ResumePoint | None = None) -> Pass:
         self.set_epoch(number)
@@ -232,7 +273,7 @@ class StatefulSource(OwnIteratorSource):
             self.forget_workers()
             self._load(resume.loader_state)
         self.states = resume.worker_states if resume is not None and self.records else {}
-        opened = self._begin(PassStart(number), anew=resume is not None)
+        opened = Pass(self, PassStart(number), self.iterate())
         if resume is not None and not self.has_workers:
             # A state that was taken between passes has it in the pass's start.
             set_global_random_state(resume.random_state or resume.start.random_state)
@@ -241,9 +282,9 @@ class StatefulSource(OwnIteratorSource):
     def _load(self, state: dict[str, Any] | None) -> None:
         if state is None:
             return
-        self.loader.load_state_dict(state["loader"])
+        self.copy.load_state_dict(state["loader"])
         if self.generators:
-            self.loader.state_dict()  # makes the loader's iterator, which draws, before the generators are set
+            self.copy.state_dict()  # makes the loader's iterator, which draws, before the generators are set
         for generator, generator_state in zip(self.generators, state["generators"], strict=True):
             generator.set_state(generator_state.cpu())
 

@@ -12,11 +12,10 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from torch_sink.sink.device import DeviceOps
-from torch_sink.sink.loaders import DataLoaderSource, OwnIteratorSource, StatefulSource, WrapperSource
+from torch_sink.sink.loaders import DataLoaderSource, StatefulSource
 from torch_sink.sink.ring import DeviceRing
 from torch_sink.sink.slots import ImageFormat, Slots
 from torch_sink.sink.source import FactorySource, Source
-from torch_sink.sink.watched import data_loaders_in
 
 DEFAULT_SLOTS = 3
 
@@ -91,12 +90,12 @@ def open_source(loader: Any) -> Source:
     if type(loader).__name__ == "_FabricDataLoader":
         loader = loader._dataloader  # Lightning Fabric's wrapper moves batches to the device, which the slots do
     if isinstance(loader, DataLoader):
-        if type(loader).__iter__ is DataLoader.__iter__:
+        iterates = type(loader).__iter__
+        if iterates is DataLoader.__iter__:
             return DataLoaderSource(loader)
-        keeps_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-        # Accelerate's loaders always have these methods, which fail unless they wrap a StatefulDataLoader.
-        keeps_state = keeps_state and getattr(loader, "use_stateful_dataloader", True)
-        return StatefulSource(loader) if keeps_state else OwnIteratorSource(loader)
+        if iterates.__module__.startswith("torchdata."):
+            return StatefulSource(loader)
+        # Others make iterators in their own way (Accelerate's, timm's): as any iterable.
     is_map_style = hasattr(type(loader), "__getitem__") and not isinstance(loader, Iterable)  # as torch's Datasets are
     if is_map_style or (isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)):
         raise TypeError(
@@ -109,7 +108,7 @@ def open_source(loader: Any) -> Source:
             "DataLoader(datasets.ImageFolder(path, transform), batch_size=...)"
         )
     if isinstance(loader, Iterable):
-        return WrapperSource(loader) if any(one.num_workers for one in data_loaders_in(loader)) else Source(loader)
+        return Source(loader)
     if callable(loader):
         return FactorySource(loader)
     raise TypeError(

@@ -7,8 +7,6 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
 from typing import Any
 
 from torch_sink.common.containers import tensor_bytes
@@ -128,8 +126,6 @@ class ThreadProducer(Producer):
         self.changed = threading.Condition()
         self.making: int | None = None  # the slot for which the thread asks the source
         self.is_reading = False  # it does so, and does not make the batch of what it got
-        # A function that the consumer's thread is to call, and what becomes of it.
-        self.request: tuple[Callable[[], Any], Future[Any]] | None = None
         self.gate = threading.RLock()
 
     def park(self) -> None:
@@ -171,16 +167,12 @@ class ThreadProducer(Producer):
         was_freed = False
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self.ready or self.request, WATCH_SECONDS)
+                self.changed.wait_for(lambda: bool(self.ready), WATCH_SECONDS)
                 if self.ready:
                     self.held = item = self.ready.popleft()
                     return item
-                request, self.request = self.request, None
                 current = self.current
                 is_idle = current is None or self.thread is None or not self.thread.is_alive()
-            if request is not None:
-                _answer(*request)
-                continue
             now = time.monotonic()
             if is_idle:
                 raise SinkError("the producer's thread is gone; restart() or make a new SinkLoader")
@@ -208,19 +200,6 @@ class ThreadProducer(Producer):
         with self.changed:
             return self.changed.wait_for(self._is_outside, seconds)
 
-    def _in_consumer(self, function: Callable[[], Any]) -> Any:
-        """Calls a function in the thread that waits, or will wait, for a batch."""
-        answer: Future[Any] = Future()
-        with self.changed:
-            if self.current is None:
-                raise PassCancelled
-            self.request = function, answer
-            self.changed.notify_all()
-        try:
-            return answer.result()
-        except CancelledError:
-            raise PassCancelled from None
-
     def release(self) -> None:
         super().release()
         with self.changed:
@@ -229,10 +208,7 @@ class ThreadProducer(Producer):
     def drop(self) -> None:
         with self.changed:
             current, self.current = self.current, None
-            request, self.request = self.request, None
             self.changed.notify_all()
-        if request is not None:
-            request[1].cancel()
         if current is not None:
             current.source.cancel()
         # Also when an interrupted call has cancelled the pass already.
@@ -274,8 +250,7 @@ class ThreadProducer(Producer):
         asked = time.monotonic()
         with self.changed:
             while current is self.current:
-                is_wanted = self.is_asked or (self.runs_ahead and not current.begins_when_asked)
-                if is_wanted and (free := self.free_slots()):
+                if (self.is_asked or self.runs_ahead) and (free := self.free_slots()):
                     self.stats.producer_waits.append(time.monotonic() - asked)
                     self.making = free[0]
                     return self.making
@@ -285,7 +260,7 @@ class ThreadProducer(Producer):
     def _make(self, current: Pass, slot: int) -> Item | None:
         self.is_reading = True
         try:
-            item = current.receive(self._in_consumer)
+            item = current.receive()
         except PassCancelled:
             return None
         finally:
@@ -302,14 +277,3 @@ class ThreadProducer(Producer):
             finally:
                 self.gate.release()
         return item
-
-
-def _answer(function: Callable[[], Any], answer: Future[Any]) -> None:
-    """Calls the function; an exception is for the thread that asked, an interrupt for this one."""
-    try:
-        answer.set_result(function())
-    except Exception as error:
-        answer.set_exception(error)
-    except BaseException:
-        answer.cancel()
-        raise

@@ -29,6 +29,7 @@ from torch_sink.common.random_state import (
     set_generator_states,
     set_global_random_state,
 )
+from torch_sink.damage.loaders import guard_worker
 from torch_sink.errors import SinkError
 
 Action = Callable[[], None]
@@ -102,19 +103,22 @@ class RecordingCollate:
 class WorkerInit:
     """The user's `worker_init_fn`, then the generator states from which this worker goes on, if there are any.
 
-    It also tells the worker in which layout its batches of images are wanted.
+    It also tells the worker what becomes of samples with broken files, and in which layout its batches of images are
+    wanted.
     """
 
     def __init__(
         self,
         init: Callable[[int], None] | None,
-        states: dict[int, RandomState] | None = None,
-        wanted: torch.memory_format = torch.contiguous_format,
+        states: dict[int, RandomState],
+        policy: str,
+        wanted: torch.memory_format,
     ) -> None:
-        self.init, self.states, self.wanted = init, states or {}, wanted
+        self.init, self.states, self.policy, self.wanted = init, states, policy, wanted
 
     def __call__(self, worker: int) -> None:
         threading.Thread(target=_leave_with_parent, name="torch_sink-parent", daemon=True).start()
+        guard_worker(self.policy)
         layout.want(self.wanted)
         if self.init is not None:
             self.init(worker)

@@ -8,20 +8,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from torch_sink.common.random_state import (
     RandomState,
+    find_generators,
     generator_states,
     global_random_state,
     set_generator_states,
     set_global_random_state,
 )
 from torch_sink.common.slabs import Slabs
-from torch_sink.damage.loaders import LoaderGuard
 from torch_sink.damage.report import DecodeReport
+from torch_sink.damage.samples import PartialBatch
 from torch_sink.sink.position import PassStart, ResumePoint
 from torch_sink.sink.recording import IndexLists, RecordedBatch, draws_of
-from torch_sink.sink.workers import PassCancelled, WorkerGuard, WorkerTimeout
+from torch_sink.sink.workers import PassCancelled, WorkerGuard
 
 
 @dataclass(slots=True)
@@ -34,21 +36,13 @@ class Item:
     start: PassStart
     batch: Any = None
     slot: int = -1
-    worker: int = -1  # that made it; -1 where that is not known
-    random_state: RandomState = b""  # of that worker's generators
+    worker_states: dict[int, RandomState] | None = None  # of those that made it and what was left out before it
     loader_state: Any = None  # `state_dict()` of a loader that keeps its own
     loss: DecodeReport | None = None  # samples with broken files, of this batch and of those left out before it
-    left_out: int = 0  # batches without samples that were left out before it, where a position counts them
-    left_out_states: dict[int, RandomState] | None = None  # of the workers that made them
+    left_out: int = 0  # batches without samples that were left out before it
     error: BaseException | None = None
     is_end: bool = False
     is_lost: bool = False  # the pass cannot go on after the error
-    is_pending: bool = False  # the batch in whose place the error comes may still come itself
-
-
-def in_this_thread(function: Callable[[], Any]) -> Any:
-    """Calls `function`: the `in_consumer` of a pass that the consumer's thread runs itself."""
-    return function()
 
 
 class Pass:
@@ -59,7 +53,6 @@ class Pass:
         batches: the loader's iterator.
         drop: results to drop before the first batch: placeholders, or batches that were consumed already.
         lists: of indices, as the sampler gives them; None when that cannot be seen.
-        begins_when_asked: the first batch may be made only while the consumer waits for it.
     """
 
     def __init__(
@@ -69,45 +62,32 @@ class Pass:
         batches: Iterator[Any],
         drop: int = 0,
         lists: IndexLists | None = None,
-        *,
-        begins_when_asked: bool = False,
     ) -> None:
         self.source = source
         self.start = start
         self.batches = batches
         self.drop = drop
         self.lists = lists
-        self.begins_when_asked = begins_when_asked
         self.lost = DecodeReport()  # samples of the batches that were consumed
         self.left_out = 0  # batches without samples among these
 
-    def receive(self, in_consumer: Callable[[Callable[[], Any]], Any] = in_this_thread) -> Item:
-        """The next batch, or the end; what the source raises, as an item. One thread at a time may call this.
-
-        Args:
-            in_consumer: calls a function in the consumer's thread, which starts the workers.
-        """
+    def receive(self) -> Item:
+        """The next batch, or the end; what the source raises, as an item. One thread at a time may call this."""
         item = Item(self.start)
-        self.begins_when_asked = False
         try:
-            with self.source.active(in_consumer):
-                try:
-                    self._next(item)
-                except StopIteration as stop:
-                    self._check_end(stop)
-                    item.is_end = True
-                item.loader_state = self.source.state_after(item)
-            if self.source.damage.loss:
-                item.loss, left_out = self.source.damage.take()
-                item.left_out = 0 if self.lists is None else len(left_out)
-                item.left_out_states = {one.worker: one.random_state for one in left_out if one is not None}
+            try:
+                self._next(item)
+            except StopIteration as stop:
+                self._check_end(stop)
+                item.is_end = True
+            item.loader_state = self.source.state_after(item)
         except PassCancelled:
             raise
         except BaseException as error:
-            item.error, draws = error, draws_of(error)
-            if self.lists is not None:  # else a position counts no batches, or they are made again
-                item.worker, item.random_state = draws
-            item.is_lost, item.is_pending = self.source.is_broken, isinstance(error, WorkerTimeout)
+            item.error, item.is_lost = error, self.source.is_broken
+            worker, state = draws_of(error)
+            if worker >= 0 and self.lists is not None:  # else a position counts no batches, or they are made again
+                item.worker_states = {**(item.worker_states or {}), worker: state}
         return item
 
     def _next(self, item: Item) -> None:
@@ -123,17 +103,24 @@ class Pass:
                 # What a dropped batch raises was raised before the checkpoint; a dead worker is another matter.
                 if self.source.is_broken:
                     raise
-            self.source.damage.take()
-        item.batch = next(self.batches)
-        if isinstance(item.batch, RecordedBatch):
-            item.batch, item.worker, item.random_state = item.batch
+        is_left_out = True
+        while is_left_out:
+            batch, is_left_out = next(self.batches), False
+            if isinstance(batch, PartialBatch):
+                item.loss = batch.loss if item.loss is None else item.loss + batch.loss
+                batch, is_left_out = batch.batch, batch.is_empty
+                item.left_out += is_left_out
+            if isinstance(batch, RecordedBatch):
+                batch, worker, state = batch
+                item.worker_states = {**(item.worker_states or {}), worker: state}
+        item.batch = batch
 
     def _check_end(self, stop: StopIteration) -> None:
         """Raises what ended a pass before its end: the sampler's exception, or the dataset's own StopIteration."""
-        if self.lists is not None and not self.source.has_workers:
-            came_early = not self.lists.is_exhausted
+        if self.source.has_workers:
+            came_early = bool(stop.args)  # an exception of a worker has a message
         else:
-            came_early = self.source.has_workers and bool(stop.args)  # an exception of a worker has a message
+            came_early = self.lists is not None and not self.lists.is_exhausted
         if came_early:
             raise RuntimeError(
                 "the dataset or collate_fn raised StopIteration, which a DataLoader takes for the end of the pass; "
@@ -160,16 +147,14 @@ class Source:
     keeps_workers = False  # workers, and their generators, go on to the next pass
     pins_batches = False  # batches come in page-locked memory that nobody writes to again
     can_reenter = False  # a pass that was begun can be entered once more where the consumer stands
-    is_guarding = False  # workers are watched
-    hands_over = False  # what the workers made goes into the slots, and nobody else moves it
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
-        self.damage = LoaderGuard()  # what becomes of samples with broken files
+        self.policy = "raise"  # on broken files; this leaves it to the image backend
         self.layout = torch.contiguous_format  # of image batches in the slots
-        self.guards: list[WorkerGuard] = []  # of each iterator with workers
-        self.is_cancelled = False
-        self.generators: list[torch.Generator] = []  # of the loader and its samplers
+        self.guard: WorkerGuard | None = None  # of the latest iterator with workers
+        # Of the loader and its samplers.
+        self.generators = find_generators(loader) if isinstance(loader, DataLoader) else []
 
     @property
     def num_workers(self) -> int:
@@ -179,14 +164,10 @@ class Source:
     @property
     def is_broken(self) -> bool:
         """Whether the pass cannot go on: a worker died, or a result is lost."""
-        return any(one.is_broken for one in self.guards)
+        return self.guard is not None and self.guard.is_broken
 
     def renew(self) -> None:
         """After an attribute of the loader was set: the next pass goes by it."""
-
-    def active(self, in_consumer: Callable[..., Any] = in_this_thread) -> contextlib.AbstractContextManager[None]:
-        """Around all that opens or runs a pass, in the thread that does so."""
-        return contextlib.nullcontext()
 
     def make_slabs(self, batches: int) -> Slabs | None:
         """Before the first pass: memory that workers write to, for `batches` beside those that they make ahead.
@@ -205,6 +186,7 @@ class Source:
         self.set_epoch(number)
         if resume is None:
             return self._open(self.new_start(number))
+        set_generator_states(self.generators, resume.start.generators)
         if resume.start.random_state:
             set_global_random_state(resume.start.random_state)
         opened = self._open(resume.start)
@@ -247,19 +229,17 @@ class Source:
 
     def cancel(self) -> None:
         """Asks a thread that waits in `Pass.receive` to leave it, within half a second where it waits for workers."""
-        self.is_cancelled = True
-        for one in self.guards:
-            one.is_cancelled = True
+        if self.guard is not None:
+            self.guard.is_cancelled = True
 
     def has_dead_worker(self) -> bool:
         """Whether a worker that still has work to do is gone."""
-        return any(one.has_dead_worker() for one in self.guards)
+        return self.guard is not None and self.guard.has_dead_worker()
 
     def free_reader(self, is_free: Callable[[], bool], seconds: float) -> None:
         """Frees a thread that is stuck in `Pass.receive` after a worker died."""
-        for one in self.guards:
-            if one.is_polling or one.has_dead_worker():
-                one.free_reader(is_free, seconds)
+        if self.guard is not None:
+            self.guard.free_reader(is_free, seconds)
 
     def end_pass(self, batches: Iterator[Any]) -> None:
         """Stops the workers of a pass that do not go on to the next one, or cannot."""
@@ -270,12 +250,18 @@ class Source:
     def not_covered(self) -> list[str]:
         """What a resumed run could draw differently, in words."""
         return [
-            f"{type(self.loader).__name__} is not a DataLoader: batches that were consumed are made again and dropped, "
-            "and its own random generators are not recorded"
+            f"{type(self.loader).__name__} makes its batches itself: those that were consumed are made again and "
+            "dropped, and its own random generators are not recorded"
         ]
 
     def close(self) -> None:
-        """Gives back what outlives a pass."""
+        """Stops the workers of iterators that a DataLoader, or one inside of the loader, keeps for its next pass."""
+        for owner in (self.loader, *getattr(self.loader, "__dict__", {}).values()):
+            attributes = vars(owner) if isinstance(owner, DataLoader) else {}
+            for name, iterator in list(attributes.items()):
+                if hasattr(iterator, "_workers_status"):
+                    WorkerGuard(iterator).stop()
+                    attributes[name] = None
 
 
 class FactorySource(Source):

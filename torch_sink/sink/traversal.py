@@ -107,10 +107,12 @@ class Traversal:
         """Takes the latest batch back: it does not count as consumed, and comes again."""
         if self.producer.held is None or self.given_back is not None:
             return
-        self.given_back = self.producer.held
-        for name in ("batch_in_pass", "batch_in_epoch", "batches"):
-            setattr(self.position, name, getattr(self.position, name) - 1)
-        self.position.worker_states, self.position.loader_state = self._before
+        self.given_back = item = self.producer.held
+        position = self.position
+        position.batches, position.batch_in_epoch = position.batches - 1, position.batch_in_epoch - 1
+        position.batch_in_pass -= 1 + item.left_out
+        self.passes[0].left_out -= item.left_out
+        position.worker_states, position.loader_state = self._before
 
     def _end_epoch(self) -> NoReturn:
         self.producer.release()
@@ -188,14 +190,11 @@ class Traversal:
     def _note(self, item: Item) -> None:
         """What a batch, an error or an end says about the source."""
         position = self.position
-        if item.left_out or item.left_out_states:
-            position.batch_in_pass += item.left_out
-            self.passes[0].left_out += item.left_out
-            position.worker_states = {**position.worker_states, **(item.left_out_states or {})}
-            item.left_out, item.left_out_states = 0, None
+        position.batch_in_pass += item.left_out
+        self.passes[0].left_out += item.left_out
         self._before = position.worker_states, position.loader_state
-        if item.worker >= 0:
-            position.worker_states = {**position.worker_states, item.worker: item.random_state}
+        if item.worker_states:
+            position.worker_states = {**position.worker_states, **item.worker_states}
         if item.loader_state is not None:
             position.loader_state = item.loader_state
 
@@ -220,8 +219,9 @@ class Traversal:
             position.next_pass(keeps_workers=False)
             position.batch_in_epoch = 0
         elif not self.was_interrupted:
-            position.batch_in_pass += not item.is_pending
+            position.batch_in_pass += 1
             self._note(item)
+            self._lose(item)
             self.producer.submit(self.passes[0])
         add_hints(error)
         try:
@@ -232,9 +232,7 @@ class Traversal:
     def _begin_pass(self) -> None:
         number = self.passes[-1].start.number + 1 if self.passes else self.position.pass_number
         self.producer.park()
-        with self.source.active():
-            begun = self.source.begin(number, self.resume)
-        self.source.damage.take()  # of batches that were made again and dropped
+        begun = self.source.begin(number, self.resume)
         self.passes.append(begun)
         if len(self.passes) == 1:
             self.position.start = begun.start

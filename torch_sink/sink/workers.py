@@ -33,10 +33,6 @@ class PassCancelled(Exception):
     """The producer was asked to leave the source's `next`."""
 
 
-class WorkerTimeout(RuntimeError):
-    """No batch within the DataLoader's own `timeout`; it may still come."""
-
-
 class WorkerGuard:
     """Watches the workers of one multi-process DataLoader iterator.
 
@@ -52,7 +48,6 @@ class WorkerGuard:
     def __init__(self, iterator: Any) -> None:
         self.iterator = iterator
         self.is_cancelled = False  # a wait for the workers ends within half a second
-        self.is_polling = False
         self._is_broken = False
         self._first_dead: list[Any] = []
         self._unreadable: list[Exception] = []
@@ -181,7 +176,8 @@ class WorkerGuard:
                 raise RuntimeError("the thread that pins memory has ended, as after a batch that cannot be unpickled")
             if time.monotonic() >= deadline:
                 if iterator._timeout > 0:
-                    raise WorkerTimeout(f"DataLoader timed out after {iterator._timeout} seconds")
+                    self._is_broken = True  # the batch may still come, in the place of the next one
+                    raise RuntimeError(f"DataLoader timed out after {iterator._timeout} seconds")
                 return False, None
 
     def _has_lost_pin_thread(self) -> bool:
@@ -203,11 +199,7 @@ def _poll(guard_of: weakref.ref[WorkerGuard], timeout: float = _utils.MP_STATUS_
     guard = guard_of()
     if guard is None:
         raise PassCancelled
-    guard.is_polling = True
-    try:
-        return guard.poll(timeout)
-    finally:
-        guard.is_polling = False
+    return guard.poll(timeout)
 
 
 def _disown() -> None:

@@ -11,7 +11,6 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from torch_sink.damage.report import BrokenFile, current_policy
-from torch_sink.damage.samples import note_pixels
 from torch_sink.errors import DecodeError
 from torch_sink.image.decode.jpeg_header import JpegHeader, read_jpeg_header
 
@@ -86,19 +85,13 @@ class BrokenSource(NamedTuple):
     def path(self) -> str:
         return self.broken_file.path
 
-    @property
-    def image(self) -> Image.Image:
-        """Black pixels."""
-        return Image.new(self.mode, self.size)
-
     def decode(self) -> Image.Image:
-        """Black pixels, for stock code on the way to the end of the sample.
-
-        Raises:
-            DecodeError: outside of a stream.
         """
-        note_pixels(self.broken_file)
-        return self.image
+        Raises:
+            DecodeError: always, because there are no pixels.
+        """
+        advice = "code of an iterable dataset read its pixels: catch the error there, or read them after batching"
+        raise DecodeError(self.path, -1, f"{self.broken_file.reason}; {advice}")
 
 
 Source = EncodedSource | PixelSource | FinishedSource

@@ -22,7 +22,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from torchvision.io import ImageReadMode
 
 from torch_sink.damage.report import broken_file
-from torch_sink.damage.samples import is_reading_stream, note_placeholder, opening
+from torch_sink.damage.samples import is_reading_stream, note_placeholder
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import executing, is_executing, report_fallback
 from torch_sink.image.core.ops import Op, replay
@@ -100,18 +100,17 @@ def or_placeholder(load: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     if is_executing() or not is_reading_stream():
         return load(*args, **kwargs)
-    with opening() as wants_placeholder:
-        try:
-            image = load(*args, **kwargs)
-            if wants_placeholder and not isinstance(image, LazyPixels):
-                with executing():
-                    image.load()
-            return image
-        except Exception as error:
-            broken = broken_file(error, "") if wants_placeholder else None
-            if broken is None:
-                raise
-    note_placeholder()
+    try:
+        image = load(*args, **kwargs)
+        if not isinstance(image, LazyPixels):
+            with executing():
+                image.load()
+        return image
+    except Exception as error:
+        broken = broken_file(error, "")
+        if broken is None:
+            raise
+    note_placeholder(broken)
     source: Any = BrokenSource(broken, _PLACEHOLDER_SIZE)
     placeholder = LazyImage(source, (), _PLACEHOLDER_SIZE, "RGB")
     placeholder.__dict__["info"] = {}
