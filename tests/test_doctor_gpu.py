@@ -12,7 +12,7 @@ import pytest
 import torch
 from kernels.compiled.target import Launched, target_only
 
-from torch_sink.cli import doctor, probe
+from torch_sink.cli import doctor
 
 pytestmark = pytest.mark.once
 
@@ -41,8 +41,8 @@ def test_a_kernel_is_launched(machine: pytest.MonkeyPatch) -> None:
         launched.arguments[0][0] = not on_device  # a device that is right the first time only
         on_device.append((launched.kernel, launched.grid))
 
-    launch = probe.launch
-    machine.setattr(probe, "launch", lambda device: launch(torch.device("cpu")))
+    launch = doctor.launch
+    machine.setattr(doctor, "launch", lambda device: launch(torch.device("cpu")))
     with target_only(run):
         found, again = doctor._check_kernels(), doctor._check_kernels()
     assert found.state == "ok", found
@@ -103,7 +103,7 @@ def test_what_keeps_a_kernel_from_being_launched(
         raise error
 
     fault(machine)
-    machine.setattr(probe, "launch", fail)
+    machine.setattr(doctor, "launch", fail)
     found = doctor._check_kernels()
     assert found.state == "broken"
     assert detail in found.detail
@@ -114,7 +114,7 @@ def test_what_keeps_a_kernel_from_being_launched(
 @pytest.mark.parametrize("fault", [no_compiler, no_header])
 def test_what_only_the_cache_hides(machine: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None]) -> None:
     fault(machine)
-    machine.setattr(probe, "launch", lambda device: 0.1)
+    machine.setattr(doctor, "launch", lambda device: 0.1)
     found = doctor._check_kernels()
     assert found.state == "missing"
     assert "what is in Triton's cache runs; for the rest Triton needs" in found.detail

@@ -167,7 +167,7 @@ def test_the_command_explains_a_users_transform(folder: Path) -> None:
     assert kernels[2:4] == [f"{decoded:,.0f}", f"{3 * 4 * SIDE**2:,}"]
     assert kernels[5] == "modeled"
     # 8 workers, each as long as was measured for an image.
-    rate = float(re.search(r"^  worker +#+ ([\d,]+)", printed, re.MULTILINE)[1].replace(",", ""))
+    rate = float(re.search(r"^  worker +([\d,]+) +#+", printed, re.MULTILINE)[1].replace(",", ""))
     assert rate == pytest.approx(8e6 / float(worker[4].replace(",", "")), rel=0.01)
     page = Visible((folder / "page.html").read_text())
     assert page.loads == []
@@ -301,13 +301,12 @@ MISTAKES = {
     "explain empty": r"no image in empty or below it; looked for .jpg",
     "explain": r"v1 train is a transform, which needs images: give the folder",
     "explain photos --pipeline transform": r"unknown pipeline 'transform'; choose one of 'v1 train'.*your own as module:attribute",
-    "explain photos --pipeline trian:transform": r"no module 'trian'; run this in the folder of trian.py, or set PYTHONPATH",
-    "explain photos --pipeline train.py:transform": r"no module 'train.py'; write train:transform",
+    "explain photos --pipeline trian:transform": r"No module named 'trian'; modules are found in this folder and on PYTHONPATH",
+    "explain photos --pipeline train.py:transform": r"No module named 'train.py'; 'train' is not a package; modules are found",
     "explain photos --pipeline broken:transform": r"ModuleNotFoundError: No module named 'no_such_module_of_mine' \(broken.py, line 1\)",
-    "explain photos --pipeline train:transfrom": r"train has no 'transfrom'; did you mean 'transform'\?",
-    "explain photos --pipeline train:zzz": r"train has no 'zzz'; it has END, ",
-    "explain photos --pipeline train:SIZE": r"train:SIZE is an int; name a transform, .* a Dataset or a DataLoader",
-    "explain photos --pipeline train:Folder": r"train:Folder is a class that needs arguments; name an object of it",
+    "explain photos --pipeline train:transfrom": r"module 'train' has no attribute 'transfrom'; modules are found in this folder",
+    "explain photos --pipeline train:SIZE": r"train:SIZE is of type int; name a transform, .* a Dataset or a DataLoader",
+    "explain photos --pipeline train:Folder": r"train:Folder is a class that needs arguments; name a transform, .* or a function that returns one",
     "explain photos --pipeline train:fail": r"train:fail raised KeyError: 'no such label' \(train.py, line 24\)",
     "explain photos --pipeline train:Image.open": r"raised .*it got an image; a function that makes a dataset takes no parameters",
     "explain photos --pipeline train:layers": r"found <class '.*Image'>.*end its transform with transforms.ToTensor\(\)",
@@ -344,7 +343,7 @@ def test_images_of_many_sizes_say_what_to_do(folder: Path, capsys: pytest.Captur
 
 
 def test_bench_of_a_users_pipeline(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--quick", "--workers", "0", "--json", "b.json", "--html", "b.html", "--picture", "b.png"]
+    options = ["--quick", "--workers", "0", "--json", "b.json", "--picture", "b.png"]
     assert main(["bench", "photos", "--pipeline", "train:jitter", *options]) == 0
     printed = capsys.readouterr().out
     found = json.loads((folder / "b.json").read_text())
@@ -355,12 +354,8 @@ def test_bench_of_a_users_pipeline(folder: Path, capsys: pytest.CaptureFixture[s
     assert cost["ratio"] > 1
     row = [f"{cost[key]['p50']:.3f}" for key in ("stock_ms", "torch_sink_ms")]
     assert printed_row(printed, "train:jitter")[1:3] == row or row[0] in printed
-    page = Visible((folder / "b.html").read_text())
     for name in ("stock", "torch_sink"):
-        speed = f"{found['loader'][name]['images_per_second']:,.0f}"
-        assert speed in printed
-        assert speed in page.text
-    assert page.loads == []
+        assert f"{found['loader'][name]['images_per_second']:,.0f}" in printed
     assert (folder / "b.png").read_bytes().startswith(b"\x89PNG")
 
 

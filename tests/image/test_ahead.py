@@ -148,9 +148,12 @@ def test_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "message"),
     [
         (["no such pipeline"], "unknown pipeline 'no such pipeline'; choose one of 'v1 train'"),
-        (["no_such_module:transform"], "no_such_module:transform: there is no module 'no_such_module'"),
-        (["json:no_such_name"], "json:no_such_name: json has no 'no_such_name'"),
-        (["math:pi"], "math:pi is a float; name a transform"),
+        (["no_such_module:transform"], "No module named 'no_such_module'; modules are found in this folder"),
+        (
+            ["json:no_such_name"],
+            "json:no_such_name raised AttributeError: module 'json' has no attribute 'no_such_name'",
+        ),
+        (["math:pi"], "math:pi is of type float; name a transform"),
         (["torchvision.transforms:PILToTensor", "--target", "gpu"], "no such target: 'gpu'"),
         (["torchvision.transforms.functional:invert"], "found <class 'torch_sink.image.handles.image.LazyImage'>"),
         (["numpy:array"], "launches no kernel: stock code makes all of its images"),

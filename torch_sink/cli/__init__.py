@@ -69,7 +69,8 @@ def run_explain(options: argparse.Namespace) -> int:
     pipeline = open_pipeline(options.pipeline, options.folder, options.batch_size)
     report = explain.report_of(explain.explain(pipeline, options.device, options.workers))
     print(report.as_text())
-    _write(options.html, report.as_html())
+    if options.html is not None:
+        _write(options.html, report.as_html())
     return 0
 
 
@@ -95,23 +96,20 @@ def run_bench(options: argparse.Namespace) -> int:
             write_photos(folder, count=16 if options.quick else 80)
         found = bench.run(folder, names, workers=options.workers, quick=options.quick)
     found["given"] = options.folder is not None
-    report = bench.report_of(found)
-    print(report.as_text())
+    print(bench.report_of(found).as_text())
     _write(options.json, json.dumps(found, indent=1) + "\n")
-    _write(options.html, report.as_html())
     try:
-        bench.draw(report, options.picture)
+        bench.draw(found, options.picture)
     except ModuleNotFoundError as error:
-        print(f"No picture: {error.name} is not installed (pip install matplotlib); --html needs nothing.")
+        print(f"No picture: {error.name} is not installed (pip install matplotlib).")
     else:
         print(f"Written: {options.picture}")
     return 0
 
 
-def _write(path: Path | None, text: str) -> None:
-    if path is not None:
-        path.write_text(text, encoding="utf-8")
-        print(f"Written: {path}")
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    print(f"Written: {path}")
 
 
 def _file(text: str) -> Path:
@@ -147,7 +145,6 @@ def make_parser() -> argparse.ArgumentParser:
         about = f"module:attribute of your own, or a built-in one (default: {default or 'four built-in ones'})"
         command.add_argument("--pipeline", default=default, metavar="NAME", help=about)
         command.add_argument("--workers", type=int, metavar="N", help="data workers (default: as the DataLoader has)")
-        command.add_argument("--html", type=_file, metavar="FILE", help="write the answer as a page, too")
         return command
 
     add(run_doctor)
@@ -156,6 +153,7 @@ def make_parser() -> argparse.ArgumentParser:
     command = add_with_pipeline(run_explain, "v1 train")
     devices = f"cpu, {', '.join(DEVICES).lower()} (default: this machine's)"
     command.add_argument("--device", metavar="NAME", help=devices)
+    command.add_argument("--html", type=_file, metavar="FILE", help="write the answer as a page, too")
     about = "of anything but a DataLoader (default: 64)"
     command.add_argument("--batch-size", type=int, default=64, metavar="N", help=about)
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 import torch_sink
 from torch_sink.cli.machine import describe_machine
 from torch_sink.cli.pipelines import Pipeline, find_images, open_pipeline, seed_everything
-from torch_sink.cli.report import Bars, Part, Report, Table
+from torch_sink.cli.report import Report, Table, bars
 
 # Recording is an order of magnitude cheaper than stock: more passes a round keep both above the clock's noise.
 RECORDING_PASSES = 6
@@ -194,28 +194,41 @@ def worker_cost_table(results: dict[str, dict[str, Any]]) -> Table:
 
 def report_of(found: dict[str, Any]) -> Report:
     """What `run` found, for readers."""
-    machine, loader, photographs = found["machine"], found["loader"], found["photographs"]
-    about = [f"{machine['cpu']}, {machine['cpu_cores']} cores; {machine['gpu'] or 'no GPU: workers make the pixels'}"]
+    loader, photographs = found["loader"], found["photographs"]
+    about = [_machine(found)]
     if photographs:
         about.append(f"{photographs['count']} images, {photographs['mean_bytes'] / 1e3:.0f} kB on average")
-    name, workers = loader["pipeline"], f"{loader['workers']} workers"
-    cost = found["worker_cost"][name]
-    costs = {side: cost[f"{side}_ms"]["p50"] for side in ("stock", "torch_sink")}
-    speeds = {side: loader[side]["images_per_second"] for side in costs}
+    (in_a_worker, costs), (end_to_end, speeds) = _charts(found).items()
     verdict = (
-        f"Here {speeds['torch_sink'] / speeds['stock']:.2f}x the images a second, end to end with {workers}; "
-        f"{cost['ratio']:.1f}x less work for a worker where a GPU makes the pixels."
+        f"Here {speeds['torch_sink'] / speeds['stock']:.2f}x the images a second, end to end with "
+        f"{loader['workers']} workers; {found['worker_cost'][loader['pipeline']]['ratio']:.1f}x less work for a worker "
+        "where a GPU makes the pixels."
     )
-    in_a_worker = f"{name}: CPU milliseconds for a sample in a worker, where a GPU makes the pixels"
-    end_to_end = f"{name}: images a second end to end on this machine, {workers}"
     equal = [(pipeline, _said(result)) for pipeline, result in found["equal"].items()]
-    parts: list[Part] = [
-        Bars(in_a_worker, [*costs.items()], digits=3),
-        Bars(end_to_end, [*speeds.items()], note="" if machine["gpu"] else _NO_GPU),
+    parts = [
+        bars(in_a_worker, "ms", costs, digits=3),
+        bars(end_to_end, "images/s", speeds, note="" if found["machine"]["gpu"] else _NO_GPU),
         worker_cost_table(found["worker_cost"]),
         Table("Equal pixels, from equal seeds", ("pipeline", "equal"), equal),
     ]
     return Report("torch_sink beside stock torchvision", about, verdict, parts)
+
+
+def _machine(found: dict[str, Any]) -> str:
+    machine = found["machine"]
+    return f"{machine['cpu']}, {machine['cpu_cores']} cores; {machine['gpu'] or 'no GPU: workers make the pixels'}"
+
+
+def _charts(found: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """{title: {side: figure}} of what is shown as bars."""
+    loader = found["loader"]
+    name, cost = loader["pipeline"], found["worker_cost"][loader["pipeline"]]
+    in_a_worker = f"{name}: CPU milliseconds for a sample in a worker, where a GPU makes the pixels"
+    end_to_end = f"{name}: images a second end to end on this machine, {loader['workers']} workers"
+    return {
+        in_a_worker: {side: cost[f"{side}_ms"]["p50"] for side in ("stock", "torch_sink")},
+        end_to_end: {side: loader[side]["images_per_second"] for side in ("stock", "torch_sink")},
+    }
 
 
 def _said(result: dict[str, Any]) -> str:
@@ -224,23 +237,22 @@ def _said(result: dict[str, Any]) -> str:
     return "yes, every value" if result["equal"] else f"no: up to {result['difference']:g} apart"
 
 
-def draw(report: Report, path: Path) -> None:
-    """Draw the bars of a report into a PNG file. Needs matplotlib."""
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Draw what `run` found into a PNG file. Needs matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    charts = [part for part in report.parts if isinstance(part, Bars)]
+    charts = _charts(found)
     figure, axes = pyplot.subplots(len(charts), figsize=(9, 1.7 * len(charts)), layout="constrained")
-    for axis, chart in zip(axes, charts, strict=True):
-        names, values = zip(*chart.values, strict=True)
-        bars = axis.barh(names, values, color=("#8c959f", "#0969da"))
-        axis.bar_label(bars, [f"{value:,.{chart.digits}f}" for value in values], padding=4)
+    for axis, (title, values) in zip(axes, charts.items(), strict=True):
+        drawn = axis.barh([*values], [*values.values()], color=("#8c959f", "#0969da"))
+        axis.bar_label(drawn, [f"{value:,.{0 if value > 100 else 3}f}" for value in values.values()], padding=4)
         axis.invert_yaxis()
         axis.margins(x=0.12)
         axis.spines[["top", "right"]].set_visible(False)
-        axis.set_title(chart.title, loc="left", fontsize=10)
-    figure.suptitle(report.about[0], x=0.01, ha="left", fontsize=10, color="#59636e")
+        axis.set_title(title, loc="left", fontsize=10)
+    figure.suptitle(_machine(found), x=0.01, ha="left", fontsize=10, color="#59636e")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

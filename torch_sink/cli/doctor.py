@@ -8,10 +8,17 @@ import os
 import platform
 import shutil
 import sys
+import sysconfig
+import tempfile
+import textwrap
+import time
+import traceback
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch_sink.common import usable_cores
+if TYPE_CHECKING:
+    import torch
 
 OLDEST_RELEASES = {"torch": (2, 11), "torchvision": (0, 26), "triton": (3, 6), "PIL": (11, 3), "numpy": (1, 0)}
 EXTRAS = {
@@ -21,6 +28,16 @@ EXTRAS = {
     "torchdata": "StatefulDataLoader",
 }
 SMALL_SHARED_MEMORY_BYTES = 1 << 30
+# A part of what Triton, its assembler or the driver say -> what is wrong, what to do.
+_KNOWN = (
+    ("libcuda.so cannot found", "Triton does not find libcuda.so.1", "run ldconfig, or set TRITON_LIBCUDA_PATH"),
+    ("unsupported toolchain", "the driver is too old for what Triton assembles", "update the NVIDIA driver"),
+    ("kernel image is invalid", "the driver is too old for what Triton assembles", "update the NVIDIA driver"),
+    ("version is insufficient", "the driver is too old for this build of torch", "update the NVIDIA driver"),
+    ("is not defined for option 'gpu-name'", "Triton does not know this GPU yet", "pip install -U torch triton"),
+    ("failed to map segment", "Triton's cache lies where nothing may be executed", "set TRITON_CACHE_DIR"),
+)
+_INSTALL_COMPILER = "install one, for instance: apt install gcc; or name one: CC=/path/to/cc"
 _FAILURES = (ImportError, RuntimeError, OSError, AttributeError, ValueError)
 
 
@@ -38,7 +55,7 @@ def examine() -> list[Finding]:
     findings = [Finding("python", "ok", f"{platform.python_version()} ({sys.executable})")]
     findings += [_check_release(module, oldest) for module, oldest in OLDEST_RELEASES.items()]
     if all(finding.state != "broken" for finding in findings):
-        checks = (_check_compiled_part, _check_device, _check_kernels, _check_decoder, _check_mode, _check_processor)
+        checks = (_check_compiled_part, _check_device, _check_kernels, _check_decoder, _check_mode)
         findings += [_run(check) for check in checks]
         findings += [_check_shared_memory()] if os.path.isdir("/dev/shm") else []
     return findings + [_check_extra(module, purpose) for module, purpose in EXTRAS.items()]
@@ -145,16 +162,76 @@ def _check_kernels() -> Finding:
     importlib.import_module("torch_sink.triton_kernels")
     if not torch.cuda.is_available():
         return Finding("kernels", "ok", "torch_sink.triton_kernels can be imported; kernels run where there is a GPU")
-    from torch_sink.cli import probe
-
     try:
-        seconds = probe.launch(torch.device("cuda"))
+        seconds = launch(torch.device("cuda"))
     except Exception as error:  # whatever Triton, a compiler or the driver raises
-        return Finding("kernels", "broken", *probe.diagnose(error))
-    if found := probe.missing_compiler() or probe.missing_header():
+        return Finding("kernels", "broken", *_diagnose(error))
+    if found := _missing_compiler() or _missing_header():
         detail, remedy = found
         return Finding("kernels", "missing", f"what is in Triton's cache runs; for the rest {detail}", remedy)
     return Finding("kernels", "ok", f"one was compiled and launched in {seconds:.1f} s")
+
+
+def launch(device: torch.device) -> float:
+    """Compile and launch the smallest kernel on a device, wait for it, and return the seconds that took.
+
+    Raises:
+        Exception: whatever Triton, a compiler or the driver raises.
+    """
+    import torch
+
+    from torch_sink.triton_kernels.launching import compiler_options, probe_kernel
+
+    started = time.perf_counter()
+    values = torch.zeros(16, dtype=torch.uint8, device=device)
+    probe_kernel[(1,)](values, **compiler_options())
+    if values.tolist() != [1, *[0] * 15]:
+        raise RuntimeError(f"the kernel that writes 1 left {values.tolist()}")
+    return time.perf_counter() - started
+
+
+def _diagnose(error: Exception) -> tuple[str, str]:
+    """What is wrong, and what to do, where the kernel could not be launched."""
+    if found := _missing_compiler() or _missing_header() or _unwritable_cache():
+        return found
+    said = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
+    all_said = "".join(traceback.format_exception(error, limit=0))  # what it was raised from, too
+    for part, wrong, remedy in _KNOWN:
+        if part in all_said:
+            return f"{wrong} ({said})", remedy
+    return said, "python -m torch_sink doctor 2>&1 shows what the compiler says; report it with this line"
+
+
+def _missing_compiler() -> tuple[str, str] | None:
+    """Triton builds its launcher with a C compiler when it is used first on a machine."""
+    named = os.environ.get("CC")
+    if any(shutil.which(name) for name in ([named] if named is not None else ["gcc", "clang"])):
+        return None
+    there = "there is neither gcc nor clang" if named is None else f"CC={named} is none"
+    return f"Triton needs a C compiler, and {there}", _INSTALL_COMPILER
+
+
+def _missing_header() -> tuple[str, str] | None:
+    """The launcher includes Python.h."""
+    folder = Path(sysconfig.get_paths()["include"])
+    if (folder / "Python.h").is_file():
+        return None
+    release = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return f"Triton needs Python.h, and it is not in {folder}", f"install it, for instance: apt install {release}-dev"
+
+
+def _unwritable_cache() -> tuple[str, str] | None:
+    """Compiled kernels go into a folder."""
+    from triton import knobs
+
+    folder = str(knobs.cache.dir)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        reason = f"Triton's cache {folder} cannot be written: {error.strerror}"
+        return reason, "set TRITON_CACHE_DIR to a folder that can be written"
 
 
 def _check_decoder() -> Finding:
@@ -187,12 +264,6 @@ def _check_mode() -> Finding:
         remedy = 'only mode "compile" needs one, for instance: apt install g++'
         return Finding("step loop", "missing", f"{detail}; no C++ compiler", remedy)
     return Finding("step loop", "ok", f"{detail}; C++ compiler for torch.compile: {compiler}")
-
-
-def _check_processor() -> Finding:
-    from torch_sink.cli.machine import cpu_name
-
-    return Finding("processor", "ok", f"{cpu_name()}, {usable_cores()} cores for this process")
 
 
 def _check_shared_memory() -> Finding:

@@ -20,7 +20,7 @@ from torch_sink.cli import machine
 from torch_sink.cli.bench import one_thread, worker_seconds
 from torch_sink.cli.machine import DEVICES, costs, features_of_batch, launches_of
 from torch_sink.cli.pipelines import Pipeline, seed_everything
-from torch_sink.cli.report import Bars, Part, Report, Table, Text
+from torch_sink.cli.report import Report, Table, bars
 from torch_sink.common import usable_cores
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
 from torch_sink.image.execute.batch import LazyBatch
@@ -212,9 +212,8 @@ def report_of(found: Explained) -> Report:
         f"made on {where}; {found.workers} data worker{'s' * (found.workers > 1)}",
         f"-> {', '.join(_some(shapes)) or 'nothing that is recorded'}",
     ]
-    bars = Bars("Images a second that each stage allows", [*found.rates.items()], found.limit)
-    parts: list[Part]
-    parts = [_recorded_part(found), _launches_part(found), _fallbacks_part(found), _stages_part(found), bars]
+    parts = [_recorded_part(found), _launches_part(found), _fallbacks_part(found), _stages_part(found)]
+    parts.append(bars("Images a second that each stage allows", "images/s", found.rates, limit=found.limit))
     return Report(f"Pipeline {found.name}", about, _verdict(found), parts)
 
 
@@ -232,22 +231,26 @@ def _recorded_part(found: Explained) -> Table:
     return Table("Recorded operations", ("operation", " images"), rows or [("none", "0")])
 
 
-def _launches_part(found: Explained) -> Text:
+def _launches_part(found: Explained) -> Table:
     counts = sum(map(launches_of, found.batches), Counter[str]())
     if found.device == CPU or not counts:
         instead = ". --device h200 shows what a GPU would do." if found.batches else "."
-        return Text("Launches of a batch: 0", [f"none: workers make the pixels, in stock code{instead}"])
+        return _lines("Launches of a batch: 0", [f"none: workers make the pixels, in stock code{instead}"])
     lines = _some([line for batch in found.batches for line in str(batch.plan).splitlines()[1:]])
     listed = ", ".join(f"{count} {name}" for name, count in counts.items())
-    return Text(f"Launches of a batch: {counts.total()} ({listed})", lines)
+    return _lines(f"Launches of a batch: {counts.total()} ({listed})", lines)
 
 
-def _fallbacks_part(found: Explained) -> Text:
+def _fallbacks_part(found: Explained) -> Table:
     said = "nothing: all that was asked for is recorded" if found.batches else "everything: nothing was recorded"
     lines = [] if found.fallbacks else [said]
     for (operation, reason), count in found.fallbacks.most_common():
         lines += [f"{count} x {operation}: {reason}", f"    -> {remedy_for(reason)}"]
-    return Text("Falls back to stock code, in the workers", lines)
+    return _lines("Falls back to stock code, in the workers", lines)
+
+
+def _lines(title: str, lines: list[str]) -> Table:
+    return Table(title, (), [(line,) for line in lines])
 
 
 def remedy_for(reason: str) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import inspect
+import pkgutil
 import random
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,10 +28,12 @@ from torch_sink.errors import SinkError, add_hints
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CROP, RESIZE = 224, 256
 JITTER = (0.4, 0.4, 0.4, 0.1)
+_WHERE_MODULES_ARE = "modules are found in this folder and on PYTHONPATH"
 _ELSEWHERE_TOO = "the same error comes without torch_sink: call it in Python to look"
 _GOT_AN_IMAGE = "it got an image; a function that makes a dataset takes no parameters"
 _WHAT_IS_ALLOWED = "a transform, a function of an image, a Dataset or a DataLoader, or a function that returns one"
-_LIBRARIES = re.compile(rf"[/\\](site-packages|importlib)[/\\]|<|{re.escape(str(Path(torch_sink.__file__).parent))}")
+_FOLDERS = (sysconfig.get_path("stdlib"), str(Path(torch_sink.__file__).parent))
+_LIBRARIES = re.compile("|".join([r"[/\\]site-packages[/\\]", "<", *map(re.escape, _FOLDERS)]))
 
 
 def _train(module: Any, *augmentations: Callable[[Any], Any]) -> Any:
@@ -151,9 +153,9 @@ def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) ->
     batching = {"batch_size": batch_size, "collate_fn": Counted(default_collate, is_batch=True)}
     if isinstance(found, Dataset) or (hasattr(found, "__getitem__") and not callable(found)):
         return Pipeline(name, found, {**batching, "shuffle": not isinstance(found, IterableDataset) and len(found) > 0})
-    if not callable(found):
-        kind = type(found).__name__
-        raise ValueError(f"{name} is {'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}; name {_WHAT_IS_ALLOWED}")
+    if isinstance(found, type) or not callable(found):
+        what = "a class that needs arguments" if isinstance(found, type) else f"of type {type(found).__name__}"
+        raise ValueError(f"{name} is {what}; name {_WHAT_IS_ALLOWED}")
     if folder is None:
         raise ValueError(f"{name} is a transform, which needs images: give the folder that holds them")
     files = find_images(folder)
@@ -179,56 +181,29 @@ def find_images(folder: str | Path) -> list[Path]:
 
 def _named(name: str) -> Any:
     """What "module:attribute" stands for: the object, or what a class or function that needs no arguments gives."""
-    module_name, _, attribute = name.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # and left there, for data workers that are spawned
-    found = _attribute(_module(module_name, attribute, name), attribute, name)
-    if not isinstance(found, (type, FunctionType)):
-        return found
+    advice = _WHERE_MODULES_ARE
     try:
-        inspect.signature(found).bind()
-    except (TypeError, ValueError):
-        if isinstance(found, type):
-            raise ValueError(f"{name} is a class that needs arguments; name an object of it") from None
-        return found
-    try:
+        found = pkgutil.resolve_name(name)
+        if not isinstance(found, (type, FunctionType)) or not _needs_nothing(found):
+            return found
+        advice = _ELSEWHERE_TOO
         return found()
     except Exception as error:  # of the user's code
-        raise ValueError(_said_by(name, error)) from error
+        raise ValueError(_said_by(name, error, advice)) from error
 
 
-def _module(module_name: str, attribute: str, name: str) -> ModuleType:
+def _needs_nothing(function: Callable[..., Any]) -> bool:
+    """Whether it can be called without arguments."""
     try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise ValueError(_said_by(name, error)) from error
-        stem = module_name.removesuffix(".py").rpartition("/")[2]
-        instead = f"write {stem}:{attribute}, and " if module_name.endswith(".py") else ""
-        remedy = f"{instead}run this in the folder of {stem.partition('.')[0]}.py, or set PYTHONPATH"
-        raise ValueError(f"{name}: there is no module {error.name!r}; {remedy}") from error
-    except Exception as error:  # of the user's module
-        raise ValueError(_said_by(name, error)) from error
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
-def _attribute(module: ModuleType, path: str, name: str) -> Any:
-    found: Any = module
-    for part in path.split("."):
-        if not hasattr(found, part):
-            own = [key for key, value in vars(found).items() if key[0] != "_" and not _is_imported(value, module)]
-            close = difflib.get_close_matches(part, own, 1)
-            said = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(own)[:8]) or 'no names'}"
-            raise ValueError(f"{name}: {module.__name__} has no {part!r}; {said}")
-        found = getattr(found, part)
-    return found
-
-
-def _is_imported(value: Any, module: ModuleType) -> bool:
-    is_defined = isinstance(value, (type, FunctionType))
-    return isinstance(value, ModuleType) or (is_defined and value.__module__ != module.__name__)
-
-
-def _said_by(name: str, error: Exception, advice: str = _ELSEWHERE_TOO) -> str:
+def _said_by(name: str, error: Exception, advice: str) -> str:
     """What the user's code raised, where, and what to do."""
     add_hints(error)
     frames = traceback.extract_tb(error.__traceback__)
