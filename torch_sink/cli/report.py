@@ -90,4 +90,4 @@ def _cell(text: str) -> str:
     if not length:
         return escape(text)
     kind = "bar limit" if text.endswith(_LIMIT) else "bar"
-    return f'<div class="{kind}" style="width: {length / 4:g}em"></div>{escape(text[length:])}'
+    return f'<div class="{kind}" style="width: {0.75 * length:g}em"></div>{escape(text[length:])}'
