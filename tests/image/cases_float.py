@@ -6,7 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import ImageFilter
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as F1
@@ -115,6 +117,15 @@ FALLS_BACK: dict[str, Callable[[], Pipeline]] = {
     "v2 bytes of values that are not scaled": lambda: v2.Compose(
         [v2.ToImage(), v2.ToDtype(torch.float32), v2.ToDtype(torch.uint8)]
     ),
+    "a factor of numpy": lambda: _v1(functools.partial(F1.adjust_brightness, brightness_factor=np.float32(0.7))),
+    "a factor of torch": lambda: _v1(functools.partial(F1.adjust_saturation, saturation_factor=torch.tensor(1.6))),
+    "v2 a factor that is a whole number": lambda: _v2(functools.partial(F2.adjust_brightness, brightness_factor=2)),
+    "v1 erased by rows": lambda: _v1(functools.partial(F1.erase, i=2, j=3, h=5, w=7, v=torch.rand(1, 5, 1))),
+    "v1 erased by no bytes": lambda: v1.Compose(
+        [v1.PILToTensor(), functools.partial(F1.erase, i=2, j=3, h=5, w=7, v=torch.full((3, 1, 1), 300.7))]
+    ),
+    "a box blur": lambda: _v1(before=(lambda image: image.filter(ImageFilter.BoxBlur(2)),)),
+    "a blur of two radii": lambda: _v1(before=(lambda image: image.filter(ImageFilter.GaussianBlur((0.1, 9))),)),
     "values between bounds": lambda: _v1(v1.Resize(SIZE, BICUBIC), lambda image: image.clamp(0, 1)),
     "v1 normalized half precision behind an erased box": lambda: v1.Compose(
         [v1.PILToTensor(), v1.ConvertImageDtype(torch.float16), v1.RandomErasing(1.0), v1.Normalize(MEAN, STD)]

@@ -51,8 +51,6 @@ RECORDED: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "to half": (ALL, lambda x: x.to(torch.float16)),
     "half": (BYTES, lambda x: x.half()),
     "bfloat16": (BYTES, lambda x: x.bfloat16()),
-    "type": (ALL, lambda x: x.type(torch.float32)),
-    "an old type": (ALL, lambda x: x.type(torch.FloatTensor)),
     "in place": (BYTES, lambda x: x.float().div_(127.5).sub_(1)),
     "minus mean, by std": (FLOATS, lambda x: (x - MEAN) / STD),
     "bytes minus mean, by std": (BYTES, lambda x: (x.float() / 255 - MEAN) / STD),
@@ -74,12 +72,6 @@ RECORDED: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "flip, a list": (ALL, lambda x: torch.flip(x, [1])),
     "flip, both": (ALL, lambda x: x.flip(1, 2)),
     "flip, by name": (ALL, lambda x: torch.flip(x, dims=(-2,))),
-    "rot90": (ALL, lambda x: torch.rot90(x, 1, [1, 2])),
-    "rot90, back": (ALL, lambda x: x.rot90(1, (2, 1))),
-    "rot90, negative": (ALL, lambda x: torch.rot90(x, -1, (-2, -1))),
-    "clone": (ALL, lambda x: x.clone()),
-    "a clone that is written to": (FLOATS, lambda x: [x.clone().mul_(2), x]),
-    "detach": (ALL, lambda x: x.detach()),
     "repeat": (GRAY, lambda x: x.repeat(3, 1, 1)),
     "repeat, a list": (GRAY, lambda x: x.repeat([3, 1, 1])),
     "expand": (GRAY, lambda x: x.expand(3, -1, -1)),
@@ -109,6 +101,14 @@ IN_STOCK_CODE: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "values": (ALL, lambda x: x[x > 0.5]),
     "channels the other way": (ALL, lambda x: x.flip(0)),
     "twice the same": (ALL, lambda x: torch.flip(x, [-3])),
+    "type": (ALL, lambda x: x.type(torch.float32)),
+    "an old type": (ALL, lambda x: x.type(torch.FloatTensor)),
+    "rot90": (ALL, lambda x: torch.rot90(x, 1, [1, 2])),
+    "rot90, back": (ALL, lambda x: x.rot90(1, (2, 1))),
+    "rot90, negative": (ALL, lambda x: torch.rot90(x, -1, (-2, -1))),
+    "clone": (ALL, lambda x: x.clone()),
+    "a clone that is written to": (FLOATS, lambda x: [x.clone().mul_(2), x]),
+    "detach": (ALL, lambda x: x.detach()),
     "turned with channels": (ALL, lambda x: torch.rot90(x)),
     "repeated rows": (GRAY, lambda x: x.repeat(3, 2, 1)),
     "repeated colors": (ALL, lambda x: x.repeat(3, 1, 1)),
@@ -149,7 +149,7 @@ def test_methods(kind: str, calls: dict[str, Any], name: str) -> None:
 
 
 BATCHES = ["float() / 255", "/ 127.5 - 1", "minus mean, by std", "bytes minus mean, by std", "from 1, twice", "BGR"]
-BATCHES += ["a box of a box", "flip, both", "rot90", "from 255", "to half", "repeated floats", "expand", "three times"]
+BATCHES += ["a box of a box", "flip, both", "from 255", "to half", "repeated floats", "expand", "three times"]
 
 
 def check_batch(kind: str, name: str) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from torch_sink.image.core.ops import Op, makes_bytes, makes_floats
@@ -44,26 +41,6 @@ def permutation_of(permutation: Any, channels: int) -> tuple[int, ...] | None:
     return tuple(permutation) if all(type(index) is int and 0 <= index < channels for index in permutation) else None
 
 
-def factor_of(factor: Any) -> Any:
-    """A factor that stock code turns into a Python number itself, as that number; anything else as it is."""
-    is_scalar = isinstance(factor, torch.Tensor) and factor.ndim == 0 and not factor.requires_grad
-    if (is_scalar and type(factor) is torch.Tensor) or isinstance(factor, (np.floating, np.integer)):
-        return factor.item()
-    return factor
-
-
-def with_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose factors may be scalars of numpy or torch as well."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs and type(args[-1]) is float:
-            return function(*args)
-        return function(*map(factor_of, args), **{name: factor_of(value) for name, value in kwargs.items()})
-
-    return call
-
-
 def sides_of(padding: Any) -> Sides | None:
     """(left, top, right, bottom) of a padding argument, or None if unsupported."""
     if type(padding) is int:
@@ -92,15 +69,6 @@ def padding_fits(sides: Sides, mode: str, height: int, width: int) -> bool:
     if min(sides) < 0 or beside is None:
         return min(sides) >= 0 and mode in ("constant", "edge")
     return max(sides[0], sides[2]) <= width - beside and max(sides[1], sides[3]) <= height - beside
-
-
-def whole_sides(size: Any) -> tuple[int, int] | None:
-    """A size of a Pillow image as two positive integers, or None if unsupported."""
-    try:
-        width, height = map(operator.index, size)
-    except (TypeError, ValueError):
-        return None
-    return (width, height) if width > 0 and height > 0 else None
 
 
 def is_factor(factor: Any) -> bool:
@@ -151,17 +119,11 @@ def is_scaled_bytes(handle: Any) -> bool:
     return is_scaled and all(op.operation.moves for op in others)
 
 
-def may_overshoot(handle: Any) -> bool:
-    """True where values may leave [0, 1] by what a bicubic filter adds."""
-    return any(op.operation.overshoots(op) for op in _since_clamp(handle))
-
-
-def is_normalized(handle: Any) -> bool:
-    """True where values may lie anywhere, as after `Normalize`, and not in [0, 1] or close to it."""
-    return any(op.operation.leaves_range(op) for op in _since_clamp(handle))
-
-
-def _since_clamp(handle: Any) -> Sequence[Op]:
-    ops = _since_conversion(handle)
-    clamped = max((at for at, op in enumerate(ops) if op.operation.clamps(op)), default=-1)
-    return ops[clamped + 1 :]
+def leaves_range(handle: Any, also_by_overshoot: bool = False) -> bool:
+    """True where float32 values may lie anywhere, as after `Normalize`, or close to [0, 1] by a bicubic filter."""
+    ops = _since_conversion(handle) if handle.sink_dtype == torch.float32 else ()
+    clamped = max((at for at, op in enumerate(ops) if op.operation.clamps), default=-1)
+    return any(
+        op.operation.leaves_range(op) or (also_by_overshoot and op.operation.overshoots(op))
+        for op in ops[clamped + 1 :]
+    )

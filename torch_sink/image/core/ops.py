@@ -111,10 +111,10 @@ class Operation:
         takes_palettes: it only moves pixels, which may be the numbers of colors in a palette.
         is_value: it makes one value of each, behind a conversion to a tensor: a table of 256 values holds it.
         moves: on floats it moves pixels and writes none of its own, so that it may come before a table of values.
-        clamps: of a call: floats lie in [0, 1] behind it.
+        clamps: floats lie in [0, 1] behind it.
         leaves_range: of a call: floats may lie anywhere behind it.
         overshoots: of a call: floats may leave [0, 1] by what a bicubic filter adds.
-        keeps_info: of a call: a Pillow image keeps its `info`.
+        loses_info: of a call: a Pillow image loses its `info`.
         result: of a call: the type of tensor that it makes where it decides that, else None.
     """
 
@@ -128,10 +128,10 @@ class Operation:
     takes_palettes: bool = False
     is_value: bool = False
     moves: bool = False
-    clamps: Callable[[Op], bool] = lambda op: False
+    clamps: bool = False
     leaves_range: Callable[[Op], bool] = lambda op: False
     overshoots: Callable[[Op], bool] = lambda op: False
-    keeps_info: Callable[[Op], bool] = lambda op: False
+    loses_info: Callable[[Op], bool] = lambda op: False
     result: Callable[[Op], torch.dtype | None] = lambda op: None
 
     def __post_init__(self) -> None:

@@ -229,7 +229,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
 
 def _keeps_info(op: Op) -> bool:
     """True for calls whose result has the `info` of the image that they are called on."""
-    return op.name.startswith("pil.") and op.operation.keeps_info(op)
+    return op.name.startswith("pil.") and not op.operation.loses_info(op)
 
 
 def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | None:

@@ -220,10 +220,8 @@ def _on_handles(recorder: Recorder, keeps_type: bool) -> Recorder:
     return record
 
 
-_KEEP_TYPE = {torch.Tensor.clone, torch.Tensor.to, torch.Tensor.detach}
-
 RECORDED = _Handle.calls = {
-    function: _on_handles(recorder, function in _KEEP_TYPE)
+    function: _on_handles(recorder, function is torch.Tensor.to)
     for function, recorder in RECORDERS.items()
     if callable(function)
 }

@@ -6,45 +6,28 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from torchvision.transforms import _functional_pil as F_pil
 from torchvision.transforms.v2 import functional as F_v2
 
-from torch_sink.image.core.arguments import is_normalized, is_number, may_overshoot, permutation_of, with_numbers
+from torch_sink.image.core.arguments import is_number, leaves_range, permutation_of
 from torch_sink.image.core.atoms import FAMILIES, Formula, Kind, Lowering, by_formula, float_bits
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.ops import BLENDED, EXACT_BYTES, NUMERIC, Op, Operation, always, both
 from torch_sink.image.operations.functionals import adjusted, functional, stock_of, unchanged
-from torch_sink.image.operations.tones import look_up, stock_table
 
 # --- brightness
 
 
-@with_numbers
 def _brightness(family: str, handle: Any, brightness_factor: Any) -> Any:
+    if family == "v2" and type(brightness_factor) is int:
+        return NotImplemented  # stock code multiplies bytes by it, modulo 256
     return adjusted(f"{family}.adjust_brightness", handle, brightness_factor)
-
-
-def _lower_brightness(state: Lowering, factor: float) -> None:
-    state.add(Kind.BRIGHTNESS, factor=factor)
-
-
-def _lower_v2_brightness(state: Lowering, factor: float) -> None:
-    """A whole number stays one: stock code multiplies bytes by it, modulo 256."""
-    if state.is_uint8 and isinstance(factor, int):
-        look_up(state, stock_table("v2.adjust_brightness", factor))
-    else:
-        _lower_brightness(state, factor)
 
 
 functional(
     "adjust_brightness",
     _brightness,
-    {
-        "pil.adjust_brightness": _lower_brightness,
-        "v1.adjust_brightness": _lower_brightness,
-        "v2.adjust_brightness": _lower_v2_brightness,
-    },
+    lambda state, factor: state.add(Kind.BRIGHTNESS, factor=factor),
     lambda a: (a.factor(),),
     transforms={
         "ColorJitter": [
@@ -53,15 +36,15 @@ functional(
         ],
         "RandomPhotometricDistort": [sample(p=1.0), sample(p=0.0, label="p=0")],
     },
-    clamps=always,
+    clamps=True,
+    loses_info=always,
 )
 
 # --- contrast
 
 
-@with_numbers
 def _contrast(family: str, handle: Any, contrast_factor: Any) -> Any:
-    if handle.sink_dtype == torch.float32 and is_normalized(handle):
+    if leaves_range(handle):
         return NotImplemented  # the kernel adds gray values up as whole numbers
     return adjusted(f"{family}.adjust_contrast", handle, contrast_factor)
 
@@ -82,13 +65,13 @@ functional(
     by_formula("adjust_contrast", _lower_contrast, FAMILIES),
     lambda a: (a.factor(),),
     promise=BLENDED,
-    clamps=always,
+    clamps=True,
+    loses_info=always,
 )
 
 # --- saturation
 
 
-@with_numbers
 def _saturation(family: str, handle: Any, saturation_factor: Any) -> Any:
     made = adjusted(f"{family}.adjust_saturation", handle, saturation_factor)
     return made if made is NotImplemented or handle.sink_shape[0] == 3 else unchanged(family, handle)
@@ -106,8 +89,7 @@ functional(
     by_formula("adjust_saturation", _lower_saturation, FAMILIES),
     lambda a: (a.factor(),),
     promise=BLENDED,
-    clamps=always,
-    keeps_info=always,
+    clamps=True,
 )
 
 # --- hue
@@ -118,7 +100,7 @@ def _hue(family: str, handle: Any, hue_factor: Any) -> Any:
         return NotImplemented
     if handle.sink_shape[0] == 1:
         return NotImplemented if family == "pil" else handle
-    if handle.sink_dtype == torch.float32 and (is_normalized(handle) or may_overshoot(handle)):
+    if leaves_range(handle, also_by_overshoot=True):
         return NotImplemented  # stock code makes NaN of some values below 0
     return handle.record(Op(f"{family}.adjust_hue", (hue_factor,)))
 
@@ -140,6 +122,7 @@ functional(
     {"pil.adjust_hue": _lower_hue_of_image, **by_formula("adjust_hue", _lower_hue)},
     lambda a: (a.chance.uniform(-0.5, 0.5),),
     promise=BLENDED,
+    loses_info=always,
 )
 
 # --- gray images
@@ -210,7 +193,7 @@ Operation(
         "Grayscale": [sample(), sample(3, label="3 channels")],
         "RandomGrayscale": [sample(p=1.0)],
     },
-    keeps_info=lambda op: op.name == "pil.convert" or op.args == (1,),
+    loses_info=lambda op: op.name == "pil.to_grayscale" and op.args == (3,),
 )
 
 # --- gray images with three channels

@@ -12,7 +12,6 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import functional as F_v2
 
 from torch_sink.image.core.arguments import is_scaled_bytes
-from torch_sink.image.core.atoms import Lowering
 from torch_sink.image.core.examples import Arguments, Example, sample
 from torch_sink.image.core.ops import NUMERIC, Op, Operation, Recorder, Stock
 
@@ -73,10 +72,6 @@ Operation(
 # --- types
 
 
-def _lower_to_dtype(state: Lowering, dtype: torch.dtype, scale: bool = True) -> None:
-    """Nothing is to do: floats are rounded to their type when they are written."""
-
-
 def convert_dtype(family: str, handle: Any, dtype: torch.dtype = torch.float32) -> Any:
     return _to_type(handle, dtype, Op("v1.convert_image_dtype", (dtype,)))
 
@@ -107,7 +102,6 @@ Operation(
     "to dtype",
     stock={"v1.convert_image_dtype": F_tensor.convert_image_dtype, "v2.to_dtype": F_v2.to_dtype_image},
     record={"v1.convert_image_dtype": convert_dtype, "v2.to_dtype": to_dtype},
-    lower=_lower_to_dtype,
     is_value=True,
     examples=_type_examples,
     transforms={

@@ -181,7 +181,6 @@ Operation(
     },
     takes_palettes=True,
     moves=True,
-    keeps_info=always,
 )  # fmt: skip
 
 # --- pads
@@ -244,4 +243,5 @@ functional(
     },
     takes_palettes=True,
     leaves_range=lambda op: op.args[2] == "constant" and not fits_range(op.args[1]),
+    loses_info=always,
 )  # fmt: skip

@@ -24,32 +24,19 @@ def _erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inp
         return handle if inplace else handle.record(Op(f"{family}.erase", _NO_BOX))
     if not isinstance(v, torch.Tensor) or v.ndim != 3 or v.device.type != "cpu":
         return NotImplemented
-    if v.shape[1:] == (1, 1):
-        # What a slice leaves of a box that reaches beyond the image.
-        i, j = min(i, height), min(j, width)
-        h, w = min(h, height - i), min(w, width - j)
-    if min(i, j, h, w) < 0 or i + h > height or j + w > width:
+    is_inside = min(i, j) >= 0 and min(h, w) > 0 and i + h <= height and j + w <= width
+    if not is_inside or (inplace and not handle.changes_in_place):
         return NotImplemented
-    if inplace and not handle.changes_in_place:
-        return NotImplemented
-    if v.shape != (channels, h, w) and v.shape[1:] != (1, 1) and _broadcasts(v.shape, (channels, h, w)):
-        v = v.expand(channels, h, w)
     if v.shape == (channels, h, w) and v.numel() > channels:
         # Converted as the assignment in stock code does it; a copy, for the caller may go on to write to its own.
         pixels = TensorArgument(v.detach().to(handle.sink_dtype, copy=True))
         return record_maybe_in_place(handle, inplace, f"{family}.erase", (i, j, h, w, pixels))
-    if not h * w and v.shape in ((channels, h, w), (channels, 1, 1), (1, 1, 1)):
-        return handle if inplace else handle.record(Op(f"{family}.erase", _NO_BOX))
     if v.shape[1:] != (1, 1) or len(v) not in (1, channels):
         return NotImplemented
     values = tuple(v.flatten().tolist())
     if handle.sink_dtype == torch.uint8 and not all(0 <= value < 256 for value in values):
-        values = tuple(v.flatten().to(torch.uint8).tolist())
+        return NotImplemented
     return record_maybe_in_place(handle, inplace, f"{family}.erase", (i, j, h, w, values))
-
-
-def _broadcasts(shape: torch.Size, box: tuple[int, int, int]) -> bool:
-    return all(side in (1, of_box) for side, of_box in zip(shape, box, strict=True))
 
 
 def _lower_erase(state: Lowering, top: int, left: int, height: int, width: int, written: Any) -> None:

@@ -13,10 +13,10 @@ from PIL import ImageFilter
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2.functional import _misc as v2_misc
 
-from torch_sink.image.core.arguments import is_number, with_numbers
+from torch_sink.image.core.arguments import is_number
 from torch_sink.image.core.atoms import FAMILIES, Formula, Kind, Lowering, by_formula, float_bits
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
-from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, ROUNDED, Op, Operation, always
+from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, ROUNDED, Op, Operation
 from torch_sink.image.operations.functionals import adjusted, functional
 
 # --- torch's Gaussian blur, which torchvision also uses on Pillow images
@@ -84,26 +84,22 @@ functional(
     transforms={"GaussianBlur": [sample(3)]},
 )
 
-# --- Pillow's blurs
+# --- Pillow's blur
 
-_PILLOW_BLURS = {ImageFilter.GaussianBlur: "pil.gaussian_blur", ImageFilter.BoxBlur: "pil.box_blur"}
 _LARGEST_BLUR = 1000.0  # pixels
 _PASSES = 3  # of a box, in Pillow's Gaussian blur
 _ONE = 1 << 24
 
 
-def _lower_box_blur(state: Lowering, radii: tuple[float, float], passes: int = 1) -> None:
+def _lower_blur_of_image(state: Lowering, sigma: float) -> None:
     """BOX_BLUR: (width, height, whole radius, weight of whole pixels, of the two in part, step across, step down)."""
-    for (across, down), radius in zip(((1, 0), (0, 1)), map(np.float32, radii), strict=True):
-        whole_radius = int(radius)
-        weight = int(np.float32(_ONE) / (radius * np.float32(2) + np.float32(1)))
-        part = (_ONE - (2 * whole_radius + 1) * weight) // 2
-        for _ in range(passes if radius != 0 else 0):
+    radius = _box_radius(sigma)
+    whole_radius = int(radius)
+    weight = int(np.float32(_ONE) / (radius * np.float32(2) + np.float32(1)))
+    part = (_ONE - (2 * whole_radius + 1) * weight) // 2
+    for across, down in ((1, 0), (0, 1)):
+        for _ in range(_PASSES):
             state.add(Kind.BOX_BLUR, state.width, state.height, whole_radius, weight, part, across, down)
-
-
-def _lower_blur_of_image(state: Lowering, radii: tuple[float, float]) -> None:
-    _lower_box_blur(state, tuple(map(_box_radius, radii)), _PASSES)  # type: ignore[arg-type]
 
 
 def _box_radius(sigma: float) -> np.float32:
@@ -117,43 +113,29 @@ def _box_radius(sigma: float) -> np.float32:
 
 
 def _filter(image: Any, filter: Any) -> Any:
-    kind = filter if isinstance(filter, type) else type(filter)
-    if kind not in _PILLOW_BLURS or image.mode == "P":
+    if type(filter) is not ImageFilter.GaussianBlur or image.mode == "P" or not is_number(filter.radius):
         return NotImplemented
-    radii = _radii(filter() if isinstance(filter, type) else filter)
-    if radii is None:
-        return NotImplemented
-    return image.record(Op(_PILLOW_BLURS[kind], (radii,))) if any(radii) else image.copy()
-
-
-def _radii(blur: Any) -> tuple[float, float] | None:
-    """The radii of a blur across and down, or None if unsupported."""
-    radii = blur.radius if isinstance(blur.radius, (tuple, list)) else (blur.radius, blur.radius)
-    fits = len(radii) == 2 and all(isinstance(radius, (int, float)) and 0 <= radius < _LARGEST_BLUR for radius in radii)
-    return tuple(map(float, radii)) if fits else None  # type: ignore[return-value]
+    if filter.radius == 0:
+        return image.copy()
+    fits = 0 < filter.radius < _LARGEST_BLUR
+    return image.record(Op("pil.gaussian_blur", (float(filter.radius),))) if fits else NotImplemented
 
 
 def _filter_examples(a: Arguments) -> Iterator[Example]:
-    radii = a.chance.uniform(0.1, 3), a.chance.uniform(0.1, 3)
-    return of_method(a, "filter", {kind.__name__: (kind(radii),) for kind in _PILLOW_BLURS})
+    return of_method(a, "filter", {"GaussianBlur": (ImageFilter.GaussianBlur(a.chance.uniform(0.1, 3)),)})
 
 
 Operation(
-    "Pillow's blurs",
-    stock={
-        "pil.gaussian_blur": lambda image, radii: image.filter(ImageFilter.GaussianBlur(radii)),
-        "pil.box_blur": lambda image, radii: image.filter(ImageFilter.BoxBlur(radii)),
-    },
+    "Pillow's blur",
+    stock={"pil.gaussian_blur": lambda image, sigma: image.filter(ImageFilter.GaussianBlur(sigma))},
     record={"Image.filter": _filter},
-    lower={"pil.gaussian_blur": _lower_blur_of_image, "pil.box_blur": _lower_box_blur},
+    lower=_lower_blur_of_image,
     examples=_filter_examples,
-    keeps_info=always,
 )
 
 # --- sharpness
 
 
-@with_numbers
 def _sharpness(family: str, handle: Any, sharpness_factor: Any) -> Any:
     made = adjusted(f"{family}.adjust_sharpness", handle, sharpness_factor)
     has_inner_pixels = family == "pil" or min(handle.sink_shape[1:]) > 2
@@ -173,6 +155,5 @@ functional(
     lambda a: (a.factor(),),
     promise=EXACT_BYTES,
     transforms={"RandomAdjustSharpness": [sample(2.0, p=1.0)]},
-    clamps=always,
-    keeps_info=always,
+    clamps=True,
 )

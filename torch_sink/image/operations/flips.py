@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as F_v2
 
 from torch_sink.image.core.atoms import Kind, Lowering, color_of
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
-from torch_sink.image.core.ops import Op, Operation, always
+from torch_sink.image.core.ops import Op, Operation
 
 # --- to kernel work
 
@@ -92,7 +92,6 @@ Operation(
     record={"Image.transpose": _transpose},
     lower=_lower_transpose,
     examples=lambda a: of_method(a, "transpose", {method.name: (method,) for method in Image.Transpose}),
-    keeps_info=always,
 )
 
 

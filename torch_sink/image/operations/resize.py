@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,10 +13,9 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
-from torch_sink.image.core.arguments import whole_sides
 from torch_sink.image.core.atoms import Kind, Lowering, ResizeWeights
 from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
-from torch_sink.image.core.ops import CLOSE, EXACT, MOVED, NUMERIC, Op, Operation, Promise, always
+from torch_sink.image.core.ops import CLOSE, EXACT, MOVED, NUMERIC, Op, Operation, Promise
 from torch_sink.image.operations import resize_tables as tables
 from torch_sink.image.operations.crops import crop, remap
 
@@ -38,9 +36,10 @@ def _resize_image(
 ) -> Any:
     if resample is None:
         resample = Image.Resampling.BICUBIC
-    sides = whole_sides(size)
-    if resample not in _PILLOW_FILTERS or box is not None or reducing_gap is not None or sides is None:
+    is_plain = resample in _PILLOW_FILTERS and box is None and reducing_gap is None
+    if not is_plain or not isinstance(size, (list, tuple)) or len(size) != 2 or not _is_size(size):
         return NotImplemented
+    sides = tuple(size)
     if sides == image.size:
         return image.copy()
     return image.record(Op("pil.resize", (sides, int(filter_of(image, resample)))), size=sides)
@@ -51,19 +50,14 @@ def filter_of(image: Any, resample: int) -> int:
     return Image.Resampling.NEAREST if image.mode == "P" else resample
 
 
-# The filter that an interpolation means; `transforms.v2`, of which transforms keep the names, takes these as well.
-_FILTERS_BY_MODE: dict[Any, int] = dict(F.pil_modes_mapping)
-_FILTERS_BY_NAME = {**_FILTERS_BY_MODE, **{mode.value: each for mode, each in _FILTERS_BY_MODE.items()}}
-
-
 def _resized_crop_image(
-    filters: dict[Any, int], image: Any, top: Any, left: Any, height: Any, width: Any, size: Any,
+    image: Any, top: Any, left: Any, height: Any, width: Any, size: Any,
     interpolation: Any = Mode.BILINEAR, antialias: bool | None = True,
 ) -> Any:  # fmt: skip
     """A crop inside of the image, resized to a height and a width; stock code calls two methods of the image."""
     is_size = isinstance(size, (list, tuple)) and len(size) == 2 and _is_size(size)
     is_box = type(top) is type(left) is type(height) is type(width) is int and isinstance(image, Image.Image)
-    resample = filters.get(interpolation) if type(interpolation) in (Mode, str) else None
+    resample = F.pil_modes_mapping.get(interpolation) if type(interpolation) is Mode else None
     if not (is_size and is_box) or resample is None or antialias is False:
         return NotImplemented
     box = left, top, left + width, top + height
@@ -247,8 +241,7 @@ Operation(
     },
     record={
         "v1.resize": _resize_v1, "v2.resize": _resize_v2, "v2.resized_crop": _resized_crop,
-        "Image.resize": _resize_image, "pil.resized_crop": functools.partial(_resized_crop_image, _FILTERS_BY_MODE),
-        "pil.resized_crop_v2": functools.partial(_resized_crop_image, _FILTERS_BY_NAME),
+        "Image.resize": _resize_image, "pil.resized_crop": _resized_crop_image,
     },
     lower={"pil.resize": _lower_image, "v1.resize": _lower_floats, "v2.resize": _lower_bytes},
     promise=_promise,
@@ -265,5 +258,4 @@ Operation(
     },
     takes_palettes=True,
     overshoots=lambda op: op.args[1] == Mode.BICUBIC,
-    keeps_info=always,
 )  # fmt: skip

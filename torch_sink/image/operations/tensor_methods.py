@@ -14,19 +14,11 @@ from torch_sink.image.core.examples import Arguments, Example
 from torch_sink.image.core.ops import RECORDERS, Op, Operation
 from torch_sink.image.operations.colors import lower_to_rgb, permute_channels, spread
 from torch_sink.image.operations.conversions import to_dtype
-from torch_sink.image.operations.flips import turned
-
-_TYPES = {torch.FloatTensor: torch.float32, torch.HalfTensor: torch.float16}
 
 # --- types
 
 
 def _to(handle: Any, dtype: Any = None, non_blocking: Any = False) -> Any:
-    return _typed(handle, dtype) if isinstance(dtype, torch.dtype) else NotImplemented
-
-
-def _type(handle: Any, dtype: Any) -> Any:
-    dtype = _TYPES.get(dtype, dtype)
     return _typed(handle, dtype) if isinstance(dtype, torch.dtype) else NotImplemented
 
 
@@ -40,11 +32,9 @@ Operation(
     stock={},
     record={
         torch.Tensor.to: _to,
-        torch.Tensor.type: _type,
         torch.Tensor.float: lambda handle: _typed(handle, torch.float32),
         torch.Tensor.half: lambda handle: _typed(handle, torch.float16),
         torch.Tensor.bfloat16: lambda handle: _typed(handle, torch.bfloat16),
-        torch.Tensor.byte: lambda handle: _typed(handle, torch.uint8),
     },
 )
 
@@ -94,21 +84,13 @@ def _flip(handle: Any, dims: Any, second: Any = None) -> Any:
     return handle
 
 
-def _rotate(handle: Any, k: Any = 1, dims: Any = (0, 1)) -> Any:
-    axes = tuple(dim % 3 for dim in dims) if all(type(dim) is int and -3 <= dim < 3 for dim in dims) else ()
-    if type(k) is not int or axes not in ((1, 2), (2, 1)):
-        return NotImplemented
-    return turned(handle, (k if axes == (1, 2) else -k) % 4)
-
-
 Operation(
-    "parts and turns of tensors",
+    "parts and flips of tensors",
     stock={},
     record={
         torch.Tensor.__getitem__: _index,
         torch.Tensor.__setitem__: _assign,
         **dict.fromkeys((torch.flip, torch.Tensor.flip), _flip),
-        **dict.fromkeys((torch.rot90, torch.Tensor.rot90), _rotate),
     },
 )
 
@@ -144,24 +126,4 @@ Operation(
     examples=_spread_examples,
     record={torch.Tensor.repeat: _repeat, torch.Tensor.expand: _expand},
     lower=lower_to_rgb,
-)
-
-# --- copies
-
-
-def _clone(handle: Any) -> Any:
-    """A handle of its own; `NotImplemented` for views, whose copies have other strides."""
-    last = handle.sink_ops[-1].name.split(".")[-1] if handle.sink_ops else ""
-    is_plain = last not in ("crop", "expand", "grayscale_to_rgb", "rgb_to_grayscale", "quarter_turns")
-    return handle.record_nothing() if is_plain else NotImplemented
-
-
-def _detach(handle: Any) -> Any:
-    return handle.record_as(type(handle))
-
-
-Operation(
-    "copies of tensors",
-    stock={},
-    record={**dict.fromkeys((torch.clone, torch.Tensor.clone), _clone), torch.Tensor.detach: _detach},
 )

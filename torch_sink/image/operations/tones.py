@@ -18,7 +18,7 @@ from PIL import Image
 from torch_sink.image.core.arguments import is_factor, is_number, is_rounded_by_torch
 from torch_sink.image.core.atoms import FAMILIES, Formula, Kind, Lowering, by_formula, float_bits, three
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
-from torch_sink.image.core.ops import NUMERIC, STOCK, Op, Operation, always
+from torch_sink.image.core.ops import NUMERIC, STOCK, Op, Operation
 from torch_sink.image.operations.functionals import functional
 
 
@@ -44,7 +44,6 @@ functional(
     _autocontrast,
     by_formula("autocontrast", _lower_autocontrast, FAMILIES),
     transforms={"RandomAutocontrast": [sample(p=1.0)]},
-    keeps_info=always,
 )
 
 
@@ -62,7 +61,6 @@ functional(
     _equalize,
     _lower_equalize,
     transforms={"RandomEqualize": [sample(p=1.0)]},
-    keeps_info=always,
 )
 
 # --- thresholds
@@ -87,7 +85,6 @@ functional(
     _lower_posterize,
     lambda a: (a.chance.randint(1, 7),),
     transforms={"RandomPosterize": [sample(2, p=1.0)]},
-    keeps_info=always,
 )
 
 
@@ -118,7 +115,6 @@ functional(
     {"pil.solarize": _lower_solarize_image, "v1.solarize": _lower_solarize, "v2.solarize": _lower_solarize},
     examples=_solarize_examples,
     transforms={"RandomSolarize": [sample(128, p=1.0), sample(0.5, p=1.0, label="a threshold below 1")]},
-    keeps_info=always,
 )
 
 # --- inversion
@@ -133,7 +129,6 @@ functional(
     _invert,
     lambda state: state.add(Kind.INVERT),
     transforms={"RandomInvert": [sample(p=1.0)]},
-    keeps_info=always,
 )
 
 # --- tables
@@ -154,7 +149,6 @@ functional(
     _gamma,
     {f"{family}.adjust_gamma": functools.partial(_lower_gamma, family) for family in FAMILIES},
     lambda a: (a.chance.uniform(0.3, 2.5), a.chance.uniform(0.5, 1.5)),
-    keeps_info=always,
 )
 
 
@@ -209,5 +203,4 @@ Operation(
     record={"Image.point": _point},
     lower=_lower_point,
     examples=_tables,
-    keeps_info=always,
 )

@@ -11,7 +11,7 @@ from PIL import Image
 
 from torch_sink.image.core.atoms import Kind, Lowering, color_of
 from torch_sink.image.core.examples import Arguments, Example, of_method
-from torch_sink.image.core.ops import Op, Operation, always
+from torch_sink.image.core.ops import Op, Operation
 from torch_sink.image.operations.crops import remap, shift
 from torch_sink.image.operations.flips import add_affine
 from torch_sink.image.operations.resize import filter_of
@@ -109,5 +109,4 @@ Operation(
     record={"Image.transform": _transform},
     lower=_lower,
     examples=_examples,
-    keeps_info=always,
 )
