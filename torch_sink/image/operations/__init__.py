@@ -7,14 +7,11 @@ call it; CONTRIBUTING.md adds one step by step.
 from torch_sink.image.core.ops import OPERATIONS, RECORDERS, TAKE_PALETTES, operations
 from torch_sink.image.operations import (  # noqa: F401  they fill the registries
     colors,
-    conversions,
     crops,
-    erase,
     filters,
     flips,
     mixes,
     resize,
-    tensor_methods,
     tones,
     transform,
     values,

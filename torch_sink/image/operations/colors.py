@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from torchvision.transforms import _functional_pil as F_pil
 from torchvision.transforms.v2 import functional as F_v2
 
@@ -162,7 +163,7 @@ def _lower_gray(state: Lowering, channels: int, formula: Formula = Formula.PILLO
 
 def _lower_convert(state: Lowering, mode: str) -> None:
     if mode == "RGB":
-        lower_to_rgb(state)
+        _lower_to_rgb(state)
     else:
         _lower_gray(state, 1)
 
@@ -200,10 +201,10 @@ Operation(
 
 
 def _to_rgb(family: str, handle: Any) -> Any:
-    return handle if handle.sink_shape[0] == 3 else spread(handle, "v2.grayscale_to_rgb")
+    return handle if handle.sink_shape[0] == 3 else _spread(handle, "v2.grayscale_to_rgb")
 
 
-def spread(handle: Any, name: str) -> Any:
+def _spread(handle: Any, name: str) -> Any:
     """Records a call that makes three equal channels of one."""
     channels, height, width = handle.sink_shape
     if channels != 1 or handle.sink_dtype not in NUMERIC:
@@ -211,7 +212,7 @@ def spread(handle: Any, name: str) -> Any:
     return handle.record(Op(name), shape=(3, height, width), is_view=name == "expand")
 
 
-def lower_to_rgb(state: Lowering) -> None:
+def _lower_to_rgb(state: Lowering) -> None:
     state.channels = 3
 
 
@@ -226,9 +227,41 @@ Operation(
     "gray to RGB",
     stock=stock_of("grayscale_to_rgb"),
     record={"v2.grayscale_to_rgb": _to_rgb},
-    lower=lower_to_rgb,
+    lower=_lower_to_rgb,
     examples=_rgb_examples,
     transforms={"RGB": [sample()]},
+)
+
+
+def _repeat(handle: Any, channels: Any, down: Any = None, across: Any = None) -> Any:
+    sizes = tuple(channels) if isinstance(channels, (list, tuple)) else (channels, down, across)
+    return _spread(handle, "repeat") if sizes == (3, 1, 1) else NotImplemented
+
+
+def _expand(handle: Any, channels: Any, height: Any = None, width: Any = None) -> Any:
+    sizes = tuple(channels) if isinstance(channels, (list, tuple)) else (channels, height, width)
+    kept = zip(sizes[1:], handle.sink_shape[1:], strict=False)
+    fits = len(sizes) == 3 and sizes[0] == 3 and all(size in (-1, side) for size, side in kept)
+    return _spread(handle, "expand") if fits else NotImplemented
+
+
+def _spread_examples(a: Arguments) -> Iterator[Example]:
+    if a.is_pillow:
+        return
+    yield Example(
+        "repeat", label="gray images", run=lambda image: a.functional.rgb_to_grayscale(image, 1).repeat(3, 1, 1)
+    )
+    yield Example(
+        "expand", label="gray images", run=lambda image: a.functional.rgb_to_grayscale(image, 1).expand(3, -1, -1)
+    )
+
+
+Operation(
+    "three equal channels",
+    stock={"repeat": lambda image: image.repeat(3, 1, 1), "expand": lambda image: image.expand(3, -1, -1)},
+    examples=_spread_examples,
+    record={torch.Tensor.repeat: _repeat, torch.Tensor.expand: _expand},
+    lower=_lower_to_rgb,
 )
 
 # --- the order of channels

@@ -19,7 +19,8 @@ from torch_sink.image.core.arguments import Sides, fits_range, is_number, paddin
 from torch_sink.image.core.arguments import color_of as pillow_color_of
 from torch_sink.image.core.atoms import FIRST_OUTPUT, Kind, Lowering
 from torch_sink.image.core.examples import Arguments, Example, Sample, sample
-from torch_sink.image.core.ops import Op, Operation, always, both
+from torch_sink.image.core.ops import RECORDERS, Op, Operation, always, both
+from torch_sink.image.operations.colors import permute_channels
 from torch_sink.image.operations.flips import flip, flip_vertically
 from torch_sink.image.operations.functionals import functional
 
@@ -182,6 +183,46 @@ Operation(
     takes_palettes=True,
     moves=True,
 )  # fmt: skip
+
+# --- parts of tensors
+
+
+def _index(handle: Any, index: Any) -> Any:
+    """All channels in another order, or a box of all channels."""
+    parts = index if type(index) is tuple else (index,)
+    if type(parts[0]) is list and all(part in (Ellipsis, slice(None)) for part in parts[1:]) and len(parts) <= 3:
+        return permute_channels("v2", handle, parts[0])
+    box = _box(handle, parts)
+    return NotImplemented if box is None else RECORDERS["v1.crop"](handle, *box)
+
+
+def _assign(handle: Any, index: Any, value: Any) -> Any:
+    """`image[:, top:bottom, left:right] = values`, as other libraries erase a box."""
+    box = _box(handle, index) if type(index) is tuple and type(value) is torch.Tensor else None
+    return NotImplemented if box is None else RECORDERS["v1.erase"](handle, *box, value, inplace=True)
+
+
+def _box(handle: Any, parts: tuple[Any, ...]) -> tuple[int, int, int, int] | None:
+    """The box (top, left, height, width) of all channels that an index means; None where it means something else."""
+    places = [at for at, part in enumerate(parts) if part is Ellipsis]
+    at = places[0] if places else len(parts)
+    before, behind = parts[:at], parts[at + 1 :]
+    missing = 3 - len(before) - len(behind)
+    slices = [*before, *[slice(None)] * missing, *behind]
+    is_plain = len(places) < 2 and missing >= 0
+    if not is_plain or not all(type(part) is slice and part.step in (None, 1) for part in slices):
+        return None
+    ends = [part.indices(side) for part, side in zip(slices, handle.sink_shape, strict=True)]
+    (first, last, _), (top, bottom, _), (left, right, _) = ends
+    is_box = (first, last) == (0, handle.sink_shape[0]) and bottom > top and right > left
+    return (top, left, bottom - top, right - left) if is_box else None
+
+
+Operation(
+    "parts of tensors",
+    stock={},
+    record={torch.Tensor.__getitem__: _index, torch.Tensor.__setitem__: _assign},
+)
 
 # --- pads
 

@@ -73,6 +73,21 @@ for _word, _letter, _record in (("horizontal", "h", flip), ("vertical", "v", fli
         moves=True,
     )
 
+
+def _flip(handle: Any, dims: Any, second: Any = None) -> Any:
+    """A flip of channels alone would have other strides than a choice of channels has."""
+    given = (dims,) if type(dims) is int else tuple(dims) if isinstance(dims, (list, tuple)) else ()
+    given += () if second is None else (second,)
+    axes = {dim % 3 for dim in given if type(dim) is int and -3 <= dim < 3}
+    if len(axes) != len(given) or not axes or 0 in axes:
+        return NotImplemented
+    for axis, name in ((1, "v1.vflip"), (2, "v1.hflip")):
+        handle = handle.record(Op(name)) if axis in axes else handle
+    return handle
+
+
+Operation("flip of tensors", stock={}, record=dict.fromkeys((torch.flip, torch.Tensor.flip), _flip))
+
 # --- turns
 
 _METHODS = frozenset(Image.Transpose)

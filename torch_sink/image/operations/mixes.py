@@ -1,7 +1,8 @@
-"""AugMix, MixUp and CutMix."""
+"""Erased boxes, with one value a channel or one a pixel; and mixed images: AugMix, MixUp and CutMix."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -9,9 +10,89 @@ from typing import Any
 import torch
 from torchvision.transforms import v2
 
-from torch_sink.image.core.atoms import Lowering
+from torch_sink.image.core.arguments import fits_range
+from torch_sink.image.core.atoms import Kind, Lowering, three
 from torch_sink.image.core.examples import MANY_DRAWS, Arguments, Example, sample
-from torch_sink.image.core.ops import LOWER, Op, Operation, Promise, replay
+from torch_sink.image.core.ops import (
+    LOWER,
+    Op,
+    Operation,
+    Promise,
+    Stock,
+    TensorArgument,
+    record_maybe_in_place,
+    replay,
+)
+from torch_sink.image.operations.functionals import functional, stock_of
+
+# --- erased boxes
+
+_NO_BOX = 0, 0, 0, 0, (0.0,)
+
+
+def _erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inplace: bool = False) -> Any:
+    channels, height, width = handle.sink_shape
+    if v is handle:
+        # What `RandomErasing` asks for where it finds no box: nothing is erased.
+        return handle if inplace else handle.record(Op(f"{family}.erase", _NO_BOX))
+    if not isinstance(v, torch.Tensor) or v.ndim != 3 or v.device.type != "cpu":
+        return NotImplemented
+    is_inside = min(i, j) >= 0 and min(h, w) > 0 and i + h <= height and j + w <= width
+    if not is_inside or (inplace and not handle.changes_in_place):
+        return NotImplemented
+    if v.shape == (channels, h, w) and v.numel() > channels:
+        # Converted as the assignment in stock code does it; a copy, for the caller may go on to write to its own.
+        pixels = TensorArgument(v.detach().to(handle.sink_dtype, copy=True))
+        return record_maybe_in_place(handle, inplace, f"{family}.erase", (i, j, h, w, pixels))
+    if v.shape[1:] != (1, 1) or len(v) not in (1, channels):
+        return NotImplemented
+    values = tuple(v.flatten().tolist())
+    if handle.sink_dtype == torch.uint8 and not all(0 <= value < 256 for value in values):
+        return NotImplemented
+    return record_maybe_in_place(handle, inplace, f"{family}.erase", (i, j, h, w, values))
+
+
+def _lower_erase(state: Lowering, top: int, left: int, height: int, width: int, written: Any) -> None:
+    """ERASE: (left, top, right, bottom), and a fill.
+    PASTE: (left, top, right, bottom, -, pixels of the box), and its pixels, three planes of float32.
+    """
+    box = left, top, left + width, top + height
+    if isinstance(written, TensorArgument):
+        planes = written.tensor.float().expand(3, -1, -1).contiguous()  # one channel stands for all
+        state.add(Kind.PASTE, *box, 0, height * width, tables=(planes.view(torch.int32).numpy(),))
+    else:
+        state.add(Kind.ERASE, *box, fill=three(tuple(map(int, written)) if state.is_uint8 else written))
+
+
+def _stock(function: Stock, image: Any, i: int, j: int, h: int, w: int, written: Any) -> Any:
+    if isinstance(written, TensorArgument):
+        return function(image, i, j, h, w, written.tensor)
+    return function(image, i, j, h, w, torch.tensor(written, dtype=torch.float32, device="cpu").view(-1, 1, 1))
+
+
+def _leaves_range(op: Op) -> bool:
+    written = op.args[4]
+    return not fits_range(written.tensor.flatten().tolist() if isinstance(written, TensorArgument) else written)
+
+
+def _erase_examples(a: Arguments) -> Iterator[Example]:
+    (top, left), (height, width) = a.corner(), a.smaller
+    color = torch.tensor(a.fill()).to(torch.uint8 if a.scale == 1 else torch.float32).reshape(-1, 1, 1)
+    yield Example("erase", (top, left, height, width, color))
+    yield Example("erase", (top, left, height, width, a.noise(height, width)), label="random values")
+
+
+functional(
+    "erase",
+    _erase,
+    _lower_erase,
+    stock={place: functools.partial(_stock, function) for place, function in stock_of("erase").items()},
+    examples=_erase_examples,
+    transforms={"RandomErasing": [sample(p=1.0), sample(p=1.0, value="random", label='value="random"')]},
+    leaves_range=_leaves_range,
+)
+
+# --- AugMix
 
 
 def _augmix(image: torch.Tensor, terms: tuple[tuple[float, tuple[Op, ...]], ...], dtype: torch.dtype) -> torch.Tensor:
@@ -34,7 +115,7 @@ def _lower_augmix(state: Lowering, terms: tuple[tuple[float, tuple[Op, ...]], ..
     state.add_mix(terms[0][0], branches)
 
 
-def _examples(a: Arguments) -> Iterator[Example]:
+def _augmix_examples(a: Arguments) -> Iterator[Example]:
     augmix, seed = a.transforms.AugMix(10, fill=a.fill()), a.chance.randrange(1 << 30)
     if a.scale == 1 or a.transforms is v2:  # on floats v1 refuses some of what it draws
         yield Example("augmix", run=lambda image: _seeded(augmix, image, seed))
@@ -53,7 +134,7 @@ Operation(
     lower=_lower_augmix,
     # It may put a threshold behind a warp.
     promise=Promise(math.inf, 0.99, is_rounded=True),
-    examples=_examples,
+    examples=_augmix_examples,
     transforms={"AugMix": [sample(draws=MANY_DRAWS)]},
 )
 

@@ -1,4 +1,4 @@
-"""Normalization, and arithmetic with constants.
+"""Conversions of images and types; normalization, and arithmetic with constants.
 
 A sum, a difference or a quotient is a normalization with one step left out, (x - mean) / std, which gives stock code's
 very bits. A product is a call of its own: stock code's bits while a table of 256 values stands for the floats, and
@@ -12,21 +12,149 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
+from torchvision.transforms import _functional_tensor as F_tensor
+from torchvision.transforms import functional as F
+from torchvision.transforms.v2 import functional as F_v2
 
-from torch_sink.image.core.arguments import has_minus_zero, is_number, is_tabled
+from torch_sink.image.core.arguments import has_minus_zero, is_number, is_scaled_bytes, is_tabled
 from torch_sink.image.core.atoms import Kind, Lowering, float_bits, three
 from torch_sink.image.core.examples import STATISTICS, Arguments, Example, sample
-from torch_sink.image.core.ops import EXACT_BYTES, Op, Operation, Recorder, always, both, record_maybe_in_place
-from torch_sink.image.operations.conversions import convert_dtype, to_dtype
+from torch_sink.image.core.ops import (
+    EXACT_BYTES,
+    NUMERIC,
+    Op,
+    Operation,
+    Recorder,
+    Stock,
+    always,
+    both,
+    record_maybe_in_place,
+)
 from torch_sink.image.operations.functionals import stock_of
+
+# --- from images to tensors and back
+
+
+def _to_tensor(image: Any) -> Any:
+    return _converted(image, "to_tensor", torch.get_default_dtype())
+
+
+def _pil_to_tensor(image: Any) -> Any:
+    return _converted(image, "pil_to_tensor", torch.uint8)
+
+
+def _to_image(image: Any) -> Any:
+    if isinstance(image, torch.Tensor):
+        return image.as_tv_image()  # type: ignore[attr-defined]
+    return _converted(image, "to_image", torch.uint8, as_tv_image=True)
+
+
+def _converted(image: Any, name: str, dtype: torch.dtype, as_tv_image: bool = False) -> Any:
+    if not isinstance(image, Image.Image) or dtype not in (torch.uint8, torch.float32):
+        return NotImplemented
+    return image.as_tensor(Op(name), dtype, as_tv_image=as_tv_image)  # type: ignore[attr-defined]
+
+
+def _to_pil_image(handle: Any, mode: str | None = None) -> Any:
+    image = NotImplemented if isinstance(handle, Image.Image) else handle.as_image()
+    return image if image is not NotImplemented and mode in (None, image.mode) else NotImplemented
+
+
+def _conversion(name: str, stock: Stock, record: Recorder, *transforms: str, **fields: Any) -> None:
+    """The record of a conversion of Pillow images."""
+    Operation(
+        name,
+        stock={name: stock},
+        record={f"functional.{name}": record},
+        is_value=True,
+        examples=lambda a: iter([Example(name)] if a.is_pillow else []),
+        transforms={transform: [sample()] for transform in transforms},
+        takes_palettes=True,
+        **fields,
+    )
+
+
+_conversion("to_tensor", F.to_tensor, _to_tensor, "ToTensor", result=lambda op: torch.float32)
+_conversion("pil_to_tensor", F.pil_to_tensor, _pil_to_tensor, "PILToTensor", "ToPureTensor")
+_conversion("to_image", F_v2.to_image, _to_image, "ToImage")
+Operation(
+    "to Pillow image",
+    stock={"to_pil_image": F.to_pil_image},
+    record={"functional.to_pil_image": _to_pil_image},
+    examples=lambda a: iter([] if a.is_pillow else [Example("to_pil_image")]),
+    transforms={"ToPILImage": [sample()]},
+    result=lambda op: torch.uint8,
+)
+
+# --- types
+
+
+def _convert_dtype(family: str, handle: Any, dtype: torch.dtype = torch.float32) -> Any:
+    return _to_type(handle, dtype, Op("v1.convert_image_dtype", (dtype,)))
+
+
+def _to_dtype(family: str, handle: Any, dtype: torch.dtype = torch.float32, scale: bool = False) -> Any:
+    return _to_type(handle, dtype, Op("v2.to_dtype", (dtype, scale)))
+
+
+def _to_type(handle: Any, dtype: torch.dtype, op: Op) -> Any:
+    if handle.sink_dtype == dtype:
+        return handle
+    makes_floats = handle.sink_dtype in NUMERIC and dtype in (torch.float32, torch.float16, torch.bfloat16)
+    makes_bytes = dtype == torch.uint8 and not op.operation.leaves_range(op) and is_scaled_bytes(handle)
+    return handle.record(op, dtype=dtype) if makes_floats or makes_bytes else NotImplemented
+
+
+def _to(handle: Any, dtype: Any = None, non_blocking: Any = False) -> Any:
+    return _typed(handle, dtype) if isinstance(dtype, torch.dtype) else NotImplemented
+
+
+def _typed(handle: Any, dtype: torch.dtype) -> Any:
+    # What v2 makes of floats in half precision, or of bytes that it does not scale, is the type alone as well.
+    return _to_dtype("v2", handle, dtype)
+
+
+def _type_examples(a: Arguments) -> Iterator[Example]:
+    for dtype in (torch.float32, torch.float16, torch.uint8, torch.float64):
+        label = "" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
+        yield Example("to_dtype", (dtype,), {"scale": True}, label)
+        yield Example("to_dtype", (dtype,), {}, f"{label or 'float32'}, unscaled")
+        yield Example("convert_image_dtype", (dtype,), label=label)
+
+
+_TYPE_SAMPLES = [sample(dtype, label=str(dtype).removeprefix("torch.")) for dtype in (torch.float16, torch.float64)]
+
+Operation(
+    "to dtype",
+    stock={"v1.convert_image_dtype": F_tensor.convert_image_dtype, "v2.to_dtype": F_v2.to_dtype_image},
+    record={
+        "v1.convert_image_dtype": _convert_dtype,
+        "v2.to_dtype": _to_dtype,
+        torch.Tensor.to: _to,
+        torch.Tensor.float: lambda handle: _typed(handle, torch.float32),
+        torch.Tensor.half: lambda handle: _typed(handle, torch.float16),
+        torch.Tensor.bfloat16: lambda handle: _typed(handle, torch.bfloat16),
+    },
+    is_value=True,
+    examples=_type_examples,
+    transforms={
+        "ConvertImageDtype": [sample(torch.float32), *_TYPE_SAMPLES],
+        "ToDtype": [
+            sample(torch.float32, scale=True), sample(torch.float32, label="scale=False"), *_TYPE_SAMPLES,
+        ],
+    },
+    leaves_range=lambda op: op.name == "v2.to_dtype" and not op.args[1],
+    result=lambda op: op.args[0],
+)  # fmt: skip
+
+# --- normalization
 
 
 def _lower_normalize(state: Lowering, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     """NORMALIZE: (three means, three standard deviations), by their bits."""
     state.add(Kind.NORMALIZE, *float_bits(*three(mean), *three(std)))
 
-
-# --- normalization
 
 # Less may be zero in the image's dtype, which stock code refuses.
 _SMALLEST_STD = 1e-6
@@ -98,7 +226,7 @@ def _added(image: Any, constant: Any, in_place: bool) -> Any:
 
 def _divided(image: Any, std: Any, in_place: bool) -> Any:
     if is_number(std) and std == 255 and not in_place and _is_bytes(image):
-        return convert_dtype("v1", image)
+        return _convert_dtype("v1", image)
     image = _as_floats(image, is_number(std) and not in_place)
     stds = _constants(image, std, in_place)
     if stds is None or min(map(abs, stds)) < _SMALLEST:
@@ -129,7 +257,7 @@ def _is_bytes(image: Any) -> bool:
 
 def _as_floats(image: Any, becomes_floats: bool) -> Any:
     """Bytes as the floats that arithmetic with a float, and every quotient, makes of them first."""
-    return to_dtype("v2", image) if becomes_floats and _is_bytes(image) else image
+    return _to_dtype("v2", image) if becomes_floats and _is_bytes(image) else image
 
 
 def _constants(image: Any, constant: Any, in_place: bool) -> tuple[float, ...] | None:
