@@ -53,7 +53,7 @@ FLOAT: dict[str, Callable[[], Pipeline]] = {
                     v2.Grayscale(3), v2.Lambda(lambda x: x * -0.25), before=(v2.Resize(SIZE),)),
     "products of resized values": lambda: _v1(v1.Resize(SIZE), v1.Lambda(lambda x: x * 255), v1.Normalize((120.0,), (60.0,)),
                     v1.RandomErasing(1.0, value=0.7), v1.Lambda(lambda x: 0.3 * x)),
-    "products in place": lambda: _v2(v2.Resize(SIZE), v2.Lambda(scaled_in_place), v2.RandomHorizontalFlip(1.0)),
+    "products in place": lambda: _v1(v1.Resize(SIZE), v1.Lambda(scaled_in_place), v1.RandomHorizontalFlip(1.0)),
     "v2 train": lambda: _v2(v2.RandomResizedCrop(24), v2.RandomHorizontalFlip(), v2.Normalize(MEAN, STD)),
     "v2 resize": lambda: _v2(v2.Resize((12, 40)), v2.CenterCrop(14)),
     "v2 bicubic": lambda: _v2(v2.Resize(SIZE, InterpolationMode.BICUBIC), v2.RandomCrop(16, pad_if_needed=True)),

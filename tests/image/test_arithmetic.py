@@ -89,7 +89,8 @@ def test_constants(name: str, to_float: str) -> None:
     expected, _ = outcome(call, to_float)
     with torch_sink.image_backend("device", device="cpu"):
         actual, recorded = outcome(call, to_float)
-        assert recorded == (name in RECORDED)
+        # The pure tensor that a call in place on an image of `tv_tensors` gives is a view of it.
+        assert recorded == (name in RECORDED and (name != "in place" or to_float == "v1"))
         assert bool(torch_sink.fallback_report()) != recorded
     assert_same_bits(actual, expected)
 
@@ -132,7 +133,7 @@ def test_a_change_in_place_is_one_of_every_view(view: str, in_place: Callable[[A
     expected = views(photo())
     with torch_sink.image_backend("device", device="cpu"):
         results = views(photo())
-        assert bool(torch_sink.fallback_report()) == (view == "a crop")
+        assert torch_sink.fallback_report()
         for actual, stock in zip(results, expected, strict=True):
             assert_same_bits(actual.materialize() if isinstance(actual, HANDLES) else actual, stock)
 
