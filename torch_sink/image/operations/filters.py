@@ -113,12 +113,10 @@ def _box_radius(sigma: float) -> np.float32:
 
 
 def _filter(image: Any, filter: Any) -> Any:
-    if type(filter) is not ImageFilter.GaussianBlur or image.mode == "P" or not is_number(filter.radius):
+    radius: Any = filter.radius if type(filter) is ImageFilter.GaussianBlur and image.mode != "P" else None
+    if not is_number(radius) or not 0 <= radius < _LARGEST_BLUR:
         return NotImplemented
-    if filter.radius == 0:
-        return image.copy()
-    fits = 0 < filter.radius < _LARGEST_BLUR
-    return image.record(Op("pil.gaussian_blur", (float(filter.radius),))) if fits else NotImplemented
+    return image.record(Op("pil.gaussian_blur", (float(radius),))) if radius else image.copy()
 
 
 def _filter_examples(a: Arguments) -> Iterator[Example]:
