@@ -159,7 +159,7 @@ def test_the_command_explains_a_users_transform(folder: Path) -> None:
     assert "nothing: all that was asked for is recorded" in printed
     assert f"Launches of a batch: {launches_of(batch).total()} (" in printed
     mean = encoded_bytes(folder) / FILES
-    decoded = sum(3 * np.prod(box[2:]) for box in batch.recorded.plan().boxes.tolist()) / FILES
+    decoded = sum(3 * np.prod(box[2:]) for box in batch.recorded.planned.boxes.tolist()) / FILES
     worker, kernels = printed_row(printed, "worker"), printed_row(printed, "kernels")
     assert worker[2:4] == [f"{mean:,.0f}", f"{batch.recorded.packed.blob.nbytes / FILES:,.0f}"]
     assert worker[5] == "measured"
@@ -183,7 +183,7 @@ def test_launches_are_those_that_a_batch_makes(name: str, folder: Path, monkeypa
     monkeypatch.setattr(Launcher, "prepared", lambda launcher, *_, **__: lambda *_: launched.update([launcher.name]))
     with torch_sink.image_backend("device", device="meta"):
         for batch in found.batches:
-            packed, boxes = batch.recorded.packed, batch.recorded.plan().boxes
+            packed, boxes = batch.recorded.packed, batch.recorded.planned.boxes
             make_on_device(batch.recorded, Wanted(META))
             block = torch.empty(packed.blob.shape, dtype=torch.uint8, device=META)
             launch_jpegs(plan_jpegs(packed.jpegs, boxes[packed.jpegs.sources]), block)

@@ -271,7 +271,7 @@ def measure(folder: Path, pipeline: str, size: int, rounds: int, block: str) -> 
                 on_device.make_on_device(batch.recorded, Wanted(META))
                 clock.enter(REST)
                 taken = time.thread_time() - started
-            files = 0 if block == "pinned" else batch.recorded.plan().jpegs.size
+            files = 0 if block == "pinned" else batch.recorded.planned.jpegs.size
             copied = {"files": files / size, "tables": (memory.bytes_taken - files) / size}
             del batch, blob
             if number >= WARM_UP:

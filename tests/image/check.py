@@ -16,9 +16,8 @@ from torch.utils.data import default_collate
 
 import torch_sink
 from torch_sink.image.core.ops import BLENDED, Op, makes_floats
+from torch_sink.image.execute import collate
 from torch_sink.image.execute.batch import LazyBatch
-from torch_sink.image.execute.packed import Packing
-from torch_sink.image.execute.recorded import Recorded
 from torch_sink.image.handles.tensor import HANDLES
 
 # In a process with this variable, batches run through the Triton kernels; in any other one through the CPU path.
@@ -159,9 +158,7 @@ def run(pipeline: Pipeline, openers: Sequence[Opener], seed: int) -> tuple[list[
 
 def lazy_batch(handles: Sequence[Any]) -> LazyBatch:
     """The batch of some handles, unexecuted also where `default_collate` would execute it."""
-    packed = Packing([handle.sink_source for handle in handles], [handle.sink_ops for handle in handles]).write()
-    shape = (len(handles), *handles[0].shape)
-    return LazyBatch(Recorded(packed, shape, handles[0].dtype, device_in_use(), INTERPRETED))
+    return collate.lazy_batch(handles, device_in_use(), INTERPRETED)
 
 
 def check_pipeline(

@@ -18,7 +18,7 @@ from torchvision.datasets.folder import default_loader
 
 import torch_sink
 from image.cases import encoded
-from image.check import INTERPRETED, assert_same_bits, device_in_use, lazy_batch
+from image.check import assert_same_bits, device_in_use, lazy_batch
 from image.worker_data import train_transform
 from torch_sink.image.execute.batch import LazyBatch
 
@@ -218,14 +218,6 @@ def test_damaged_images_are_skipped_or_replaced(handles: list[Any], tmp_path: Pa
     assert shown == rows
     good = good_images(tmp_path)
     assert_same_bits(made.cpu(), torch.stack([good[row] for row in rows]))
-
-
-def test_only_what_a_device_makes_is_planned(handles: list[Any], tmp_path: Path) -> None:
-    with torch_sink.image_backend("device", device="meta"):
-        assert default_collate(handles).recorded.planned is not None
-    with torch_sink.image_backend("device", device="cpu"):
-        waiting = default_collate([TRANSFORM(default_loader(str(path))) for path in some_files(tmp_path)])
-        assert (waiting.recorded.planned is None) == (not INTERPRETED)
 
 
 def test_damaged_images_in_a_given_tensor(handles: list[Any], tmp_path: Path) -> None:

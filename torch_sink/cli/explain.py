@@ -160,7 +160,7 @@ def _stages(
         return Stage(name, place, bytes_in / images, bytes_out / images, seconds / images)
 
     gpu, host = DEVICES[device], costs()["host"]
-    plans = [plan for batch in batches if (plan := batch.recorded.plan().plan) is not None]
+    plans = [plan for batch in batches if (plan := batch.recorded.planned.plan) is not None]
     moved = packed + sum(plan.operations.nbytes + plan.tables.nbytes + 8 * plan.jobs.size for plan in plans)
     at_host = (host["image"] * images + host["launch"] * sum(launches_of(batch).total() for batch in batches)) / 1e6
     by_pillow, seconds_decoding, others = sum(map(_seconds_of_pillow, batches)), 0.0, 0.0

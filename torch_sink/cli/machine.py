@@ -144,10 +144,10 @@ def features_of_batch(batch: LazyBatch) -> list[Counter[str]]:
     A head that reads several pixels has a cost of its own and one for each of these, its taps.
     """
     recorded = batch.recorded
-    jpegs, boxes = recorded.packed.jpegs, recorded.plan().boxes
+    jpegs, boxes = recorded.packed.jpegs, recorded.planned.boxes
     pixels = boxes[jpegs.sources, 2:].astype(np.int64).prod(axis=1).sum()
     found = [Counter({"encoded byte": int(jpegs.segments[:, 1].sum()), "decoded pixel": int(pixels)})]
-    plan = recorded.plan().plan
+    plan = recorded.planned.plan
     return found if plan is None else [*found, *_features_of_plan(plan)]
 
 

@@ -35,7 +35,7 @@ class _Images:
     def packed(self) -> LazyBatch:
         """All images as one batch [images, C, H, W]."""
         if self.batch is None:
-            self.batch = lazy_batch(self.handles, self._destination, self._interpreted, is_planned=True)
+            self.batch = lazy_batch(self.handles, self._destination, self._interpreted)
         return self.batch
 
     def real(self) -> torch.Tensor:

@@ -102,7 +102,7 @@ def test_stages_share_memory_with_the_pixels_or_have_their_own(
         batch.__torch_sink_execute__(device_in_use(), memory_format=layout)
     (run,), (decoder,) = runs.call_args_list, decoders.call_args_list
     order, _, workspace, *_ = run.args
-    pixels_bytes = batch.recorded.plan().jpegs.batches[0].sizes.pixels_bytes
+    pixels_bytes = batch.recorded.planned.jpegs.batches[0].sizes.pixels_bytes
     room = decoder.kwargs["spare_bytes"]
     assert order.workspace_bytes > 0
     if others:

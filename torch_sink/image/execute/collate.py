@@ -54,23 +54,17 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
         except DecodeError:
             # Whoever uses the batch decides what becomes of a damaged image.
             pass
-    if active is None or at_once:
-        return lazy_batch(items, "cpu" if active is None else active.device)
-    return lazy_batch(items, active.device, active.interpreted, is_planned=True)
+    return lazy_batch(items, "cpu") if active is None else lazy_batch(items, active.device, active.interpreted)
 
 
-def lazy_batch(
-    items: Sequence[Any], destination: str, interpreted: bool = False, *, is_planned: bool = False
-) -> LazyBatch:
+def lazy_batch(items: Sequence[Any], destination: str, interpreted: bool = False) -> LazyBatch:
     """The batch of handles of one shape and dtype; the other arguments are those of `Recorded`."""
     sources, calls = [item.sink_source for item in items], [item.sink_ops for item in items]
     shape, dtype = (len(items), *items[0].sink_shape), items[0].sink_dtype
-    packing, planned, order = Packing(sources, calls), None, None
-    if is_planned:
-        planned = plan_batch(sources, calls, packing.entry_of_image.tolist(), packing.jpegs)
-        order = order_of(planned, packing.entry_of_image, shape, packing.add_array, layout.wanted)
-    packed = packing.write(planned)
-    return LazyBatch(Recorded(packed, shape, dtype, destination, interpreted, (), order))
+    packing = Packing(sources, calls)
+    planned = plan_batch(sources, calls, packing.entry_of_image.tolist(), packing.jpegs)
+    order = order_of(planned, packing.entry_of_image, shape, packing.add_array, layout.wanted)
+    return LazyBatch(Recorded(packing.write(planned), shape, dtype, order, destination, interpreted))
 
 
 def _packable(item: Any, at_once: bool) -> Any:

@@ -86,8 +86,6 @@ class Decoding:
     Args:
         packed: its sources; those that nobody reads are left out.
         order: how the JPEG files are decoded.
-        host: uint8 [bytes], which its arrays lie in.
-        plan: gives the plan of the batch; asked only where the order does not say enough.
         device: where the pixels are wanted.
 
     Attributes:
@@ -96,13 +94,11 @@ class Decoding:
             None.
     """
 
-    def __init__(
-        self, packed: Packed, order: Order, host: torch.Tensor, plan: Callable[[], Planned], device: torch.device
-    ) -> None:
-        self._packed, self._plan, self._device = packed, plan, device
+    def __init__(self, packed: Packed, order: Order, device: torch.device) -> None:
+        self._packed, self._device = packed, device
         self.errors: dict[int, DecodeError] = {}
         self.workspace: torch.Tensor | None = None
-        jpegs, spare_bytes = order.jpegs_in(host), order.workspace_bytes if order.is_placed else 0
+        jpegs, spare_bytes = order.jpegs_in(packed.blob), order.workspace_bytes if order.is_placed else 0
         self._launched = launch_packed(jpegs, packed.blob, device, spare_bytes) if jpegs else None
         # It travels while the host goes on.
         self._status = to_host_later(self._launched.status) if self._launched is not None else None
@@ -112,16 +108,21 @@ class Decoding:
         else:
             self._decode_rest()
 
+    @property
+    def _plan(self) -> Planned:
+        """Asked only where the order does not say enough."""
+        return self._packed.contents.planned
+
     @functools.cached_property
     def _files(self) -> np.ndarray:
         """Sources that kernels decode."""
-        jpegs = self._plan().jpegs
+        jpegs = self._plan.jpegs
         return np.zeros(0, np.int32) if jpegs is None or self._launched is None else jpegs.sources
 
     @functools.cached_property
     def pixels(self) -> Pixels:
         """Those of each source. What is damaged may be anything."""
-        pixels, jpegs = Pixels(np.zeros((len(self._plan().boxes), 4), np.int64), ()), self._plan().jpegs
+        pixels, jpegs = Pixels(np.zeros((len(self._plan.boxes), 4), np.int64), ()), self._plan.jpegs
         if self._launched is None or jpegs is None:
             return pixels
         launched = self._launched._replace(plan=jpegs)
@@ -129,7 +130,7 @@ class Decoding:
 
     def _decode_rest(self) -> None:
         """Decodes what the kernels do not, before anything else happens."""
-        boxes = self._plan().boxes
+        boxes = self._plan.boxes
         is_read = boxes[:, 2] > 0
         is_read[self._files] = False
         if is_read.any():
@@ -160,18 +161,16 @@ def make_on_device(recorded: Recorded, wanted: Wanted) -> Made:
     Raises:
         DecodeError: as `survivors` says.
     """
-    packed, order, plan = recorded.packed, recorded.order, functools.cache(recorded.plan)
-    host = packed.blob
-    if order is None:
-        order, host = order_alone(plan(), packed.entry_of_image, recorded.shape)
-    decoding = Decoding(packed, order, host, plan, wanted.device)
+    packed, order = recorded.packed, recorded.order
+    decoding = Decoding(packed, order, wanted.device)
     result = wanted.result(recorded, recorded.shape[0])
     whole = result
     if recorded.mixes or not _writes(recorded.dtype, result.dtype) or _keeps_rows(wanted):
         whole = torch.empty(recorded.shape, dtype=recorded.dtype, device=wanted.device, memory_format=order.layout)
-    run_order(order, host, plan, lambda: decoding.pixels.chosen(packed.entry_of_image), whole, decoding.workspace)
+    pixels, workspace = lambda: decoding.pixels.chosen(packed.entry_of_image), decoding.workspace
+    run_order(order, packed.blob, lambda: recorded.planned, pixels, whole, workspace)
     if not order.is_complete:
-        for row in np.flatnonzero(plan().boxes[packed.entry_of_image, 2] == 0):
+        for row in np.flatnonzero(recorded.planned.boxes[packed.entry_of_image, 2] == 0):
             whole[row].copy_(packed.source(packed.entry_of_image[row]).decode(), non_blocking=True)  # type: ignore[arg-type]
     if not _keeps_rows(wanted):
         _finish(recorded, whole, result)

@@ -26,7 +26,7 @@ class Contents(NamedTuple):
     programs: tuple[tuple[Op, ...], ...]  # the calls recorded on each image; their tensors lie in the blob
     entry_of_image: np.ndarray  # int32 [N], entry of each image's source; the same file twice is packed once
     jpegs: JpegFiles  # what the JPEG kernels have to know of the files at the beginning of the blob
-    planned: Planned | None  # how kernels make it; None where none are expected to
+    planned: Planned  # how kernels make it
 
 
 class Packed:
@@ -125,7 +125,7 @@ class Packing:
             self._arrays[key] = self._chunks.add(values.data)
         return self._arrays[key]
 
-    def write(self, planned: Planned | None = None) -> Packed:
+    def write(self, planned: Planned) -> Packed:
         """Writes the blob: all arrays that were added, and in a data worker the contents."""
         entries: list[tuple[Any, ...]] = []
         for at, source in enumerate(self._sources):

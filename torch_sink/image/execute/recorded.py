@@ -26,34 +26,29 @@ class Recorded(NamedTuple):
         packed: the sources, and the calls recorded on each image.
         shape: of the batch, [N, C, H, W].
         dtype: of the batch.
+        order: how kernels are launched for it.
         destination: device that the backend was set to, as a string; nothing can be executed for "meta".
         interpreted: the kernels run on the CPU under Triton's interpreter.
         mixes: calls recorded on the whole batch, `MixUp` and `CutMix`; they run after every image is made.
-        order: how it is launched; None where no kernels are expected to make it.
     """
 
     packed: Packed
     shape: tuple[int, ...]
     dtype: torch.dtype
+    order: Order
     destination: str = "cpu"
     interpreted: bool = False
     mixes: tuple[Op, ...] = ()
-    order: Order | None = None
 
     @property
-    def planned(self) -> Planned | None:
-        """How kernels make it; None where none are expected to."""
+    def planned(self) -> Planned:
+        """How kernels make it."""
         return self.packed.contents.planned
 
-    def plan(self) -> Planned:
-        """How kernels make it, found now where nobody did before."""
-        return self.planned or self.plan_again()
-
-    def plan_again(self, only: Sequence[int] | None = None) -> Planned:
-        """How kernels make it, or some images of it, each in its row."""
+    def plan_again(self, only: Sequence[int]) -> Planned:
+        """How kernels make some images of it, each in its row, of pixels that are there."""
         sources, entries = self.packed.sources(), self.packed.entry_of_image.tolist()
-        jpegs = self.packed.jpegs if only is None else None
-        return plan_batch([sources[at] for at in entries], self.packed.calls(), entries, jpegs, only=only)
+        return plan_batch([sources[at] for at in entries], self.packed.calls(), entries, only=only)
 
 
 class Wanted(NamedTuple):
@@ -107,7 +102,7 @@ def describe(recorded: Recorded) -> BatchPlan:
             decode["nobody (finished tensors)"] += 1
         else:
             decode[next(provider.name for provider in candidates(device) if provider.takes(source))] += 1
-    return BatchPlan(decode, recorded.plan().plan)
+    return BatchPlan(decode, recorded.planned.plan)
 
 
 class Survivors(NamedTuple):
