@@ -143,9 +143,6 @@ def _make(source_of: weakref.ref[WatchedSource]) -> Any:
     return source.make_iterator()
 
 
-UNSEEDED = "unseeded generator: later passes are shuffled and seeded by torch's global generator"
-
-
 class DataLoaderSource(WatchedSource):
     """A plain DataLoader.
 
@@ -232,7 +229,9 @@ class DataLoaderSource(WatchedSource):
             left.lists.take_back(consumed + self.loader.num_workers * (self.loader.prefetch_factor or 0))
 
     def not_covered(self) -> list[str]:
-        notes = [] if self.is_seeded else [UNSEEDED]
+        notes = []
+        if not self.is_seeded:
+            notes.append("unseeded generator: later passes are shuffled and seeded by torch's global generator")
         if not getattr(self.loader, "in_order", True):
             notes.append("in_order=False: batches are counted, but which ones came is not known")
         private = find_private_generators(self.loader.dataset)
