@@ -82,8 +82,28 @@ class Correct:
         return self.right / self.count
 
 
+class Recall:
+    """A metric of a user that is no mean over samples, and says how it adds up: recall of class 2."""
+
+    def reset(self) -> None:
+        self.state = torch.zeros(2)
+
+    def update(self, output: Tensor, labels: Tensor) -> None:
+        found = (output.argmax(1) == 2) & (labels == 2)
+        self.state += torch.stack([found.sum(), (labels == 2).sum()])
+
+    def sums(self) -> Tensor:
+        return self.state
+
+    def compute_from(self, sums: Tensor) -> Tensor:
+        return sums[0] / sums[1]
+
+    def compute(self) -> Tensor:
+        return self.compute_from(self.state)
+
+
 def all_metrics() -> dict[str, Any]:
-    return {"accuracy": TopK(1), "top5": TopK(2), "loss": Loss(), "correct": Correct()}
+    return {"accuracy": TopK(1), "top5": TopK(2), "loss": Loss(), "correct": Correct(), "recall": Recall()}
 
 
 def make(rate: float = 0.5, **options: Any) -> Model:
@@ -263,6 +283,23 @@ def own_results(directory: Path) -> Any:
         ReduceLROnPlateau("error", patience=0),
     ]
     return outcome(model, model.fit(5, train_batches(), callbacks=callbacks))
+
+
+@case
+def another_rate_on_one_rank(directory: Path) -> Any:
+    """What rank 0 sets holds; a rate that another rank sets does not."""
+
+    def change(context: Any) -> None:
+        arguments = context.original_args()
+        if arguments.cur_step_num == 2:
+            arguments.optimizer.param_groups[0]["lr"] = 0.125 + rank()
+
+    model = make()
+    history = model.loop.run(train_batches(), epochs=2, callbacks=[LambdaCallback(on_train_epoch_end=change)])
+    network = model.train_network
+    loop = StepLoop(network, functional.cross_entropy, torch.optim.SGD(network.parameters(), lr=0.5), sink_size=1)
+    loop.run(train_batches(), epochs=2, callbacks=[LambdaCallback(on_train_step_end=change)])
+    return {**outcome(model, history), "own": loop.optimizer.param_groups[0]["lr"]}
 
 
 @case

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 from torch_sink.loop import StepLoop
 from torch_sink.loop.amp import DynamicLossScaler
+from torch_sink.loop.engines.graph import fingerprint
 
 from .reference import make_batches, plain_loop
 from .test_capture_faults import Wrapped, at_step
@@ -142,3 +144,16 @@ def test_buffers_that_are_replaced_in_every_step_are_not_captured(fake_cuda: Fak
     torch.testing.assert_close(loop.model.mean.cpu(), model.mean)
     assert ("mode: graph" in loop.explain()) == in_place
     assert ("new tensors in the place of the buffer mean" in loop.explain()) != in_place
+
+
+def test_a_module_in_the_place_of_another_is_seen_where_it_takes_its_memory_too() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step: Any = SimpleNamespace(update=SimpleNamespace(parameters=[*model.parameters()]), static_gradients=False)
+    before, place = fingerprint(model, step, optimizer, set()), id(model[1])
+    model._modules["1"] = None
+    others = [nn.GELU()]
+    while id(others[-1]) != place and len(others) < 1000:
+        others.append(nn.GELU())
+    model._modules["1"] = others[-1]
+    assert fingerprint(model, step, optimizer, set()) != before

@@ -18,6 +18,7 @@ from torch_sink.loop import (
     EarlyStopping,
     LambdaCallback,
     LearningRateScheduler,
+    LossMonitor,
     ModelCheckpoint,
     OnRequestExit,
     ReduceLROnPlateau,
@@ -171,6 +172,18 @@ def test_early_stopping(options: dict[str, Any], values: list[float], epochs: in
     assert loop.step_count == 2 * epochs
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(LossMonitor, {}), (EarlyStopping, {"monitor": "loss"}), (ReduceLROnPlateau, {"monitor": "loss"})],
+)
+def test_a_subclass_may_begin_a_run_in_its_own_way(kind: type[Callback], options: dict[str, Any]) -> None:
+    begun: list[Any] = []
+    own = type("Own", (kind,), {"on_train_begin": lambda self, run_context: begun.append(self)})
+    callback = own(**options)
+    assert make_loop().run(make_batches(3), callbacks=[callback]).steps == 3
+    assert begun == [callback]
+
+
 @pytest.mark.parametrize("make_callback", [EarlyStopping, ReduceLROnPlateau])
 def test_a_run_without_evaluation_says_that_nothing_was_decided(
     make_callback: Any, caplog: pytest.LogCaptureFixture
@@ -242,3 +255,38 @@ def test_on_request_exit_by_file(tmp_path: Path) -> None:
         make_batches(9), callbacks=[write, OnRequestExit(save_ckpt=False, config_file=asked)]
     )
     assert (history.steps, history.stopped_by) == (4, "GracefulExit")
+
+
+class OlderNames:
+    """Not a callback itself."""
+
+    def begin(self, run_context: Any) -> None:
+        self.begun = True
+        super().begin(run_context)  # type: ignore[misc]
+
+
+def test_older_event_names_come_beside_what_a_callback_does_itself() -> None:
+    """They may lie in a class of their own, call their parents' and be given to a callback that is there already."""
+    seen: list[str] = []
+
+    class Stopping(OlderNames, EarlyStopping):
+        def epoch_end(self, run_context: Any) -> None:
+            seen.append("hidden by EarlyStopping's own event, as in MindSpore")
+
+    class Plain(OlderNames, Callback):
+        pass
+
+    plain, stopping = Plain(), Stopping(patience=1)
+    plain.step_end = lambda run_context: seen.append("step_end")  # type: ignore[method-assign]
+    loop = make_loop()
+    loop.run(make_batches(2), epochs=5, callbacks=[plain, Results("eval_loss", [1.0, 2.0, 3.0, 4.0, 5.0]), stopping])
+    assert loop.step_count == 4, "it stops all the same"
+    assert plain.begun
+    assert seen == ["step_end"] * 2
+
+
+def test_a_signal_that_nobody_can_handle_leaves_the_others_as_they_were() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(OSError, match="Invalid argument"):
+        make_loop().run(make_batches(1), callbacks=[OnRequestExit(sig=signal.SIGKILL)])
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torchvision.ops import stochastic_depth
@@ -255,3 +255,9 @@ def test_build_compiles_training_and_evaluation_ahead(amp_level: str) -> None:
     assert history.evaluations[-1][1] == pytest.approx(plain, rel=1e-6 if amp_level == "O0" else 1e-3)
     outputs = model.predict(valid[0][0])
     torch.testing.assert_close(outputs, network.eval()(valid[0][0]).detach(), rtol=0.05, atol=0.05)
+
+
+def test_a_random_operator_of_unknown_shape_counts_as_drawing() -> None:
+    graph = fx.Graph()
+    node = graph.call_function(torch.ops.aten.bernoulli.default, (graph.placeholder("inputs"),))
+    assert compiler._draws_in_memory_order(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -253,3 +254,30 @@ def test_compiled_code_is_kept_between_evaluations_and_metrics() -> None:
     assert len(evaluator._judges) == 8
     loop.close()
     assert loop.evaluate(VALID)["loss"] > 0, "a closed loop begins anew"
+
+
+@dataclass
+class Judging:
+    """A forward that compares by its values, and so has no hash."""
+
+    scale: float
+
+    def __call__(self, model: nn.Module, batch: Any) -> Any:
+        outputs = model(batch[0]) * self.scale
+        return functional.cross_entropy(outputs, batch[1]), outputs, batch[1]
+
+
+def test_a_forward_needs_no_hash() -> None:
+    loop = make_loop()
+    same = loop.evaluate(VALID, forward=Judging(1.0))
+    assert same == loop.evaluate(VALID)
+    assert loop.evaluate(VALID, forward=Judging(2.0)) != same
+
+
+def test_an_evaluation_that_is_refused_leaves_nothing_in_the_report() -> None:
+    model = make_model()
+    loop = StepLoop(model, None, torch.optim.SGD(model.parameters(), lr=0.1), forward=lambda net, batch: net(batch[0]))
+    before = loop.explain()
+    with pytest.raises(ValueError, match="need outputs and labels"):
+        loop.evaluate(VALID, metrics={"accuracy"})
+    assert loop.explain() == before

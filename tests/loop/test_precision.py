@@ -249,11 +249,16 @@ def test_a_converted_model_is_copied_pickled_and_freed(conversion: str) -> None:
         assert model.scale.grad is None, "it is a model of its own"
     part = copy.deepcopy(model.linear)
     assert part(inputs).dtype == torch.float32
-    reference = weakref.ref(model)
+    reference, forward = weakref.ref(model), model.forward
     model(inputs).sum().backward()
-    del model, expected
-    gc.collect()
-    assert reference() is None
+    gc.disable()
+    try:
+        del model, expected
+        assert reference() is None
+    finally:
+        gc.enable()
+    with pytest.raises(ReferenceError, match="keep the model"):
+        forward(inputs)
 
 
 @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
@@ -395,3 +400,37 @@ def test_lists() -> None:
 def test_wrong_arguments(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+class Refusing(OrderedDict[str, Tensor]):
+    """As the outputs of Hugging Face's models, which refuse `update`."""
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("You cannot use ``update`` on this instance.")
+
+
+class Naming(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, inputs: Tensor) -> Refusing:
+        outputs = Refusing()
+        outputs["logits"] = self.linear(inputs)
+        return outputs
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_outputs_that_cannot_be_updated(level: str) -> None:
+    model = Naming()
+    loop = StepLoop(
+        model,
+        lambda outputs, labels: functional.cross_entropy(outputs["logits"], labels),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        amp=level,
+    )
+    history = loop.run([(torch.randn(2, 4), torch.tensor([0, 1]))])
+    assert history.losses.isfinite().all()
+    outputs = amp.auto_mixed_precision(Naming(), level, torch.bfloat16)(torch.randn(2, 4))
+    assert type(outputs) is Refusing
+    assert outputs["logits"].dtype == torch.float32

@@ -104,6 +104,7 @@ def test_early_stopping_restores_the_same_epoch_on_all_ranks(first: dict[str, An
 def test_what_rank_0_alone_decides_holds_for_all(first: dict[str, Any]) -> None:
     assert first["own_results"]["steps"] == 12, "the best epoch is the second, patience 2"
     assert first["own_results"]["rate"] == pytest.approx(0.5 * 0.1**2)
+    assert first["another_rate_on_one_rank"]["own"] == 0.125
 
 
 def test_callbacks_that_wait_for_the_other_ranks_are_refused_on_one(first: dict[str, Any]) -> None:

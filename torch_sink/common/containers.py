@@ -93,7 +93,8 @@ def _rebuilt(batch: Any, values: list[Any]) -> Any:
     if isinstance(batch, list):
         clone[:] = values
     elif isinstance(batch, Mapping):
-        clone.update(zip(batch, values, strict=True))
+        for key, value in zip(batch, values, strict=True):
+            clone[key] = value  # update() is refused by outputs of Hugging Face's models
     else:
         for field, value in zip(dataclasses.fields(batch), values, strict=True):
             object.__setattr__(clone, field.name, value)  # frozen ones too: the clone is not shared yet

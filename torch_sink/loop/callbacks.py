@@ -62,10 +62,9 @@ class RunContext:
 class Callback:
     """Base of all callbacks: override what you need.
 
-    The training events come once per host return (`step`), once per pass (`epoch`) and once per run. A subclass may
-    also write `begin`, `epoch_begin`, `step_begin`, `step_end`, `epoch_end` and `end`: older names for training and
-    evaluation alike. A callback is a context manager, entered before on_train_begin and left after on_train_end, also
-    after an error.
+    The training events come once per host return (`step`), once per pass (`epoch`) and once per run. Those without
+    `on_train_` or `on_eval_` are the older names of both; the newer ones call them unless overridden. A callback is
+    a context manager, entered before on_train_begin and left after on_train_end, also after an error.
 
     Attributes:
         comes_first: whether its events come before those of the others, wherever it stands in the list.
@@ -77,11 +76,6 @@ class Callback:
     on_all_ranks = False
     stop_signals: tuple[int, ...] = ()
 
-    def __init_subclass__(cls) -> None:
-        for name in (older for older in OLDER_EVENTS if older in vars(cls)):
-            for event in {f"on_train_{name}", f"on_eval_{name}"} - vars(cls).keys():
-                setattr(cls, event, vars(cls)[name])
-
     def __enter__(self) -> Callback:
         return self
 
@@ -90,41 +84,60 @@ class Callback:
     ) -> None:
         """Release what the callback holds."""
 
+    def begin(self, run_context: RunContext) -> None: ...
+    def epoch_begin(self, run_context: RunContext) -> None: ...
+    def step_begin(self, run_context: RunContext) -> None: ...
+    def step_end(self, run_context: RunContext) -> None: ...
+    def epoch_end(self, run_context: RunContext) -> None: ...
+    def end(self, run_context: RunContext) -> None: ...
+
     def on_train_begin(self, run_context: RunContext) -> None:
         """Called once before the first step."""
+        self.begin(run_context)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         """Called before each pass."""
+        self.epoch_begin(run_context)
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
         """Called before each sink."""
+        self.step_begin(run_context)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Called after each sink, when its losses are on the host."""
+        self.step_end(run_context)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Called after each pass."""
+        self.epoch_end(run_context)
 
     def on_train_end(self, run_context: RunContext) -> None:
         """Called once after the last step."""
+        self.end(run_context)
 
     def on_eval_begin(self, run_context: RunContext) -> None:
         """Called once before an evaluation."""
+        self.begin(run_context)
 
     def on_eval_epoch_begin(self, run_context: RunContext) -> None:
         """Called before the pass of an evaluation."""
+        self.epoch_begin(run_context)
 
     def on_eval_step_begin(self, run_context: RunContext) -> None:
         """Called before each host return of an evaluation."""
+        self.step_begin(run_context)
 
     def on_eval_step_end(self, run_context: RunContext) -> None:
         """Called after each host return of an evaluation."""
+        self.step_end(run_context)
 
     def on_eval_epoch_end(self, run_context: RunContext) -> None:
         """Called after the pass of an evaluation."""
+        self.epoch_end(run_context)
 
     def on_eval_end(self, run_context: RunContext) -> None:
         """Called once after an evaluation."""
+        self.end(run_context)
 
     def steps_to_boundary(self, step_count: int) -> int | None:
         """In how many steps from `step_count` the callback must be called; the sink shrinks to it. None: no matter."""
@@ -222,8 +235,10 @@ def stop_signals(received: list[str], numbers: Iterable[int]) -> Iterator[None]:
         received.append(signal.Signals(number).name)
 
     in_main_thread = threading.current_thread() is threading.main_thread()
-    previous = {number: signal.signal(number, handle) for number in numbers if in_main_thread}
+    previous: dict[int, Any] = {}
     try:
+        for number in numbers if in_main_thread else ():
+            previous[number] = signal.signal(number, handle)
         yield
     finally:
         for number, handler in previous.items():
@@ -238,7 +253,7 @@ def ranks_in_context(ranks: Ranks) -> dict[str, Any]:
 
 def older_events(callback: Callback) -> list[str]:
     """The older event names that a callback overrides: it cannot tell training from evaluation by them."""
-    return [name for name in OLDER_EVENTS if hasattr(type(callback), name)]
+    return [name for name in OLDER_EVENTS if getattr(type(callback), name) is not getattr(Callback, name)]
 
 
 def was_told_to_stop(arguments: RunArguments) -> bool:

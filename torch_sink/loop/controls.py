@@ -144,9 +144,14 @@ class _PlateauCallback(Callback):
         self._name = monitor
         self._mode: Literal["min", "max"] = "max" if largest else "min"
         self._patience, self._verbose = max(patience, 1), verbose
+        self._forget()
+
+    def _forget(self) -> None:
+        """Know nothing of any run; a subclass may begin one without calling this."""
+        self._seen: bool | None = None  # nobody has looked yet
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        self._seen: bool | None = None  # nobody has looked yet
+        self._forget()
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
@@ -200,8 +205,8 @@ class EarlyStopping(_PlateauCallback):
         super().__init__(monitor, mode, patience, verbose)
         self._min_delta, self._baseline, self._restore = abs(min_delta), baseline, restore_best_weights
 
-    def on_train_begin(self, run_context: RunContext) -> None:
-        super().on_train_begin(run_context)
+    def _forget(self) -> None:
+        super()._forget()
         self._best, self._waited = math.inf if self._mode == "min" else -math.inf, 0
         self._weights: dict[str, torch.Tensor] | None = None
         self._stopped = False
@@ -274,13 +279,14 @@ class ReduceLROnPlateau(_PlateauCallback):
             "eps": 0.0,
         }
 
-    def on_train_begin(self, run_context: RunContext) -> None:
-        super().on_train_begin(run_context)
-        optimizer = run_context.original_args().optimizer
-        self._scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, self._mode, **self._options)
+    def _forget(self) -> None:
+        super()._forget()
+        self._scheduler: lr_scheduler.ReduceLROnPlateau | None = None
 
     def _judge(self, value: float, run_context: RunContext) -> None:
         arguments = run_context.original_args()
+        if self._scheduler is None:
+            self._scheduler = lr_scheduler.ReduceLROnPlateau(arguments.optimizer, self._mode, **self._options)
         before = [float(group["lr"]) for group in arguments.optimizer.param_groups]
         self._scheduler.step(value)
         for group, rate in zip(arguments.optimizer.param_groups, before, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -47,7 +47,7 @@ class Evaluator:
             self._function = lambda _, batch: call_with(eval_network, batch)
         self._has_loss = any(one is not None for one in (loss_fn, forward, eval_network))
         self._trains = forward is not None and eval_network is None
-        self._judges: OrderedDict[Forward | None, Inference] = OrderedDict()
+        self._judges: OrderedDict[Hashable, Inference] = OrderedDict()
         self._predictor: Inference | None = None
 
     def evaluate(
@@ -63,9 +63,10 @@ class Evaluator:
 
         Callbacks get step events once for the pass (`sink_mode`), or once a batch.
         """
-        metrics, judge = make_metrics(metrics), self._judge(forward)
+        metrics = make_metrics(metrics)
         if self._trains and forward is None:
             _check_blind(metrics)
+        judge = self._judge(forward)
         if self._has_loss or forward is not None:
             metrics.setdefault("loss", Loss())
         with sink_over(dataset, self._settings.device) as loader, loader.whole_pass():
@@ -165,14 +166,15 @@ class Evaluator:
 
     def _judge(self, forward: Forward | None) -> Inference:
         """What makes Judged of a batch; made anew unless it is among the latest few."""
-        if forward not in self._judges:
+        key = forward if isinstance(forward, Hashable) else id(forward)
+        if key not in self._judges:
             function, trains = forward or self._function, self._trains and forward is None
             judge = judge_by(function, self._network, self._loss_fn, self._precision, trains=trains)
-            self._judges[forward] = Inference(judge, self._evaluated, self._settings)
+            self._judges[key] = Inference(judge, self._evaluated, self._settings)
             if len(self._judges) > _KEPT:
                 self._judges.popitem(last=False)[1].close()
-        self._judges.move_to_end(forward)
-        return self._judges[forward]
+        self._judges.move_to_end(key)
+        return self._judges[key]
 
     def _outputs(self, inputs: tuple[Any, ...]) -> Any:
         with self._precision.context():

@@ -93,9 +93,13 @@ class MeanMetric:
         """The sum over samples and their number: float64 [2] on the device."""
         return torch.zeros(2, dtype=torch.float64, device="cpu") if self._state is None else self._state
 
+    def compute_from(self, sums: Tensor) -> Tensor:
+        """The mean that belongs to what `sums` returned: float64 []; NaN without samples."""
+        return sums[0] / sums[1]
+
     def compute(self) -> Tensor:
         """The mean over the samples of this rank: float64 [] on the device; NaN without samples."""
-        return self.sums()[0] / self.sums()[1]
+        return self.compute_from(self.sums())
 
 
 class Loss(MeanMetric):
@@ -133,9 +137,10 @@ class TopK(MeanMetric):
 def make_metrics(metrics: Any) -> dict[str, Any]:
     """Turn the `metrics` argument (None, a set or list of names, or name -> object) into name -> metric.
 
-    A metric has `reset()`, `update(output, *labels)` and `compute()`. With more than one process, the named ones add up
-    and metrics of torchmetrics reduce themselves. Of any other one, the ranks' values are averaged, weighted by
-    samples: exact for means over samples only.
+    A metric has `reset()`, `update(output, *labels)` and `compute()`. With more than one process, one that also has
+    `sums()` (a tensor that adds up over the ranks) and `compute_from(sums)` is computed from the sums of all ranks.
+    Metrics of torchmetrics reduce themselves. Of any other one, the ranks' values are averaged, weighted by samples:
+    exact for means over samples only.
     """
     if metrics is None:
         return {}
@@ -164,7 +169,7 @@ def collect_results(metrics: dict[str, Any], ranks: Ranks, samples: int) -> dict
     values: dict[str, Any] = {}
     shares: dict[str, Tensor] = {}
     for name, metric in metrics.items():
-        if isinstance(metric, MeanMetric):
+        if _adds_up(metric):
             values[name], shares[name] = math.nan, metric.sums()
         elif not ranks.many or _reduces_itself(metric):
             values[name] = metric.compute()
@@ -178,13 +183,26 @@ def collect_results(metrics: dict[str, Any], ranks: Ranks, samples: int) -> dict
                 with host_sync_allowed():
                     number = torch.as_tensor(value, dtype=torch.float64, device=ranks.device).detach().reshape(())
                 shares[name] = torch.stack([number * samples, torch.full_like(number, samples)])
-    if shares:
-        table = torch.stack([share.to(ranks.device) for share in shares.values()])
-        if ranks.many:
-            ranks.sum(table)
-        means = dict(zip(shares, table[:, 0] / table[:, 1], strict=True))
-        values.update((name, mean) for name, mean in means.items() if _is_number(values[name]))
+    for name, total in _sums_over_ranks(shares, ranks).items():
+        if _adds_up(metrics[name]):
+            values[name] = metrics[name].compute_from(total)
+        elif _is_number(values[name]):
+            values[name] = total[0] / total[1]
     return _on_host(values, ranks.device)
+
+
+def _adds_up(metric: Any) -> bool:
+    return all(callable(getattr(metric, part, None)) for part in ("sums", "compute_from"))
+
+
+def _sums_over_ranks(shares: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+    """In one collective."""
+    if not ranks.many or not shares:
+        return shares
+    table = torch.cat([share.to(ranks.device, torch.float64).flatten() for share in shares.values()])
+    ranks.sum(table)
+    parts = table.split([share.numel() for share in shares.values()])
+    return {name: part.reshape(share.shape) for (name, share), part in zip(shares.items(), parts, strict=True)}
 
 
 def _is_number(value: Any) -> bool:
@@ -201,7 +219,7 @@ def _reduces_itself(metric: Any) -> bool:
 def _warn_of_mean(kind: str) -> None:
     _log.warning(
         "metrics of type %s cannot be added up over the ranks: the value is the mean of theirs, weighted by samples, "
-        "which is exact for means over samples only; for others use torchmetrics",
+        "which is exact for means over samples only; give it sums() and compute_from(sums), or use torchmetrics",
         kind,
     )
 

@@ -239,7 +239,7 @@ class TrainingRun:
         signalled, requested = bool(self._signals), self._context.get_stop_requested()
         if loop.ranks.many:
             # What came to one rank holds for all: they stop after the same sink, or the others would wait for ever.
-            signalled, requested = loop.ranks.any_of([signalled, requested])
+            signalled, requested = loop.ranks.agree_on_rates([signalled, requested], loop.optimizer)
         reached = self._max_steps is not None and loop.progress.steps >= self._max_steps
         if signalled or requested:
             self.history.stopped_by = [*self._signals, "another rank"][0] if signalled else "request_stop"

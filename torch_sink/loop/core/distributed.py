@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from torch_sink.thread_waits import host_sync_allowed
+
+_log = logging.getLogger("torch_sink")
 
 
 def without_wrappers(model: nn.Module) -> nn.Module:
@@ -101,6 +104,20 @@ class Ranks:
                 f"an epoch has {shortest} steps on one rank and {longest} on another, which would wait for the first; "
                 "give all ranks as many batches: DistributedSampler(..., drop_last=True), or SinkLoader(sink_size=...)"
             )
+
+    def agree_on_rates(self, flags: list[bool], optimizer: torch.optim.Optimizer) -> list[bool]:
+        """Between two sinks: whether each flag is set on any rank; learning rates become those of rank 0."""
+        with host_sync_allowed():
+            rates = [float(group["lr"]) for group in optimizer.param_groups]
+            values = [*flags, *rates, *(-rate for rate in rates)]
+            table = torch.tensor(values, dtype=torch.float64, device=self.device)
+            largest_of_ranks(table)
+            raised, highest, lowest = table.tensor_split([len(flags), len(flags) + len(rates)])
+            if highest.tolist() != (-lowest).tolist():  # host sync
+                _log.info("a callback set other learning rates on one rank than on another; all take those of rank 0")
+                for group, rate in zip(optimizer.param_groups, self.gather(rates)[0], strict=True):
+                    set_learning_rate(group, rate)
+            return [value > 0 for value in raised.tolist()]
 
 
 def largest_of_ranks(table: Tensor) -> None:

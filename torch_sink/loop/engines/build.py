@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.autograd import graph as autograd_graph
 
 from torch_sink.loop.core.batches import batch_tensors
 from torch_sink.loop.core.history import Reasons, StepLog, first_line
 from torch_sink.loop.core.host_sync import user_place
-from torch_sink.loop.engines.capture import CudaCapture, Recordings
+from torch_sink.loop.engines.capture import CudaCapture, Recordings, overrides_stale_streams
 from torch_sink.loop.engines.graph import GraphEngine
 from torch_sink.loop.engines.jit import CompiledLoss, JitConfig, compiler_problem
 from torch_sink.loop.step.optimizers import backward_context, capture_obstacle, cycles_momentum, takes_betas_from_device
@@ -119,7 +118,7 @@ def _capture_obstacle(loop: StepLoop) -> str | None:
             "torch.compile makes CUDA graphs of its own here (mode='reduce-overhead' or 'max-autotune'), which cannot "
             "lie inside those of mode 'graph' (compile the model without them, or leave it to the loop)"
         )
-    if loop.ranks.many and not loop.ranks.sharded and not hasattr(autograd_graph, "set_override_stale_capture_stream"):
+    if loop.ranks.many and not loop.ranks.sharded and not overrides_stale_streams():
         return "DistributedDataParallel binds gradients to another stream, which needs a newer torch to be captured"
     return capture_obstacle(loop.optimizer, loop.device)
 

@@ -262,7 +262,7 @@ def fingerprint(model: nn.Module, step: TrainingStep, optimizer: torch.optim.Opt
         if name not in tabled
     ]
     modules = [*model.modules()]
-    states = [(id(one), one.training, one.p if isinstance(one, _DropoutNd) else None) for one in modules]
+    states = [(one, one.training, one.p if isinstance(one, _DropoutNd) else None) for one in modules]
     buffers = [address(buffer) for buffer in model.buffers()]
     parameters = [(address(p), p.requires_grad) for p in step.update.parameters]
     gradients = [address(p.grad) if p.grad is not None else 0 for p in step.update.parameters if step.static_gradients]

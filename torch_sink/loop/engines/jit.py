@@ -226,5 +226,7 @@ def _draws_in_memory_order(node: fx.Node) -> bool:
         return True
     if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
+    if "val" not in node.meta:
+        return True
     results = torch.utils._pytree.tree_leaves(node.meta["val"])
     return any(isinstance(result, Tensor) and any(size != 1 for size in result.shape[2:]) for result in results)

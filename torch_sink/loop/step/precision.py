@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import inspect
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any
@@ -149,17 +150,40 @@ class PrecisionForward:
     """Stands in for a module's `forward`, and runs it under a precision."""
 
     def __init__(self, module: nn.Module, precision: Precision) -> None:
-        functools.update_wrapper(self, module.forward)  # for its signature
-        self._module, self._forward, self._precision = module, module.forward, precision
+        self._reference, self._precision = weakref.ref(module), precision  # it lies in the module
+        self._own = module.__dict__.get("forward")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _forward_of, (self._module(), self._precision, self._own)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._forward(self._module()))
+
+    def _module(self) -> nn.Module:
+        module = self._reference()
+        if module is None:
+            raise ReferenceError("the model that this forward belongs to is gone; keep the model, not its forward")
+        return module
+
+    def _forward(self, module: Any) -> Callable[..., Any]:
+        return self._own or type(module).forward.__get__(module)  # type: ignore[no-any-return]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # The model may have moved since; what has no parameters goes by what it gets.
-        for tensor in [*islice(self._module.parameters(), 1)] or batch_tensors((args, kwargs))[:1]:
+        module = self._module()
+        for tensor in [*islice(module.parameters(), 1)] or batch_tensors((args, kwargs))[:1]:
             self._precision.device_type = tensor.device.type
         with self._precision.context():
             args, kwargs = self._precision.inputs((args, kwargs))
-            outputs = self._forward(*args, **kwargs)
+            outputs = self._forward(module)(*args, **kwargs)
         return self._precision.outputs(outputs)
+
+
+def _forward_of(module: nn.Module, precision: Precision, own: Any) -> PrecisionForward:
+    made = PrecisionForward(module, precision)  # of a module that is being copied, whose attributes are not there yet
+    made._own = own
+    return made
 
 
 def to_float32(value: Any) -> Any:
