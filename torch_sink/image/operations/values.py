@@ -7,6 +7,7 @@ behind that a division by the reciprocal, whose last bit may differ where the co
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -164,8 +165,18 @@ def _statistics(values: Any, channels: int) -> tuple[float, ...] | None:
     """mean or std as a tuple of floats, or None if unsupported."""
     if isinstance(values, (torch.Tensor, np.ndarray)) and values.ndim == 1:
         values = values.tolist()
-    fits = isinstance(values, (list, tuple)) and len(values) in (1, channels) and all(map(is_number, values))
-    return tuple(map(float, values)) if fits and not has_minus_zero(values) else None
+    if not isinstance(values, (list, tuple)) or len(values) not in (1, channels):
+        return None
+    try:
+        numbers = _numbers(tuple(values), tuple(map(type, values)))
+    except TypeError:  # lists, which have no hash
+        return None
+    return None if numbers is None or has_minus_zero(values) else numbers
+
+
+@functools.lru_cache(maxsize=256)
+def _numbers(values: tuple[Any, ...], types: tuple[type, ...]) -> tuple[float, ...] | None:
+    return tuple(map(float, values)) if all(map(is_number, values)) else None
 
 
 def _normalize(family: str, handle: Any, mean: Any, std: Any, inplace: bool = False) -> Any:
