@@ -25,7 +25,7 @@ from torchvision.transforms.v2 import _auto_augment as v2_auto_augment
 from torchvision.transforms.v2 import _geometry as v2_geometry
 from torchvision.transforms.v2 import _transform as v2_transform
 from torchvision.transforms.v2 import _utils as v2_utils
-from torchvision.transforms.v2.functional import _geometry, _misc, _type_conversion
+from torchvision.transforms.v2.functional import _augment, _color, _geometry, _meta, _misc, _type_conversion
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.common.containers import leaves
@@ -121,8 +121,11 @@ def _rows() -> Iterator[Row]:
     for kind in (transforms.RandomHorizontalFlip, transforms.RandomVerticalFlip):
         yield Row(kind, "forward", around(transform_methods.flip_v1))
     yield Row(autoaugment.RandAugment, "forward", around(transform_methods.rand_augment_v1))
+    yield Row(functional, "get_dimensions", around(transform_methods.dimensions))
     for module in (functional, _geometry):
         yield Row(module, "_get_inverse_affine_matrix", transform_methods.inverse_matrix)
+    for module in (functional, _augment, _color, _geometry, _meta, _misc):
+        yield Row(module, "_log_api_usage_once", transform_methods.log_usage)
     for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
         yield Row(kind, "_augmentation_space", transform_methods.augmentation_space)
     for kind in (v2.RandAugment, v2.TrivialAugmentWide, v2.AutoAugment):

@@ -10,6 +10,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -231,6 +232,30 @@ def _as_drawn(probability: float, dtype: torch.dtype) -> float:
 def _chooses_inputs(kind: type[Transform]) -> bool:
     """True for a transform with its own idea of which inputs it transforms."""
     return kind._needs_transform_list is not Transform._needs_transform_list
+
+
+# --- what every functional asks
+
+
+def dimensions(stock: Callable[..., Any], img: Any) -> list[int]:
+    """For `functional.get_dimensions`."""
+    if type(img) is not LazyImage:
+        return stock(img)
+    width, height = img.size
+    return [3 if img.mode == "RGB" else 1, height, width]
+
+
+def log_usage(stock: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Stand-in for `_log_api_usage_once`, which finds out at every call that it has nothing to do."""
+    logged: set[Any] = set()
+
+    def log(user: Any) -> None:
+        if user not in logged:
+            stock(user)
+            if isinstance(user, FunctionType):
+                logged.add(user)
+
+    return log
 
 
 # --- dicts that are keyed by exact types
