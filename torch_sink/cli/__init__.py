@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch_sink.errors import SinkError
+
+if TYPE_CHECKING:
+    from torch_sink.image.execute.ahead import Outcome
 
 ABOUT = "Makes torchvision's pixels on the device, keeps batches there, and runs the training loop without waits."
 EXAMPLES = """examples:
@@ -26,6 +32,7 @@ SUPPORT_LEGEND = (
     '"kernel": recorded, and made on the device. "exact fallback": stock torchvision runs on the CPU, and '
     '`fallback_report()` counts it. "passes through": nothing to compute. "not applicable": torchvision refuses it.'
 )
+_BAR_COLUMNS = 30
 SUPPORT_COLUMNS = ("transform or functional", "on Pillow images", "on tensors", "limits")
 
 
@@ -75,12 +82,45 @@ def run_explain(options: argparse.Namespace) -> int:
 
 
 def run_warm(options: argparse.Namespace) -> int:
-    """Compile the kernels of a pipeline now, so that the first batch does not wait for them."""
-    from torch_sink.cli.warm import warm
+    """Compile all kernels now, so that the first batch does not wait for those of its pipeline."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise SinkError("TRITON_INTERPRET=1 is set: interpreted kernels are not compiled; unset it")
+    import torch
 
-    if options.batch_size < 1:
-        raise ValueError(f"a batch of {options.batch_size} images launches nothing; give 1 or more")
-    return warm(options.pipelines, options.target, options.batch_size, options.processes, everything=options.all)
+    from torch_sink.image.decode import proof
+    from torch_sink.image.execute import ahead
+
+    target = ahead.target_named(options.target)
+    jobs = ahead.jobs_of(lambda: ahead.launch_everything(target), target)
+    started = time.perf_counter()
+    outcomes = list(_shown(ahead.compile_all(jobs, target), len(jobs)))
+    failed = [outcome for outcome in outcomes if outcome.error]
+    there = sum(outcome.was_there for outcome in outcomes)
+    print(
+        f"{len(outcomes) - there - len(failed)} kernels compiled for {target.backend}:{target.arch} in "
+        f"{time.perf_counter() - started:.0f} s, {there} were in Triton's cache already."
+    )
+    for outcome in failed:
+        print(f"{outcome.job.kernel} cannot be compiled: {outcome.error}", file=sys.stderr)
+    if not failed and options.target is None:
+        # The compiled decoder proves itself, so that the first batch need not.
+        found = proof.verdict(torch.device("cuda"))
+        print("The JPEG kernels give Pillow's pixels here." if found.holds else f"Pillow decodes here: {found.reason}")
+    return int(bool(failed))
+
+
+def _shown(outcomes: Iterator[Outcome], total: int) -> Iterator[Outcome]:
+    """The outcomes, with a bar on a terminal, and a line each elsewhere."""
+    in_place = sys.stderr.isatty()
+    for count, outcome in enumerate(outcomes, 1):
+        filled = _BAR_COLUMNS * count // total
+        bar = f"[{'#' * filled}{'.' * (_BAR_COLUMNS - filled)}] {count}/{total}"
+        state = "failed" if outcome.error else "in the cache" if outcome.was_there else f"{outcome.seconds:.1f} s"
+        line = f"{bar} {outcome.job.kernel}, {state}"
+        print(f"\r{line:79}" if in_place else line, end="" if in_place else "\n", file=sys.stderr, flush=True)
+        yield outcome
+    if in_place:
+        print(file=sys.stderr)
 
 
 def run_bench(options: argparse.Namespace) -> int:
@@ -164,10 +204,5 @@ def make_parser() -> argparse.ArgumentParser:
         command.add_argument(option, type=_file, metavar="FILE", default=name, help=about)
 
     command = add(run_warm)
-    about = "a built-in pipeline, or module:attribute as explain takes it (default: all built-in ones)"
-    command.add_argument("pipelines", nargs="*", metavar="PIPELINE", help=about)
     command.add_argument("--target", help="GPU to compile for, such as cuda:90 (default: this machine's)")
-    command.add_argument("--batch-size", type=int, default=64, help="images in a batch (default: 64)")
-    command.add_argument("--processes", type=int, help="that compile at a time (default: one a core)")
-    command.add_argument("--all", action="store_true", help="every variant of every kernel instead")
     return parser

@@ -104,7 +104,7 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
     if count < 1:
         raise ValueError(f"--workers {count} make no batches; give 1 or more")
     with torch_sink.image_backend("device", device="meta"):
-        images, tensors = next(recorded(pipeline))
+        images, tensors = _recorded(pipeline)
         fallbacks = torch_sink.fallback_report().counts
     with one_thread(), torch_sink.image_backend("device", device=CPU if chosen == CPU else "meta"):
         worker_seconds(pipeline, images, seed=0)  # fills caches
@@ -116,12 +116,12 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
     return Explained(pipeline.name, images, chosen, count, batches, fallbacks, stages)
 
 
-def recorded(pipeline: Pipeline) -> Iterator[tuple[int, list[torch.Tensor]]]:
-    """(samples, tensors) of batches without end, where the backend records; images that are not collated are too."""
+def _recorded(pipeline: Pipeline) -> tuple[int, list[torch.Tensor]]:
+    """(samples, tensors) of a batch, where the backend records; images that are not collated are too."""
     seed_everything(0)
-    for images, batch in pipeline.batches():
-        leaves = (collate_handles([leaf]) if isinstance(leaf, HANDLES) else leaf for leaf in tree_leaves(batch))
-        yield images, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    images, batch = next(pipeline.batches())
+    leaves = (collate_handles([leaf]) if isinstance(leaf, HANDLES) else leaf for leaf in tree_leaves(batch))
+    return images, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _device(name: str | None) -> str:

@@ -20,7 +20,6 @@ from PIL import Image, features
 
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.state import to_host
-from torch_sink.image.decode.jpeg_block import JpegFiles, lay_out_jpegs
 from torch_sink.image.decode.source import Box, EncodedSource, encoded_source
 
 _FILE = "jpeg_kernels.json"
@@ -100,11 +99,6 @@ def _first_difference(device: torch.device) -> str:
             if wrong:
                 return f"{wrong} of {expected.numel()} values of a {case.name} file differ from Pillow's"
     return ""
-
-
-def packed_files() -> JpegFiles:
-    """The files, as the kernels get them."""
-    return lay_out_jpegs([case.source for case in cases()]).files
 
 
 def _pillows_pixels(case: _Case) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,8 +21,6 @@ from torch_sink.errors import SinkError
 
 if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
-
-    from torch_sink.image.execute.batch import LazyBatch
 
 META = torch.device("meta")
 _DTYPES = {
@@ -126,28 +124,6 @@ def recorded(target: GPUTarget) -> Iterator[set[Job]]:
         knobs.runtime.jit_cache_hook = before
 
 
-def launch_decoder() -> None:
-    """Launches what decodes JPEG files, in every shape that a batch may choose."""
-    from torch_sink.image.decode.jpeg_decoder import launch_jpegs
-    from torch_sink.image.decode.jpeg_tables import plan_jpegs
-    from torch_sink.image.decode.proof import packed_files
-    from torch_sink.triton_kernels.shapes import LANE_SHAPES
-
-    files = packed_files()
-    block = torch.empty(files.size, dtype=torch.uint8, device=META)
-    for shape in LANE_SHAPES:
-        launch_jpegs(plan_jpegs(files, files.whole_images(), shape), block)
-
-
-def launch_batches(batches: Iterable[LazyBatch]) -> None:
-    """Launches what makes the pixels of batches, without their pixels."""
-    from torch_sink.image.execute.on_device import make_on_device
-    from torch_sink.image.execute.recorded import Wanted
-
-    for batch in batches:
-        make_on_device(batch.recorded, Wanted(META))
-
-
 def launch_everything(target: GPUTarget) -> None:
     """Launches every variant of every kernel."""
     from torch_sink.triton_kernels.jpeg import jpeg_variants
@@ -163,15 +139,9 @@ def launch_everything(target: GPUTarget) -> None:
         variant.kernel.warmup(*arguments, grid=(1,), **variant.constants, **options)
 
 
-def compile_all(jobs: Sequence[Job], target: GPUTarget, processes: int | None = None) -> Iterator[Outcome]:
-    """Compiles jobs into Triton's cache, in several processes, and gives the outcomes as they come.
-
-    Args:
-        jobs: as `recorded` notes them.
-        target: what they were recorded for.
-        processes: by default one for each core of this process.
-    """
-    count = max(min(processes or usable_cores(), len(jobs)), 1)
+def compile_all(jobs: Sequence[Job], target: GPUTarget) -> Iterator[Outcome]:
+    """Compiles jobs, as `recorded` notes them for a target, into Triton's cache; gives the outcomes as they come."""
+    count = max(min(usable_cores(), len(jobs)), 1)  # processes
     # Not forked: this process may hold a device, or threads.
     with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
         # Kernels with many arguments take longest: the first ones, so that no core is left with one at the end.
