@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import fetch, worker
 
 import torch_sink
-from torch_sink.tracing.hooks import HOOKS
+from torch_sink.tracing import HOOKS
 
 pytestmark = pytest.mark.once
 

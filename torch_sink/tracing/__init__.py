@@ -1,15 +1,27 @@
-"""Timelines: what workers, producer, copies, device and host did when, as a page, a picture and a trace."""
+"""Timelines: what workers, producer, copies, device and host did when, as a page, a picture and a trace.
+
+Functions of torch and torch_sink are wrapped while a timeline records, and put back afterwards. So a run without one
+costs nothing: its functions are the very same objects.
+"""
 
 from __future__ import annotations
 
+import functools
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from torch_sink.tracing.hooks import DeviceClock, Hooks
-from torch_sink.tracing.spans import Recorder, write_page, write_picture, write_trace
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import fetch, worker
+
+from torch_sink.tracing.spans import Recorder, Span, host_lane, write_page, write_picture, write_trace
 
 __all__ = ["timeline"]
 
@@ -83,3 +95,179 @@ def _page_at(path: str | Path) -> Path:
     for suffix in SUFFIXES:
         page.with_suffix(suffix).open("ab").close()
     return page
+
+
+class DeviceClock:
+    """When the device did what was launched: on CUDA, an event before and one after each launch, 2 us of the host each.
+
+    Nothing waits until `collect`. On other devices it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Any, Any]] = []
+        self.is_on = torch.cuda.is_available()
+        if self.is_on:
+            torch.cuda.synchronize()
+            self.training_stream = torch.cuda.current_stream()
+            self.origin = self._event(self.training_stream)
+            self.origin.synchronize()
+            self.origin_nanoseconds = time.perf_counter_ns()
+
+    def _event(self, stream: Any) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event
+
+    def begin(self, lane: str, name: str) -> tuple[str, str, Any, Any] | None:
+        """Before something is launched on the current stream; the lane "stream" is found by that."""
+        if not self.is_on or torch.cuda.is_current_stream_capturing():
+            return None
+        stream = torch.cuda.current_stream()
+        if lane == "stream":
+            lane = "device" if stream == self.training_stream else "copy stream"
+        return lane, name, stream, self._event(stream)
+
+    def end(self, begun: tuple[str, str, Any, Any] | None) -> None:
+        """After it was launched."""
+        if begun is not None and not torch.cuda.is_current_stream_capturing():
+            self.pairs.append((begun, self._event(begun[2])))
+
+    def collect(self, recorder: Recorder) -> None:
+        """Waits for the device, and adds what it did to the recorder."""
+        if not self.is_on:
+            return
+        torch.cuda.synchronize()
+        for (lane, name, _, begin), end in self.pairs:
+            first, last = (round(self.origin.elapsed_time(event) * 1e6) for event in (begin, end))
+            recorder.add(lane, name, self.origin_nanoseconds + first, self.origin_nanoseconds + last)
+
+
+class Hook(NamedTuple):
+    """A function to look at; modules that nobody has imported are left alone."""
+
+    module: str
+    path: str  # class and name
+    name: str  # of its spans
+    # Of what it launches on the stream that is current when it is called: "device", "copy stream", or "stream" for the
+    # copy stream unless it is the one that trains; "" for what launches nothing.
+    lane: str = ""
+    is_part: bool = False  # left out inside of another hook
+    waits: bool = False  # the host waits for the device in it, where the tensor that it is called on lies on one
+
+
+HOOKS = (
+    Hook("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", "receive a batch", is_part=True),
+    Hook("torch_sink.sink.producer", "ThreadProducer.take", "wait for a batch"),
+    Hook("torch_sink.sink.ring", "DeviceRing._copy_ordinary", "copy a batch", "copy stream"),
+    Hook("torch_sink.sink.slots", "Slots.fill", "take a batch"),
+    Hook("torch_sink.image.execute.batch", "LazyBatch.__torch_sink_execute__", "decode and transform", "stream"),
+    Hook("torch_sink.loop.run", "TrainingRun._step", "step", "device"),
+    Hook("torch_sink.loop.run", "TrainingRun._finish_sink", "end of the sink", waits=True),
+    Hook("torch", "Tensor.backward", "backward", "device", is_part=True),
+    Hook("torch.cuda", "synchronize", "synchronize", waits=True),
+    *(
+        Hook("torch", f"Tensor.{name}", name.strip("_"), waits=True)
+        for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
+    ),
+)
+_MISSING = object()
+
+
+class _Inside(threading.local):
+    spans = 0  # hooks that the calling thread is inside of
+
+
+class Hooks(ExitStack):
+    """Wraps the functions when entered, and puts them back when left."""
+
+    def __init__(self, recorder: Recorder, clock: DeviceClock) -> None:
+        super().__init__()
+        self.recorder, self.clock, self.inside = recorder, clock, _Inside()
+
+    def __enter__(self) -> Hooks:
+        super().__enter__()
+        for hook in HOOKS:
+            owner, _, attribute = f".{hook.path}".rpartition(".")
+            if hook.module in sys.modules:
+                holder = functools.reduce(getattr, filter(None, owner.split(".")), sys.modules[hook.module])
+                self._replace(holder, attribute, self._wrapped(getattr(holder, attribute), hook))
+        self.callback(register_optimizer_step_pre_hook(self._pre_update).remove)
+        self.callback(register_optimizer_step_post_hook(self._post_update).remove)
+        self._replace(worker, "_worker_loop", WorkerLoop(worker._worker_loop, self.recorder.folder))
+        return self
+
+    def _replace(self, holder: Any, attribute: str, value: Any) -> None:
+        own = vars(holder).get(attribute, _MISSING)
+        setattr(holder, attribute, value)
+        self.callback(delattr, holder, attribute) if own is _MISSING else self.callback(setattr, holder, attribute, own)
+
+    def _wrapped(self, function: Callable[..., Any], hook: Hook) -> Callable[..., Any]:
+        inside = self.inside
+
+        @functools.wraps(function)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            if not (_waits_for_device(args) if hook.waits else not hook.is_part or inside.spans == 0):
+                return function(*args, **kwargs)
+            inside.spans += 1
+            begun = self._begin(hook.name, hook.lane)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                inside.spans -= 1
+                self._end(begun, hook.waits)
+
+        traced.untraced = function  # type: ignore[attr-defined] # torch hands modes the function that is in place
+        return traced
+
+    def _begin(self, name: str, lane: str) -> tuple[str, Any, int]:
+        return name, self.clock.begin(lane, name) if lane else None, time.perf_counter_ns()
+
+    def _end(self, begun: tuple[str, Any, int], is_sync: bool = False) -> None:
+        name, mark, begin = begun
+        self.recorder.add(host_lane(), name, begin, time.perf_counter_ns(), is_sync)
+        self.clock.end(mark)
+
+    def _pre_update(self, *_: Any) -> None:
+        self._update = None if self.inside.spans else self._begin("optimizer", "device")
+
+    def _post_update(self, *_: Any) -> None:
+        if self._update is not None:
+            self._end(self._update)
+
+
+def _waits_for_device(args: tuple[Any, ...]) -> bool:
+    """Whether a call has to wait: not on a tensor that lies on the CPU, nor inside of what is compiled."""
+    on_host = bool(args) and isinstance(args[0], torch.Tensor) and args[0].device.type in ("cpu", "meta")
+    return not on_host and not torch.compiler.is_compiling()
+
+
+class WorkerLoop:
+    """Stands in for the function that a data worker runs; can be pickled, for workers that are spawned."""
+
+    def __init__(self, stock: Callable[..., Any] | None, folder: str) -> None:
+        self.stock = stock or worker._worker_loop
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        # torch's own goes by its name, which here leads to this stand-in: a spawned worker looks it up itself.
+        is_torchs = getattr(self.stock, "__module__", "") == worker.__name__
+        return WorkerLoop, (None if is_torchs else self.stock, self.folder)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        recorder = Recorder(self.folder)
+        for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+            kind.fetch = _fetching(kind.fetch, recorder)  # type: ignore[method-assign]
+        return self.stock(*args, **kwargs)
+
+
+def _fetching(stock: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def traced(fetcher: Any, indices: Any) -> Any:
+        begin = time.perf_counter_ns()
+        try:
+            return stock(fetcher, indices)
+        finally:
+            info = get_worker_info()
+            recorder.leave(Span(f"worker {info.id if info else 0}", "make a batch", begin, time.perf_counter_ns()))
+
+    return traced

@@ -124,7 +124,8 @@ def write_picture(path: Path, spans: Sequence[Span], began: int, ended: int, tit
     scale = (WIDTH - LEFT - MARGIN) / max(ended - began, 1)
     draw.text((LEFT, 10), title, "black", font)
     milliseconds = (ended - began) / 1e6
-    step = nice_step(milliseconds)
+    marks = (digit * 10.0**power for power in range(-3, 9) for digit in (1, 2, 5))
+    step = next(mark for mark in marks if milliseconds / mark <= 10)  # at most ten of them
     for number in range(int(milliseconds / step) + 1):
         x = LEFT + number * step * 1e6 * scale
         draw.line([(x, above), (x, bottom)], "#dddddd")
@@ -142,11 +143,3 @@ def write_picture(path: Path, spans: Sequence[Span], began: int, ended: int, tit
         if draw.textlength(span.name, font) < right - left - 6:
             draw.text(((left + right) / 2, top + ROW / 2 - 8), span.name, "white", font, anchor="mm")
     image.save(path)
-
-
-def nice_step(milliseconds: float, most: int = 10) -> float:
-    """A distance between marks of an axis, 1, 2 or 5 times a power of ten, so that there are at most `most`."""
-    step = 1e-3
-    while milliseconds / step > most:
-        step *= 2.5 if f"{step:e}"[0] == "2" else 2
-    return step

@@ -17,17 +17,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torch_sink import thread_waits
+from torch_sink import thread_waits, tracing
 from torch_sink.errors import HostSyncError
 from torch_sink.thread_waits import device_waits, here, host_sync_allowed
-from torch_sink.tracing import hooks
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 _OWN_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the loop
 _OPTIMIZER_FOLDER = os.path.join(_TORCH_FOLDER, "optim") + os.sep
 
 # What stands between a user's line and the operator that it calls.
-_WATCHING_FILES = (thread_waits.__file__, hooks.__file__, warnings.__file__)
+_WATCHING_FILES = (thread_waits.__file__, tracing.__file__, warnings.__file__)
 
 _BY_REASON = {
     "reads one element (item, float, bool, an index that is a tensor)": "_local_scalar_dense is_nonzero",
@@ -160,7 +159,7 @@ class _FunctionWatch(TorchFunctionMode):
         self._report = report
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        func, kwargs = hooks.untraced(func), kwargs or {}
+        func, kwargs = getattr(func, "untraced", func), kwargs or {}  # a timeline wraps some
         if _checks_on_the_cpu_only(func, args, kwargs):
             with host_sync_allowed():
                 return func(*args, **kwargs)
