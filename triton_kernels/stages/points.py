@@ -200,12 +200,6 @@ def place_in_box(operation, x, y):
 
 
 @triton.jit
-def pasted(pixels, place, here, value):
-    """`value`, but the given pixels where `here`."""
-    return tl.where(here, load_float(pixels, tl.where(here, place, 0)), value)
-
-
-@triton.jit
 def chosen(index, red, green, blue):
     """Channel number `index`."""
     return tl.where(index == 0, red, tl.where(index == 1, green, blue))

@@ -53,7 +53,7 @@ from ..program import (
     WIDTH,
 )
 from .filters import box_blur, filter_axis, mix, sharpen
-from .points import apply_point, in_box, map_axis, pasted, place_in_box
+from .points import apply_point, in_box, map_axis, place_in_box
 from .warps import sample_grid, warp_fixed, warp_float
 
 
@@ -139,20 +139,23 @@ def stage_kernel(
             red, green, blue = box_blur(view, head, x[None, :], y[:, None], red)
 
     left_at = tl.maximum(tl.maximum(x_left_at[None, :], y_left_at[:, None]), erased_at)
-    for index in range(tail_begin, tail_end):
+    for step in range(tail_end - tail_begin):
+        index = tail_begin + step
         operation = operations + index * OPERATION_COLUMNS
         code = tl.load(operation)
         if (code == SHIFT) | (code == REMAP) | (code == ERASE):
-            red = tl.where(left_at == index, load_float(operation, FILL), red)
-            green = tl.where(left_at == index, load_float(operation, FILL + 1), green)
-            blue = tl.where(left_at == index, load_float(operation, FILL + 2), blue)
+            here = left_at == index
+            red = tl.where(here, load_float(operation, FILL), red)
+            green = tl.where(here, load_float(operation, FILL + 1), green)
+            blue = tl.where(here, load_float(operation, FILL + 2), blue)
         elif code == PASTE:
             pixels = tables + tl.load(operation + PASTED)
             area = tl.load(operation + PASTED + 1)
-            place = pasted_y[:, None] + pasted_x[None, :]
-            red = pasted(pixels, place, left_at == index, red)
-            green = pasted(pixels + area, place, left_at == index, green)
-            blue = pasted(pixels + 2 * area, place, left_at == index, blue)
+            here = left_at == index
+            place = tl.where(here, pasted_y[:, None] + pasted_x[None, :], 0)
+            red = tl.where(here, load_float(pixels, place), red)
+            green = tl.where(here, load_float(pixels + area, place), green)
+            blue = tl.where(here, load_float(pixels + 2 * area, place), blue)
         elif code >= BRIGHTNESS:
             red, green, blue, top = apply_point(code, operation, tables, red, green, blue, top, IS_HEAVY)
 
