@@ -24,6 +24,7 @@ from torchvision.datasets.folder import default_loader
 
 import torch_sink
 from image.broken_files import (
+    JPEG,
     OPENERS,
     V1,
     V2,
@@ -44,6 +45,7 @@ from image.broken_files import (
 from image.check import assert_same_bits
 from torch_sink.damage.report import broken_file
 from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.sink.workers import WorkerGuard
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*multi-threaded, use of fork:DeprecationWarning", "ignore::UserWarning", "ignore:.*DecompressionBomb"
@@ -179,7 +181,7 @@ def test_draws_from_another_bit_generator_of_numpy(
     """Its state is in no checkpoint: it is only put back."""
 
     def shifted(image: Any) -> torch.Tensor:
-        return transforms.functional.pil_to_tensor(image.resize((8 + int(np.random.randint(5)), 8)).crop((0, 0, 8, 8)))
+        return transforms.functional.pil_to_tensor(image.resize((8, 8))) + int(np.random.randint(5))
 
     def drawn(make: Callable[[], Any]) -> Any:
         bit_generator_of_numpy(np.random.PCG64(1))
@@ -226,6 +228,11 @@ def test_workers_that_stay_for_the_next_pass(paths: list[Path]) -> None:
 # --- streams
 
 
+def in_gray_and_alpha(image: Image.Image) -> torch.Tensor:
+    """A transform that falls back."""
+    return V1(image.convert("LA").convert("RGB"))
+
+
 @pytest.mark.parametrize(
     ("workers", "opener", "transform"),
     [
@@ -233,9 +240,11 @@ def test_workers_that_stay_for_the_next_pass(paths: list[Path]) -> None:
         (0, "default_loader", V2),
         (0, "Image.open", V1),
         (0, "Image.open", V2),
+        (0, "Image.open", pixels),
+        (0, "default_loader", in_gray_and_alpha),
         (0, "open and Image.open", V1),
         (2, "default_loader", V2),
-        (2, "Image.open", V1),
+        (2, "Image.open", pixels),
     ],
 )
 def test_streams(paths: list[Path], workers: int, opener: str, transform: Callable[[Any], Any]) -> None:
@@ -274,9 +283,14 @@ def test_streams_that_hold_samples_back(paths: list[Path]) -> None:
     assert [label for _, label in held] == [label for _, label in expected]
 
 
-def test_a_stream_that_reads_the_pixels_of_a_broken_file_raises(paths: list[Path]) -> None:
-    with pytest.raises(torch_sink.DecodeError, match="read its pixels: catch the error there"):
-        batches(Stream(paths, loaded, pixels), "skip", batch_size=None)
+@pytest.mark.parametrize("is_broken", [lambda index: index == 2, lambda index: index > 8], ids=["at first", "later"])
+def test_pixels_read_by_a_stream_that_holds_samples_back(tmp_path: Path, is_broken: Callable[[int], bool]) -> None:
+    """Which sample is broken cannot be told: no good one is dropped in its place, and no black image delivered."""
+    files = [tmp_path / f"{index}.jpg" for index in range(20)]
+    for index, path in enumerate(files):
+        path.write_bytes(JPEG[0][: 400 if is_broken(index) else None])
+    with pytest.raises(torch_sink.DecodeError, match="cannot be told: catch the error there"):
+        batches(Stream(files, loaded, pixels, buffer=7), "skip", batch_size=None)
 
 
 # --- what is no damage
@@ -293,14 +307,17 @@ class Raises:
 
 
 def first_batch(dataset: Any, policy: str, workers: int) -> Any:
-    """The first batch, or what is raised in its place; torch would wait 5 seconds for a worker that raised."""
+    """The first batch, or what is raised in its place; torch would wait 5 seconds for a worker that raised.
+
+    Killing it would have torch's handler of SIGCHLD raise, at any moment.
+    """
     with backend(policy):
         iterator = iter(DataLoader(dataset, batch_size=4, num_workers=workers))
         try:
             return next(iterator)
         finally:
-            for process in getattr(iterator, "_workers", ()):
-                process.kill()
+            if workers:
+                WorkerGuard(iterator).stop()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from image.broken_files import V1, Files, Stream, loaded, opened, stock_samples, without_broken, write_tree
+from image.broken_files import V1, Files, Stream, loaded, opened, pixels, stock_samples, without_broken, write_tree
 from image.check import assert_same_bits
 from torch import nn
 from torch.utils.data import DataLoader, default_collate
@@ -110,14 +110,14 @@ def test_replacing(paths: list[Path], workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("load", [loaded, opened])
-def test_streams(paths: list[Path], load: Callable[[str], Any], workers: int) -> None:
+@pytest.mark.parametrize(("load", "transform"), [(loaded, V1), (opened, V1), (opened, pixels)])
+def test_streams(paths: list[Path], load: Callable[[str], Any], transform: Callable[[Any], Any], workers: int) -> None:
     options = {"batch_size": None, "num_workers": workers}
     torch.manual_seed(1)
-    expected = list(DataLoader(Stream(paths, load, V1, goes_on=True), **options))
+    expected = list(DataLoader(Stream(paths, load, transform, goes_on=True), **options))
     with torch_sink.image_backend("device", device="cpu"):
         torch.manual_seed(1)
-        loader = SinkLoader(DataLoader(Stream(paths, load, V1), **options), device="cpu", on_decode_error="skip")
+        loader = SinkLoader(DataLoader(Stream(paths, load, transform), **options), device="cpu", on_decode_error="skip")
         made = [(image.clone(), label) for image, label in loader]
         loader.close()
     made, expected = (sorted(samples, key=lambda sample: sample[1]) for samples in (made, expected))

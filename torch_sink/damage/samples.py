@@ -1,7 +1,8 @@
 """Samples on their way to their batch: a placeholder in the place of each that could not be made.
 
 An exception would end the generator of a stream, so what opens images gives a placeholder image there, whose sample is
-left out. Whoever stands in for an opener asks `is_reading_stream`, and says `note_placeholder` for each that it gives.
+left out. Whoever stands in for an opener asks `is_reading_stream`, and says `note_opened` for each image that it opens,
+`note_placeholder` for each placeholder that it gives, and `note_pixels` where somebody reads the pixels of one.
 """
 
 from __future__ import annotations
@@ -157,7 +158,9 @@ class _Reading(threading.local):
     """What this thread knows while it waits for a sample of a guarded stream."""
 
     is_on = False
+    opened = 0  # images, broken or not
     first: tuple[BrokenFile, Any] | None = None  # the first placeholder given meanwhile, and the draws before it
+    read: BrokenFile | None = None  # whose placeholder's pixels somebody was given
 
 
 _reading = _Reading()
@@ -168,17 +171,34 @@ def is_reading_stream() -> bool:
     return _reading.is_on
 
 
+def note_opened() -> None:
+    """An image is opened for the sample that is waited for."""
+    _reading.opened += 1
+
+
 def note_placeholder(file: BrokenFile) -> None:
     """A placeholder image was given."""
     if _reading.first is None:
         _reading.first = file, global_draws()
 
 
+def note_pixels(file: BrokenFile) -> None:
+    """Somebody is given the pixels of a placeholder.
+
+    Raises:
+        DecodeError: outside of a stream, where they could be taken for those of an image.
+    """
+    if not _reading.is_on:
+        raise DecodeError(file.path, -1, file.reason)
+    _reading.read = _reading.read or file
+
+
 class GuardedStream:
     """The iterator of an iterable dataset; gives a placeholder for each sample that holds a placeholder image.
 
-    The samples after it draw what they would draw had the dataset's own code left the file out, unless the stream holds
-    samples back.
+    It also does for one whose code read the pixels of a placeholder, which can be told as long as every sample opens as
+    many images: no sample is held back. The samples after it draw what they would draw had the dataset's own code left
+    the file out, unless the stream holds samples back.
     """
 
     def __init__(self, samples: Iterator[Any], keeps_last: bool) -> None:
@@ -188,6 +208,9 @@ class GuardedStream:
         self.ahead: list[Any] = []
         self.count = 0
         self.is_searched = False  # placeholders are on their way
+        self.images_of_a_sample = 0
+        self.is_in_step = True  # with the images that are opened: no sample is held back
+        self.read_at_first: BrokenFile | None = None  # for the first sample
 
     def __iter__(self) -> GuardedStream:
         return self
@@ -209,21 +232,36 @@ class GuardedStream:
         return self.last
 
     def _read(self) -> Any:
-        _reading.is_on, _reading.first = True, None
+        vars(_reading).update(is_on=True, opened=0, first=None, read=None)
         try:
             sample = next(self.samples)
         finally:
             _reading.is_on = False
         self.count += 1
-        first = _reading.first
+        first, read = _reading.first, self._checked(_reading.opened, _reading.read)
         self.is_searched = self.is_searched or first is not None
         sources = [getattr(leaf, "sink_source", None) for leaf in leaves(sample)] if self.is_searched else []
         files: list[BrokenFile] = [found for one in sources if (found := getattr(one, "broken_file", None))]
+        files += [] if read is None else [read]
         if not files:
             return sample
         if first is not None and any(file is first[0] for file in files):
             set_global_draws(first[1])
         return Placeholder(files[0] if files[0].path else files[0]._replace(path=self._name()))
+
+    def _checked(self, opened: int, read: BrokenFile | None) -> BrokenFile | None:
+        """The file that was read; the sample that came is its own, unless the stream holds samples back."""
+        if self.count == 1:
+            self.images_of_a_sample, self.read_at_first = opened, read
+        self.is_in_step = self.is_in_step and opened == self.images_of_a_sample
+        unknown = None if self.is_in_step else read or self.read_at_first
+        if unknown is not None:
+            why = (
+                f"{unknown.reason}; its pixels were read by code of a stream that opens more images for some samples "
+                "than for others, so which sample is broken cannot be told: catch the error there"
+            )
+            raise DecodeError(unknown.path, -1, why)
+        return read
 
     def _name(self) -> str:
         """Of the latest sample, for an image without one."""

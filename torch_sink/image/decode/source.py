@@ -11,6 +11,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from torch_sink.damage.report import BrokenFile, current_policy
+from torch_sink.damage.samples import note_pixels
 from torch_sink.errors import DecodeError
 from torch_sink.image.decode.jpeg_header import JpegHeader, read_jpeg_header
 
@@ -86,12 +87,13 @@ class BrokenSource(NamedTuple):
         return self.broken_file.path
 
     def decode(self) -> Image.Image:
-        """
+        """Black pixels, for stock code on the way to the end of the sample.
+
         Raises:
-            DecodeError: always, because there are no pixels.
+            DecodeError: outside of a stream, where they could be taken for those of an image.
         """
-        advice = "code of an iterable dataset read its pixels: catch the error there, or read them after batching"
-        raise DecodeError(self.path, -1, f"{self.broken_file.reason}; {advice}")
+        note_pixels(self.broken_file)
+        return Image.new(self.mode, self.size)
 
 
 Source = EncodedSource | PixelSource | FinishedSource

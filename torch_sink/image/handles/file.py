@@ -22,7 +22,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from torchvision.io import ImageReadMode
 
 from torch_sink.damage.report import broken_file
-from torch_sink.damage.samples import is_reading_stream, note_placeholder
+from torch_sink.damage.samples import is_reading_stream, note_opened, note_placeholder
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import executing, is_executing, report_fallback
 from torch_sink.image.core.ops import Op, replay
@@ -100,6 +100,7 @@ def or_placeholder(load: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     if is_executing() or not is_reading_stream():
         return load(*args, **kwargs)
+    note_opened()
     try:
         image = load(*args, **kwargs)
         if not isinstance(image, LazyPixels):
