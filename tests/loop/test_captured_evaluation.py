@@ -158,6 +158,32 @@ def test_what_cannot_be_captured_runs_uncaptured_and_says_why(fake_cuda: FakeCud
     model.close()
 
 
+class Remembers(nn.Module):
+    """A buffer that its forward pass replaces: replays would all begin with one value, in memory of the graph's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make_model(dropout=0.0)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.inner(inputs)
+        self.seen = self.seen + outputs.mean()
+        return outputs
+
+
+def test_a_buffer_that_a_forward_pass_replaces_is_as_without_graphs(fake_cuda: FakeCuda) -> None:
+    plain, network = Remembers().eval(), Remembers().cuda()
+    model = make(model=network)
+    for _ in range(2):
+        model.eval(VALID)
+        for inputs, _labels in VALID:
+            plain(inputs)
+    torch.testing.assert_close(network.seen.cpu(), plain.seen)
+    assert "puts new tensors in the place of the buffer seen" in "\n".join(model._evaluator.explain())
+    model.close()
+
+
 def test_build_captures_evaluations_ahead(fake_cuda: FakeCuda) -> None:
     model = make()
     with SinkLoader(VALID, slots=3) as loader:

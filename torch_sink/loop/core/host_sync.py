@@ -147,7 +147,8 @@ class _OperatorWatch(TorchDispatchMode):
             place, inside_optimizer = caller()
             # torch.optim keeps its step counters on the CPU on purpose: reading them waits for nothing.
             if not (inside_optimizer and args[0].device.type == "cpu"):
-                self._report(place, f"{func._schema.name} {reason}")
+                where = " in the optimizer" if inside_optimizer else ""
+                self._report(place, f"{func._schema.name}{where} {reason}")
         return func(*args, **kwargs)
 
 

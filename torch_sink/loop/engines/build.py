@@ -16,7 +16,7 @@ from torch_sink.loop.core.batches import batch_tensors
 from torch_sink.loop.core.history import Reasons, StepLog, first_line
 from torch_sink.loop.core.host_sync import user_place
 from torch_sink.loop.engines.capture import CudaCapture, Recordings, overrides_stale_streams
-from torch_sink.loop.engines.graph import GraphEngine
+from torch_sink.loop.engines.graph import GraphEngine, Places
 from torch_sink.loop.engines.jit import CompiledLoss, JitConfig, compiler_problem
 from torch_sink.loop.step.optimizers import backward_context, capture_obstacle, cycles_momentum, takes_betas_from_device
 from torch_sink.loop.step.step import Engine, LossFunction, TrainingStep
@@ -201,12 +201,17 @@ class Inference:
             recorded()
             return result[0]
 
+        before = Places(self._model)
         try:
             recorded = recordings.record(function, {slot: batch})[slot]
+            problem = before.problem()
         except Exception as error:
+            problem = f"{first_line(error)} (at {user_place(error)})"
+        if problem is not None:
+            before.put_back()
             self.mode = self._lower_mode
-            text = f"forward passes cannot be captured, so they run in mode {self.mode!r}: {first_line(error)}"
-            self._reasons.note(f"{text} (at {user_place(error)})")
+            text = f"forward passes cannot be captured, so they run in mode {self.mode!r}: {problem}"
+            self._reasons.note(text)
             _log.warning(text)
             recordings.forget()
             return None

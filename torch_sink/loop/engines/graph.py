@@ -209,13 +209,14 @@ class GraphEngine(Engine):
 class Places:
     """Where the tensors lie that a step may write to: optimizer state and the model's buffers, as they are now."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._model, self._optimizer = model, optimizer
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        self._model, self._kind = model, type(optimizer).__name__
+        self._state: Any = optimizer.state if optimizer is not None else {}
         self._before = {key: (value, address(value)) for key, value in self._tensors().items()}
 
     def problem(self) -> str | None:
         """What a step since then has put elsewhere, where each replay would begin with the old one; None if nothing."""
-        now, kind = self._tensors(), type(self._optimizer).__name__
+        now, kind = self._tensors(), self._kind
         moved = [key for key, (_, place) in self._before.items() if key not in now or address(now[key]) != place]
         names = {f"the buffer {name}" if isinstance(owner, nn.Module) else f"{name} of {kind}" for owner, name in moved}
         if not names:
@@ -232,17 +233,17 @@ class Places:
     def put_back(self) -> None:
         """Undo what a step that was only recorded has done to state and buffers."""
         for parameter, name in self._new_state():
-            del self._optimizer.state[parameter][name]
+            del self._state[parameter][name]
         for (owner, name), (value, _) in self._before.items():
-            entries = owner._buffers if isinstance(owner, nn.Module) else self._optimizer.state[owner]
+            entries = owner._buffers if isinstance(owner, nn.Module) else self._state[owner]
             entries[name] = value
 
     def _new_state(self) -> set[Any]:
-        return _tensors(self._optimizer.state).keys() - self._before.keys()
+        return _tensors(self._state).keys() - self._before.keys()
 
     def _tensors(self) -> dict[tuple[Any, str], Tensor]:
         buffers = {module: module._buffers for module in self._model.modules()}
-        return _tensors(self._optimizer.state) | _tensors(buffers)
+        return _tensors(self._state) | _tensors(buffers)
 
 
 def _tensors(owners: Any) -> dict[tuple[Any, str], Tensor]:
