@@ -1,0 +1,77 @@
+"""`data_sink`: a function that takes its batches from the queue, many steps a call."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch_sink.loop.core.arguments import check_count
+from torch_sink.loop.core.batches import call_with
+from torch_sink.loop.engines.jit import JitConfig, jit_with
+
+_END = object()
+# By the id of a SinkLoader, the function that it serves, which holds it.
+_bound: weakref.WeakValueDictionary[int, DataSink] = weakref.WeakValueDictionary()
+
+
+def data_sink(
+    fn: Callable[..., Any], dataset: Any, sink_size: int = 1, jit_config: JitConfig | None = None
+) -> DataSink:
+    """Bind a step function to a dataset.
+
+    Args:
+        fn: called as `fn(*batch)`; the whole step, optimizer included.
+        dataset: a loader or SinkLoader. It is traversed endlessly; calls continue where the last one ended. A
+            SinkLoader serves one function at a time: until the result is closed or gone.
+        sink_size: steps a call, at least 1.
+        jit_config: compile `fn` with it; default not at all.
+
+    Returns:
+        A function without arguments that runs `sink_size` steps and returns the last step's output.
+
+    Raises:
+        TypeError, ValueError: an argument that cannot be used, such as a SinkLoader that another function is bound to.
+
+    Examples:
+        >>> import torch
+        >>> step = data_sink(lambda x: x.sum(), [torch.ones(2), torch.zeros(2)], sink_size=3)
+        >>> float(step()), float(step())
+        (2.0, 0.0)
+    """
+    if not callable(fn):
+        raise TypeError(f"fn is a {type(fn).__name__}; pass a function of a batch's members")
+    check_count("sink_size", sink_size, minimum=1)
+    if jit_config is not None and not isinstance(jit_config, JitConfig):
+        raise TypeError(f"jit_config is a {type(jit_config).__name__}; pass a torch_sink.JitConfig")
+    return DataSink(fn, dataset, sink_size, jit_config)
+
+
+class DataSink:
+    """What `data_sink` returns; call it, and `close()` it to stop the queue."""
+
+    def __init__(self, fn: Callable[..., Any], dataset: Any, sink_size: int, config: JitConfig | None) -> None:
+        from torch_sink.sink import SinkLoader
+
+        self._function = fn if config is None else jit_with(fn, config)
+        self._sink_size, self._own = sink_size, not isinstance(dataset, SinkLoader)
+        self._loader = SinkLoader(dataset) if self._own else dataset
+        if _bound.setdefault(id(self._loader), self) is not self:  # each of two would see a part of its batches
+            raise ValueError(
+                "the SinkLoader is bound to another function; close() that data_sink first, or make another"
+            )
+        self._batches: Iterator[Any] = iter(())
+
+    def __call__(self) -> Any:
+        for _ in range(self._sink_size):
+            while (batch := next(self._batches, _END)) is _END:
+                self._batches = self._loader.rest()
+            output = call_with(self._function, batch)
+        return output
+
+    def close(self) -> None:
+        """Stop the queue, if `data_sink` made it; else leave it to others. Idempotent."""
+        if self._own:
+            self._loader.close()
+        if _bound.get(id(self._loader)) is self:
+            del _bound[id(self._loader)]
