@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,11 @@ _NO_GPU = "Without a GPU both make the same pixels on the CPU: nothing is gained
 _WORKER_NOTE = (
     "recording: a GPU makes the pixels elsewhere; on the CPU: the worker makes them. Ratios: stock / torch_sink."
 )
+_EQUAL = {
+    True: "yes, every value",
+    False: "no",
+    None: "cannot be said: stock code differs from itself, with equal seeds of torch, numpy and random",
+}
 DEFAULT_PIPELINES = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment", "v2 train")
 
 
@@ -39,7 +44,7 @@ def run(folder: Path | None, names: Sequence[str], *, workers: int | None, quick
     opened = [open_pipeline(name, folder, batch_size) for name in names]
     first = opened[0]
     report = describe_run("torch-sink bench", folder)
-    report["equal"] = {each.name: compare(each) for each in opened}
+    report["equal"] = {each.name: is_equal(each) for each in opened}
     report["worker_cost"] = {each.name: measure_worker_cost(each, rounds=rounds, images=images) for each in opened}
     workers = next(count for count in (workers, first.workers, 2) if count is not None)
     report["loader"] = {"pipeline": first.name, "workers": workers}
@@ -105,10 +110,10 @@ def measure_loader(pipeline: Pipeline, *, workers: int, turns: int, seconds: flo
     return {name: {"images_per_second": speed} for name, speed in medians.items()}
 
 
-def compare(pipeline: Pipeline) -> dict[str, Any]:
-    """Compare a batch of stock torchvision with torch_sink's, made where this machine makes it, from equal seeds.
+def is_equal(pipeline: Pipeline) -> bool | None:
+    """Whether a batch that torch_sink makes, where this machine makes it, has all values of stock torchvision's.
 
-    `equal` is None where stock code differs from itself, so that nobody can say; `difference` is the largest one.
+    Seeds are equal. None where stock code differs from itself, so that nobody can say.
     """
 
     def values(backend: str) -> list[torch.Tensor]:
@@ -119,8 +124,12 @@ def compare(pipeline: Pipeline) -> dict[str, Any]:
             return [leaf.to(_device()).cpu().as_subclass(torch.Tensor) for leaf in leaves]
 
     stock, again, ours = values("PIL"), values("PIL"), values("device")
-    difference = _difference(stock, ours)
-    return {"equal": None if _difference(stock, again) else difference == 0, "difference": difference}
+    return _same(stock, ours) if _same(stock, again) else None
+
+
+def _same(stock: list[torch.Tensor], ours: list[torch.Tensor]) -> bool:
+    pairs = zip(stock, ours, strict=False)
+    return len(stock) == len(ours) and all(one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)
 
 
 def worker_seconds(pipeline: Pipeline, images: int, seed: int) -> float:
@@ -150,35 +159,28 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {"p20": cuts[1], "p50": cuts[4], "p80": cuts[7]}
 
 
-def _difference(stock: list[torch.Tensor], ours: list[torch.Tensor]) -> float:
-    """The largest difference of any value; infinite where shapes or types differ."""
-    if [(leaf.shape, leaf.dtype) for leaf in stock] != [(leaf.shape, leaf.dtype) for leaf in ours]:
-        return float("inf")
-    apart = [(one.double() - other.double()).abs() for one, other in zip(stock, ours, strict=True) if one.numel()]
-    return max((each.max().item() for each in apart), default=0.0)
-
-
 def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _images_per_second(loader: Any, seconds: float) -> float:
-    device = _device()
-    images, started = 0, None
-    for count, batch in chain.from_iterable(iter(lambda: loader, None)):
+    batches, device = chain.from_iterable(repeat(loader)), _device()
+
+    def move_batch() -> int:
+        count, batch = next(batches)
         tree_map_only(torch.Tensor, lambda leaf: leaf.to(device, non_blocking=True), batch)
-        now = time.perf_counter()
-        if started is not None:
-            images += count
-            if now - started < seconds:
-                continue
+        return int(count)
+
+    def now() -> float:
         if device.type == "cuda":
             torch.cuda.synchronize()  # host sync
-            now = time.perf_counter()
-        if started is not None:
-            return images / (now - started)
-        started = now
-    raise AssertionError("a loader is traversed again and again")
+        return time.perf_counter()
+
+    move_batch()
+    images, started = 0, now()
+    while not images or time.perf_counter() - started < seconds:
+        images += move_batch()
+    return images / (now() - started)
 
 
 def worker_cost_table(results: dict[str, dict[str, Any]]) -> Table:
@@ -204,7 +206,7 @@ def report_of(found: dict[str, Any]) -> Report:
         f"{loader['workers']} workers; {found['worker_cost'][loader['pipeline']]['ratio']:.1f}x less work for a worker "
         "where a GPU makes the pixels."
     )
-    equal = [(pipeline, _said(result)) for pipeline, result in found["equal"].items()]
+    equal = [(pipeline, _EQUAL[is_same]) for pipeline, is_same in found["equal"].items()]
     parts = [
         bars(in_a_worker, "ms", costs, digits=3),
         bars(end_to_end, "images/s", speeds, note="" if found["machine"]["gpu"] else _NO_GPU),
@@ -229,12 +231,6 @@ def _charts(found: dict[str, Any]) -> dict[str, dict[str, float]]:
         in_a_worker: {side: cost[f"{side}_ms"]["p50"] for side in ("stock", "torch_sink")},
         end_to_end: {side: loader[side]["images_per_second"] for side in ("stock", "torch_sink")},
     }
-
-
-def _said(result: dict[str, Any]) -> str:
-    if result["equal"] is None:
-        return "cannot be said: stock code differs from itself, with equal seeds of torch, numpy and random"
-    return "yes, every value" if result["equal"] else f"no: up to {result['difference']:g} apart"
 
 
 def draw(found: dict[str, Any], path: Path) -> None:

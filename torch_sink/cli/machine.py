@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from torch_sink.image.execute.batch import LazyBatch
     from torch_sink.image.plan.build import Plan
 
+# Of this checkout, with "+changes" if it differs; an installed package has none.
+_COMMIT = ("git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+changes")
 RELEASES = ("torch-sink", "torch", "torchvision", "triton", "pillow", "numpy")
 
 
@@ -56,7 +58,7 @@ def describe_machine() -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "gpu": gpu_name(),
         "gpu_driver": gpu_driver(),
-        "commit": _commit(),
+        "commit": _output_of(*_COMMIT, cwd=Path(__file__).parent),
     }
 
 
@@ -80,17 +82,9 @@ def gpu_driver() -> str | None:
     return _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 
 
-def _commit() -> str | None:
-    """The git commit of this checkout, with "+changes" if it differs; None for an installed package."""
-    git = ("git", "-C", str(Path(__file__).parent))
-    commit = _output_of(*git, "rev-parse", "--short=12", "HEAD")
-    changes = commit and _output_of(*git, "status", "--porcelain", "--untracked-files=no")
-    return f"{commit}+changes" if changes else commit
-
-
-def _output_of(*command: str) -> str | None:
+def _output_of(*command: str, cwd: Path | None = None) -> str | None:
     try:
-        finished = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, cwd=cwd)
     except (OSError, subprocess.SubprocessError):
         return None
     return finished.stdout.strip().partition("\n")[0] or None
