@@ -6,6 +6,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,9 +35,9 @@ from torch_sink.image.execute.recorded import Wanted
 from torch_sink.triton_kernels.jpeg import jpeg_variants
 from torch_sink.triton_kernels.launching import compiler_options
 from torch_sink.triton_kernels.shapes import LANE_SHAPES
-from torch_sink.triton_kernels.stages import variants
 
 TARGET = GPUTarget("cuda", 90, 32)
+META = torch.device("meta")
 
 
 @pytest.fixture
@@ -61,12 +62,27 @@ def wanted(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return found
 
 
-def every_variant() -> list[Any]:
-    return [*variants(), *jpeg_variants(TARGET.warp_size)]
+def compile_everything() -> None:
+    for number in range(len(ahead.every_variant(TARGET))):
+        assert not ahead.compile_variant(number, TARGET).error
+
+
+def launches(launch: Callable[[], object]) -> set[tuple[str, str]]:
+    """Name and specialization of each kernel that `launch` would compile; nothing is."""
+    found: set[tuple[str, str]] = set()
+
+    def note(*, fn: Any, compile: Any, **_: Any) -> bool:
+        found.add((fn.name, compile["specialization_data"]))
+        return True  # which leaves out the compilation, and the launch
+
+    with mock.patch.object(triton.knobs.runtime, "jit_cache_hook", note), ahead._compiling_for(TARGET):
+        launch()
+    return found
 
 
 def test_what_is_compiled_ahead_is_what_a_launch_looks_for(wanted: set[str]) -> None:
-    for variant in every_variant():
+    every_variant = ahead.every_variant(TARGET)
+    for variant in every_variant:
         kinds = [variant.signature[name] for name in variant.kernel.arg_names if name not in variant.constants]
         types = [ahead._DTYPES[kind.removeprefix("*")] if kind.startswith("*") else None for kind in kinds]
         arguments = [64 if kind is None else torch.empty(64, dtype=kind) for kind in types]
@@ -74,66 +90,62 @@ def test_what_is_compiled_ahead_is_what_a_launch_looks_for(wanted: set[str]) -> 
         with ahead._compiling_for(TARGET):
             variant.kernel[(1,)](*arguments, **variant.constants, **options)
     launched = set(wanted)
-    assert len(launched) == len(every_variant())
+    assert len(launched) == len(every_variant)
     wanted.clear()
-    for job in ahead.jobs_of(lambda: ahead.launch_everything(TARGET), TARGET):
-        assert not ahead.compile_job(job, TARGET).error
+    compile_everything()
     assert wanted == launched
 
 
 def launch_decoder() -> None:
     """Launches what decodes JPEG files, in every shape that a batch may choose."""
     files = lay_out_jpegs([case.source for case in cases()]).files
-    block = torch.empty(files.size, dtype=torch.uint8, device=ahead.META)
+    block = torch.empty(files.size, dtype=torch.uint8, device=META)
     for shape in LANE_SHAPES:
         launch_jpegs(plan_jpegs(files, files.whole_images(), shape), block)
 
 
-def jobs_of_batch(pipeline: Any, dtype: torch.dtype = torch.float32) -> set[ahead.Job]:
+def launches_of_batch(pipeline: Any, dtype: torch.dtype = torch.float32) -> set[tuple[str, str]]:
     with torch_sink.image_backend("device", device="meta"):
         batch = default_collate([pipeline(make_photo(40, 30, seed)) for seed in range(2)])
-        return set(ahead.jobs_of(lambda: make_on_device(batch.recorded, Wanted(ahead.META, dtype)), TARGET))
+        return launches(lambda: make_on_device(batch.recorded, Wanted(META, dtype)))
 
 
 def test_every_launch_is_among_the_listed_variants() -> None:
-    everything = set(ahead.jobs_of(lambda: ahead.launch_everything(TARGET), TARGET))
-    decoder = set(ahead.jobs_of(launch_decoder, TARGET))
+    everything = launches(compile_everything)
+    decoder = launches(launch_decoder)
     assert len(decoder) == len(list(jpeg_variants(TARGET.warp_size)))
     assert decoder < everything
     head = [v2.RandomResizedCrop(24), v2.ColorJitter(0.4, 0.4, 0.4, 0.1)]
     tail = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.RandomErasing(p=1)]
-    batch = jobs_of_batch(v2.Compose([*head, *tail]))
+    batch = launches_of_batch(v2.Compose([*head, *tail]))
     assert len(batch) >= 2
     assert batch < everything
 
 
 def test_the_type_of_the_result_compiles_only_what_writes_it() -> None:
     pipeline = v2.Compose([v2.Resize(24), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
-    by_type = [jobs_of_batch(pipeline, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float64)]
-    assert [len(jobs) for jobs in by_type] == [2, 2, 2]
+    by_type = [launches_of_batch(pipeline, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float64)]
+    assert [len(found) for found in by_type] == [2, 2, 2]
     assert by_type[0] == by_type[2], "float64 is made of what the kernels write as float32"
     assert len(set.union(*by_type)) == 1 + 2
 
 
-def test_nothing_is_compiled_while_launches_are_recorded(cache: Path) -> None:
-    assert ahead.jobs_of(launch_decoder, TARGET)
-    assert not cache.exists()
+DC = next(at for at, variant in enumerate(ahead.every_variant(TARGET)) if variant.kernel.__name__ == "dc_kernel")
 
 
 def test_a_kernel_is_compiled_once(cache: Path) -> None:
-    jobs = [job for job in ahead.jobs_of(launch_decoder, TARGET) if job.kernel == "dc_kernel"]
-    first = ahead.compile_job(jobs[0], TARGET)
+    first = ahead.compile_variant(DC, TARGET)
     assert (first.was_there, first.error) == (False, "")
     assert list(cache.rglob("dc_kernel.cubin"))
-    assert ahead.compile_job(jobs[0], TARGET).was_there
+    assert ahead.compile_variant(DC, TARGET).was_there
 
 
-def test_a_kernel_that_cannot_be_compiled_is_named(cache: Path) -> None:
-    (job,) = [job for job in ahead.jobs_of(launch_decoder, TARGET) if job.kernel == "dc_kernel"]
-    broken = job._replace(specialization=job.specialization.replace('"num_warps": 4', '"num_warps": 3'))
-    outcome = ahead.compile_job(broken, TARGET)
+def test_a_kernel_that_cannot_be_compiled_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = ahead.every_variant(TARGET)[DC]._replace(warps=3)
+    monkeypatch.setattr(ahead, "every_variant", lambda target: [broken])
+    outcome = ahead.compile_variant(0, TARGET)
     assert "num_warps must be a power of 2" in outcome.error
-    assert not outcome.was_there
+    assert (outcome.name, outcome.was_there) == (broken.name, False)
 
 
 def test_targets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +178,7 @@ def test_the_command_line_compiles_every_kernel(cache: Path) -> None:
     command = [sys.executable, "-m", "torch_sink", "warm", "--target", "cuda:90"]
     first, again = (subprocess.run(command, capture_output=True, text=True, timeout=600) for _ in range(2))
     assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr
-    total = len(every_variant())
+    total = len(ahead.every_variant(TARGET))
     assert first.stdout.startswith(f"{total} kernels compiled for cuda:90")
     assert again.stdout.startswith("0 kernels compiled for cuda:90")
     assert f"{total} were in Triton's cache already" in again.stdout

@@ -91,9 +91,8 @@ def run_warm(options: argparse.Namespace) -> int:
     from torch_sink.image.execute import ahead
 
     target = ahead.target_named(options.target)
-    jobs = ahead.jobs_of(lambda: ahead.launch_everything(target), target)
     started = time.perf_counter()
-    outcomes = list(_shown(ahead.compile_all(jobs, target), len(jobs)))
+    outcomes = list(_shown(ahead.compile_all(target), len(ahead.every_variant(target))))
     failed = [outcome for outcome in outcomes if outcome.error]
     there = sum(outcome.was_there for outcome in outcomes)
     print(
@@ -101,7 +100,7 @@ def run_warm(options: argparse.Namespace) -> int:
         f"{time.perf_counter() - started:.0f} s, {there} were in Triton's cache already."
     )
     for outcome in failed:
-        print(f"{outcome.job.kernel} cannot be compiled: {outcome.error}", file=sys.stderr)
+        print(f"{outcome.name} cannot be compiled: {outcome.error}", file=sys.stderr)
     if not failed and options.target is None:
         # The compiled decoder proves itself, so that the first batch need not.
         found = proof.verdict(torch.device("cuda"))
@@ -116,7 +115,7 @@ def _shown(outcomes: Iterator[Outcome], total: int) -> Iterator[Outcome]:
         filled = _BAR_COLUMNS * count // total
         bar = f"[{'#' * filled}{'.' * (_BAR_COLUMNS - filled)}] {count}/{total}"
         state = "failed" if outcome.error else "in the cache" if outcome.was_there else f"{outcome.seconds:.1f} s"
-        line = f"{bar} {outcome.job.kernel}, {state}"
+        line = f"{bar} {outcome.name}, {state}"
         print(f"\r{line:79}" if in_place else line, end="" if in_place else "\n", file=sys.stderr, flush=True)
         yield outcome
     if in_place:

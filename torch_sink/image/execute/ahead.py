@@ -1,18 +1,13 @@
-"""Compiles kernels before anybody waits for them: launches are recorded, and compiled in all cores' processes.
-
-Code that launches kernels runs unchanged on the meta device. What Triton would compile for it is noted in the form that
-Triton itself serializes, so that a process that launches it later finds it in Triton's cache under the same name.
-"""
+"""Compiles kernels before anybody waits for them, in all cores' processes, for this machine's GPU or another one."""
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -22,26 +17,19 @@ from torch_sink.errors import SinkError
 if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
 
-META = torch.device("meta")
+    from torch_sink.triton_kernels.launching import Variant
+
 _DTYPES = {
     "u8": torch.uint8, "u16": torch.uint16, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64,
     "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64,
 }  # fmt: skip
 
 
-class Job(NamedTuple):
-    """One kernel to compile."""
-
-    module: str  # where it is defined
-    kernel: str  # its name there
-    specialization: str  # types of its arguments, constants and options, as Triton serializes them
-
-
 class Outcome(NamedTuple):
-    """What became of a job."""
+    """What became of a variant of a kernel."""
 
-    job: Job
-    was_there: bool  # Triton's cache held the kernel already
+    name: str
+    was_there: bool  # Triton's cache held it already
     seconds: float  # that it took
     error: str = ""  # why the cache does not hold it; "" where it does
 
@@ -104,57 +92,34 @@ def _compiling_for(target: GPUTarget) -> Iterator[None]:
         driver._active = before
 
 
-@contextmanager
-def recorded(target: GPUTarget) -> Iterator[set[Job]]:
-    """Inside, launches on the meta device launch and compile nothing, but are noted."""
-    from triton import knobs
-
-    found: set[Job] = set()
-
-    def note(*, fn: Any, compile: Any, **_: Any) -> bool:
-        found.add(Job(fn.module, fn.name, compile["specialization_data"]))
-        return True  # which leaves out the compilation, and the launch
-
-    before = knobs.runtime.jit_cache_hook
-    knobs.runtime.jit_cache_hook = note
-    try:
-        with _compiling_for(target):
-            yield found
-    finally:
-        knobs.runtime.jit_cache_hook = before
-
-
-def launch_everything(target: GPUTarget) -> None:
-    """Launches every variant of every kernel."""
+def every_variant(target: GPUTarget) -> list[Variant]:
+    """Every variant of every kernel; those that take longest come first."""
     from torch_sink.triton_kernels.jpeg import jpeg_variants
-    from torch_sink.triton_kernels.launching import compiler_options
     from torch_sink.triton_kernels.stages import variants
 
-    listed: list[Any] = [*variants(), *jpeg_variants(target.warp_size)]
-    for variant in listed:
-        kinds = [variant.signature[name] for name in variant.kernel.arg_names if name not in variant.constants]
-        # Kernels are compiled once for all values of a number.
-        arguments = [_DTYPES[kind.removeprefix("*")] if kind.startswith("*") else 0 for kind in kinds]
-        options = compiler_options(variant.warps, variant.registers)
-        variant.kernel.warmup(*arguments, grid=(1,), **variant.constants, **options)
+    return [*variants(), *jpeg_variants(target.warp_size)]
 
 
-def compile_all(jobs: Sequence[Job], target: GPUTarget) -> Iterator[Outcome]:
-    """Compiles jobs, as `recorded` notes them for a target, into Triton's cache; gives the outcomes as they come."""
-    count = max(min(usable_cores(), len(jobs)), 1)  # processes
+def compile_all(target: GPUTarget) -> Iterator[Outcome]:
+    """Compiles every variant into Triton's cache, in several processes, and gives the outcomes as they come."""
+    count = len(every_variant(target))
     # Not forked: this process may hold a device, or threads.
-    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
-        # Kernels with many arguments take longest: the first ones, so that no core is left with one at the end.
-        longest_first = sorted(jobs, key=lambda job: (-len(job.specialization), job))
-        for done in as_completed([pool.submit(compile_job, job, target) for job in longest_first]):
+    with ProcessPoolExecutor(min(usable_cores(), count), mp_context=multiprocessing.get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(compile_variant, number, target) for number in range(count)]):
             yield done.result()
 
 
-def compile_job(job: Job, target: GPUTarget) -> Outcome:
-    """Compiles one job into Triton's cache."""
+def compile_variant(number: int, target: GPUTarget) -> Outcome:
+    """Compiles one variant into Triton's cache, as launches of batches will look for it there."""
     from triton import knobs
 
-    kernel = getattr(importlib.import_module(job.module), job.kernel)
+    from torch_sink.triton_kernels.launching import compiler_options
+
+    variant = every_variant(target)[number]
+    kinds = [variant.signature[name] for name in variant.kernel.arg_names if name not in variant.constants]
+    # Kernels are compiled once for all values of a number.
+    arguments = [_DTYPES[kind.removeprefix("*")] if kind.startswith("*") else 0 for kind in kinds]
+    options = {**variant.constants, **compiler_options(variant.warps, variant.registers)}
     hits: list[bool] = []
     started = time.perf_counter()
     before = knobs.compilation.listener
@@ -162,16 +127,9 @@ def compile_job(job: Job, target: GPUTarget) -> Outcome:
     error = ""
     try:
         with _compiling_for(target):
-            kernel.preload(job.specialization)
-    except Exception as raised:  # whatever a compiler raises: the other jobs go on
+            variant.kernel.warmup(*arguments, grid=(1,), **options)
+    except Exception as raised:  # whatever a compiler raises: the other variants go on
         error = f"{type(raised).__name__}: {raised}"
     finally:
         knobs.compilation.listener = before
-    return Outcome(job, hits == [True], time.perf_counter() - started, error)
-
-
-def jobs_of(launch: Callable[[], object], target: GPUTarget) -> list[Job]:
-    """What `launch` would compile."""
-    with recorded(target) as found:
-        launch()
-    return list(found)
+    return Outcome(variant.name, hits == [True], time.perf_counter() - started, error)
