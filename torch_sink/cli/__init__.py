@@ -127,13 +127,12 @@ def run_bench(options: argparse.Namespace) -> int:
     from torch_sink.cli import bench
     from torch_sink.cli.photos import write_photos
 
-    names = [options.pipeline] if options.pipeline else bench.DEFAULT_PIPELINES
     with tempfile.TemporaryDirectory(prefix="torch_sink_bench_") as scratch:
         folder = options.folder
-        if folder is None and ":" not in names[0]:
+        if folder is None and ":" not in options.pipeline:
             folder = Path(scratch)
             write_photos(folder, count=16 if options.quick else 80)
-        found = bench.run(folder, names, workers=options.workers, quick=options.quick)
+        found = bench.run(folder, options.pipeline, workers=options.workers, quick=options.quick)
     found["given"] = options.folder is not None
     print(bench.report_of(found).as_text())
     _write(options.json, json.dumps(found, indent=1) + "\n")
@@ -178,25 +177,25 @@ def make_parser() -> argparse.ArgumentParser:
         command.set_defaults(command=run)
         return command
 
-    def add_with_pipeline(run: Callable[[argparse.Namespace], int], default: str | None) -> argparse.ArgumentParser:
+    def add_with_pipeline(run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
         command = add(run, PIPELINE)
         command.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="images, at any depth")
-        about = f"module:attribute of your own, or a built-in one (default: {default or 'four built-in ones'})"
-        command.add_argument("--pipeline", default=default, metavar="NAME", help=about)
+        about = "module:attribute of your own, or a built-in one (default: %(default)s)"
+        command.add_argument("--pipeline", default="v1 train", metavar="NAME", help=about)
         command.add_argument("--workers", type=int, metavar="N", help="data workers (default: as the DataLoader has)")
         return command
 
     add(run_doctor)
     add(run_support)
 
-    command = add_with_pipeline(run_explain, "v1 train")
+    command = add_with_pipeline(run_explain)
     devices = f"cpu, {', '.join(DEVICES).lower()} (default: this machine's)"
     command.add_argument("--device", metavar="NAME", help=devices)
     command.add_argument("--html", type=_file, metavar="FILE", help="write the answer as a page, too")
     about = "of anything but a DataLoader (default: 64)"
     command.add_argument("--batch-size", type=int, default=64, metavar="N", help=about)
 
-    command = add_with_pipeline(run_bench, None)
+    command = add_with_pipeline(run_bench)
     command.add_argument("--quick", action="store_true", help="rough figures in half a minute")
     for option, suffix, what in (("--json", "json", "every figure"), ("--picture", "png", "the answer as a picture")):
         name, about = Path(f"torch_sink_bench.{suffix}"), f"{what} (default: %(default)s)"

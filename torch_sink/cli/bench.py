@@ -30,25 +30,23 @@ _EQUAL = {
     False: "no",
     None: "cannot be said: stock code differs from itself, with equal seeds of torch, numpy and random",
 }
-DEFAULT_PIPELINES = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment", "v2 train")
 
 
-def run(folder: Path | None, names: Sequence[str], *, workers: int | None, quick: bool = False) -> dict[str, Any]:
-    """Measure worker cost, throughput (of the first pipeline) and equality of pixels; returns a JSON-ready report.
+def run(folder: Path | None, name: str, *, workers: int | None, quick: bool = False) -> dict[str, Any]:
+    """Measure a pipeline's worker cost, throughput and equality of pixels; returns a JSON-ready report.
 
     `workers` is for the loaders; None for those of the pipeline, else 2. `quick` takes fewer images and rounds.
     """
     if workers is not None and workers < 0:
         raise ValueError(f"--workers {workers} cannot be; give 1 or more, or 0 to make batches in this process")
     rounds, turns, batch_size, images = (2, 1, 16, 16) if quick else (5, 3, 40, 80)
-    opened = [open_pipeline(name, folder, batch_size) for name in names]
-    first = opened[0]
+    pipeline = open_pipeline(name, folder, batch_size)
     report = describe_run("torch-sink bench", folder)
-    report["equal"] = {each.name: is_equal(each) for each in opened}
-    report["worker_cost"] = {each.name: measure_worker_cost(each, rounds=rounds, images=images) for each in opened}
-    workers = next(count for count in (workers, first.workers, 2) if count is not None)
-    report["loader"] = {"pipeline": first.name, "workers": workers}
-    report["loader"] |= measure_loader(first, workers=workers, turns=turns, seconds=1 if quick else 5)
+    report["equal"] = {name: is_equal(pipeline)}
+    report["worker_cost"] = {name: measure_worker_cost(pipeline, rounds=rounds, images=images)}
+    workers = next(count for count in (workers, pipeline.workers, 2) if count is not None)
+    speeds = measure_loader(pipeline, workers=workers, turns=turns, seconds=1 if quick else 5)
+    report["loader"] = {"pipeline": name, "workers": workers, **speeds}
     return report
 
 
