@@ -77,15 +77,14 @@ def color_kernel(planes, pixels, images, windows, tile_images, BLOCK_Y: tl.const
     if tl.load(image + COMPONENTS) == 3:
         cb_plane = plane + rows * samples * luma_across * luma_down
         cr_plane = cb_plane + rows * samples
+        # libjpeg repeats the samples of a plane that is one or two columns wide, of those at half the width.
+        width = (tl.load(image + WIDTH) + 1) // 2
+        repeats = (luma_across == 2) & (width <= 2)
+        near, far = _rows(y, luma_down, repeats, tl.load(image + HEIGHT) - top * luma_down, rows)
         if luma_across == 1:
-            near, far = _rows(y, luma_down, False, tl.load(image + HEIGHT) - top * luma_down, rows)
             even_cb, odd_cb = _upsampled_down(cb_plane, samples, near, far, word, y, luma_down)
             even_cr, odd_cr = _upsampled_down(cr_plane, samples, near, far, word, y, luma_down)
         else:
-            # libjpeg repeats the samples of a plane that is one or two columns wide.
-            width = (tl.load(image + WIDTH) + 1) // 2
-            repeats = width <= 2
-            near, far = _rows(y, luma_down, repeats, tl.load(image + HEIGHT) - top * luma_down, rows)
             last = tl.minimum(width - left, samples) - 1
             even_cb, odd_cb = _upsampled(cb_plane, samples, near, far, word, last, repeats, luma_down)
             even_cr, odd_cr = _upsampled(cr_plane, samples, near, far, word, last, repeats, luma_down)
