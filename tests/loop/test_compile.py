@@ -144,16 +144,17 @@ class Checkpointed(nn.Module):
         return self.last(hidden.mean((2, 3)))
 
 
-class Noisy(nn.Module):
-    """Noise for each sample, then dropout of features: a number for each, in any layout."""
+class Attending(nn.Module):
+    """Attention without dropout, whose operator is one that could draw; noise for each sample; then dropout."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Conv2d(3, 4, 1), nn.Linear(4, 5)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        hidden = stochastic_depth(self.first(inputs), 0.5, "row")
-        return self.last(functional.dropout(hidden.mean((2, 3)), 0.5))
+        tokens = stochastic_depth(self.first(inputs), 0.5, "row").flatten(2).transpose(1, 2)[:, None]
+        attended = functional.scaled_dot_product_attention(tokens, tokens, tokens)
+        return self.last(functional.dropout(attended.mean((1, 2)), 0.5))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ class Noisy(nn.Module):
         (lambda: make_model(dropout=0.0), True),
         (make_model, False),
         (Checkpointed, False),
-        (Noisy, True),
+        (Attending, True),
     ],
 )
 def test_the_layout_is_the_compilers_unless_a_mask_depends_on_it(

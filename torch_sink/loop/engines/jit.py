@@ -226,7 +226,17 @@ def _draws_in_memory_order(node: fx.Node) -> bool:
         return True
     if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
+    if _is_attention_without_dropout(node, node.target):
+        return False
     if "val" not in node.meta:
         return True
     results = torch.utils._pytree.tree_leaves(node.meta["val"])
     return any(isinstance(result, Tensor) and any(size != 1 for size in result.shape[2:]) for result in results)
+
+
+def _is_attention_without_dropout(node: fx.Node, operator: OpOverload) -> bool:
+    for place, argument in enumerate(operator._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[place] if place < len(node.args) else argument.default_value
+            return bool(node.kwargs.get("dropout_p", given) == 0)
+    return False
