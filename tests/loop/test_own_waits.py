@@ -166,3 +166,11 @@ OTHERS: dict[str, Callable[[], Any]] = {
 def test_what_a_step_does_is_not(name: str) -> None:
     with pytest.raises(HostSyncError, match=rf"{Path(__file__).name}:\d+: .*reads one element"), no_host_sync():
         OTHERS[name]()
+
+
+def test_an_evaluation_inside_an_epoch_of_its_loader_is_no_wait() -> None:
+    with SinkLoader(make_loader()) as loader, no_host_sync():
+        batches = [next(iter(loader))]
+        make_model().eval(loader)
+        batches += list(loader.rest())
+    assert [len(labels) for _, labels in batches] == [4, 4, 4]

@@ -216,7 +216,7 @@ class SinkLoader:
         finally:
             self.sink_size = sink_size
             if position is not None and self._life.ended is None:
-                self._traversal.load_state_dict(position)
+                self.load_state_dict(position)
                 self._traversal.is_loaded = is_loaded
 
     @contextlib.contextmanager
