@@ -169,7 +169,7 @@ def test_targets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_arguments_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["warm", "--target", "gpu"]) == 2
+    assert main(["warm", "v1 train", "--target", "gpu"]) == 2
     assert "no such target: 'gpu'" in capsys.readouterr().err
 
 

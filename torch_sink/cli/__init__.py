@@ -202,5 +202,7 @@ def make_parser() -> argparse.ArgumentParser:
         command.add_argument(option, type=_file, metavar="FILE", default=name, help=about)
 
     command = add(run_warm)
+    about = "any pipeline; all of them run the same kernels, so none has to be named"
+    command.add_argument("pipelines", nargs="*", metavar="PIPELINE", help=about)
     command.add_argument("--target", help="GPU to compile for, such as cuda:90 (default: this machine's)")
     return parser
