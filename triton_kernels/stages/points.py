@@ -13,7 +13,6 @@ from ..pixels import blend, clamp, cut, gray_value, load_float, reflected
 from ..program import (
     BLEND_MEAN,
     BRIGHTNESS,
-    CLAMP,
     EDGE,
     FACTOR,
     FLIP,
@@ -33,7 +32,6 @@ from ..program import (
     SOLARIZE,
     TABLE,
     TENSOR_V1,
-    TO_BYTE,
 )
 
 BYTE_SCALE = tl.constexpr(255.0 + 1.0 - 1e-3)  # what a float is multiplied by before it is cut off to a byte
@@ -222,12 +220,6 @@ def normalized(value, operation, CHANNEL: tl.constexpr):
 
 
 @triton.jit
-def to_byte(value, scale):
-    """Floats to bytes as torch does it: cut off modulo 256."""
-    return ((value * scale).to(tl.int32) & 255).to(tl.float32)
-
-
-@triton.jit
 def apply_point(code, operation, tables, red, green, blue, top, IS_HEAVY: tl.constexpr):
     """One operation that turns each pixel into another, and `top` after it. `IS_HEAVY`: with those of tensors."""
     factor = load_float(operation, FACTOR)
@@ -276,10 +268,4 @@ def apply_point(code, operation, tables, red, green, blue, top, IS_HEAVY: tl.con
             red = blend(mean, red, factor, first, formula, top, True)
             green = blend(mean, green, factor, first, formula, top, True)
             blue = blend(mean, blue, factor, first, formula, top, True)
-        elif code == CLAMP:
-            last = load_float(operation, 2)
-            red, green, blue = clamp(red, first, last), clamp(green, first, last), clamp(blue, first, last)
-        elif code == TO_BYTE:
-            red, green, blue = to_byte(red, first), to_byte(green, first), to_byte(blue, first)
-            top = 255.0
     return red, green, blue, top
