@@ -238,6 +238,15 @@ def test_reduce_on_plateau() -> None:
     assert history.learning_rates.flatten().tolist() == pytest.approx([0.1] * 4 + [0.05] * 4 + [0.025] * 4 + [0.02] * 3)
 
 
+def test_reduce_on_plateau_raises_no_rate() -> None:
+    model = make_model()
+    groups: Any = [{"params": model[0].parameters(), "lr": 0.02}, {"params": model[-1].parameters()}]
+    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(groups, lr=0.1))
+    callback = ReduceLROnPlateau(factor=0.5, patience=1, min_lr=0.03)
+    history = loop.run(make_batches(1), epochs=4, callbacks=[Results("eval_loss", [1.0] * 4), callback])
+    assert history.learning_rates.tolist() == [[0.02, 0.1], [0.02, 0.1], [0.02, 0.05], [0.02, 0.03]]
+
+
 def test_on_request_exit_by_signal(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     loop = make_loop(sink_size=3)
