@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import torch_sink
 from image.test_backend import assert_same_objects, places
-from torch_sink.image import reroute
+from torch_sink.image import backend, reroute
 from torch_sink.image.core.fallback import ledger, report_fallback
 
 
@@ -105,6 +105,50 @@ def test_many_threads_at_a_time() -> None:
         thread.join()
     assert len(outcomes) == 24
     assert "inside" in outcomes
+
+
+def test_a_block_of_a_thread_that_has_ended_hinders_nobody() -> None:
+    block = device()
+    assert not in_thread(lambda: block.__enter__())
+    with device():
+        pass
+    assert not in_thread(lambda: torch_sink.set_image_backend("device", device="cpu"))
+    block.__exit__(None, None, None)
+
+
+def test_a_generator_with_a_block_that_another_thread_closes() -> None:
+    def inside() -> Iterator[None]:
+        with device():
+            yield
+
+    generator = inside()
+    next(generator)
+    assert not in_thread(generator.close)  # type: ignore[attr-defined]
+    assert torch_sink.get_image_backend() == "PIL"
+    assert not in_thread(lambda: torch_sink.set_image_backend("PIL"))
+    with device():
+        assert in_thread(lambda: torch_sink.set_image_backend("PIL"))
+
+
+def test_threads_that_set_the_backend_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock, begun, others = backend._switch, threading.Event(), []
+
+    def switch(*args: Any) -> None:
+        if not begun.is_set():
+            begun.set()
+            others.append(threading.Thread(target=lambda: errors.extend(in_thread(set_it))))
+            others[0].start()
+            others[0].join(0.05)  # it waits for this one
+        stock(*args)
+
+    def set_it() -> None:
+        torch_sink.set_image_backend("PIL")
+
+    errors: list[Exception] = []
+    monkeypatch.setattr(backend, "_switch", switch)
+    set_it()
+    others[0].join()
+    assert not errors
 
 
 class SwitchesItself(list):  # type: ignore[type-arg]

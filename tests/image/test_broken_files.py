@@ -9,7 +9,7 @@ import logging
 import os
 import pickle
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import PIL.Image
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, default_collate
 from torchvision import transforms
 from torchvision.datasets.folder import default_loader
 
@@ -274,6 +274,28 @@ def test_a_stream_replaces_by_its_next_good_sample_and_at_its_end_by_the_last(pa
     assert [label for _, label in made] == [
         min((other for other in good if other >= index), default=good[-1]) for index in range(COUNT)
     ]
+
+
+class Names(IterableDataset[Any]):
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(os.fspath(path), index) for index, path in enumerate(self.paths)])
+
+
+class StreamOfNames(Names):
+    """Reads the files that a stream names."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for path, index in DataLoader(Names(self.paths), batch_size=None):
+            yield V1(loaded(path)), index
+
+
+def test_a_stream_that_reads_another_one(paths: list[Path]) -> None:
+    expected = batches(Stream(paths, loaded, V1), "skip", batch_size=None)
+    made = batches(StreamOfNames(paths), "skip", batch_size=None)
+    assert [label for _, label in made] == [label for _, label in expected]
 
 
 def test_streams_that_hold_samples_back(paths: list[Path]) -> None:

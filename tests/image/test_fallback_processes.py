@@ -210,6 +210,21 @@ def test_nothing_is_left_behind() -> None:
     assert not last.exists()
 
 
+def set_backend(folder: str) -> None:
+    fallback.tempfile.tempdir = folder
+    torch_sink.set_image_backend("device", device="cpu")
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_children_that_set_the_backend_themselves_leave_nothing_behind(method: str, tmp_path: Path) -> None:
+    """As the ranks of `torch.multiprocessing.spawn` do, and data workers by their `worker_init_fn`."""
+    child = multiprocessing.get_context(method).Process(target=set_backend, args=(str(tmp_path),))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert not list(tmp_path.glob("torch_sink_fallback_*"))
+
+
 def test_a_child_that_is_killed_while_it_writes_loses_what_it_was_writing_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -212,6 +212,14 @@ def test_where_stock_returns_the_same_object_so_do_we(path: Path, active: None) 
     assert F.adjust_hue(gray, 0.1) is gray
 
 
+def test_comparing_with_what_is_no_such_image_reads_no_pixels(path: Path, active: None) -> None:
+    handle = opened(path)
+    others: list[Any] = [None, "photo", [handle.size], Image.open(path)]
+    assert handle not in others
+    assert handle.is_recording  # type: ignore[attr-defined]
+    assert not torch_sink.fallback_report()
+
+
 def test_an_opened_file_stays_what_it_is(path: Path) -> None:
     with torch_sink.image_backend("PIL"), Image.open(path) as stock:
         info, pixels, mode = dict(stock.info), stock.tobytes(), stock.mode

@@ -232,13 +232,16 @@ class GuardedStream:
         return self.last
 
     def _read(self) -> Any:
+        outer = vars(_reading).copy()  # of a stream that reads this one
         vars(_reading).update(is_on=True, opened=0, first=None, read=None)
         try:
             sample = next(self.samples)
+            opened, first, read = _reading.opened, _reading.first, _reading.read
         finally:
-            _reading.is_on = False
+            vars(_reading).clear()
+            vars(_reading).update(outer)
         self.count += 1
-        first, read = _reading.first, self._checked(_reading.opened, _reading.read)
+        read = self._checked(opened, read)
         self.is_searched = self.is_searched or first is not None
         sources = [getattr(leaf, "sink_source", None) for leaf in leaves(sample)] if self.is_searched else []
         files: list[BrokenFile] = [found for one in sources if (found := getattr(one, "broken_file", None))]

@@ -21,7 +21,8 @@ from torch_sink.image.core.state import State, available_device, default_device
 _NAMES = ("device", "PIL", "accimage")
 
 
-_switching = threading.RLock()  # whoever is inside of a block holds it
+_switching = threading.RLock()  # held while the backend changes
+_inside: list[threading.Thread] = []  # those that are inside of blocks, once for each
 
 
 def set_image_backend(
@@ -55,24 +56,20 @@ def set_image_backend(
         'device'
         >>> set_image_backend("PIL")
     """
-    with _one_thread():
+    with _switching:
+        _check_thread()
         if name == "device":
             clear_report()
         _set(name, device, strict, on_decode_error)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    lock = _switching
-    if not lock.acquire(blocking=False):
+def _check_thread() -> None:
+    # A thread that has ended hinders nobody, whether or not it has left its blocks.
+    if any(thread is not threading.current_thread() and thread.is_alive() for thread in _inside):
         raise SinkError(
             "another thread is inside of `with image_backend(...)`, and the image backend is one for the whole "
             "process; switch it before the threads start, or in one thread at a time"
         )
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _set(name: str, device: torch.device | str | None, strict: bool, on_decode_error: str) -> None:
@@ -128,8 +125,12 @@ def image_backend(
     Raises:
         SinkError: another thread is inside of a block.
     """
-    with _one_thread():
+    thread = threading.current_thread()
+    with _switching:
+        _check_thread()
+        _inside.append(thread)
         outside, settings = get_image_backend(), state.active
+    try:
         with nullcontext() if settings is None else ledger.set_aside():
             if settings is None and name == "device":
                 clear_report()
@@ -138,6 +139,9 @@ def image_backend(
                 yield
             finally:
                 _switch(outside, settings)
+    finally:
+        if thread in _inside:  # a forked child has left them all
+            _inside.remove(thread)
 
 
 def _checked_device(device: torch.device | str | None) -> str:
@@ -153,9 +157,10 @@ def _checked_device(device: torch.device | str | None) -> str:
 
 
 def _begin_in_child() -> None:
-    """After a fork: another thread of the parent may have held the lock."""
+    """After a fork: another thread of the parent may have held the lock, or have been inside of a block."""
     global _switching
     _switching = threading.RLock()
+    _inside.clear()
 
 
 after_fork_in_child(_begin_in_child)

@@ -96,7 +96,7 @@ _THROUGH_TENSORS = ("elastic", "erase", "gaussian_blur", "permute_channels")
 def pillow_kernel(name: str) -> Make:
     """The stand-in for a kernel of `transforms.v2` on Pillow images."""
     if name == "resized_crop":
-        return on_image("pil.resized_crop", by_methods=True)
+        return on_image("pil.resized_crop_v2", by_methods=True)
     if name in _THROUGH_TENSORS:
         return _on_image(functools.partial(_through_tensor, RECORDERS[f"v2.{name}"]), palettes=False)
     return on_image(f"pil.{name}") if f"pil.{name}" in RECORDERS else through_methods

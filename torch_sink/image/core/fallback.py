@@ -6,7 +6,6 @@ the process that set the backend; the report adds them up. Nothing that goes wro
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -18,6 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from multiprocessing.util import Finalize
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -79,6 +79,7 @@ class _Ledger:
         self.strict = False
         self.folder = ""
         self._owner = 0  # the process that made the folder, and reports
+        self._closes_at_exit = False
         self.begin_in_child()
 
     def open(self, folder: str | None, strict: bool) -> str:
@@ -97,6 +98,9 @@ class _Ledger:
         if folder is None:
             with contextlib.suppress(OSError):
                 self.folder, self._owner = tempfile.mkdtemp(prefix="torch_sink_fallback_"), os.getpid()
+            if not self._closes_at_exit:
+                Finalize(None, self.close, exitpriority=0)  # children of multiprocessing end without `atexit`
+                self._closes_at_exit = True
         return self.folder
 
     @contextmanager
@@ -118,7 +122,7 @@ class _Ledger:
     def begin_in_child(self) -> None:
         """After a fork, too: another thread of the parent may have held the lock."""
         self.counts, self.has_recorded, self._lock = Counter(), False, threading.Lock()
-        self._name = secrets.token_hex(8)
+        self._name, self._closes_at_exit = secrets.token_hex(8), False
 
     def add(self, operation: str, reason: str) -> None:
         with self._lock:
@@ -153,7 +157,6 @@ class _Ledger:
 
 
 ledger = _Ledger()
-atexit.register(ledger.close)
 after_fork_in_child(ledger.begin_in_child)
 _muted = threading.local()
 

@@ -214,6 +214,8 @@ class LazyImage(LazyPixels, metaclass=_StockType):
 
     def __eq__(self, other: object) -> bool:
         # Stock code would have two objects of the class `Image`; Pillow compares classes first.
+        if type(other) not in (LazyImage, Image.Image):
+            return False
         image: Any = other
         return self._new(self.im) == (image._new(image.im) if type(other) is LazyImage else image)
 

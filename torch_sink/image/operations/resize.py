@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,14 +51,19 @@ def filter_of(image: Any, resample: int) -> int:
     return Image.Resampling.NEAREST if image.mode == "P" else resample
 
 
+# The filter that an interpolation means. Transforms of v2 keep its name, at which functionals of v1 raise.
+_FILTERS_BY_MODE: dict[Any, int] = dict(F.pil_modes_mapping)
+_FILTERS_BY_NAME: dict[Any, int] = {**_FILTERS_BY_MODE, **{mode.value: each for mode, each in _FILTERS_BY_MODE.items()}}
+
+
 def _resized_crop_image(
-    image: Any, top: Any, left: Any, height: Any, width: Any, size: Any,
+    filters: dict[Any, int], image: Any, top: Any, left: Any, height: Any, width: Any, size: Any,
     interpolation: Any = Mode.BILINEAR, antialias: bool | None = True,
 ) -> Any:  # fmt: skip
     """A crop inside of the image, resized to a height and a width; stock code calls two methods of the image."""
     is_size = isinstance(size, (list, tuple)) and len(size) == 2 and _is_size(size)
     is_box = type(top) is type(left) is type(height) is type(width) is int and isinstance(image, Image.Image)
-    resample = F.pil_modes_mapping.get(interpolation) if type(interpolation) is Mode else None
+    resample = filters.get(interpolation) if type(interpolation) in (Mode, str) else None
     if not (is_size and is_box) or resample is None or antialias is False:
         return NotImplemented
     box = left, top, left + width, top + height
@@ -241,7 +247,8 @@ Operation(
     },
     record={
         "v1.resize": _resize_v1, "v2.resize": _resize_v2, "v2.resized_crop": _resized_crop,
-        "Image.resize": _resize_image, "pil.resized_crop": _resized_crop_image,
+        "Image.resize": _resize_image, "pil.resized_crop": functools.partial(_resized_crop_image, _FILTERS_BY_MODE),
+        "pil.resized_crop_v2": functools.partial(_resized_crop_image, _FILTERS_BY_NAME),
     },
     lower={"pil.resize": _lower_image, "v1.resize": _lower_floats, "v2.resize": _lower_bytes},
     promise=_promise,
