@@ -173,7 +173,7 @@ def test_a_full_disk_costs_the_report_the_counts_of_a_child(monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     with torch_sink.image_backend("device", device="cpu"):
-        monkeypatch.setattr(Path, "write_text", full)
+        monkeypatch.setattr(Path, "write_bytes", full)
         in_child(lambda: darkness(1))
         darkness(0)
         assert reported() == 1
@@ -223,6 +223,20 @@ def test_children_that_set_the_backend_themselves_leave_nothing_behind(method: s
     child.join()
     assert child.exitcode == 0
     assert not list(tmp_path.glob("torch_sink_fallback_*"))
+
+
+def test_a_child_replaces_its_file_for_new_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples that fall back again and again cost a data worker one small write each."""
+
+    def count() -> None:
+        for number in range(300):
+            if number == 2:
+                monkeypatch.delattr(Path, "replace")
+            fallback.ledger.add("blur", f"reason {number % 2}")
+
+    with torch_sink.image_backend("device", device="cpu"):
+        in_child(count)
+        assert fallback_report().counts == {("blur", "reason 0"): 150, ("blur", "reason 1"): 150}
 
 
 def test_a_child_that_is_killed_while_it_writes_loses_what_it_was_writing_alone(

@@ -183,7 +183,7 @@ def test_the_table_keeps_what_workers_counted() -> None:
     with torch_sink.image_backend("device", device="cpu"):
         settings = state.active
         assert settings is not None
-        Path(settings.fallback_folder, "a_child").write_text('[true, [[["blur", "no kernel"], 2]]]')
+        Path(settings.fallback_folder, "a_child").write_text('000000000002 ["blur", "no kernel"]\n')
         before = torch_sink.fallback_report().counts
         assert before["blur", "no kernel"] == 2
         torch_sink.support_table()

@@ -69,8 +69,9 @@ class FallbackReport:
 class _Ledger:
     """The counts of this process, and the folder where its children leave theirs.
 
-    A child, whether a data worker or forked by anybody, begins with counts of its own. All of them are in one file,
-    which is replaced at each new count: the process that reports finds a whole file, also of a child that was killed.
+    A child, whether a data worker or forked by anybody, begins with counts of its own. All of them are in one file, a
+    line each, which is replaced for a new one; a count is written over the one before, for a sample may have many. The
+    process that reports finds a whole file, also of a child that was killed.
     """
 
     def __init__(self) -> None:
@@ -80,6 +81,7 @@ class _Ledger:
         self.folder = ""
         self._owner = 0  # the process that made the folder, and reports
         self._closes_at_exit = False
+        self._places: dict[Row, int] = {}  # where the counts are in this child's file
         self.begin_in_child()
 
     def open(self, folder: str | None, strict: bool) -> str:
@@ -94,7 +96,7 @@ class _Ledger:
         """
         self.close()
         self.counts, self.has_recorded, self.strict = Counter(), False, strict
-        self.folder, self._owner = folder or "", 0
+        self.folder, self._owner, self._places = folder or "", 0, {}
         if folder is None:
             with contextlib.suppress(OSError):
                 self.folder, self._owner = tempfile.mkdtemp(prefix="torch_sink_fallback_"), os.getpid()
@@ -122,12 +124,12 @@ class _Ledger:
     def begin_in_child(self) -> None:
         """After a fork, too: another thread of the parent may have held the lock."""
         self.counts, self.has_recorded, self._lock = Counter(), False, threading.Lock()
-        self._name, self._closes_at_exit = secrets.token_hex(8), False
+        self._name, self._places, self._closes_at_exit = secrets.token_hex(8), {}, False
 
     def add(self, operation: str, reason: str) -> None:
         with self._lock:
             self.counts[operation, reason] += 1
-            self._leave()
+            self._leave((operation, reason))
 
     def note_recorded(self) -> None:
         """Notes, once, that something was recorded."""
@@ -136,24 +138,40 @@ class _Ledger:
                 self.has_recorded = True
                 self._leave()
 
-    def _leave(self) -> None:
-        """A disk that is full, or a folder that is gone, costs the report the counts of this child and no more."""
-        if self.folder and self._owner != os.getpid():
-            unfinished = Path(self.folder, f".{self._name}")
-            with contextlib.suppress(OSError):
-                unfinished.write_text(json.dumps([self.has_recorded, list(self.counts.items())]))
-                unfinished.replace(unfinished.with_name(self._name))
+    def _leave(self, row: Row | None = None) -> None:
+        """Writes the count of a row that is there, or everything.
+
+        A disk that is full, or a folder that is gone, costs the report the counts of this child and no more.
+        """
+        if not self.folder or self._owner == os.getpid():
+            return
+        file = Path(self.folder, self._name)
+        with contextlib.suppress(OSError):
+            if row is not None and row in self._places:
+                with open(file, "r+b", buffering=0) as opened:
+                    opened.seek(self._places[row])
+                    opened.write(b"%012d" % self.counts[row])
+                return
+            text, places = b"", {}
+            # The count of the row () says whether something was recorded.
+            for known, count in {(): int(self.has_recorded), **self.counts}.items():
+                places[known] = len(text)
+                text += b"%012d %s\n" % (count, json.dumps(known).encode())
+            unfinished = file.with_name(f".{self._name}")
+            unfinished.write_bytes(text)
+            unfinished.replace(file)
+            self._places = places
 
     def total(self) -> tuple[Counter[Row], bool]:
         """The counts of this process and its children, and whether something was recorded in any of them."""
-        counts, has_recorded = Counter(self.counts), self.has_recorded
+        counts = Counter(self.counts)
         files = Path(self.folder).glob("[!.]*") if self._owner == os.getpid() else ()
         for file in files:
             with contextlib.suppress(OSError):  # removed meanwhile
-                has_recorded_there, rows = json.loads(file.read_text())
-                has_recorded |= has_recorded_there
-                counts.update({tuple(row): count for row, count in rows})
-        return counts, has_recorded
+                for line in file.read_bytes().splitlines():
+                    count, row = line.split(b" ", 1)
+                    counts[tuple(json.loads(row))] += int(count)
+        return counts, counts.pop((), 0) > 0 or self.has_recorded
 
 
 ledger = _Ledger()
