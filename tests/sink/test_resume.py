@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -225,6 +226,47 @@ def test_behind_an_error_that_was_caught(fault: str, workers: int) -> None:
         resumed.load_state_dict(states[failed])
         rest = list(passes_with_errors(resumed, 2))
     torch.testing.assert_close(rest, came[failed + 1 :], rtol=0, atol=0)
+
+
+class Failing(Iterator[torch.Tensor]):
+    """Batches that go on behind an error."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __next__(self) -> torch.Tensor:
+        self.count += 1
+        if self.count == 3:
+            raise LookupError
+        if self.count > 6:
+            raise StopIteration
+        return torch.rand(1) + self.count
+
+
+class FailingStream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return Failing()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda: DataLoader(Faulty("in the dataset"), batch_size=None, sampler=[5, 3, 22, 7, 8, 9]),
+        lambda: DataLoader(FailingStream(), batch_size=None),
+        lambda: Failing,
+        lambda: DataLoader(FailingStream(), batch_size=None, num_workers=1, generator=torch.Generator().manual_seed(1)),
+    ],
+    ids=["samples", "stream", "iterable", "worker"],
+)
+def test_batches_that_are_made_again_may_fail_again(source: Any) -> None:
+    with SinkLoader(source()) as first:
+        came = passes_with_errors(first, 2)
+        assert [batch is None for batch in itertools.islice(came, 4)] == [False, False, True, False]
+        state = through_a_file(first.state_dict())
+        rest = list(itertools.islice(came, 4))
+    with SinkLoader(source()) as resumed:
+        resumed.load_state_dict(state)
+        torch.testing.assert_close(list(itertools.islice(passes_with_errors(resumed, 2), 4)), rest, rtol=0, atol=0)
 
 
 def test_epoch_goes_on_where_it_was() -> None:

@@ -92,6 +92,29 @@ def test_restart_with_workers_gives_the_plain_loop_s_later_shuffles(persistent: 
         assert [batch[0].tolist() for batch in loader] == second
 
 
+def test_restart_after_a_whole_pass_skips_none() -> None:
+    """Whether the queue has begun the next one by then, timing decides."""
+    data = TensorDataset(torch.arange(12))
+
+    def make() -> DataLoader:
+        return DataLoader(data, 3, shuffle=True, generator=torch.Generator().manual_seed(0), num_workers=1)
+
+    plain = make()
+    first, second = [[batch[0].tolist() for batch in plain] for _ in range(2)]
+    with SinkLoader(make(), slots=8) as loader:
+        batches = iter(loader)
+        begin = next(batches)[0].tolist()
+        wait_for(loader._producer, lambda: loader._producer.current is None)
+        assert [begin, *(batch[0].tolist() for batch in batches)] == first
+        assert len(loader._traversal.passes) == 1
+        loader.restart()
+        state = loader.state_dict()
+        assert (state["pass_number"], state["epoch"], state["batch_in_pass"]) == (1, 1, 0)
+        assert [batch[0].tolist() for batch in loader] == second
+        loader.load_state_dict(state)
+        assert [batch[0].tolist() for batch in loader] == second
+
+
 @pytest.mark.parametrize("sink_size", [-1, 6])
 def test_no_pass_is_begun_ahead_of_the_last_epoch_s_end(sink_size: int) -> None:
     """Passes of 4 batches: the second epoch of 6 ends with the third pass, the second of one pass with the second."""

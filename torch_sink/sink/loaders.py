@@ -28,7 +28,7 @@ from torch_sink.damage.report import or_current, policy_of_thread
 from torch_sink.errors import add_hints
 from torch_sink.sink.position import PassStart, ResumePoint
 from torch_sink.sink.recording import RecordingCollate, ReportingContext, ResumableSampler, WorkerInit
-from torch_sink.sink.source import Item, Pass, Source
+from torch_sink.sink.source import Item, Pass, Source, make_again
 from torch_sink.sink.workers import WorkerGuard
 
 _CONTEXT = "_DataLoader__multiprocessing_context"
@@ -195,8 +195,7 @@ class DataLoaderSource(WatchedSource):
             if start.random_state:
                 set_global_random_state(before)
             return opened
-        for _ in range(drop):
-            next(opened.batches, None)
+        make_again(opened.batches, drop)
         if random_state and not (self.records and skip):
             set_global_random_state(random_state)
         return opened

@@ -138,6 +138,13 @@ class Pass:
         self.source.end_pass(self.batches)
 
 
+def make_again(batches: Iterator[Any], count: int) -> None:
+    """Makes and drops batches that were consumed; what they raise was raised before the checkpoint."""
+    for _ in range(count):
+        with contextlib.suppress(Exception):
+            next(batches)
+
+
 class Source:
     """A wrapped loader: any iterable, traversed in the calling thread, so its draws keep the plain loop's order."""
 
@@ -190,8 +197,7 @@ class Source:
         if resume.start.random_state:
             set_global_random_state(resume.start.random_state)
         opened = self._open(resume.start)
-        for _ in range(resume.skip):
-            next(opened.batches, None)
+        make_again(opened.batches, resume.skip)
         if resume.random_state:
             set_global_random_state(resume.random_state)
         return opened

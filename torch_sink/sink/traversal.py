@@ -134,9 +134,13 @@ class Traversal:
         self.iterations += 1
         self.was_interrupted = True  # stays so if the end of this method is not reached
         has_begun = bool(self.passes) or self.is_inside_pass
+        ahead = self.passes[0].start if self.passes and not (self.is_handed_out or self.is_inside_pass) else None
         self._drop_passes()
         self.resume = None
-        if has_begun:
+        if ahead is not None:  # whether it was begun depends on who was faster; nobody has asked for it yet
+            self.source.rewind(ahead)
+            self.position.start = None
+        elif has_begun:
             self.position.next_pass(self.source.keeps_workers)
         self.position.batch_in_epoch = 0
         self.was_interrupted = self.is_loaded = self.is_handed_out = False
