@@ -6,7 +6,7 @@ import dataclasses
 import io
 import multiprocessing
 import os
-from collections import namedtuple
+from collections import deque, namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -94,6 +94,7 @@ COLLATES: dict[str, Callable[[list[Any]], Any]] = {
     "dataclasses": lambda batch: [Sample(*sample) for sample in batch],
     "object": Batch,
     "slots": lambda batch: [Slotted(image) for image, _ in batch],
+    "deque": lambda batch: deque(image for image, _ in batch),
 }
 
 
@@ -107,7 +108,7 @@ def parts(batch: Any) -> list[Any]:
         batch = batch.samples
     elif isinstance(batch, (Sample, Slotted)):
         batch = [batch.image]
-    return [part for item in batch for part in parts(item)] if isinstance(batch, (list, tuple)) else []
+    return [part for item in batch for part in parts(item)] if isinstance(batch, (list, tuple, deque)) else []
 
 
 def assert_same_parts(actual: list[Any], expected: list[Any]) -> None:
@@ -221,10 +222,13 @@ def test_batches_without_images_are_left_alone() -> None:
             return {"worker": worker.id, "type": int, "set": {index}, "function": COLLATES["list"]}
 
     with torch_sink.image_backend("device", device="cpu"):
-        for samples in DataLoader(Numbers(), 2, num_workers=1, collate_fn=sets):
-            assert samples == [{0}, {1}]
+        for batch in DataLoader(Numbers(), 2, num_workers=1, collate_fn=cyclic):
+            assert batch["again"] is batch
+            assert [sample["set"] for sample in batch["samples"]] == [{0}, {1}]
 
 
-def sets(samples: list[Any]) -> Any:
+def cyclic(samples: list[Any]) -> Any:
     assert all(sample["type"] is int and sample["function"] is COLLATES["list"] for sample in samples)
-    return [sample["set"] for sample in samples]
+    batch: dict[str, Any] = {"samples": [{"set": sample["set"]} for sample in samples]}
+    batch["again"] = batch
+    return batch

@@ -54,7 +54,7 @@ def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
     Containers are mappings, lists, tuples (named ones too) and dataclass instances; everything else is a leaf. A
     container of which no leaf changed is returned itself, so a batch that needs nothing done is not copied.
     """
-    values = _values(batch)
+    values = values_in(batch)
     if values is None:
         return function(batch)
     new = [map_leaves(value, function) for value in values]
@@ -64,11 +64,11 @@ def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
 
 def leaves(batch: Any) -> list[Any]:
     """The leaves of `batch` in the order in which `map_leaves` meets them."""
-    values = _values(batch)
+    values = values_in(batch)
     return [batch] if values is None else [leaf for value in values for leaf in leaves(value)]
 
 
-def _values(batch: Any) -> list[Any] | None:
+def values_in(batch: Any) -> list[Any] | None:
     """What a container holds; None for a leaf."""
     if isinstance(batch, LEAF_TYPES):
         return None
@@ -152,7 +152,7 @@ def select_samples(value: Any, positions: list[int], batch_size: int, is_done: C
     is_list = isinstance(value, (list, tuple)) and not hasattr(value, "_fields")
     if is_list and len(value) == batch_size and not is_structure(leaves(value)):
         return type(value)(value[i] for i in positions)
-    inside = _values(value)
+    inside = values_in(value)
     if inside is None:
         return value
     return _rebuilt(value, [select_samples(child, positions, batch_size, is_done) for child in inside])

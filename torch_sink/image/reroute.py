@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from torchvision.transforms.v2 import _utils as v2_utils
 from torchvision.transforms.v2.functional import _augment, _color, _geometry, _meta, _misc, _type_conversion
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
-from torch_sink.common.containers import leaves
+from torch_sink.common.containers import values_in
 from torch_sink.damage import loaders
 from torch_sink.damage import report as damage
 from torch_sink.image import stand_ins, transform_methods
@@ -241,14 +242,24 @@ def _made_here(batch: Any, makes_pixels: bool) -> Any:
     return batch
 
 
-def _leaves(batch: Any, depth: int = 2) -> Iterator[Any]:
-    """Those in containers and objects: a batch object, and what it consists of."""
-    for leaf in leaves(batch):
-        fields = getattr(leaf, "__dict__", None)
-        if depth and type(fields) is dict and not isinstance(leaf, (torch.Tensor, PIL.Image.Image)):
-            yield from _leaves(fields, depth - 1)
+def _leaves(batch: Any) -> Iterator[Any]:
+    """Those in containers and objects, a batch object and what it consists of; each once, for some hold themselves."""
+    todo: list[tuple[Any, int]] = [(batch, 2)]
+    seen: dict[int, Any] = {}
+    while todo:
+        value, depth = todo.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        inside = list(value) if isinstance(value, (set, frozenset, deque)) else values_in(value)
+        fields: Any = getattr(value, "__dict__", None)
+        is_object = type(fields) is dict and not isinstance(value, (torch.Tensor, PIL.Image.Image))
+        if inside is None and is_object and depth:
+            inside, depth = list(fields.values()), depth - 1
+        if inside is None:
+            yield value
         else:
-            yield leaf
+            todo += [(part, depth) for part in reversed(inside)]
 
 
 # --- switching
