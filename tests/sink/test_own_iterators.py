@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -219,3 +219,38 @@ def test_a_killed_worker_is_an_error(kind: str) -> None:
     command = [sys.executable, "-c", SCRIPT, kind]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert finished.stdout.split()[:2] == ["True", "True"], finished.stderr
+
+
+class Stuck(Dataset):
+    """Samples that take for ever, behind the first two."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        if index > 1:
+            time.sleep(100)
+        return index
+
+
+def looped(loader: DataLoader) -> Iterator[object]:
+    for batch in loader:  # noqa: UP028 - as timm's PrefetchLoader
+        yield batch
+
+
+@pytest.mark.parametrize("make", [Generated, lambda *args, **options: lambda: looped(DataLoader(*args, **options))])
+def test_close_does_not_wait_for_each_worker(make: Callable[..., object]) -> None:
+    before = set(psutil.Process().children())
+    loader = SinkLoader(make(Stuck(), batch_size=None, num_workers=2), device="cpu")
+    assert next(iter(loader)) == 0
+    began = time.monotonic()
+    loader.close()
+    assert time.monotonic() - began < 4
+    assert not [one for one in set(psutil.Process().children()) - before if one.name() == psutil.Process().name()]
+
+
+def test_close_leaves_workers_alone_that_the_user_s_loader_keeps() -> None:
+    plain = DataLoader(range(4), batch_size=None, num_workers=1, persistent_workers=True)
+    with SinkLoader(lambda: looped(plain), device="cpu") as loader:
+        assert next(iter(loader)) == 0
+    assert list(plain) == [0, 1, 2, 3]

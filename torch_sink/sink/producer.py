@@ -107,6 +107,7 @@ class Producer:
         self.drop()
         self.held = None  # only now: a thread that still runs would fill the slot while its batch is read
         if current is not None:
+            current.source.stop_workers(current.batches)
             current.stop()
 
 

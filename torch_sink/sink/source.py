@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -145,6 +147,16 @@ def make_again(batches: Iterator[Any], count: int) -> None:
             next(batches)
 
 
+def iterators_in(batches: Any) -> list[Any]:
+    """The DataLoader iterators with workers that a generator is reading, or generators inside of it."""
+    if "_workers_status" in getattr(batches, "__dict__", {}):
+        return [batches]
+    if not isinstance(batches, GeneratorType) or batches.gi_running:
+        return []
+    # Its variables, and what its loops go over.
+    return [one for held in gc.get_referents(batches) for one in iterators_in(held)]
+
+
 class Source:
     """A wrapped loader: any iterable, traversed in the calling thread, so its draws keep the plain loop's order."""
 
@@ -259,6 +271,15 @@ class Source:
             f"{type(self.loader).__name__} makes its batches itself: those that were consumed are made again and "
             "dropped, and its own random generators are not recorded"
         ]
+
+    def stop_workers(self, batches: Iterator[Any]) -> None:
+        """At the end of all passes: torch would wait 5 s for each worker of a generator that is dropped.
+
+        Those that a DataLoader keeps may be somebody else's.
+        """
+        for iterator in iterators_in(batches):
+            if not iterator._persistent_workers:
+                WorkerGuard(iterator).stop()
 
     def close(self) -> None:
         """Stops the workers of iterators that a DataLoader, or one inside of the loader, keeps for its next pass."""
