@@ -90,6 +90,8 @@ FLOAT: dict[str, Callable[[], Pipeline]] = {
                     before=(v2.Resize(SIZE),)),
     "v2 photometric distortion": lambda: _v2(v2.RandomPhotometricDistort(p=1.0), before=(v2.Resize(SIZE),)),
     "v1 bytes again at the start": lambda: v1.Compose([v1.Pad(3, fill=90), v1.ToTensor(), v1.ToPILImage(), v1.Resize(SIZE), v1.ToTensor()]),
+    "v2 a factor that is a whole number": lambda: _v2(functools.partial(F2.adjust_brightness, brightness_factor=2),
+                    before=(v2.Resize(SIZE),)),
     "v2 bytes again at the start": lambda: v2.Compose([v2.ToImage(), TO_FLOATS, TO_BYTES, v2.Resize(SIZE)]),
 }  # fmt: skip
 
@@ -119,7 +121,9 @@ FALLS_BACK: dict[str, Callable[[], Pipeline]] = {
     ),
     "a factor of numpy": lambda: _v1(functools.partial(F1.adjust_brightness, brightness_factor=np.float32(0.7))),
     "a factor of torch": lambda: _v1(functools.partial(F1.adjust_saturation, saturation_factor=torch.tensor(1.6))),
-    "v2 a factor that is a whole number": lambda: _v2(functools.partial(F2.adjust_brightness, brightness_factor=2)),
+    "v2 bytes times a whole number": lambda: v2.Compose(
+        [v2.ToImage(), functools.partial(F2.adjust_brightness, brightness_factor=2)]
+    ),
     "v1 erased by rows": lambda: _v1(functools.partial(F1.erase, i=2, j=3, h=5, w=7, v=torch.rand(1, 5, 1))),
     "v1 erased by no bytes": lambda: v1.Compose(
         [v1.PILToTensor(), functools.partial(F1.erase, i=2, j=3, h=5, w=7, v=torch.full((3, 1, 1), 300.7))]

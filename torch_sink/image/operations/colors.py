@@ -20,8 +20,8 @@ from torch_sink.image.operations.functionals import adjusted, functional, stock_
 
 
 def _brightness(family: str, handle: Any, brightness_factor: Any) -> Any:
-    if family == "v2" and type(brightness_factor) is int:
-        return NotImplemented  # stock code multiplies bytes by it, modulo 256
+    if family == "v2" and handle.sink_dtype == torch.uint8 and type(brightness_factor) is int:
+        return NotImplemented  # stock code multiplies by it modulo 256
     return adjusted(f"{family}.adjust_brightness", handle, brightness_factor)
 
 
