@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -105,20 +106,43 @@ def test_views_of_an_image_that_nobody_holds_share_its_memory(kind: str) -> None
     same_after(kind, overlapping)
 
 
-def in_place(image: Any) -> torch.Tensor:
-    pipeline = [v1.ToTensor(), v1.Normalize([0.5] * 3, [0.25] * 3, inplace=True), v1.RandomErasing(1.0, inplace=True)]
+IN_PLACE = (v1.Normalize([0.5] * 3, [0.25] * 3, inplace=True), v1.RandomErasing(1.0, inplace=True))
+
+
+@pytest.mark.parametrize("moves", [[], [v1.CenterCrop(9)], [v1.CenterCrop(15), v1.RandomCrop(9)]], ids=len)
+def test_what_nobody_else_sees_changes_in_place_without_pixels(moves: list[Any]) -> None:
+    pipeline = v1.Compose([v1.ToTensor(), *moves, *IN_PLACE])
     torch.manual_seed(5)
-    return v1.Compose(pipeline)(image)
-
-
-def in_place_behind_a_crop(image: Any) -> torch.Tensor:
-    return v1.Normalize([0.5] * 3, [0.25] * 3, inplace=True)(v1.CenterCrop(9)(v1.ToTensor()(image)))
-
-
-@pytest.mark.parametrize(("pipeline", "records"), [(in_place, True), (in_place_behind_a_crop, False)])
-def test_in_place_without_pixels_but_for_views(pipeline: Callable[[Any], torch.Tensor], records: bool) -> None:
     expected = pipeline(OPEN())
+    torch.manual_seed(5)
+    with torch_sink.image_backend("device", device="cpu", strict=True):
+        made = pipeline(OPEN())
+        assert made.is_recording
+        assert_same_bits(made.materialize(), expected)
+
+
+@pytest.mark.parametrize("holds", ["the image", "another part", "an expanded image"])
+def test_what_somebody_else_sees_is_made_first(holds: str) -> None:
+    def run() -> list[Any]:
+        image: Any = v1.ToTensor()(OPEN())
+        if holds == "an expanded image":
+            image = F.rgb_to_grayscale(image, 3)
+        parts = [F.crop(image, 1, 1, 8, 8)]
+        parts += [F.crop(image, 3, 2, 8, 8)] if holds == "another part" else [image] if holds == "the image" else []
+        del image
+        IN_PLACE[0](parts[0])
+        return parts
+
+    expected: Any
+    try:
+        expected = run()
+    except RuntimeError as error:
+        expected = error
     with torch_sink.image_backend("device", device="cpu"):
-        made: Any = pipeline(OPEN())
-        assert bool(torch_sink.fallback_report()) != records
-        assert_same_bits(made.materialize() if records else made, expected)
+        if isinstance(expected, RuntimeError):
+            with pytest.raises(RuntimeError, match=re.escape(str(expected)[:40])):
+                run()
+            return
+        for made, stock in zip(run(), expected, strict=True):
+            assert_same_bits(made.materialize(), stock)
+        assert torch_sink.fallback_report()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -95,11 +97,12 @@ class _Handle(Lazy):
     @property
     def changes_in_place(self) -> bool:
         """True where a call in place can be recorded: nobody else holds a part of what it changes."""
-        return self.sink_base is None and not self.sink_views and not _is_expanded(self.sink_ops)
+        return not self.sink_views and not _is_expanded(self.sink_ops) and _is_last_of_its_memory(self)
 
     def record_in_place(self, op: Op) -> Any:
         """Records a call that changes what this handle stands for; returns the handle."""
         self.__dict__["sink_ops"] = (*self.sink_ops, op)
+        self.__dict__.pop("sink_base", None)  # nobody sees it any more
         return self
 
     def materialize(self) -> torch.Tensor:
@@ -191,6 +194,25 @@ class LazyTVImage(_Handle, tv_tensors.Image):
 
 
 HANDLES = (LazyTensor, LazyTVImage)
+
+
+def _is_last_of_its_memory(view: Any) -> bool:
+    """Whether nobody holds what it is a view of, or another view of that: true behind a crop in a `Compose`."""
+    base = view.sink_base
+    if base is None:
+        return True
+    if not isinstance(base, _Handle) or len(base.sink_views) > 1 or _is_expanded(base.sink_ops):
+        return False
+    del base
+    return _references_to_base(view) == _LEAST_REFERENCES and _is_last_of_its_memory(view.sink_base)
+
+
+def _references_to_base(view: Any) -> int:
+    base = vars(view)["sink_base"]
+    return sys.getrefcount(base)
+
+
+_LEAST_REFERENCES = _references_to_base(SimpleNamespace(sink_base=object()))
 
 
 def _is_expanded(ops: Sequence[Op]) -> bool:
