@@ -6,4 +6,5 @@ import triton.language as tl
 
 from . import rows
 
-globals().update({name: tl.constexpr(value) for name, value in vars(rows).items() if name.isupper()})
+_INTEGERS = {**vars(rows), **rows.Kind.__members__, **rows.Formula.__members__}
+globals().update({name: tl.constexpr(int(value)) for name, value in _INTEGERS.items() if name.isupper()})

@@ -1,8 +1,13 @@
 """How the kernels are told what to do: columns of their rows and codes of operations, as plain integers.
 
 A job is one stage of one image: where it reads, what its head does, which operations follow, where it writes. This
-module imports nothing, so that a data worker can plan a batch without loading a kernel.
+module imports no Triton, so that a data worker can plan a batch without loading a kernel.
 """
+
+from __future__ import annotations
+
+import enum
+import functools
 
 # Columns of a job, int64. Offsets and strides in the workspace count values of the kind that lies there.
 SOURCE = 0  # offset of its input in the workspace
@@ -48,45 +53,63 @@ FILL = 7  # a float32 for each of three channels
 FORMULA = 10  # whose formula, of those below
 FACTOR = 11  # a float32
 
-# Operation codes. Maps, then points, then what looks values up in tables, then heads.
-SHIFT = 1
-FLIP = 2
-EDGE = 3
-REFLECT = 4
-SYMMETRIC = 5
-REMAP = 6
-ERASE = 7
-PASTE = 8
-BRIGHTNESS = 10
-SATURATION = 11
-INVERT = 12
-POSTERIZE = 13
-SOLARIZE = 14
-GRAY = 15
-HUE = 16
-PERMUTE = 17
-NORMALIZE = 18
-LOOKUP = 21
-VALUES = 22
-CONTRAST = 23
-AUTOCONTRAST = 24
-EQUALIZE = 25
-BLEND_MEAN = 26
-RESAMPLE_X = 31
-RESAMPLE_Y = 32
-AFFINE = 33
-SHARPNESS = 34
-MIX = 35
-FILTER_X = 40
-FILTER_Y = 41
-GRID = 42
-WARP = 43
-BOX_BLUR = 44
 
-# Whose formulas an operation uses: Pillow's, or those of torchvision's kernels for tensors, v1 or v2.
-PILLOW = 0
-TENSOR_V1 = 1
-TENSOR_V2 = 2
+class Kind(enum.IntEnum):
+    """Operation codes: maps first, then points, then what looks values up in tables, then heads."""
+
+    SHIFT = 1
+    FLIP = 2
+    EDGE = 3
+    REFLECT = 4
+    SYMMETRIC = 5
+    REMAP = 6
+    ERASE = 7
+    PASTE = 8
+    BRIGHTNESS = 10
+    SATURATION = 11
+    INVERT = 12
+    POSTERIZE = 13
+    SOLARIZE = 14
+    GRAY = 15
+    HUE = 16
+    PERMUTE = 17
+    NORMALIZE = 18
+    LOOKUP = 21
+    VALUES = 22
+    CONTRAST = 23
+    AUTOCONTRAST = 24
+    EQUALIZE = 25
+    BLEND_MEAN = 26
+    RESAMPLE_X = 31
+    RESAMPLE_Y = 32
+    AFFINE = 33
+    SHARPNESS = 34
+    MIX = 35
+    FILTER_X = 40
+    FILTER_Y = 41
+    GRID = 42
+    WARP = 43
+    BOX_BLUR = 44
+
+    @functools.cached_property
+    def role(self) -> str:
+        """ "map", "point", "statistic" or "gather"."""
+        return "map" if self < 10 else "point" if self < 23 else "statistic" if self < 30 else "gather"
+
+    @functools.cached_property
+    def is_heavy(self) -> bool:
+        """Whether only the heavy variant of the kernel does it, whatever the formula."""
+        heads = Kind.FILTER_X, Kind.FILTER_Y, Kind.GRID, Kind.WARP, Kind.BOX_BLUR
+        return self in (*heads, Kind.NORMALIZE, Kind.BLEND_MEAN)
+
+
+class Formula(enum.IntEnum):
+    """Whose arithmetic an operation follows: Pillow's, or that of torchvision's kernels for tensors."""
+
+    PILLOW = 0
+    TENSOR_V1 = 1
+    TENSOR_V2 = 2
+
 
 # Columns of what the prologue does, int32. WEIGHTS: of one axis of a resize; TILES: of one job.
 WORK = 0  # WEIGHTS or TILES

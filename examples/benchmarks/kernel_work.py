@@ -11,8 +11,8 @@ from torchvision import transforms as v1
 import torch_sink
 from torch_sink.cli.photos import make_photo
 from torch_sink.cli.pipelines import CROP, build_pipeline
-from torch_sink.image.core.atoms import Kind
 from torch_sink.triton_kernels import rows
+from torch_sink.triton_kernels.rows import Kind
 
 PHOTO = (500, 375)  # width and height in pixels, the usual size of ImageNet
 CHANNELS = 3

@@ -15,9 +15,9 @@ from torchvision.transforms import v2
 import torch_sink
 from image.augmix_cases import NoStatistics, OnlyStatistics
 from image.cases import encoded, opener
-from torch_sink.image.core.atoms import Kind
 from torch_sink.image.plan.stages import stages_of
 from torch_sink.triton_kernels import rows
+from torch_sink.triton_kernels.rows import Kind
 
 BATCH_SIZES = (64, 256)
 

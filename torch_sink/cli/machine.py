@@ -33,8 +33,8 @@ import numpy as np
 import torch
 
 from torch_sink.common import usable_cores
-from torch_sink.image.core.atoms import Kind
 from torch_sink.triton_kernels import rows
+from torch_sink.triton_kernels.rows import Kind
 
 if TYPE_CHECKING:
     from torch_sink.image.execute.batch import LazyBatch

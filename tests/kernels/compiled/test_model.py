@@ -11,8 +11,8 @@ import pytest
 
 from torch_sink.cli.machine import DEVICES, costs, microseconds, modeled, name_of
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.core.atoms import Kind
 from torch_sink.triton_kernels.jpeg import jpeg_variants
+from torch_sink.triton_kernels.rows import Kind
 
 pytestmark = pytest.mark.once
 

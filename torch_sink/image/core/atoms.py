@@ -9,7 +9,6 @@ Four classes (`Kind.role`):
 
 from __future__ import annotations
 
-import enum
 import functools
 import struct
 from collections.abc import Callable, Sequence
@@ -19,57 +18,7 @@ import numpy as np
 
 from torch_sink.image.core.ops import Op
 from torch_sink.triton_kernels import rows
-
-
-class Kind(enum.IntEnum):
-    """Kinds of atom; the numbers are the kernels' operation codes."""
-
-    SHIFT = rows.SHIFT
-    FLIP = rows.FLIP
-    EDGE = rows.EDGE
-    REFLECT = rows.REFLECT
-    SYMMETRIC = rows.SYMMETRIC
-    REMAP = rows.REMAP
-    ERASE = rows.ERASE
-    PASTE = rows.PASTE
-    BRIGHTNESS = rows.BRIGHTNESS
-    SATURATION = rows.SATURATION
-    INVERT = rows.INVERT
-    POSTERIZE = rows.POSTERIZE
-    SOLARIZE = rows.SOLARIZE
-    GRAY = rows.GRAY
-    HUE = rows.HUE
-    PERMUTE = rows.PERMUTE
-    NORMALIZE = rows.NORMALIZE
-    LOOKUP = rows.LOOKUP
-    VALUES = rows.VALUES
-    CONTRAST = rows.CONTRAST
-    AUTOCONTRAST = rows.AUTOCONTRAST
-    EQUALIZE = rows.EQUALIZE
-    BLEND_MEAN = rows.BLEND_MEAN
-    RESAMPLE_X = rows.RESAMPLE_X
-    RESAMPLE_Y = rows.RESAMPLE_Y
-    AFFINE = rows.AFFINE
-    SHARPNESS = rows.SHARPNESS
-    MIX = rows.MIX
-    FILTER_X = rows.FILTER_X
-    FILTER_Y = rows.FILTER_Y
-    GRID = rows.GRID
-    WARP = rows.WARP
-    BOX_BLUR = rows.BOX_BLUR
-
-    @functools.cached_property
-    def role(self) -> str:
-        """ "map", "point", "statistic" or "gather"."""
-        return "map" if self < 10 else "point" if self < 23 else "statistic" if self < 30 else "gather"
-
-
-class Formula(enum.IntEnum):
-    """Whose arithmetic an operation follows: Pillow's, or that of torchvision's kernels for tensors."""
-
-    PILLOW = rows.PILLOW
-    TENSOR_V1 = rows.TENSOR_V1
-    TENSOR_V2 = rows.TENSOR_V2
+from torch_sink.triton_kernels.rows import Formula, Kind
 
 
 class ResizeWeights(NamedTuple):

@@ -11,10 +11,11 @@ from torchvision.transforms import _functional_pil as F_pil
 from torchvision.transforms.v2 import functional as F_v2
 
 from torch_sink.image.core.arguments import is_number, leaves_range, permutation_of
-from torch_sink.image.core.atoms import FAMILIES, Formula, Kind, Lowering, by_formula, float_bits
+from torch_sink.image.core.atoms import FAMILIES, Lowering, by_formula, float_bits
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.ops import BLENDED, EXACT_BYTES, NUMERIC, Op, Operation, always, both
 from torch_sink.image.operations.functionals import adjusted, functional, stock_of, unchanged
+from torch_sink.triton_kernels.rows import Formula, Kind
 
 # --- brightness
 

@@ -14,10 +14,11 @@ from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2.functional import _misc as v2_misc
 
 from torch_sink.image.core.arguments import is_number
-from torch_sink.image.core.atoms import FAMILIES, Formula, Kind, Lowering, by_formula, float_bits
+from torch_sink.image.core.atoms import FAMILIES, Lowering, by_formula, float_bits
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, ROUNDED, Op, Operation
 from torch_sink.image.operations.functionals import adjusted, functional
+from torch_sink.triton_kernels.rows import Formula, Kind
 
 # --- torch's Gaussian blur, which torchvision also uses on Pillow images
 

@@ -12,9 +12,10 @@ from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
 
-from torch_sink.image.core.atoms import Kind, Lowering, color_of
+from torch_sink.image.core.atoms import Lowering, color_of
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.ops import Op, Operation
+from torch_sink.triton_kernels.rows import Kind
 
 # --- to kernel work
 

@@ -11,7 +11,7 @@ import torch
 from torchvision.transforms import v2
 
 from torch_sink.image.core.arguments import fits_range
-from torch_sink.image.core.atoms import Kind, Lowering, three
+from torch_sink.image.core.atoms import Lowering, three
 from torch_sink.image.core.examples import MANY_DRAWS, Arguments, Example, sample
 from torch_sink.image.core.ops import (
     LOWER,
@@ -24,6 +24,7 @@ from torch_sink.image.core.ops import (
     replay,
 )
 from torch_sink.image.operations.functionals import functional, stock_of
+from torch_sink.triton_kernels.rows import Kind
 
 # --- erased boxes
 

@@ -14,11 +14,12 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
-from torch_sink.image.core.atoms import Kind, Lowering, ResizeWeights
+from torch_sink.image.core.atoms import Lowering, ResizeWeights
 from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
 from torch_sink.image.core.ops import CLOSE, EXACT, MOVED, NUMERIC, Op, Operation, Promise
 from torch_sink.image.operations import resize_tables as tables
 from torch_sink.image.operations.crops import crop, remap
+from torch_sink.triton_kernels.rows import Kind
 
 NEAREST_MODES = (Mode.NEAREST, Mode.NEAREST_EXACT)
 SMOOTH_MODES = (Mode.BILINEAR, Mode.BICUBIC)

@@ -16,10 +16,11 @@ import torch
 from PIL import Image
 
 from torch_sink.image.core.arguments import is_factor, is_number, is_rounded_by_torch
-from torch_sink.image.core.atoms import FAMILIES, Formula, Kind, Lowering, by_formula, float_bits, three
+from torch_sink.image.core.atoms import FAMILIES, Lowering, by_formula, float_bits, three
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.ops import NUMERIC, STOCK, Op, Operation
 from torch_sink.image.operations.functionals import functional
+from torch_sink.triton_kernels.rows import Formula, Kind
 
 
 def _is_steep(handle: Any) -> bool:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from torch_sink.image.core.atoms import Kind, Lowering, color_of
+from torch_sink.image.core.atoms import Lowering, color_of
 from torch_sink.image.core.examples import Arguments, Example, of_method
 from torch_sink.image.core.ops import Op, Operation
 from torch_sink.image.operations.crops import remap, shift
 from torch_sink.image.operations.flips import add_affine
 from torch_sink.image.operations.resize import filter_of
 from torch_sink.image.operations.resize_tables import nearest_table
+from torch_sink.triton_kernels.rows import Kind
 
 _FILTERS = (Image.Resampling.NEAREST, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
 # The coefficients of the two methods that record.

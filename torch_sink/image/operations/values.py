@@ -19,7 +19,7 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import functional as F_v2
 
 from torch_sink.image.core.arguments import has_minus_zero, is_number, is_scaled_bytes, is_tabled
-from torch_sink.image.core.atoms import Kind, Lowering, float_bits, three
+from torch_sink.image.core.atoms import Lowering, float_bits, three
 from torch_sink.image.core.examples import STATISTICS, Arguments, Example, sample
 from torch_sink.image.core.ops import (
     EXACT_BYTES,
@@ -33,6 +33,7 @@ from torch_sink.image.core.ops import (
     record_maybe_in_place,
 )
 from torch_sink.image.operations.functionals import stock_of
+from torch_sink.triton_kernels.rows import Kind
 
 # --- from images to tensors and back
 

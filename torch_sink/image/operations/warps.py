@@ -18,11 +18,11 @@ from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
 from torch_sink.image.core.arguments import fits_range, is_number
-from torch_sink.image.core.atoms import FORMULAS, Kind, Lowering, three
+from torch_sink.image.core.atoms import FORMULAS, Lowering, three
 from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
 from torch_sink.image.core.ops import MOVED, NEAREST, NUMERIC, Op, Operation, Promise, TensorArgument
 from torch_sink.image.operations.flips import turned
-from torch_sink.triton_kernels.rows import DISPLACED, MATRIX, NO_FILL, PERSPECTIVE
+from torch_sink.triton_kernels.rows import DISPLACED, MATRIX, NO_FILL, PERSPECTIVE, Kind
 
 # The number of a mode is its place here.
 _MODES = ("nearest", "bilinear")

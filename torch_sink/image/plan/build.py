@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torch_sink.image.core.atoms import Kind, Lowering, ResizeWeights
+from torch_sink.image.core.atoms import Lowering, ResizeWeights
 from torch_sink.image.plan.jobs import COLUMNS, IS_HEAVY, LAUNCH, RowBuilder
 from torch_sink.triton_kernels import rows
+from torch_sink.triton_kernels.rows import Kind
 
 _NAMES = {int(kind): kind.name.lower() for kind in Kind}
 _MOST_SHOWN = 4

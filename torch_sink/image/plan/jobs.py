@@ -11,6 +11,7 @@ from torch_sink.image.core.atoms import FIRST_INPUT, KIND_MASK, LAST_INPUT, Lowe
 from torch_sink.image.operations.resize_tables import needed_rows
 from torch_sink.image.plan.stages import Stage, View, shifted, stages_of, view_through, whole_view
 from torch_sink.triton_kernels import rows
+from torch_sink.triton_kernels.rows import Kind
 
 # Of a position that nobody knows while the plan is made; the number of an image follows it.
 ELSEWHERE = -1
@@ -18,7 +19,7 @@ ELSEWHERE = -1
 LAUNCH, IS_HEAVY, COLUMNS = rows.JOB_COLUMNS, rows.JOB_COLUMNS + 1, rows.JOB_COLUMNS + 2
 _ALIGNMENT_BYTES = 16
 _VALUE_BYTES = {rows.BYTES: 1, rows.FLOATS: 4}
-_STATISTICS = range(rows.CONTRAST, rows.RESAMPLE_X)
+_STATISTICS = range(Kind.CONTRAST, Kind.RESAMPLE_X)
 _COPY = Stage()
 _HISTOGRAM = 256
 
@@ -176,7 +177,7 @@ class RowBuilder:
         """Adds those of the host, and says in their atoms where they are."""
         for at, tables in state.tables.items():
             row = state.atoms[at]
-            for column, table in enumerate(tables, rows.PASTED if row[0] == rows.PASTE else rows.TABLE):
+            for column, table in enumerate(tables, rows.PASTED if row[0] == Kind.PASTE else rows.TABLE):
                 row[column] = self._table_at(table)
         for branches in state.branches.values():
             for branch in branches:
@@ -199,7 +200,7 @@ class RowBuilder:
 
     def _measure(self, number: int, job: int, row: int, channels: int) -> None:
         """Has something of the output of `job` found for a row, in tables of its own, before another job."""
-        entries = 1 if self.atoms[row][0] == rows.BLEND_MEAN else _HISTOGRAM
+        entries = 1 if self.atoms[row][0] == Kind.BLEND_MEAN else _HISTOGRAM
         made = [self._add_entries(entries) for _ in range(channels)]
         self.atoms[row][rows.TABLE : rows.TABLE + 3] = made * (3 // channels)
         self.statistics += [(number, job, row, channel) for channel in range(channels)]

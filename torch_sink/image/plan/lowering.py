@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from torch_sink.image.core.atoms import Kind, Lowering, float_bits
+from torch_sink.image.core.atoms import Lowering, float_bits
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import LOWER, PIXEL_CALLS, VALUE_CALLS, Op, makes_bytes, makes_floats, replay
+from torch_sink.triton_kernels.rows import Kind
 
 
 def lower(height: int, width: int, channels: int, ops: Sequence[Op]) -> Lowering:

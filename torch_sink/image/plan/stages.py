@@ -11,18 +11,12 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch_sink.image.core.atoms import KIND_MASK, MIXED, Kind, Lowering
+from torch_sink.image.core.atoms import KIND_MASK, MIXED, Lowering
 from torch_sink.triton_kernels import rows
+from torch_sink.triton_kernels.rows import Kind
 
 _ACROSS = (Kind.RESAMPLE_X, Kind.FILTER_X)
 _DOWN = (Kind.RESAMPLE_Y, Kind.FILTER_Y)
-# What only the heavy variant of the kernel does, besides floats and the formulas of tensors.
-_HEAVY = frozenset(
-    (
-        *(Kind.FILTER_X, Kind.FILTER_Y, Kind.GRID, Kind.WARP, Kind.BOX_BLUR),
-        *(Kind.NORMALIZE, Kind.BLEND_MEAN),
-    )
-)
 
 
 class Stage(NamedTuple):
@@ -69,7 +63,7 @@ def stages_of(codes: tuple[int, ...], leading: int) -> tuple[Stage, ...]:
         used = [*range(begin, end), *([head] if head >= 0 else [])]
         source_kind = rows.VALUED if values >= 0 else source_kind
         is_heavy = begins_in_floats or source_kind != rows.BYTES
-        is_heavy = is_heavy or any(kinds[at] in _HEAVY or _is_of_tensors(codes[at]) for at in used)
+        is_heavy = is_heavy or any(kinds[at].is_heavy or _is_of_tensors(codes[at]) for at in used)
         down = -1
         if head >= 0 and begin == end and kinds[head] in _ACROSS and number + 1 < len(split):
             following = split[number + 1][1]
@@ -159,10 +153,10 @@ def view_through(
     for at in range(maps):
         kind, left, top, old_width, old_height = state.atoms[at][:5]
         height, width = state.sizes[at]
-        if kind == rows.FLIP:
+        if kind == Kind.FLIP:
             x = _flipped(x, old_width) if left else x
             y = _flipped(y, old_height) if top else y
-        elif kind == rows.SHIFT:
+        elif kind == Kind.SHIFT:
             if left < 0 or top < 0 or left + width > old_width or top + height > old_height:
                 row = begin + at
                 if not may_leave or (fill and atoms[fill][_FILL] != atoms[row][_FILL]):
