@@ -81,12 +81,13 @@ def test_skipping(paths: list[Path], backend: str, kind: Any, workers: int) -> N
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_loaders_that_make_their_own_iterator_follow_the_image_backend(paths: list[Path], workers: int) -> None:
+@pytest.mark.parametrize(("backend", "policy"), [("on, skips", "raise"), ("on", "skip")])
+def test_loaders_that_make_their_own_iterators(paths: list[Path], backend: str, policy: str, workers: int) -> None:
     dataset, options = Files(paths, opened, V1), {"batch_size": 3, "num_workers": workers}
     stock = stock_samples(dataset, 1, **options)
-    with BACKENDS["on, skips"]():
+    with BACKENDS[backend]():
         torch.manual_seed(1)
-        with SinkLoader(OwnIterator(dataset, **options), device="cpu") as loader:
+        with SinkLoader(OwnIterator(dataset, **options), device="cpu", on_decode_error=policy) as loader:
             made = whole(loader)
         assert_same(made, without_broken(stock))
         assert torch_sink.decode_report().skipped == sum(sample is None for batch in stock for sample in batch)

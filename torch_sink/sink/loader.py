@@ -55,11 +55,12 @@ class SinkLoader:
             tensors of four dimensions.
         memory_format: layout of image batches.
         on_decode_error: what becomes of samples whose files stock code cannot open or decode, with or without the
-            image backend. "raise" leaves it to `set_image_backend`, which raises unless told otherwise, and which alone
-            decides for loaders with an `__iter__` of their own. Under "skip" the sample is dropped from its batch, and
-            a batch of which nothing is left is left out, so that a pass may have fewer batches than `len()`. Under
-            "replace" the next good sample of the batch stands in its place, and where there is none, the next good one
-            of the dataset. `stats()` counts them and lists path and reason.
+            image backend; for loaders with an `__iter__` of their own, with it, and `decode_report()` counts in the
+            place of `stats()`. "raise" leaves it to `set_image_backend`, which raises unless told otherwise. Under
+            "skip" the sample is dropped from its batch, and a batch of which nothing is left is left out, so that a
+            pass may have fewer batches than `len()`. Under "replace" the next good sample of the batch stands in its
+            place, and where there is none, the next good one of the dataset. `stats()` counts them and lists path and
+            reason.
         timeout_seconds: longest wait for a batch of a worker.
 
     Attributes:

@@ -42,6 +42,7 @@ class WatchedSource(Source):
     """
 
     can_reenter = True
+    makes_own_iterators = False
     sends_states = False  # workers send their state beside each batch
 
     def __init__(self, loader: DataLoader[Any]) -> None:

@@ -21,7 +21,7 @@ from torch_sink.common.random_state import (
     set_global_random_state,
 )
 from torch_sink.common.slabs import Slabs
-from torch_sink.damage.report import DecodeReport
+from torch_sink.damage.report import DecodeReport, policy_of_thread
 from torch_sink.damage.samples import PartialBatch
 from torch_sink.sink.position import PassStart, ResumePoint
 from torch_sink.sink.recording import IndexLists, RecordedBatch, draws_of
@@ -78,7 +78,8 @@ class Pass:
         item = Item(self.start)
         try:
             try:
-                self._next(item)
+                with policy_of_thread(self.source.policy if self.source.makes_own_iterators else "raise"):
+                    self._next(item)
             except StopIteration as stop:
                 self._check_end(stop)
                 item.is_end = True
@@ -166,6 +167,7 @@ class Source:
     keeps_workers = False  # workers, and their generators, go on to the next pass
     pins_batches = False  # batches come in page-locked memory that nobody writes to again
     can_reenter = False  # a pass that was begun can be entered once more where the consumer stands
+    makes_own_iterators = True  # the loader does, which go by the policy on broken files that holds in their thread
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -215,7 +217,8 @@ class Source:
         return opened
 
     def _open(self, start: PassStart) -> Pass:
-        return Pass(self, start, iter(self.loader))
+        with policy_of_thread(self.policy):
+            return Pass(self, start, iter(self.loader))
 
     def set_epoch(self, number: int) -> None:
         """Tells the samplers the number of the pass, where they want to know."""
