@@ -22,7 +22,6 @@ import torch_sink
 from image.cases import array_opener, encoded, opener
 from image.check import assert_same_bits, device_in_use, runs_kernels
 from image.worker_data import Structured, stacking_collate, train_transform
-from torch_sink.image.core.ops import STOCK
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, Source
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.packed import Packed, Packing
@@ -383,14 +382,3 @@ def test_two_threads_open_what_crossed_to_this_process(line: int) -> None:
         assert packed.contents == ("contents", 7)
     finally:
         sys.settrace(before)
-
-
-def test_the_usual_last_calls_write_to_the_batch_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three tensors less for each image: 5 % of what an image of ImageNet costs a worker without a device."""
-    pipeline = v1.Compose([v1.ToTensor(), v1.Normalize([0.4, 0.5, 0.3], [0.2, 0.3, 0.25])])
-    images = [array_opener(9, 8, seed) for seed in range(3)]
-    expected = default_collate([pipeline(image()) for image in images])
-    with torch_sink.image_backend("device", device="cpu"):
-        samples = [pipeline(image()) for image in images]
-        monkeypatch.delitem(STOCK, "v1.normalize")
-        assert_same_bits(default_collate(samples), expected)

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import torch_sink
-from image.cases import encoded
+from image.cases import array_opener, encoded
 from image.check import assert_same_bits
+from torch_sink.image.core.ops import STOCK
 from torch_sink.image.decode.source import EncodedSource
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.handles.file import LazyJpegImageFile
@@ -232,3 +233,14 @@ def cyclic(samples: list[Any]) -> Any:
     batch: dict[str, Any] = {"samples": [{"set": sample["set"]} for sample in samples]}
     batch["again"] = batch
     return batch
+
+
+def test_the_usual_last_calls_write_to_the_batch_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three tensors less for each image: 5 % of what an image of ImageNet costs a worker without a device."""
+    pipeline = v1.Compose([v1.ToTensor(), v1.Normalize([0.4, 0.5, 0.3], [0.2, 0.3, 0.25])])
+    images = [array_opener(9, 8, seed) for seed in range(3)]
+    expected = default_collate([pipeline(image()) for image in images])
+    with torch_sink.image_backend("device", device="cpu"):
+        samples = [pipeline(image()) for image in images]
+        monkeypatch.delitem(STOCK, "v1.normalize")
+        assert_same_bits(default_collate(samples), expected)
