@@ -518,6 +518,8 @@ def test_the_report_lists_path_and_reason(paths: list[Path], workers: int, caplo
 
 def test_the_report_begins_anew_with_the_backend(paths: list[Path]) -> None:
     batches(Files(paths, loaded, V1), "skip", batch_size=4)
+    with pytest.raises(ValueError, match="on_decode_error"):
+        torch_sink.set_image_backend("device", on_decode_error="a mistake")
     assert torch_sink.decode_report()
     with torch_sink.image_backend("device", device="cpu"):
         assert not torch_sink.decode_report()

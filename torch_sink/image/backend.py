@@ -58,9 +58,9 @@ def set_image_backend(
     """
     with _switching:
         _check_thread()
+        _set(name, device, strict, on_decode_error)
         if name == "device":
             clear_report()
-        _set(name, device, strict, on_decode_error)
 
 
 def _check_thread() -> None:
@@ -132,10 +132,10 @@ def image_backend(
         outside, settings = get_image_backend(), state.active
     try:
         with nullcontext() if settings is None else ledger.set_aside():
-            if settings is None and name == "device":
-                clear_report()
             try:
                 _set(name, device, strict, on_decode_error)
+                if settings is None and name == "device":
+                    clear_report()
                 yield
             finally:
                 _switch(outside, settings)
