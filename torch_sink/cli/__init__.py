@@ -32,8 +32,8 @@ SUPPORT_LEGEND = (
     '"kernel": recorded, and made on the device. "exact fallback": stock torchvision runs on the CPU, and '
     '`fallback_report()` counts it. "passes through": nothing to compute. "not applicable": torchvision refuses it.'
 )
-_BAR_COLUMNS = 30
 SUPPORT_COLUMNS = ("transform or functional", "on Pillow images", "on tensors", "limits")
+_BAR_COLUMNS = 30
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -35,9 +35,10 @@ class Table(NamedTuple):
 
     def as_html(self) -> str:
         kinds = [" class=number" if name[:1] == " " else "" for name in self.head] or [""]
+        heads = [("th", self.head)] if self.head else []
         rows = [
             "".join(f"<{tag}{kind}>{_cell(cell.strip())}</{tag}>" for cell, kind in zip(row, kinds, strict=True))
-            for tag, row in (("th", self.head or [""]), *(("td", row) for row in self.rows))
+            for tag, row in (*heads, *(("td", row) for row in self.rows))
         ]
         return '<div class="scroll"><table>\n<tr>' + "</tr>\n<tr>".join(rows) + "</tr>\n</table></div>"
 
@@ -74,7 +75,8 @@ class Report(NamedTuple):
         notes = [f"<p class=note>{escape(line)}</p>" for line in self.about]
         body = [*notes, f"<p class=verdict>{escape(self.verdict)}</p>"]
         for part in self.parts:
-            body += [f"<h2>{escape(part.title)}</h2>", part.as_html(), f"<p class=note>{escape(part.note)}</p>"]
+            body += [f"<h2>{escape(part.title)}</h2>", part.as_html()]
+            body += [f"<p class=note>{escape(part.note)}</p>"] if part.note else []
         page = files("torch_sink.cli").joinpath("report.html").read_text(encoding="utf-8")
         return page.replace("{{title}}", escape(self.title)).replace("{{body}}", "\n".join(body))
 

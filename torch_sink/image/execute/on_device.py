@@ -167,8 +167,11 @@ def make_on_device(recorded: Recorded, wanted: Wanted) -> Made:
     whole = result
     if recorded.mixes or not _writes(recorded.dtype, result.dtype) or _keeps_rows(wanted):
         whole = torch.empty(recorded.shape, dtype=recorded.dtype, device=wanted.device, memory_format=order.layout)
-    pixels, workspace = lambda: decoding.pixels.chosen(packed.entry_of_image), decoding.workspace
-    run_order(order, packed.blob, lambda: recorded.planned, pixels, whole, workspace)
+
+    def pixels() -> Pixels:
+        return decoding.pixels.chosen(packed.entry_of_image)
+
+    run_order(order, packed.blob, lambda: recorded.planned, pixels, whole, decoding.workspace)
     if not order.is_complete:
         for row in np.flatnonzero(recorded.planned.boxes[packed.entry_of_image, 2] == 0):
             whole[row].copy_(packed.source(packed.entry_of_image[row]).decode(), non_blocking=True)  # type: ignore[arg-type]
@@ -177,7 +180,7 @@ def make_on_device(recorded: Recorded, wanted: Wanted) -> Made:
     again: list[int] = []
     if decoded_again := decoding.decode_again():
         again = np.flatnonzero(np.isin(packed.entry_of_image, decoded_again)).tolist()
-        run_planned(recorded.plan_again(again), decoding.pixels.chosen(packed.entry_of_image), whole)
+        run_planned(recorded.plan_again(again), pixels(), whole)
     errors = {}
     if decoding.errors:
         entries = enumerate(packed.entry_of_image.tolist())
