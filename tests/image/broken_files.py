@@ -19,7 +19,10 @@ from torchvision.datasets.folder import default_loader
 from torchvision.io import decode_image
 from torchvision.transforms import v2
 
+import torch_sink
+from image.check import assert_same_bits
 from image.source_files import FILES
+from torch_sink.image.handles.tensor import HANDLES
 
 JPEG = [make() for name, make in FILES.items() if name.startswith("JPEG")]
 OTHERS = [FILES[name]() for name in ("PNG", "PNG, palette", "WebP", "GIF", "TIFF", "BMP")]
@@ -220,3 +223,21 @@ def pixels(image: Image.Image) -> torch.Tensor:
 
 def tree(folder: Path, transform: Any = V1) -> ImageFolder:
     return ImageFolder(str(folder), transform)
+
+
+def backend(policy: str = "skip", **options: Any) -> Any:
+    return torch_sink.image_backend("device", device="cpu", on_decode_error=policy, **options)
+
+
+def batches(dataset: Any, policy: str, seed: int = 1, **options: Any) -> list[Any]:
+    with backend(policy):
+        torch.manual_seed(seed)
+        return list(DataLoader(dataset, **options))
+
+
+def assert_same_batches(made: list[Any], expected: list[Any]) -> None:
+    assert len(made) == len(expected) > 0
+    for (images, labels), (stock_images, stock_labels) in zip(made, expected, strict=True):
+        # Without a batch, a handle comes as far as the loop.
+        assert_same_bits(images.materialize() if isinstance(images, HANDLES) else images, stock_images)
+        assert torch.equal(torch.as_tensor(labels), torch.as_tensor(stock_labels))
