@@ -11,6 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+# Programs that tests start find this clone as the tests do: in pyproject.toml, `pythonpath`.
+os.environ["PYTHONPATH"] = (
+    f"{Path(__file__).resolve().parents[1]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
+)
 # OpenMP threads that spin while they wait take the cores that the data workers need. Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +52,7 @@ PUBLIC_NAMES = """
 IMPORT_ALONE = """
 import importlib, os, sys, types
 stub = types.ModuleType("torch_sink")     # the package without its __init__, which imports every layer
-stub.__path__ = [sys.argv[1]]
+stub.__path__ = sys.argv[1].split(os.pathsep)
 sys.modules["torch_sink"] = stub
 for layer in sys.argv[2:]:
     if os.fork() == 0:
@@ -125,7 +126,7 @@ def modules_of() -> dict[str, list[str]]:
     """layer -> the modules that are loaded once it is imported by itself"""
     layers = sorted(NOT_LOADED_BY, key=lambda layer: "torch" not in NOT_LOADED_BY[layer])
     loaded: dict[str, list[str]] = {layer: [] for layer in layers}
-    for line in run_python(IMPORT_ALONE, str(ROOT), *layers).splitlines():
+    for line in run_python(IMPORT_ALONE, os.pathsep.join(torch_sink.__path__), *layers).splitlines():
         layer, name = line.split()
         loaded[layer].append(name)
     return loaded

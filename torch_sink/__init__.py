@@ -1,7 +1,14 @@
 """torch_sink: image decoding, augmentation, batch queue and training loop on the device."""
 
-from importlib import import_module, metadata
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+# An install puts the kernels inside of the package. In a clone they stand beside it, and are found there.
+if not Path(__file__).with_name("triton_kernels").is_dir():
+    __path__.append(str(Path(__file__).resolve().parents[1]))
 
 from torch_sink import loop
 from torch_sink.damage.report import DecodeReport, decode_report
@@ -61,11 +68,6 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
-    if name != "__version__":
+    if name not in _LATER:
         raise AttributeError(f"module 'torch_sink' has no attribute {name!r}")
-    try:
-        return metadata.version("torch-sink")
-    except metadata.PackageNotFoundError:  # sources that nobody installed
-        return "0+unknown"
+    return getattr(import_module(_LATER[name]), name)

@@ -19,7 +19,6 @@ and, in `logs`, what each run said. The last lines are a table of all that, and 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import shutil
@@ -32,9 +31,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from gpu_commands import ROOT, run_command
 from gpu_summary import has_failed, verdict
 from gpu_tests import files_with_cuda_tests, run_tests
+from torch_sink.cli.machine import describe_machine
 
 BENCHMARKS = ROOT / "examples" / "benchmarks"
 LEAST_SECONDS = 5.0  # with less nothing is begun
@@ -173,11 +175,6 @@ class Run:
 
 def main(given: Sequence[str] | None = None, steps: Sequence[Step] = STEPS) -> int:
     arguments = parse(given, [step.part for step in steps])
-    make_importable()
-    import torch
-
-    from torch_sink.cli.machine import describe_machine
-
     if not torch.cuda.is_available() and not arguments.without_cuda:
         print(
             f"make gpu needs a CUDA device, and torch {torch.__version__} of {sys.executable} sees none.\n"
@@ -220,15 +217,6 @@ def photographs(given: Path | None, stack: ExitStack) -> Path:
         return folder
     os.environ["TORCH_SINK_PHOTOS"] = str(given.resolve())
     return given.resolve()
-
-
-def make_importable() -> None:
-    """Let this process and its children import the checkout where it is not installed."""
-    sys.path.insert(0, str(ROOT))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    if importlib.util.find_spec("torch_sink.triton_kernels") is None:
-        # An install maps the kernels' folder into the package; without one, a link does.
-        (ROOT / "torch_sink" / "triton_kernels").symlink_to(ROOT / "triton_kernels")
 
 
 if __name__ == "__main__":
