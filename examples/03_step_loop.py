@@ -28,6 +28,7 @@ if __name__ == "__main__":
         torch.nn.functional.cross_entropy,
         optimizer,
         scheduler=scheduler,
+        schedule="step",  # stepped after each update; "epoch": at each epoch's end, as in most tutorials
         clip_grad_norm=1.0,
         sink_size=100,  # steps per sync; shorter at the end of an epoch, or where a callback needs it
     )

@@ -29,7 +29,7 @@ def main(folder: str, epochs: int) -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(loader))
     started = time.perf_counter()
     with torch_sink.SinkLoader(loader) as sink_loader:
-        loop = torch_sink.StepLoop(model, loss_fn, optimizer, scheduler=scheduler)
+        loop = torch_sink.StepLoop(model, loss_fn, optimizer, scheduler=scheduler, schedule="step")
         history = loop.run(sink_loader, epochs=epochs)
     losses, syncs = history.losses.tolist(), history.host_syncs
     write_results(model, folder, losses=losses, syncs=syncs, seconds=time.perf_counter() - started)

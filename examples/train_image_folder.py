@@ -51,7 +51,13 @@ def main(options: Sequence[str] | None = None) -> int:
     print(f"{len(train_data)} training and {len(val_data)} validation images, {len(classes)} classes, {device}")
 
     loop = torch_sink.StepLoop(
-        model, classification_loss, optimizer, scheduler=scheduler, amp=arguments.amp, sink_size=arguments.sink_size
+        model,
+        classification_loss,
+        optimizer,
+        scheduler=scheduler,
+        schedule="step",
+        amp=arguments.amp,
+        sink_size=arguments.sink_size,
     )
     callbacks = [torch_sink.ProgressBar(), torch_sink.LossMonitor(), Validation(model, val_loader, device)]
     callbacks.append(torch_sink.ModelCheckpoint(prefix=arguments.model, directory=arguments.output))

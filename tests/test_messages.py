@@ -85,7 +85,7 @@ class TwoOutputs(nn.Module):
 def scheduled(make: Callable[[torch.optim.Optimizer], Any], **options: Any) -> StepLoop:
     model = network()
     optimizer = sgd(model)
-    return StepLoop(model, loss_of, optimizer, scheduler=make(optimizer), **options)
+    return StepLoop(model, loss_of, optimizer, scheduler=make(optimizer), **{"schedule": "step", **options})
 
 
 def resume_another_model() -> None:

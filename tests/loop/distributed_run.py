@@ -21,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.nn import functional
 
+from torch_sink.errors import SinkError
 from torch_sink.loop import CheckpointConfig, LambdaCallback, ModelCheckpoint, StepLoop
 from torch_sink.loop.amp import DynamicLossScaler
 from torch_sink.loop.core.distributed import forget_shardings
@@ -137,8 +138,13 @@ def signal_on_one_rank() -> dict[str, Any]:
         if distributed.get_rank() == 1 and loop.step_count == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    history = loop.run(own_part(global_batches()), callbacks=[LambdaCallback(on_train_step_begin=interrupt)])
-    return {"steps": history.steps, "stopped_by": history.stopped_by}
+    seen: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        loop.run(own_part(global_batches()), callbacks=[LambdaCallback(on_train_step_begin=interrupt)])
+    except SinkError as error:
+        return {"steps": loop.step_count, "raised": str(error)}
+    return {"steps": loop.step_count, "handled": seen}
 
 
 def resume(kind: str, directory: Path) -> dict[str, Any]:

@@ -49,7 +49,16 @@ def main(directory: Path, seconds_per_sink: float) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=40)
     loader = DataLoader(Augmented(), batch_size=4, shuffle=True)
-    loop = StepLoop(model, functional.cross_entropy, optimizer, sink_size=4, scheduler=scheduler, accumulate=2, ema=0.9)
+    loop = StepLoop(
+        model,
+        functional.cross_entropy,
+        optimizer,
+        sink_size=4,
+        scheduler=scheduler,
+        schedule="step",
+        accumulate=2,
+        ema=0.9,
+    )
     started = loop.resume(directory, loader)
     print(f"resumed at {started}", flush=True)
     losses: dict[int, float] = {}
@@ -63,8 +72,10 @@ def main(directory: Path, seconds_per_sink: float) -> None:
 
     config = CheckpointConfig(save_checkpoint_steps=5, keep_checkpoint_max=2)
     callbacks = [ModelCheckpoint("CKP", directory, config), LambdaCallback(on_train_step_end=note)]
-    history = loop.run(loader, epochs=3, callbacks=callbacks)
-    print(f"stopped by {history.stopped_by} at {loop.step_count}", flush=True)
+    try:
+        loop.run(loader, epochs=3, callbacks=callbacks)
+    except KeyboardInterrupt:
+        print(f"interrupted at {loop.step_count}, {len(loop.history.losses)} losses", flush=True)
     if loop.step_count < STEPS:
         return
     digest = hashlib.sha256()

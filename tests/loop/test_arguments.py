@@ -151,6 +151,20 @@ def test_scheduler() -> None:
         StepLoop(model, functional.cross_entropy, sgd, scheduler=lr_scheduler.StepLR(other, 3))
 
 
+@pytest.mark.parametrize("made_by", [StepLoop, Model])
+def test_a_scheduler_needs_a_schedule(made_by: Callable[..., Any]) -> None:
+    """Tutorials step by epoch, recipes by update: either as a default would train the other one wrongly in silence."""
+    model = make_model()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = lr_scheduler.StepLR(sgd, 7)
+    with pytest.raises(
+        ValueError, match=r"StepLR\(...\) needs schedule=.*'epoch' at each epoch's end.*'step' after each"
+    ):
+        made_by(model, functional.cross_entropy, sgd, scheduler=scheduler)
+    with pytest.raises(ValueError, match="schedule='batch': allowed are 'step', 'epoch'"):
+        made_by(model, functional.cross_entropy, sgd, scheduler=scheduler, schedule="batch")
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

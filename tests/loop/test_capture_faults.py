@@ -194,6 +194,7 @@ def test_optimizers_get_numbers_again_when_steps_are_not_captured(fake_cuda: Fak
         functional.cross_entropy,
         optimizer,
         scheduler=scheduler,
+        schedule="step",
         sink_size=5,
         mode="graph",
         jit_config=UNCOMPILED,

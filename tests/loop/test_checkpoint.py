@@ -35,6 +35,7 @@ def make_loop(seed: int = 0, scheduler: Callable[..., Any] | None = None, **opti
         optimizer,
         sink_size=3,
         scheduler=scheduler(optimizer) if scheduler else None,
+        schedule="step",
         **options,
     )
 
@@ -171,6 +172,37 @@ def test_position_in_data_of_unknown_length(position: int, tmp_path: Path) -> No
     history = resumed.run(data, epochs=3, callbacks=note)
     assert torch.equal(history.losses, expected.losses[position:])
     assert epochs == [4, 8, 12]
+
+
+@pytest.mark.parametrize("announced", [3, 5, 4])
+@pytest.mark.parametrize("position", [3, 4, 5])
+def test_position_in_data_that_announces_another_length(position: int, announced: int, tmp_path: Path) -> None:
+    """Epochs of 4 batches, whatever `len()` says, as where broken samples are left out."""
+
+    class Data:
+        def __len__(self) -> int:
+            return announced
+
+        def __iter__(self) -> Any:
+            return iter(make_batches(4))
+
+    def train(loop: StepLoop, data: Data, **options: Any) -> tuple[Any, list[int]]:
+        epochs: list[int] = []
+        note = LambdaCallback(on_train_epoch_end=lambda c: epochs.append(loop.step_count))
+        return loop.run(data, epochs=3, callbacks=note, **options), epochs
+
+    torch.manual_seed(1)
+    expected, ends = train(make_loop(), Data())
+    assert ends == [4, 8, 12]
+    torch.manual_seed(1)
+    part, data = make_loop(), Data()
+    train(part, data, max_steps=position)
+    part.save(tmp_path, data)
+    resumed = make_loop(seed=3)
+    assert resumed.resume(tmp_path, data) == position
+    history, ends = train(resumed, data)
+    assert torch.equal(history.losses, expected.losses[position:])
+    assert ends[-2:] == [8, 12]
 
 
 def test_max_steps_counts_from_the_start_of_the_interrupted_run(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def make_loop(name: str = "SGD", **options: Any) -> StepLoop:
         functional.cross_entropy,
         optimizer,
         scheduler=scheduler(optimizer) if scheduler else None,
+        schedule="step",
         **options,
     )
 

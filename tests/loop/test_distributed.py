@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -81,8 +82,8 @@ def test_sharded_models_train_in_low_precision(results: dict[str, Any], level: s
 
 def test_a_signal_to_one_rank_stops_all_after_the_same_sink(results: dict[str, Any]) -> None:
     assert results["signal"] == [
-        {"steps": 4, "stopped_by": "another rank"},
-        {"steps": 4, "stopped_by": "SIGTERM"},
+        {"steps": 4, "raised": "a signal to another rank ended the run after step 4 on all of them"},
+        {"steps": 4, "handled": [signal.SIGTERM]},
     ]
 
 

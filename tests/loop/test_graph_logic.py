@@ -103,6 +103,7 @@ def make_loop(**options: Any) -> StepLoop:
         functional.cross_entropy,
         optimizer,
         scheduler=scheduler(optimizer) if scheduler else None,
+        schedule="step",
         **options,
     )
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-from torch_sink.loop import Callback, CheckpointConfig, LambdaCallback, ModelCheckpoint, StepLoop
+from torch_sink.loop import Callback, CheckpointConfig, LambdaCallback, ModelCheckpoint, OnRequestExit, StepLoop
 from torch_sink.loop.checkpoints import list_checkpoints
 from torch_sink.sink import SinkLoader
 
@@ -73,12 +73,11 @@ class Life:
         self.output.close()
         return int(self.lives.receive())
 
-    def finish(self) -> str:
-        """Wait for an orderly end; returns what was printed from now on."""
+    def finish(self) -> tuple[str, int]:
+        """Wait for the end; returns what was printed from now on, and the exit code."""
         with self.output:
             printed = self.output.read()
-        assert int(self.lives.receive()) == 0, printed
-        return printed
+        return printed, int(self.lives.receive())
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +90,7 @@ def lives() -> Iterator[Lives]:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory, lives: Lives) -> str:
     directory = tmp_path_factory.mktemp("uninterrupted")
-    lives.start(directory).finish()
+    assert lives.start(directory).finish()[1] == 0
     return (directory / "result.txt").read_text()
 
 
@@ -105,7 +104,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, lives: Lives, uninterr
         assert life.end(signal.SIGKILL) == -signal.SIGKILL
     saved = int(list_checkpoints(tmp_path)[-1].name.removeprefix("CKP-"))
     assert saved >= 25
-    assert f"resumed at {saved}\n" in lives.start(tmp_path).finish()
+    assert f"resumed at {saved}\n" in lives.start(tmp_path).finish()[0]
     assert (tmp_path / "result.txt").read_text() == uninterrupted
 
 
@@ -117,12 +116,16 @@ def test_a_signal_saves_and_leaves_cleanly(tmp_path: Path, lives: Lives, uninter
         assert life.output.readline() == f"resumed at {stopped_at}\n"
         assert life.output.readline().startswith("step ")
         os.kill(life.process, number)
-        printed = life.finish()
-        assert f"stopped by {signal.Signals(number).name} at" in printed
-        before, stopped_at = stopped_at, int(printed.split()[-1])
+        printed, code = life.finish()
+        before, stopped_at = stopped_at, int(list_checkpoints(tmp_path)[-1].name.removeprefix("CKP-"))
         assert before < stopped_at < 39
-        assert list_checkpoints(tmp_path)[-1].name == f"CKP-{stopped_at:08d}", "the step it reached is saved"
-    assert f"resumed at {stopped_at}\n" in lives.start(tmp_path).finish()
+        if number == signal.SIGINT:
+            assert code == 0
+            assert printed.endswith(f"interrupted at {stopped_at}, {stopped_at - before} losses\n")
+        else:
+            assert code == -number, "SIGTERM ends the process, after a checkpoint of the step it reached"
+            assert not printed or printed.endswith(f"step {stopped_at}\n")
+    assert f"resumed at {stopped_at}\n" in lives.start(tmp_path).finish()[0]
     assert (tmp_path / "result.txt").read_text() == uninterrupted
 
 
@@ -134,9 +137,11 @@ def test_handlers_are_restored_and_a_second_interrupt_raises() -> None:
     def interrupt(context: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    history = loop.run(make_batches(8), callbacks=[LambdaCallback(on_train_step_begin=interrupt)])
-    assert history.stopped_by == "SIGINT"
-    assert history.steps == 1
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(make_batches(8), callbacks=[LambdaCallback(on_train_step_begin=interrupt)])
+    assert loop.history is not None
+    assert loop.history.stopped_by == "SIGINT"
+    assert loop.history.steps == len(loop.history.losses) == loop.step_count == 1
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
     def twice(context: Any) -> None:
@@ -146,6 +151,38 @@ def test_handlers_are_restored_and_a_second_interrupt_raises() -> None:
     with pytest.raises(KeyboardInterrupt):
         loop.run(make_batches(8), callbacks=[LambdaCallback(on_train_step_begin=twice)])
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_with_on_request_exit_a_signal_is_a_return(number: int) -> None:
+    model = make_model()
+    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), sink_size=3)
+    interrupt = LambdaCallback(on_train_step_begin=lambda context: os.kill(os.getpid(), number))
+    history = loop.run(make_batches(8), callbacks=[interrupt, OnRequestExit(save_ckpt=False, sig=number)])
+    assert (history.steps, history.stopped_by) == (1, signal.Signals(number).name)
+
+
+def test_a_handler_of_the_users_is_called_once_the_run_has_stopped() -> None:
+    loop = make_loop()
+    seen: list[int] = []
+    usual = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(loop.step_count))
+    try:
+        interrupt = LambdaCallback(on_train_step_begin=lambda context: os.kill(os.getpid(), signal.SIGTERM))
+        history = loop.run(numbered_batches(), callbacks=[interrupt])
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+    assert (history.steps, history.stopped_by, seen) == (1, "SIGTERM", [1])
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    """As Ctrl-C is in what nohup or a shell starts in the background."""
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        interrupt = LambdaCallback(on_train_step_begin=lambda context: os.kill(os.getpid(), signal.SIGINT))
+        history = make_loop().run(numbered_batches(), callbacks=[interrupt])
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert (history.steps, history.stopped_by) == (4, None)
 
 
 class FailsAt(Callback):

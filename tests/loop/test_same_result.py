@@ -41,6 +41,7 @@ def test_eager_equals_plain_loop(name: str, clip: float | None, accumulate: int)
                 optimizer,
                 sink_size=4,
                 scheduler=scheduler,
+                schedule="step",
                 clip_grad_norm=clip,
                 accumulate=accumulate,
             )

@@ -25,6 +25,7 @@ def make_loop(**options: Any) -> StepLoop:
     optimizer = options.pop("optimizer", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))(model.parameters())
     scheduler = options.pop("scheduler", None)
     loss_fn = options.pop("loss_fn", functional.cross_entropy)
+    options.setdefault("schedule", "step")
     torch.manual_seed(5)
     return StepLoop(model, loss_fn, optimizer, scheduler=scheduler(optimizer) if scheduler else None, **options)
 
@@ -239,7 +240,7 @@ def test_rates_that_are_tensors() -> None:
         scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
         torch.manual_seed(5)
         if ours:
-            loop = StepLoop(net, functional.cross_entropy, optimizer, scheduler=scheduler, sink_size=2)
+            loop = StepLoop(net, functional.cross_entropy, optimizer, scheduler=scheduler, schedule="step", sink_size=2)
             with no_host_sync():
                 history = loop.run(make_batches(4))
         else:

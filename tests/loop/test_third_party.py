@@ -69,7 +69,13 @@ def test_trains_as_the_library_does_and_resumes(kind: str, tmp_path: Path) -> No
 
     def make_loop(made: Prepared) -> StepLoop:
         return StepLoop(
-            made.model, functional.cross_entropy, made.optimizer, scheduler=made.scheduler, sink_size=3, ema=0.9
+            made.model,
+            functional.cross_entropy,
+            made.optimizer,
+            scheduler=made.scheduler,
+            schedule="step",
+            sink_size=3,
+            ema=0.9,
         )
 
     loop = make_loop(ours)
@@ -115,7 +121,7 @@ def test_accelerates_schedulers_step_once_for_every_process(monkeypatch: pytest.
     monkeypatch.setattr(prepared.distributed, "get_world_size", lambda: 4)
     assert prepared.scheduler_repeats(made.scheduler) == 4
     assert prepared.scheduler_repeats(made.scheduler.scheduler) == 1
-    loop = StepLoop(made.model, functional.cross_entropy, made.optimizer, scheduler=made.scheduler)
+    loop = StepLoop(made.model, functional.cross_entropy, made.optimizer, scheduler=made.scheduler, schedule="step")
     monkeypatch.undo()
     loop.run(make_batches(2))
     assert made.scheduler.scheduler.last_epoch == 8

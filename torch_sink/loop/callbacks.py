@@ -69,7 +69,8 @@ class Callback:
     Attributes:
         comes_first: whether its events come before those of the others, wherever it stands in the list.
         on_all_ranks: whether every process must have it, because it waits for the others, or decides for all.
-        stop_signals: signals that end the run as SIGINT and SIGTERM do.
+        stop_signals: signals after which `run` returns once the current step is done. SIGINT and SIGTERM stop it
+            there in any case; without a callback that lists them, they then do what they do elsewhere.
     """
 
     comes_first = False
@@ -184,7 +185,7 @@ class LearningRateScheduler(Callback):
 
 
 class OnRequestExit(Callback):
-    """Ends the run after the current step when a signal arrives or a file asks for it.
+    """Ends the run after the current step when a signal arrives or a file asks for it; `run` then returns.
 
     Args:
         save_ckpt: save a checkpoint then.
@@ -223,27 +224,35 @@ class OnRequestExit(Callback):
 
 
 @contextmanager
-def stop_signals(received: list[str], numbers: Iterable[int]) -> Iterator[None]:
-    """These signals add their names to `received` instead of what they do; a second SIGINT is a KeyboardInterrupt.
+def stop_signals(callbacks: Iterable[Callback]) -> Iterator[list[str]]:
+    """Gives a list to which SIGINT, SIGTERM and the callbacks' `stop_signals` add their names when they arrive.
 
-    In the main thread only. The handlers that were there are restored on leaving.
+    On leaving, the handlers that were there are restored, and a SIGINT or SIGTERM that no callback asked for does what
+    it would have done: KeyboardInterrupt, the end of the process, or a handler of the user's. A second SIGINT is a
+    KeyboardInterrupt at once. Signals that the process ignores, as under nohup, stay ignored. In the main thread only.
     """
+    received: list[str] = []
 
     def handle(number: int, frame: Any) -> None:
         if number == signal.SIGINT and received:
             raise KeyboardInterrupt
         received.append(signal.Signals(number).name)
 
+    asked_for = {number for callback in callbacks for number in callback.stop_signals}
+    usual = {number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN}
     in_main_thread = threading.current_thread() is threading.main_thread()
     previous: dict[int, Any] = {}
     try:
-        for number in numbers if in_main_thread else ():
+        for number in (usual | asked_for) if in_main_thread else ():
             previous[number] = signal.signal(number, handle)
-        yield
+        yield received
     finally:
         for number, handler in previous.items():
             # None: the handler was not installed from Python and cannot be put back by it.
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+    for number in previous:
+        if number not in asked_for and signal.Signals(number).name in received:
+            signal.raise_signal(number)
 
 
 def ranks_in_context(ranks: Ranks) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Model:
         amp_dtype: torch.dtype = torch.bfloat16,
         loss_scaler: str | StaticLossScaler | None = "default",
         scheduler: Any | None = None,
-        schedule: str = "step",
+        schedule: str | None = None,
         clip_grad_norm: float | None = None,
         accumulate: int = 1,
         ema: float | None = None,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_sink.errors import add_hints, add_note
-from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, stop_signals, tell
+from torch_sink.errors import SinkError, add_hints, add_note
+from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
 from torch_sink.loop.core.batches import batch_tensors, epoch_length, sink_over
 from torch_sink.loop.core.history import RunHistory, SinkRecord
 from torch_sink.loop.core.host_sync import watch_host_syncs
@@ -38,20 +38,23 @@ class TrainingRun:
         epochs: int,
         callbacks: list[Callback],
         max_steps: int | None,
+        signals: list[str],
         fields: dict[str, Any],
     ) -> None:
-        self._loop, self._loader = loop, loader
+        self._loop, self._loader, self._signals = loop, loader, signals
         self._callbacks = sorted(callbacks, key=lambda one: not one.comes_first)
         self._epochs, self._max_steps = epochs, max_steps
         self._epoch_length = length = epoch_length(loader)
-        self._signals: list[str] = []
         self._failure: Exception | None = None
         self._cut_off = False
         self._next_epoch: Iterator[Any] | None = None
+        asked_for = [number for callback in callbacks for number in callback.stop_signals]
+        self._returns_on = {"GracefulExit", *(signal.Signals(number).name for number in asked_for)}
         self._host_syncs_before = 0
         self._began = time.perf_counter()
         self._waited = 0.0
-        self.history = RunHistory(_groups=len(loop.optimizer.param_groups))
+        self._is_interrupted = False  # by a signal to any rank that no callback asked for
+        self.history = loop.history = RunHistory(_groups=len(loop.optimizer.param_groups))
         bounds = [max_steps, None if length is None else length * epochs]
         self._arguments = about = RunArguments(loop=loop, train_network=loop.model, network=loop.model, mode="train")
         about.update(loss_fn=loop.loss_fn, optimizer=loop.optimizer, train_dataset=loader, accumulate=loop.accumulate)
@@ -70,8 +73,6 @@ class TrainingRun:
         self._began = time.perf_counter()
         engine.attach(self._loader, callbacks=bool(self._callbacks))
         with ExitStack() as stack:
-            numbers = {number for callback in self._callbacks for number in callback.stop_signals}
-            stack.enter_context(stop_signals(self._signals, {signal.SIGINT, signal.SIGTERM, *numbers}))
             stack.enter_context(engine.running())
             for callback in self._callbacks:
                 stack.enter_context(callback)
@@ -82,6 +83,8 @@ class TrainingRun:
                 self._epoch(engine)
             self.history.seconds = time.perf_counter() - self._began
             self._event("on_train_end")
+        if self._is_interrupted and not self._signals:
+            raise SinkError(f"a signal to another rank ended the run after step {self._loop.step_count} on all of them")
         return self.history
 
     def _check_ranks(self) -> None:
@@ -98,8 +101,7 @@ class TrainingRun:
         progress = self._loop.progress
         self._arguments.cur_epoch_num = progress.epochs + 1 + (self._arguments.initial_epoch or 0)
         self._event("on_train_epoch_begin")
-        done = progress.epoch_steps > 0 and self._remaining() == 0
-        if done or self._train_epoch(engine):
+        if self._train_epoch(engine):
             engine.schedule.after_epoch()
             progress.epochs, progress.epoch_steps = progress.epochs + 1, 0
         self._event("on_train_epoch_end")
@@ -117,16 +119,17 @@ class TrainingRun:
             if self._cut_off or batch is _END:
                 return not self._cut_off
             if self._finished():
-                return self._remaining() == 0 and self._fetch(iterator) is _END
+                return self._remaining() == 0 and self._is_at_the_end(iterator)
             batch = self._fetch(iterator)
 
     def _open_epoch(self) -> tuple[Iterator[Any], Any]:
         """The epoch's iterator and first batch.
 
-        A checkpoint may lie at the very end of an epoch of unknown length, before its end was seen. The loader, when
-        resumed there, goes on with the next epoch: its batch is given back, and the iterator kept for that one.
+        A checkpoint may lie at the very end of an epoch, before its end was seen: what `len(loader)` says is no proof,
+        for broken samples are left out and streams may be longer. The loader, when resumed there, goes on with the next
+        epoch: its batch is given back, and the iterator kept for that one.
         """
-        resumed = self._loop.progress.epoch_steps > 0 and self._epoch_length is None
+        resumed = self._loop.progress.epoch_steps > 0
         before = self._loader.state_dict()["epoch"] if resumed else None
         iterator, self._next_epoch = self._next_epoch or iter(self._loader), None
         batch = self._fetch(iterator)
@@ -134,6 +137,12 @@ class TrainingRun:
             self._loader.give_back()
             self._next_epoch = iterator
         return iterator, batch
+
+    def _is_at_the_end(self, iterator: Iterator[Any]) -> bool:
+        if self._fetch(iterator) is _END:
+            return True
+        self._loader.give_back()
+        return False
 
     def _sink(self, engine: Engine, iterator: Iterator[Any], batch: Any) -> None:
         loop, progress = self._loop, self._loop.progress
@@ -237,9 +246,12 @@ class TrainingRun:
         """Whether nothing is left to do, or what asks for a stop: a signal to any rank, or a callback on any rank."""
         loop = self._loop
         signalled, requested = bool(self._signals), self._context.get_stop_requested()
+        interrupted = not self._returns_on.issuperset(self._signals)
         if loop.ranks.many:
             # What came to one rank holds for all: they stop after the same sink, or the others would wait for ever.
-            signalled, requested = loop.ranks.agree_on_rates([signalled, requested], loop.optimizer)
+            flags = [signalled, interrupted, requested]
+            signalled, interrupted, requested = loop.ranks.agree_on_rates(flags, loop.optimizer)
+        self._is_interrupted = interrupted
         reached = self._max_steps is not None and loop.progress.steps >= self._max_steps
         if signalled or requested:
             self.history.stopped_by = [*self._signals, "another rank"][0] if signalled else "request_stop"

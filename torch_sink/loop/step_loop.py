@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_sink.errors import SinkError
-from torch_sink.loop.callbacks import Callback, check_callbacks
+from torch_sink.loop.callbacks import Callback, check_callbacks, stop_signals
 from torch_sink.loop.core import arguments as check
 from torch_sink.loop.core.arguments import explains_other_names, run_places
 from torch_sink.loop.core.batches import epoch_length
@@ -51,7 +51,8 @@ class StepLoop:
         amp_dtype: torch.bfloat16 or torch.float16.
         loss_scaler: "default" (dynamic for float16, none for bfloat16), None, or a scaler of `torch_sink.amp`.
         scheduler: a torch.optim.lr_scheduler, or None.
-        schedule: "step" steps it after each optimizer update, "epoch" at each epoch's end.
+        schedule: when the scheduler steps, to be given with one: "epoch" at each epoch's end, as in most tutorials;
+            "step" after each optimizer update, for schedules that count updates, such as OneCycleLR.
         clip_grad_norm: largest norm of the gradients, or None.
         accumulate: iterations per optimizer update; each loss is divided by it.
         ema: decay of a moving average of the weights, such as 0.999, or None; see `ema_model`.
@@ -59,6 +60,10 @@ class StepLoop:
         jit_config: how "compile" and "graph" compile.
         forward: `forward(model, batch)` -> loss, or (loss, dict of named tensors), for batches that are not (x, y).
         device: checked against the model's; default the model's.
+
+    Attributes:
+        step_count: iterations trained so far, in all runs.
+        history: of the latest run, also of one that was interrupted or failed; None before the first.
 
     Raises:
         TypeError, ValueError: an argument that cannot be used; the message says what can.
@@ -88,7 +93,7 @@ class StepLoop:
         amp_dtype: torch.dtype = torch.bfloat16,
         loss_scaler: str | StaticLossScaler | None = "default",
         scheduler: Any | None = None,
-        schedule: str = "step",
+        schedule: str | None = None,
         clip_grad_norm: float | None = None,
         accumulate: int = 1,
         ema: float | None = None,
@@ -102,7 +107,6 @@ class StepLoop:
         check.check_count("sink_size", sink_size, minimum=1, special=-1, meaning="a whole epoch")
         check.check_count("accumulate", accumulate, minimum=1)
         check.check_choice("mode", mode, check.MODES)
-        check.check_choice("schedule", schedule, ("step", "epoch"))
         check.check_clip(clip_grad_norm)
         if jit_config is not None and not isinstance(jit_config, JitConfig):
             raise TypeError(f"jit_config is a {type(jit_config).__name__}; pass a torch_sink.JitConfig")
@@ -114,9 +118,11 @@ class StepLoop:
         self.optimizer = check.unwrap_optimizer(optimizer, level)
         check.check_optimizer_covers(model, self.optimizer)
         self.scheduler = check.unwrap_scheduler(scheduler, self.optimizer)
+        check.check_schedule(schedule, self.scheduler)
         self.scaler = resolve_loss_scaler(loss_scaler, level, amp_dtype, self.device, check.own_scaler(optimizer))
         self.ranks = Ranks(model)
         self.step_count = 0
+        self.history: RunHistory | None = None
         self.progress = Progress()
         self.settings = Settings(mode, jit_config or JitConfig(), self.device)
         if loss_fn is not None and forward is not None:
@@ -146,6 +152,10 @@ class StepLoop:
     ) -> RunHistory:
         """Train.
 
+        Ctrl-C and SIGTERM end the run after the current step: the loop, the loader's position and `loop.history` are
+        then those of a run of so many steps, and ModelCheckpoint saves them. After that, KeyboardInterrupt is raised,
+        and SIGTERM does what it does elsewhere. With an `OnRequestExit` for the signal, `run` returns instead.
+
         Args:
             loader: a SinkLoader, or anything that one can wrap.
             epochs: epochs of this run; after `resume`, of the interrupted run that is completed.
@@ -157,15 +167,15 @@ class StepLoop:
             Every iteration's loss, learning rate and overflow.
 
         Raises:
-            SinkError: 1,000 optimizer updates in a row overflowed.
+            KeyboardInterrupt: Ctrl-C, see above.
+            SinkError: 1,000 optimizer updates in a row overflowed, or a signal stopped another rank.
             ValueError, TypeError: the batch, loss or model does not fit, or the ranks' epochs differ in length; the
                 message says what does.
         """
         check.check_count("epochs", epochs, minimum=0)
         if max_steps is not None:
             check.check_count("max_steps", max_steps, minimum=1)
-        with nullcontext() if timeline is None else record_timeline(timeline):
-            return self.run_with(loader, epochs, check_callbacks(callbacks), max_steps=max_steps)
+        return self.run_with(loader, epochs, check_callbacks(callbacks), max_steps=max_steps, timeline=timeline)
 
     def run_with(
         self,
@@ -174,6 +184,7 @@ class StepLoop:
         callbacks: list[Callback],
         *,
         max_steps: int | None = None,
+        timeline: str | Path | None = None,
         epoch_size: int = -1,
         **fields: Any,
     ) -> RunHistory:
@@ -181,10 +192,14 @@ class StepLoop:
         resumed, self._resumed, began = self._resumed, False, self.step_count
         if not resumed:
             self.progress = Progress()
-        with self._positions.opened(loader, self.device, epoch_size) as sink:
+        with (
+            stop_signals(callbacks) as signals,
+            nullcontext() if timeline is None else record_timeline(timeline),
+            self._positions.opened(loader, self.device, epoch_size) as sink,
+        ):
             try:
                 self.ranks.check_lengths(epoch_length(sink), max_steps)
-                return TrainingRun(self, sink, epochs, callbacks, max_steps, fields).execute()
+                return TrainingRun(self, sink, epochs, callbacks, max_steps, signals, fields).execute()
             except BaseException:
                 if resumed and self.step_count == began:  # the next run is the one that completes what was interrupted
                     self._resumed = True

@@ -118,6 +118,18 @@ def unwrap_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
     return scheduler
 
 
+def check_schedule(schedule: Any, scheduler: Any) -> None:
+    """Raise ValueError unless `schedule` says when a scheduler steps; without a scheduler it may be left out."""
+    if schedule is not None:
+        check_choice("schedule", schedule, ("step", "epoch"))
+    elif scheduler is not None:
+        raise ValueError(
+            f"scheduler={type(scheduler).__name__}(...) needs schedule=, which says when it steps: schedule='epoch' at "
+            "each epoch's end, where most tutorials call scheduler.step(); schedule='step' after each optimizer "
+            "update, for schedules that count updates, such as OneCycleLR"
+        )
+
+
 def resolve_device(model: nn.Module, device: torch.device | str | None) -> torch.device:
     """The device the loop runs on: where the model's parameters are, and nowhere else if `device` is given."""
     actual = next(model.parameters()).device
