@@ -7,7 +7,7 @@ is missing shows as garbage: memory holds NaN until a kernel has written to it, 
 
 | file | what it stands for |
 |---|---|
-| `memory.py` | the caching allocator: blocks, pools of graphs, what a freed block looks like |
+| `memory.py` | the caching allocators: blocks, pools of graphs, what a freed block looks like, what is reserved and where it ends |
 | `streams.py` | streams, events and the order in which work runs |
 | `kernels.py` | the kernels, and which of them make the host wait |
 | `graphs.py` | capture: what it forbids, how it fails, what a failure leaves behind, replay |
@@ -16,7 +16,7 @@ is missing shows as garbage: memory holds NaN until a kernel has written to it, 
 | `device.py`, `fixtures.py` | all of it in the place of `torch.cuda`, for a test |
 | `run.py` | the same for a script, the benchmarks of `make gpu` for instance, with Triton's interpreter on its memory |
 
-What it does not model: kernels that only CUDA has (cuDNN, Triton), memory that runs out, time, and more than one
+What it does not model: kernels that only CUDA has (cuDNN, Triton), fragmented memory, time, and more than one
 process. Where a release of torch differs from another, `FakeCuda(release=...)` chooses.
 """
 

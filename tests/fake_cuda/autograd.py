@@ -17,13 +17,15 @@ def backward_of(cuda: FakeCuda, run: Callable[..., Any]) -> Callable[..., Any]:
     """A backward pass of the engine; inside a capture a node of another stream is found as the driver finds it."""
 
     def backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
-        handles = []
+        handles, before = [], cuda.in_thread_of_engine
         if cuda.captures.here() is not None:
             handles = [node.register_prehook(partial(_check_stale, cuda)) for node in _accumulating_nodes(roots)]
         try:
+            cuda.in_thread_of_engine = before or torch._C._is_multithreading_enabled()
             with single_threaded():
                 return run(roots, *args, **kwargs)
         finally:
+            cuda.in_thread_of_engine = before
             for handle in handles:
                 handle.remove()
 

@@ -22,11 +22,10 @@ from .autograd import backward_of
 from .contexts import Contexts
 from .graphs import Captures, FakeGraph
 from .kernels import Kernels
-from .memory import Allocator
+from .memory import Allocator, HostAllocator
 from .random_numbers import Generator, run_with
 from .streams import CUDA, FakeAcceleratorEvent, FakeEvent, FakeStream, OnStream, Queues
 
-SEGMENT = 2 << 20  # bytes that the allocator asks for at a time
 SYNC_MODES = {0: 0, 1: 1, 2: 2, "default": 0, "warn": 1, "error": 2}
 
 
@@ -37,6 +36,7 @@ class FakeCuda:
         seed: of the order in which streams get on.
         devices: how many; at most 8.
         release: how captures fail: "2.11" leaves allocator and generator in the capture, "2.15" does not.
+        memory: bytes on each device.
 
     Attributes:
         calls: how often each kernel was called from Python.
@@ -46,15 +46,16 @@ class FakeCuda:
         registered: bytes of each piece of host memory that was page-locked where it lies, by address.
         refuses_to_register: there is no more memory that can be.
         overrides_stale_streams: as `torch.autograd.graph.set_override_stale_capture_stream` sets it.
+        in_thread_of_engine: whether a backward pass is under way that runs in threads of its own.
     """
 
-    def __init__(self, seed: int = 0, devices: int = 1, release: str | None = None) -> None:
+    def __init__(self, seed: int = 0, devices: int = 1, release: str | None = None, memory: int = 80 << 30) -> None:
         release = release or ("2.11" if not hasattr(autograd_graph, "set_override_stale_capture_stream") else "2.15")
         self.leaks_failed_captures = release == "2.11"
-        self.overrides_stale_streams = False
+        self.overrides_stale_streams = self.in_thread_of_engine = False
         self.device_count = devices
         self.queues = Queues(seed)
-        self.allocator = Allocator(self)
+        self.allocator, self.host_allocator = Allocator(self, memory), HostAllocator()
         self.captures = Captures(self)
         self.generators = [Generator() for _ in range(devices)]
         self.calls: Counter[str] = Counter()
@@ -62,7 +63,6 @@ class FakeCuda:
         self.graphs_begun = 0
         self._pool_ids = itertools.count(1)
         self._streams: dict[tuple[int, int], FakeStream] = {}
-        self._pinned: set[int] = set()
         self.registered: dict[int, int] = {}
         self.refuses_to_register = False
         self._sync_mode = 0
@@ -165,7 +165,7 @@ class FakeCuda:
 
     def is_pinned(self, tensor: Tensor) -> bool:
         """`Tensor.is_pinned`."""
-        is_allocated = tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in self._pinned
+        is_allocated = tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in self.host_allocator
         return is_allocated or self.is_registered(tensor)
 
     def is_registered(self, tensor: Tensor) -> bool:
@@ -174,10 +174,9 @@ class FakeCuda:
         return any(begin <= address < begin + size for begin, size in self.registered.items())
 
     def pin(self, tensor: Tensor) -> Tensor:
-        """Make a tensor's memory page-locked, for the life of the device."""
+        """Make a tensor's memory page-locked."""
         self.captures.forbid("cudaHostAlloc", self.captures.here())
-        self._pinned.add(tensor.untyped_storage().data_ptr())
-        self._kept = [*getattr(self, "_kept", []), tensor]
+        self.host_allocator.add(tensor)
         return tensor
 
     def host_register(self, address: int, size: int, flags: int) -> int:
@@ -232,9 +231,9 @@ class FakeCuda:
         patch.setattr(torch, "Event", FakeAcceleratorEvent)
         patch.setattr(torch.accelerator, "is_available", lambda: True)
         patch.setattr(torch._C, "_cuda_getCurrentStream", lambda index: (*self.current_stream(index).key, CUDA))
-        patch.setattr(torch._C, "_host_emptyCache", lambda: None)
-        patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda _, pool: self.allocator.end_allocate_to_pool(pool))
-        patch.setattr(torch._C, "_cuda_releasePool", lambda _, pool: self.allocator.release_pool(pool))
+        patch.setattr(torch._C, "_host_emptyCache", self.host_allocator.empty_cache)
+        for name, function in self._functions_of_pools().items():
+            patch.setattr(torch._C, name, function)
         patch.setattr(torch.Tensor, "is_pinned", lambda tensor, *_: self.is_pinned(tensor), raising=False)
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: self.pin_memory(tensor), raising=False)
         patch.setattr(torch.Tensor, "record_stream", lambda t, stream: self.record_stream(t, stream), raising=False)
@@ -280,8 +279,7 @@ class FakeCuda:
             "stream": partial(OnStream, self),
             "synchronize": self.synchronize,
             "empty_cache": self.allocator.empty_cache,
-            "memory_allocated": lambda device=None: self.allocator.live,
-            "memory_reserved": lambda device=None: -(-self.allocator.peak // SEGMENT) * SEGMENT,
+            **self._names_of_memory(),
             "graph_pool_handle": self.new_pool_handle,
             "cudart": lambda: SimpleNamespace(
                 cudaHostRegister=self.host_register, cudaHostUnregister=self.host_unregister
@@ -295,6 +293,42 @@ class FakeCuda:
             "set_rng_state": lambda state, device=None: self.generators[self.index_of(device)].set_state(state),
             "get_device_name": lambda device=None: "fake CUDA device",
             "get_device_capability": lambda device=None: (9, 0),
+        }
+
+    def _names_of_memory(self) -> dict[str, Any]:
+        def stat(key: str) -> Callable[..., int]:
+            return lambda device=None: self.allocator.memory_stats(self.index_of(device))[key]
+
+        def free_and_all(device: Any = None) -> tuple[int, int]:
+            return self.allocator.limit - self.allocator.reserved(self.index_of(device)), self.allocator.limit
+
+        def reset_peak(device: Any = None) -> None:
+            self.allocator.statistics(self.index_of(device)).reset_peak()
+
+        def snapshot(mempool_id: Any = None, include_traces: bool = True) -> list[dict[str, Any]]:
+            return self.allocator.snapshot(mempool_id)
+
+        return {
+            "memory_allocated": stat("allocated_bytes.all.current"),
+            "memory_reserved": stat("reserved_bytes.all.current"),
+            "max_memory_allocated": stat("allocated_bytes.all.peak"),
+            "max_memory_reserved": stat("reserved_bytes.all.peak"),
+            "memory_stats": lambda device=None: self.allocator.memory_stats(self.index_of(device)),
+            "reset_peak_memory_stats": reset_peak,
+            "mem_get_info": free_and_all,
+            "memory_snapshot": snapshot,
+            "host_memory_stats": self.host_allocator.stats,
+            "reset_peak_host_memory_stats": self.host_allocator.statistics.reset_peak,
+        }
+
+    def _functions_of_pools(self) -> dict[str, Callable[..., Any]]:
+        allocator = self.allocator
+        return {
+            "_cuda_beginAllocateCurrentThreadToPool": lambda _, pool: allocator.begin_allocate_thread_to_pool(pool),
+            "_cuda_endAllocateToPool": lambda _, pool: allocator.end_allocate_to_pool(pool),
+            "_cuda_releasePool": lambda _, pool: allocator.release_pool(pool),
+            "_cuda_checkPoolLiveAllocations": lambda _, pool, live: allocator.has_live_blocks(pool, live),
+            "_cuda_clearCublasWorkspaces": lambda: None,
         }
 
     def record_stream(self, tensor: Tensor, stream: FakeStream) -> None:

@@ -102,6 +102,7 @@ class FakeGraph:
         self._capture: Capture | None = None
         self._pool: Any = None
         self._ended = False
+        self._latest_block = 0
         self._draw_offset = [0]  # of the replay under way, where the recorded kernels find it
         self._index = 0
 
@@ -147,6 +148,7 @@ class FakeGraph:
         cuda.allocator.end_allocate_to_pool(self._pool)
         self._generator.is_capturing = False
         self._ended = True
+        self._latest_block = max((block.number for block in self.blocks), default=0)
 
     def capture_end_pre(self) -> None:
         """What torch 2.15 calls when `__enter__` fails."""
@@ -167,11 +169,13 @@ class FakeGraph:
         stream = cuda.current_stream(torch.device("cuda", self._index))
         nodes, offset = tuple(self.nodes), self._draw_offset
         freed = [block for block in self.blocks if block.is_freed]
+        pool, latest = cuda.allocator.pool(self._pool), self._latest_block
 
         def run() -> None:
             offset[0] = first
             for block in freed:
                 block.spoil()  # other graphs and captures use the same pool
+            pool.spoil_later_than(latest)
             for _, node in nodes:
                 node()
 

@@ -1,8 +1,11 @@
-"""The caching allocator: host memory that pretends to be on the device, and looks like garbage outside its life."""
+"""The caching allocators: host memory that pretends to be on the device, looks like garbage outside its life, and ends."""
 
 from __future__ import annotations
 
+import itertools
+import threading
 import weakref
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
     from .streams import FakeStream
 
 GARBAGE = 0xFF  # NaN in every floating point dtype, -1 in every signed integer
+SEGMENT = 2 << 20  # bytes that are asked of the device at a time
+ROUND = 512  # bytes to which an allocation is rounded up
+_numbers = itertools.count(1)
 
 
 class Block:
@@ -25,6 +31,7 @@ class Block:
         stream: on which it was allocated: the one on which it can be reused at once when it is freed.
         pool: the graph pool it belongs to, or None.
         users: other streams that were named by `record_stream`.
+        number: how many were allocated before it.
         is_freed: whether no tensor refers to it any more.
     """
 
@@ -33,7 +40,13 @@ class Block:
         self.host.fill_(GARBAGE)
         self.size, self.stream, self.pool = size, stream, pool
         self.users: list[FakeStream] = []
+        self.number = next(_numbers)
         self.is_freed = False
+
+    @property
+    def rounded(self) -> int:
+        """Bytes that it takes."""
+        return -(-max(self.size, 1) // ROUND) * ROUND
 
     @property
     def address(self) -> int:
@@ -49,44 +62,95 @@ class Pool:
 
     Attributes:
         uses: graphs and captures that hold it.
-        live: blocks with a tensor.
+        live: blocks with a tensor, by address.
     """
 
     def __init__(self, handle: Any) -> None:
-        self.handle, self.uses, self.live = handle, 0, 0
+        self.handle, self.uses = handle, 0
+        self.live: dict[int, Block] = {}
+
+    def spoil_later_than(self, number: int) -> None:
+        """What a replay does to tensors that were put where its graph had freed memory."""
+        for block in [block for block in self.live.values() if block.number > number]:
+            block.spoil()
+
+
+class Arena:
+    """Memory of one pool for one stream: what tensors have of it, and what was asked of the device for it.
+
+    It has no holes: what is free is one piece.
+    """
+
+    def __init__(self) -> None:
+        self.live = self.reserved = 0
+
+    def missing(self, size: int) -> int:
+        """Bytes of segments to ask for, so that `size` more fit."""
+        return max(0, _in_segments(self.live + size) - self.reserved)
+
+    def shrink(self) -> None:
+        """Give the free segments back."""
+        self.reserved = _in_segments(self.live)
+
+
+def _in_segments(size: int) -> int:
+    return -(-size // SEGMENT) * SEGMENT
+
+
+class Statistics:
+    """Current and highest values by name, such as "allocated_bytes"."""
+
+    def __init__(self) -> None:
+        self.current: Counter[str] = Counter()
+        self.peak: Counter[str] = Counter()
+
+    def add(self, name: str, amount: int) -> None:
+        """Note a change."""
+        self.current[name] += amount
+        self.peak[name] = max(self.peak[name], self.current[name])
+
+    def reset_peak(self) -> None:
+        """Forget what was higher than now."""
+        self.peak = Counter(self.current)
 
 
 class Allocator:
-    """Blocks by address, pools by handle.
+    """Blocks by address, pools by handle; `limit` bytes on each device.
 
     Attributes:
-        live, peak: bytes of all blocks that tensors refer to, now and at most.
-        captures_underway: pools into which a capture allocates, as the allocator believes.
+        captures_underway: pools into which a capture or a thread allocates.
     """
 
-    def __init__(self, cuda: FakeCuda) -> None:
+    def __init__(self, cuda: FakeCuda, limit: int) -> None:
         self._cuda = cuda
+        self.limit = limit
         self._blocks: dict[int, Block] = {}
         self._pools: dict[Any, Pool] = {}
+        self._arenas: dict[Any, Arena] = {}  # by pool (None: the default one), device and stream
+        self._statistics: dict[int, Statistics] = {}
+        self._of_threads: dict[int, Any] = {}
         self.captures_underway: list[Any] = []
         self._cached: list[Block] = []
-        self.live = self.peak = 0
 
     def tensor(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """An uninitialized tensor, from the pool of the capture that the current stream takes part in."""
+        """An uninitialized tensor, from the pool of the current stream's capture or of this thread, or the default one.
+
+        Raises:
+            torch.OutOfMemoryError: the device has no room, also after all that is cached was given back to it.
+        """
         stream = self._cuda.current_stream(device)
         elements = 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
         with self._cuda.queues.lock:
             capture = stream.capture
-            pool = self._pools[capture.pool] if capture is not None else None
+            pool = self._pools[capture.pool] if capture is not None else self._pool_of_thread()
             block = Block(elements * dtype.itemsize, stream, pool)
+            self._take(block)
             if pool is None:
                 self._reuse(stream)
+            else:
+                pool.live[block.address] = block
             self._blocks[block.address] = block
-            self.live += block.size
-            self.peak = max(self.peak, self.live)
-            if capture is not None and pool is not None:
-                pool.live += 1
+            if capture is not None:
                 capture.graph.blocks.append(block)
         storage = torch._C._construct_storage_from_data_pointer(block.address, stream.device, block.size)
         weakref.finalize(storage, self._free, block).atexit = False
@@ -111,16 +175,47 @@ class Allocator:
         alias = torch.empty(0, dtype=tensor.dtype)
         return alias.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
+    def _pool_of_thread(self) -> Pool | None:
+        """Backward passes of the engine run in threads of its own, unless it was told otherwise."""
+        handle = self._of_threads.get(threading.get_ident())
+        return self._pools[handle] if handle is not None and not self._cuda.in_thread_of_engine else None
+
+    def _arena(self, block: Block) -> Arena:
+        handle = block.pool.handle if block.pool is not None else None
+        return self._arenas.setdefault((handle, *block.stream.key), Arena())
+
+    def _take(self, block: Block) -> None:
+        arena, device, size = self._arena(block), block.stream.device.index, block.rounded
+        missing = arena.missing(size)
+        if missing and self.reserved(device) + missing > self.limit and not self.captures_underway:
+            self._give_back()
+        if missing and self.reserved(device) + missing > self.limit:
+            self.statistics(device).add("num_ooms", 1)
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {size} bytes on GPU {device}, which has {self.limit}; of the "
+                f"{self.reserved(device)} reserved, {self.private(device)} lie in private pools."
+            )
+        arena.live += size
+        arena.reserved += missing
+        self._note(device, allocated=size)
+
+    def _note(self, device: int, allocated: int = 0) -> None:
+        statistics = self.statistics(device)
+        for name in ("allocated_bytes.all", "active_bytes.all", "requested_bytes.all"):
+            statistics.add(name, allocated)
+        statistics.add("reserved_bytes.all", self.reserved(device) - statistics.current["reserved_bytes.all"])
+
     def _free(self, block: Block) -> None:
         """Give memory back. A block of a graph's pool stays the graph's: its next replay writes there."""
         with self._cuda.queues.lock:
             del self._blocks[block.address]
-            self.live -= block.size
+            self._arena(block).live -= block.rounded
+            self._note(block.stream.device.index, allocated=-block.rounded)
             block.is_freed = True
             if block.pool is None:
                 self._cached.append(block)
             else:
-                block.pool.live -= 1
+                del block.pool.live[block.address]
 
     def _reuse(self, stream: FakeStream) -> None:
         """The next owner of a stream's free memory writes to it on that stream, without a wait for any other."""
@@ -131,11 +226,57 @@ class Allocator:
                 self._cuda.queues.order(user, stream)
             self._cuda.queues.of(stream).append(Work(block.spoil, name="reuse"))
 
+    def _give_back(self) -> None:
+        """Give the device what is free in the default pool and in pools that no graph holds."""
+        self._pools = {handle: pool for handle, pool in self._pools.items() if pool.uses or pool.live}
+        for (handle, *_), arena in self._arenas.items():
+            if handle not in self._pools or not self._pools[handle].uses:
+                arena.shrink()
+        for device in self._statistics:
+            self._note(device)
+
     def empty_cache(self) -> None:
         """Give cached memory back, and pools that no graph holds and no tensor lies in."""
         if self.captures_underway:
             raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
-        self._pools = {handle: pool for handle, pool in self._pools.items() if pool.uses or pool.live}
+        self._give_back()
+
+    # What is used
+
+    def statistics(self, device: int) -> Statistics:
+        """Of a device."""
+        return self._statistics.setdefault(device, Statistics())
+
+    def reserved(self, device: int) -> int:
+        """Bytes of all segments on a device."""
+        return sum(arena.reserved for (_, index, _), arena in [*self._arenas.items()] if index == device)
+
+    def private(self, device: int) -> int:
+        """Bytes of segments that graphs hold."""
+        arenas = [*self._arenas.items()]
+        return sum(a.reserved for (pool, index, _), a in arenas if pool is not None and index == device)
+
+    def memory_stats(self, device: int) -> dict[str, int]:
+        """`torch.cuda.memory_stats`: what has a meaning here."""
+        statistics = self.statistics(device)
+        names = ("allocated_bytes.all", "active_bytes.all", "requested_bytes.all", "reserved_bytes.all")
+        stats = {f"{name}.current": statistics.current[name] for name in names}
+        stats |= {f"{name}.peak": statistics.peak[name] for name in names}
+        return {**stats, "num_ooms": statistics.current["num_ooms"]}
+
+    def snapshot(self, handle: Any = None) -> list[dict[str, Any]]:
+        """`torch.cuda.memory_snapshot`: a segment for each pool and stream, with the blocks that are in use."""
+        segments = []
+        for (pool, device, stream), arena in [*self._arenas.items()]:
+            if handle is not None and pool != handle:
+                continue
+            inside = [b for b in [*self._blocks.values()] if self._arena(b) is arena]
+            blocks = [{"address": b.address, "size": b.rounded, "state": "active_allocated"} for b in inside]
+            segment = {"device": device, "stream": stream, "segment_pool_id": pool or (0, 0), "blocks": blocks}
+            segments.append({**segment, "total_size": arena.reserved, "allocated_size": arena.live})
+        return segments
+
+    # Pools
 
     def begin_allocate_to_pool(self, handle: Any) -> None:
         """A capture begins."""
@@ -145,14 +286,74 @@ class Allocator:
         elif pool.uses == 0:
             raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
         pool.uses += 1
+        if handle in self.captures_underway:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
         self.captures_underway.append(handle)
 
+    def begin_allocate_thread_to_pool(self, handle: Any) -> None:
+        """What this thread allocates comes from a pool."""
+        self.begin_allocate_to_pool(handle)
+        self._of_threads[threading.get_ident()] = handle
+
     def end_allocate_to_pool(self, handle: Any) -> None:
-        """A capture has ended."""
+        """A capture, or the thread's allocations in the pool, have ended."""
         if handle not in self.captures_underway:
             raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
         self.captures_underway.remove(handle)
+        self._of_threads = {thread: pool for thread, pool in self._of_threads.items() if pool != handle}
 
     def release_pool(self, handle: Any) -> None:
         """A graph does not need its memory any more."""
         self._pools[handle].uses -= 1
+
+    def pool(self, handle: Any) -> Pool:
+        """The pool of a handle."""
+        return self._pools[handle]
+
+    def has_live_blocks(self, handle: Any, expected: set[int]) -> bool:
+        """`torch._C._cuda_checkPoolLiveAllocations`: whether these are the pool's tensors, and no others."""
+        return self._pools[handle].live.keys() == expected
+
+
+class HostAllocator:
+    """Page-locked memory: pieces of a power of two bytes, which are kept for the next one who asks."""
+
+    def __init__(self) -> None:
+        self._addresses: Counter[int] = Counter()
+        self._free: Counter[int] = Counter()  # pieces by size
+        self._lock = threading.RLock()
+        self.statistics = Statistics()
+
+    def __contains__(self, address: int) -> bool:
+        return address in self._addresses
+
+    def add(self, tensor: Tensor) -> None:
+        """Page-lock the memory of a new tensor."""
+        storage = tensor.untyped_storage()
+        size = 1 << max(storage.nbytes() - 1, 0).bit_length()
+        with self._lock:
+            self._addresses[storage.data_ptr()] = size
+            if self._free[size]:
+                self._free[size] -= 1
+            else:
+                self.statistics.add("allocated_bytes", size)
+            self.statistics.add("active_bytes", size)
+        weakref.finalize(storage, self._give_back, storage.data_ptr(), size).atexit = False
+
+    def _give_back(self, address: int, size: int) -> None:
+        with self._lock:
+            del self._addresses[address]
+            self._free[size] += 1
+            self.statistics.add("active_bytes", -size)
+
+    def empty_cache(self) -> None:
+        """Unlock what nobody uses."""
+        with self._lock:
+            self.statistics.add("allocated_bytes", -sum(size * count for size, count in self._free.items()))
+            self._free.clear()
+
+    def stats(self) -> dict[str, int]:
+        """`torch.cuda.host_memory_stats`: what has a meaning here."""
+        names = ("allocated_bytes", "active_bytes")
+        current = {f"{name}.current": self.statistics.current[name] for name in names}
+        return current | {f"{name}.peak": self.statistics.peak[name] for name in names}

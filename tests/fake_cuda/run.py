@@ -67,7 +67,6 @@ def main(command: list[str]) -> None:
     interpret_in_place(patch, cuda)
     patch.setattr(harness, "device_spans", spans)
     patch.setattr(torch, "compile", uncompiled)
-    patch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1 << 34, 1 << 35))
     patch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
     quick_interpreter.install(check_overflow=False)
     sys.argv = command[1:] if command[0] == "-m" else command

@@ -31,9 +31,9 @@ def on_stream(stream: Any, function: Callable[[], Any]) -> Any:
         return function()
 
 
-def record(function: Callable[[], Any], pool: Any = None) -> Any:
+def record(function: Callable[[], Any], pool: Any = None, stream: Any = None) -> Any:
     """A graph of a function."""
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    graph, stream = torch.cuda.CUDAGraph(), stream or torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.graph(graph, stream=stream, pool=pool, capture_error_mode="thread_local"):
         function()
