@@ -109,7 +109,9 @@ def test_a_replay_writes_over_what_was_put_into_its_pool_since(fake_cuda: FakeCu
         guest = torch.ones(2, device="cuda")
     assert not torch._C._cuda_checkPoolLiveAllocations(0, pool, {kept[0].data_ptr()})
     assert torch._C._cuda_checkPoolLiveAllocations(0, pool, {kept[0].data_ptr(), guest.data_ptr()})
-    graph.replay()
+    with torch.cuda.stream(stream):
+        graph.replay()
+    stream.synchronize()
     assert kept[0].tolist() == [0, 0]
     assert guest.isnan().all()
 
