@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torch_sink.loop import LambdaCallback, StepLoop
+from torch_sink.loop import LambdaCallback, StepLoop, jit
 from torch_sink.loop.amp import DynamicLossScaler
 from torch_sink.loop.engines.graph import Places, address
 from torch_sink.loop.step.optimizers import capture_obstacle, make_capturable
@@ -217,13 +217,15 @@ def test_the_optimizers_kernels_take_all_tensors_at_a_time(fake_cuda: FakeCuda, 
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("place", ["model", "method", "loss"])
+@pytest.mark.parametrize("place", ["model", "method", "jit", "loss"])
 def test_what_has_graphs_of_its_own_is_not_captured(fake_cuda: FakeCuda, place: str) -> None:
     model, loss_fn = make_model().cuda(), functional.cross_entropy
     if place == "model":
         model = torch.compile(model, mode="reduce-overhead")
     elif place == "method":
         model[0].compile(options={"triton.cudagraphs": True})
+    elif place == "jit":
+        model[0] = jit(model[0], jit_level="O2")
     else:
         loss_fn = torch.compile(loss_fn, mode="reduce-overhead")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -231,3 +233,41 @@ def test_what_has_graphs_of_its_own_is_not_captured(fake_cuda: FakeCuda, place: 
     loop.prepare(4)
     assert "CUDA graphs of its own" in loop.explain()
     assert "mode: eager" in loop.explain()
+
+
+class Recommender(nn.Module):
+    """An embedding with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.last = nn.Embedding(7, 4, sparse=True), nn.Linear(4, 5)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(self.embedding(inputs))
+
+
+def test_sparse_gradients_are_not_captured(fake_cuda: FakeCuda) -> None:
+    model = Recommender().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop = StepLoop(model, functional.cross_entropy, optimizer, mode="graph", jit_config=UNCOMPILED)
+    loop.prepare(4)
+    assert "an embedding makes sparse gradients" in loop.explain()
+    assert "mode: eager" in loop.explain()
+    assert not any(group["fused"] for group in loop.optimizer.param_groups)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_fused_kernel_is_given_up_where_gradients_are_sparse(scaled: bool) -> None:
+    """A step of SGD with sparse gradients is the plain one's, though its kernel was made the fused one."""
+    batches = [(torch.randint(7, (6,)), torch.randint(5, (6,))) for _ in range(5)]
+    models = [Recommender() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    ours, plain = (torch.optim.SGD(model.parameters(), lr=0.1) for model in models)
+    # What graph mode makes of them on a device.
+    ours.param_groups[0].update(fused=True, foreach=False)
+    ours._step_supports_amp_scaling = True
+    scaler = DynamicLossScaler(16.0) if scaled else None
+    StepLoop(models[0], functional.cross_entropy, ours, mode="eager", loss_scaler=scaler).run(batches)
+    plain_loop(models[1], functional.cross_entropy, plain, batches)
+    for weight, expected in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(weight, expected, rtol=1e-6, atol=1e-7)

@@ -10,7 +10,7 @@ from fake_cuda import FakeCuda
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torch_sink.loop import Callback, Evaluation, JitConfig, Model, StepLoop, no_host_sync
+from torch_sink.loop import Callback, Evaluation, JitConfig, Model, StepLoop, jit, no_host_sync
 from torch_sink.loop.metrics import TopK
 from torch_sink.sink import SinkLoader
 
@@ -18,6 +18,7 @@ from .reference import make_batches, make_model
 from .test_evaluation import Kept, by_hand
 
 UNCOMPILED = JitConfig(jit_level="O0", exc_mode="sink")
+both_releases = pytest.mark.parametrize("fake_cuda", [{"release": "2.11"}, {"release": "2.15"}], indirect=True)
 VALID = [*make_batches(6, seed=40), *make_batches(1, seed=41, size=3)]
 
 
@@ -134,28 +135,82 @@ def test_predictions_are_captured_and_belong_to_the_caller(fake_cuda: FakeCuda) 
 
 
 class Waits(nn.Module):
-    """Decides by a value: no graph can hold that."""
+    """Looks at values on the host: no graph can hold that."""
 
-    def __init__(self) -> None:
+    def __init__(self, look: Any) -> None:
         super().__init__()
-        self.inner = make_model(dropout=0.0)
+        self.inner, self.look = make_model(dropout=0.0), look
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs = self.inner(inputs)
-        return outputs if bool(outputs.isfinite().all()) else outputs * 0
+        outputs: Tensor = self.inner(inputs)
+        if not self.training:
+            self.look(outputs)
+        return outputs
 
 
-def test_what_cannot_be_captured_runs_uncaptured_and_says_why(fake_cuda: FakeCuda) -> None:
-    model = make(model=Waits().cuda())
+@both_releases
+@pytest.mark.parametrize("look", [lambda outputs: outputs.sum().item(), lambda outputs: outputs.nonzero()])
+def test_what_waits_is_found_out_before_anything_is_captured(fake_cuda: FakeCuda, look: Any) -> None:
+    model = make(model=Waits(look).cuda())
     expected = by_hand(make_model(dropout=0.0), VALID)
     for _ in range(2):
         assert model.eval(VALID) == pytest.approx(expected, abs=1e-6)
     assert model.predict(VALID[0][0]).shape == (8, 5)
     reasons = "\n".join(model._evaluator.explain())
-    assert "forward passes cannot be captured, so they run in mode 'eager'" in reasons
-    assert "aten::_local_scalar_dense" in reasons
+    waits = "forward passes cannot be captured, so they run in mode 'eager': the host waits for the device at"
+    assert f"{waits} {__file__}:" in reasons
     assert "evaluation: mode eager" in reasons
+    assert fake_cuda.graphs_begun == 0
     model.close()
+
+
+@both_releases
+def test_an_evaluation_that_waits_leaves_the_training_around_it_captured(fake_cuda: FakeCuda) -> None:
+    """Callbacks are allowed to wait for the device; the model that is evaluated in one is looked at all the same."""
+    network = Waits(lambda outputs: outputs.sum().item()).cuda()
+    loop = StepLoop(
+        network,
+        functional.cross_entropy,
+        torch.optim.SGD(network.parameters(), lr=0.05),
+        sink_size=4,
+        mode="graph",
+        jit_config=UNCOMPILED,
+    )
+    loop.run(make_batches(12), callbacks=[Evaluation(VALID, every_steps=4)])
+    assert loop.explain().startswith("mode: graph")
+    assert "evaluation: mode eager" in loop.explain()
+    assert fake_cuda.graphs_begun == 3, "those of the training"
+    loop.close()
+
+
+@both_releases
+def test_a_capture_that_fails_all_the_same_leaves_the_evaluation_as_it_was(fake_cuda: FakeCuda) -> None:
+    """By what no trial sees."""
+    model = make(model=Waits(lambda outputs: torch.cuda.current_stream().synchronize()).cuda())
+    for _ in range(2):
+        assert model.eval(VALID) == pytest.approx(by_hand(make_model(dropout=0.0), VALID), abs=1e-6)
+    assert "not permitted when stream is capturing (stream.synchronize)" in "\n".join(model._evaluator.explain())
+    model.close()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("place", ["model", "jit", "loss", "forward"])
+def test_what_has_graphs_of_its_own_is_not_captured(fake_cuda: FakeCuda, place: str) -> None:
+    network, loss_fn, forward = make_model(dropout=0.0).cuda(), functional.cross_entropy, None
+    if place == "model":
+        network = torch.compile(network, mode="reduce-overhead")
+    elif place == "jit":
+        network = jit(network, jit_level="O2")
+    elif place == "loss":
+        loss_fn = torch.compile(loss_fn, mode="reduce-overhead")
+    else:
+        forward = torch.compile(lambda model, batch: (None, model(batch[0]), batch[1]), mode="reduce-overhead")
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
+    loop = StepLoop(network, loss_fn, optimizer, mode="graph", jit_config=UNCOMPILED)
+    judge = loop.evaluator()._judge(forward)
+    assert judge.mode == "eager"
+    assert "CUDA graphs of its own" in loop.explain()
+    loop.close()
 
 
 class Remembers(nn.Module):

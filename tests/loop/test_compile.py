@@ -7,6 +7,7 @@ cores.
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +24,6 @@ from torch_sink.loop.engines import jit as compiler
 from torch_sink.loop.engines.jit import jit_with
 
 from .reference import make_batches, make_model, plain_loop
-
-# torch 2.11 warns about itself when its compiler is imported.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 
 COMPILED = {"mode": "compile", "sink_size": 7}
 OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], float]] = {
@@ -118,18 +116,63 @@ def test_what_a_config_asks_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(torch, "compile", note)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for config in (
-        JitConfig(),
-        JitConfig(fast_random=True),
-        JitConfig(jit_level="O2"),
-        JitConfig(jit_level="O2", exc_mode="no_sink"),
-        JitConfig(exc_mode="sink"),
+    eager, fast = compiler.eager_random_backend, compiler.fast_random_backend
+    for config, backend, cuda_graphs in (
+        (JitConfig(), eager, False),
+        (JitConfig(fast_random=True), fast, False),
+        (JitConfig(jit_level="O2"), eager, True),
+        (JitConfig(jit_level="O2", exc_mode="no_sink"), eager, False),
+        (JitConfig(exc_mode="sink"), eager, True),
     ):
         jit_with(make_loop, config)
-    backend, as_eager = compiler.eager_random_backend, {"fallback_random": True, "layout_optimization": False}
-    graphs = {**as_eager, "triton.cudagraphs": True}
-    options = [as_eager, {}, graphs, as_eager, graphs]
-    assert asked == [("inductor" if not asked_for else backend, asked_for) for asked_for in options]
+        as_eager = {"fallback_random": True, "layout_optimization": False} if backend is eager else {}
+        # An environment variable could turn them on.
+        assert asked.pop() == (backend, {"triton.cudagraphs": cuda_graphs, **as_eager})
+
+
+@pytest.mark.parametrize("fast_random", [False, True])
+def test_graphs_of_the_compiler_are_off_whatever_the_environment_says(
+    fast_random: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would lie inside of those of mode "graph"."""
+    seen: list[bool] = []
+
+    def stop(*arguments: Any, **options: Any) -> Any:
+        seen.append(inductor.triton.cudagraphs)
+        raise RuntimeError("enough seen")
+
+    inductor = importlib.import_module("torch._inductor.config")
+    monkeypatch.setattr(importlib.import_module("torch._inductor.compile_fx"), "compile_fx_inner", stop)
+    with inductor.patch({"triton.cudagraphs": True}):
+        make_loop(mode="compile", jit_config=JitConfig(fast_random=fast_random)).run(make_batches(1))
+    assert seen == [False]
+
+
+@pytest.mark.parametrize("fast_random", [False, True])
+def test_warnings_of_the_compiler_are_no_failure_to_compile(fast_random: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a program makes errors of all warnings, as these tests do; what is compiled late included."""
+    warned: list[str] = []
+
+    def warn_in(owner: Any, name: str, module: str) -> None:
+        function = getattr(owner, name)
+
+        def warns(*arguments: Any, **options: Any) -> Any:
+            warned.append(module)
+            warnings.warn_explicit("of the compiler's own", UserWarning, "file.py", 1, module)
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, staticmethod(warns) if isinstance(owner, type) else warns)
+
+    guards = importlib.import_module("torch._dynamo.guards").GuardBuilder
+    warn_in(guards, "_get_generic_dict_manager_example_value", "torch._dynamo.guards")  # as on Python 3.13.0
+    warn_in(importlib.import_module("torch._inductor.compile_fx"), "compile_fx_inner", "of a library's")
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 5))
+    loop = make_loop(model, mode="compile", jit_config=JitConfig(fast_random=fast_random))
+    with warnings.catch_warnings(record=True):  # those that are shown
+        loop.run(make_batches(3))
+    assert "compiling failed" not in loop.explain(), loop.explain()
+    assert "torch._dynamo.guards" in warned
+    assert warned.count("of a library's") == 2, "forward and backward pass"
 
 
 class Checkpointed(nn.Module):

@@ -169,6 +169,7 @@ def test_compiled_and_captured() -> None:
     loop = make_loop(mode="graph", sink_size=10, jit_config=None, dropout=0.0)
     history = loop.run(make_batches(30))
     assert "mode: graph" in loop.explain(), loop.explain()
+    assert "compiling failed" not in loop.explain(), loop.explain()
     eager = make_loop(mode="eager", sink_size=10, dropout=0.0).run(make_batches(30))
     assert history.losses[0].item() == pytest.approx(eager.losses[0].item(), rel=1e-4)
     torch.testing.assert_close(history.losses, eager.losses, rtol=0.05, atol=0.05)

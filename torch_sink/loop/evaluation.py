@@ -92,7 +92,7 @@ class Evaluator:
             evaluating(self._evaluated),
             judge.running(loader),
         ):
-            for batch in islice(batches, 2):  # once unrecorded, then recorded
+            for batch in islice(batches, 3):  # unrecorded, on trial, recorded
                 judge(batch)
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
@@ -170,7 +170,7 @@ class Evaluator:
         if key not in self._judges:
             function, trains = forward or self._function, self._trains and forward is None
             judge = judge_by(function, self._network, self._loss_fn, self._precision, trains=trains)
-            self._judges[key] = Inference(judge, self._evaluated, self._settings)
+            self._judges[key] = Inference(judge, self._evaluated, self._settings, (self._loss_fn, function))
             if len(self._judges) > _KEPT:
                 self._judges.popitem(last=False)[1].close()
         self._judges.move_to_end(key)

@@ -21,6 +21,7 @@ from torch_sink.loop.engines.jit import CompiledLoss, JitConfig, compiler_proble
 from torch_sink.loop.step.optimizers import backward_context, capture_obstacle, cycles_momentum, takes_betas_from_device
 from torch_sink.loop.step.step import Engine, LossFunction, TrainingStep
 from torch_sink.loop.step.update import OptimizerUpdate
+from torch_sink.thread_waits import waits_watched
 
 if TYPE_CHECKING:
     from torch_sink.loop.step_loop import StepLoop
@@ -113,14 +114,23 @@ def _capture_obstacle(loop: StepLoop) -> str | None:
     """Why no step of the loop can be captured, as far as that can be told beforehand."""
     if cycles_momentum(loop.schedule.scheduler) and not takes_betas_from_device(loop.optimizer):
         return f"the scheduler cycles momentum, which {type(loop.optimizer).__name__} cannot read from the device"
-    if any(map(_has_own_graphs, (*loop.model.modules(), loop.loss_fn, loop.forward))):
-        return (
-            "torch.compile makes CUDA graphs of its own here (mode='reduce-overhead' or 'max-autotune'), which cannot "
-            "lie inside those of mode 'graph' (compile the model without them, or leave it to the loop)"
-        )
+    if problem := _nested_graphs(loop.model, loop.loss_fn, loop.forward):
+        return problem
+    if any(isinstance(one, (nn.Embedding, nn.EmbeddingBag)) and one.sparse for one in loop.model.modules()):
+        return "an embedding makes sparse gradients, whose update waits for the device (sparse=False makes dense ones)"
     if loop.ranks.many and not loop.ranks.sharded and not overrides_stale_streams():
         return "DistributedDataParallel binds gradients to another stream, which needs a newer torch to be captured"
     return capture_obstacle(loop.optimizer, loop.device)
+
+
+def _nested_graphs(model: nn.Module, *functions: Any) -> str | None:
+    """Why no graph can hold a call of the model or of these functions, where torch.compile makes graphs of them."""
+    if not any(map(_has_own_graphs, (*model.modules(), *functions))):
+        return None
+    return (
+        "torch.compile makes CUDA graphs of its own here (mode='reduce-overhead' or 'max-autotune'), which cannot "
+        "lie inside those of mode 'graph' (compile the model without them, or leave it to the loop)"
+    )
 
 
 def _has_own_graphs(compiled: Any) -> bool:
@@ -145,16 +155,24 @@ class Inference:
     """A function of a batch, run without gradients: compiled, and in mode "graph" recorded once and replayed.
 
     The recording reads from one place, to which batches are copied. It is made anew when the model's parameters or
-    buffers have moved. Once something could not be captured, the mode is the next lower one.
+    buffers have moved. The second call with a batch of the usual shape is a trial: what would make a capture fail is
+    looked for, and the first is the compiler's, which waits for the device as it likes. Once something could not be
+    captured, the mode is the next lower one.
+
+    Args:
+        function: of the batch, which calls the model.
+        parts: functions that it may call, to see whether graphs can hold them.
 
     Attributes:
         mode: "eager", "compile" or "graph".
         reuses_results: whether what a call returns is valid until the next one only.
     """
 
-    def __init__(self, function: Callable[[Any], Any], model: nn.Module, settings: Settings) -> None:
-        self._model, self._reasons = model, settings.reasons
-        self.mode, self._lower_mode = resolve_modes(model, settings)
+    def __init__(
+        self, function: Callable[[Any], Any], model: nn.Module, settings: Settings, parts: tuple[Any, ...] = ()
+    ) -> None:
+        self._model, self._reasons, self._was_tried = model, settings.reasons, False
+        self.mode, self._lower_mode = resolve_modes(model, settings, lambda: _nested_graphs(model, *parts))
         compiles = self._lower_mode == "compile"
         self._function = CompiledLoss(function, model, settings.jit_config, settings.reasons) if compiles else function
         # Its own: to forget the recordings of one function leaves those of the others.
@@ -178,18 +196,30 @@ class Inference:
             yield
 
     def __call__(self, batch: Any) -> Any:
-        if self._recordings is None or self.mode != "graph":
+        if self._capture is None or self._recordings is None or self.mode != "graph":
             return self._function(batch)
         found = self._recordings.find(batch, batch_tensors(batch))
         if found is None:
             return self._function(batch)
         slot, batch, replay = found
+        if not self._was_tried:
+            return self._try(self._capture, self._recordings, batch)
         return (replay or self._record(self._recordings, slot, batch) or partial(self._function, batch))()
 
     def close(self) -> None:
         """Release what the device holds."""
         if self._recordings is not None:
             self._recordings.forget()
+
+    def _try(self, capture: CudaCapture, recordings: Recordings, batch: Any) -> Any:
+        problems: list[str] = []
+        before = Places(self._model)
+        with recordings.pause(), waits_watched(), capture.trial(problems):
+            result = self._function(batch)
+        self._was_tried = True
+        if problem := next(iter(problems), before.problem()):
+            self._step_down(recordings, problem)
+        return result
 
     def _record(self, recordings: Recordings, slot: Any, batch: Any) -> Callable[[], Any] | None:
         result: list[Any] = []
@@ -209,11 +239,14 @@ class Inference:
             problem = f"{first_line(error)} (at {user_place(error)})"
         if problem is not None:
             before.put_back()
-            self.mode = self._lower_mode
-            text = f"forward passes cannot be captured, so they run in mode {self.mode!r}: {problem}"
-            self._reasons.note(text)
-            _log.warning(text)
-            recordings.forget()
+            self._step_down(recordings, problem)
             return None
         recordings.keep({slot: replay}, {slot: batch})
         return replay
+
+    def _step_down(self, recordings: Recordings, problem: str) -> None:
+        self.mode = self._lower_mode
+        text = f"forward passes cannot be captured, so they run in mode {self.mode!r}: {problem}"
+        self._reasons.note(text)
+        _log.warning(text)
+        recordings.forget()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, TypeVar, overload
@@ -62,12 +64,18 @@ class JitConfig:
 def compile_function(
     function: Callable[..., Any], config: JitConfig, *, cuda_graphs: bool = False
 ) -> Callable[..., Any]:
-    """torch.compile with the settings of `config`; nothing happens before the first call."""
-    backend: Any = "inductor" if config.fast_random else eager_random_backend
-    options: dict[str, Any] = {} if config.fast_random else dict(EAGER_RANDOM)
-    if cuda_graphs:
-        options["triton.cudagraphs"] = True
-    return torch.compile(function, backend=backend, fullgraph=config.fullgraph, dynamic=config.dynamic, options=options)
+    """torch.compile with the settings of `config`; nothing happens before the first call.
+
+    Whether it makes CUDA graphs of its own is said in any case: an environment variable can turn them on for all, and
+    they cannot lie inside of others.
+    """
+    backend = fast_random_backend if config.fast_random else eager_random_backend
+    options: dict[str, Any] = {"triton.cudagraphs": cuda_graphs, **({} if config.fast_random else EAGER_RANDOM)}
+    compiled: Any = torch.compile(
+        function, backend=backend, fullgraph=config.fullgraph, dynamic=config.dynamic, options=options
+    )
+    compiled.get_compiler_config = lambda: options  # what torch has for its own backends
+    return compiled  # type: ignore[no-any-return]
 
 
 def with_code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,7 +188,10 @@ class CompiledLoss:
         random = torch.get_rng_state()
         buffers = [buffer.detach().clone() for buffer in self._model.buffers()]
         try:
-            return self._compiled(batch)
+            with warnings.catch_warnings():
+                # A program that makes warnings errors means its own; the compiler's are for those who develop it.
+                warnings.filterwarnings("default", module=r"torch\b")
+                return self._compiled(batch)
         except Exception as error:
             is_compilers = type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch"))
             if self._config.fullgraph or not is_compilers:
@@ -201,15 +212,45 @@ def eager_random_backend(model: fx.GraphModule, inputs: Any, *, options: dict[st
     compiler's choice (channels last for convolutions) would give a dropout mask another order, so graphs in which that
     could happen keep the layout of eager code. All others are compiled as ever.
     """
-    from torch._inductor import compile_fx, config
+    from torch._inductor import config
 
     usual_layout: bool = config.layout_optimization
 
+    def keep_layout(graph: fx.GraphModule) -> AbstractContextManager[Any]:
+        kept: AbstractContextManager[Any] = config.patch(
+            layout_optimization=usual_layout and not _layout_matters(graph)
+        )
+        return kept
+
+    return _compile_with_inductor(model, inputs, options, keep_layout)
+
+
+def fast_random_backend(model: fx.GraphModule, inputs: Any, *, options: dict[str, Any]) -> Any:
+    """A compiler backend: Inductor, with random numbers of its own."""
+    return _compile_with_inductor(model, inputs, options, lambda graph: nullcontext())
+
+
+def _compile_with_inductor(
+    model: fx.GraphModule,
+    inputs: Any,
+    options: dict[str, Any],
+    context: Callable[[fx.GraphModule], AbstractContextManager[Any]],
+) -> Any:
+    """Compiles in a context for each graph, of which that of a backward pass comes later than this call.
+
+    Warnings of the compiler are shown, whatever the program has made of warnings: an error out of one of them would be
+    taken for a failure to compile.
+    """
+    from torch._inductor import compile_fx
+
     def compile_graph(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        with config.patch(layout_optimization=usual_layout and not _layout_matters(graph)):
+        with context(graph), warnings.catch_warnings():
+            warnings.simplefilter("default")
             return compile_fx.compile_fx_inner(graph, *args, **kwargs)
 
-    return compile_fx.compile_fx(model, inputs, inner_compile=compile_graph, config_patches=options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        return compile_fx.compile_fx(model, inputs, inner_compile=compile_graph, config_patches=options)
 
 
 def _layout_matters(graph: fx.GraphModule) -> bool:

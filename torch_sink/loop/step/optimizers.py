@@ -95,6 +95,17 @@ def add_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
+def leave_fused_for_sparse(optimizer: torch.optim.Optimizer) -> None:
+    """Take SGD's fused kernel from groups with sparse gradients, which it refuses and the other forms take.
+
+    An embedding that is told to makes them, which shows at the first backward pass.
+    """
+    for group in optimizer.param_groups:
+        if group.get("fused") and any(p.grad is not None and p.grad.is_sparse for p in group["params"]):
+            group["fused"] = False
+            optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+
+
 def hidden_state(optimizer: torch.optim.Optimizer, *, numbers_only: bool = False) -> list[str]:
     """Names of state entries that a graph would bake in: Python numbers, and tensors left on the CPU."""
     found: dict[str, None] = {}

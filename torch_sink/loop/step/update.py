@@ -10,7 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from torch_sink.loop.core.distributed import largest_of_ranks, without_wrappers
-from torch_sink.loop.step.optimizers import add_missing_momentum, make_capturable, refuse_python_state
+from torch_sink.loop.step.optimizers import (
+    add_missing_momentum,
+    leave_fused_for_sparse,
+    make_capturable,
+    refuse_python_state,
+)
 from torch_sink.thread_waits import host_sync_allowed
 
 if TYPE_CHECKING:
@@ -145,6 +150,7 @@ class OptimizerUpdate:
         """Update parameters, optimizer state, scale and average from the gradients."""
         if self.scaler is None:
             self._clip()
+            leave_fused_for_sparse(self.optimizer)
             self._step()
             if self.average is not None:
                 self.average.update()
@@ -173,6 +179,7 @@ class OptimizerUpdate:
 
     def step(self) -> None:
         """Update parameters, optimizer state and average, unless `found_inf` says to skip."""
+        leave_fused_for_sparse(self.optimizer)
         if self._warm:
             self._step_masked()
         else:
