@@ -1,9 +1,11 @@
 # make demo          train a small network on JPEG files with stock PyTorch and with torch_sink, side by side
 # make test          the test-suite on the newest releases; make test-oldest: on the oldest supported ones
 # make test-slow     the soak tests
+# make test-clone    a bare clone runs: nothing installed, no .git, no home folder, no GPU
 # make check         ruff and mypy
 # make docs          the pages as a site, in local/site; warnings and dead links are errors
 # make gpu           all that needs a GPU, in nine minutes; PART=tests|train|decode|..., RESULTS=folder, DATA=photographs
+#                    TRIAL=1: try everything at sizes that mean nothing; this and PART=compile need no GPU
 # make kernels       compile what changed of the kernels for every target, count what they execute; rewrites docs/inside/kernels.md
 # make report        write docs/performance.md and the figures of the README from the committed results
 #
@@ -15,6 +17,7 @@ VENV_OLDEST ?= .venv-oldest
 # Two test files at a time: many of them wait for processes of their own.
 PYTEST_FLAGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 PART ?= all
+TRIAL ?=
 RESULTS ?= local/gpu
 DATA ?=
 DEMO_FLAGS ?=
@@ -24,7 +27,7 @@ GPU_PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON))
 OLDEST_RELEASES = torch==2.11.0 torchvision==0.26.0 triton==3.6.0 "numpy<2.4"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-oldest demo test test-oldest test-slow check docs gpu kernels report clean
+.PHONY: help setup setup-oldest demo test test-oldest test-slow test-clone check docs gpu kernels report clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -50,6 +53,9 @@ test-oldest: setup-oldest
 test-slow: setup
 	$(VENV)/bin/python -m pytest -m slow $(PYTEST_FLAGS) -n 0
 
+test-clone: setup-oldest
+	$(VENV_OLDEST)/bin/python -m pytest tests/test_clone.py
+
 check: setup
 	$(VENV)/bin/python -m pip install -q ruff mypy
 	$(VENV)/bin/python -m ruff check torch_sink triton_kernels tests examples
@@ -63,7 +69,7 @@ docs: setup
 
 # Sets nothing up: a GPU machine often has its own PyTorch and no registry.
 gpu:
-	$(GPU_PYTHON) examples/benchmarks/gpu.py --part "$(PART)" --results "$(RESULTS)" $(if $(DATA),--data "$(DATA)")
+	$(GPU_PYTHON) examples/benchmarks/gpu.py --part "$(PART)" --results "$(RESULTS)" $(if $(DATA),--data "$(DATA)") $(if $(TRIAL),--trial)
 
 kernels: setup
 	$(VENV)/bin/python examples/benchmarks/kernels.py

@@ -64,7 +64,7 @@ def step(name: str, seconds: int = 60, **options: Any) -> gpu.Step:
 def rehearse(place: Path, *steps: gpu.Step) -> tuple[int, dict[str, dict[str, Any]]]:
     """Exit status, and the runs in gpu.json by their names."""
     results = place / "results"
-    status = gpu.main(["--without-cuda", "--results", str(results), "--data", str(place)], steps)
+    status = gpu.main(["--trial", "--results", str(results), "--data", str(place)], steps)
     return status, {run["name"]: run for run in json.loads((results / "gpu.json").read_text())["runs"]}
 
 
@@ -124,7 +124,7 @@ def test_time_that_a_step_leaves_is_there_for_the_next(monkeypatch: pytest.Monke
     monkeypatch.setattr(gpu.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(gpu.Run, "_runs", runs)
     for whole, expected in ((True, [100.0, 90.0, 20.0, 80.0]), (False, [None, None, None, None])):
-        run = gpu.Run(tmp_path, whole=whole, cuda=True, data=None, machine={})
+        run = gpu.Run(tmp_path, whole=whole, cuda=True, trial=False, data=None, machine={})
         for name, seconds in (("compile", 100), ("doctor", 20), ("train", 30), ("loop", 60)):
             run.run(step(name, seconds))
         assert list(limits.values()) == expected
@@ -191,7 +191,7 @@ sys.path.insert(0, sys.argv[1])
 import gpu
 gpu.BENCHMARKS = gpu.Path(sys.argv[2])
 steps = [step for step in gpu.STEPS if step.name in ("scale", "worker_cost")][::-1]
-gpu.main(["--without-cuda", "--results", sys.argv[2], "--data", sys.argv[2]], steps)
+gpu.main(["--trial", "--results", sys.argv[2], "--data", sys.argv[2]], steps)
 """
 
 
@@ -280,7 +280,7 @@ def test_a_profiler_that_may_not_look_costs_its_own_figures(
 
 @pytest.mark.slow
 def test_the_whole_of_it_without_a_gpu(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--without-cuda", "--results", str(tmp_path)]
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--trial", "--results", str(tmp_path)]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=3600)
     assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-2000:]
     runs = {run["name"]: run for run in json.loads((tmp_path / "gpu.json").read_text())["runs"]}

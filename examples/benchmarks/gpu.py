@@ -1,15 +1,18 @@
 """Everything that needs a GPU, in one command and nine minutes: compile, test, measure, and say what came of it.
 
     make gpu [PART=compile|tests|train|decode|transforms|loop|loader|sanitizer] [RESULTS=folder] [DATA=photographs]
+             [TRIAL=1]
 
 First all kernels are compiled on all cores, so that nobody after that waits for one; then the tests marked `cuda` run,
 each file in a process of its own; then the benchmarks, those that matter most first. Each has a limit; time that one
 leaves is there for those after it, and the benchmarks measure less than they do alone. A part named by PART has no
-limit and measures everything.
+limit and measures everything. TRIAL=1 runs everything at sizes that are over soon and say nothing about speed; it needs
+no GPU. Nor does PART=compile: where there is none, kernels are compiled for one that is elsewhere, an H100.
 
 Works with the interpreter that has PyTorch on the machine; nothing is installed or downloaded, and beside PyTorch,
 torchvision and Triton the tests need pytest and psutil alone. Benchmarks use the photographs of DATA, by default those
-in the folder that TORCH_SINK_PHOTOS names, else generated ones.
+in the folder that TORCH_SINK_PHOTOS names, else generated ones. Compiled kernels lie where Triton keeps them, or in the
+results folder where nothing can be written there.
 
 What is known is written at once, so that a run that is cut short loses nothing: `gpu.json` in the results folder holds
 machine, commit, and for each run its command, status, seconds and first error; beside it lie what each benchmark wrote
@@ -36,6 +39,7 @@ import torch
 from gpu_commands import ROOT, run_command
 from gpu_summary import has_failed, verdict
 from gpu_tests import files_with_cuda_tests, run_tests
+from torch_sink.cli.doctor import unwritable_cache
 from torch_sink.cli.machine import describe_machine
 
 BENCHMARKS = ROOT / "examples" / "benchmarks"
@@ -51,7 +55,7 @@ class Step(NamedTuple):
         part: that PART names.
         seconds: that it may take when all parts run; it may use what those before it have left.
         options: of a benchmark, so that it ends in that time.
-        trial: what it is tried with where there is no GPU.
+        trial: of a benchmark that is tried, so that it is over soon.
         takes_data: it has an option --data.
     """
 
@@ -103,6 +107,7 @@ STEPS = (
     Step("sanitizer", "sanitizer", 15),
 )
 COMPILE = ("-m", "torch_sink", "warm")
+ELSEWHERE = "cuda:90"  # what kernels are compiled for where there is no GPU
 
 
 class Run:
@@ -112,9 +117,11 @@ class Run:
         report: what gpu.json holds.
     """
 
-    def __init__(self, results: Path, *, whole: bool, cuda: bool, data: Path | None, machine: dict[str, Any]) -> None:
-        self.results, self.whole, self.cuda, self.data = results, whole, cuda, data
-        self.has_limits = whole and cuda  # without a GPU the interpreter takes its time
+    def __init__(
+        self, results: Path, *, whole: bool, cuda: bool, trial: bool, data: Path | None, machine: dict[str, Any]
+    ) -> None:
+        self.results, self.whole, self.cuda, self.trial, self.data = results, whole, cuda, trial, data
+        self.has_limits = whole and not trial  # whoever tries it may have a slow machine
         self.report: dict[str, Any] = {"machine": machine, "runs": []}
         self._logs = results / "logs"
         self._deadline = time.perf_counter()
@@ -143,7 +150,7 @@ class Run:
         if step.name == "tests":
             yield from run_tests(files_with_cuda_tests(), self._logs, seconds=limit, environment=environment)
         elif step.name == "compile":
-            command = COMPILE if self.cuda else (*COMPILE, "--target", "cuda:90")  # for a GPU that is elsewhere
+            command = COMPILE if self.cuda else (*COMPILE, "--target", ELSEWHERE)
             yield run_command(step.name, command, log, seconds=limit)
         elif step.name == "doctor":
             yield run_command(step.name, ("-m", "torch_sink", "doctor"), log, seconds=limit)
@@ -156,7 +163,7 @@ class Run:
         output = self.results / f"{step.name}.json"
         output.unlink(missing_ok=True)
         data = ("--data", str(self.data)) if self.data is not None and step.takes_data else ()
-        options = (step.options if self.whole else ()) if self.cuda else step.trial
+        options = step.trial if self.trial else step.options if self.whole else ()
         command = (str(BENCHMARKS / f"{step.name}.py"), "--output", str(output), *data, *options)
         run = run_command(step.name, command, log, seconds=limit)
         return {**run, "result": json.loads(output.read_text())} if output.is_file() else run
@@ -175,10 +182,14 @@ class Run:
 
 def main(given: Sequence[str] | None = None, steps: Sequence[Step] = STEPS) -> int:
     arguments = parse(given, [step.part for step in steps])
-    if not torch.cuda.is_available() and not arguments.without_cuda:
+    cuda = torch.cuda.is_available()
+    if not cuda and arguments.part == "compile":
+        print(f"torch sees no CUDA device here: kernels are compiled for one that is elsewhere, {ELSEWHERE}.")
+    elif not cuda and not arguments.trial:
         print(
             f"make gpu needs a CUDA device, and torch {torch.__version__} of {sys.executable} sees none.\n"
-            "Check nvidia-smi, or name the interpreter that has a CUDA build of PyTorch: make gpu GPU_PYTHON=...",
+            "Check nvidia-smi, or name the interpreter that has a CUDA build of PyTorch: make gpu GPU_PYTHON=...\n"
+            "Without a device PART=compile works, and TRIAL=1.",
             file=sys.stderr,
         )
         return 1
@@ -186,10 +197,12 @@ def main(given: Sequence[str] | None = None, steps: Sequence[Step] = STEPS) -> i
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     results = arguments.results.resolve()
     results.mkdir(parents=True, exist_ok=True)
+    if unwritable_cache():
+        os.environ["TRITON_CACHE_DIR"] = str(results / "kernels")
     whole = arguments.part == "all"
     with ExitStack() as stack:
         data = photographs(arguments.data, stack)
-        run = Run(results, whole=whole, cuda=not arguments.without_cuda, data=data, machine=describe_machine())
+        run = Run(results, whole=whole, cuda=cuda, trial=arguments.trial, data=data, machine=describe_machine())
         stack.callback(lambda: print(verdict(run.report), f"\nWritten: {results / 'gpu.json'}", flush=True))
         for step in steps:
             if whole or step.part == arguments.part:
@@ -203,7 +216,7 @@ def parse(given: Sequence[str] | None, parts: Sequence[str]) -> argparse.Namespa
     parser.add_argument("--results", type=Path, default=ROOT / "local" / "gpu", help="folder for gpu.json")
     named = os.environ.get("TORCH_SINK_PHOTOS") or None
     parser.add_argument("--data", type=Path, default=named, help="ImageFolder tree (default: TORCH_SINK_PHOTOS)")
-    parser.add_argument("--without-cuda", action="store_true", help="only try the commands; their figures mean nothing")
+    parser.add_argument("--trial", action="store_true", help="only try the commands; their figures mean nothing")
     return parser.parse_args(given)
 
 

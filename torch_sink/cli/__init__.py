@@ -87,10 +87,13 @@ def run_warm(options: argparse.Namespace) -> int:
         raise SinkError("TRITON_INTERPRET=1 is set: interpreted kernels are not compiled; unset it")
     import torch
 
+    from torch_sink.cli.doctor import unwritable_cache
     from torch_sink.image.decode import proof
     from torch_sink.image.execute import ahead
 
     target = ahead.target_named(options.target)
+    if found := unwritable_cache():
+        raise SinkError("; ".join(found))
     started = time.perf_counter()
     outcomes = list(_shown(ahead.compile_all(target), len(ahead.every_variant(target))))
     failed = [outcome for outcome in outcomes if outcome.error]
@@ -103,8 +106,10 @@ def run_warm(options: argparse.Namespace) -> int:
         print(f"{outcome.name} cannot be compiled: {outcome.error}", file=sys.stderr)
     if not failed and options.target is None:
         # The compiled decoder proves itself, so that the first batch need not.
-        found = proof.verdict(torch.device("cuda"))
-        print("The JPEG kernels give Pillow's pixels here." if found.holds else f"Pillow decodes here: {found.reason}")
+        verdict = proof.verdict(torch.device("cuda"))
+        print(
+            "The JPEG kernels give Pillow's pixels here." if verdict.holds else f"Pillow decodes here: {verdict.reason}"
+        )
     return int(bool(failed))
 
 

@@ -192,7 +192,7 @@ def launch(device: torch.device) -> float:
 
 def _diagnose(error: Exception) -> tuple[str, str]:
     """What is wrong, and what to do, where the kernel could not be launched."""
-    if found := _missing_compiler() or _missing_header() or _unwritable_cache():
+    if found := _missing_compiler() or _missing_header() or unwritable_cache():
         return found
     said = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
     all_said = "".join(traceback.format_exception(error, limit=0))  # what it was raised from, too
@@ -220,8 +220,8 @@ def _missing_header() -> tuple[str, str] | None:
     return f"Triton needs Python.h, and it is not in {folder}", f"install it, for instance: apt install {release}-dev"
 
 
-def _unwritable_cache() -> tuple[str, str] | None:
-    """Compiled kernels go into a folder."""
+def unwritable_cache() -> tuple[str, str] | None:
+    """What is wrong with the folder of compiled kernels, and what to do; None where it can be written."""
     from triton import knobs
 
     folder = str(knobs.cache.dir)

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from torch_sink import __version__
 from torch_sink.common import usable_cores
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.rows import Kind
@@ -42,16 +43,17 @@ if TYPE_CHECKING:
 
 # Of this checkout, with "+changes" if it differs; an installed package has none.
 _COMMIT = ("git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+changes")
-RELEASES = ("torch-sink", "torch", "torchvision", "triton", "pillow", "numpy")
+RELEASES = ("torch", "torchvision", "triton", "pillow", "numpy")
 
 
 def describe_machine() -> dict[str, Any]:
     """Releases, processor, accelerator, thread count, date and commit as JSON-ready values."""
     installed = {name: [*metadata.distributions(name=name)] for name in RELEASES}
+    releases = {name: found[0].version if found else None for name, found in installed.items()}
     return {
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
-        "releases": {name: found[0].version if found else None for name, found in installed.items()},
+        "releases": {"torch-sink": __version__, **releases},
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(),
         "cpu_cores": usable_cores(),
