@@ -138,7 +138,7 @@ class FakeCuda:
         with self.queues.lock:
             self.captures.forbid("cudaDeviceSynchronize", self.captures.current)
         self.host_waits_seen.append("torch.cuda.synchronize")
-        self.queues.drain()
+        self.queues.wait_for(lambda: self.queues.is_idle(self.index_of(device)))
 
     def set_sync_debug_mode(self, mode: int | str) -> None:
         """`torch.cuda.set_sync_debug_mode`: one mode for the process."""

@@ -74,6 +74,10 @@ class Queues:
         while self.run_some():
             pass
 
+    def is_idle(self, device: int) -> bool:
+        """Whether nothing is queued on any stream of a device."""
+        return not any(queue for (index, _), queue in list(self._streams.items()) if index == device)
+
 
 class FakeStream:
     """`torch.cuda.Stream`. Which one is current is torch's own thread-local state, so that autograd sees it too."""
@@ -157,6 +161,8 @@ class FakeEvent:
     def record(self, stream: FakeStream | None = None) -> None:
         """Mark what was issued to a stream so far; without one, to the current stream of the current device."""
         stream = self.cuda.current_stream() if stream is None else self.cuda.stream_of(stream)
+        if self.recorded_on is not None and self.recorded_on.device != stream.device:
+            raise RuntimeError(f"Event device {self.recorded_on.device} does not match stream's {stream.device}")
         with self.cuda.queues.lock:
             self.mark, self.recorded_on = stream.capture, stream
             if self.mark is None:
@@ -170,6 +176,10 @@ class FakeEvent:
         """Milliseconds between the moments at which the streams came to both events."""
         if not (self.enable_timing and end.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self.recorded_on is None or end.recorded_on is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if self.recorded_on.device != end.recorded_on.device:
+            raise RuntimeError("CUDA error: invalid resource handle (cudaEventElapsedTime of two devices)")
         if not (self.query() and end.query()):
             raise RuntimeError("CUDA error: device not ready")
         return (end.seconds - self.seconds) * 1e3

@@ -177,10 +177,26 @@ def test_an_event_is_recorded_on_the_current_device(fake_cuda: FakeCuda) -> None
     event.record()
     assert event.recorded_on == torch.cuda.current_stream(0)
     with torch.cuda.device(1):
-        event.record()
+        other = torch.cuda.Event()
+        other.record()
         assert torch.empty(1, device="cuda").device.index == 1
-    event.synchronize()
+        with pytest.raises(RuntimeError, match="Event device cuda:0 does not match"):
+            event.record()
+    other.synchronize()
     assert fake_cuda.allocator.on_host(value).item() == 1
+
+
+@pytest.mark.parametrize("fake_cuda", [{"devices": 2}], indirect=True)
+def test_two_devices_have_events_and_waits_of_their_own(fake_cuda: FakeCuda) -> None:
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    for index, event in enumerate(events):
+        event.record(torch.cuda.current_stream(index))
+    torch.cuda.synchronize(1)
+    assert events[1].query()
+    torch.cuda.synchronize()
+    assert events[0].query()
+    with pytest.raises(RuntimeError, match="two devices"):
+        events[0].elapsed_time(events[1])
 
 
 def test_autograd_runs_on_the_stream_of_the_forward_pass(fake_cuda: FakeCuda) -> None:

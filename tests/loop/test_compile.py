@@ -33,6 +33,11 @@ OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], float]] = {
 }
 
 
+def uncached() -> Any:
+    """Context in which graphs are compiled that an earlier test, or an earlier run of it, has compiled."""
+    return importlib.import_module("torch._functorch.config").patch(enable_autograd_cache=False)
+
+
 def distance(first: nn.Module, second: nn.Module) -> float:
     pairs = zip(first.parameters(), second.parameters(), strict=True)
     return max((a.double() - b.double()).abs().max().item() for a, b in pairs)
@@ -143,7 +148,7 @@ def test_graphs_of_the_compiler_are_off_whatever_the_environment_says(
 
     inductor = importlib.import_module("torch._inductor.config")
     monkeypatch.setattr(importlib.import_module("torch._inductor.compile_fx"), "compile_fx_inner", stop)
-    with inductor.patch({"triton.cudagraphs": True}):
+    with inductor.patch({"triton.cudagraphs": True}), uncached():
         make_loop(mode="compile", jit_config=JitConfig(fast_random=fast_random)).run(make_batches(1))
     assert seen == [False]
 
@@ -168,7 +173,7 @@ def test_warnings_of_the_compiler_are_no_failure_to_compile(fast_random: bool, m
     warn_in(importlib.import_module("torch._inductor.compile_fx"), "compile_fx_inner", "of a library's")
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 5))
     loop = make_loop(model, mode="compile", jit_config=JitConfig(fast_random=fast_random))
-    with warnings.catch_warnings(record=True):  # those that are shown
+    with uncached(), warnings.catch_warnings(record=True):  # those that are shown
         loop.run(make_batches(3))
     assert "compiling failed" not in loop.explain(), loop.explain()
     assert "torch._dynamo.guards" in warned
@@ -218,11 +223,11 @@ def test_the_layout_is_the_compilers_unless_a_mask_depends_on_it(
         asked.append((inductor.layout_optimization, inductor.fallback_random))
         raise RuntimeError("enough seen")
 
-    inductor, functorch = (importlib.import_module(f"torch.{name}.config") for name in ("_inductor", "_functorch"))
+    inductor = importlib.import_module("torch._inductor.config")
     monkeypatch.setattr(importlib.import_module("torch._inductor.compile_fx"), "compile_fx_inner", stop)
     for layout in (True, False):  # what is usual is the user's decision
         loop = make_loop(make(), mode="compile")
-        with inductor.patch(layout_optimization=layout), functorch.patch(enable_autograd_cache=False):
+        with inductor.patch(layout_optimization=layout), uncached():
             loop.run(make_batches(1))
         assert "compiling failed" in loop.explain()
     assert asked == [(usual, True), (False, True)]
@@ -268,6 +273,7 @@ def test_graph_without_cuda_means_compile(monkeypatch: pytest.MonkeyPatch) -> No
     assert "mode: eager" in loop.explain()
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")  # the user's own compiler
 def test_a_compiled_model_is_not_compiled_again() -> None:
     model = make_model()
     loop = make_loop(torch.compile(model, backend="eager"), mode="compile", ema=0.5)

@@ -106,15 +106,62 @@ def test_a_timeline_shows_what_the_streams_do(fake_cuda: FakeCuda, tmp_path: Pat
     loop = make_loop(sink_size=4)
     with SinkLoader(batches, slots=3) as loader:
         history = loop.run(loader, timeline=tmp_path / "run.html")
-    trace = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
-    lanes = {event["tid"]: event["args"]["name"] for event in trace if event["name"] == "thread_name"}
-    seen = Counter((lanes[event["tid"]], event["name"]) for event in trace if event["ph"] == "X")
+    trace, seen = json.loads((tmp_path / "run.json").read_text())["traceEvents"], spans_of(tmp_path)
     assert seen["device", "step"] == seen["host", "step"] == 10
     assert seen["copy stream", "copy a batch"] == 10
     assert seen["host", "end of the sink"] == 3
     assert sum(event["name"] == "sync" for event in trace) >= 3
     torch.testing.assert_close(history.losses, plain("SGD", batches)[1], rtol=1e-5, atol=1e-6)
     loop.close()
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("fake_cuda", [{"devices": 2}], indirect=True)
+def test_a_timeline_shows_a_device_that_is_not_the_current_one(fake_cuda: FakeCuda, tmp_path: Path, mode: str) -> None:
+    """A script that moves its model and sets no device; its events cannot be compared with those of the first one."""
+    loop = make_loop(model=make_model(dropout=0.0).to("cuda:1"), sink_size=4, mode=mode)
+    history = loop.run(make_batches(10), timeline=tmp_path / "run.html")
+    seen = spans_of(tmp_path)
+    assert torch.cuda.current_device() == 0
+    assert seen["device", "step"] == seen["host", "step"] == 10
+    assert seen["copy stream", "copy a batch"] == 10
+    assert not any(device == 0 for device, _ in fake_cuda.queues._streams), "nothing touches the other device"
+    torch.testing.assert_close(history.losses, plain("SGD", make_batches(10))[1], rtol=1e-5, atol=1e-6)
+    loop.close()
+
+
+def test_a_timeline_of_a_device_that_failed_shows_what_the_host_did(
+    fake_cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_lost, synchronize = threading.Event(), torch.cuda.synchronize
+
+    def fail_when_lost(device: Any = None) -> None:
+        if is_lost.is_set():
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+        synchronize(device)
+
+    def lose(context: Any) -> None:
+        if context.original_args().cur_step_num == 8:
+            is_lost.set()
+            torch.cuda.synchronize()
+
+    monkeypatch.setattr(torch.cuda, "synchronize", fail_when_lost)
+    loop = make_loop(sink_size=4)
+    callbacks = [LambdaCallback(on_train_step_end=lose)]
+    with SinkLoader(make_batches(10)) as loader:
+        with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+            loop.run(loader, callbacks=callbacks, timeline=tmp_path / "run.html")
+        is_lost.clear()
+    assert "the timeline lacks what the device did: CUDA error" in caplog.text
+    assert spans_of(tmp_path)["host", "step"] == 8
+    assert (tmp_path / "run.html").stat().st_size > 1000
+
+
+def spans_of(folder: Path) -> Counter[tuple[str, str]]:
+    """How often each lane and name is in a trace."""
+    trace = json.loads((folder / "run.json").read_text())["traceEvents"]
+    lanes = {event["tid"]: event["args"]["name"] for event in trace if event["name"] == "thread_name"}
+    return Counter((lanes[event["tid"]], event["name"]) for event in trace if event["ph"] == "X")
 
 
 def test_a_replayed_step_makes_no_streams_and_compares_no_addresses(

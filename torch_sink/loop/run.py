@@ -42,6 +42,7 @@ class TrainingRun:
         fields: dict[str, Any],
     ) -> None:
         self._loop, self._loader, self._signals = loop, loader, signals
+        self.device = loop.device  # for timelines
         self._callbacks = sorted(callbacks, key=lambda one: not one.comes_first)
         self._epochs, self._max_steps = epochs, max_steps
         self._epoch_length = length = epoch_length(loader)

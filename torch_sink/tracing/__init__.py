@@ -7,6 +7,7 @@ costs nothing: its functions are the very same objects.
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import tempfile
 import threading
@@ -24,6 +25,8 @@ from torch.utils.data._utils import fetch, worker
 from torch_sink.tracing.spans import Recorder, Span, host_lane, write_page, write_picture, write_trace
 
 __all__ = ["timeline"]
+
+_log = logging.getLogger("torch_sink")
 
 SUFFIXES = (".html", ".png", ".json")
 
@@ -75,7 +78,10 @@ def timeline(path: str | Path) -> Iterator[None]:
         finally:
             _active.remove(recorder)
             ended = time.perf_counter_ns()
-            clock.collect(recorder)
+            try:
+                clock.collect(recorder)
+            except RuntimeError as error:  # a device that has failed: what the host did says where
+                _log.warning("the timeline lacks what the device did: %s", error)
             spans = recorder.collected()
             write_page(page, spans, recorder.began, ended)
             write_picture(page.with_suffix(".png"), spans, recorder.began, ended)
@@ -98,33 +104,29 @@ def _page_at(path: str | Path) -> Path:
 
 
 class DeviceClock:
-    """When the device did what was launched: on CUDA, an event before and one after each launch, 2 us of the host each.
+    """When devices did what was launched: on CUDA, an event before and one after each launch, 2 us of the host each.
 
-    Nothing waits until `collect`. On other devices it does nothing.
+    Nothing waits until `collect`. Elsewhere it does nothing.
     """
 
     def __init__(self) -> None:
         self.pairs: list[tuple[Any, Any]] = []
         self.is_on = torch.cuda.is_available()
         if self.is_on:
-            torch.cuda.synchronize()
-            self.training_stream = torch.cuda.current_stream()
-            self.origin = self._event(self.training_stream)
-            self.origin.synchronize()
-            self.origin_nanoseconds = time.perf_counter_ns()
+            self.training_streams = [torch.cuda.current_stream(index) for index in range(torch.cuda.device_count())]
 
     def _event(self, stream: Any) -> Any:
         event = torch.cuda.Event(enable_timing=True)
         event.record(stream)
         return event
 
-    def begin(self, lane: str, name: str) -> tuple[str, str, Any, Any] | None:
-        """Before something is launched on the current stream; the lane "stream" is found by that."""
+    def begin(self, lane: str, name: str, device: Any = None) -> tuple[str, str, Any, Any] | None:
+        """Before something is launched on the current stream of a device; the lane "stream" is found by that."""
         if not self.is_on or torch.cuda.is_current_stream_capturing():
             return None
-        stream = torch.cuda.current_stream()
+        stream = torch.cuda.current_stream(device)
         if lane == "stream":
-            lane = "device" if stream == self.training_stream else "copy stream"
+            lane = "device" if stream in self.training_streams else "copy stream"
         return lane, name, stream, self._event(stream)
 
     def end(self, begun: tuple[str, str, Any, Any] | None) -> None:
@@ -133,13 +135,21 @@ class DeviceClock:
             self.pairs.append((begun, self._event(begun[2])))
 
     def collect(self, recorder: Recorder) -> None:
-        """Waits for the device, and adds what it did to the recorder."""
-        if not self.is_on:
-            return
-        torch.cuda.synchronize()
-        for (lane, name, _, begin), end in self.pairs:
-            first, last = (round(self.origin.elapsed_time(event) * 1e6) for event in (begin, end))
-            recorder.add(lane, name, self.origin_nanoseconds + first, self.origin_nanoseconds + last)
+        """Waits for the devices that were used, and adds what they did to the recorder."""
+        nows: dict[torch.device, tuple[Any, int]] = {}  # events of two devices cannot be compared
+        for (lane, name, stream, begin), end in self.pairs:
+            if stream.device not in nows:
+                nows[stream.device] = self._now(stream)
+            now, nanoseconds = nows[stream.device]
+            first, last = (nanoseconds - round(event.elapsed_time(now) * 1e6) for event in (begin, end))
+            recorder.add(lane, name, first, last)
+
+    def _now(self, stream: Any) -> tuple[Any, int]:
+        """An event on the device of a stream, behind all that was launched there, and the time on the host."""
+        torch.cuda.synchronize(stream.device)
+        event = self._event(stream)
+        event.synchronize()
+        return event, time.perf_counter_ns()
 
 
 class Hook(NamedTuple):
@@ -209,7 +219,7 @@ class Hooks(ExitStack):
             if not (_waits_for_device(args) if hook.waits else not hook.is_part or inside.spans == 0):
                 return function(*args, **kwargs)
             inside.spans += 1
-            begun = self._begin(hook.name, hook.lane)
+            begun = self._begin(hook.name, hook.lane, *args[:1])
             try:
                 return function(*args, **kwargs)
             finally:
@@ -219,16 +229,20 @@ class Hooks(ExitStack):
         traced.untraced = function  # type: ignore[attr-defined] # torch hands modes the function that is in place
         return traced
 
-    def _begin(self, name: str, lane: str) -> tuple[str, Any, int]:
-        return name, self.clock.begin(lane, name) if lane else None, time.perf_counter_ns()
+    def _begin(self, name: str, lane: str, owner: Any = None) -> tuple[str, Any, int]:
+        device = getattr(owner, "device", None) if lane else None
+        is_known = isinstance(device, torch.device) and device.type == "cuda"  # else it is the current one
+        mark = self.clock.begin(lane, name, device if is_known else None) if lane else None
+        return name, mark, time.perf_counter_ns()
 
     def _end(self, begun: tuple[str, Any, int], is_sync: bool = False) -> None:
         name, mark, begin = begun
         self.recorder.add(host_lane(), name, begin, time.perf_counter_ns(), is_sync)
         self.clock.end(mark)
 
-    def _pre_update(self, *_: Any) -> None:
-        self._update = None if self.inside.spans else self._begin("optimizer", "device")
+    def _pre_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameter = optimizer.param_groups[0]["params"][0]
+        self._update = None if self.inside.spans else self._begin("optimizer", "device", parameter)
 
     def _post_update(self, *_: Any) -> None:
         if self._update is not None:
