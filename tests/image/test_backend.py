@@ -17,6 +17,7 @@ from torchvision.datasets.folder import default_loader
 
 import torch_sink
 from image.cases import encoded
+from torch_sink.common.patches import read
 from torch_sink.image import reroute
 from torch_sink.image.core.fallback import report_fallback
 from torch_sink.image.handles.image import LazyImage
@@ -31,7 +32,7 @@ def switched_off() -> Iterator[None]:
 
 def places() -> list[tuple[Any, Any, Any]]:
     """What is stored at every place that the backend fills."""
-    return [(row.owner, row.name, row.read()) for row in reroute._rows()]
+    return [(row.owner, row.name, read(row.owner, row.name)) for row in reroute._rows()]
 
 
 def assert_same_objects(before: list[tuple[Any, Any, Any]]) -> None:

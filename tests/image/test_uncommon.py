@@ -81,10 +81,10 @@ def test_scripting_while_the_backend_is_on(name: str) -> None:
     transform = SCRIPTED[name]()
     pixels = torch.randint(0, 256, (3, 14, 17), dtype=torch.uint8)
     with torch_sink.image_backend("device", device="cpu"):
-        settings, replaced = state.active, [(row.name, stock) for row, stock in reroute._installed]
+        settings, replaced = state.active, [(place.name, place.stock) for place in reroute._patches.places]
         scripted = torch.jit.script(transform)
         assert state.active == settings
-        assert [(row.name, stock) for row, stock in reroute._installed] == replaced
+        assert [(place.name, place.stock) for place in reroute._patches.places] == replaced
         torch.manual_seed(5)
         made = scripted(pixels)
         torch.manual_seed(5)

@@ -30,6 +30,7 @@ from torchvision.transforms.v2.functional import _augment, _color, _geometry, _m
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.common.containers import values_in
+from torch_sink.common.patches import MISSING, WORKER_LOOPS, Make, Patches, WorkerLoop, read
 from torch_sink.damage import loaders
 from torch_sink.damage import report as damage
 from torch_sink.image import stand_ins, transform_methods
@@ -46,9 +47,6 @@ from torch_sink.image.operations import RECORDERS
 from torch_sink.image.stack import EACH_ALONE, LazyStack
 from torch_sink.image.stand_ins import around
 
-_MISSING = object()
-Make = Callable[[Any], Any]
-
 
 class Row(NamedTuple):
     """One replaced place.
@@ -62,19 +60,6 @@ class Row(NamedTuple):
     owner: Any
     name: Any
     make: Make
-
-    def read(self) -> Any:
-        """What is there now, as it is stored (a `staticmethod` stays one)."""
-        fields = self.owner if isinstance(self.owner, dict) else vars(self.owner)
-        return fields.get(self.name, _MISSING)
-
-    def write(self, value: Any) -> None:
-        if not isinstance(self.owner, dict):
-            setattr(self.owner, self.name, value)
-        elif value is _MISSING:
-            del self.owner[self.name]
-        else:
-            self.owner[self.name] = value
 
 
 # Their stock code calls methods of Pillow's images.
@@ -154,11 +139,11 @@ def _rows() -> Iterator[Row]:
         yield Row(collate.default_collate_fn_map, kind, around(lambda _, batch, **__: collate_handles(batch)))
     yield Row(collate.default_collate_fn_map, torch.Tensor, around(stand_ins.collate_tensors))
     yield Row(_DatasetKind, "create_fetcher", loaders.create_fetcher)
-    yield Row(dataloader._BaseDataLoaderIter, "__init__", loaders.begin_iterator)
-    # torch's and torchdata's, which start data workers; the latter, and timm, where they are imported.
-    for name in ("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.worker"):
+    yield Row(dataloader._BaseDataLoaderIter, "__init__", _begin_iterator)
+    # torch's and torchdata's, where they start data workers; the latter, and timm, where they are imported.
+    for name in WORKER_LOOPS:
         if name in sys.modules:
-            yield Row(sys.modules[name], "_worker_loop", WorkerLoop)
+            yield Row(sys.modules[name], "_worker_loop", PreparedWorker)
     if "timm.data.auto_augment" in sys.modules:  # Pillow's modules, as timm's augmentations see them
         module = sys.modules["timm.data.auto_augment"]
         yield Row(module, "ImageEnhance", stand_ins.image_enhance)
@@ -193,30 +178,36 @@ def _script(stock: Callable[..., Any], obj: Any, optimize: Any = None, _frames_u
 # --- workers
 
 
-class WorkerLoop:
-    """Stand-in for a `_worker_loop`: switches the backend on in the worker, then runs the stock loop.
+def _begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
+    """For `_BaseDataLoaderIter.__init__`, which starts the workers: libraries imported by now are known to them."""
+    begin = loaders.begin_iterator(stock)
 
-    It is pickled to spawned workers, with the state, under the name of the module whose loop it stands for.
-    """
+    @functools.wraps(stock)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        _fill_new_places()
+        begin(self, *args, **kwargs)
 
-    def __init__(self, stock: Any, module: str | None = None, settings: State | None = None) -> None:
-        self.stock, self.module, self.settings = stock, module or stock.__module__, settings
+    return __init__
 
-    def __reduce__(self) -> Any:
-        return WorkerLoop, (None, self.module, self.settings or _settings_of_thread(state.settled()))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+class PreparedWorker(WorkerLoop):
+    """Switches the backend on in a data worker, with the settings of the process that starts it."""
+
+    settings: State | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "settings": self.settings or _settings_of_thread(state.settled())}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
         settings = self.settings or _settings_of_thread(state.active)
         # A worker never asks for a device; where its parent has not yet either, it makes the pixels itself.
         settings = settings if settings.device else settings._replace(device="cpu")
         install(settings)
         ledger.open(settings.fallback_folder, settings.strict)
-        loop = vars(sys.modules[self.module])["_worker_loop"]
-        loop = loop.stock if isinstance(loop, WorkerLoop) else loop
-        bound = inspect.signature(loop).bind(*args, **kwargs)
+        bound = inspect.signature(self.stock()).bind(*args, **kwargs)
         collate = bound.arguments["collate_fn"]
         bound.arguments["collate_fn"] = lambda samples: _made_here(collate(samples), settings.executes_at_once)
-        return loop(*bound.args, **bound.kwargs)
+        super().__call__(*bound.args, **bound.kwargs)
 
 
 def _settings_of_thread(settings: State | None) -> State:
@@ -264,7 +255,7 @@ def _leaves(batch: Any) -> Iterator[Any]:
 
 # --- switching
 
-_installed: list[tuple[Row, Any]] = []
+_patches = Patches()
 
 
 def install(settings: State) -> None:
@@ -273,7 +264,7 @@ def install(settings: State) -> None:
     Raises:
         RuntimeError: a place does not exist in the installed releases.
     """
-    was_installed = bool(_installed)
+    was_installed = bool(_patches)
     damage.set_policy(settings.on_decode_error)
     try:
         _fill_places()
@@ -285,29 +276,28 @@ def install(settings: State) -> None:
 
 
 def _fill_places() -> None:
-    filled = {(id(row.owner), row.name) for row, _ in _installed}
     for row in _rows():
-        if (id(row.owner), row.name) in filled:
+        if _patches.replaces(row.owner, row.name):
             continue
-        stock = row.read()
-        if stock is _MISSING and not isinstance(row.owner, dict):
+        if read(row.owner, row.name) is MISSING and not isinstance(row.owner, dict):
             raise RuntimeError(
                 f"{row.owner.__name__}.{row.name} does not exist in torchvision {torchvision.__version__} and torch "
                 f"{torch.__version__}; this version of torch_sink does not know these releases"
             )
-        stand_in = row.make(stock.__func__ if isinstance(stock, staticmethod) else stock)
-        _installed.append((row, stock))
-        row.write(stand_in)
+        _patches.replace(*row)
 
 
-# While the backend is on, some rows may have a reason only now.
-damage.when_one_is_set.append(lambda: _fill_places() if _installed else None)
+def _fill_new_places() -> None:
+    """Fill places that had no reason to be filled when the backend was set: a policy, or a library imported since."""
+    if _patches:
+        _fill_places()
+
+
+damage.when_one_is_set.append(_fill_new_places)
 
 
 def uninstall() -> None:
     """Puts back the very same objects."""
-    while _installed:
-        row, stock = _installed.pop()
-        row.write(stock)
+    _patches.undo()
     damage.set_policy("raise")
     state.active = None

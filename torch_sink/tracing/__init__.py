@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import get_worker_info
-from torch.utils.data._utils import fetch, worker
+from torch.utils.data._utils import fetch
 
+from torch_sink.common.patches import WORKER_LOOPS, Patches, WorkerLoop
 from torch_sink.tracing.spans import Recorder, Span, host_lane, write_page, write_picture, write_trace
 
 __all__ = ["timeline"]
@@ -41,7 +42,7 @@ def timeline(path: str | Path) -> Iterator[None]:
     page to zoom and search in, which needs no network; a PNG; and a JSON trace for https://ui.perfetto.dev.
 
     Lanes of the device are there on CUDA only: on the CPU, what computes is the host. Data workers that already run
-    when it begins are not seen. Set the image backend before.
+    when it begins are not seen.
 
     While nothing records, this costs nothing: no function is changed. Recording costs about 2 microseconds for each
     span, and 4 more for each that is timed on a CUDA device.
@@ -82,10 +83,13 @@ def timeline(path: str | Path) -> Iterator[None]:
                 clock.collect(recorder)
             except RuntimeError as error:  # a device that has failed: what the host did says where
                 _log.warning("the timeline lacks what the device did: %s", error)
-            spans = recorder.collected()
-            write_page(page, spans, recorder.began, ended)
-            write_picture(page.with_suffix(".png"), spans, recorder.began, ended)
-            write_trace(page.with_suffix(".json"), spans, recorder.began)
+            try:
+                spans = recorder.collected()
+                write_page(page, spans, recorder.began, ended)
+                write_picture(page.with_suffix(".png"), spans, recorder.began, ended)
+                write_trace(page.with_suffix(".json"), spans, recorder.began)
+            except OSError:  # such as a full disk: no reason to lose what ran, or to hide its own error
+                _log.exception("the timeline %s is not complete", page)
 
 
 def _page_at(path: str | Path) -> Path:
@@ -97,6 +101,7 @@ def _page_at(path: str | Path) -> Path:
         raise ValueError(f'timeline={str(path)!r} names no file; give the path of a page, such as "run.html"')
     # Only a suffix of ours is replaced: "epoch.5" is not "epoch".
     page = path.with_suffix(".html") if path.suffix in SUFFIXES else path.with_name(f"{path.name}.html")
+    page = page.absolute()  # whatever changes the working folder meanwhile
     page.parent.mkdir(parents=True, exist_ok=True)
     for suffix in SUFFIXES:
         page.with_suffix(suffix).open("ab").close()
@@ -180,7 +185,6 @@ HOOKS = (
         for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
     ),
 )
-_MISSING = object()
 
 
 class _Inside(threading.local):
@@ -196,20 +200,20 @@ class Hooks(ExitStack):
 
     def __enter__(self) -> Hooks:
         super().__enter__()
+        patches = Patches()
+        self.callback(patches.undo)
         for hook in HOOKS:
             owner, _, attribute = f".{hook.path}".rpartition(".")
             if hook.module in sys.modules:
                 holder = functools.reduce(getattr, filter(None, owner.split(".")), sys.modules[hook.module])
-                self._replace(holder, attribute, self._wrapped(getattr(holder, attribute), hook))
+                patches.replace(holder, attribute, functools.partial(self._wrapped, hook=hook))
         self.callback(register_optimizer_step_pre_hook(self._pre_update).remove)
         self.callback(register_optimizer_step_post_hook(self._post_update).remove)
-        self._replace(worker, "_worker_loop", WorkerLoop(worker._worker_loop, self.recorder.folder))
+        for name in WORKER_LOOPS:
+            if name in sys.modules:
+                make = functools.partial(RecordedWorker, folder=self.recorder.folder)
+                patches.replace(sys.modules[name], "_worker_loop", make)
         return self
-
-    def _replace(self, holder: Any, attribute: str, value: Any) -> None:
-        own = vars(holder).get(attribute, _MISSING)
-        setattr(holder, attribute, value)
-        self.callback(delattr, holder, attribute) if own is _MISSING else self.callback(setattr, holder, attribute, own)
 
     def _wrapped(self, function: Callable[..., Any], hook: Hook) -> Callable[..., Any]:
         inside = self.inside
@@ -255,23 +259,18 @@ def _waits_for_device(args: tuple[Any, ...]) -> bool:
     return not on_host and not torch.compiler.is_compiling()
 
 
-class WorkerLoop:
-    """Stands in for the function that a data worker runs; can be pickled, for workers that are spawned."""
+class RecordedWorker(WorkerLoop):
+    """Records in a data worker when it makes its batches, in a file of its own below `folder`."""
 
-    def __init__(self, stock: Callable[..., Any] | None, folder: str) -> None:
-        self.stock = stock or worker._worker_loop
+    def __init__(self, below: Callable[..., None], folder: str) -> None:
+        super().__init__(below)
         self.folder = folder
 
-    def __reduce__(self) -> Any:
-        # torch's own goes by its name, which here leads to this stand-in: a spawned worker looks it up itself.
-        is_torchs = getattr(self.stock, "__module__", "") == worker.__name__
-        return WorkerLoop, (None if is_torchs else self.stock, self.folder)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
         recorder = Recorder(self.folder)
         for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
             kind.fetch = _fetching(kind.fetch, recorder)  # type: ignore[method-assign]
-        return self.stock(*args, **kwargs)
+        super().__call__(*args, **kwargs)
 
 
 def _fetching(stock: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
