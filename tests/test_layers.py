@@ -181,6 +181,8 @@ def test_setting_the_backend_back_restores_every_attribute(side_effects: list[li
 
 
 def test_the_public_names_are_there_and_sorted() -> None:
+    assert run_python("import torch_sink.amp; from torch_sink.amp import DynamicLossScaler; print(torch_sink.amp)")
+    assert [name for name in dir(torch_sink) if name[0] != "_"] == sorted({*torch_sink.__all__, *torch_sink._LATER})
     missing = sorted(set(PUBLIC_NAMES.split()) - set(torch_sink.__all__))
     assert not missing, f"removed from the public names: {missing}"
     assert list(torch_sink.__all__) == sorted(torch_sink.__all__)

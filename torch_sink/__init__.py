@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 if not Path(__file__).with_name("triton_kernels").is_dir():
     __path__.append(str(Path(__file__).resolve().parents[1]))
 
-from torch_sink import loop
+from torch_sink import amp, loop
 from torch_sink.damage.report import DecodeReport, decode_report
 from torch_sink.errors import (
     DecodeError,
@@ -40,6 +40,7 @@ __all__ = [
     "SinkTimeout",
     "SupportRow",
     "UnsupportedOperation",
+    "amp",
     "decode_images",
     "decode_providers",
     "decode_report",
@@ -65,6 +66,10 @@ _LATER = {
 }
 if TYPE_CHECKING:
     from torch_sink.image.support import SupportRow, support_table
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_LATER, "__doc__", "__version__"})
 
 
 def __getattr__(name: str) -> object:

@@ -21,9 +21,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.nn import functional
 
+from torch_sink.amp import DynamicLossScaler
 from torch_sink.errors import SinkError
 from torch_sink.loop import CheckpointConfig, LambdaCallback, ModelCheckpoint, StepLoop
-from torch_sink.loop.amp import DynamicLossScaler
 from torch_sink.loop.core.distributed import forget_shardings
 
 STEPS = 8

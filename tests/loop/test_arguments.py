@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.optim import lr_scheduler
 from torch.utils.data import Subset, TensorDataset
 
+from torch_sink import amp
 from torch_sink.loop import (
     Callback,
     CheckpointConfig,
@@ -20,7 +21,6 @@ from torch_sink.loop import (
     LossMonitor,
     Model,
     StepLoop,
-    amp,
     data_sink,
 )
 from torch_sink.sink import SinkLoader

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from torch_sink.amp import StaticLossScaler
 from torch_sink.loop import LambdaCallback, StepLoop
-from torch_sink.loop.amp import StaticLossScaler
 
 from .reference import make_batches, make_model
 

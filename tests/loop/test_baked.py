@@ -11,8 +11,8 @@ from fake_cuda import FakeCuda
 from torch import Tensor, nn
 from torch.nn import functional
 
+from torch_sink.amp import DynamicLossScaler
 from torch_sink.loop import StepLoop
-from torch_sink.loop.amp import DynamicLossScaler
 from torch_sink.loop.engines.graph import fingerprint
 
 from .reference import make_batches, plain_loop

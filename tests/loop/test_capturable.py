@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from torch_sink.amp import DynamicLossScaler
 from torch_sink.loop import LambdaCallback, StepLoop, jit
-from torch_sink.loop.amp import DynamicLossScaler
 from torch_sink.loop.engines.graph import Places, address
 from torch_sink.loop.step.optimizers import capture_obstacle, make_capturable
 from torch_sink.sink import SinkLoader

@@ -17,9 +17,9 @@ from torch.nn import functional
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
+from torch_sink.amp import DynamicLossScaler
 from torch_sink.errors import SinkError
 from torch_sink.loop import CheckpointConfig, LambdaCallback, ModelCheckpoint, StepLoop
-from torch_sink.loop.amp import DynamicLossScaler
 from torch_sink.loop.checkpoints import list_checkpoints
 from torch_sink.sink import SinkLoader
 

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from torch_sink.amp import DynamicLossScaler
 from torch_sink.loop import JitConfig, LambdaCallback, StepLoop, no_host_sync
-from torch_sink.loop.amp import DynamicLossScaler
 from torch_sink.sink import SinkLoader
 
 from .reference import make_batches, make_model

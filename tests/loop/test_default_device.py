@@ -10,8 +10,8 @@ import torch
 from fake_cuda import FakeCuda
 from torch.nn import functional
 
+from torch_sink.amp import DynamicLossScaler
 from torch_sink.loop import JitConfig, StepLoop
-from torch_sink.loop.amp import DynamicLossScaler
 from torch_sink.sink import SinkLoader
 
 from .reference import make_batches, make_model

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from torch_sink.amp import DynamicLossScaler, StaticLossScaler, auto_mixed_precision, grads_finite
 from torch_sink.errors import UnsupportedOperation
 from torch_sink.loop import data_sink, jit, no_host_sync
-from torch_sink.loop.amp import DynamicLossScaler, StaticLossScaler, auto_mixed_precision, grads_finite
 from torch_sink.loop.engines import jit as compiler
 
 from .reference import assert_equal_training, make_batches, make_model

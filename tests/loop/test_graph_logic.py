@@ -12,9 +12,9 @@ import torch
 from torch.nn import functional
 from torch.optim import lr_scheduler
 
+from torch_sink.amp import DynamicLossScaler
 from torch_sink.errors import UnsupportedOperation
 from torch_sink.loop import LambdaCallback, StepLoop
-from torch_sink.loop.amp import DynamicLossScaler
 from torch_sink.loop.core.batches import UsualShape, batch_tensors
 from torch_sink.loop.engines import build
 from torch_sink.sink import SinkLoader

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from torch_sink.amp import StaticLossScaler
 from torch_sink.errors import NonFiniteLoss
 from torch_sink.loop import History, LossMonitor, Model, ProgressBar, ReduceLROnPlateau, StepLoop, TimeMonitor
-from torch_sink.loop.amp import StaticLossScaler
 from torch_sink.sink import SinkLoader
 
 from .reference import make_batches, make_model

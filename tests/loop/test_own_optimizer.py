@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torch_sink.amp import StaticLossScaler
 from torch_sink.loop import StepLoop
-from torch_sink.loop.amp import StaticLossScaler
 
 from .reference import assert_equal_training, make_batches, make_model
 from .test_graph_logic import DirectCapture, RingLoader, capture  # noqa: F401 - a fixture

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from torch_sink.amp import DynamicLossScaler, StaticLossScaler, all_finite
 from torch_sink.errors import SinkError
 from torch_sink.loop import StepLoop, no_host_sync
-from torch_sink.loop.amp import DynamicLossScaler, StaticLossScaler, all_finite
 
 from .reference import assert_equal_training, make_batches, make_model
 

@@ -1,6 +1,5 @@
 """Graph sink and loop sink: many training steps per host sync."""
 
-from torch_sink.loop import amp
 from torch_sink.loop.callbacks import Callback, LambdaCallback, LearningRateScheduler, OnRequestExit, RunContext
 from torch_sink.loop.checkpoints import CheckpointConfig, ModelCheckpoint
 from torch_sink.loop.controls import EarlyStopping, Evaluation, ReduceLROnPlateau
@@ -32,7 +31,6 @@ __all__ = [
     "StepLoop",
     "SummaryCollector",
     "TimeMonitor",
-    "amp",
     "data_sink",
     "jit",
     "no_host_sync",
