@@ -16,7 +16,8 @@ from torchvision.models import ConvNeXt, VisionTransformer
 from torchvision.models.convnext import CNBlock, CNBlockConfig
 from torchvision.models.vision_transformer import EncoderBlock
 
-from torch_sink.loop import JitConfig, StepLoop, amp
+from torch_sink import amp
+from torch_sink.loop import JitConfig, StepLoop
 from torch_sink.loop.engines import jit as compiler
 
 from .reference import make_batches, make_model, plain_loop

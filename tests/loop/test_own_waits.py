@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
+from torch_sink import amp
 from torch_sink.errors import HostSyncError
-from torch_sink.loop import Callback, History, Model, StepLoop, amp, data_sink, no_host_sync
+from torch_sink.loop import Callback, History, Model, StepLoop, data_sink, no_host_sync
 from torch_sink.loop.callbacks import EVENTS
 from torch_sink.sink import SinkLoader
 

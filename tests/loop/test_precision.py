@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from torch_sink.loop import StepLoop, amp
+from torch_sink import amp
+from torch_sink.loop import StepLoop
 
 from .reference import make_batches, make_model
 

@@ -16,7 +16,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torchvision.models import DenseNet
 
-from torch_sink.loop import StepLoop, amp
+from torch_sink import amp
+from torch_sink.loop import StepLoop
 
 LEVELS = ("O0", "O1", "O2", "O3")
 Run = Callable[..., Any]
