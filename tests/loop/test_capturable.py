@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from fake_cuda import FakeCuda
 from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_sink.amp import DynamicLossScaler
-from torch_sink.loop import LambdaCallback, StepLoop, jit
+from torch_sink.loop import LambdaCallback, Model, StepLoop, jit
 from torch_sink.loop.engines.graph import Places, address
 from torch_sink.loop.step.optimizers import capture_obstacle, make_capturable
 from torch_sink.sink import SinkLoader
@@ -271,3 +273,36 @@ def test_a_fused_kernel_is_given_up_where_gradients_are_sparse(scaled: bool) -> 
     plain_loop(models[1], functional.cross_entropy, plain, batches)
     for weight, expected in zip(models[0].parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(weight, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("device_ids", "mode"), [([0], "graph"), ([0, 1], "eager")])
+@pytest.mark.parametrize("fake_cuda", [{"devices": 2}], indirect=True)
+def test_data_parallel_is_captured_on_one_device_only(
+    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, device_ids: list[int], mode: str
+) -> None:
+    properties = SimpleNamespace(total_memory=1, multi_processor_count=1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    model = nn.DataParallel(make_model(dropout=0.0).cuda(), device_ids)
+    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), jit_config=UNCOMPILED)
+    loop.prepare(4)
+    assert f"mode: {mode}" in loop.explain()
+    assert ("DistributedDataParallel, with a process for each device" in loop.explain()) == (mode == "eager")
+    assert loop.evaluator()._judge(None).mode == mode
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.filterwarnings(
+    "ignore:.*FSDP:UserWarning", "ignore:.*FSDP:FutureWarning", "ignore:FSDP:DeprecationWarning"
+)
+def test_fsdp1_is_refused(mesh: Any, whole: bool) -> None:
+    """Of one rank a loop would see its own losses and overflows only."""
+    model = make_model().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if whole:
+        model = FullyShardedDataParallel(model)
+    else:
+        model[0] = FullyShardedDataParallel(model[0])
+    with pytest.raises(TypeError, match=r"FSDP1.*fully_shard\(model\)"):
+        StepLoop(model, functional.cross_entropy, optimizer)
+    with pytest.raises(TypeError, match="FSDP1"):
+        Model(model, functional.cross_entropy)

@@ -110,6 +110,7 @@ class StepLoop:
         check.check_clip(clip_grad_norm)
         if jit_config is not None and not isinstance(jit_config, JitConfig):
             raise TypeError(f"jit_config is a {type(jit_config).__name__}; pass a torch_sink.JitConfig")
+        self.ranks = Ranks(model)
         self.model, self.loss_fn, self.sink_size, self.accumulate = model, loss_fn, sink_size, accumulate
         self.device = check.resolve_device(model, device)
         self.model_devices = frozenset(parameter.device for parameter in model.parameters())
@@ -120,7 +121,6 @@ class StepLoop:
         self.scheduler = check.unwrap_scheduler(scheduler, self.optimizer)
         check.check_schedule(schedule, self.scheduler)
         self.scaler = resolve_loss_scaler(loss_scaler, level, amp_dtype, self.device, check.own_scaler(optimizer))
-        self.ranks = Ranks(model)
         self.step_count = 0
         self.history: RunHistory | None = None
         self.progress = Progress()

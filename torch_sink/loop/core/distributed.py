@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -24,6 +25,23 @@ def without_wrappers(model: nn.Module) -> nn.Module:
         model = inner
 
 
+def check_sharding(model: nn.Module) -> None:
+    """Raise TypeError if a part of the model is wrapped in FSDP1, whose ranks the loop would take for one."""
+    module: Any = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")  # else nothing is
+    wrapper = getattr(module, "FullyShardedDataParallel", ())
+    if any(isinstance(one, wrapper) for one in model.modules()):
+        raise TypeError(
+            "the model is wrapped in FullyShardedDataParallel (FSDP1), whose losses and overflows would not be agreed "
+            "on between the ranks; shard it with torch.distributed.fsdp.fully_shard(model), or wrap it in "
+            "DistributedDataParallel"
+        )
+
+
+def spread_by_threads(model: nn.Module) -> bool:
+    """Whether one process drives several devices: nn.DataParallel, with a thread for each."""
+    return any(isinstance(one, nn.DataParallel) and len(one.device_ids) > 1 for one in model.modules())
+
+
 class Ranks:
     """The processes that train one model: wrapped in DistributedDataParallel, or sharded by `fully_shard`.
 
@@ -32,9 +50,13 @@ class Ranks:
         size: number of processes; 1 for a model that is not distributed.
         rank: number of this one.
         device: of the model, and of what the processes tell each other.
+
+    Raises:
+        TypeError: the model is wrapped in FSDP1.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        check_sharding(model)
         self._given, self._model = model, cast(Any, without_wrappers(model))
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from torch_sink.loop.core.batches import batch_tensors
+from torch_sink.loop.core.distributed import spread_by_threads
 from torch_sink.loop.core.history import Reasons, StepLog, first_line
 from torch_sink.loop.core.host_sync import user_place
 from torch_sink.loop.engines.capture import CudaCapture, Recordings, overrides_stale_streams
@@ -86,6 +87,12 @@ def resolve_modes(
     mode, reasons, capture = settings.mode, settings.reasons, make_capture(settings.device)
     if mode == "auto":
         mode = "graph" if capture is not None else "eager"
+    if mode != "eager" and spread_by_threads(model):
+        reasons.note(
+            "nn.DataParallel drives its devices from threads of one process, so steps run in eager code; "
+            "DistributedDataParallel, with a process for each device, is compiled and captured"
+        )
+        mode = "eager"
     if mode == "eager":
         return mode, mode
     if mode == "graph":
