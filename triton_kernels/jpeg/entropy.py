@@ -135,7 +135,7 @@ def decode_coefficients(
     # There is room for whole programs of `most` lanes.
     most, interpreted = lanes_of_program(buffers.lanes), are_interpreted()
     lane_bytes = shape.bits // 8
-    block = most if interpreted else BLOCK_BYTES // lane_bytes
+    block = most if interpreted else min(BLOCK_BYTES // lane_bytes, most)
     of_lanes = (buffers.lanes // block,)
     constants: Any = {"LANE_BYTES": lane_bytes, "BLOCK": block}
     stuffed = (stream, segments, lane_segments)
