@@ -146,6 +146,27 @@ def _on_host(cuda: FakeCuda, value: Any) -> Any:
     return _on_cpu(value)
 
 
+def on_host(cuda: FakeCuda, values: Any) -> tuple[Any, ...]:
+    """Some values, with tensors of the device as the CPU sees their memory."""
+    return tuple(_on_host(cuda, value) for value in values)
+
+
+def check_pointers(cuda: FakeCuda, arguments: Any) -> None:
+    """What becomes of the arguments of a Triton kernel on a device: its launcher asks the driver for their addresses.
+
+    Raises:
+        ValueError: a tensor lies on the host, in memory that is not page-locked.
+        RuntimeError: on a device that is not the current one, on which the kernel runs.
+    """
+    for number, argument in enumerate(arguments):
+        if not isinstance(argument, Tensor) or argument.data_ptr() == 0:
+            continue
+        if argument.is_cuda and argument.device.index != cuda.index_of():
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        if not argument.is_cuda and not cuda.is_pinned(argument):
+            raise ValueError(f"Pointer argument (at {number}) cannot be accessed from Triton (cpu tensor?)")
+
+
 def _on_cpu(value: Any) -> Any:
     if isinstance(value, torch.device):
         return torch.device("cpu")

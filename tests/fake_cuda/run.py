@@ -24,6 +24,7 @@ from triton.runtime.interpreter import GridExecutor  # noqa: E402
 
 import harness  # noqa: E402
 from fake_cuda import FakeCuda  # noqa: E402
+from fake_cuda.kernels import check_pointers  # noqa: E402
 from kernels import quick_interpreter  # noqa: E402
 
 
@@ -47,6 +48,7 @@ def interpret_in_place(patch: pytest.MonkeyPatch, cuda: FakeCuda) -> None:
             return launch(self, *args, **kwargs)
 
     def as_they_are(self: GridExecutor, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        check_pointers(cuda, args)
         cuda.queues.drain()
         return args, kwargs
 

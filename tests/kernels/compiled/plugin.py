@@ -1,6 +1,7 @@
 """`pytest -p kernels.compiled.plugin`: tests of the folder `interpreted` run with compiled kernels instead.
 
-A test fails where a kernel does what none may do.
+A test fails where a kernel does what none may do. With the environment variable KERNELS_ON_FAKE_CUDA=1 they run as on
+a machine with a GPU: the device is the fake one, and a kernel takes no tensor that a real one would not take.
 """
 
 from __future__ import annotations
@@ -14,17 +15,22 @@ os.environ["TRITON_INTERPRET"] = "0"
 
 import pytest
 
-from kernels.compiled.project import Executor, compiled_on_cpu, load_kernels
+from fake_cuda import FakeCuda
+from kernels.compiled.project import Executor, compiled_on_cpu, compiled_on_fake_cuda, load_kernels
 
 load_kernels()
-# The kernels are loaded: from now on it only says that they take tensors of the CPU.
-os.environ["TRITON_INTERPRET"] = "1"
+_cuda = FakeCuda() if os.environ.get("KERNELS_ON_FAKE_CUDA") == "1" else None
+if _cuda is not None:
+    _cuda.install(pytest.MonkeyPatch())
+else:
+    # The kernels are loaded: from now on it only says that they take tensors of the CPU.
+    os.environ["TRITON_INTERPRET"] = "1"
 _launches: Counter[str] = Counter()
 
 
 @pytest.fixture(scope="session")
 def executor() -> Iterator[Executor]:
-    with compiled_on_cpu() as executor:
+    with compiled_on_cpu() if _cuda is None else compiled_on_fake_cuda(_cuda) as executor:
         yield executor
     _launches.update(executor.launches)
 
@@ -33,6 +39,8 @@ def executor() -> Iterator[Executor]:
 def _without_faults(executor: Executor) -> Iterator[None]:
     executor.findings.clear()
     yield
+    if _cuda is not None:
+        _cuda.queues.drain()
     assert not executor.faults
 
 

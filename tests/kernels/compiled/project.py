@@ -8,7 +8,7 @@ import importlib
 import os
 import pkgutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -16,6 +16,8 @@ import numpy as np
 import torch
 
 import torch_sink.triton_kernels
+from fake_cuda import FakeCuda
+from fake_cuda.kernels import check_pointers, on_host
 from kernels.compiled.ptx.counts import Counts
 from kernels.compiled.ptx.findings import Finding, Findings
 from kernels.compiled.ptx.machine import Executable, Launch, Options
@@ -53,11 +55,15 @@ class Executor:
         self.pixels: tuple[torch.Tensor, ...] = ()
 
     def __call__(self, launched: Launched) -> None:
+        self.run(launched, self.pixels)
+
+    def run(self, launched: Launched, pixels: Sequence[torch.Tensor]) -> None:
+        """Runs a launch, whose tables hold addresses of the pixels; all tensors are on the CPU."""
         self.launches[launched.kernel] += 1
         self.programs.add(launched.ptx)
         executable, shared = executable_of(self.change(launched.ptx)), launched.metadata.shared
         found = Findings()
-        launch = Launch(executable, launched.grid, launched.arguments, shared, found, self.options, self.pixels)
+        launch = Launch(executable, launched.grid, launched.arguments, shared, found, self.options, pixels)
         try:
             launch.run()
         finally:
@@ -111,10 +117,34 @@ def compiled_on_cpu(options: Options | None = None, change: Callable[[str], str]
         target_only(executor),
         mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}),
         mock.patch.object(torch, "empty", _empty_with_garbage),
+        _noting_pixels(executor),
+    ):
+        yield executor
+
+
+@contextlib.contextmanager
+def compiled_on_fake_cuda(cuda: FakeCuda) -> Iterator[Executor]:
+    """Launches take tensors of the fake device, wait in its streams, and run compiled."""
+    load_kernels()
+    executor = Executor(Options())
+
+    def queue(launched: Launched) -> None:
+        check_pointers(cuda, launched.arguments)
+        arguments, pixels = on_host(cuda, launched.arguments), on_host(cuda, executor.pixels)
+        queued = launched._replace(arguments=arguments)
+        cuda.current_stream().issue(lambda: executor.run(queued, pixels), launched.kernel)
+
+    with target_only(queue), _noting_pixels(executor):
+        yield executor
+
+
+@contextlib.contextmanager
+def _noting_pixels(executor: Executor) -> Iterator[None]:
+    with (
         mock.patch.object(on_device, "launch_packed", executor.launch_packed),
         mock.patch.object(Pixels, "places_from", lambda *arguments: executor.places_from(*arguments)),
     ):
-        yield executor
+        yield
 
 
 @functools.cache

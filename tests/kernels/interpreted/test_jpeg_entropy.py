@@ -6,6 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from image.check import INTERPRETED, kernels_on
 
 from kernels.jpeg_cases import (
     COLUMN,
@@ -30,8 +31,9 @@ DAMAGED = damaged_files(90, seed=0)
 
 @pytest.fixture(scope="module")
 def decoded() -> list[Decoded]:
-    """The clean files, then the damaged ones, in one batch."""
-    return decode_files([*CLEAN.values(), *DAMAGED])
+    """The clean files, then the damaged ones, in one batch; made before the fixtures that choose a test's device."""
+    with kernels_on("cpu" if INTERPRETED else "cuda"):
+        return decode_files([*CLEAN.values(), *DAMAGED])
 
 
 @pytest.mark.parametrize("name", CLEAN)
