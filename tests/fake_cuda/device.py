@@ -198,6 +198,15 @@ class FakeCuda:
         """`Tensor.pin_memory`."""
         return tensor if self.is_pinned(tensor) else self.pin(tensor.clone())
 
+    def _pin_memory_of(self, stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """In the place of the stock method; a lazy image does with it what it does with the stock one."""
+
+        def pin_memory(tensor: Tensor, *_: Any) -> Tensor:
+            calls = getattr(type(tensor), "calls", {})
+            return calls.get(stock, calls.get(pin_memory, self.pin_memory))(tensor)
+
+        return pin_memory
+
     def clone_storage(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """`UntypedStorage.clone`, by which tensors are copied deeply."""
         source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
@@ -235,7 +244,7 @@ class FakeCuda:
         for name, function in self._functions_of_pools().items():
             patch.setattr(torch._C, name, function)
         patch.setattr(torch.Tensor, "is_pinned", lambda tensor, *_: self.is_pinned(tensor), raising=False)
-        patch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: self.pin_memory(tensor), raising=False)
+        patch.setattr(torch.Tensor, "pin_memory", self._pin_memory_of(torch.Tensor.pin_memory), raising=False)
         patch.setattr(torch.Tensor, "record_stream", lambda t, stream: self.record_stream(t, stream), raising=False)
         clone = torch.UntypedStorage.clone
         patch.setattr(torch.UntypedStorage, "clone", lambda s: self.clone_storage(s) if s.is_cuda else clone(s))

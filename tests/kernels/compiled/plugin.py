@@ -14,9 +14,10 @@ from typing import Any
 os.environ["TRITON_INTERPRET"] = "0"
 
 import pytest
-
 from fake_cuda import FakeCuda
-from kernels.compiled.project import Executor, compiled_on_cpu, compiled_on_fake_cuda, load_kernels
+
+from kernels.compiled.on_fake_cuda import compiled_on_fake_cuda
+from kernels.compiled.project import Executor, compiled_on_cpu, load_kernels
 
 load_kernels()
 _cuda = FakeCuda() if os.environ.get("KERNELS_ON_FAKE_CUDA") == "1" else None

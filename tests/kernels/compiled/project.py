@@ -16,8 +16,6 @@ import numpy as np
 import torch
 
 import torch_sink.triton_kernels
-from fake_cuda import FakeCuda
-from fake_cuda.kernels import check_pointers, on_host
 from kernels.compiled.ptx.counts import Counts
 from kernels.compiled.ptx.findings import Finding, Findings
 from kernels.compiled.ptx.machine import Executable, Launch, Options
@@ -117,29 +115,14 @@ def compiled_on_cpu(options: Options | None = None, change: Callable[[str], str]
         target_only(executor),
         mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}),
         mock.patch.object(torch, "empty", _empty_with_garbage),
-        _noting_pixels(executor),
+        noting_pixels(executor),
     ):
         yield executor
 
 
 @contextlib.contextmanager
-def compiled_on_fake_cuda(cuda: FakeCuda) -> Iterator[Executor]:
-    """Launches take tensors of the fake device, wait in its streams, and run compiled."""
-    load_kernels()
-    executor = Executor(Options())
-
-    def queue(launched: Launched) -> None:
-        check_pointers(cuda, launched.arguments)
-        arguments, pixels = on_host(cuda, launched.arguments), on_host(cuda, executor.pixels)
-        queued = launched._replace(arguments=arguments)
-        cuda.current_stream().issue(lambda: executor.run(queued, pixels), launched.kernel)
-
-    with target_only(queue), _noting_pixels(executor):
-        yield executor
-
-
-@contextlib.contextmanager
-def _noting_pixels(executor: Executor) -> Iterator[None]:
+def noting_pixels(executor: Executor) -> Iterator[None]:
+    """The executor knows where the pixels of a batch lie."""
     with (
         mock.patch.object(on_device, "launch_packed", executor.launch_packed),
         mock.patch.object(Pixels, "places_from", lambda *arguments: executor.places_from(*arguments)),

@@ -13,7 +13,8 @@ from image.jpeg_files import jpeg
 from torchvision.transforms import v2
 
 import torch_sink
-from kernels.compiled.project import Executor, compiled_on_fake_cuda
+from kernels.compiled.on_fake_cuda import compiled_on_fake_cuda
+from kernels.compiled.project import Executor
 from torch_sink.triton_kernels.launching import Launcher, probe_kernel
 
 __all__ = ["fake_cuda"]
