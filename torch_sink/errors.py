@@ -107,9 +107,11 @@ _HINTS = (
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Adds a line under an error's message; Python 3.10 has no place for one."""
+    """Adds a line under an error's message; Python 3.10 keeps it in the same place, but prints it nowhere."""
     if hasattr(error, "add_note"):
         error.add_note(text)
+    else:
+        error.__dict__.setdefault("__notes__", []).append(text)
 
 
 def add_hints(error: BaseException) -> None:

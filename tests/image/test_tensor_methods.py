@@ -80,6 +80,7 @@ RECORDED: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "three times, by name": (GRAY, lambda x: torch.cat((x.float(),) * 3, dim=0)),
     "what was expanded, resized": (GRAY, lambda x: F.hflip((x / 255).expand(3, -1, -1))),
     "repeated floats": (GRAY, lambda x: (x.float() / 255).repeat(3, 1, 1) - MEAN),
+    "what a call in place returned": (("float32 image",), lambda x: x.sub_(MEAN).div_(STD)),
 }
 IN_STOCK_CODE: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "from a tensor": (FLOATS, lambda x: MEAN - x),
@@ -91,7 +92,6 @@ IN_STOCK_CODE: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "a mean that learns": (FLOATS, lambda x: (x - MEAN.clone().requires_grad_()).detach()),
     "a mean of another shape": (FLOATS, lambda x: x - MEAN[None]),
     "what was detached and written to": (FLOATS, lambda x: [x.detach().sub_(0.5), x]),
-    "what a call in place returned": (("float32 image",), lambda x: x.sub_(MEAN).div_(STD)),
     "bytes in place": (BYTES, lambda x: operator.iadd(x, 1)),
     "a step": (ALL, lambda x: x[:, ::2]),
     "a channel": (ALL, lambda x: x[0]),

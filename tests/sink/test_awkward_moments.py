@@ -214,3 +214,17 @@ def test_without_the_thread_that_pins_memory_the_pass_is_lost() -> None:
         with pytest.raises(RuntimeError, match="pins memory has ended"):
             list(batches)
         assert loader._traversal.passes == []
+
+
+def test_the_thread_that_pins_memory_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a message, for which no thread is started; torch's own looks up every 5 seconds."""
+    with SinkLoader(DataLoader(Faulty(), batch_size=4, num_workers=2, persistent_workers=True)) as loader:
+        list(loader)
+        iterator = loader._source.guard.iterator
+        got: list[Any] = []
+        pinning = threading.Thread(target=lambda: got.append(iterator._worker_result_queue.get()))
+        pinning.start()
+        iterator._pin_memory_thread, iterator._pin_memory_thread_done_event = pinning, threading.Event()
+        monkeypatch.setattr(threading.Thread, "start", None)
+        loader.close()
+        assert got == [(None, None)]

@@ -12,6 +12,7 @@ from typing import Any
 from torch_sink.common import after_fork_in_child
 
 _lives: weakref.WeakSet[Life] = weakref.WeakSet()
+_left: list[Callable[[], object]] = []  # what no thread could be started for, because the interpreter ends
 
 
 class Life:
@@ -38,7 +39,10 @@ class Life:
         closing = [producer.close, source.close, slots.close]
         if threading.current_thread() is producer.thread:
             # Garbage was collected in the thread that is to be stopped, which waits for nobody.
-            threading.Thread(target=_call_all, args=(closing,), name="torch_sink-close").start()
+            try:
+                threading.Thread(target=_call_all, args=(closing,), name="torch_sink-close").start()
+            except RuntimeError:  # from Python 3.12 on, once the interpreter ends
+                _left.extend(closing)
         else:
             _call_all(closing)
 
@@ -65,7 +69,7 @@ def run_first_at_exit() -> None:
 
 
 def _close_all() -> None:
-    _call_all([life.close for life in list(_lives)])
+    _call_all([*(life.close for life in list(_lives)), *_left])
 
 
 def _call_all(closing: Iterable[Callable[[], object]]) -> None:

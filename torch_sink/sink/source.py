@@ -154,8 +154,8 @@ def iterators_in(batches: Any) -> list[Any]:
         return [batches]
     if not isinstance(batches, GeneratorType) or batches.gi_running:
         return []
-    # Its variables, and what its loops go over.
-    return [one for held in gc.get_referents(batches) for one in iterators_in(held)]
+    # Its variables, and what its loops go over: Python 3.10 keeps these in the frame.
+    return [one for held in gc.get_referents(batches, batches.gi_frame) for one in iterators_in(held)]
 
 
 class Source:

@@ -7,7 +7,6 @@ import functools
 import multiprocessing
 import os
 import signal
-import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -99,10 +98,7 @@ class WorkerGuard:
         iterator._shutdown = True  # torch's own shutdown would wait 5 s for each worker
         deadline = time.monotonic() + GRACE_SECONDS
         if not is_broken:
-            # In a thread: setting an event can block for ever when a worker died holding its lock.
-            asking = threading.Thread(target=_ask_to_leave, args=(iterator,), name="torch_sink-ask", daemon=True)
-            asking.start()
-            asking.join(GRACE_SECONDS)
+            _ask_to_leave(iterator, GRACE_SECONDS)
             for worker in iterator._workers:
                 worker.join(max(0.0, deadline - time.monotonic()))
         self._kill()
@@ -110,8 +106,9 @@ class WorkerGuard:
         if pinning is not None:
             iterator._pin_memory_thread_done_event.set()
             if not is_broken:
-                with contextlib.suppress(ValueError, OSError):
-                    iterator._worker_result_queue.put((None, None))
+                with contextlib.suppress(OSError):  # closed
+                    os.set_blocking(iterator._worker_result_queue._writer.fileno(), False)  # if full, it does not wait
+                _put(iterator._worker_result_queue, (None, None))
             pinning.join(GRACE_SECONDS if is_broken else KILL_SECONDS)
             _complete_message(iterator, lambda: not pinning.is_alive(), KILL_SECONDS)  # it may have read half of one
         for one in [*iterator._index_queues, iterator._worker_result_queue]:
@@ -212,11 +209,29 @@ def _disown() -> None:
 after_fork_in_child(_disown)
 
 
-def _ask_to_leave(iterator: Any) -> None:
-    iterator._workers_done_event.set()
+def _ask_to_leave(iterator: Any, seconds: float) -> None:
+    """Sets the event and ends the queues that the workers look at, without a thread.
+
+    `Event.set` would wait for ever for the lock of a worker that died holding it.
+    """
+    done = iterator._workers_done_event
+    if not done._cond.acquire(timeout=seconds):
+        return
+    done._flag.acquire(False)
+    done._flag.release()
+    done._cond.release()
     for one in iterator._index_queues:
-        with contextlib.suppress(ValueError, OSError):
-            one.put(None)
+        _put(one, None)
+
+
+def _put(queue: Any, message: Any) -> None:
+    """`queue.put`, which starts a thread at its first message: from Python 3.12 on none starts at interpreter exit."""
+    with contextlib.suppress(ValueError, OSError):  # closed
+        if queue._thread is None:
+            queue._sem.acquire(block=False)  # which who gets the message releases
+            queue._writer.send(message)
+        else:
+            queue.put(message)
 
 
 def _complete_message(iterator: Any, is_done: Callable[[], bool], seconds: float) -> None:

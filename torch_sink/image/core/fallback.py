@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from multiprocessing.util import Finalize
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -243,11 +243,19 @@ def _caller(inner_module: str) -> str:
     while frame is not None:
         module, code = frame.f_globals.get("__name__", ""), frame.f_code
         if module.partition(".")[0] not in inner:
-            name = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")  # Python 3.10 knows no class
             called = _name_of_called(frame.f_locals) if module in _CONTAINERS else None
-            return called or f"{module}.{name}"
+            return called or f"{module}.{_qualified_name(code, frame.f_locals)}"
         frame = frame.f_back
     return "unknown caller"
+
+
+def _qualified_name(code: CodeType, names: Mapping[str, Any]) -> str:
+    """As `co_qualname`, which Python 3.10 lacks: of the class then, and of no function around it."""
+    if hasattr(code, "co_qualname"):
+        return str(code.co_qualname).replace("<locals>.", "")
+    classes = type(names.get("self")).__mro__
+    owners = [cls.__qualname__ for cls in classes if getattr(vars(cls).get(code.co_name), "__code__", None) is code]
+    return ".".join([*owners[:1], code.co_name])
 
 
 def _name_of_called(names: Mapping[str, Any]) -> str | None:

@@ -96,14 +96,32 @@ class _Handle(Lazy):
 
     @property
     def changes_in_place(self) -> bool:
-        """True where a call in place can be recorded: nobody else holds a part of what it changes."""
-        return not self.sink_views and not _is_expanded(self.sink_ops) and _is_last_of_its_memory(self)
+        """True where a call in place can be recorded: nobody else holds another part of what it changes."""
+        if _is_expanded(self.sink_ops):
+            return False
+        return bool(self._twins()) or (not self.sink_views and _is_last_of_its_memory(self))
 
     def record_in_place(self, op: Op) -> Any:
         """Records a call that changes what this handle stands for; returns the handle."""
-        self.__dict__["sink_ops"] = (*self.sink_ops, op)
-        self.__dict__.pop("sink_base", None)  # nobody sees it any more
+        twins = self._twins()
+        if not twins:
+            self.__dict__.pop("sink_base", None)  # nobody sees it any more
+        for handle in twins or [self]:
+            handle.__dict__["sink_ops"] = (*handle.sink_ops, op)
         return self
+
+    def _twins(self) -> list[Any]:
+        """All handles of this memory, itself included; [] where one of them stands for another part of it."""
+        found: list[Any] = [self]
+        while found[0].sink_base is not None:
+            found[0] = found[0].sink_base
+            if not isinstance(found[0], _Handle):
+                return []
+        for handle in found:
+            if not isinstance(handle, _Handle) or len(handle.sink_ops) != len(self.sink_ops):
+                return []
+            found += handle.sink_views.values()
+        return found
 
     def materialize(self) -> torch.Tensor:
         """The tensor of the exact stock type that this handle stands for, made once."""
