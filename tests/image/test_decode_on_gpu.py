@@ -18,8 +18,10 @@ from torchvision.io import ImageReadMode
 from image.cases import encoded
 from torch_sink.cli import doctor
 from torch_sink.errors import DecodeError
+from torch_sink.image.core import proof
 from torch_sink.image.decode import jpeg_decoder as jpeg
-from torch_sink.image.decode import proof, providers
+from torch_sink.image.decode import providers
+from torch_sink.image.decode.proof import JPEG_KERNELS
 from torch_sink.image.decode.providers import candidates, decode_sources, providers_for
 from torch_sink.image.decode.source import Box, Decoded, EncodedSource, PixelSource, encoded_source
 
@@ -76,7 +78,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.Monk
 
 def forget() -> None:
     """What a new process does not know."""
-    proof._FOUND.clear()
+    JPEG_KERNELS.forget()
 
 
 def use(gpu: pytest.MonkeyPatch, kernels: FakeKernels) -> FakeKernels:
@@ -119,7 +121,7 @@ def test_the_verdict_outlives_the_process(gpu: pytest.MonkeyPatch) -> None:
 
 
 def test_a_verdict_is_of_all_the_code_that_decodes(gpu: pytest.MonkeyPatch) -> None:
-    before = proof._fingerprint(GPU)
+    before = JPEG_KERNELS.fingerprint(GPU)
     read_bytes = Path.read_bytes
     for name in (
         "decode/jpeg_tables.py",
@@ -129,7 +131,7 @@ def test_a_verdict_is_of_all_the_code_that_decodes(gpu: pytest.MonkeyPatch) -> N
         "triton_kernels/jpeg_rows.py",
     ):
         gpu.setattr(Path, "read_bytes", lambda path, name=name: read_bytes(path) + b" " * str(path).endswith(name))
-        assert proof._fingerprint(GPU) != before, name
+        assert JPEG_KERNELS.fingerprint(GPU) != before, name
 
 
 def one_value_is_wrong(images: list[Decoded | None]) -> None:
@@ -159,11 +161,12 @@ def test_kernels_that_are_wrong_decode_nothing(
     kernels = use(gpu, FakeKernels(fault))
     with pytest.warns(RuntimeWarning, match=r"Pillow's threads decode .*torch_sink doctor"):
         assert decoded_by_pillow() == len(SOURCES)
-    assert proof.verdict(GPU) == (False, reason, lasts)
-    assert [provider.name for provider in candidates(GPU)] == ["pillow"]
     calls = kernels.calls
-    assert decoded_by_pillow() == len(SOURCES)
-    assert kernels.calls == calls
+    assert [provider.name for provider in candidates(GPU)] == (["pillow"] if lasts else ["triton", "pillow"])
+    assert [decoded_by_pillow() for _ in range(8)] == [len(SOURCES)] * 8
+    # Again after 1, 2, 4 and 8 batches; nothing more is said.
+    assert kernels.calls == calls + (0 if lasts else 4)
+    assert JPEG_KERNELS.verdict(GPU) == (False, reason, lasts)
     forget()
     # What was compared is remembered; what failed may have been mended.
     repaired = use(gpu, FakeKernels())
@@ -173,6 +176,22 @@ def test_kernels_that_are_wrong_decode_nothing(
     else:
         assert decoded_by_pillow() == 0
     assert bool(repaired.calls) != lasts
+
+
+def test_kernels_without_a_verdict_are_tried_again(gpu: pytest.MonkeyPatch) -> None:
+    def out_of_memory(images: list[Decoded | None]) -> None:
+        if not tried:
+            tried.append(True)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nAnd more.")
+
+    tried: list[bool] = []
+    use(gpu, FakeKernels(out_of_memory))
+    with pytest.warns(RuntimeWarning, match=r"Tried to allocate 2.00 GiB\.. They are tried again at later batches"):
+        assert decoded_by_pillow() == len(SOURCES)
+    assert decoded_by_pillow() == 0
+    forget()
+    gpu.setattr(JPEG_KERNELS, "prove", None)  # the cache knows
+    assert decoded_by_pillow() == 0
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,9 @@ def run_warm(options: argparse.Namespace) -> int:
     import torch
 
     from torch_sink.cli.doctor import unwritable_cache
-    from torch_sink.image.decode import proof
+    from torch_sink.image.decode.proof import JPEG_KERNELS
     from torch_sink.image.execute import ahead
+    from torch_sink.image.execute.proof import STAGE_KERNELS
 
     target = ahead.target_named(options.target)
     if found := unwritable_cache():
@@ -105,11 +106,10 @@ def run_warm(options: argparse.Namespace) -> int:
     for outcome in failed:
         print(f"{outcome.name} cannot be compiled: {outcome.error}", file=sys.stderr)
     if not failed and options.target is None:
-        # The compiled decoder proves itself, so that the first batch need not.
-        verdict = proof.verdict(torch.device("cuda"))
-        print(
-            "The JPEG kernels give Pillow's pixels here." if verdict.holds else f"Pillow decodes here: {verdict.reason}"
-        )
+        # What is compiled proves itself, so that the first batch need not.
+        verdicts = [proof.verdict(torch.device("cuda")) for proof in (JPEG_KERNELS, *STAGE_KERNELS.values())]
+        wrong = "; ".join(found.reason for found in verdicts if not found.holds)
+        print(f"Stock code replaces kernels here: {wrong}" if wrong else "All give stock code's pixels here.")
     return int(bool(failed))
 
 

@@ -55,7 +55,7 @@ def examine() -> list[Finding]:
     findings = [Finding("python", "ok", f"{platform.python_version()} ({sys.executable})")]
     findings += [_check_release(module, oldest) for module, oldest in OLDEST_RELEASES.items()]
     if all(finding.state != "broken" for finding in findings):
-        checks = (_check_compiled_part, _check_device, _check_kernels, _check_decoder, _check_mode)
+        checks = (_check_compiled_part, _check_device, _check_kernels, _check_decoder, _check_stages, _check_mode)
         findings += [_run(check) for check in checks]
         findings += [_check_shared_memory()] if os.path.isdir("/dev/shm") else []
     return findings + [_check_extra(module, purpose) for module, purpose in EXTRAS.items()]
@@ -239,20 +239,42 @@ def _check_decoder() -> Finding:
     from PIL import features
 
     from torch_sink.image.core.state import default_device
-    from torch_sink.image.decode.proof import prove
+    from torch_sink.image.decode.proof import JPEG_KERNELS
     from torch_sink.image.decode.providers import candidates, decode_providers
 
     device = torch.device(default_device())
     providers = [provider.name for provider in candidates(device)]
     if not providers or not features.check("jpg"):
         return Finding("decoder", "broken", "Pillow was built without JPEG", "pip install --force-reinstall pillow")
-    if providers[0] == "triton" and not (found := prove(device)).holds:
+    if providers[0] == "triton" and not (found := JPEG_KERNELS.prove(device)).holds:
         detail = f"Pillow's threads decode JPEG files, for the kernels cannot: {found.reason}"
         return Finding("decoder", "broken", detail, "see the line about kernels; else report it with this line")
     asked = [name for name in decode_providers() if name not in providers]
     others = {"what it cannot take goes to": providers[1:], "where it is named:": asked}
     listed = [f"{what} {', '.join(names)}" for what, names in others.items() if names]
     return Finding("decoder", "ok", "; ".join([f"{providers[0]} decodes", *listed]))
+
+
+def _check_stages() -> Finding:
+    """Proves the kernels anew for float32; for other types it reads what a batch or `warm` has found out."""
+    import torch
+
+    from torch_sink.image.core.state import default_device
+    from torch_sink.image.execute.proof import STAGE_KERNELS
+
+    device = torch.device(default_device())
+    if device.type == "cpu":
+        return Finding("transforms", "ok", "stock torchvision makes pixels on the CPU, in the data workers")
+    verdicts = {
+        str(dtype).removeprefix("torch."): proof.prove(device) if dtype == torch.float32 else proof.recalled(device)
+        for dtype, proof in STAGE_KERNELS.items()
+    }
+    wrong = [f"{name}: {found.reason}" for name, found in verdicts.items() if found is not None and not found.holds]
+    if wrong:
+        detail = f"stock torchvision makes batches on the CPU, for the kernels cannot ({'; '.join(wrong)})"
+        return Finding("transforms", "broken", detail, "see the line about kernels; else report it with this line")
+    right = ", ".join(name for name, found in verdicts.items() if found is not None)
+    return Finding("transforms", "ok", f"kernels make batches; their pixels are stock torchvision's, as {right}")
 
 
 def _check_mode() -> Finding:

@@ -31,9 +31,11 @@ from torchvision import transforms as v1
 
 import torch_sink
 from torch_sink import decode_images, decode_providers
+from torch_sink.image.core.proof import Verdict
 from torch_sink.image.decode import jpeg_decoder as jpeg_decode
-from torch_sink.image.decode import jpeg_tables, proof
+from torch_sink.image.decode import jpeg_tables
 from torch_sink.image.decode.jpeg_decoder import JpegDecoder
+from torch_sink.image.decode.proof import JPEG_KERNELS
 from torch_sink.image.decode.providers import decode_sources
 from torch_sink.image.decode.source import Box, EncodedSource, encoded_source
 from torch_sink.triton_kernels.shapes import LANE_SHAPES
@@ -206,7 +208,7 @@ def test_the_interpreter_does_not_decode_unasked() -> None:
 
 
 def test_the_kernels_prove_themselves() -> None:
-    assert proof.prove(torch.device(device_in_use())) == proof.Verdict(True)
+    assert JPEG_KERNELS.prove(torch.device(device_in_use())) == Verdict(True)
 
 
 def test_a_fault_of_one_sampling_is_found() -> None:
@@ -217,6 +219,6 @@ def test_a_fault_of_one_sampling_is_found() -> None:
         decoder.pixels[-20] ^= 1  # of the cropped file, the last
 
     with mock.patch.object(JpegDecoder, "make_pixels", without_one_bit):
-        found = proof.prove(torch.device(device_in_use()))
+        found = JPEG_KERNELS.prove(torch.device(device_in_use()))
     assert not found.holds
     assert "1 of 1980 values of a 4:2:0, cropped file differ" in found.reason

@@ -14,8 +14,8 @@ import torch
 from torch_sink.common import usable_cores
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.state import default_device, to_device
-from torch_sink.image.decode import proof
 from torch_sink.image.decode.jpeg_tables import JpegPlan
+from torch_sink.image.decode.proof import JPEG_KERNELS
 from torch_sink.image.decode.source import Box, Decoded, EncodedSource, PixelSource
 
 if TYPE_CHECKING:
@@ -89,10 +89,10 @@ class TritonProvider(Provider):
         return device.type == "cuda" and torch.cuda.is_available()
 
     def by_default(self, device: torch.device) -> bool:
-        return device.type != "cpu" and not proof.is_refuted(device)
+        return device.type != "cpu" and not JPEG_KERNELS.is_refuted(device)
 
     def is_right(self, device: torch.device) -> bool:
-        return proof.verdict(device).holds
+        return JPEG_KERNELS.verdict(device).holds
 
     def takes(self, source: EncodedSource | PixelSource) -> bool:
         return isinstance(source, EncodedSource) and source.header.scan is not None

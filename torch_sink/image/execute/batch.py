@@ -13,8 +13,9 @@ from torch_sink.errors import SinkError
 from torch_sink.image.core.fallback import report_fallback
 from torch_sink.image.core.ops import Op
 from torch_sink.image.execute.on_device import make_on_device
+from torch_sink.image.execute.proof import kernels_make
 from torch_sink.image.execute.recorded import BatchPlan, Recorded, Wanted, describe
-from torch_sink.image.execute.stock import make_in_stock_code
+from torch_sink.image.execute.stock import make_for_device, make_in_stock_code
 from torch_sink.image.handles.lazy import Lazy
 
 
@@ -171,8 +172,10 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         if self._tensor is not None:
             real = self._tensor.to(wanted.device, wanted.dtype or self.dtype, memory_format=wanted.memory_format)
             return (real if wanted.out is None else wanted.out.copy_(real)), None
-        in_kernels = wanted.device.type != "cpu" or self.recorded.interpreted
-        made = (make_on_device if in_kernels else make_in_stock_code)(self.recorded, wanted)
+        make = make_on_device if self.recorded.interpreted else make_in_stock_code
+        if wanted.device.type != "cpu":
+            make = make_on_device if kernels_make(self.recorded, wanted) else make_for_device
+        made = make(self.recorded, wanted)
         self.broken_files = made.broken_files
         return made.tensor, made.rows
 

@@ -165,7 +165,7 @@ def make_on_device(recorded: Recorded, wanted: Wanted) -> Made:
     decoding = Decoding(packed, order, wanted.device)
     result = wanted.result(recorded, recorded.shape[0])
     whole = result
-    if recorded.mixes or not _writes(recorded.dtype, result.dtype) or _keeps_rows(wanted):
+    if not _is_direct(recorded, wanted):
         whole = torch.empty(recorded.shape, dtype=recorded.dtype, device=wanted.device, memory_format=order.layout)
 
     def pixels() -> Pixels:
@@ -207,12 +207,19 @@ def _keeps_rows(wanted: Wanted) -> bool:
     return wanted.out is not None and wanted.on_decode_error == "skip"
 
 
-def _writes(dtype: torch.dtype, asked: torch.dtype) -> bool:
-    """True where the kernels write values of a batch as the type that is asked for.
+def _is_direct(recorded: Recorded, wanted: Wanted) -> bool:
+    """True where the kernels write the result itself: nothing follows them, and they write the type that is asked for.
 
     Half precision is made as such, for what is asked for may be wider; the kernels write no other integers.
     """
-    return asked == dtype or (dtype.itemsize != 2 and asked in _FLOATS)
+    made, asked = recorded.dtype, wanted.dtype_of_result(recorded)
+    writes = asked == made or (made.itemsize != 2 and asked in _FLOATS)
+    return writes and not recorded.mixes and not _keeps_rows(wanted)
+
+
+def kernel_dtype(recorded: Recorded, wanted: Wanted) -> torch.dtype:
+    """The type of the values that the kernels write."""
+    return wanted.dtype_of_result(recorded) if _is_direct(recorded, wanted) else recorded.dtype
 
 
 def run_planned(planned: Planned, pixels: Pixels, out: torch.Tensor) -> None:

@@ -60,11 +60,15 @@ class Wanted(NamedTuple):
     out: torch.Tensor | None = None  # written to instead of a new tensor, [N, C, H, W]
     on_decode_error: str = "raise"  # "raise", "skip" or "replace"
 
+    def dtype_of_result(self, recorded: Recorded) -> torch.dtype:
+        """That of what is written to."""
+        return self.out.dtype if self.out is not None else self.dtype or recorded.dtype
+
     def result(self, recorded: Recorded, count: int) -> torch.Tensor:
         """What `count` rows of a batch are written to."""
         if self.out is not None:
             return self.out[:count]
-        shape, dtype = (count, *recorded.shape[1:]), self.dtype or recorded.dtype
+        shape, dtype = (count, *recorded.shape[1:]), self.dtype_of_result(recorded)
         return torch.empty(shape, dtype=dtype, device=self.device, memory_format=self.memory_format)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import Op, replay
+from torch_sink.image.core.state import send
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
 from torch_sink.image.execute.recorded import Made, Recorded, Wanted, survivors
 
@@ -38,6 +39,19 @@ def make_in_stock_code(recorded: Recorded, wanted: Wanted) -> Made:
         for place, row in enumerate(rows):
             run_image_on_cpu(images[row], calls[row], result[place])  # type: ignore[arg-type]
     return Made(result, left.rows, left.broken_files)
+
+
+def make_for_device(recorded: Recorded, wanted: Wanted) -> Made:
+    """Makes a batch as `make_in_stock_code` does, then moves it to the device, in the order of its current stream.
+
+    Raises:
+        DecodeError: as `survivors` says.
+    """
+    on_host = wanted._replace(device=torch.device("cpu"), dtype=wanted.dtype_of_result(recorded), out=None)
+    made = make_in_stock_code(recorded, on_host)
+    result = wanted.result(recorded, len(made.tensor))
+    send(made.tensor, result)
+    return made._replace(tensor=result)
 
 
 def _try_decode(source: Source) -> Source | DecodeError:

@@ -1,0 +1,180 @@
+"""The proof of the stage kernels: a few small images by both variants of them, and by stock code."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torchvision.transforms import InterpolationMode
+
+from torch_sink.image.core.examples import STATISTICS
+from torch_sink.image.core.fallback import executing, report_fallback
+from torch_sink.image.core.ops import RECORDERS, Op, replay
+from torch_sink.image.core.proof import Proof
+from torch_sink.image.core.state import to_host
+from torch_sink.image.decode.proof import picture
+from torch_sink.image.decode.source import PixelSource
+from torch_sink.image.execute.on_device import kernel_dtype, make_on_device
+from torch_sink.image.execute.packed import Packing
+from torch_sink.image.execute.planned import order_of, plan_batch
+from torch_sink.image.execute.recorded import Recorded, Wanted
+from torch_sink.image.handles.image import LazyImage
+
+_SOURCE_SIZE = 97, 41  # pixels, width and height
+_WIDTH, _HEIGHT = 70, 19  # of the results: some tiles are whole, and some are not
+
+# What is called, a function of torchvision or a method of Pillow's images as recorders know it, and its arguments.
+_Calls = tuple[tuple[Any, ...], ...]
+_Programs = dict[str, _Calls]  # by what a message calls the image
+
+_CROP = ("v1.crop", 8, 12, _HEIGHT, _WIDTH)
+_TO_BYTES = (("functional.pil_to_tensor",),)
+_TO_FLOATS = (("functional.to_image",), ("v2.to_dtype", torch.float32, True))
+_NORMALIZE = (("v2.normalize", *map(list, STATISTICS)),)
+_AFFINE = (1.1, 0.3, -7.5, -0.2, 0.9, 12.25), Image.Resampling.NEAREST, 1, (9, 80, 200)
+_PERSPECTIVE = (1.2, 0.1, 3.0, -0.1, 1.4, 6.0, 0.001, 0.002), Image.Resampling.BILINEAR, 1, (200, 9, 80)
+
+# Pillow's arithmetic on bytes, which both variants have.
+_OF_PILLOW: _Programs = {
+    "resized crop and colors": (
+        ("pil.resized_crop", 3, 5, 33, 81, (_HEIGHT, _WIDTH), InterpolationMode.BILINEAR),
+        ("Image.transpose", Image.Transpose.FLIP_LEFT_RIGHT),
+        ("pil.adjust_brightness", 1.3),
+        ("pil.adjust_saturation", 0.4),
+        ("pil.adjust_hue", 0.2),
+    ),
+    "bicubic resize and contrast": (
+        ("Image.resize", (_WIDTH, _HEIGHT), Image.Resampling.BICUBIC),
+        ("pil.adjust_contrast", 1.7),
+        ("pil.posterize", 3),
+        ("pil.solarize", 130),
+    ),
+    "affine and equalize": (
+        ("Image.transform", (_WIDTH, _HEIGHT), Image.Transform.AFFINE, *_AFFINE),
+        ("pil.equalize",),
+    ),
+    "sharpness, autocontrast and gray": (
+        ("Image.crop", (11, 9, 11 + _WIDTH, 9 + _HEIGHT)),
+        ("pil.adjust_sharpness", 2.3),
+        ("pil.autocontrast",),
+        ("pil.to_grayscale", 3),
+    ),
+    "pad, invert and gamma": (
+        ("Image.crop", (2, 3, _WIDTH - 6, _HEIGHT - 2)),
+        ("pil.pad", [5, 2, 3, 3], 0, "reflect"),
+        ("pil.invert",),
+        ("pil.adjust_gamma", 0.6),
+    ),
+}
+# Pillow's float64, which the heavy variant alone has.
+_IN_FLOAT64: _Programs = {
+    "perspective": (("Image.transform", (_WIDTH, _HEIGHT), Image.Transform.PERSPECTIVE, *_PERSPECTIVE),)
+}
+
+
+def _on_tensors(dtype: torch.dtype) -> _Programs:
+    """Calls on tensors, which the heavy variant alone makes.
+
+    None has a product of matrices or a convolution in stock code: settings of torch change what these give.
+    """
+    if dtype == torch.uint8:
+        color = torch.tensor(7, device="cpu").view(1, 1, 1)
+        on_bytes = ("v1.adjust_brightness", 0.7), ("v1.adjust_sharpness", 1.6), ("v1.posterize", 4)
+        return {"colors of uint8 tensors": (*_TO_BYTES, _CROP, *on_bytes, ("v1.erase", 3, 9, 12, 50, color))}
+    resize = ("v2.resize", [_HEIGHT, _WIDTH]), ("v2.adjust_brightness", 1.2)
+    colors = ("v1.adjust_saturation", 0.4), ("v1.adjust_contrast", 1.4), ("v1.adjust_hue", -0.1)
+    waves = torch.linspace(-0.2, 0.2, _HEIGHT * _WIDTH * 2, device="cpu").view(1, _HEIGHT, _WIDTH, 2)
+    return {
+        "resize of float32 tensors": (*_TO_FLOATS, *resize, *_NORMALIZE),
+        "colors of float32 tensors": (*_TO_FLOATS, _CROP, *colors, *_NORMALIZE),
+        "elastic of float32 tensors": (*_TO_FLOATS, _CROP, ("v2.elastic", waves)),
+    }
+
+
+def _programs(dtype: torch.dtype, is_heavy: bool) -> _Programs:
+    on_images = {**_OF_PILLOW, **_IN_FLOAT64} if is_heavy else _OF_PILLOW
+    end = _TO_BYTES if dtype == torch.uint8 else (*_TO_FLOATS, *_NORMALIZE)
+    programs = {name: (*calls, *end) for name, calls in on_images.items()}
+    return {**programs, **_on_tensors(dtype)} if is_heavy else programs
+
+
+def _recorded_calls(source: PixelSource, calls: _Calls) -> tuple[Op, ...]:
+    """What the recorders of the operations make of calls on an image."""
+    handle: Any = LazyImage(source, (), source.size, source.mode)
+    for place, *arguments in calls:
+        handle = RECORDERS[place](handle, *arguments)
+    ops: tuple[Op, ...] = handle.sink_ops
+    return ops
+
+
+def _batch(source: PixelSource, calls: Sequence[tuple[Op, ...]], dtype: torch.dtype, is_heavy: bool) -> Recorded:
+    """A batch whose launches are all of one variant."""
+    sources, shape = [source] * len(calls), (len(calls), 3, _HEIGHT, _WIDTH)
+    packing = Packing(sources, calls)
+    planned = plan_batch(sources, calls, packing.entry_of_image.tolist(), packing.jpegs)
+    order = order_of(planned, packing.entry_of_image, shape, packing.add_array)
+    launches = tuple(launch._replace(is_heavy=is_heavy) for launch in order.launches)
+    made_as = torch.uint8 if dtype == torch.uint8 else torch.float32
+    return Recorded(packing.write(planned), shape, made_as, order._replace(launches=launches))
+
+
+def _first_difference(dtype: torch.dtype, device: torch.device) -> str:
+    """The first image that is not stock code's, in words; "" where there is none."""
+    for is_heavy in (False, True):
+        programs = _programs(dtype, is_heavy)
+        with executing():
+            image = picture(*_SOURCE_SIZE)
+            # Memory that is used again may hold what the first variant has made.
+            source = PixelSource(image.transpose(Image.Transpose.ROTATE_180) if is_heavy else image)
+            calls = [_recorded_calls(source, program) for program in programs.values()]
+            expected = [replay(source.decode(), ops).as_subclass(torch.Tensor).to(dtype) for ops in calls]
+        made = to_host(make_on_device(_batch(source, calls, dtype, is_heavy), Wanted(device, dtype)).tensor)
+        for name, ops, ours, theirs in zip(programs, calls, made, expected, strict=True):
+            # NaN is close to nothing.
+            if wrong := int((~((ours.double() - theirs.double()).abs() <= _allowed(ops, theirs))).sum()):
+                variant = "heavy" if is_heavy else "light"
+                return f"{wrong} of {ours.numel()} {_name(dtype)} values of '{name}' differ ({variant} kernel)"
+    return ""
+
+
+def _allowed(calls: Sequence[Op], expected: torch.Tensor) -> float:
+    """The largest difference of two values that the operations allow."""
+    closeness = max(op.promise.floats for op in calls)
+    if expected.dtype == torch.uint8 or not closeness:
+        return 0.0
+    last_bit = torch.finfo(expected.dtype).eps if expected.dtype.itemsize == 2 else 0.0
+    return max(float(expected.max() - expected.min()), 1.0) * max(closeness, last_bit)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+STAGE_KERNELS = {
+    dtype: Proof(
+        f"stage_kernels_{_name(dtype)}",
+        "Stock code makes batches on the CPU, not the kernels on the device",
+        functools.partial(_first_difference, dtype),
+        folders=[Path(__file__).parents[1] / name for name in ("core", "execute", "operations", "plan")],
+        kernels="stages",
+    )
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
+}
+
+
+def kernels_make(recorded: Recorded, wanted: Wanted) -> bool:
+    """Whether kernels may make a batch on a device; reports where stock code has to.
+
+    Raises:
+        UnsupportedOperation: it has to, and the backend was set with `strict=True`.
+    """
+    if not recorded.order.launches:
+        return True
+    found = STAGE_KERNELS[kernel_dtype(recorded, wanted)].verdict(wanted.device)
+    if not found.holds:
+        report_fallback("batch", f"the kernels are not right here: {found.reason}; see python -m torch_sink doctor")
+    return found.holds
