@@ -337,7 +337,7 @@ class FakeCuda:
             "_cuda_endAllocateToPool": lambda _, pool: allocator.end_allocate_to_pool(pool),
             "_cuda_releasePool": lambda _, pool: allocator.release_pool(pool),
             "_cuda_checkPoolLiveAllocations": lambda _, pool, live: allocator.has_live_blocks(pool, live),
-            "_cuda_clearCublasWorkspaces": lambda: None,
+            "_cuda_clearCublasWorkspaces": allocator.clear_workspaces,
         }
 
     def record_stream(self, tensor: Tensor, stream: FakeStream) -> None:

@@ -48,6 +48,8 @@ NONDETERMINISTIC = {
     "aten::upsample_bicubic2d_backward.grad_input",
     "aten::upsample_bilinear2d_backward.grad_input",
 }
+# Of cuBLAS, which works in memory that it keeps for each stream.
+PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addmv"}
 MASKED = {"aten::index.Tensor", "aten::_index_put_impl_"}
 FACTORIES = {"aten::empty.memory_format", "aten::empty_strided"}
 
@@ -223,6 +225,8 @@ def _queue(cuda: FakeCuda, operator: Any, args: Any, kwargs: Any) -> Any:
                 if isinstance(memory, Tensor):
                     memory.copy_(value)
 
+    if operator._schema.name in PRODUCTS:
+        run = cuda.allocator.with_workspace(stream, run)
     if torch.Tag.nondeterministic_seeded in operator.tags:
         run = cuda.with_draws(stream, run)
     stream.issue(run, operator._schema.name)

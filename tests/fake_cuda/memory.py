@@ -6,6 +6,7 @@ import itertools
 import threading
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 GARBAGE = 0xFF  # NaN in every floating point dtype, -1 in every signed integer
 SEGMENT = 2 << 20  # bytes that are asked of the device at a time
+WORKSPACE = 8192
 ROUND = 512  # bytes to which an allocation is rounded up
 _numbers = itertools.count(1)
 
@@ -131,6 +133,7 @@ class Allocator:
         self._of_threads: dict[int, Any] = {}
         self.captures_underway: list[Any] = []
         self._cached: list[Block] = []
+        self._workspaces: dict[Any, Tensor] = {}  # of cuBLAS: by stream, and whether the engine's threads have it
 
     def tensor(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         """An uninitialized tensor, from the pool of the current stream's capture or of this thread, or the default one.
@@ -241,6 +244,24 @@ class Allocator:
             raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
         self._give_back()
 
+    def with_workspace(self, stream: FakeStream, run: Callable[[], None]) -> Callable[[], None]:
+        """A kernel of cuBLAS. Its workspace is allocated at first use and kept; a graph goes on using the one it found."""
+        key = stream.key, self._cuda.in_thread_of_engine
+        if key not in self._workspaces:
+            self._workspaces[key] = self.tensor((WORKSPACE,), (1,), torch.uint8, stream.device)
+        block, captured = self.block_of(self._workspaces[key]), stream.capture is not None
+
+        def with_it() -> None:
+            if captured and block.pool is None and block.is_freed:
+                raise AssertionError("a graph writes to a workspace of cuBLAS that others may have by now")
+            run()
+
+        return with_it
+
+    def clear_workspaces(self) -> None:
+        """`torch._C._cuda_clearCublasWorkspaces`."""
+        self._workspaces.clear()
+
     # What is used
 
     def statistics(self, device: int) -> Statistics:
@@ -265,15 +286,19 @@ class Allocator:
         return {**stats, "num_ooms": statistics.current["num_ooms"]}
 
     def snapshot(self, handle: Any = None) -> list[dict[str, Any]]:
-        """`torch.cuda.memory_snapshot`: a segment for each pool and stream, with the blocks that are in use."""
+        """`torch.cuda.memory_snapshot`: a segment for each block in use, and one for what is free beside them."""
         segments = []
         for (pool, device, stream), arena in [*self._arenas.items()]:
             if handle is not None and pool != handle:
                 continue
-            inside = [b for b in [*self._blocks.values()] if self._arena(b) is arena]
-            blocks = [{"address": b.address, "size": b.rounded, "state": "active_allocated"} for b in inside]
-            segment = {"device": device, "stream": stream, "segment_pool_id": pool or (0, 0), "blocks": blocks}
-            segments.append({**segment, "total_size": arena.reserved, "allocated_size": arena.live})
+            about = {"device": device, "stream": stream, "segment_pool_id": pool or (0, 0)}
+            for block in [block for block in [*self._blocks.values()] if self._arena(block) is arena]:
+                inside = {"size": block.rounded, "state": "active_allocated"}
+                segments.append({**about, "address": block.address, "total_size": block.rounded, "blocks": [inside]})
+            free = arena.reserved - sum(
+                segment["total_size"] for segment in segments if segment.items() >= about.items()
+            )
+            segments.append({**about, "address": 0, "total_size": free, "blocks": []})
         return segments
 
     # Pools

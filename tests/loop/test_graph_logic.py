@@ -17,6 +17,7 @@ from torch_sink.errors import UnsupportedOperation
 from torch_sink.loop import LambdaCallback, StepLoop
 from torch_sink.loop.core.batches import UsualShape, batch_tensors
 from torch_sink.loop.engines import build
+from torch_sink.loop.engines.memory import GraphMemory
 from torch_sink.sink import SinkLoader
 
 from .reference import assert_equal_training, make_batches, make_model, plain_loop
@@ -28,6 +29,7 @@ class DirectCapture:
     def __init__(self) -> None:
         self.recorded = self.replayed = self.resets = 0
         self.fails = False
+        self.memory = GraphMemory()  # which no graph holds
 
     def stream(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -88,7 +90,7 @@ class RingLoader(SinkLoader):
 def capture(monkeypatch: pytest.MonkeyPatch) -> DirectCapture:
     """Makes mode "auto" mean "graph" on the CPU, without a compiler."""
     made = DirectCapture()
-    monkeypatch.setattr(build, "make_capture", lambda device: made)
+    monkeypatch.setattr(build, "make_capture", lambda device, memory: made)
     monkeypatch.setattr(build, "compiler_problem", lambda: "switched off by the test")
     return made
 

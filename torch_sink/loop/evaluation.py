@@ -101,8 +101,8 @@ class Evaluator:
             self._predictor = Inference(self._outputs, self._network, self._settings)
         inputs = map_tensors(lambda tensor: tensor.to(self._settings.device), inputs)
         with evaluating(self._network), self._predictor.running(None):
-            outputs = self._predictor(inputs)
-            return map_tensors(torch.clone, outputs) if self._predictor.reuses_results else outputs
+            own = torch.clone if self._predictor.reuses_results else lambda tensor: tensor
+            return map_tensors(own, self._predictor(inputs))  # the outputs themselves have to be gone by now
 
     def explain(self) -> list[str]:
         """How evaluations run, and what ran in a lower mode; empty before the first."""

@@ -318,6 +318,8 @@ class StepLoop:
             f"loss scaler: {type(self.scaler).__name__ if self.scaler is not None else 'none'}",
             f"steps: {self.step_count}, optimizer: {type(self.optimizer).__name__}, accumulate: {self.accumulate}",
         ]
+        if (memory := self.settings.memory).graphs:
+            lines.append(f"graphs: {memory.graphs}, which keep {memory.reserved / 2**20:.0f} MiB of device memory")
         lines += [f"note: {reason}" for reason in self.settings.reasons.lines()]
         for evaluator in self._evaluators.values():
             lines += evaluator.explain()

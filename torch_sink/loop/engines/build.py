@@ -16,9 +16,10 @@ from torch_sink.loop.core.batches import batch_tensors
 from torch_sink.loop.core.distributed import spread_by_threads
 from torch_sink.loop.core.history import Reasons, StepLog, first_line
 from torch_sink.loop.core.host_sync import user_place
-from torch_sink.loop.engines.capture import CudaCapture, Recordings, overrides_stale_streams
+from torch_sink.loop.engines.capture import LEFT_BEHIND, CudaCapture, Recordings, overrides_stale_streams
 from torch_sink.loop.engines.graph import GraphEngine, Places
 from torch_sink.loop.engines.jit import CompiledLoss, JitConfig, compiler_problem
+from torch_sink.loop.engines.memory import GraphMemory
 from torch_sink.loop.step.optimizers import backward_context, capture_obstacle, cycles_momentum, takes_betas_from_device
 from torch_sink.loop.step.step import Engine, LossFunction, TrainingStep
 from torch_sink.loop.step.update import OptimizerUpdate
@@ -32,12 +33,16 @@ _log = logging.getLogger("torch_sink")
 
 @dataclass(frozen=True)
 class Settings:
-    """How code is asked to run: the mode, how to compile, where; and who is told what ran otherwise, and why."""
+    """How code is asked to run: the mode, how to compile, where, and in which memory graphs lie.
+
+    `reasons` is told what ran otherwise, and why.
+    """
 
     mode: str
     jit_config: JitConfig
     device: torch.device
     reasons: Reasons = field(default_factory=Reasons)
+    memory: GraphMemory = field(default_factory=GraphMemory)
 
 
 def build_engine(loop: StepLoop, capacity: int) -> Engine:
@@ -69,22 +74,22 @@ def build_engine(loop: StepLoop, capacity: int) -> Engine:
         static_gradients=mode == "graph" and loop.accumulate > 1,
     )
     watchable = lower_mode == "eager" and not is_compiled(model) and not loop.ranks.sharded
-    capture = make_capture(loop.device)
+    capture = make_capture(loop.device, settings.memory)
     if mode != "graph" or capture is None:
         return Engine(mode, step, loop.schedule, loop.ranks, watchable=watchable)
     return GraphEngine(loop, step, capture, lower_mode=lower_mode, watchable=watchable)
 
 
-def make_capture(device: torch.device) -> CudaCapture | None:
+def make_capture(device: torch.device, memory: GraphMemory) -> CudaCapture | None:
     """What records graphs on `device`, or None where nothing does."""
-    return CudaCapture(device) if device.type == "cuda" else None
+    return CudaCapture(device, memory) if device.type == "cuda" else None
 
 
 def resolve_modes(
     model: nn.Module, settings: Settings, obstacle: Callable[[], str | None] = lambda: None
 ) -> tuple[str, str]:
     """The mode that works here, and the next lower one of "graph", else the same; `obstacle` speaks against graphs."""
-    mode, reasons, capture = settings.mode, settings.reasons, make_capture(settings.device)
+    mode, reasons, capture = settings.mode, settings.reasons, make_capture(settings.device, settings.memory)
     if mode == "auto":
         mode = "graph" if capture is not None else "eager"
     if mode != "eager" and spread_by_threads(model):
@@ -183,7 +188,7 @@ class Inference:
         compiles = self._lower_mode == "compile"
         self._function = CompiledLoss(function, model, settings.jit_config, settings.reasons) if compiles else function
         # Its own: to forget the recordings of one function leaves those of the others.
-        self._capture = make_capture(settings.device) if self.mode == "graph" else None
+        self._capture = make_capture(settings.device, settings.memory) if self.mode == "graph" else None
         self._recordings = Recordings(self._capture, settings.reasons) if self._capture is not None else None
         self.reuses_results = self._recordings is not None
         self._places: list[int] = []
@@ -199,15 +204,20 @@ class Inference:
             self._recordings.forget()
         self._places = places
         self._recordings.pause = getattr(loader, "paused", nullcontext)
+        memory = self._capture.memory
+        memory.make_room()
         with self._capture.stream():
             yield
+            if not memory.take_back():
+                self._reasons.count(LEFT_BEHIND)
 
     def __call__(self, batch: Any) -> Any:
-        if self._capture is None or self._recordings is None or self.mode != "graph":
+        if self._capture is None or self._recordings is None:
             return self._function(batch)
-        found = self._recordings.find(batch, batch_tensors(batch))
+        found = self._recordings.find(batch, batch_tensors(batch)) if self.mode == "graph" else None
         if found is None:
-            return self._function(batch)
+            with self._capture.memory.lent():
+                return self._function(batch)
         slot, batch, replay = found
         if not self._was_tried:
             return self._try(self._capture, self._recordings, batch)
@@ -221,7 +231,7 @@ class Inference:
     def _try(self, capture: CudaCapture, recordings: Recordings, batch: Any) -> Any:
         problems: list[str] = []
         before = Places(self._model)
-        with recordings.pause(), waits_watched(), capture.trial(problems):
+        with recordings.pause(), waits_watched(), capture.memory.lent(), capture.trial(problems):
             result = self._function(batch)
         self._was_tried = True
         if problem := next(iter(problems), before.problem()):

@@ -19,10 +19,15 @@ from torch_sink.common.containers import is_flat
 from torch_sink.loop.core.batches import UsualShape, batch_constants, batch_tensors, map_tensors
 from torch_sink.loop.core.history import Reasons
 from torch_sink.loop.core.host_sync import caller
+from torch_sink.loop.engines.memory import GraphMemory
 from torch_sink.thread_waits import capture_lock, device_waits, host_sync_allowed
 
 STAGED = "staged"
 ODD_BATCHES = "batches of another shape or with other numbers than the usual ones ran uncaptured"
+LEFT_BEHIND = (
+    "graphs are captured again because work that ran uncaptured left tensors in their memory, such as a cache that a "
+    "forward pass keeps"
+)
 Replay = Callable[[], Any]
 
 # Memory allocators of torch 2.11 go on asking a graph whose capture has failed.
@@ -40,16 +45,15 @@ def _stream_of(index: int) -> torch.cuda.Stream:
 
 
 class CudaCapture:
-    """CUDA graphs in one memory pool, recorded and replayed on one stream.
+    """CUDA graphs in one `memory`, which others may share, recorded and replayed on one stream.
 
-    Sharing the pool is sound because replays follow one another on the stream and no recording leaves a live tensor
-    in it. All backward passes run on this stream from the first step on, because autograd remembers the stream on
-    which a gradient was first accumulated.
+    All backward passes run on this stream from the first step on, because autograd remembers the stream on which a
+    gradient was first accumulated.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, memory: GraphMemory | None = None) -> None:
         self._stream = _stream_of(device.index if device.index is not None else torch.cuda.current_device())
-        self._pool = torch.cuda.graph_pool_handle()
+        self.memory = memory if memory is not None else GraphMemory()
         self._graphs: list[torch.cuda.CUDAGraph] = []
 
     @contextmanager
@@ -88,7 +92,7 @@ class CudaCapture:
 
         After what it raises, another capture may be tried.
         """
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), self.memory.handle(self._stream.device.index)
         reason: BaseException | None = None
         try:
             # thread_local: the pin thread of some DataLoader may query events meanwhile, and cannot be parked from
@@ -96,8 +100,9 @@ class CudaCapture:
             with (
                 capture_lock,
                 _no_collection(),
+                _own_workspaces(),
                 torch.cuda.graph(  # host sync
-                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                    graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"
                 ),
             ):
                 try:
@@ -106,11 +111,13 @@ class CudaCapture:
                     reason = error
                     raise
         except BaseException:
-            self._recover(graph)
+            self._recover(graph, pool)
             if reason is not None:
                 raise reason from None  # torch's own error only says that there was one
             raise
         self._graphs.append(graph)
+        self.memory.graphs += 1
+        self.memory.note()
         return graph.replay
 
     def reset(self) -> None:
@@ -119,14 +126,12 @@ class CudaCapture:
             self._stream.synchronize()  # host sync
         for graph in self._graphs:
             graph.reset()
+        self.memory.graphs -= len(self._graphs)
         self._graphs.clear()
-        # torch asserts that no graph is captured into a pool which all graphs have left, while a tensor lies in it.
-        self._pool = torch.cuda.graph_pool_handle()
 
-    def _recover(self, graph: torch.cuda.CUDAGraph) -> None:
+    def _recover(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
         """After a failed capture: torch 2.11 leaves the allocator and the random generator in it (pytorch #180395)."""
-        index, pool = self._stream.device.index, self._pool
-        self._pool = torch.cuda.graph_pool_handle()
+        index = self._stream.device.index
         try:
             torch._C._cuda_endAllocateToPool(index, pool)
         except RuntimeError:
@@ -150,6 +155,16 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Keep cuBLAS from using workspaces inside that it has from outside, where others may free them, and vice versa."""
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
 def overrides_stale_streams() -> bool:
     """Whether this torch can capture gradients that autograd binds to another stream; 2.11 cannot."""
     return hasattr(autograd_graph, "set_override_stale_capture_stream")
@@ -165,6 +180,7 @@ class Recordings:
 
     def __init__(self, capture: CudaCapture, reasons: Reasons) -> None:
         self._capture, self._reasons = capture, reasons
+        capture.memory.join(self)
         self.shape = UsualShape()
         self.pause: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._replays: dict[tuple[Any, Any], tuple[list[Tensor], Replay]] = {}

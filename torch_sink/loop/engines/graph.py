@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ from torch_sink.errors import SinkError, UnsupportedOperation
 from torch_sink.loop.core.batches import batch_constants
 from torch_sink.loop.core.history import SinkRecord, first_line
 from torch_sink.loop.core.host_sync import user_place
-from torch_sink.loop.engines.capture import ODD_BATCHES, STAGED, CudaCapture, Recordings, Replay
+from torch_sink.loop.engines.capture import LEFT_BEHIND, ODD_BATCHES, STAGED, CudaCapture, Recordings, Replay
 from torch_sink.loop.step.optimizers import RateTable, hidden_state, make_capturable, refuse_python_state
 from torch_sink.loop.step.step import Engine, TrainingStep
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch_sink.loop.step_loop import StepLoop
 
 _log = logging.getLogger("torch_sink")
+GIVEN_UP = "graphs were forgotten at the end of a run, because other code would have had no room beside them"
 WARMUP_STEPS = 3
 # DistributedDataParallel rebuilds its buckets and times itself during its first ten steps.
 DISTRIBUTED_WARMUP_STEPS = 11
@@ -60,8 +62,13 @@ class GraphEngine(Engine):
     def host_syncs(self) -> int:
         return super().host_syncs + self.captures
 
-    def running(self) -> AbstractContextManager[Any]:
-        return self._capture.stream()
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        with self._capture.stream():
+            yield
+        if not self._capture.memory.make_room():
+            self._capture.memory.give_up()
+            self._reasons.count(GIVEN_UP)
 
     def attach(self, loader: Any, *, callbacks: bool) -> None:
         self._may_have_changed, self._callbacks = True, callbacks
@@ -137,8 +144,19 @@ class GraphEngine(Engine):
             self._step_down(problem)
 
     def _launch(self, batch: Any, *, first: bool, last: bool) -> None:
-        self._run_with_table(batch, first=first, last=last)
+        memory = self._capture.memory
+        memory.make_room()
+        with memory.lent():
+            self._run_with_table(batch, first=first, last=last)
+            if self._recordings:
+                self._drop_gradients()  # they lie where the next replay writes
+        if not memory.take_back():
+            self._reasons.count(LEFT_BEHIND)
         self._executed += 1
+
+    def _drop_gradients(self) -> None:
+        if not self.training_step.static_gradients:
+            self.training_step.update.zero_gradients()
 
     def _run_with_table(self, batch: Any, *, first: bool, last: bool) -> None:
         with self._rates.bound():
@@ -167,6 +185,7 @@ class GraphEngine(Engine):
                 refuse_python_state(optimizer)
             if hidden := hidden_state(optimizer):
                 raise SinkError(f"{type(optimizer).__name__} keeps {', '.join(hidden)} on the host")
+            self._drop_gradients()  # or a capture would find them in its way, in memory that it cannot use
             replays = self._recordings.record(lambda batch: self._captured(batch, last), batches)
             if problem := before.problem():
                 raise SinkError(problem)
@@ -186,18 +205,14 @@ class GraphEngine(Engine):
         return replays
 
     def _captured(self, batch: Any, last: bool) -> None:
-        static = self.training_step.static_gradients
-        self._run_with_table(batch, first=not static, last=last)
-        if not static:
-            # Gradients that lived on in the pool would be overwritten by the other graphs that share it.
-            self.training_step.update.zero_gradients()
+        self._run_with_table(batch, first=not self.training_step.static_gradients, last=last)
+        self._drop_gradients()  # those that lived on in the pool would be overwritten by the graphs that share it
 
     def _step_down(self, problem: str) -> None:
         self.mode = self._lower_mode
         self._recordings.forget()
         self.schedule.rewind(self._executed, self._began)
-        if not self.training_step.static_gradients:
-            self.training_step.update.zero_gradients()
+        self._drop_gradients()
         text = f"the step cannot be captured, so it runs in mode {self.mode!r}: {problem}"
         self._reasons.note(text)
         _log.warning(text)
