@@ -30,12 +30,23 @@ def test_python_m_torch_sink_runs_the_doctor() -> None:
 def test_doctor_names_what_is_broken_and_the_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(doctor.OLDEST_RELEASES, "triton", (99, 1))
+    monkeypatch.setattr(doctor, "oldest_releases", lambda: {"triton": "99.1"})
     assert main(["doctor"]) == 1
     printed = capsys.readouterr().out
     assert "is too old, triton>=99.1 is needed" in printed
     assert "pip install -U 'triton>=99.1'" in printed
     assert "1 broken" in printed
+
+
+@pytest.mark.parametrize(
+    ("release", "state"), [("11.2.0", "broken"), ("11.2.1", "ok"), ("11.3", "ok"), ("9.5", "broken")]
+)
+def test_doctor_takes_the_releases_that_pip_takes(release: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("PIL.__version__", release)
+    monkeypatch.setattr(doctor, "oldest_releases", lambda: {"pillow": "11.2.1"})
+    monkeypatch.setattr(doctor, "_run", lambda check: doctor.Finding(check.__name__, "ok", ""))
+    (pillow,) = (finding for finding in doctor.examine() if finding.subject == "pillow")
+    assert pillow.state == state
 
 
 def test_doctor_reports_a_torchvision_that_does_not_fit_torch(tmp_path: Path) -> None:

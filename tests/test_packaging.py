@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import torch_sink
+from torch_sink.cli.doctor import oldest_releases
 
 pytestmark = pytest.mark.once
 
@@ -74,7 +76,24 @@ def test_the_wheel_holds_the_code_and_nothing_else(wheel: Path) -> None:
     assert {path.relative_to(ROOT).as_posix() for path in data} <= set(names)
 
 
-def test_a_project_runs_on_the_installed_wheel(wheel: Path, tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    _run(tmp_path, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(wheel))
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    _run(folder, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), str(wheel))
+    return folder
+
+
+def test_a_project_runs_on_the_installed_wheel(site: Path, tmp_path: Path) -> None:
     assert str(site) in _run(tmp_path, str(ROOT / "tests" / "user_project.py"), PYTHONPATH=str(site))
+
+
+def test_doctor_knows_the_oldest_releases_of_pyproject_in_a_clone_and_installed(site: Path, tmp_path: Path) -> None:
+    (line,) = re.findall(r"^dependencies = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    pairs = (part.strip(' "').split(";")[0].split(">=") for part in line.split(","))
+    oldest = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+    assert oldest.keys() == {"torch", "torchvision", "triton", "pillow"}
+    assert oldest_releases() == oldest
+    shown = "from torch_sink.cli import doctor; print(doctor.__file__, doctor.oldest_releases())"
+    place, _, installed = _run(tmp_path, "-c", shown, PYTHONPATH=str(site)).partition(" ")
+    assert place.startswith(str(site))
+    assert ast.literal_eval(installed) == oldest

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import sys
 import sysconfig
@@ -20,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-OLDEST_RELEASES = {"torch": (2, 11), "torchvision": (0, 26), "triton": (3, 6), "PIL": (11, 3), "numpy": (1, 0)}
+PACKAGES = {"torch": "torch", "torchvision": "torchvision", "triton": "triton", "pillow": "PIL", "numpy": "numpy"}
 EXTRAS = {
     "tqdm": "progress bars",
     "matplotlib": "the charts of bench and of the demo",
@@ -53,12 +56,25 @@ class Finding(NamedTuple):
 def examine() -> list[Finding]:
     """Look at everything; a check that fails becomes a finding and never ends the report."""
     findings = [Finding("python", "ok", f"{platform.python_version()} ({sys.executable})")]
-    findings += [_check_release(module, oldest) for module, oldest in OLDEST_RELEASES.items()]
+    oldest = oldest_releases()
+    findings += [_check_release(package, oldest.get(package, "0")) for package in PACKAGES]
     if all(finding.state != "broken" for finding in findings):
         checks = (_check_compiled_part, _check_device, _check_kernels, _check_decoder, _check_stages, _check_mode)
         findings += [_run(check) for check in checks]
         findings += [_check_shared_memory()] if os.path.isdir("/dev/shm") else []
     return findings + [_check_extra(module, purpose) for module, purpose in EXTRAS.items()]
+
+
+def oldest_releases() -> dict[str, str]:
+    """The oldest release of each package that is needed: those of pyproject.toml, which an install keeps as metadata."""
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    text = project.read_text() if project.is_file() else ""
+    if 'name = "torch-sink"' in text:  # a clone
+        text = text.partition("\ndependencies = ")[2].partition("\n")[0]
+    else:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            text = "\n".join(importlib.metadata.requires("torch-sink") or [])
+    return dict(re.findall(r"\b([\w-]+)>=([\d.]+)", text))
 
 
 def format_findings(findings: list[Finding]) -> str:
@@ -81,9 +97,8 @@ def _run(check: Callable[[], Finding]) -> Finding:
         return Finding(subject, "broken", f"{type(error).__name__}: {error}", "reinstall: pip install -U torch-sink")
 
 
-def _check_release(module: str, oldest: tuple[int, int]) -> Finding:
-    package = "pillow" if module == "PIL" else module
-    wanted = f"{package}>={'.'.join(map(str, oldest))}"
+def _check_release(package: str, oldest: str) -> Finding:
+    module, wanted = PACKAGES[package], f"{package}>={oldest}"
     # torch and torchvision have compiled parts that fit each other only when they come from one place.
     remedy = f"pip install -U {'torch torchvision' if 'torch' in module else repr(wanted)}"
     if module == "triton" and _needs_no_triton():
@@ -92,10 +107,13 @@ def _check_release(module: str, oldest: tuple[int, int]) -> Finding:
         release: str = importlib.import_module(module).__version__
     except _FAILURES as error:
         return Finding(package, "broken", f"cannot be imported: {type(error).__name__}: {error}", remedy)
-    numbers = ("".join(filter(str.isdigit, part)) for part in release.split("+")[0].split(".")[:2])
-    if tuple(int(number or 0) for number in numbers) < oldest:
+    if _numbers(release) < _numbers(oldest):
         return Finding(package, "broken", f"{release} is too old, {wanted} is needed", remedy)
     return Finding(package, "ok", release)
+
+
+def _numbers(release: str) -> list[int]:
+    return [int("".join(filter(str.isdigit, part)) or 0) for part in release.split("+")[0].split(".")[:3]]
 
 
 def _needs_no_triton() -> bool:
