@@ -66,7 +66,7 @@ def examine() -> list[Finding]:
 
 
 def oldest_releases() -> dict[str, str]:
-    """The oldest release of each package that is needed: those of pyproject.toml, which an install keeps as metadata."""
+    """Package -> the oldest release that will do, as pyproject.toml has it; an install keeps that as metadata."""
     project = Path(__file__).parents[2] / "pyproject.toml"
     text = project.read_text() if project.is_file() else ""
     if 'name = "torch-sink"' in text:  # a clone
