@@ -14,6 +14,7 @@ import numpy
 import pytest
 import torch
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     DistributedSampler,
@@ -406,6 +407,40 @@ def test_stateful_data_loader_brings_its_own_state(num_workers: int, persistent:
     with fresh() as loader:
         loader.load_state_dict(state)
         torch.testing.assert_close(consume(loader, BATCHES_PER_PASS + 2), expected, rtol=0, atol=0)
+
+
+def shuffled(kind: str, generator: torch.Generator | None) -> dict[str, Any]:
+    """Options of a loader that shuffles in one of the ways that there are."""
+    sampler = RandomSampler(range(23), generator=generator)
+    ways = {
+        "the loader": {"batch_size": 4, "shuffle": True, "generator": generator},
+        "a sampler": {"batch_size": 4, "sampler": sampler},
+        "a batch sampler": {"batch_sampler": BatchSampler(sampler, 4, False)},
+    }
+    return ways[kind]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("is_seeded", [True, False])
+@pytest.mark.parametrize("kind", ["the loader", "a sampler", "a batch sampler"])
+@pytest.mark.parametrize("position", [0, 1, 4, 6, 7, 9])
+def test_a_stateful_loader_whose_sampler_keeps_no_state(kind: str, position: int, is_seeded: bool) -> None:
+    """torchdata skips the indices of such a sampler at the first batch; what it draws then is drawn in its place."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="needs the extra 'stateful' (torchdata)")
+
+    def fresh() -> SinkLoader:
+        torch.manual_seed(1)
+        generator = torch.Generator().manual_seed(3) if is_seeded else None
+        return SinkLoader(stateful.StatefulDataLoader(Augmented(), **shuffled(kind, generator)))
+
+    with fresh() as loader:
+        consume(loader, position)
+        state = loader.state_dict()
+        expected = consume(loader, 2 * BATCHES_PER_PASS)
+    with fresh() as loader:
+        torch.manual_seed(99)  # another process
+        loader.load_state_dict(state)
+        torch.testing.assert_close(consume(loader, 2 * BATCHES_PER_PASS), expected, rtol=0, atol=0)
 
 
 class WithGenerator(Augmented):

@@ -8,6 +8,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -268,24 +269,40 @@ class StatefulSource(WatchedSource):
 
     def begin(self, number: int, resume: ResumePoint | None = None) -> Pass:
         self.set_epoch(number)
-        if resume is not None:
-            self.forget_workers()
-            self._load(resume.loader_state)
-        self.states = resume.worker_states if resume is not None and self.records else {}
-        opened = Pass(self, PassStart(number), self.iterate())
-        if resume is not None and not self.has_workers:
-            # A state that was taken between passes has it in the pass's start.
-            set_global_random_state(resume.random_state or resume.start.random_state)
+        if resume is None:
+            self.states = {}
+            return Pass(self, self.new_start(number), self.iterate())
+        self.forget_workers()
+        self.states = resume.worker_states if self.records else {}
+        start = resume.start
+        # What the sampler drew when the pass began, it draws again; then the global generators go on where the state
+        # was taken, or where the pass begins if it was taken between two.
+        draws_again = len(start.generators) == len(self.generators)
+        set_generator_states(self.generators, start.generators)
+        if start.random_state and not self.has_workers:
+            set_global_random_state(start.random_state)
+        if resume.loader_state is not None:
+            self._load(resume.loader_state, draws_again)
+        if start.random_state and not resume.random_state:
+            set_global_random_state(start.random_state)
+        opened = Pass(self, start, self.iterate())
+        if resume.random_state and not self.has_workers:
+            set_global_random_state(resume.random_state)
         return opened
 
-    def _load(self, state: dict[str, Any] | None) -> None:
-        if state is None:
-            return
+    def _load(self, state: dict[str, Any], draws_again: bool) -> None:
         self.copy.load_state_dict(state["loader"])
-        if self.generators:
-            self.copy.state_dict()  # makes the loader's iterator, which draws, before the generators are set
-        for generator, generator_state in zip(self.generators, state["generators"], strict=True):
-            generator.set_state(generator_state.cpu())
+        if self.has_workers:
+            return
+        self.copy.state_dict()  # makes the loader's iterator
+        iterator: Any = self.copy._iterator
+        indices = iterator._sampler_iter
+        if isinstance(indices, islice):  # of a plain sampler, which would draw at the first batch
+            iterator._sampler_iter = chain(list(islice(indices, 1)), indices)
+        if hasattr(getattr(indices, "sampler_iter", indices), "load_state_dict") or not draws_again:
+            # torchdata's own samplers draw less when they are loaded than they had drawn when they were saved.
+            for generator, generator_state in zip(self.generators, state["generators"], strict=True):
+                generator.set_state(generator_state.cpu())
 
     def not_covered(self) -> list[str]:
         """What the loader's own state and the recorded generators do not hold."""
