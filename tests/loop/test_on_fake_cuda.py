@@ -101,6 +101,21 @@ def test_no_order_of_the_streams_shows(fake_cuda: FakeCuda) -> None:
     loop.close()
 
 
+def test_a_longer_run_or_sink_is_not_captured_again(fake_cuda: FakeCuda) -> None:
+    batches = make_batches(10)
+    loop = make_loop(sink_size=-1)
+    with SinkLoader(batches, slots=3) as loader, SinkLoader(batches * 2, slots=3) as other:
+        loop.run(loader, max_steps=6)
+        begun = fake_cuda.graphs_begun
+        assert begun == 3
+        loop.run(loader, max_steps=10)
+        loop.run(loader, epochs=3)
+        assert fake_cuda.graphs_begun == begun
+        loop.run(other)
+        assert fake_cuda.graphs_begun == begun + 3, "only for the slots of another ring"
+    loop.close()
+
+
 def test_a_timeline_shows_what_the_streams_do(fake_cuda: FakeCuda, tmp_path: Path) -> None:
     batches = make_batches(10)
     loop = make_loop(sink_size=4)

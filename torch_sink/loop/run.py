@@ -69,7 +69,7 @@ class TrainingRun:
     def execute(self) -> RunHistory:
         """Run to the end, to a stop, or to an error, which is raised after the steps before it are recorded."""
         self._check_ranks()
-        engine = self._loop.prepare(min(self._limit(), self._max_steps or self._limit()))
+        engine = self._loop.prepare(self._limit())
         self._host_syncs_before = engine.host_syncs
         self._began = time.perf_counter()
         engine.attach(self._loader, callbacks=bool(self._callbacks))

@@ -17,7 +17,7 @@ from torch_sink.loop.core.distributed import spread_by_threads
 from torch_sink.loop.core.history import Reasons, StepLog, first_line
 from torch_sink.loop.core.host_sync import user_place
 from torch_sink.loop.engines.capture import LEFT_BEHIND, CudaCapture, Recordings, overrides_stale_streams
-from torch_sink.loop.engines.graph import GraphEngine, Places
+from torch_sink.loop.engines.graph import LEAST_CAPACITY, GraphEngine, Places
 from torch_sink.loop.engines.jit import CompiledLoss, JitConfig, compiler_problem
 from torch_sink.loop.engines.memory import GraphMemory
 from torch_sink.loop.step.optimizers import backward_context, capture_obstacle, cycles_momentum, takes_betas_from_device
@@ -67,7 +67,7 @@ def build_engine(loop: StepLoop, capacity: int) -> Engine:
     step = TrainingStep(
         loss_function,
         update,
-        StepLog(loop.device, capacity),
+        StepLog(loop.device, max(capacity, LEAST_CAPACITY) if mode == "graph" else capacity),
         accumulate=loop.accumulate,
         gradient_sync=loop.ranks.gradient_sync,
         backward_context=backward_context(model),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("torch_sink")
 GIVEN_UP = "graphs were forgotten at the end of a run, because other code would have had no room beside them"
 WARMUP_STEPS = 3
+LEAST_CAPACITY = 1024  # steps for which the log has room, so that a longer sink seldom needs another one
 # DistributedDataParallel rebuilds its buckets and times itself during its first ten steps.
 DISTRIBUTED_WARMUP_STEPS = 11
 
@@ -77,8 +78,9 @@ class GraphEngine(Engine):
     def reserve(self, steps: int) -> None:
         log, groups = self.log, len(self.schedule.optimizer.param_groups)
         if steps > log.capacity or groups != self._rates.groups:
-            self._recordings.forget()
-            super().reserve(steps)
+            self._recordings.forget()  # they write to the log where it was
+            if steps > log.capacity:
+                log.reserve(max(steps, 2 * log.capacity))
             self._rates = RateTable(self.schedule, log)
 
     def begin(self, steps: int, iteration: int) -> None:
