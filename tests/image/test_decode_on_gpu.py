@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +20,15 @@ from torchvision.io import ImageReadMode
 from image.cases import encoded
 from torch_sink.cli import doctor
 from torch_sink.errors import DecodeError
-from torch_sink.image.core import proof
+from torch_sink.image.core import proof as proof_module
+from torch_sink.image.core.proof import Proof
 from torch_sink.image.decode import jpeg_decoder as jpeg
 from torch_sink.image.decode import providers
 from torch_sink.image.decode.proof import JPEG_KERNELS
 from torch_sink.image.decode.providers import candidates, decode_sources, providers_for
 from torch_sink.image.decode.source import Box, Decoded, EncodedSource, PixelSource, encoded_source
+from torch_sink.image.execute.proof import STAGE_KERNELS
+from torch_sink.triton_kernels.shapes import are_interpreted
 
 GPU = torch.device("cuda", 0)
 Kernels = Callable[..., list[Decoded | None]]
@@ -115,23 +120,38 @@ def test_the_verdict_outlives_the_process(gpu: pytest.MonkeyPatch) -> None:
     assert decoded_by_pillow() == 0
     assert kernels.calls == 1
     forget()
-    gpu.setattr(proof, "_driver", lambda: "another driver")
+    gpu.setattr(proof_module, "_driver", lambda: "another driver")
     assert decoded_by_pillow() == 0
     assert kernels.calls == 1 + 4
 
 
-def test_a_verdict_is_of_all_the_code_that_decodes(gpu: pytest.MonkeyPatch) -> None:
-    before = JPEG_KERNELS.fingerprint(GPU)
+OF_ALL_KERNELS = "triton_kernels/shapes.py", "triton_kernels/launching.py"
+OF_JPEG = "decode/jpeg_tables.py", "decode/jpeg_decoder.py", "jpeg/entropy.py", "triton_kernels/jpeg_rows.py"
+OF_STAGES = "operations/resize.py", "plan/build.py", "core/atoms.py", "execute/on_device.py", "stages/points.py"
+
+
+@pytest.mark.parametrize(
+    ("proof", "names"), [(JPEG_KERNELS, OF_JPEG), (STAGE_KERNELS[torch.float16], OF_STAGES)], ids=["jpeg", "stages"]
+)
+def test_a_verdict_is_of_all_the_code_at_work(proof: Proof, names: Sequence[str], gpu: pytest.MonkeyPatch) -> None:
+    before = proof.fingerprint(GPU)
     read_bytes = Path.read_bytes
-    for name in (
-        "decode/jpeg_tables.py",
-        "decode/jpeg_decoder.py",
-        "triton_kernels/shapes.py",
-        "jpeg/entropy.py",
-        "triton_kernels/jpeg_rows.py",
-    ):
+    for name in (*names, *OF_ALL_KERNELS):
         gpu.setattr(Path, "read_bytes", lambda path, name=name: read_bytes(path) + b" " * str(path).endswith(name))
-        assert JPEG_KERNELS.fingerprint(GPU) != before, name
+        assert proof.fingerprint(GPU) != before, name
+
+
+def test_compiled_and_interpreted_kernels_are_proved_apart(gpu: pytest.MonkeyPatch) -> None:
+    before = JPEG_KERNELS.fingerprint(GPU)
+    gpu.setattr(proof_module, "are_interpreted", lambda: not are_interpreted())
+    assert JPEG_KERNELS.fingerprint(GPU) != before
+
+
+def test_threads_wait_for_one_proof(gpu: pytest.MonkeyPatch) -> None:
+    kernels = use(gpu, FakeKernels(lambda images: time.sleep(0.05)))
+    with ThreadPoolExecutor(4) as threads:
+        assert {found.holds for found in threads.map(JPEG_KERNELS.verdict, [GPU] * 4)} == {True}
+    assert kernels.calls == 3
 
 
 def one_value_is_wrong(images: list[Decoded | None]) -> None:

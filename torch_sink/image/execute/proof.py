@@ -176,5 +176,7 @@ def kernels_make(recorded: Recorded, wanted: Wanted) -> bool:
         return True
     found = STAGE_KERNELS[kernel_dtype(recorded, wanted)].verdict(wanted.device)
     if not found.holds:
-        report_fallback("batch", f"the kernels are not right here: {found.reason}; see python -m torch_sink doctor")
+        report_fallback(
+            "batch", f"the kernels did not prove themselves: {found.reason}; see python -m torch_sink doctor"
+        )
     return found.holds
