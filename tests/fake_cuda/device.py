@@ -223,6 +223,23 @@ class FakeCuda:
         for generator in self.generators:
             generator.seed, generator.offset = int(seed), 0
 
+    def get_rng_state(self, device: Any = None) -> Tensor:
+        """`torch.cuda.get_rng_state`; in a capture it holds the offset in the graph."""
+        graph = self._capturing_graph(device)
+        return self.generators[self.index_of(device)].get_state(None if graph is None else graph.draws)
+
+    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+        """`torch.cuda.set_rng_state`; in a capture it goes back, or on, in the graph, and keeps the seed."""
+        graph, generator = self._capturing_graph(device), self.generators[self.index_of(device)]
+        if graph is None:
+            generator.set_state(state)
+        else:
+            graph.draws = generator.offset_in_graph(state)
+
+    def _capturing_graph(self, device: Any) -> FakeGraph | None:
+        capture = self.current_stream(device).capture
+        return capture.graph if capture is not None else None
+
     # In the place of torch.cuda
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
@@ -273,6 +290,7 @@ class FakeCuda:
     def _names(self) -> dict[str, Any]:
         return {
             "_lazy_init": lambda: None,
+            "_initialized": True,
             "is_available": lambda: True,
             "is_initialized": lambda: True,
             "device_count": lambda: self.device_count,
@@ -297,9 +315,9 @@ class FakeCuda:
             "get_sync_debug_mode": lambda: self._sync_mode,
             "set_sync_debug_mode": self.set_sync_debug_mode,
             "manual_seed_all": self.manual_seed_all,
-            "get_rng_state_all": lambda: [generator.get_state() for generator in self.generators],
-            "get_rng_state": lambda device=None: self.generators[self.index_of(device)].get_state(),
-            "set_rng_state": lambda state, device=None: self.generators[self.index_of(device)].set_state(state),
+            "get_rng_state_all": lambda: [self.get_rng_state(index) for index in range(self.device_count)],
+            "get_rng_state": self.get_rng_state,
+            "set_rng_state": self.set_rng_state,
             "get_device_name": lambda device=None: "fake CUDA device",
             "get_device_capability": lambda device=None: (9, 0),
         }

@@ -34,9 +34,17 @@ class Generator:
         self.offset += increment
         return self.offset - increment
 
-    def get_state(self) -> torch.Tensor:
-        """uint8 [16]."""
-        return torch.tensor([self.seed, self.offset], dtype=torch.int64).view(torch.uint8)
+    def get_state(self, offset_in_graph: int | None = None) -> torch.Tensor:
+        """uint8 [16], on the CPU."""
+        offset = self.offset if offset_in_graph is None else offset_in_graph
+        return torch.tensor([self.seed, offset], dtype=torch.int64, device="cpu").view(torch.uint8)
+
+    def offset_in_graph(self, state: torch.Tensor) -> int:
+        """The offset of a state that is put back while a graph is captured."""
+        seed, offset = state.clone().view(torch.int64).tolist()
+        if seed != self.seed:
+            raise RuntimeError("set_current_seed can be called during stream capture only if new seed is the same")
+        return int(offset)
 
     def set_state(self, state: torch.Tensor) -> None:
         """Put back what `get_state` gave."""

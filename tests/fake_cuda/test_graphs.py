@@ -126,6 +126,26 @@ def test_draws_go_on_from_replay_to_replay_and_begin_with_the_seed(fake_cuda: Fa
     assert torch.rand(8, device="cuda").tolist() == after
 
 
+def test_draws_can_be_repeated_inside_a_capture(fake_cuda: FakeCuda) -> None:
+    """As torch 2.11 does, for activation checkpoints; other seeds are refused."""
+    first, again = torch.zeros(8, device="cuda"), torch.zeros(8, device="cuda")
+
+    def body() -> None:
+        state = torch.cuda.get_rng_state()
+        first.copy_(torch.rand(8, device="cuda"))
+        torch.cuda.set_rng_state(state)
+        again.copy_(torch.rand(8, device="cuda"))
+
+    graph, seen = record(body), []
+    for _ in range(2):
+        graph.replay()
+        seen.append(first.tolist())
+        assert again.tolist() == seen[-1]
+    assert seen[0] != seen[1]
+    with pytest.raises(RuntimeError, match="only if new seed is the same"):
+        record(lambda: torch.cuda.set_rng_state(torch.tensor([7, 0]).view(torch.uint8)))
+
+
 @pytest.mark.parametrize("name", ERRORS)
 def test_what_a_capture_forbids_is_an_error_and_the_capture_is_lost(fake_cuda: FakeCuda, name: str) -> None:
     value = torch.zeros(2, device="cuda")

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from fake_cuda import FakeCuda
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from torch_sink.errors import HostSyncError
@@ -114,6 +116,32 @@ def test_a_longer_run_or_sink_is_not_captured_again(fake_cuda: FakeCuda) -> None
         loop.run(other)
         assert fake_cuda.graphs_begun == begun + 3, "only for the slots of another ring"
     loop.close()
+
+
+class Checkpointed(nn.Module):
+    """The usual model, whose activations are computed again in the backward pass, with the same dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make_model(dropout=0.5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        features = self.inner[:3](inputs)
+        outputs: Tensor = checkpoint(self.inner[3:], features, use_reentrant=False)
+        return outputs
+
+
+@pytest.mark.parametrize("fake_cuda", [{"release": "2.11"}, {"release": "2.15"}], indirect=True)
+def test_activation_checkpoints_are_captured_with_their_dropout(fake_cuda: FakeCuda) -> None:
+    losses = []
+    for mode, model in (("graph", Checkpointed()), ("eager", Checkpointed()), ("eager", make_model(dropout=0.5))):
+        loop = make_loop(model=model.cuda(), sink_size=4, mode=mode)
+        torch.manual_seed(3)
+        losses.append(loop.run(make_batches(10)).losses)
+        assert loop.explain().startswith(f"mode: {mode}"), loop.explain()
+        loop.close()
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(losses[0], losses[2], rtol=1e-5, atol=1e-6)
 
 
 def test_a_timeline_shows_what_the_streams_do(fake_cuda: FakeCuda, tmp_path: Path) -> None:
