@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -74,11 +74,11 @@ class Launcher:
             numbers: those that are numbers, int32.
             constants: compile-time constants, in the order of its arguments.
         """
-        rest = (*numbers, *constants.values())
-        key = self._key(tensors, rest)
+        values = constants.values()
+        key = self._key(tensors, numbers, values)
         compiled = self._compiled.get(key)
         if compiled is not None:
-            compiled[(*grid, 1, 1)[:3]](*tensors, *rest)
+            compiled[(*grid, 1, 1)[:3]](*tensors, *numbers, *values)
         else:
             self._launch_first(key, grid, numbers, constants, *tensors)
 
@@ -87,7 +87,7 @@ class Launcher:
     ) -> Callable[..., None]:
         """What launches it with these tensors, or others of their types that are aligned like them."""
         rest = (*numbers, *constants.values())
-        key = self._key(tensors, rest)
+        key = self._key(tensors, numbers, constants.values())
         compiled = self._compiled.get(key)
         if compiled is None:
             return functools.partial(self._launch_first, key, grid, numbers, constants)
@@ -107,14 +107,19 @@ class Launcher:
         if key and isinstance(compiled, CompiledKernel):
             self._compiled[key] = compiled
 
-    def _key(self, tensors: Sequence[torch.Tensor], rest: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _key(
+        self, tensors: Sequence[torch.Tensor], numbers: tuple[int, ...], constants: Iterable[Any]
+    ) -> tuple[Any, ...]:
         """What Triton compiles the kernel for; () where it has to look itself, or compiles nothing."""
         if is_interpreted() or self._kernel.pre_run_hooks:
             return ()
         if functools.reduce(operator.or_, map(_ADDRESS, tensors)) % _ALIGNMENT_BYTES:
             return ()
         device = triton.runtime.driver.active.get_current_device()
-        key = (device, knobs.runtime.debug, knobs.compilation.instrumentation_mode, *rest, *map(_DTYPE, tensors))
+        # One kernel takes all numbers that fit into its type: those of a batch, such as its lanes, make no new key.
+        fit = [-(1 << 31) <= number < 1 << 31 for number in numbers]
+        mode = knobs.compilation.instrumentation_mode
+        key = (device, knobs.runtime.debug, mode, *fit, *constants, *map(_DTYPE, tensors))
         if torch.version.hip is None:
             return key
         # On AMD's GPUs other code reads tensors whose offsets do not fit into 31 bits.

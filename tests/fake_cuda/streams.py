@@ -88,6 +88,7 @@ class FakeStream:
     def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None) -> None:
         index = self.cuda.index_of(device)
         self.device = torch.device("cuda", index)
+        self.priority = priority
         self.stream_id = next(self._ids) if stream_id is None else stream_id
         self.cuda_stream = self.stream_id
         self.key = index, self.stream_id
@@ -157,6 +158,7 @@ class FakeEvent:
         self.mark: Work | Capture | None = None
         self.recorded_on: FakeStream | None = None
         self.enable_timing, self.seconds = enable_timing, 0.0
+        self.blocking = blocking  # who waits sleeps
 
     def record(self, stream: FakeStream | None = None) -> None:
         """Mark what was issued to a stream so far; without one, to the current stream of the current device."""
@@ -205,7 +207,7 @@ class FakeEvent:
 
 
 class FakeAcceleratorEvent(FakeEvent):
-    """`torch.Event`, which is told its device first, and takes torch's own streams."""
+    """`torch.Event`, which is told its device first, and takes torch's own streams; who waits for it spins."""
 
     def __init__(self, device: Any = None, *, enable_timing: bool = False, **_: Any) -> None:
         super().__init__(enable_timing)

@@ -15,6 +15,8 @@ from unittest import mock
 import pytest
 import torch
 import triton
+from fake_cuda import FakeCuda, fake_cuda
+from kernels.compiled.target import TargetDriver, target_only
 from torch.utils.data import default_collate
 from torchvision.transforms import v2
 from triton.backends.compiler import GPUTarget
@@ -25,6 +27,7 @@ import torch_sink
 from torch_sink.cli import main
 from torch_sink.cli.photos import make_photo
 from torch_sink.errors import SinkError
+from torch_sink.image.core.proof import Proof, Verdict
 from torch_sink.image.decode.jpeg_block import lay_out_jpegs
 from torch_sink.image.decode.jpeg_decoder import launch_jpegs
 from torch_sink.image.decode.jpeg_tables import plan_jpegs
@@ -35,6 +38,8 @@ from torch_sink.image.execute.recorded import Wanted
 from torch_sink.triton_kernels.jpeg import jpeg_variants
 from torch_sink.triton_kernels.launching import compiler_options
 from torch_sink.triton_kernels.shapes import LANE_SHAPES
+
+__all__ = ["fake_cuda"]
 
 TARGET = GPUTarget("cuda", 90, 32)
 META = torch.device("meta")
@@ -146,6 +151,33 @@ def test_a_kernel_that_cannot_be_compiled_is_named(cache: Path, monkeypatch: pyt
     outcome = ahead.compile_variant(0, TARGET)
     assert "num_warps must be a power of 2" in outcome.error
     assert (outcome.name, outcome.was_there) == (broken.name, False)
+
+
+def test_kernels_are_loaded_on_the_device_at_hand(
+    fake_cuda: FakeCuda, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where Triton has a C compiler build what launches a kernel, no batch waits for that either."""
+    dc = ahead.every_variant(TARGET)[DC]
+    broken = dc._replace(name="broken", warps=3)
+    built: list[str] = []
+    stock = TargetDriver.launcher_cls
+
+    def build(driver: TargetDriver, source: Any, metadata: Any) -> Any:
+        built.append(metadata.name)
+        return stock(driver, source, metadata)
+
+    monkeypatch.setattr(TargetDriver, "launcher_cls", build)
+    monkeypatch.setattr(TargetDriver, "get_current_device", lambda driver: "one that nothing was loaded on")
+    monkeypatch.setattr(Proof, "verdict", lambda proof, device: Verdict(True))
+    monkeypatch.setattr(ahead, "compile_all", lambda target: iter([]))
+    launched: list[Any] = []
+    with target_only(launched.append):
+        for variants, status in (([dc], 0), ([broken, dc], 1)):
+            monkeypatch.setattr(ahead, "every_variant", lambda target, variants=variants: variants)
+            assert main(["warm"]) == status
+            assert built == ["dc_kernel"]
+    assert launched == []
+    assert "broken cannot be loaded: " in capsys.readouterr().err
 
 
 def test_targets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fake_cuda import FakeCuda, fake_cuda
+from fake_cuda.streams import FakeEvent
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import default_collate
 from torchvision.transforms import v2
@@ -118,9 +119,7 @@ def test_nothing_on_the_device_outlives_its_batch(transfers: Transfers, monkeypa
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_waiting_for_values_is_no_fault_where_waits_are(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "Event", lambda device: torch.cuda.Event())
-    monkeypatch.setattr(torch.accelerator, "current_stream", torch.cuda.current_stream)
+def test_waiting_for_values_is_no_fault_where_waits_are(fake_cuda: FakeCuda) -> None:
     values = torch.arange(6, device="cuda") * 2
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -140,6 +139,14 @@ def test_the_host_waits_for_what_it_reads_and_for_no_more(fake_cuda: FakeCuda) -
         torch.ones(2, device=device).add_(1)
     assert state.to_host(values).tolist() == [0, 3, 6, 9, 12]
     assert fake_cuda.host_waits_seen == ["event.synchronize"]
+
+
+def test_the_thread_that_waits_for_values_sleeps(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take a core that training needs."""
+    waited, stock = [], FakeEvent.synchronize
+    monkeypatch.setattr(FakeEvent, "synchronize", lambda event: waited.append(event.blocking) or stock(event))
+    assert state.to_host(torch.arange(3, device="cuda") * 2).tolist() == [0, 2, 4]
+    assert waited == [True]
 
 
 def test_what_lies_in_page_locked_memory_is_copied_by_the_device_alone(fake_cuda: FakeCuda) -> None:

@@ -9,7 +9,7 @@ import torch
 from fake_cuda import FakeCuda
 
 from torch_sink.sink import SinkLoader
-from torch_sink.sink.device import SlotProtocol
+from torch_sink.sink.device import SlotProtocol, copy_stream_of
 
 SEEDS = range(6)
 
@@ -32,3 +32,10 @@ def test_each_wait_of_the_ring_is_needed(fake_cuda: FakeCuda, monkeypatch: pytes
     if wait is not None:
         monkeypatch.setattr(SlotProtocol, wait, lambda protocol, slot: None)
     assert all([is_right(seed, monkeypatch) for seed in SEEDS]) == (wait is None)
+
+
+def test_kernels_that_fill_slots_go_before_those_of_training(
+    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_sink.sink.device._copy_streams", {})
+    assert copy_stream_of(torch.device("cuda", 0)).priority < torch.cuda.Stream().priority

@@ -16,6 +16,7 @@ from torch_sink.errors import SinkError
 
 if TYPE_CHECKING:
     from torch_sink.image.execute.ahead import Outcome
+    from torch_sink.triton_kernels.launching import Variant
 
 ABOUT = "Makes torchvision's pixels on the device, keeps batches there, and runs the training loop without waits."
 EXAMPLES = """examples:
@@ -85,12 +86,8 @@ def run_warm(options: argparse.Namespace) -> int:
     """Compile all kernels now, so that the first batch does not wait for those of its pipeline."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise SinkError("TRITON_INTERPRET=1 is set: interpreted kernels are not compiled; unset it")
-    import torch
-
     from torch_sink.cli.doctor import unwritable_cache
-    from torch_sink.image.decode.proof import JPEG_KERNELS
     from torch_sink.image.execute import ahead
-    from torch_sink.image.execute.proof import STAGE_KERNELS
 
     target = ahead.target_named(options.target)
     if found := unwritable_cache():
@@ -105,12 +102,25 @@ def run_warm(options: argparse.Namespace) -> int:
     )
     for outcome in failed:
         print(f"{outcome.name} cannot be compiled: {outcome.error}", file=sys.stderr)
-    if not failed and options.target is None:
-        # What is compiled proves itself, so that the first batch need not.
-        verdicts = [proof.verdict(torch.device("cuda")) for proof in (JPEG_KERNELS, *STAGE_KERNELS.values())]
-        wrong = "; ".join(found.reason for found in verdicts if not found.holds)
-        print(f"Stock code replaces kernels here: {wrong}" if wrong else "All give stock code's pixels here.")
-    return int(bool(failed))
+    is_elsewhere = options.target is not None
+    return int(bool(failed) or (not is_elsewhere and not _load_and_prove(ahead.every_variant(target))))
+
+
+def _load_and_prove(variants: Sequence[Variant]) -> bool:
+    """What the first batches on this machine's device would do; False where a kernel cannot be loaded."""
+    import torch
+
+    from torch_sink.image.decode.proof import JPEG_KERNELS
+    from torch_sink.image.execute.ahead import load_variant
+    from torch_sink.image.execute.proof import STAGE_KERNELS
+
+    errors = [f"{variant.name} cannot be loaded: {error}" for variant in variants if (error := load_variant(variant))]
+    for error in errors:
+        print(error, file=sys.stderr)
+    verdicts = [proof.verdict(torch.device("cuda")) for proof in (JPEG_KERNELS, *STAGE_KERNELS.values())]
+    wrong = "; ".join(found.reason for found in verdicts if not found.holds)
+    print(f"Stock code replaces kernels here: {wrong}" if wrong else "All give stock code's pixels here.")
+    return not errors
 
 
 def _shown(outcomes: Iterator[Outcome], total: int) -> Iterator[Outcome]:

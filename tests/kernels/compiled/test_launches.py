@@ -16,7 +16,7 @@ from kernels.jpeg_cases import encode, open_file, pack_files, photo
 from kernels.test_variants import launch
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.jpeg_decoder import JpegDecoder
-from torch_sink.triton_kernels.jpeg import jpeg_variants
+from torch_sink.triton_kernels.jpeg import color, entropy, idct, jpeg_variants, lanes
 from torch_sink.triton_kernels.launching import Launcher, compiler_options
 from torch_sink.triton_kernels.shapes import LANE_SHAPES
 from torch_sink.triton_kernels.stages import variants
@@ -80,6 +80,24 @@ def test_triton_looks_at_the_arguments_of_each_kind_of_launch_once(monkeypatch: 
         assert len(looks) == (len(launched) if not is_kept else 0) or len(found) == 1
     assert len(launched) > LANE_SHAPES[0].rounds
     assert found[0] == found[1] == found[2]
+
+
+def test_what_is_kept_of_launches_does_not_grow_with_batches() -> None:
+    """Whatever their sizes, and however many lanes, tiles and images they have."""
+    modules = (lanes, entropy, idct, color)
+    launchers = [value for module in modules for value in vars(module).values() if isinstance(value, Launcher)]
+    kept, counts = [], set()
+    with target_only(lambda launched: None):
+        for side in (16, 48, 176):
+            file = open_file(encode(photo(side, side), quality=95))
+            assert file is not None
+            decoder = JpegDecoder(*pack_files([file] * (side // 16), LANE_SHAPES[0].bits), LANE_SHAPES[0])
+            decoder.launch()
+            counts.add(decoder._entropy.lanes)
+            kept.append(sum(len(launcher._compiled) for launcher in launchers))
+    assert len(counts) == 3
+    assert kept[0] > 10
+    assert len(set(kept)) == 1
 
 
 def address(argument: torch.Tensor | int) -> int:

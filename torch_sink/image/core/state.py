@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -120,14 +120,25 @@ def to_host(values: torch.Tensor) -> torch.Tensor:
     return to_host_later(values)()
 
 
+def _end_of_work(device: torch.device) -> Any:
+    """An event behind what the current stream of a device was given so far; a thread sleeps while it waits for it."""
+    if device.type == "cuda":
+        # torch.Event takes `blocking`, too, and spins all the same.
+        arrived = torch.cuda.Event(blocking=True)
+        arrived.record(torch.cuda.current_stream(device))
+        return arrived
+    event = torch.Event(device)
+    event.record(torch.accelerator.current_stream(device))
+    return event
+
+
 def to_host_later(values: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Sends values to the host. Returns what waits for them alone, whatever is launched meanwhile, and gives them."""
     if values.device.type == "cpu":
         return lambda: values
     on_host = host_buffer(values.shape, values.dtype, values.device)
     on_host.copy_(values, non_blocking=True)
-    arrived = torch.Event(values.device)
-    arrived.record(torch.accelerator.current_stream(values.device))
+    arrived = _end_of_work(values.device)
 
     def arrive() -> torch.Tensor:
         arrived.synchronize()  # host sync

@@ -16,6 +16,7 @@ from torch_sink.errors import SinkError
 
 if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
+    from triton.compiler import CompiledKernel
 
     from torch_sink.triton_kernels.launching import Variant
 
@@ -113,13 +114,7 @@ def compile_variant(number: int, target: GPUTarget) -> Outcome:
     """Compiles one variant into Triton's cache, as launches of batches will look for it there."""
     from triton import knobs
 
-    from torch_sink.triton_kernels.launching import compiler_options
-
     variant = every_variant(target)[number]
-    kinds = [variant.signature[name] for name in variant.kernel.arg_names if name not in variant.constants]
-    # Kernels are compiled once for all values of a number.
-    arguments = [_DTYPES[kind.removeprefix("*")] if kind.startswith("*") else 0 for kind in kinds]
-    options = {**variant.constants, **compiler_options(variant.warps, variant.registers)}
     hits: list[bool] = []
     started = time.perf_counter()
     before = knobs.compilation.listener
@@ -127,9 +122,35 @@ def compile_variant(number: int, target: GPUTarget) -> Outcome:
     error = ""
     try:
         with _compiling_for(target):
-            variant.kernel.warmup(*arguments, grid=(1,), **options)
+            _compiled(variant)
     except Exception as raised:  # whatever a compiler raises: the other variants go on
         error = f"{type(raised).__name__}: {raised}"
     finally:
         knobs.compilation.listener = before
     return Outcome(variant.name, hits == [True], time.perf_counter() - started, error)
+
+
+def load_variant(variant: Variant) -> str:
+    """Loads a compiled variant on the current device, as its first launch would.
+
+    Triton 3.6 has a C compiler build what launches it then, which takes a good part of a second for each signature.
+
+    Returns:
+        Why it cannot be loaded; "" where it is.
+    """
+    try:
+        _compiled(variant).run  # noqa: B018 loaded when it is asked for
+    except Exception as raised:  # whatever Triton, the C compiler or the driver raise
+        return f"{type(raised).__name__}: {raised}"
+    return ""
+
+
+def _compiled(variant: Variant) -> CompiledKernel:
+    """What launches of the variant run: compiled now, or out of Triton's cache."""
+    from torch_sink.triton_kernels.launching import compiler_options
+
+    kinds = [variant.signature[name] for name in variant.kernel.arg_names if name not in variant.constants]
+    # Kernels are compiled once for all values of a number.
+    arguments = [_DTYPES[kind.removeprefix("*")] if kind.startswith("*") else 0 for kind in kinds]
+    options = {**variant.constants, **compiler_options(variant.warps, variant.registers)}
+    return variant.kernel.warmup(*arguments, grid=(1,), **options)
