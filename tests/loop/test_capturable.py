@@ -17,8 +17,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_sink.amp import DynamicLossScaler
 from torch_sink.loop import LambdaCallback, Model, StepLoop, jit
+from torch_sink.loop.core.distributed import Ranks
+from torch_sink.loop.engines.build import Settings, resolve_modes
 from torch_sink.loop.engines.graph import Places, address
-from torch_sink.loop.step.optimizers import capture_obstacle, make_capturable
+from torch_sink.loop.step.optimizers import make_capturable
 from torch_sink.sink import SinkLoader
 
 from .reference import make_batches, make_model, plain_loop
@@ -48,8 +50,37 @@ def test_sharded_parameters_are_stepped_by_kernels_that_know_them(mesh: Any, nam
     plain.grad = torch.ones(4, 4)
     getattr(torch.optim, name)([plain], lr=0.1).step()
     torch.testing.assert_close(parameter.to_local().cpu(), plain)
-    obstacle = capture_obstacle(optimizer, torch.device("cuda", 0))
-    assert (obstacle is not None) == (name == "SGD")
+
+
+def test_sharded_models_are_not_captured(mesh: Any) -> None:
+    model = nn.Linear(4, 4, device="cuda")
+    model.weight = nn.Parameter(sharded(mesh))
+    settings = Settings("graph", UNCOMPILED, torch.device("cuda", 0))
+    assert resolve_modes(model, settings) == ("eager", "eager")
+    assert "models sharded by fully_shard are not captured" in settings.reasons.lines()[0]
+
+
+def test_a_backward_pass_that_was_cut_off_leaves_ddp_ready_for_the_next() -> None:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    model = make_model(dropout=0.0)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    inputs, targets = make_batches(1)[0]
+
+    def fail(gradient: Tensor) -> None:
+        raise KeyError("inside")
+
+    handle = model[0].weight.register_hook(fail)
+    with pytest.raises(KeyError):
+        functional.cross_entropy(wrapped(inputs), targets).backward()
+    handle.remove()
+    Ranks(wrapped).cut_backward_off()
+    gradients = []
+    for module in (wrapped, wrapped, model):
+        model.zero_grad()
+        functional.cross_entropy(module(inputs), targets).backward()
+        gradients.append(model[0].weight.grad)
+    assert torch.equal(gradients[1], gradients[2])
+    distributed.destroy_process_group()
 
 
 def test_a_sharded_tensor_is_where_its_part_is(mesh: Any) -> None:

@@ -70,13 +70,16 @@ def test_a_model_that_waits_is_found_out_before_anything_is_captured(
 
 
 @both_releases
-def test_training_goes_on_after_a_capture_that_failed(fake_cuda: FakeCuda) -> None:
-    """By what no trial sees. The default generator, the allocator and later captures must work again."""
+def test_training_goes_on_after_a_capture_that_failed(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what no trial sees. The default generator, the allocator, later captures and DDP must work again."""
     model = Wrapped(lambda _, outputs: torch.cuda.current_stream().synchronize()).cuda()
     loop = make_loop(model=model, sink_size=4)
+    cuts: list[str] = []
+    monkeypatch.setattr(loop.ranks, "cut_backward_off", lambda: cuts.append("cut off"))
     run(loop, make_batches(10))
     assert "mode: eager" in loop.explain()
     assert "not permitted when stream is capturing (stream.synchronize)" in loop.explain(), "the cause itself"
+    assert cuts == ["cut off"]
     torch.cuda.empty_cache()
     assert torch.rand(3, device="cuda").isfinite().all()
     other = make_loop(sink_size=4)

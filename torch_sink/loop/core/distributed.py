@@ -86,6 +86,11 @@ class Ranks:
                 module.set_requires_gradient_sync(reduce, recurse=False)
         return nullcontext()
 
+    def cut_backward_off(self) -> None:
+        """After a backward pass that an error has ended: DistributedDataParallel would wait for the rest of it."""
+        if self._replicated:
+            self._model.reducer._reset_state()
+
     def share_buffers(self) -> None:
         """Give every rank the buffers of rank 0, as the next forward of DistributedDataParallel would."""
         if self.many and self._replicated and self._model.will_sync_module_buffers():

@@ -106,7 +106,7 @@ def resolve_modes(
         elif settings.jit_config.exc_mode == "no_sink":
             problem = "exc_mode='no_sink' asks for no graph"
         else:
-            problem = obstacle()
+            problem = _sharding(model) or obstacle()
         if problem is not None:
             reasons.note(f"{problem}: it means 'compile' here")
             mode = "compile"
@@ -130,9 +130,19 @@ def _capture_obstacle(loop: StepLoop) -> str | None:
         return problem
     if any(isinstance(one, (nn.Embedding, nn.EmbeddingBag)) and one.sparse for one in loop.model.modules()):
         return "an embedding makes sparse gradients, whose update waits for the device (sparse=False makes dense ones)"
-    if loop.ranks.many and not loop.ranks.sharded and not overrides_stale_streams():
+    if loop.ranks.many and not overrides_stale_streams():
         return "DistributedDataParallel binds gradients to another stream, which needs a newer torch to be captured"
     return capture_obstacle(loop.optimizer, loop.device)
+
+
+def _sharding(model: nn.Module) -> str | None:
+    """Why no pass through the model can be captured, if its parameters are spread over the ranks."""
+    if not any(hasattr(parameter, "to_local") for parameter in model.parameters()):
+        return None
+    return (
+        "models sharded by fully_shard are not captured: their collectives run on streams of their own, and a capture "
+        "that failed would leave them in the middle of a backward pass"
+    )
 
 
 def _nested_graphs(model: nn.Module, *functions: Any) -> str | None:

@@ -195,6 +195,7 @@ class GraphEngine(Engine):
             raise
         except Exception as error:
             before.put_back()
+            self.ranks.cut_backward_off()
             is_ours = isinstance(error, SinkError)
             self._step_down(str(error) if is_ours else f"{first_line(error)} (at {user_place(error)})")
             return {}

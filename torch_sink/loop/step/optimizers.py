@@ -73,8 +73,6 @@ def capture_obstacle(optimizer: torch.optim.Optimizer, device: torch.device) -> 
                 return f"{name} holds parameters on {parameter.device}, outside {device}"
             if not parameter.is_floating_point():
                 return f"{name} holds parameters of {parameter.dtype}, whose steps read the learning rate on the host"
-            if type(optimizer) is torch.optim.SGD and hasattr(parameter, "to_local"):
-                return "SGD reads the learning rate of sharded parameters on the host"
     return None
 
 
