@@ -15,7 +15,6 @@ from torch.optim import lr_scheduler
 
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, older_events
 from torch_sink.loop.core.arguments import check_bool, check_choice, check_count
-from torch_sink.loop.core.batches import sink_over
 from torch_sink.loop.evaluation import monitored
 from torch_sink.loop.monitors import show
 from torch_sink.thread_waits import waits_watched
@@ -111,7 +110,7 @@ class Evaluation(Callback):
 
     def _run(self, arguments: RunArguments) -> None:
         if self._loader is None:  # persistent workers live as long as the run
-            self._loader = self._closing.enter_context(sink_over(self._dataset, arguments.loop.device))
+            self._loader = self._closing.enter_context(arguments.loop.wrappers.over(self._dataset))
         if self._loader is not self._dataset:
             self._loader.is_last_epoch = True  # no batch is made ahead for an evaluation that is an epoch away
         members = [one for one in arguments.list_callback if not older_events(one)]

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
-from torch_sink.loop.core.batches import call_with, epoch_length, map_tensors, sink_over
+from torch_sink.loop.core.batches import call_with, epoch_length, map_tensors
 from torch_sink.loop.core.distributed import Ranks
+from torch_sink.loop.core.loaders import Wrappers
 from torch_sink.loop.engines.build import Inference, Settings
 from torch_sink.loop.metrics import Forward, Judged, Loss, MeanMetric, collect_results, judge_by, make_metrics
 from torch_sink.loop.step.precision import Precision
@@ -35,12 +36,13 @@ class Evaluator:
         loss_fn: Callable[..., Any] | None,
         precision: Precision,
         settings: Settings,
+        wrappers: Wrappers,
         *,
         forward: Forward | None = None,
         eval_network: nn.Module | None = None,
     ) -> None:
         self._network, self._ranks, self._loss_fn = network, ranks, loss_fn
-        self._precision, self._settings = precision, settings
+        self._precision, self._settings, self._wrappers = precision, settings, wrappers
         self._evaluated = eval_network if eval_network is not None else network
         self._function = forward
         if eval_network is not None:
@@ -69,7 +71,7 @@ class Evaluator:
         judge = self._judge(forward)
         if self._has_loss or forward is not None:
             metrics.setdefault("loss", Loss())
-        with sink_over(dataset, self._settings.device) as loader, loader.whole_pass():
+        with self._wrappers.over(dataset) as loader, loader.whole_pass():
             if self._ranks.sharded:  # a forward pass gathers the weights from all ranks
                 self._ranks.check_lengths(epoch_length(loader), None)
             self._ranks.share_buffers()
@@ -87,7 +89,7 @@ class Evaluator:
         """Compile and record what `evaluate` will run; dataset and random generators are left as they were."""
         judge = self._judge(None)
         with (
-            sink_over(dataset, self._settings.device) as loader,
+            self._wrappers.over(dataset) as loader,
             loader.rehearsal() as batches,
             evaluating(self._evaluated),
             judge.running(loader),
@@ -117,6 +119,7 @@ class Evaluator:
                 inference.close()
         self._judges.clear()
         self._predictor = None
+        self._wrappers.close()
         self._precision.close()
 
     def _run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from functools import partial
@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 from torch_sink.common.random_state import global_draws, twister_state
+from torch_sink.common.references import reference
 from torch_sink.errors import SinkError, add_hints, add_note
 from torch_sink.loop.checkpoints import SHARDS_FOLDER, newest_checkpoint, read_checkpoint, write_checkpoint
-from torch_sink.loop.core.batches import sink_over
 from torch_sink.loop.core.history import Progress
+from torch_sink.loop.core.loaders import Wrappers
 
 if TYPE_CHECKING:
     from torch_sink.loop.step_loop import StepLoop
@@ -170,26 +171,26 @@ def set_random_state(state: dict[str, Any]) -> None:
 class LoaderPositions:
     """Remembers the plain loader of a run, so that `save` and `resume` may be given what `run` was given.
 
-    `run` wraps it in a SinkLoader of its own; the position is that of the wrapper.
+    `run` wraps it in a SinkLoader of the loop's; the position is that of the wrapper.
     """
 
     def __init__(self) -> None:
-        self._given: Any = None
+        self._given: Callable[[], Any] = lambda: None
         self._wrapper: Any = None  # while a run goes on
         self._state: Any = None
         self._was_loaded = False
 
     @contextmanager
-    def opened(self, given: Any, device: torch.device, epoch_size: int) -> Iterator[Any]:
+    def opened(self, given: Any, wrappers: Wrappers, epoch_size: int) -> Iterator[Any]:
         """The SinkLoader of a run: the given one, or a wrapper, which gets the state that was loaded for `given`."""
-        with sink_over(given, device, epoch_size) as sink:
-            if sink is not given and given is self._given and self._was_loaded:
+        with wrappers.over(given, epoch_size) as sink:
+            if sink is not given and given is self._given() and self._was_loaded:
                 sink.load_state_dict(self._state)
-            self._given, self._wrapper, self._was_loaded = given, sink, False
+            self._given, self._wrapper, self._was_loaded = reference(given), sink, False
             try:
                 yield sink
             finally:
-                # The wrapper will be closed, and its position is for a later `save`: but not over one loaded meanwhile.
+                # The wrapper will start over; its position is for a later `save`, but not over one loaded meanwhile.
                 if sink is not given and self._wrapper is sink:
                     self._wrapper = self._state = None
                     with suppress(Exception):  # a loader that failed may have none; the run's own error is what counts
@@ -199,7 +200,7 @@ class LoaderPositions:
         """Position of `loader`, None if it has none yet."""
         if hasattr(loader, "slot_index"):  # a SinkLoader
             return loader.state_dict()
-        if loader is not self._given:
+        if loader is not self._given():
             return None
         return self._wrapper.state_dict() if self._wrapper is not None else self._state
 
@@ -213,4 +214,4 @@ class LoaderPositions:
         if hasattr(loader, "slot_index"):
             loader.load_state_dict(state)
         else:
-            self._given, self._wrapper, self._state, self._was_loaded = loader, None, state, True
+            self._given, self._wrapper, self._state, self._was_loaded = reference(loader), None, state, True

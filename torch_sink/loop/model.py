@@ -17,6 +17,7 @@ from torch_sink.loop.core.arguments import explains_other_names, run_places
 from torch_sink.loop.core.batches import call_with
 from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.core.history import RunHistory
+from torch_sink.loop.core.loaders import Wrappers
 from torch_sink.loop.engines.build import Settings
 from torch_sink.loop.engines.jit import JitConfig
 from torch_sink.loop.evaluation import Evaluator
@@ -112,6 +113,7 @@ class Model:
             loss_fn,
             self._loop.precision if self._loop is not None else Precision("O0", amp_dtype),
             Settings(mode, jit_config or JitConfig(), ranks.device),
+            self._loop.wrappers if self._loop is not None else Wrappers(ranks.device),
             eval_network=eval_network,
         )
 

@@ -12,7 +12,7 @@ import torch
 
 from torch_sink.errors import SinkError, add_hints, add_note
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
-from torch_sink.loop.core.batches import batch_tensors, epoch_length, sink_over
+from torch_sink.loop.core.batches import batch_tensors, epoch_length
 from torch_sink.loop.core.history import RunHistory, SinkRecord
 from torch_sink.loop.core.host_sync import watch_host_syncs
 from torch_sink.loop.step.step import Engine, check_device
@@ -275,5 +275,5 @@ def compile_ahead(loop: StepLoop, dataset: Any) -> None:
     """
     engine = loop.prepare(1)
     generators = torch.random.fork_rng([loop.device] if loop.device.type == "cuda" else [])
-    with sink_over(dataset, loop.device) as loader, loader.rehearsal() as batches, engine.running(), generators:
+    with loop.wrappers.over(dataset) as loader, loader.rehearsal() as batches, engine.running(), generators:
         engine.training_step.rehearse(loop.model, next(batches))

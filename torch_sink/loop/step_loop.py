@@ -19,6 +19,7 @@ from torch_sink.loop.core.arguments import explains_other_names, run_places
 from torch_sink.loop.core.batches import epoch_length
 from torch_sink.loop.core.distributed import Ranks, forget_shardings
 from torch_sink.loop.core.history import Progress, Reasons, RunHistory
+from torch_sink.loop.core.loaders import Wrappers
 from torch_sink.loop.engines.build import Settings, build_engine
 from torch_sink.loop.engines.jit import JitConfig
 from torch_sink.loop.evaluation import Evaluator
@@ -135,7 +136,7 @@ class StepLoop:
         self._engine: Engine | None = None
         self._resumed = False
         self.overflows = OverflowCount(self.scaler, accumulate)
-        self._positions = LoaderPositions()
+        self.wrappers, self._positions = Wrappers(self.device), LoaderPositions()
         self._evaluators: dict[bool, Evaluator] = {}  # of the model, and of its average (True)
         # Last: its hooks are not to stay on a model that was refused, nor to be copied into the average.
         self.precision = make_precision(level, amp_dtype, self.device.type, model)
@@ -195,7 +196,7 @@ class StepLoop:
         with (
             stop_signals(callbacks) as signals,
             nullcontext() if timeline is None else record_timeline(timeline),
-            self._positions.opened(loader, self.device, epoch_size) as sink,
+            self._positions.opened(loader, self.wrappers, epoch_size) as sink,
         ):
             try:
                 self.ranks.check_lengths(epoch_length(sink), max_steps)
@@ -253,7 +254,7 @@ class StepLoop:
             if ema:
                 precision = make_precision(precision.level, precision.dtype, self.device.type, network)
             self._evaluators[ema] = Evaluator(
-                network, self.ranks, self.loss_fn, precision, settings, forward=self.forward
+                network, self.ranks, self.loss_fn, precision, settings, self.wrappers, forward=self.forward
             )
         return self._evaluators[ema]
 
@@ -342,6 +343,7 @@ class StepLoop:
         self._drop_engine()
         for evaluator in self._evaluators.values():
             evaluator.close()
+        self.wrappers.close()
         self.precision.close()
         if self.ranks.sharded:
             forget_shardings()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torch_sink.common.references import reference
 from torch_sink.errors import SinkError
 from torch_sink.sink.lifetime import Life
 from torch_sink.sink.options import check_arguments, make_slots, open_source, resolve_device, warn_if_unsharded
@@ -281,6 +282,26 @@ class SinkLoader:
         """
         self._check_usable()
         self._traversal.load_state_dict(state_dict)
+
+    @host_sync_allowed()
+    def wait_for_loader(self) -> bool:
+        """Ends thread and workers, forgets the position and lets go of the loader, but keeps slots and slabs.
+
+        Returns:
+            Whether it can start over.
+        """
+        if self._life.ended is not None or not self._source.can_start_over:
+            return False
+        self._traversal.start_over()
+        self._source.close()
+        self._slots.start_over()
+        self._waiting_for, self._source.loader = reference(self._source.loader), None
+        return True
+
+    def start_over(self) -> bool:
+        """After `wait_for_loader`: it is as when it was made, unless its loader is gone or was changed meanwhile."""
+        self._source.loader = self._waiting_for()
+        return self._life.ended is None and self._source.is_as_it_was()
 
     def close(self) -> None:
         """Stops thread and workers, within 5 s. Idempotent; the loader cannot be iterated afterwards."""

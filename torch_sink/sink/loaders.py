@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from torch_sink.common.random_state import (
     RandomState,
+    find_generators,
     find_private_generators,
     generator_states,
     global_random_state,
@@ -36,6 +37,12 @@ _CONTEXT = "_DataLoader__multiprocessing_context"
 _OF_THE_COPY = ("_iterator", "_get_iterator", "batch_sampler")
 
 
+def said_by(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The attributes by which a DataLoader makes its iterators, and the generators that it draws from."""
+    said = {name: value for name, value in vars(loader).items() if not name.startswith("_") or name == _CONTEXT}
+    return said | {f"generator {number}": one for number, one in enumerate(find_generators(loader))}
+
+
 class WatchedSource(Source):
     """A loader whose iterators come from DataLoader itself: its workers are guarded, and write to slabs.
 
@@ -48,6 +55,7 @@ class WatchedSource(Source):
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         super().__init__(loader)
+        self._said = said_by(loader)
         self.has_workers = self.runs_in_thread = loader.num_workers > 0
         self.keeps_workers = self.has_workers and loader.persistent_workers
         self.pins_batches = self.has_workers and loader.pin_memory
@@ -65,6 +73,10 @@ class WatchedSource(Source):
     def renew(self) -> None:
         news = {name: value for name, value in vars(self.loader).items() if name not in _OF_THE_COPY}
         vars(self.copy).update(news)
+
+    def is_as_it_was(self) -> bool:
+        now = {} if self.loader is None else said_by(self.loader)
+        return now.keys() == self._said.keys() and all(now[name] is self._said[name] for name in now)
 
     def make_slabs(self, batches: int) -> Slabs | None:
         """Slabs for what each worker makes ahead, and for its part of the batches that are in use."""
@@ -259,6 +271,7 @@ class StatefulSource(WatchedSource):
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         super().__init__(loader)
+        self.can_start_over = False  # its loader goes on where it stands
         self.generators = [] if self.has_workers else self.generators
         # A coarser snapshot is followed by batches that are made again, which draws.
         is_exact = getattr(loader, "snapshot_every_n_steps", 1) == 1

@@ -97,6 +97,10 @@ class Producer:
         """Leaves the source and forgets what is ready."""
         self.current = None
 
+    def start_over(self) -> None:
+        """After `drop`: counts and slots begin anew."""
+        self.stats, self._latest_slot = StatsRecorder(), -1
+
     def bytes_held(self) -> int:
         """Bytes of the batches that wait here or are in use."""
         return sum(tensor_bytes(item.batch) for item in (*self.ready.copy(), self.held) if item is not None)
@@ -218,6 +222,10 @@ class ThreadProducer(Producer):
         with self.changed:
             self.ready.clear()
             self.is_asked = False
+
+    def start_over(self) -> None:
+        self.park()
+        super().start_over()
 
     def close(self) -> None:
         super().close()

@@ -80,6 +80,7 @@ class DeviceRing(Slots):
         self.slots: list[Slot] = []
         self.protocol: SlotProtocol | None = None
         self.allocations = 0
+        self.may_plan_anew = False
 
     def share(self, make_slabs: Callable[[int], Slabs | None]) -> None:
         """Workers write to memory that is page-locked once, and the host copies nothing.
@@ -100,6 +101,8 @@ class DeviceRing(Slots):
 
     def fill(self, slot: int, batch: Any) -> tuple[Any, DecodeReport | None]:
         """Issues the copies and kernels that bring `batch` into `slot`; the host waits only for staging memory."""
+        if self.may_plan_anew:
+            self._leave_unless_fitting(leaves(batch))
         protocol = self._allocate(leaves(batch)) if self.protocol is None else self.protocol
         if self.slabs is not None:
             self._lock_slabs(self.slabs)
@@ -158,6 +161,21 @@ class DeviceRing(Slots):
     def bytes_planned(self) -> int | None:
         """Device bytes of the whole ring; 0 before the first batch."""
         return 0 if self.plan is None else self.plan.device_bytes
+
+    def start_over(self) -> None:
+        """The next batch may have another shape, or be lazy where the last one was not."""
+        self.may_plan_anew = True
+
+    def _leave_unless_fitting(self, batch: list[Any]) -> None:
+        self.may_plan_anew = False
+        places = self.slots[0].places if self.slots else []
+        fits = len(batch) == len(places) and all(
+            place.of(leaf) is not None if place is not None else not (is_lazy(leaf) or is_plain(leaf))
+            for place, leaf in zip(places, batch, strict=False)
+        )
+        if not fits and self.slots:
+            self.ops.finish()
+            self.slots, self.protocol, self.plan = [], None, None
 
     def close(self) -> None:
         if self.slots:

@@ -108,6 +108,9 @@ class Slots:
         """The plan, for `repr`."""
         return f"slots={self.count} of references to the loader's own tensors"
 
+    def start_over(self) -> None:
+        """Between two passes, of batches that may be others: memory that does not fit them may be made anew."""
+
     def bytes_planned(self) -> int | None:
         """Bytes of all slots when they are preallocated, else None."""
         return None

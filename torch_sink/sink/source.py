@@ -167,10 +167,12 @@ class Source:
     keeps_workers = False  # workers, and their generators, go on to the next pass
     pins_batches = False  # batches come in page-locked memory that nobody writes to again
     can_reenter = False  # a pass that was begun can be entered once more where the consumer stands
+    can_start_over = True  # with pass 0, as if it were made anew
     makes_own_iterators = True  # the loader does, which go by the policy on broken files that holds in their thread
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
+        self.can_start_over = not isinstance(loader, Iterator)
         self.policy = "raise"  # on broken files; this leaves it to the image backend
         self.layout = torch.contiguous_format  # of image batches in the slots
         self.guard: WorkerGuard | None = None  # of the latest iterator with workers
@@ -189,6 +191,10 @@ class Source:
 
     def renew(self) -> None:
         """After an attribute of the loader was set: the next pass goes by it."""
+
+    def is_as_it_was(self) -> bool:
+        """Whether the loader is there and says what it said when the source was made."""
+        return self.loader is not None
 
     def make_slabs(self, batches: int) -> Slabs | None:
         """Before the first pass: memory that workers write to, for `batches` beside those that they make ahead.

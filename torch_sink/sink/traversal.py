@@ -145,6 +145,12 @@ class Traversal:
         self.position.batch_in_epoch = 0
         self.was_interrupted = self.is_loaded = self.is_handed_out = False
 
+    def start_over(self) -> None:
+        """Drops everything: the next `begin_epoch` begins pass 0, as the first one did."""
+        self.restart()
+        self.position, self.is_last_epoch, self.may_begin_ahead = Position(), False, True
+        self.producer.start_over()
+
     def state_dict(self) -> dict[str, Any]:
         """The position, and what it takes to go on from it."""
         if self.resume is not None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torch_sink.common.containers import is_flat, leaves, map_leaves
@@ -78,16 +76,3 @@ def epoch_length(loader: Any) -> int | None:
         return len(loader)
     except TypeError:
         return None
-
-
-@contextmanager
-def sink_over(dataset: Any, device: torch.device, epoch_size: int = -1) -> Iterator[Any]:
-    """The dataset itself if it is a SinkLoader, else a SinkLoader over it, with so many batches in an epoch."""
-    from torch_sink.sink import SinkLoader
-
-    if isinstance(dataset, SinkLoader):
-        yield dataset
-    else:
-        target = None if device.type == "meta" else device
-        with SinkLoader(dataset, sink_size=epoch_size, device=target) as sink:
-            yield sink
