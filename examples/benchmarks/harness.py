@@ -189,12 +189,13 @@ def _say_once(line: str) -> None:
     print(line)
 
 
-def gpu_idle_share(work: Callable[[], Any]) -> float | None:
+def gpu_idle_share(work: Callable[[], Any], *, leave_out: float = 0.0) -> float | None:
     """Share of the time between its first and its last kernel in which the GPU had nothing to do, in [0, 1].
 
-    None where the profiler sees nothing.
+    None where the profiler sees nothing. `leave_out` is the share of the kernels, from the first on, that do not count.
     """
     spans = [(begin, end) for _, begin, end in device_spans(work)]
+    spans = spans[int(leave_out * len(spans)) :]
     if not spans:
         return None
     return 1 - covered(spans) / (max(end for _, end in spans) - spans[0][0])

@@ -6,20 +6,25 @@ For each model and loop: steps a second, host time a step (what the training thr
 costs over the plain loop, or over the plain compiled loop where the loop compiles (wall time, and host time, which a
 busy machine disturbs less; medians of the differences within a round), host syncs a step, and on a GPU the share of
 time in which it has nothing to do. Compile and capture seconds stand apart, with the number of steps after which they
-are paid back; the compiler's cache is empty at first, and what differs in its sink size only shares it. The loops take
-turns, in the opposite order in every second round. On the CPU a loop of eager code gets a new model for each round:
-where its tensors fall in memory can make it some percent faster or slower, which is nothing that the loop does. A slow
-model gets fewer rounds, so that no model takes much longer than --seconds, but three at least.
+are paid back; the compiler's cache is empty at first, and what differs in its sink size only shares it.
 
-Writes a table, JSON after each model, and a PNG where matplotlib is installed.
+Each loop gets the same batches, without an end, the same model with the same weights, and SGD, which is fused for all
+of them on a GPU; `cudnn.benchmark` is on. When all have compiled they take turns, in the opposite order in every second
+round. On the CPU a loop of eager code gets a new model for each round: where its tensors fall in memory can make it
+some percent faster or slower, which is nothing that the loop does. A slow model gets fewer rounds, so that no model
+takes much longer than --seconds, but three at least.
+
+Writes a table, JSON after each loop and each round, and a PNG where matplotlib is installed.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,19 +86,22 @@ def cases(cuda: bool) -> dict[str, Case]:
     }
 
 
-class Setup:
-    """A fresh model, optimizer and four batches that already lie on the device."""
+class Setup(ExitStack):
+    """A fresh model, optimizer and four batches that already lie on the device; closes what trains the model."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
+        super().__init__()
         torch.manual_seed(0)
         self.device, self.steps = device, case.steps
         self.model = case.make().to(device)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        # Mode "graph" fuses it in any case.
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, fused=device.type == "cuda")
         targets = torch.arange(case.shape[0], device=device) % 10
         self.batches: Batches = [(torch.randn(case.shape, device=device), targets) for _ in range(4)]
 
-    def stream(self, steps: int) -> Batches:
-        return [self.batches[step % 4] for step in range(steps)]
+    def stream(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The batches, again and again."""
+        return itertools.cycle(self.batches)
 
 
 def plain(read_loss: bool, compile_mode: str | None) -> Callable[[Setup], Callable[[int], int]]:
@@ -101,10 +109,11 @@ def plain(read_loss: bool, compile_mode: str | None) -> Callable[[Setup], Callab
 
     def prepare(setup: Setup) -> Callable[[int], int]:
         model = torch.compile(setup.model, mode=compile_mode) if compile_mode else setup.model
+        batches = setup.stream()
 
         def run(steps: int) -> int:
             losses = []
-            for inputs, targets in setup.stream(steps):
+            for inputs, targets in itertools.islice(batches, steps):
                 setup.optimizer.zero_grad()
                 loss = cross_entropy(model(inputs), targets)
                 loss.backward()
@@ -122,22 +131,28 @@ def sink(mode: str, sink_size: int) -> Callable[[Setup], Callable[[int], int]]:
 
     def prepare(setup: Setup) -> Callable[[int], int]:
         loop = torch_sink.StepLoop(setup.model, cross_entropy, setup.optimizer, sink_size=sink_size, mode=mode)
-        return lambda steps: loop.run(setup.stream(steps)).host_syncs
+        setup.enter_context(loop)
+        # One for all runs: another loader would have other slots, for which the step would be captured again.
+        batches = setup.enter_context(torch_sink.SinkLoader(setup.stream, sink_size=1, device=setup.device))
+
+        def run(steps: int) -> int:
+            batches.sink_size = steps
+            return loop.run(batches).host_syncs
+
+        return run
 
     return prepare
 
 
 def loops(cuda: bool) -> dict[str, Callable[[Setup], Callable[[int], int]]]:
-    found = {
-        "plain, .item()": plain(True, None),
-        "plain": plain(False, None),
-        "torch.compile": plain(False, "default"),
-        **{f"StepLoop eager, sink {n}": sink("eager", n) for n in (1, 10, 100)},
-        **{f"StepLoop compile, sink {n}": sink("compile", n) for n in (1, 10, 100)},
-    }
+    """In the order in which they are measured first: where time ends, those that matter most are there."""
+    found = {"plain": plain(False, None), "torch.compile": plain(False, "default")}
     if cuda:
+        found.update({f"StepLoop graph, sink {n}": sink("graph", n) for n in (100, 10, 1)})
         found["reduce-overhead"] = plain(False, "reduce-overhead")
-        found.update({f"StepLoop graph, sink {n}": sink("graph", n) for n in (1, 10, 100)})
+    found["plain, .item()"] = plain(True, None)
+    for mode in ("eager", "compile"):
+        found.update({f"StepLoop {mode}, sink {n}": sink(mode, n) for n in (1, 10, 100)})
     return found
 
 
@@ -157,6 +172,7 @@ class Measurement:
         self._syncs = 0
         self.hosts: list[float] = []
         self.walls: list[float] = []
+        self._idle: float | None = None
         self._setup, self._run, self._first_seconds = self._begun()
 
     def _begun(self) -> tuple[Setup, Callable[[int], int], float]:
@@ -171,6 +187,7 @@ class Measurement:
     def round(self) -> None:
         """Run the steps of a round and note times a step."""
         if self._renews and self.walls:
+            self.close()
             self._setup, self._run, _ = self._begun()
         steps = self._setup.steps
         harness.synchronize()
@@ -179,6 +196,19 @@ class Measurement:
         self.hosts.append((time.thread_time() - host) / steps)
         harness.synchronize()
         self.walls.append((time.perf_counter() - wall) / steps)
+
+    def close(self) -> None:
+        """Give back what the loop holds."""
+        self._setup.close()
+
+    def forget_rounds(self) -> None:
+        """Those before this do not count."""
+        self.hosts, self.walls = [], []
+
+    def watch_gpu(self) -> None:
+        """Note in which share of the time the GPU, if there is one, has nothing to do."""
+        if self._setup.device.type == "cuda":
+            self._idle = harness.gpu_idle_share(lambda: self._run(50))
 
     def result(self) -> dict[str, Any]:
         """Percentiles over the rounds."""
@@ -189,35 +219,58 @@ class Measurement:
             "syncs_per_step": self._syncs / self._setup.steps,
             "first_8_steps_seconds": self._first_seconds,
         }
-        idle = harness.gpu_idle_share(lambda: self._run(50)) if self._setup.device.type == "cuda" else None
-        return result if idle is None else {**result, "gpu_idle_share": idle}
+        return result if self._idle is None else {**result, "gpu_idle_share": self._idle}
 
 
-def measure(case: Case, device: torch.device, names: list[str] | None, rounds: int, seconds: float) -> dict[str, Any]:
-    """The loops on one model in turns, until the rounds are done or the time is spent; compiling takes none of it."""
+def measure(
+    case: Case, device: torch.device, names: list[str] | None, rounds: int, seconds: float
+) -> Iterator[dict[str, Any]]:
+    """The loops on one model: first each alone, where it compiles, then in turns, until rounds or time are over.
+
+    Compiling takes none of the time. The results so far come after each loop and after each round.
+    """
     make_setup = partial(Setup, case, device)
-    measurements = {
-        name: Measurement(prepare, make_setup, renews=device.type == "cpu" and "compile" not in name)
-        for name, prepare in loops(device.type == "cuda").items()
-        if not names or name in ("plain", "torch.compile") or any(part in name for part in names)
-    }
-    began = time.perf_counter()
-    done, names_in_turn = 0, list(measurements)
-    while done < rounds and (done < LEAST_ROUNDS or time.perf_counter() - began < seconds):
-        # There and back, so that no loop always runs after the same one.
-        for name in names_in_turn if done % 2 == 0 else reversed(names_in_turn):
-            measurements[name].round()
-        done += 1
+    measurements: dict[str, Measurement] = {}
+    with ExitStack() as stack:
+        for name, prepare in loops(device.type == "cuda").items():
+            if not names or name in ("plain", "torch.compile") or any(part in name for part in names):
+                renews = device.type == "cpu" and "compile" not in name
+                measurements[name] = Measurement(prepare, make_setup, renews=renews)
+                stack.callback(measurements[name].close)
+                measurements[name].round()
+                yield summary(measurements, case)
+        for measurement in measurements.values():
+            measurement.forget_rounds()
+        began, names_in_turn = time.perf_counter(), list(measurements)
+        for done in range(rounds):
+            if done >= LEAST_ROUNDS and time.perf_counter() - began >= seconds:
+                break
+            # There and back, so that no loop always runs after the same one.
+            for name in names_in_turn if done % 2 == 0 else reversed(names_in_turn):
+                measurements[name].round()
+            yield summary(measurements, case)
+        for measurement in measurements.values():
+            measurement.watch_gpu()
+        yield summary(measurements, case)
+
+
+def summary(measurements: dict[str, Measurement], case: Case) -> dict[str, Any]:
+    """The results of a model's loops, after equally many rounds of each."""
     results = {name: measurement.result() for name, measurement in measurements.items()}
     add_differences(results, measurements)
     add_break_even(results)
-    return {"rounds": done, "steps": case.steps, "seconds": time.perf_counter() - began, "loops": results}
+    return {"rounds": len(measurements["plain"].walls), "steps": case.steps, "loops": results}
+
+
+def base_of(name: str) -> str:
+    """The plain loop that does the same."""
+    return "plain" if name.startswith("plain") or "eager" in name else "torch.compile"
 
 
 def add_differences(results: dict[str, dict[str, Any]], measurements: dict[str, Measurement]) -> None:
     """What a step costs over the plain loop that does the same, within each round."""
     for name, entry in results.items():
-        base = measurements.get("torch.compile" if "compile" in name else "plain", measurements["plain"])
+        base = measurements[base_of(name)]
         pairs = list(zip(measurements[name].walls, base.walls, strict=True))
         hosts = zip(measurements[name].hosts, base.hosts, strict=True)
         entry["extra_host_microseconds"] = percentiles([(host - plain) * 1e6 for host, plain in hosts])
@@ -293,6 +346,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
+    torch.backends.cudnn.benchmark = True
     device = harness.device_here()
     known = cases(device.type == "cuda")
     chosen = arguments.models or list(known)
@@ -304,10 +358,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="torch_sink_loop_") as cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         for model in chosen:
-            measured = measure(known[model], device, arguments.loops, arguments.rounds, arguments.seconds)
-            print_table(model, measured)
-            report["models"][model] = measured
-            harness.write(report, arguments.output)
+            for measured in measure(known[model], device, arguments.loops, arguments.rounds, arguments.seconds):
+                report["models"][model] = measured
+                harness.save(report, arguments.output)
+            print_table(model, report["models"][model])
+    harness.write(report, arguments.output)
     draw(report, arguments.output.with_suffix(".png"))
 
 
