@@ -15,13 +15,14 @@ import torch
 from fake_cuda import FakeCuda, fake_cuda  # noqa: F401 a fixture
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "examples" / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import contenders  # noqa: E402
 import loop  # noqa: E402
+import peaks  # noqa: E402
 import report_tables  # noqa: E402
 import torch_sink  # noqa: E402
 import train  # noqa: E402
@@ -56,6 +57,16 @@ class Samples(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         self.pace.wait()
         return torch.ones(3, 2, 2), index % 2
+
+
+class Pictures(Samples):
+    """Of 40 kB."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((3, 60, 60), float(index)), index
 
 
 class Slow(nn.Module):
@@ -163,3 +174,27 @@ def test_rounds_of_a_loop_capture_nothing(fake_cuda: FakeCuda) -> None:  # noqa:
     assert fake_cuda.graphs_begun == captured
     assert measurement.result()["syncs_per_step"] == 0.1
     measurement.close()
+
+
+def test_peaks_are_those_of_one_contender(fake_cuda: FakeCuda) -> None:  # noqa: F811
+    def tensor(mebibytes: int, **options: Any) -> torch.Tensor:
+        return torch.empty(mebibytes << 20, dtype=torch.uint8, **options)
+
+    earlier = [tensor(8, device="cuda"), tensor(4, pin_memory=True)]
+    peak = peaks.Peaks()
+    tensor(64, device="cuda")  # as the gate does, before anything is measured
+    peak.begin()
+    kept = [tensor(16, device="cuda"), tensor(2, pin_memory=True)]
+    tensor(4, device="cuda")
+    assert peak.result([]) == {"allocated": 20 << 20, "reserved": 20 << 20, "page_locked": 2 << 20}
+    del earlier, kept
+
+
+def test_slabs_count_as_page_locked(fake_cuda: FakeCuda) -> None:  # noqa: F811
+    peak = peaks.Peaks()
+    with torch_sink.SinkLoader(DataLoader(Pictures(), 4, num_workers=1)) as loader:
+        assert len([*loader]) == 16
+        staging = peak.result([])["page_locked"]
+        registered = sum(fake_cuda.registered.values())
+        assert registered > 0
+        assert peak.result(loader)["page_locked"] == staging + registered

@@ -150,9 +150,10 @@ def p50(value: float) -> dict[str, float]:
 def results_of_a_gpu() -> dict[str, Any]:
     """As the benchmarks write them."""
     speeds = {"stock": 1000.0, "torch_sink": 2500.0, "synthetic": 2600.0}
+    peaks = {"allocated": 10 << 30, "reserved": 11 << 30, "page_locked": 1 << 28}
     return {
         "train": {"models": {"resnet50": {"contenders": {
-            name: {"2": {"images_per_second": p50(1.0)}, "16": {"images_per_second": p50(speed), "gpu_idle_share": p50(0.03)}}
+            name: {"2": {"images_per_second": p50(1.0), "peak_bytes": peaks}, "16": {"images_per_second": p50(speed), "gpu_idle_share": p50(0.03)}}
             for name, speed in speeds.items()
         }}}},
         "decode": {"decoders": {"torch_sink, triton": {"images_per_second": {"64": p50(1.0), "256": p50(40000.0)}}}},
@@ -161,19 +162,22 @@ def results_of_a_gpu() -> dict[str, Any]:
             "torch_sink": {"images_per_second": {"512": p50(7000.0)}},
             "torch_sink, kernels alone": {"images_per_second": {"512": p50(300000.0)}},
         }}},
-        "loop": {"models": {"resnet50": {}, "mlp": {"loops": {"StepLoop graph, sink 100": {"host_microseconds": p50(15.5)}}}}},
+        "loop": {"models": {"mlp": {"loops": {"StepLoop graph, sink 100": {"host_microseconds": p50(15.5)}}}, "resnet50": {}}},
         "worker_cost": {"worker_cost": {"v1 train": {"stock_ms": p50(4.66), "torch_sink_ms": p50(0.21)}}},
         "host_cost": {"host_cost": {"v1 train": {"pinned": {"us_an_image": {"in all": p50(4.96)}}}}},
     }  # fmt: skip
 
 
-def test_eleven_figures() -> None:
+def test_the_figures_that_matter() -> None:
     found = [value for _, value in gpu_summary.figures(results_of_a_gpu())]
     assert found == [
         "2,500",
         "2.50",
         "96%",
         "3.0%",
+        "10.00 -> 10.00",
+        "11.00 -> 11.00",
+        "0.25 -> 0.25",
         "40,000",
         "90,000",
         "7,000",

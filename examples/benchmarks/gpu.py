@@ -16,7 +16,7 @@ results folder where nothing can be written there.
 
 What is known is written at once, so that a run that is cut short loses nothing: `gpu.json` in the results folder holds
 machine, commit, and for each run its command, status, seconds and first error; beside it lie what each benchmark wrote
-and, in `logs`, what each run said. The last lines are a table of all that, and eleven figures.
+and, in `logs`, what each run said. The last lines are a table of all that, and fourteen figures.
 """
 
 from __future__ import annotations
@@ -69,33 +69,33 @@ class Step(NamedTuple):
 
 # In the order in which they run. Together less than nine minutes.
 STEPS = (
-    Step("compile", "compile", 90),
+    Step("compile", "compile", 85),
     Step("doctor", "compile", 15),
-    Step("tests", "tests", 120),
+    Step("tests", "tests", 105),
     Step(
         "train",
         "train",
-        95,
-        ("--models", "resnet50", "--workers", "8", "2", "--steps", "6", "--rounds", "2", "--warmup", "4"),
+        130,
+        ("--models", "resnet50", "--workers", "8", "2", "--batch-size", "128", "--rounds", "3", "--seconds", "8"),
         ("--workers", "1", "--steps", "2", "--batch-size", "2"),
     ),
-    Step("decode", "decode", 30, ("--batches", "64", "256", "--rounds", "3"), ("--batches", "4", "--rounds", "1")),
-    Step("jpeg", "decode", 20, ("--batches", "128", "512", "--rounds", "3"), ("--batches", "4", "--rounds", "1")),
+    Step("decode", "decode", 26, ("--batches", "64", "256", "--rounds", "3"), ("--batches", "4", "--rounds", "1")),
+    Step("jpeg", "decode", 18, ("--batches", "128", "512", "--rounds", "3"), ("--batches", "4", "--rounds", "1")),
     Step(
-        "transforms", "transforms", 45, ("--batches", "64", "512", "--rounds", "3"), ("--batches", "2", "--rounds", "1")
+        "transforms", "transforms", 38, ("--batches", "64", "512", "--rounds", "3"), ("--batches", "2", "--rounds", "1")
     ),
     Step(
         "loop",
         "loop",
-        47,
-        ("--models", "resnet50", "mlp", "--rounds", "5", "--seconds", "12"),
+        50,
+        ("--models", "mlp", "resnet50", "--loops", "graph, sink 100", "overhead", "--rounds", "5", "--seconds", "6"),
         ("--models", "mlp", "--rounds", "1", "--seconds", "5"),
         takes_data=False,
     ),
     Step(
-        "loader", "loader", 20, ("--rounds", "2", "--epochs", "2"), ("--workers", "1", "--rounds", "1", "--epochs", "1")
+        "loader", "loader", 18, ("--rounds", "2", "--epochs", "2"), ("--workers", "1", "--rounds", "1", "--epochs", "1")
     ),
-    Step("worker_cost", "transforms", 15, ("--rounds", "2", "--images", "40"), ("--images", "8", "--rounds", "1")),
+    Step("worker_cost", "transforms", 13, ("--rounds", "2", "--images", "40"), ("--images", "8", "--rounds", "1")),
     Step(
         "host_cost",
         "transforms",
@@ -103,7 +103,7 @@ STEPS = (
         ("--rounds", "5", "--pipelines", "v1 train"),
         ("--images", "2", "--batch", "2", "--rounds", "1", "--pipelines", "v1 train"),
     ),
-    Step("scale", "train", 15, ("--rounds", "2"), ("--rounds", "1")),
+    Step("scale", "train", 13, ("--rounds", "2"), ("--rounds", "1")),
     Step("sanitizer", "sanitizer", 15),
 )
 COMPILE = ("-m", "torch_sink", "warm")

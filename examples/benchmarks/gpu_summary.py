@@ -1,4 +1,4 @@
-"""The last lines of `make gpu`: what passed, what failed with its first error, and the eleven figures that matter."""
+"""The last lines of `make gpu`: what passed, what failed with its first error, and the figures that matter."""
 
 from __future__ import annotations
 
@@ -63,12 +63,19 @@ def _train(result: Result, contender: str, key: str = "images_per_second") -> fl
     return float(_last(first[contender])[key]["p50"])
 
 
+def _peak(result: Result, name: str) -> str:
+    """Of stock and of torch_sink."""
+    contenders = next(iter(result["models"].values()))["contenders"]
+    measured = [next(iter(contenders[contender].values()))["peak_bytes"][name] for contender in ("stock", "torch_sink")]
+    return " -> ".join(f"{value / 2**30:.2f}" for value in measured)
+
+
 def _stages(result: Result, contender: str, key: str = "images_per_second") -> float:
     return float(_last(result["pipelines"]["v1 train"][contender][key])["p50"])
 
 
 def _graph(result: Result, key: str) -> float:
-    loops: Result = list(result["models"].values())[-1]["loops"]
+    loops: Result = next(iter(result["models"].values()))["loops"]
     return float(loops["StepLoop graph, sink 100"][key]["p50"])
 
 
@@ -96,6 +103,9 @@ FIGURES: tuple[tuple[str, str, Callable[[Result], str]], ...] = (
         lambda result: f"{_train(result, 'torch_sink') / _train(result, 'synthetic'):.0%}",
     ),
     ("  GPU idle", "train", lambda result: f"{_train(result, 'torch_sink', 'gpu_idle_share'):.1%}"),
+    ("  peak GiB allocated, stock -> torch_sink", "train", lambda result: _peak(result, "allocated")),
+    ("  peak GiB reserved, stock -> torch_sink", "train", lambda result: _peak(result, "reserved")),
+    ("  peak GiB page-locked, stock -> torch_sink", "train", lambda result: _peak(result, "page_locked")),
     (
         "JPEG decoding in kernels, images/s",
         "decode",

@@ -95,10 +95,10 @@ def readme_figures(results: dict[str, Report]) -> str:
 
 
 def best_training(report: Report) -> str:
-    """Images per second from files with the fewest workers, against stock with the same."""
+    """Images per second from files with the fewest workers that both were measured with, against stock."""
     model, measured = next(iter(report["models"].items()))
     contenders = measured["contenders"]
-    workers = next(iter(contenders["torch_sink"]))
+    workers = min(contenders["torch_sink"].keys() & contenders["stock"].keys(), key=int)
     ours, stock = (contenders[name][workers]["images_per_second"]["p50"] for name in ("torch_sink", "stock"))
     hardware = report["machine"]["gpu"]
     return f"{model} from JPEG files, {workers} workers, {hardware}: {ours:.0f} images/s, stock {stock:.0f}."

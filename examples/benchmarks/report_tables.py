@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 Report = dict[str, Any]
+PEAKS = ("allocated", "reserved", "page_locked")
 
 
 def table(heads: list[str], rows: list[list[str]]) -> str:
@@ -153,17 +154,23 @@ def decode(report: Report) -> str:
 def train(report: Report) -> str:
     parts = []
     for model, measured in report["models"].items():
-        rows = []
         contenders = measured["contenders"]
-        ceiling = next(iter(contenders["synthetic"].values()))["images_per_second"]["p50"]
+        ceiling = next((one["images_per_second"]["p50"] for one in contenders.get("synthetic", {}).values()), None)
+        rows, peaks = [], []
         for name, counts in contenders.items():
             for workers, result in counts.items():
                 idle = f"{result['gpu_idle_share']['p50']:.0%}" if "gpu_idle_share" in result else "-"
                 speed, cpu = (result[key]["p50"] for key in ("images_per_second", "cpu_seconds_per_1000_images"))
-                figures = [f"{speed:.0f}", f"{speed / ceiling:.1%}", f"{cpu:.2f}", idle]
+                figures = [f"{speed:.0f}", f"{speed / ceiling:.1%}" if ceiling else "-", f"{cpu:.2f}", idle]
                 rows.append([name, "-" if name == "synthetic" else workers, *figures])
+                if "peak_bytes" in result:
+                    held = [f"{result['peak_bytes'][key] / 2**30:.2f}" for key in PEAKS]
+                    peaks.append([name, workers, *held])
         heads = ["workers", "images/s", "of synthetic data", "CPU s per 1,000 images", "GPU idle"]
         parts.append(table([model, *heads], rows))
+        if peaks:
+            heads = ["workers", *(f"{name.replace('_', '-')}, GiB" for name in PEAKS)]
+            parts.append(table([f"{model}, peak of memory", *heads], peaks))
     return "\n\n".join(parts)
 
 
@@ -181,6 +188,34 @@ def scale(report: Report) -> str:
     return "\n\n".join(parts)
 
 
+HOW_TRAINING_IS_MEASURED = """\
+End to end: from JPEG files to the optimizer's step. All contenders get the same samples in the same order and begin \
+with the same weights. All train in bfloat16 autocast and channels_last, with fused SGD, page-locked batches and \
+`cudnn.benchmark`. None is measured unless its first batch, and its loss on stock's first batch, agree with stock's.
+
+* "stock" is the loop of a tutorial: a `DataLoader` over stock torchvision, and the loss is read at every step.
+* "prefetcher + compile" is what an expert writes: data workers stop at bytes, a prefetcher sends the next batch on a \
+side stream and normalizes it there, the model is compiled, and the loss is read every 50 steps.
+* "torch_sink" is the image backend, a `SinkLoader` and a `StepLoop`.
+* "synthetic" is the same `StepLoop` over one batch that stays on the device: nothing that reads files can be faster.
+
+Each trains on one pass that never ends, so its workers are never cold. The steps in which it compiles or captures do \
+not count. Meanwhile its workers may have made two batches each, and three may wait in a queue: after that, as many \
+steps do not count either. A round takes four times as many. A figure is the median of the rounds; a round ends when \
+the GPU has finished.
+
+Peaks of memory are those of training with the first number of workers, beyond what the process held before it made \
+the model. "Allocated" are the bytes of tensors, "reserved" is what PyTorch's allocator took from the device for them, \
+and "page-locked" is memory of the host."""
+
+HOW_LOOPS_ARE_MEASURED = """\
+What a loop costs besides the model: batches lie on the device already. All loops get the same batches without an end, \
+the same weights and SGD, which is fused for all of them on a GPU; `cudnn.benchmark` is on. Each compiles and captures \
+before the first round. Then the loops take turns, in the opposite order in every second round, so that a busy machine \
+slows all of them. A figure is the median of the rounds. Host time is what the training thread spends on the CPU. \
+"Over plain" is the difference within a round: to the plain loop where a `StepLoop` runs eager code, to \
+`torch.compile` where it compiles or captures. "reduce-overhead" is PyTorch's own way to CUDA graphs."""
+
 # Result file -> the figures in it that only a GPU gives.
 GPU_FIGURES = {
     "loader": "images/s, waits and host cost of the three loaders where batches are copied to a GPU",
@@ -191,7 +226,7 @@ GPU_FIGURES = {
     "jpeg": "us a batch of each stage of the JPEG kernels, images/s in kernels and in all",
     "train": "images/s, GPU idle share and CPU seconds per 1,000 images of ResNet-50, ShuffleNetV2 and MobileNetV3 "
     "from JPEG files with 1 to 16 workers: stock, prefetcher and compiled loop, torch_sink; the ceiling with "
-    "synthetic data",
+    "synthetic data; the peak of allocated, reserved and page-locked memory",
     "scale": "ms an image by batch and by size of the photographs, us a step by sink size, us a batch by dataset",
 }
 # Result file -> title, what it says, whether only a GPU's figures count, and the section's table.
@@ -228,14 +263,13 @@ SECTIONS: dict[str, tuple[str, str, bool, Callable[[Report], str]]] = {
     ),
     "loop": (
         "Training loops",
-        "What a loop costs besides the model: batches lie on the device already, and the loops take turns. The plain "
-        "loop is compiled where the StepLoop compiles.",
+        HOW_LOOPS_ARE_MEASURED,
         False,
         loop,
     ),
     "transforms": ("Transforms", "From decoded uint8 images to the batch, on the device.", True, transforms),
     "decode": ("Decoders", "The same files from memory, in turns.", True, decode),
     "jpeg": ("JPEG kernels", "Baseline JPEG files, every stage on the device.", True, jpeg),
-    "train": ("Training from JPEG files", "End to end, bfloat16 autocast, channels_last.", True, train),
+    "train": ("Training from JPEG files", HOW_TRAINING_IS_MEASURED, True, train),
     "scale": ("Scale", "How cost grows when one size grows alone.", True, scale),
 }

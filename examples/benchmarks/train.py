@@ -127,8 +127,10 @@ def measure(
             if peaks is not None:
                 result["peak_bytes"] = peaks.result(batches)
             if contender.device.type == "cuda":
-                # The profiler takes its time to begin, in which batches become ready: the first half does not count.
-                idle = gpu_idle_share(lambda: contender.train(batches, 2 * ahead), leave_out=0.5)
+                # The profiler takes its time to begin, in which batches become ready: those steps do not count.
+                watched = min(steps, ahead)
+                left_out = ahead / (ahead + watched)
+                idle = gpu_idle_share(lambda: contender.train(batches, ahead + watched), leave_out=left_out)
                 result |= {} if idle is None else {"gpu_idle_share": percentiles([idle])}
         finally:
             if isinstance(batches, torch_sink.SinkLoader):

@@ -66,7 +66,8 @@ class Queues:
     def wait_for(self, is_done: Callable[[], bool]) -> None:
         """Run work until something is done; other streams may fall behind or run ahead."""
         while not is_done():
-            if not self.run_some():
+            # Another thread may have run it meanwhile.
+            if not self.run_some() and not is_done():
                 raise AssertionError("deadlock: the host waits for work that nothing can finish")
 
     def drain(self) -> None:
