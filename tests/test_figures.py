@@ -7,6 +7,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,16 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "examples" / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import contenders  # noqa: E402
-import loop  # noqa: E402
 import peaks  # noqa: E402
 import report_tables  # noqa: E402
 import torch_sink  # noqa: E402
 import train  # noqa: E402
+
+# By its path: `loop` is a folder of tests.
+_spec = spec_from_file_location("loop_benchmark", BENCHMARKS / "loop.py")
+loop: Any = module_from_spec(_spec)
+sys.modules[_spec.name] = loop
+_spec.loader.exec_module(loop)
 
 # Workers that sleep need no core.
 pytestmark = [pytest.mark.once_on_oldest, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
@@ -198,3 +204,22 @@ def test_slabs_count_as_page_locked(fake_cuda: FakeCuda) -> None:  # noqa: F811
         registered = sum(fake_cuda.registered.values())
         assert registered > 0
         assert peak.result(loader)["page_locked"] == staging + registered
+
+
+def test_a_contender_that_fails_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Broken(contenders.PrefetcherAndCompile):
+        def train(self, batches: Any, steps: int) -> None:
+            raise RuntimeError("no compiler")
+
+    output, small = tmp_path / "train.json", ("--batch-size", "2", "--workers", "1", "--steps", "1")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--images", "4", *small, "--output", str(output)])
+    monkeypatch.setitem(train.CONTENDERS, "prefetcher + compile", Broken)
+    with pytest.raises(SystemExit, match="1"):
+        train.main()
+    report = json.loads(output.read_text())
+    assert "unfinished" not in report
+    (results,) = report["models"].values()
+    assert results["failed"] == {"prefetcher + compile": "RuntimeError: no compiler"}
+    measured = {name: bool(counts) for name, counts in results["contenders"].items()}
+    assert measured == {"stock": True, "prefetcher + compile": False, "torch_sink": True, "synthetic": True}
+    assert "| torch_sink | 1 |" in report_tables.train(report)

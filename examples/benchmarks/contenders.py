@@ -36,6 +36,11 @@ class Contender:
         """Train on the next batches of what `wrap` returned."""
         raise NotImplementedError
 
+    def discard(self, batches: Any, count: int) -> None:
+        """Throw the next batches away. What is as fast as can be leaves nothing ready: then the workers' pace shows."""
+        for _ in range(count):
+            next(batches)
+
     def wrap(self, loader: DataLoader[Any]) -> Any:
         """The loader's batches, which never end, as `train` takes them."""
         raise NotImplementedError
@@ -127,6 +132,11 @@ class TorchSink(Contender):
     def train(self, batches: torch_sink.SinkLoader, steps: int) -> None:
         batches.sink_size = steps
         self.loop.run(batches)
+
+    def discard(self, batches: torch_sink.SinkLoader, count: int) -> None:
+        batches.sink_size = count
+        for _ in batches:
+            pass
 
 
 class Synthetic(TorchSink):

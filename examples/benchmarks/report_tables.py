@@ -200,9 +200,9 @@ side stream and normalizes it there, the model is compiled, and the loss is read
 * "synthetic" is the same `StepLoop` over one batch that stays on the device: nothing that reads files can be faster.
 
 Each trains on one pass that never ends, so its workers are never cold. The steps in which it compiles or captures do \
-not count. Meanwhile its workers may have made two batches each, and three may wait in a queue: after that, as many \
-steps do not count either. A round takes four times as many. A figure is the median of the rounds; a round ends when \
-the GPU has finished.
+not count. Meanwhile its workers may have made two batches each, and three may wait in a queue: so many are thrown \
+away before the first round, or a slow loader would look fast. A round takes four times as many steps. A figure is the \
+median of the rounds; a round ends when the GPU has finished.
 
 Peaks of memory are those of training with the first number of workers, beyond what the process held before it made \
 the model. "Allocated" are the bytes of tensors, "reserved" is what PyTorch's allocator took from the device for them, \

@@ -10,8 +10,8 @@ Contenders, each with bfloat16 autocast, channels_last, fused SGD and `cudnn.ben
     synthetic: the same StepLoop over one batch that stays on the device: the ceiling
 Each has to pass a gate: with equal seeds it must be fed stock's batch (to the last bits where it normalizes on the
 device), and find its loss on it. Then each trains on one pass that never ends. Not counted are the steps in which it
-compiles, and after them as many as there are batches that the workers may have made meanwhile; a round is four times
-as long as that. On a GPU the peak of its memory is noted, and the share of time in which the GPU had nothing to do.
+compiles. As many batches as the workers may have made meanwhile are thrown away; a round is four times as long as that.
+On a GPU the peak of its memory is noted, and the share of time in which the GPU had nothing to do.
 Prints a table and writes JSON, after each measurement. Without a GPU it runs small, to try the commands; such figures
 say nothing about one.
 """
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,18 +97,18 @@ class Gate:
         self.batch = first_batch(stock, folder, batch_size)
         self.loss = stock.loss(*self.batch).item()
 
-    def check(self, name: str, contender: Contender) -> dict[str, float]:
+    def check(self, contender: Contender) -> dict[str, float]:
         """Compare the first batch of a contender, and its loss on stock's batch, with those of stock.
 
         Raises:
-            SystemExit: they differ by more than bfloat16 explains.
+            ValueError: they differ by more than bfloat16 explains.
         """
         images, labels = first_batch(contender, self.folder, self.batch_size)
         distance = (images.float() - self.batch[0].float()).abs().mean().item()
         loss = abs(contender.loss(*self.batch).item() / self.loss - 1)
         same = torch.equal(labels.cpu(), self.batch[1].cpu()) and images.shape == self.batch[0].shape
         if not (same and distance <= LARGEST_MEAN_DIFFERENCE and loss <= LARGEST_LOSS_DIFFERENCE):
-            sys.exit(f"{name}: mean difference {distance:.2g}, of the loss {loss:.2%}; it was not measured")
+            raise ValueError(f"mean difference {distance:.2g}, of the loss {loss:.2%}: it is not measured")
         return {"mean_difference": distance, "loss_difference": loss}
 
 
@@ -122,7 +123,7 @@ def measure(
         steps = arguments.steps or max(ROUND * ahead, LEAST_STEPS)
         try:
             contender.train(batches, arguments.warmup)
-            contender.train(batches, ahead)
+            contender.discard(batches, ahead)
             result = measure_rounds(contender, batches, steps, arguments)
             if peaks is not None:
                 result["peak_bytes"] = peaks.result(batches)
@@ -135,7 +136,7 @@ def measure(
         finally:
             if isinstance(batches, torch_sink.SinkLoader):
                 batches.close()
-    return {"steps_not_counted": arguments.warmup + ahead, "steps_of_a_round": steps, **result}
+    return {"discarded_batches": ahead, "steps_of_a_round": steps, **result}
 
 
 def measure_rounds(contender: Contender, batches: Any, steps: int, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -154,30 +155,59 @@ def measure_rounds(contender: Contender, batches: Any, steps: int, arguments: ar
     }
 
 
+class ModelResults:
+    """What is found with one model.
+
+    Attributes:
+        found: the results by contender and number of workers; what failed, and why.
+    """
+
+    def __init__(self, name: str, folder: Path, arguments: argparse.Namespace, device: torch.device) -> None:
+        self._name, self._folder, self._arguments, self._device = name, folder, arguments, device
+        self._classes = len(ImageFolder(str(folder)).classes)
+        self._gate = Gate(Stock(name, self._classes, device), folder, arguments.batch_size)
+        self._contenders: dict[str, Contender] = {}
+        self.found: dict[str, Any] = {"gate": {}, "failed": {}, "contenders": {key: {} for key in CONTENDERS}}
+
+    def add(self, key: str, workers: int) -> None:
+        """Measure a contender. What goes wrong with it is noted, and costs the others nothing."""
+        if key not in self.found["failed"]:
+            try:
+                self.found["contenders"].setdefault(key, {})[str(workers)] = self._measured(key, workers)
+            except Exception as error:
+                traceback.print_exc()
+                self.found["failed"][key] = f"{type(error).__name__}: {error}"
+
+    def _measured(self, key: str, workers: int) -> dict[str, Any]:
+        peaks = None
+        if key not in self._contenders:
+            peaks = Peaks() if self._device.type == "cuda" and key in CONTENDERS else None
+            self._contenders[key] = self._begun(key)
+        if peaks is not None:
+            peaks.begin()
+        return measure(self._contenders[key], self._folder, workers, self._arguments, peaks)
+
+    def _begun(self, key: str) -> Contender:
+        if key == SYNTHETIC:
+            return Synthetic(self._contenders["torch_sink"])
+        contender = CONTENDERS[key](self._name, self._classes, self._device)
+        self.found["gate"][key] = self._gate.check(contender)
+        return contender
+
+
 def measure_model(
     name: str, folder: Path, arguments: argparse.Namespace, device: torch.device
 ) -> Iterator[dict[str, Any]]:
     """The results after each contender with each number of workers, the first number for all of them first."""
     torch.backends.cudnn.benchmark = True
-    classes = len(ImageFolder(str(folder)).classes)
-    gate = Gate(Stock(name, classes, device), folder, arguments.batch_size)
-    contenders: dict[str, Contender] = {}
-    found: dict[str, Any] = {"gate": {}, "contenders": {key: {} for key in (*CONTENDERS, SYNTHETIC)}}
+    results = ModelResults(name, folder, arguments, device)
     for workers in arguments.workers:
-        for key, make in CONTENDERS.items():
-            peaks = Peaks() if device.type == "cuda" and key not in contenders else None
-            if key not in contenders:
-                contenders[key] = make(name, classes, device)
-                found["gate"][key] = gate.check(key, contenders[key])
-            if peaks is not None:
-                peaks.begin()
-            measured = measure(contenders[key], folder, workers, arguments, peaks)
-            found["contenders"][key][str(workers)] = measured
-            yield found
-        if not found["contenders"][SYNTHETIC]:
-            ceiling = Synthetic(contenders["torch_sink"])
-            found["contenders"][SYNTHETIC]["0"] = measure(ceiling, folder, 0, arguments)
-            yield found
+        for key in CONTENDERS:
+            results.add(key, workers)
+            yield results.found
+        if results.found["contenders"]["torch_sink"] and SYNTHETIC not in results.found["contenders"]:
+            results.add(SYNTHETIC, 0)
+            yield results.found
 
 
 def format_table(report: dict[str, Any]) -> str:
@@ -218,6 +248,7 @@ def main() -> None:
                 report["models"][name] = results
                 save(report, arguments.output)
     finish(report, arguments.output, format_table(report))
+    sys.exit(int(any(results["failed"] for results in report["models"].values())))
 
 
 if __name__ == "__main__":
