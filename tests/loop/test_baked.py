@@ -15,7 +15,7 @@ from torch_sink.amp import DynamicLossScaler
 from torch_sink.loop import StepLoop
 from torch_sink.loop.engines.graph import fingerprint
 
-from .reference import make_batches, plain_loop
+from .reference import make_batches, make_model, plain_loop
 from .test_capture_faults import Wrapped, at_step
 from .test_on_fake_cuda import OPTIMIZERS, assert_trained_alike, make_loop
 
@@ -157,3 +157,37 @@ def test_a_module_in_the_place_of_another_is_seen_where_it_takes_its_memory_too(
         others.append(nn.GELU())
     model._modules["1"] = others[-1]
     assert fingerprint(model, step, optimizer, set()) != before
+
+
+class Tempered(nn.Module):
+    """The usual model with a temperature that is a tensor, or a number."""
+
+    def __init__(self, temperature: Any) -> None:
+        super().__init__()
+        self.inner = make_model(dropout=0.0)
+        if isinstance(temperature, Tensor):
+            self.register_buffer("temperature", temperature)
+        else:
+            self.temperature = temperature
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.inner(inputs) / self.temperature
+        return outputs
+
+    def cool(self) -> None:
+        if isinstance(self.temperature, Tensor):
+            self.temperature.fill_(0.5)
+        else:
+            self.temperature = 0.5
+
+
+@pytest.mark.parametrize("temperature", [torch.ones(()), 1.0], ids=["a buffer", "a number"])
+def test_replays_see_values_of_tensors_and_no_numbers_of_a_model(fake_cuda: FakeCuda, temperature: Any) -> None:
+    """As the documentation says."""
+    losses = []
+    for mode in ("graph", "eager"):
+        loop = make_loop(model=Tempered(temperature).cuda(), sink_size=4, mode=mode)
+        callbacks = at_step(8, lambda loop: loop.model.cool())
+        losses.append(loop.run(make_batches(12), callbacks=callbacks).losses)
+        loop.close()
+    assert torch.allclose(*losses) == isinstance(temperature, Tensor)

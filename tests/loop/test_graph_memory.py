@@ -102,6 +102,16 @@ def test_evaluations_between_epochs(fake_cuda: FakeCuda) -> None:
     loop.close()
 
 
+def test_the_first_steps_of_a_run_leave_what_they_make_outside(fake_cuda: FakeCuda) -> None:
+    """The optimizer's state, where evaluations have graphs already."""
+    loop = make_loop(make_model(dropout=0.0))
+    loop.evaluate(EPOCH)
+    loop.run(EPOCH, callbacks=[Evaluation(EPOCH, every_epochs=1)])
+    assert fake_cuda.graphs_begun == 1 + 3
+    assert "left tensors" not in loop.explain()
+    loop.close()
+
+
 @tight
 def test_code_between_two_runs_has_the_room_that_it_would_have(fake_cuda: FakeCuda) -> None:
     loop = make_loop()

@@ -181,9 +181,10 @@ class Engine:
 
     def end(self, steps: int, iteration: int) -> SinkRecord:
         """Close the sink after `steps` executed steps: the one wait for the device."""
+        rates = self.schedule.rates(steps)  # while the device is busy
         losses, overflows, *metrics = self.log.read(steps, self.ranks)
         named = dict(zip(self.log.metric_names or (), metrics, strict=True))
-        return SinkRecord(losses, overflows.bool(), self.schedule.rates(steps), named)
+        return SinkRecord(losses, overflows.bool(), rates, named)
 
     def close(self) -> None:
         """Release what the device holds."""
