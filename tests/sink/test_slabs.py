@@ -405,6 +405,18 @@ def test_slabs_are_page_locked_once_and_given_back(fake_cuda: FakeCuda, caplog: 
     assert not caplog.records
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_read_in_slabs_is_staged_nowhere(fake_cuda: FakeCuda, workers: int) -> None:
+    """Nor what came before there were slabs; labels travel in messages, and are."""
+    with SinkLoader(DataLoader(Vectors(), 4, num_workers=workers)) as loader:
+        for _ in range(2):
+            for number, batch in enumerate(loader):
+                assert is_as_made([leaf.cpu() for leaf in batch], number)
+        places = [slot.places for slot in loader._slots.slots]
+        assert [vectors.staging.memory is None for vectors, _ in places] == [workers > 0] * 3
+        assert [labels.staging.memory is None for _, labels in places] == [False] * 3
+
+
 def test_memory_that_cannot_be_page_locked_is_used_all_the_same(
     fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

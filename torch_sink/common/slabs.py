@@ -132,6 +132,11 @@ class Slabs(Offer):
         _slabs[self.number] = self
 
     @property
+    def batches_before(self) -> int:
+        """Batches that may come before the first one in a slab: those that show its size, and what was under way."""
+        return FIRST_BATCHES + self.workers * self._per_worker
+
+    @property
     def batches_received(self) -> int:
         """Batches that came in slabs."""
         return sum(map(sum, self._received))

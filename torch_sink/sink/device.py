@@ -107,7 +107,7 @@ class DeviceOps:
 class SlotProtocol:
     """Order between the filling of a slot and its use, kept on the device: two parties, two streams, three events.
 
-    Each slot has a staging area on the host and a buffer on the device, and the events
+    Each slot has a staging area on the host, where it needs one, and a buffer on the device, and the events
 
     * `staged`: the copy from the staging area is done, so the host may write there again. The producer's host waits.
     * `filled`: the buffer is complete. The consumer's stream waits.
@@ -214,5 +214,5 @@ class RingPlan:
     def __str__(self) -> str:
         return (
             f"slots={self.slots} of {self.slot_bytes:,} bytes = {self.device_bytes:,} bytes on the device, "
-            f"{self.pinned_bytes:,} bytes of pinned memory"
+            f"up to {self.pinned_bytes:,} bytes of pinned memory"
         )

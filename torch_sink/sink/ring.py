@@ -19,13 +19,28 @@ from torch_sink.sink.slots import ImageFormat, Slots, execute_lazy
 log = logging.getLogger("torch_sink")
 
 
+class Staging:
+    """Page-locked host memory of one leaf in one slot, made when a batch first has to be copied there."""
+
+    def __init__(self, make: Callable[[], torch.Tensor]) -> None:
+        self._make = make
+        self.memory: torch.Tensor | None = None
+
+    def take(self, leaf: torch.Tensor) -> torch.Tensor:
+        """A copy of a leaf, which may have fewer rows than the memory."""
+        if self.memory is None:
+            self.memory = self._make()
+        rows = self.memory if leaf.shape == self.memory.shape else self.memory[: leaf.shape[0]]
+        return rows.copy_(leaf)
+
+
 class Place(NamedTuple):
     """Memory of one leaf of a batch in one slot."""
 
     plan: LeafPlan
     buffer: torch.Tensor  # on the device
     landing: torch.Tensor  # where it lies there before dtype and layout change; the buffer where they do not
-    staging: Any  # page-locked host memory; None for lazy leaves
+    staging: Staging
 
     def of(self, leaf: torch.Tensor) -> Place | None:
         """The first rows of it that `leaf` fills; None if it does not fit in."""
@@ -37,8 +52,8 @@ class Place(NamedTuple):
         if leaf.shape[1:] != shape[1:] or leaf.shape[0] > shape[0]:
             return None
         rows = slice(leaf.shape[0])
-        buffer, staging = self.buffer[rows], None if self.staging is None else self.staging[rows]
-        return Place(self.plan, buffer, buffer if self.landing is self.buffer else self.landing[rows], staging)
+        buffer = self.buffer[rows]
+        return Place(self.plan, buffer, buffer if self.landing is self.buffer else self.landing[rows], self.staging)
 
 
 @dataclass
@@ -63,7 +78,8 @@ class DeviceRing(Slots):
     for the consumer's last use, so it is never reused too early and no `record_stream` is needed.
 
     With `reads_pinned`, page-locked tensors of the source are read in place, which takes a source that does not write
-    to them again; else they are copied to the staging memory like others.
+    to them again; else they are copied to the staging memory like others. What workers make before they have slabs is
+    read in place too, at the price of a wait in this thread: staging memory for that would never be used again.
     """
 
     def __init__(
@@ -81,6 +97,7 @@ class DeviceRing(Slots):
         self.protocol: SlotProtocol | None = None
         self.allocations = 0
         self.may_plan_anew = False
+        self.batches_spared = 0
 
     def share(self, make_slabs: Callable[[int], Slabs | None]) -> None:
         """Workers write to memory that is page-locked once, and the host copies nothing.
@@ -88,6 +105,7 @@ class DeviceRing(Slots):
         A slab is free again when the batch in it is not `kept` any more: after the wait for `staged`.
         """
         self.slabs = make_slabs(self.count)
+        self.batches_spared = 0 if self.slabs is None else self.slabs.batches_before
         self.reads_pinned |= self.slabs is not None
 
     def _lock_slabs(self, slabs: Slabs) -> None:
@@ -116,6 +134,7 @@ class DeviceRing(Slots):
             protocol.begin_filling(slot)
             memory.kept.clear()  # after the wait: the copy stream may reuse this memory from here on
             if self.slabs is not None:
+                self.batches_spared -= 1
                 memory.kept.append(batch)  # it may lie in a slab, from which copies run beside the host
             try:
                 filled = self._copy_ordinary(memory, batch)
@@ -204,11 +223,13 @@ class DeviceRing(Slots):
         return self.ops.empty(shape, dtype, layout)
 
     def _new_place(self, plan: LeafPlan, landing: torch.Tensor | None) -> Place:
-        buffer, staging = self._new(plan.shape, plan.dtype, plan.memory_format), None
-        if not plan.is_lazy:
-            self.allocations += 1
-            staging = self.ops.empty_pinned(plan.shape, plan.source_dtype)
+        buffer = self._new(plan.shape, plan.dtype, plan.memory_format)
+        staging = Staging(lambda: self._new_pinned(plan.shape, plan.source_dtype))
         return Place(plan, buffer, buffer if landing is None else landing, staging)
+
+    def _new_pinned(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        self.allocations += 1
+        return self.ops.empty_pinned(shape, dtype)
 
     def _copy_ordinary(self, memory: Slot, batch: Any) -> Any:
         def copy(position: int, leaf: Any) -> Any:
@@ -230,22 +251,25 @@ class DeviceRing(Slots):
         if place is None:
             self.allocations += 1
             odd = torch.empty(leaf.shape, dtype=leaf.dtype, device=self.ops.device)
-            self.ops.copy(odd, self._sendable(leaf, self.ops.empty_pinned(leaf.shape, leaf.dtype), memory))
+            own = Staging(lambda: self.ops.empty_pinned(leaf.shape, leaf.dtype))
+            self.ops.copy(odd, self._sendable(leaf, own, memory))
             return self.form.convert(odd)
         self.ops.copy(place.landing, self._sendable(leaf, place.staging, memory))
         if place.landing is not place.buffer:
             self.ops.copy(place.buffer, place.landing)  # dtype and layout change here, on the device
         return place.buffer
 
-    def _sendable(self, leaf: torch.Tensor, staging: torch.Tensor, memory: Slot) -> torch.Tensor:
-        """`leaf` as page-locked or device memory in contiguous layout."""
+    def _sendable(self, leaf: torch.Tensor, staging: Staging, memory: Slot) -> torch.Tensor:
+        """`leaf` as page-locked or device memory in contiguous layout; before workers have slabs as it is."""
         if self._is_on_device(leaf):
             memory.kept.append(leaf)
             return leaf.contiguous()
         if self.reads_pinned and leaf.device.type == "cpu" and leaf.is_contiguous() and leaf.is_pinned():
             memory.kept.append(leaf)
             return leaf
-        return staging.copy_(leaf)
+        if self.batches_spared > 0 and leaf.is_contiguous():
+            return leaf  # the driver takes it over before it returns
+        return staging.take(leaf)
 
     def _is_on_device(self, leaf: Any) -> bool:
         return isinstance(leaf, torch.Tensor) and leaf.device == self.ops.device and leaf.device.type != "cpu"
