@@ -1,5 +1,6 @@
 # make demo          train a small network on JPEG files with stock PyTorch and with torch_sink, side by side
 # make test          the test-suite on the newest releases; make test-oldest: on the oldest supported ones
+# make test-core     what depends on the Python it runs on, in an environment of its own
 # make test-slow     the soak tests
 # make test-clone    a bare clone runs: nothing installed, no .git, no home folder, no GPU
 # make check         ruff and mypy
@@ -12,8 +13,11 @@
 # Each target sets up what it needs. PYTHON=python3.12 make test chooses the interpreter of a new environment.
 
 PYTHON ?= python3
+PYTHON_OLDEST ?= $(PYTHON)
+PYTHON_CORE ?= $(PYTHON)
 VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
+VENV_CORE ?= .venv-core
 # Two test files at a time: many of them wait for processes of their own.
 PYTEST_FLAGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 PART ?= all
@@ -26,20 +30,32 @@ GPU_PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON))
 # Triton 3.6 interprets kernels with NumPy before 2.4 only; compiled kernels do not care.
 OLDEST_RELEASES = torch==2.11.0 torchvision==0.26.0 triton==3.6.0 "numpy<2.4"
 
+ALL_EXTRAS = examples,test,third-party
+
+# Where Pythons differ: references that are counted, frames, fork beside threads, exit; and that all can be imported.
+CORE_TESTS = tests/test_packaging.py tests/test_portability.py tests/test_cli.py tests/test_messages.py \
+    tests/image/test_arithmetic.py tests/image/test_fallback.py tests/image/test_shared_memory.py \
+    tests/image/test_tensor_methods.py tests/image/test_lazy_image.py \
+    tests/sink/test_left_open.py tests/sink/test_loader.py tests/sink/test_own_iterators.py tests/sink/test_resume.py \
+    tests/loop/test_step_loop.py tests/loop/test_checkpoint.py
+
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-oldest demo test test-oldest test-slow test-clone check docs gpu kernels report clean
+.PHONY: help setup setup-oldest setup-core demo test test-oldest test-core test-slow test-clone check docs gpu kernels report clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
 # Rebuilt when the requirements change. An environment made by hand is kept: pip only adds what it lacks.
 $(VENV)/.torch_sink_ready: pyproject.toml
-	@.ci/make_environment "$(PYTHON)" "$(VENV)"
+	@.ci/make_environment "$(PYTHON)" "$(VENV)" $(ALL_EXTRAS)
 $(VENV_OLDEST)/.torch_sink_ready: pyproject.toml
-	@.ci/make_environment "$(PYTHON)" "$(VENV_OLDEST)" $(OLDEST_RELEASES)
+	@BARE=1 .ci/make_environment "$(PYTHON_OLDEST)" "$(VENV_OLDEST)" $(ALL_EXTRAS) $(OLDEST_RELEASES)
+$(VENV_CORE)/.torch_sink_ready: pyproject.toml
+	@BARE=1 .ci/make_environment "$(PYTHON_CORE)" "$(VENV_CORE)" test
 
 setup: $(VENV)/.torch_sink_ready
 setup-oldest: $(VENV_OLDEST)/.torch_sink_ready
+setup-core: $(VENV_CORE)/.torch_sink_ready
 
 demo: setup
 	$(VENV)/bin/python examples/demo.py $(DEMO_FLAGS)
@@ -49,6 +65,9 @@ test: setup
 
 test-oldest: setup-oldest
 	$(VENV_OLDEST)/bin/python -m pytest -m "not slow and not once" $(PYTEST_FLAGS)
+
+test-core: setup-core
+	$(VENV_CORE)/bin/python -m pytest -m "not slow" $(PYTEST_FLAGS) $(CORE_TESTS)
 
 test-slow: setup
 	$(VENV)/bin/python -m pytest -m slow $(PYTEST_FLAGS) -n 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -145,4 +145,58 @@ def test_what_somebody_else_sees_is_made_first(holds: str) -> None:
             return
         for made, stock in zip(run(), expected, strict=True):
             assert_same_bits(made.materialize(), stock)
+        assert torch_sink.fallback_report()
+
+
+def _argument(image: Any) -> list[Any]:
+    part = F.crop(image, 1, 1, 8, 8)
+    IN_PLACE[0](part)
+    return [part, image]
+
+
+def _several(*images: Any) -> list[Any]:
+    part = F.crop(images[0], 1, 1, 8, 8)
+    IN_PLACE[0](part)
+    return [part, *images]
+
+
+def _closure(image: Any) -> list[Any]:
+    def look() -> Any:
+        return image
+
+    part = F.crop(look(), 1, 1, 8, 8)
+    IN_PLACE[0](part)
+    return [part, look()]
+
+
+def _generator(image: Any) -> list[Any]:
+    def parts(held: Any) -> Iterator[Any]:
+        yield F.crop(held, 1, 1, 8, 8)
+        yield held
+
+    made = parts(image)
+    del image
+    part = next(made)
+    IN_PLACE[0](part)
+    return [part, *made]
+
+
+HOLDERS: dict[str, Callable[[], list[Any]]] = {
+    "an argument": lambda: _argument(v1.ToTensor()(OPEN())),
+    "an argument of two functions": lambda: (lambda image: _argument(image))(v1.ToTensor()(OPEN())),
+    "several arguments": lambda: _several(v1.ToTensor()(OPEN())),
+    "a closure": lambda: _closure(v1.ToTensor()(OPEN())),
+    "a generator": lambda: _generator(v1.ToTensor()(OPEN())),
+    "a loop": lambda: [one for image in [v1.ToTensor()(OPEN())] for one in _argument(image)],
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_whoever_holds_the_image_sees_a_change_of_its_part(holder: str) -> None:
+    """However Python counts a reference, and when its interpreter has specialized the code, too."""
+    expected = HOLDERS[holder]()
+    with torch_sink.image_backend("device", device="cpu"):
+        for _ in range(20):
+            for made, stock in zip(HOLDERS[holder](), expected, strict=True):
+                assert_same_bits(made.materialize(), stock)
         assert torch_sink.fallback_report()

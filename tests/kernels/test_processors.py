@@ -34,6 +34,17 @@ def check(processors: list[dict[str, Any]], capabilities: list[str], rows: int) 
     assert len({tuple(each["bits"]) for each in processors}) > 1
 
 
+def test_pipelines_record_on_processors_without_avx2() -> None:
+    """Where torchvision resizes bytes through float32, as kernels do then."""
+    files = [str(SCRIPT.parents[1] / "image" / name) for name in ("test_float_pipelines.py", "test_uncommon.py")]
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    finished = subprocess.run(
+        command, cwd=SCRIPT.parents[2], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert finished.returncode == 0, finished.stdout
+
+
 def test_promises_hold_on_other_processors() -> None:
     check(measured(seconds=300), ["DEFAULT", "AVX2"], rows=50)
 

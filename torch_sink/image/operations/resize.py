@@ -97,7 +97,7 @@ def _resize_v2(
     if new_size == tuple(old_size):
         return handle
     mode = Mode(v2_geometry._check_interpolation(interpolation))
-    if handle.sink_dtype != torch.uint8:
+    if handle.sink_dtype != torch.uint8 or (mode == Mode.BILINEAR and not integer_resize_fits(mode)):
         return _in_floats("v2.resize", handle, new_size, mode, antialias)
     if not _is_size(new_size) or not (mode in NEAREST_MODES or integer_resize_fits(mode)):
         return NotImplemented
@@ -165,8 +165,8 @@ def _lower_image(state: Lowering, size: tuple[int, int], resample: int) -> None:
 
 
 def _lower_bytes(state: Lowering, size: tuple[int, int], mode: Mode, antialias: bool) -> None:
-    """In whole numbers, as torch does it on processors with AVX2."""
-    if state.is_float or mode in NEAREST_MODES:
+    """In whole numbers, where stock code does so on this host."""
+    if state.is_float or not integer_resize_fits(mode):
         _lower_floats(state, size, mode, antialias)
         return
     # torch's bicubic uses the coefficient -0.5 when it antialiases, as Pillow does.
@@ -176,7 +176,7 @@ def _lower_bytes(state: Lowering, size: tuple[int, int], mode: Mode, antialias: 
 
 
 def _lower_floats(state: Lowering, size: tuple[int, int], mode: Mode, antialias: bool) -> None:
-    """In float32: floats, and what v1 makes of bytes."""
+    """In float32: floats, and what v1 makes of bytes; v2 as well, where this host has no AVX2."""
     if mode in NEAREST_MODES:
         x_table = tables.tensor_nearest_table(state.width, size[1], mode.value)
         remap(state, x_table, tables.tensor_nearest_table(state.height, size[0], mode.value))
@@ -214,7 +214,7 @@ def _promise(op: Op) -> Promise:
     if mode in NEAREST_MODES:
         return EXACT
     floats = CLOSE if antialias else MOVED
-    if op.name == "v2.resize":
+    if op.name == "v2.resize" and integer_resize_fits(mode):
         return Promise(floats=floats)
     # torch without AVX2 adds in another order; with it the bits of antialiased bytes are equal.
     return Promise(1, 0.99, floats, is_rounded=not antialias)
