@@ -46,7 +46,7 @@ def get_black_list() -> list[type[nn.Module]]:
 def auto_mixed_precision(
     model: nn.Module,
     amp_level: str = "O0",
-    dtype: torch.dtype = torch.float16,
+    dtype: torch.dtype = torch.bfloat16,
     *,
     keep_batchnorm_fp32: bool | None = None,
 ) -> nn.Module:
@@ -81,7 +81,7 @@ def custom_mixed_precision(
     *,
     white_list: Sequence[type[nn.Module]] | None = None,
     black_list: Sequence[type[nn.Module]] | None = None,
-    dtype: torch.dtype = torch.float16,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> nn.Module:
     """Make a model compute in low precision by a list of module types; its parameters stay float32.
 

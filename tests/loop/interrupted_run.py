@@ -59,7 +59,7 @@ def main(directory: Path, seconds_per_sink: float) -> None:
         accumulate=2,
         ema=0.9,
     )
-    started = loop.resume(directory, loader)
+    started = loop.resume(directory, loader) if any(directory.glob("CKP-*")) else 0
     print(f"resumed at {started}", flush=True)
     losses: dict[int, float] = {}
 

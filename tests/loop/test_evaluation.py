@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from torch_sink.errors import SinkError
 from torch_sink.loop import (
@@ -22,6 +24,7 @@ from torch_sink.loop import (
     StepLoop,
     no_host_sync,
 )
+from torch_sink.loop.evaluation import monitored
 from torch_sink.sink import SinkLoader
 
 from .reference import assert_equal_training, make_batches, make_model, plain_loop
@@ -115,7 +118,7 @@ def plain_with_evaluations(every: int, epochs: int = 2) -> tuple[Any, ...]:
     for step, batch in enumerate(make_batches(7) * epochs, 1):
         losses.append(plain_loop(model, functional.cross_entropy, optimizer, [batch])[0])
         if step % every == 0:
-            results.append((step, by_hand(model)))
+            results.append((step, monitored(by_hand(model))))
     return model, optimizer, torch.cat(losses), results
 
 
@@ -130,6 +133,28 @@ def test_evaluations_every_so_many_steps_equal_those_of_a_plain_loop(sink_size: 
     assert [step for step, _ in history.evaluations] == [step for step, _ in results]
     for (_, ours), (_, expected) in zip(history.evaluations, results, strict=True):
         assert ours == pytest.approx(expected, abs=1e-6)
+
+
+def test_training_goes_on_as_if_the_evaluation_had_not_been_there() -> None:
+    """A validation set that nobody seeded, with random transforms."""
+
+    class Noisy(Dataset[Any]):
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.randn(3, 8, 8) * random.random() * np.random.rand(), index % 5
+
+    def train(callbacks: list[Callback]) -> Any:
+        loop = make_loop()  # dropout draws
+        torch.manual_seed(6)
+        return loop.run(make_batches(3), epochs=2, callbacks=callbacks).losses
+
+    loader = DataLoader(Noisy(), 2, shuffle=True)
+    draws = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    assert torch.equal(train([Evaluation(loader, every_steps=2)]), train([]))
+    assert np.random.get_state()[1].tolist() == draws[1]
+    assert random.getstate() == draws[2]
 
 
 def test_every_epoch_and_both() -> None:
@@ -175,7 +200,7 @@ def test_callbacks_see_the_results_wherever_they_stand(capsys: pytest.CaptureFix
     assert (run.steps, loop.optimizer.param_groups[0]["lr"]) == (8, 0.05), "the second epoch is no better by 10"
     assert events.seen == ["evaluation", "step True"] * 4
     assert [round(value, 9) for value in history.epoch["eval_loss"]] == [
-        round(results["loss"], 9) for step, results in run.evaluations if step % 4 == 0
+        round(results["eval_loss"], 9) for step, results in run.evaluations if step % 4 == 0
     ]
     lines = [line.split(", metrics")[0] for line in capsys.readouterr().out.splitlines()]
     assert lines == [f"Eval result: epoch {epoch} step {step}" for epoch in (1, 2) for step in (2, 4)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,16 @@ import torch
 from torch.nn import functional
 
 from torch_sink.errors import NonFiniteLoss
-from torch_sink.loop import CheckpointConfig, LambdaCallback, ModelCheckpoint, StepLoop
+from torch_sink.loop import (
+    Callback,
+    CheckpointConfig,
+    EarlyStopping,
+    Evaluation,
+    LambdaCallback,
+    ModelCheckpoint,
+    ReduceLROnPlateau,
+    StepLoop,
+)
 
 from .reference import make_batches, make_model
 
@@ -72,3 +83,136 @@ def test_an_error_inside_a_step_leaves_none(tmp_path: Path, caplog: pytest.LogCa
         make_loop(sink_size=3).run(batches, callbacks=[ModelCheckpoint("CKP", tmp_path, config)])
     assert [path.name for path in tmp_path.iterdir()] == ["CKP-00000002"]
     assert "in the middle of a sink" in caplog.text
+
+
+class Scores(Callback):
+    """Stands for evaluations: a value an epoch."""
+
+    comes_first = True
+
+    def __init__(self, values: list[float], name: str = "accuracy") -> None:
+        self._values, self._name = values, name
+
+    def on_train_epoch_begin(self, run_context: Any) -> None:
+        run_context.original_args().eval_results = {}
+
+    def on_train_epoch_end(self, run_context: Any) -> None:
+        arguments = run_context.original_args()
+        arguments.eval_results = {self._name: self._values[arguments.cur_epoch_num - 1]}
+
+
+SCORES = [0.5, 0.7, math.nan, 0.6, 0.9, 0.1, 0.7]
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"mode": "max"}, [5]),
+        ({"mode": "max", "keep": 3}, [2, 5, 7]),
+        ({"mode": "min", "keep": 2}, [1, 6]),
+        ({"mode": "max", "keep": 9}, [1, 2, 3, 4, 5, 6, 7]),
+    ],
+)
+@pytest.mark.parametrize("interrupted", [0, 1, 4])
+def test_the_best_by_a_value_are_kept(
+    options: dict[str, Any], kept: list[int], interrupted: int, tmp_path: Path
+) -> None:
+    """In one run, or in two: the second one resumes from the newest of the best."""
+    best = lambda: ModelCheckpoint("best", tmp_path, monitor="accuracy", **options)  # noqa: E731
+    batches = make_batches(2)
+    if interrupted:
+        loop = make_loop()
+        loop.run(batches, epochs=7, max_steps=2 * interrupted, callbacks=[best(), Scores(SCORES)])
+        loop.save(tmp_path, batches, prefix="last")
+    loop = make_loop()
+    if interrupted:
+        assert loop.resume(tmp_path, batches, must_exist=True) == 2 * interrupted
+    loop.run(batches, epochs=7, callbacks=[best(), Scores(SCORES)])
+    expected = sorted(SCORES, key=lambda value: (math.isnan(value), -value if options["mode"] == "max" else value))
+    names = sorted(path.name for path in tmp_path.glob("best-*"))
+    values = [SCORES[int(name.removeprefix("best-")) // 2 - 1] for name in names]
+    assert len(names) == min(options.get("keep", 1), len(SCORES))
+    assert sorted(map(str, values)) == sorted(map(str, expected[: len(names)]))
+    manifests = [json.loads((tmp_path / name / "complete.json").read_text())["monitored"] for name in names]
+    assert [str(manifest["accuracy"]) for manifest in manifests] == [str(value) for value in values]
+    assert names == [f"best-{2 * epoch:08d}" for epoch in kept]
+
+
+def test_the_best_by_a_real_evaluation(tmp_path: Path) -> None:
+    """A moved rate makes the model worse: the best is an early one, with its weights."""
+    batches, loop = make_batches(4), make_loop()
+    spoil = LambdaCallback(on_train_epoch_end=lambda c: c.original_args().cur_epoch_num == 2 and _spoil(loop))
+    best = ModelCheckpoint("best", tmp_path, monitor="eval_loss")
+    history = loop.run(batches, epochs=4, callbacks=[Evaluation(batches), best, spoil])
+    values = {step: results["eval_loss"] for step, results in history.evaluations}
+    step = min(values, key=values.__getitem__)
+    assert [path.name for path in tmp_path.iterdir()] == [f"best-{step:08d}"]
+    other = make_loop()
+    assert other.resume(tmp_path) == step
+    assert other.evaluate(batches)["loss"] == pytest.approx(values[step], rel=1e-6)
+
+
+def _spoil(loop: StepLoop) -> None:
+    with torch.no_grad():
+        for parameter in loop.model.parameters():
+            parameter.mul_(30.0)
+
+
+@pytest.mark.parametrize("callback", [ModelCheckpoint, EarlyStopping, ReduceLROnPlateau])
+def test_a_misspelled_monitor_is_found_before_the_first_step(
+    callback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    loop, batches = make_loop(), make_batches(2)
+    evaluation = Evaluation(batches, metrics={"accuracy"})
+    with pytest.raises(ValueError, match=r"monitor='acuracy' is no result.*which are accuracy, eval_loss"):
+        loop.run(batches, callbacks=[evaluation, callback(monitor="acuracy")])
+    assert loop.step_count == 0
+    loop.run(batches, callbacks=[evaluation, callback(monitor="of a callback of mine")])
+    assert "monitor='of a callback of mine' is no result of this run's evaluations" in caplog.text
+
+
+def test_arguments_of_the_monitor() -> None:
+    with pytest.raises(ValueError, match=r"pass two ModelCheckpoint, with a prefix each"):
+        ModelCheckpoint(monitor="accuracy", config=CheckpointConfig())
+    with pytest.raises(ValueError, match="mode='auto': allowed are 'min', 'max'"):
+        ModelCheckpoint(monitor="accuracy", mode="auto")
+    with pytest.raises(ValueError, match="keep=0"):
+        ModelCheckpoint(monitor="accuracy", keep=0)
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    loop = make_loop()
+    with pytest.raises(OSError, match="file"):
+        loop.run(make_batches(2), callbacks=[ModelCheckpoint(directory=tmp_path / "file" / "checkpoints")])
+    assert loop.step_count == 0
+
+
+def test_prefixes_that_begin_alike_leave_each_other_alone(tmp_path: Path) -> None:
+    """Another process writes to the same folder."""
+    unfinished = [tmp_path / f".{name}-00000007.tmp" for name in ("CKP-ema", "CKP", "XCKP")]
+    for folder in unfinished:
+        folder.mkdir()
+    make_loop().save(tmp_path)
+    assert [folder.exists() for folder in unfinished] == [True, False, True]
+
+
+def test_a_full_disk_leaves_nothing_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(state: Any, file: Any) -> None:
+        file.write(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        make_loop().save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_resuming_from_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loop = make_loop()
+    assert loop.resume(tmp_path / "a typo") == 0
+    assert "no complete checkpoint" in caplog.text
+    assert "a typo: training begins at step 0" in caplog.text
+    with pytest.raises(FileNotFoundError, match="a typo; check the path"):
+        loop.resume(tmp_path / "a typo", must_exist=True)

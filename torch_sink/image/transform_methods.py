@@ -29,15 +29,15 @@ _HANDLE_TYPES = (LazyImage, *HANDLES)
 
 
 @functools.lru_cache(maxsize=64)
-def _log_ratio(ratio: tuple[float, ...]) -> tuple[float, float]:
-    low, high = torch.log(torch.tensor(ratio)).tolist()
+def _log_ratio(ratio: tuple[float, ...], dtype: torch.dtype) -> tuple[float, float]:
+    low, high = torch.log(torch.tensor(ratio, dtype=dtype)).tolist()
     return low, high
 
 
 def _resized_crop(height: int, width: int, scale: Sequence[float], ratio: Sequence[float]) -> tuple[int, int, int, int]:
     """(top, left, height, width) of a random resized crop."""
     area = height * width
-    low, high = _log_ratio(tuple(ratio))
+    low, high = _log_ratio(tuple(ratio), torch.get_default_dtype())
     value = torch.empty(1)
     for _ in range(10):
         target_area = area * value.uniform_(scale[0], scale[1]).item()

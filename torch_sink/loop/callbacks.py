@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +16,7 @@ from typing import Any
 from torch_sink.loop.core.distributed import Ranks, set_learning_rate
 from torch_sink.thread_waits import host_sync_allowed
 
+_log = logging.getLogger("torch_sink")
 OLDER_EVENTS = ("begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end")
 EVENTS = tuple(f"on_{phase}_{event}" for phase in ("train", "eval") for event in OLDER_EVENTS)
 
@@ -270,9 +273,25 @@ def was_told_to_stop(arguments: RunArguments) -> bool:
     return arguments.history.stopped_by not in (None, "request_stop")
 
 
-def save_checkpoint(arguments: RunArguments, directory: str | Path, prefix: str) -> None:
+def check_monitor(monitor: str, callbacks: Iterable[Callback]) -> None:
+    """Raise ValueError where `monitor` is no result of the run's evaluations, but nearly one; warn where it is none.
+
+    Results may come from a callback of the user's, so a name that no evaluation has is no error.
+    """
+    evaluated = [name for callback in callbacks for name in getattr(callback, "result_names", ())]
+    if monitor in evaluated or monitor == "loss" or not evaluated:
+        return
+    message = f"monitor={monitor!r} is no result of this run's evaluations, which are {', '.join(sorted(evaluated))}"
+    if difflib.get_close_matches(monitor, evaluated):
+        raise ValueError(message)
+    _log.warning("%s", message)
+
+
+def save_checkpoint(
+    arguments: RunArguments, directory: str | Path, prefix: str, about: dict[str, Any] | None = None
+) -> None:
     """Save the loop and its position in the data, and tell the other callbacks of it."""
-    path = arguments.loop.save(directory, arguments.train_dataset, prefix=prefix)
+    path = arguments.loop.save(directory, arguments.train_dataset, prefix=prefix, about=about)
     arguments.last_save_ckpt_step, arguments.latest_ckpt_file = arguments.loop.step_count, str(path)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import logging
+import math
 import os
 import pickle
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ from typing import Any
 import torch
 
 from torch_sink.errors import SinkError
-from torch_sink.loop.callbacks import Callback, RunContext, save_checkpoint, was_told_to_stop
-from torch_sink.loop.core.arguments import check_bool, check_count
+from torch_sink.loop.callbacks import Callback, RunContext, check_monitor, save_checkpoint, was_told_to_stop
+from torch_sink.loop.core.arguments import check_bool, check_choice, check_count
 from torch_sink.loop.core.distributed import Ranks
 
 _log = logging.getLogger("torch_sink")
@@ -40,6 +41,7 @@ def write_checkpoint(
     *,
     ranks: Ranks,
     write_shards: Callable[[str], None] | None = None,
+    about: dict[str, Any] | None = None,
 ) -> Path:
     """Write a checkpoint so that a kill at any moment leaves the older ones usable and no half one in their place.
 
@@ -48,14 +50,35 @@ def write_checkpoint(
     3. The directory is renamed to its final name; an older one of the same step steps aside until that is done.
 
     With more than one process, rank 0 writes what all share and each rank what is its own, to a file system that all
-    see; all must call. `write_shards` writes a sharded model below the path that it is given.
+    see; all must call. `write_shards` writes a sharded model below the path that it is given. The manifest also holds
+    the plain values of `about`.
     """
     final = directory / f"{prefix}-{step:08d}"
     temporary = directory / f".{final.name}.tmp"
+    try:
+        _write(temporary, final, prefix, state, ranks, write_shards, {**(about or {}), "step": step})
+    except BaseException:
+        if ranks.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)  # on a full disk, the room is needed
+        raise
+    return final
+
+
+def _write(
+    temporary: Path,
+    final: Path,
+    prefix: str,
+    state: dict[str, Any],
+    ranks: Ranks,
+    write_shards: Callable[[str], None] | None,
+    about: dict[str, Any],
+) -> None:
+    directory = final.parent
     if ranks.rank == 0:
         directory.mkdir(parents=True, exist_ok=True)
-        for leftover in directory.glob(f".{glob.escape(prefix)}-*.tmp"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        for path in directory.iterdir():
+            if re.fullmatch(rf"\.{re.escape(prefix)}-\d+\.tmp", path.name):  # left by a process that was killed
+                shutil.rmtree(path, ignore_errors=True)
         temporary.mkdir()
     ranks.wait()
     own = {name: state[name] for name in PER_RANK if name in state} if ranks.many else {}
@@ -70,10 +93,9 @@ def write_checkpoint(
         mine = {temporary / STATE_FILE, temporary / RANK_FILE.format(0)}  # sizes of others' files may look old here
         files = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
         sizes = {str(path.relative_to(temporary)): path.stat().st_size if path in mine else None for path in files}
-        about = {"format": FORMAT, "step": step, "ranks": ranks.size, "torch": torch.__version__}
+        about = {**about, "format": FORMAT, "ranks": ranks.size, "torch": torch.__version__}
         _complete(temporary, final, {**about, "files": sizes})
     ranks.wait()
-    return final
 
 
 def _write_tensors(path: Path, state: dict[str, Any]) -> None:
@@ -212,25 +234,51 @@ class CheckpointConfig:
 class ModelCheckpoint(Callback):
     """Writes what `StepLoop.save` writes, to directories named `{prefix}-{step:08d}`.
 
-    A run that is stopped by a signal is saved at the step it reached.
+    A run that is stopped by a signal is saved at the step it reached. With `monitor` it saves after each evaluation
+    that is among the best `keep`, nothing else, and removes the others; a resumed run knows those before it. To have
+    both, pass two callbacks with a prefix each.
 
     Args:
         prefix: of the directories' names.
         directory: where they go; it is made if it is missing.
-        config: when to save; default at each sink's end.
+        config: when to save; default at each sink's end. Not with `monitor`.
+        monitor: name of an evaluation result ("eval_loss", or a metric of an `Evaluation`), or None.
+        mode: "min" if a smaller value is better, "max" if a larger one is. NaN is worse than any number.
+        keep: how many of the best are kept.
+
+    Raises:
+        TypeError, ValueError: an argument that cannot be used; in a run, `monitor` is misspelled.
+        OSError: the directory cannot be written to; found before the first step.
     """
 
     on_all_ranks = True
 
     def __init__(
-        self, prefix: str = "CKP", directory: str | Path = ".", config: CheckpointConfig | None = None
+        self,
+        prefix: str = "CKP",
+        directory: str | Path = ".",
+        config: CheckpointConfig | None = None,
+        *,
+        monitor: str | None = None,
+        mode: str = "min",
+        keep: int = 1,
     ) -> None:
         if not isinstance(prefix, str) or not prefix or "/" in prefix:
             raise ValueError(f"prefix={prefix!r}: pass a name without '/'")
         if config is not None and not isinstance(config, CheckpointConfig):
             raise TypeError(f"config is a {type(config).__name__}; pass a torch_sink.CheckpointConfig")
+        if config is not None and monitor is not None:
+            raise ValueError(
+                f"config says when to save, and monitor={monitor!r} saves after evaluations; pass two ModelCheckpoint, "
+                "with a prefix each"
+            )
+        check_choice("mode", mode, ("min", "max"))
+        check_count("keep", keep, minimum=1)
         self._prefix, self._directory = prefix, Path(directory)
         self._config = config or CheckpointConfig()
+        self._monitor, self._sign, self._keep = monitor, 1.0 if mode == "min" else -1.0, keep
+        self._best: list[tuple[float, Path]] = []  # the better, the smaller
+        self._judged: Any = None  # the results that were looked at last
         self._saved_step = -1
         self._saved_at = 0.0
         self._context: RunContext | None = None
@@ -242,14 +290,60 @@ class ModelCheckpoint(Callback):
     def on_train_begin(self, run_context: RunContext) -> None:
         self._saved_step, self._saved_at = -1, time.monotonic()
         self._context = run_context
+        arguments = run_context.original_args()
+        if arguments.loop.ranks.rank == 0:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self._directory).close()  # now, and not after hours
+        if self._monitor is not None:
+            check_monitor(self._monitor, arguments.list_callback)
+            self._best = self._saved_before(arguments.loop.step_count)
+
+    def _saved_before(self, step_count: int) -> list[tuple[float, Path]]:
+        """The best checkpoints of the run that is resumed."""
+        found = []
+        for path in list_checkpoints(self._directory, self._prefix):
+            manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+            if manifest["step"] <= step_count and self._monitor in manifest.get("monitored", {}):
+                found.append((self._rank_of(manifest["monitored"][self._monitor]), path))
+        return found
+
+    def _rank_of(self, value: float) -> float:
+        return math.inf if math.isnan(value) else self._sign * value
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        self._keep_the_best(run_context)
+
+    def _keep_the_best(self, run_context: RunContext) -> None:
+        """Save after an evaluation that nobody has looked at, if its result is among the best."""
+        arguments = run_context.original_args()
+        results, before = arguments.eval_results, self._judged
+        self._judged = results
+        if self._monitor is None or results is before or self._monitor not in (results or {}):
+            return
+        value = float(results[self._monitor])
+        if arguments.loop.ranks.many:
+            value = arguments.loop.ranks.gather(value)[0]
+        rank = self._rank_of(value)
+        if len(self._best) >= self._keep and rank >= max(self._best)[0]:
+            return
+        self._save(run_context, monitored={self._monitor: value})
+        path = Path(arguments.latest_ckpt_file)
+        self._best = sorted([(rank, path), *(one for one in self._best if one[1] != path)])
+        for _, worse in self._best[self._keep :]:
+            if arguments.loop.ranks.rank == 0:
+                remove_checkpoint(worse)
+        del self._best[self._keep :]
 
     def on_train_step_end(self, run_context: RunContext) -> None:
+        if self._monitor is not None:
+            self._keep_the_best(run_context)
+            return
         loop, every = run_context.original_args().loop, self._config.save_checkpoint_steps
         if loop.step_count % every == 0 if every else self._is_time(loop.ranks):
             self._save(run_context)
 
     def on_train_end(self, run_context: RunContext) -> None:
-        if was_told_to_stop(run_context.original_args()):
+        if self._monitor is None and was_told_to_stop(run_context.original_args()):
             self._save(run_context)
 
     def __exit__(
@@ -273,12 +367,12 @@ class ModelCheckpoint(Callback):
         due = time.monotonic() - self._saved_at >= self._config.save_checkpoint_seconds
         return ranks.any_of([due])[0] if ranks.many and self._config.save_checkpoint_seconds else due
 
-    def _save(self, run_context: RunContext, prefix: str | None = None) -> None:
+    def _save(self, run_context: RunContext, prefix: str | None = None, **about: Any) -> None:
         arguments = run_context.original_args()
         if arguments.loop.step_count == self._saved_step:
             return
-        save_checkpoint(arguments, self._directory, prefix or self._prefix)
+        save_checkpoint(arguments, self._directory, prefix or self._prefix, about)
         self._saved_step, self._saved_at = arguments.loop.step_count, time.monotonic()
-        if self._config.keep_checkpoint_max and arguments.loop.ranks.rank == 0:
+        if self._monitor is None and self._config.keep_checkpoint_max and arguments.loop.ranks.rank == 0:
             for old in list_checkpoints(self._directory, self._prefix)[: -self._config.keep_checkpoint_max]:
                 remove_checkpoint(old)

@@ -13,9 +13,11 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, older_events
+from torch_sink.common.random_state import global_random_state, set_global_random_state
+from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, check_monitor, older_events
 from torch_sink.loop.core.arguments import check_bool, check_choice, check_count
 from torch_sink.loop.evaluation import monitored
+from torch_sink.loop.metrics import make_metrics
 from torch_sink.loop.monitors import show
 from torch_sink.thread_waits import waits_watched
 
@@ -26,10 +28,12 @@ class Evaluation(Callback):
     """Evaluates during `StepLoop.run`, with one host sync an evaluation.
 
     The results are in the context's `eval_results`, with the loss as "eval_loss", for `EarlyStopping`,
-    `ReduceLROnPlateau`, `LossMonitor` and the like, wherever they stand in the list; all of them, by step, are in the
-    run's `history.evaluations`. Callbacks that do not override the older event names get the evaluation's events. With
-    more than one process each has the callback, and its share of the data. Arguments without a line here are those of
-    `StepLoop.evaluate`.
+    `ReduceLROnPlateau`, `LossMonitor` and the like, wherever they stand in the list; all of them, by step and under the
+    same names, are in the run's `history.evaluations`. What an evaluation draws from the global generators of torch
+    (CPU), numpy and random is undone: training goes on as without it.
+
+    Callbacks that do not override the older event names get the evaluation's events. With more than one process each
+    has the callback, and its share of the data. Arguments without a line here are those of `StepLoop.evaluate`.
 
     Args:
         loader: a loader or SinkLoader; not the SinkLoader that the run trains on.
@@ -78,6 +82,11 @@ class Evaluation(Callback):
         self._closing = ExitStack()
         self._evaluated_at: int | None = None
 
+    @property
+    def result_names(self) -> list[str]:
+        """Names of the results, as monitors see them."""
+        return ["eval_loss", *make_metrics(self._metrics)]
+
     def steps_to_boundary(self, step_count: int) -> int | None:
         return self._every_steps - step_count % self._every_steps if self._every_steps else None
 
@@ -115,11 +124,15 @@ class Evaluation(Callback):
             self._loader.is_last_epoch = True  # no batch is made ahead for an evaluation that is an epoch away
         members = [one for one in arguments.list_callback if not older_events(one)]
         evaluate = self.evaluate or partial(arguments.loop.evaluator(self._ema).evaluate, forward=self._forward)
-        with waits_watched():
-            results = evaluate(self._loader, self._metrics, callbacks=members)
+        draws = global_random_state()  # training goes on with the draws that it would have had
+        try:
+            with waits_watched():
+                results = evaluate(self._loader, self._metrics, callbacks=members)
+        finally:
+            set_global_random_state(draws)
         self._evaluated_at = arguments.cur_step_num
         arguments.eval_results = monitored(results)
-        arguments.history.evaluations.append((arguments.cur_step_num, results))
+        arguments.history.evaluations.append((arguments.cur_step_num, arguments.eval_results))
         arguments.history.host_syncs += 1
 
 
@@ -151,6 +164,7 @@ class _PlateauCallback(Callback):
 
     def on_train_begin(self, run_context: RunContext) -> None:
         self._forget()
+        check_monitor(self._name, run_context.original_args().list_callback)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()

@@ -104,11 +104,15 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
         group["lr"] = float(group["lr"]) if not isinstance(group["lr"], torch.Tensor) else group["lr"]
 
 
-def save_loop(loop: StepLoop, directory: Path, prefix: str, further: dict[str, Any]) -> Path:
+def save_loop(
+    loop: StepLoop, directory: Path, prefix: str, further: dict[str, Any], about: dict[str, Any] | None
+) -> Path:
     """Write the loop's state and `further` entries as a checkpoint; see `StepLoop.save`."""
     shards = partial(_copy_shards, loop, load=False) if loop.ranks.sharded else None
     state = {**loop.state_dict(), **further}
-    return write_checkpoint(directory, prefix, loop.step_count, state, ranks=loop.ranks, write_shards=shards)
+    return write_checkpoint(
+        directory, prefix, loop.step_count, state, ranks=loop.ranks, write_shards=shards, about=about
+    )
 
 
 def resume_loop(loop: StepLoop, directory: Path) -> dict[str, Any] | None:

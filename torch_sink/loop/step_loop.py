@@ -27,7 +27,7 @@ from torch_sink.loop.loop_state import LoaderPositions, load_loop_state, loop_st
 from torch_sink.loop.run import TrainingRun
 from torch_sink.loop.step.optimizers import Schedule
 from torch_sink.loop.step.precision import make_precision, resolve_level
-from torch_sink.loop.step.scaler import OverflowCount, StaticLossScaler, resolve_loss_scaler
+from torch_sink.loop.step.scaler import DynamicLossScaler, OverflowCount, StaticLossScaler, resolve_loss_scaler
 from torch_sink.loop.step.step import Engine
 from torch_sink.loop.step.update import WeightAverage
 from torch_sink.thread_waits import host_sync_allowed
@@ -122,6 +122,8 @@ class StepLoop:
         self.scheduler = check.unwrap_scheduler(scheduler, self.optimizer)
         check.check_schedule(schedule, self.scheduler)
         self.scaler = resolve_loss_scaler(loss_scaler, level, amp_dtype, self.device, check.own_scaler(optimizer))
+        if isinstance(self.scaler, DynamicLossScaler) and level != "O0" and amp_dtype is torch.bfloat16:
+            _log.warning("bfloat16 has the range of float32, so a DynamicLossScaler does nothing for it; leave it out")
         self.step_count = 0
         self.history: RunHistory | None = None
         self.progress = Progress()
@@ -274,37 +276,52 @@ class StepLoop:
         self._drop_engine()
 
     @host_sync_allowed()
-    def save(self, directory: str | Path, loader: Any = None, *, prefix: str = "CKP") -> Path:
+    def save(
+        self,
+        directory: str | Path,
+        loader: Any = None,
+        *,
+        prefix: str = "CKP",
+        about: dict[str, Any] | None = None,
+    ) -> Path:
         """Write a complete checkpoint, or none. With more than one process, all of them call it.
 
         Args:
             directory: parent of the checkpoint's directory `{prefix}-{step:08d}`.
             loader: its position is saved too: what `run` was given.
             prefix: first part of the name.
+            about: plain values for its manifest, `complete.json`, such as a metric.
 
         Returns:
             Path of the checkpoint.
         """
         position = self._positions.state(loader) if loader is not None else None
-        return save_loop(self, Path(directory), prefix, {"loader": position} if loader is not None else {})
+        further = {"loader": position} if loader is not None else {}
+        return save_loop(self, Path(directory), prefix, further, about)
 
     @host_sync_allowed()
-    def resume(self, directory: str | Path, loader: Any = None) -> int:
+    def resume(self, directory: str | Path, loader: Any = None, *, must_exist: bool = False) -> int:
         """Load the newest complete checkpoint under `directory`. With more than one process, all of them call it.
 
         Args:
             directory: what `save` or ModelCheckpoint was given.
             loader: gets its position back: what `run` will be given.
+            must_exist: raise if there is no checkpoint; otherwise a warning says so.
 
         Returns:
             The step count; 0 if there is no checkpoint.
 
         Raises:
+            FileNotFoundError: no complete checkpoint, and `must_exist`.
             NotADirectoryError, ValueError: `directory` is a file, or is itself a checkpoint.
             RuntimeError: the checkpoint is of another model.
         """
         state = resume_loop(self, Path(directory))
         if state is None:
+            problem = f"there is no complete checkpoint in {Path(directory).absolute()}"
+            if must_exist:
+                raise FileNotFoundError(f"{problem}; check the path, or resume(..., must_exist=False) to begin anew")
+            _log.warning("%s: training begins at step 0; resume(..., must_exist=True) makes this an error", problem)
             return 0
         if loader is not None and state.get("loader") is not None:
             self._positions.load(loader, state["loader"])
