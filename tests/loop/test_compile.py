@@ -274,7 +274,6 @@ def test_graph_without_cuda_means_compile(monkeypatch: pytest.MonkeyPatch) -> No
     assert "mode: eager" in loop.explain()
 
 
-@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")  # the user's own compiler
 def test_a_compiled_model_is_not_compiled_again() -> None:
     model = make_model()
     loop = make_loop(torch.compile(model, backend="eager"), mode="compile", ema=0.5)
