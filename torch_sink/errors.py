@@ -60,6 +60,11 @@ _HINTS = (
         "pass a collate_fn to the DataLoader that returns lists",
     ),
     (
+        r"out of memory.* private pools",
+        "CUDA graphs keep the memory of a step while a run lasts: evaluate by Evaluation(...) or loop.evaluate(...), "
+        "which share it, or run with mode='compile'; print(loop.explain()) says how much they keep",
+    ),
+    (
         r"Cannot re-initialize CUDA in forked subprocess",
         "data workers cannot use CUDA: return CPU tensors from the dataset; the SinkLoader moves batches to the device",
     ),

@@ -196,7 +196,7 @@ class Allocator:
             self.statistics(device).add("num_ooms", 1)
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {size} bytes on GPU {device}, which has {self.limit}; of the "
-                f"{self.reserved(device)} reserved, {self.private(device)} lie in private pools."
+                f"{self.reserved(device)} reserved, with {self.private(device)} allocated in private pools (e.g., CUDA Graphs)."
             )
         arena.live += size
         arena.reserved += missing

@@ -10,7 +10,7 @@ from fake_cuda import FakeCuda
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torch_sink.loop import Evaluation, JitConfig, LambdaCallback, StepLoop
+from torch_sink.loop import Evaluation, JitConfig, LambdaCallback, Model, StepLoop
 from torch_sink.sink import SinkLoader
 
 from .reference import make_batches, make_model, plain_loop
@@ -102,6 +102,18 @@ def test_evaluations_between_epochs(fake_cuda: FakeCuda) -> None:
     loop.close()
 
 
+@tight
+def test_a_model_evaluates_in_the_memory_in_which_it_trains(fake_cuda: FakeCuda) -> None:
+    network = Wide().cuda()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
+    model = Model(network, functional.cross_entropy, optimizer, {"loss"}, mode="graph", jit_config=UNCOMPILED)
+    model.fit(2, EPOCH, EPOCH)
+    assert "mode: graph" in model.loop.explain()
+    assert "captured again" not in model.loop.explain()
+    assert fake_cuda.graphs_begun == 3 + 1, "in one run, evaluations and all"
+    model.close()
+
+
 def test_the_first_steps_of_a_run_leave_what_they_make_outside(fake_cuda: FakeCuda) -> None:
     """The optimizer's state, where evaluations have graphs already."""
     loop = make_loop(make_model(dropout=0.0))
@@ -123,6 +135,19 @@ def test_code_between_two_runs_has_the_room_that_it_would_have(fake_cuda: FakeCu
             loop.model.inner.get_buffer(name).copy_(buffer)
     assert "mode: graph" in loop.explain()
     assert "graphs were forgotten at the end of a run" in loop.explain()
+    loop.close()
+
+
+@tight
+def test_an_evaluation_by_hand_that_has_no_room_learns_why(fake_cuda: FakeCuda) -> None:
+    loop = make_loop()
+
+    def evaluate(context: Any) -> None:
+        functional.cross_entropy(loop.model(EPOCH[0][0].cuda()), EPOCH[0][1].cuda())
+
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        loop.run(EPOCH, callbacks=[LambdaCallback(on_train_epoch_end=evaluate)])
+    assert "evaluate by Evaluation(...) or loop.evaluate(...), which share it" in "".join(raised.value.__notes__)
     loop.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -107,12 +108,15 @@ class Model:
                 forward=None if loss_fn is not None else call_with,
             )
         ranks = self._loop.ranks if self._loop is not None else Ranks(network)
+        settings = Settings(mode, jit_config or JitConfig(), ranks.device)
+        if self._loop is not None:
+            settings = replace(settings, memory=self._loop.settings.memory)
         self._evaluator = Evaluator(
             ranks.inner,
             ranks,
             loss_fn,
             self._loop.precision if self._loop is not None else Precision("O0", amp_dtype),
-            Settings(mode, jit_config or JitConfig(), ranks.device),
+            settings,
             self._loop.wrappers if self._loop is not None else Wrappers(ranks.device),
             eval_network=eval_network,
         )

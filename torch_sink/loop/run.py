@@ -260,8 +260,11 @@ class TrainingRun:
 
     def _event(self, name: str) -> None:
         self._arguments.wait_seconds = self._waited
-        if self._callbacks:
+        try:
             tell(self._callbacks, name, self._context)
+        except torch.OutOfMemoryError as error:
+            add_hints(error)
+            raise
 
 
 def _ends_sinks(callback: Callback) -> bool:
