@@ -370,7 +370,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes under a message came with Python 3.11")
 @pytest.mark.parametrize("name", MISTAKES)
 @pytest.mark.filterwarnings("ignore:Got pickle error")
 def test_what_a_mistake_says(name: str) -> None:
