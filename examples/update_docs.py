@@ -45,8 +45,11 @@ def support_page() -> str:
     lines = [
         "# How torchvision's transforms run",
         "",
-        f"torchvision {release()}, x86-64; written by `python examples/update_docs.py`, which tries every entry.",
-        "`python -m torch_sink support` prints the table for what is installed.",
+        f"torchvision {release()}, x86-64 with AVX2; written by `python examples/update_docs.py`, which tries all.",
+        "`python -m torch_sink support` prints the table for the releases and the processor at hand.",
+        "",
+        "Without AVX2 stock torchvision resizes uint8 tensors through float32; last bits then depend on the processor.",
+        "That is recorded; solarize, posterize, autocontrast, equalize and gamma behind it are exact fallbacks there.",
         "",
         SUPPORT_LEGEND,
         "",

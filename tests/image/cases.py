@@ -17,9 +17,13 @@ from torchvision.transforms.v2 import functional as F2
 
 from image.check import Opener, Pipeline
 from torch_sink.cli.photos import make_photo
+from torch_sink.image.operations.resize import integer_resize_fits
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZE = (13, 19)  # height and width: neither square nor a multiple of anything
+# Without AVX2 torchvision resizes bytes through float32, whose last bits depend on the processor.
+RESIZES_BYTES_IN_INTEGERS = integer_resize_fits(InterpolationMode.BILINEAR)
+EXACT_ON_BYTES = InterpolationMode.BILINEAR if RESIZES_BYTES_IN_INTEGERS else InterpolationMode.NEAREST
 
 
 @functools.cache
@@ -226,7 +230,7 @@ COLOR: dict[str, Callable[[], Pipeline]] = {
          v1.RandomPosterize(3), v1.RandomSolarize(90.5), v1.ConvertImageDtype(torch.float32)]
     ),
     "v2 color on uint8": lambda: v2.Compose(
-        [v2.ToImage(), v2.Resize(SIZE), v2.ColorJitter(brightness=(0.3, 2.5)), v2.RandomInvert(), v2.RandomEqualize(),
+        [v2.ToImage(), v2.Resize(SIZE, EXACT_ON_BYTES), v2.ColorJitter(brightness=(0.3, 2.5)), v2.RandomInvert(), v2.RandomEqualize(),
          v2.RandomPosterize(3), v2.RandomSolarize(90.5), v2.ToDtype(torch.float32, scale=True)]
     ),
 }  # fmt: skip

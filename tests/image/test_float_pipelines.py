@@ -8,9 +8,10 @@ import torch
 from PIL import Image, ImageFilter
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
 import torch_sink
-from image.cases import SIZE, rgb_images
+from image.cases import EXACT_ON_BYTES, SIZE, rgb_images
 from image.cases_float import BICUBIC, FALLS_BACK, FLOAT
 from image.check import assert_same_bits, check_pipeline
 from torch_sink.image.handles.tensor import HANDLES
@@ -42,8 +43,21 @@ def test_exact_operations_before_a_threshold_are_recorded(mode: InterpolationMod
         v2.RandomSolarize(99, 1.0),
     ]
     check_pipeline(v2.Compose([v2.Resize(SIZE), *before, v2.ToImage()]), rgb_images()[:1])
-    moved = [v2.RandomRotation(20), v2.RandomResizedCrop(SIZE), v2.ColorJitter(0.3, 0.3), v2.RandomEqualize(1.0)]
+    resized = v2.RandomResizedCrop(SIZE, interpolation=EXACT_ON_BYTES)
+    moved = [v2.RandomRotation(20), resized, v2.ColorJitter(0.3, 0.3), v2.RandomEqualize(1.0)]
     check_pipeline(v2.Compose([v2.ToImage(), *moved]), rgb_images()[:1])
+
+
+def test_bytes_that_stock_code_resizes_in_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on processors without AVX2: recorded, but for what would turn a difference in the last bits into a large one."""
+    monkeypatch.setattr(v2_geometry, "_do_native_uint8_resize_on_cpu", lambda interpolation: False)
+    check_pipeline(FLOAT["v2 bytes again at the start"](), rgb_images(), seed=1)
+    pipeline = v2.Compose([v2.ToImage(), v2.Resize(SIZE), v2.RandomSolarize(99, 1.0)])
+    expected = pipeline(rgb_images()[0]())
+    with torch_sink.image_backend("device", device="cpu"):
+        made = pipeline(rgb_images()[0]())
+        assert [operation for operation, _ in torch_sink.fallback_report().counts] == ["solarize"]
+        assert_same_bits(made.materialize() if isinstance(made, HANDLES) else made, expected)
 
 
 def test_scaled_bytes_become_bytes_again() -> None:

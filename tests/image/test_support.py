@@ -16,6 +16,7 @@ from torchvision import transforms
 from torchvision.transforms import v2
 
 import torch_sink
+from image.cases import RESIZES_BYTES_IN_INTEGERS
 from torch_sink.image import support
 from torch_sink.image.core import state
 from torch_sink.image.support import FALLBACK, NOT_TRIED, PASSES, RECORDED, REFUSED, SupportRow, Trial
@@ -165,6 +166,7 @@ def test_the_table_works_where_fallbacks_are_forbidden() -> None:
             v2.functional.jpeg(Image.new("RGB", (8, 8)), 90)
 
 
+@pytest.mark.skipif(not RESIZES_BYTES_IN_INTEGERS, reason="docs/support.md is about processors with AVX2")
 def test_the_committed_page_is_current(monkeypatch: pytest.MonkeyPatch, table: dict[str, SupportRow]) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     import update_docs

@@ -51,5 +51,4 @@ def test_promises_hold_on_other_processors() -> None:
 
 @pytest.mark.slow
 def test_the_whole_table_on_other_processors() -> None:
-    # Without AVX2 torch resizes bytes in floats, and a few operations fall back.
     check(measured("whole", seconds=3600), ["DEFAULT", "AVX2", "DEFAULT", "AVX2"], rows=295)

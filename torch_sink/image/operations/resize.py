@@ -97,9 +97,9 @@ def _resize_v2(
     if new_size == tuple(old_size):
         return handle
     mode = Mode(v2_geometry._check_interpolation(interpolation))
-    if handle.sink_dtype != torch.uint8 or (mode == Mode.BILINEAR and not integer_resize_fits(mode)):
+    if handle.sink_dtype != torch.uint8 or not (mode in NEAREST_MODES or integer_resize_fits(mode)):
         return _in_floats("v2.resize", handle, new_size, mode, antialias)
-    if not _is_size(new_size) or not (mode in NEAREST_MODES or integer_resize_fits(mode)):
+    if not _is_size(new_size):
         return NotImplemented
     # To one pixel torch refuses, or not, by how pixels lie in memory.
     if (mode == Mode.LANCZOS and not antialias) or (antialias and new_size == (1, 1) and channels == 3):
@@ -165,7 +165,7 @@ def _lower_image(state: Lowering, size: tuple[int, int], resample: int) -> None:
 
 
 def _lower_bytes(state: Lowering, size: tuple[int, int], mode: Mode, antialias: bool) -> None:
-    """In whole numbers, where stock code does so on this host."""
+    """In whole numbers, where stock torchvision does so on this host."""
     if state.is_float or not integer_resize_fits(mode):
         _lower_floats(state, size, mode, antialias)
         return
@@ -217,7 +217,7 @@ def _promise(op: Op) -> Promise:
     if op.name == "v2.resize" and integer_resize_fits(mode):
         return Promise(floats=floats)
     # torch without AVX2 adds in another order; with it the bits of antialiased bytes are equal.
-    return Promise(1, 0.99, floats, is_rounded=not antialias)
+    return Promise(1, 0.99, floats, is_rounded=not antialias or not integer_resize_fits(Mode.BILINEAR))
 
 
 def _examples(a: Arguments) -> Iterator[Example]:
