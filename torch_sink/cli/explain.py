@@ -46,6 +46,7 @@ REMEDIES = {
     "one image is moved by itself": "move batches, or image[None]",
     "used on the CPU before": "move the batch to the device first, then compute",
     "a mask is made from its image": f"{_NOTHING}masks are small",
+    "did not prove themselves": "python -m torch_sink doctor says what is wrong with driver, compiler or build",
 }
 ADVICE = {
     WORKER: "More cores for workers help; so does a GPU, which takes this work from them: --device h200.",
