@@ -51,7 +51,7 @@ $(VENV)/.torch_sink_ready: pyproject.toml
 $(VENV_OLDEST)/.torch_sink_ready: pyproject.toml
 	@BARE=1 .ci/make_environment "$(PYTHON_OLDEST)" "$(VENV_OLDEST)" $(ALL_EXTRAS) $(OLDEST_RELEASES)
 $(VENV_CORE)/.torch_sink_ready: pyproject.toml
-	@BARE=1 .ci/make_environment "$(PYTHON_CORE)" "$(VENV_CORE)" test
+	@BARE=1 .ci/make_environment "$(PYTHON_CORE)" "$(VENV_CORE)" examples,test
 
 setup: $(VENV)/.torch_sink_ready
 setup-oldest: $(VENV_OLDEST)/.torch_sink_ready

@@ -38,6 +38,14 @@ def test_every_folder_of_code_is_installed() -> None:
     assert listed_packages() == sorted(folders_of_code())
 
 
+def test_one_range_of_pythons_is_promised_everywhere() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    oldest, after = map(int, re.findall(r'^requires-python = ">=3\.(\d+),<3\.(\d+)"$', text, re.MULTILINE)[0])
+    for page in ("README.md", "docs/start.md", ".ci/make_environment"):
+        assert f"Python 3.{oldest} to 3.{after - 1}" in (ROOT / page).read_text(), page
+    assert f"(3, {oldest}) <= sys.version_info < (3, {after})" in (ROOT / ".ci" / "make_environment").read_text()
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy of what a clone holds, so that building leaves nothing here."""
