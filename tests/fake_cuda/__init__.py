@@ -7,7 +7,8 @@ is missing shows as garbage: memory holds NaN until a kernel has written to it, 
 
 | file | what it stands for |
 |---|---|
-| `memory.py` | the caching allocators: blocks, pools of graphs, what a freed block looks like, what is reserved and where it ends |
+| `memory.py` | the caching allocator: blocks, pools of graphs, what a freed block looks like, where memory ends |
+| `host_memory.py` | that of page-locked memory |
 | `streams.py` | streams, events and the order in which work runs |
 | `kernels.py` | the kernels, and which of them make the host wait |
 | `graphs.py` | capture: what it forbids, how it fails, what a failure leaves behind, replay |

@@ -21,8 +21,9 @@ from torch.autograd import graph as autograd_graph
 from .autograd import backward_of
 from .contexts import Contexts
 from .graphs import Captures, FakeGraph
+from .host_memory import HostAllocator
 from .kernels import Kernels
-from .memory import Allocator, HostAllocator
+from .memory import Allocator
 from .random_numbers import Generator, run_with
 from .streams import CUDA, FakeAcceleratorEvent, FakeEvent, FakeStream, OnStream, Queues
 
