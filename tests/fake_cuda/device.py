@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
 import warnings
 from collections import Counter
@@ -67,6 +68,7 @@ class FakeCuda:
         self.registered: dict[int, int] = {}
         self.refuses_to_register = False
         self._sync_mode = 0
+        self._process = os.getpid()
 
     # Devices and streams
 
@@ -293,7 +295,7 @@ class FakeCuda:
             "_lazy_init": lambda: None,
             "_initialized": True,
             "is_available": lambda: True,
-            "is_initialized": lambda: True,
+            "is_initialized": lambda: os.getpid() == self._process,  # not in a fork of it
             "device_count": lambda: self.device_count,
             "current_device": self.index_of,
             "set_device": lambda device: torch._C._accelerator_setDeviceIndex(self.index_of(device)),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from image.check import device_in_use
 from image.parity import ImageKind, measure, promise_of
 from torchvision.transforms import InterpolationMode
 
@@ -20,7 +21,7 @@ from torch_sink.triton_kernels.stages import stage
 
 @pytest.mark.parametrize("reference", REFERENCES)
 def test_promises_are_kept(reference: str) -> None:
-    parity = measure([ImageKind("RGB", 11, 17)], references=[reference])
+    parity = measure([ImageKind("RGB", 11, 17)], references=[reference], device=device_in_use())
     assert len(parity.rows) >= 30
     assert not parity.broken_promises()
 
@@ -31,14 +32,14 @@ def test_promises_are_kept_at_other_sizes(reference: str) -> None:
     images = [ImageKind("RGB", 1, 23), ImageKind("L", 19, 2), ImageKind("RGB", 47, 61), ImageKind("L", 47, 61)]
     draw = random.Random(reference)
     images += [ImageKind(mode, draw.randint(1, 96), draw.randint(1, 96)) for mode in ("RGB", "RGB", "L")]
-    parity = measure(images, references=[reference], seed=1)
+    parity = measure(images, references=[reference], seed=1, device=device_in_use())
     assert not parity.broken_promises()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reference", REFERENCES)
 def test_promises_are_kept_at_the_size_of_photographs(reference: str) -> None:
-    parity = measure([ImageKind("RGB", 375, 500)], references=[reference], seed=3)
+    parity = measure([ImageKind("RGB", 375, 500)], references=[reference], seed=3, device=device_in_use())
     assert len(parity.rows) >= 30
     assert not parity.broken_promises()
 
@@ -73,7 +74,7 @@ def test_a_wrong_entry_of_a_table_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def _broken(reference: str) -> set[str]:
-    parity = measure([ImageKind("RGB", 3, 5)], references=[reference])
+    parity = measure([ImageKind("RGB", 3, 5)], references=[reference], device=device_in_use())
     return {row.operation for row in parity.broken_promises()}
 
 
