@@ -92,7 +92,7 @@ def test_explain_prints_the_plan_and_decodes_nothing(
     assert "a batch of 4 samples" in printed
     assert "-> float32 [4, 3, 224, 224]" in printed
     assert "launch 1: 4 x resample" in printed
-    assert "nothing: all that was asked for is recorded" in printed
+    assert "none: every transform can run on the GPU" in printed
     assert decoded == []
     assert torch_sink.get_image_backend() == "PIL"
 

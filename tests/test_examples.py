@@ -27,7 +27,7 @@ OTHERS = {
 }
 SHORT = ["01_image_backend", "02_sink_loader", "03_step_loop", "04_mixed_precision", "mindspore_style", "inference"]
 SHORT += ["self_supervised", "segmentation", *OTHERS]
-NOTHING_FELL_BACK = "nothing that was recorded ran in stock code"
+NOTHING_FELL_BACK = "no fallbacks"
 SAYS = {
     "01_image_backend": NOTHING_FELL_BACK,
     "02_sink_loader": "too few batches to tell",

@@ -156,7 +156,7 @@ def test_the_command_explains_a_users_transform(folder: Path) -> None:
     for name, count in recorded.items():
         assert printed_row(printed, name) == [name, str(count)]
     assert f"-> float32 [{FILES}, 3, {SIDE}, {SIDE}]" in printed
-    assert "nothing: all that was asked for is recorded" in printed
+    assert "none: every transform can run on the GPU" in printed
     assert f"Launches of a batch: {launches_of(batch).total()} (" in printed
     mean = encoded_bytes(folder) / FILES
     decoded = sum(3 * np.prod(box[2:]) for box in batch.recorded.planned.boxes.tolist()) / FILES
@@ -197,7 +197,7 @@ def test_what_falls_back_and_how_to_mend_it(folder: Path) -> None:
     text = explain.report_of(found).as_text()
     assert f"{FILES} x pixels of a Pillow image: read by other code: train.read" in text
     assert "-> use torchvision's transform of the same effect" in text
-    assert "First mend what falls back" in text
+    assert "Fix the fallbacks first" in text
     # The pixels travel, and nothing is decoded behind the worker.
     stages = {stage.name: stage for stage in found.stages}
     assert stages["copy"].bytes_in >= 3 * 90 * 60

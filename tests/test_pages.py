@@ -67,7 +67,7 @@ def test_the_first_page_runs_as_it_stands(beside_photos: Path) -> None:
     script.write_text("\n\n".join(blocks(DOCS / "start.md")))
     finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240)
     assert finished.returncode == 0, finished.stderr
-    assert "nothing that was recorded ran in stock code" in finished.stdout
+    assert "no fallbacks" in finished.stdout
     assert "too few batches to tell" in finished.stdout
     assert "2 steps, " in finished.stdout
 

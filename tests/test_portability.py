@@ -84,9 +84,7 @@ def run(code: str, environment: dict[str, str], folder: Path, *arguments: str) -
 
 def test_training_equals_stock(laptop: dict[str, str], tmp_path: Path) -> None:
     write_photos(tmp_path / "photos", count=8)
-    assert "equal losses; nothing that was recorded ran in stock code" in run(
-        TRAINING, laptop, tmp_path, str(tmp_path / "photos")
-    )
+    assert "equal losses; no fallbacks" in run(TRAINING, laptop, tmp_path, str(tmp_path / "photos"))
 
 
 def test_the_doctor_does_not_ask_for_triton(laptop: dict[str, str], tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ KERNELS_PAGE = ROOT / "docs" / "inside" / "kernels.md"
 README = ROOT / "README.md"
 BEGIN = "<!-- figures: written by examples/benchmarks/report.py -->\n"
 END = "<!-- end of figures -->"
+STATUS_BEGIN, STATUS_END = "<!-- status: written by examples/benchmarks/report.py -->\n", "<!-- end of status -->"
+FIRST_SCREENS = (README, ROOT / "docs" / "index.md", ROOT / "docs" / "start.md")
 
 
 def read_results() -> dict[str, Report]:
@@ -86,12 +88,28 @@ def readme_figures(results: dict[str, Report]) -> str:
         result = report["worker_cost"][name]
         times = [f"{result[key]['p50']:.2f}" for key in ("stock_ms", "torch_sink_ms")]
         rows.append([name, *times, f"{result['ratio']:.1f}"])
-    text = "CPU milliseconds per sample in a data worker, pixels made on a device:\n\n"
-    text += table(["pipeline", "stock", "torch_sink", "ratio"], rows)
+    text = (
+        "CPU time per image for a batch collated in one process, in ms. Measured without a GPU: the pixels that a GPU\n"
+    )
+    text += "would compute were not computed.\n\n"
+    text += table(["pipeline", "stock", "torch_sink", "stock / torch_sink"], rows)
     text += f"\n\n{provenance(report)}\n"
     if "train" not in results:
         return text + "Training speed on a GPU: not measured yet.\n"
     return text + best_training(results["train"]) + "\n"
+
+
+def status(results: dict[str, Report]) -> str:
+    """What is measured and what is not, for the first screen of the README and of the pages."""
+    report = results["worker_cost"]
+    ratio, machine = report["worker_cost"]["v1 train"]["ratio"], report["machine"]
+    text = (
+        f"**Measured:** a batch of photographs takes the host {ratio:.1f} times less CPU time than stock torchvision\n"
+    )
+    text += f"(ImageNet training transforms, one process, {machine['cpu']}). "
+    if "train" in results:
+        return f"{text}On a GPU: {best_training(results['train'])}\n"
+    return f"{text}**Not yet run on a GPU:** speed there is unknown.\n"
 
 
 def best_training(report: Report) -> str:
@@ -114,8 +132,10 @@ def main() -> int:
         PAGE: page(results),
         KERNELS_PAGE: kernels_page(kernels),
         PICTURE: picture(read_figures(RESULTS)),
-        README: insert_between(README.read_text(), BEGIN, END, readme_figures(results)),
     }
+    for screen in FIRST_SCREENS:
+        texts[screen] = insert_between(screen.read_text(), STATUS_BEGIN, STATUS_END, status(results))
+    texts[README] = insert_between(texts[README], BEGIN, END, readme_figures(results))
     outdated = [path for path, text in texts.items() if not path.is_file() or path.read_text() != text]
     outdated += [chart_of(name) for name in results if name in CHARTS and not chart_of(name).is_file()]
     if arguments.check:

@@ -418,7 +418,7 @@ def test_the_report_begins_anew_with_the_backend(paths: list[Path]) -> None:
     with torch_sink.image_backend("device", device="cpu"):
         assert not torch_sink.decode_report()
         assert str(torch_sink.decode_report()) == "no broken files"
-        assert str(torch_sink.fallback_report()) == "nothing was recorded: whatever ran, ran in stock code"
+        assert str(torch_sink.fallback_report()) == "nothing was recorded: everything ran in stock torchvision"
 
 
 class InMemory(Files):
@@ -452,7 +452,7 @@ def test_the_fallback_report_shows_broken_files_as_well(paths: list[Path]) -> No
         list(DataLoader(Files(paths, loaded, V1), batch_size=4))
         report = torch_sink.fallback_report()
         assert not report
-        assert str(report) == f"nothing that was recorded ran in stock code\n{torch_sink.decode_report()}"
+        assert str(report) == f"no fallbacks\n{torch_sink.decode_report()}"
 
 
 @pytest.mark.once_on_oldest

@@ -90,7 +90,7 @@ def test_known_entries(table: dict[str, SupportRow], name: str, on_pillow: str, 
 def test_arguments_that_run_differently_are_limits(table: dict[str, SupportRow]) -> None:
     assert "float64: exact fallback on tensors" in table["v2.ToDtype"].limits
     assert "to one column: exact fallback on tensors" in table["v1.Resize"].limits
-    assert "a function that calls recorded functionals: kernel on all images" in table["v2.Lambda"].limits
+    assert "a function that only calls functionals from this table: kernel on all images" in table["v2.Lambda"].limits
     assert table["v1.RandomHorizontalFlip"].limits == ""
     # In place, the handle itself changes: that is a recorded call.
     assert "inplace" not in table["v2.Normalize"].limits

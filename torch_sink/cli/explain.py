@@ -35,7 +35,7 @@ _NOTHING = "nothing, "  # is to be done
 # A part of a reason in the fallback report -> what to do.
 REMEDIES = {
     "read by other code": "use torchvision's transform of the same effect (python -m torch_sink support lists "
-    "them), or leave it if it is cheap: only this call runs on the CPU",
+    "them). It costs more than the call itself: the worker decodes the image and runs every transform before it",
     "with these arguments": "another interpolation, fill, size or type, or do it earlier, on the Pillow image: "
     "python -m torch_sink support lists the limits",
     "no kernel for mode": 'convert the image first: image.convert("RGB"), as ImageFolder does',
@@ -171,7 +171,7 @@ def _stages(
         seconds_decoding += _seconds(decoder, gpu)
         others += sum(_seconds(launch, gpu) for launch in launches)
     pixels = 3 * decoding["decoded pixel"]
-    yield stage("host", f"a host as {host['cpu']}", packed, moved, at_host + by_pillow)
+    yield stage("host", f"training process; CPU assumed: {host['cpu']}", packed, moved, at_host + by_pillow)
     yield stage("copy", f"PCIe, {gpu.bus:g} GB/s", moved, moved, moved / (gpu.bus * 1e9))
     yield stage("decode", device, decoding["encoded byte"], pixels, seconds_decoding)
     yield stage("kernels", device, pixels + made + sum(map(_bytes_held, sources)), results, others)
@@ -243,7 +243,7 @@ def _launches_part(found: Explained) -> Table:
 
 
 def _fallbacks_part(found: Explained) -> Table:
-    said = "nothing: all that was asked for is recorded" if found.batches else "everything: nothing was recorded"
+    said = "none: every transform can run on the GPU" if found.batches else "everything: no operation was recorded"
     lines = [] if found.fallbacks else [said]
     for (operation, reason), count in found.fallbacks.most_common():
         lines += [f"{count} x {operation}: {reason}", f"    -> {remedy_for(reason)}"]
@@ -279,7 +279,7 @@ def _verdict(found: Explained) -> str:
     if name == WORKER and not found.batches:
         return f"{said} Nothing of this pipeline is recorded: python -m torch_sink support lists what can be."
     if name == WORKER and any(not remedy_for(reason).startswith(_NOTHING) for _, reason in found.fallbacks):
-        return f"{said} First mend what falls back: it runs in the workers."
+        return f"{said} Fix the fallbacks first: they, and everything before them, run on the CPU."
     if name == WORKER and others:
         second = min(others, key=others.__getitem__)
         needed = math.ceil(others[second] * found.stages[0].seconds)

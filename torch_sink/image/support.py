@@ -64,6 +64,9 @@ class SupportRow(NamedTuple):
     limits: str = ""
 
 
+_ONLY_FUNCTIONALS = "a function that only calls functionals from this table"
+
+
 def _read(image: Any) -> Any:
     np.asarray(image)
     return image
@@ -82,7 +85,10 @@ def _other_transforms(module: ModuleType) -> dict[str, list[Sample]]:
         "GaussianNoise": [sample()],
         "Identity": [sample()],
         "JPEG": [sample(90)],
-        "Lambda": [sample(_read), sample(module.functional.hflip, label="a function that calls recorded functionals")],
+        "Lambda": [
+            sample(_read),
+            sample(module.functional.hflip, label=_ONLY_FUNCTIONALS),
+        ],
         "LinearTransformation": [sample(torch.eye(_PIXELS), torch.zeros(_PIXELS))],
         "RandAugment": automatic,
         "RandomApply": [sample([flip], p=1.0)],

@@ -65,9 +65,10 @@ class RunContext:
 class Callback:
     """Base of all callbacks: override what you need.
 
-    The training events come once per host return (`step`), once per pass (`epoch`) and once per run. Those without
-    `on_train_` or `on_eval_` are the older names of both; the newer ones call them unless overridden. A callback is
-    a context manager, entered before on_train_begin and left after on_train_end, also after an error.
+    Training events come once per host sync (`step`), once per epoch (`epoch`) and once per run. `begin`, `step_end` and
+    the other names without `on_train_` or `on_eval_` are called for training and for evaluation: `step_end` is called
+    unless you override `on_train_step_end` or `on_eval_step_end`. A callback is a context manager, entered before
+    on_train_begin and left after on_train_end, also after an error.
 
     Attributes:
         comes_first: whether its events come before those of the others, wherever it stands in the list.

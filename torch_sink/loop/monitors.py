@@ -38,7 +38,7 @@ class LossMonitor(_ResultsMonitor):
     """Prints the loss with the step's number in its epoch, and watches every step for NaN and infinity.
 
     Args:
-        per_print_times: print at the first host return at which so many steps have passed since the last print.
+        per_print_times: print about every so many steps, at the next host sync; 0 prints no losses.
         on_nonfinite: "raise", "warn" or "ignore". Steps whose update was skipped for overflow do not count.
 
     Raises:

@@ -55,8 +55,7 @@ class FallbackReport:
 
     def _table(self) -> str:
         if not self.counts:
-            what = "nothing that was recorded" if self.has_recorded else "nothing was recorded: whatever ran,"
-            return f"{what} ran in stock code"
+            return "no fallbacks" if self.has_recorded else "nothing was recorded: everything ran in stock torchvision"
         rows = [("operation", "reason", "count")]
         rows += [(operation, reason, str(count)) for (operation, reason), count in self.counts.most_common()]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]

@@ -315,8 +315,9 @@ def set_decode_provider(name: str | None) -> None:
 def decode_providers() -> list[str]:
     """Names of the decode providers that work here, best first.
 
-    "nvjpeg", whose pixels are not quite Pillow's, decodes only where it is named; "triton" on a GPU once it has decoded
-    a few small files there to Pillow's pixels, in Triton's interpreter where it is named.
+    "triton" is the default on a GPU, after a self-test: it has to decode a few small files there to Pillow's pixels.
+    "nvjpeg" decodes only if you ask for it, because its pixels differ slightly from Pillow's. So does "triton" in
+    Triton's interpreter, because it is slow there.
 
     Examples:
         >>> "pillow" in decode_providers()
