@@ -34,9 +34,16 @@ OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], float]] = {
 }
 
 
+def imported(name: str) -> Any:
+    """A module of the compiler; torch 2.11 warns about itself when it is imported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(name)
+
+
 def uncached() -> Any:
     """Context in which graphs are compiled that an earlier test, or an earlier run of it, has compiled."""
-    return importlib.import_module("torch._functorch.config").patch(enable_autograd_cache=False)
+    return imported("torch._functorch.config").patch(enable_autograd_cache=False)
 
 
 def distance(first: nn.Module, second: nn.Module) -> float:
@@ -147,8 +154,8 @@ def test_graphs_of_the_compiler_are_off_whatever_the_environment_says(
         seen.append(inductor.triton.cudagraphs)
         raise RuntimeError("enough seen")
 
-    inductor = importlib.import_module("torch._inductor.config")
-    monkeypatch.setattr(importlib.import_module("torch._inductor.compile_fx"), "compile_fx_inner", stop)
+    inductor = imported("torch._inductor.config")
+    monkeypatch.setattr(imported("torch._inductor.compile_fx"), "compile_fx_inner", stop)
     with inductor.patch({"triton.cudagraphs": True}), uncached():
         make_loop(mode="compile", jit_config=JitConfig(fast_random=fast_random)).run(make_batches(1))
     assert seen == [False]
@@ -169,9 +176,9 @@ def test_warnings_of_the_compiler_are_no_failure_to_compile(fast_random: bool, m
 
         monkeypatch.setattr(owner, name, staticmethod(warns) if isinstance(owner, type) else warns)
 
-    guards = importlib.import_module("torch._dynamo.guards").GuardBuilder
+    guards = imported("torch._dynamo.guards").GuardBuilder
     warn_in(guards, "_get_generic_dict_manager_example_value", "torch._dynamo.guards")  # as on Python 3.13.0
-    warn_in(importlib.import_module("torch._inductor.compile_fx"), "compile_fx_inner", "of a library's")
+    warn_in(imported("torch._inductor.compile_fx"), "compile_fx_inner", "of a library's")
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 5))
     loop = make_loop(model, mode="compile", jit_config=JitConfig(fast_random=fast_random))
     with uncached(), warnings.catch_warnings(record=True):  # those that are shown
@@ -224,8 +231,8 @@ def test_the_layout_is_the_compilers_unless_a_mask_depends_on_it(
         asked.append((inductor.layout_optimization, inductor.fallback_random))
         raise RuntimeError("enough seen")
 
-    inductor = importlib.import_module("torch._inductor.config")
-    monkeypatch.setattr(importlib.import_module("torch._inductor.compile_fx"), "compile_fx_inner", stop)
+    inductor = imported("torch._inductor.config")
+    monkeypatch.setattr(imported("torch._inductor.compile_fx"), "compile_fx_inner", stop)
     for layout in (True, False):  # what is usual is the user's decision
         loop = make_loop(make(), mode="compile")
         with inductor.patch(layout_optimization=layout), uncached():
@@ -253,7 +260,7 @@ def test_a_failing_compilation_falls_back_and_nothing_is_lost(monkeypatch: pytes
     def fail(*arguments: Any, **options: Any) -> Any:
         raise torch._dynamo.exc.BackendCompilerFailed(fail, RuntimeError("broken backend"))
 
-    compile_fx = importlib.import_module("torch._inductor.compile_fx")
+    compile_fx = imported("torch._inductor.compile_fx")
     monkeypatch.setattr(compile_fx, "compile_fx", fail)
     batches = make_batches(4)
     torch.manual_seed(5)
