@@ -18,7 +18,7 @@ CONTEXTS = ["spawn", "forkserver"]
 @pytest.mark.parametrize("states", [[name for name in STATES if name not in CONTEXTS], CONTEXTS], ids=["fork", "other"])
 def test_what_a_program_leaves_open(states: list[str]) -> None:
     """However it was started, and in each state; nothing is printed, and nobody is waited for in vain."""
-    ended = subprocess.run([sys.executable, PROGRAM, *states], capture_output=True, text=True, timeout=100)
+    ended = subprocess.run([sys.executable, PROGRAM, *states], capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stderr) == (0, "")
     wait_until_gone(
         [int(pid) for pid in ended.stdout.split()]
