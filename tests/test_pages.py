@@ -43,7 +43,7 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
 images, labels = batches[0]
 """
 # The others show code that needs several processes or a package of its own.
-RUN = ("index", "image_backend", "data_sink", "step_loop", "mixed_precision")
+RUN = ("index", "recipes", "image_backend", "data_sink", "step_loop", "mixed_precision")
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for path in sorted((ROOT / "torch_sink").rglob("*.py"))
