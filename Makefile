@@ -3,6 +3,7 @@
 # make test-core     what depends on the Python it runs on, in an environment of its own
 # make test-slow     the soak tests
 # make test-clone    a bare clone runs: nothing installed, no .git, no home folder, no GPU
+# make rehearsal     all of make gpu in a bare clone on a fake CUDA device, in minutes
 # make check         ruff and mypy
 # make docs          the pages as a site, in local/site; warnings and dead links are errors
 # make gpu           all that needs a GPU, in nine minutes; PART=tests|train|decode|..., RESULTS=folder, DATA=photographs
@@ -40,7 +41,8 @@ CORE_TESTS = tests/test_packaging.py tests/test_cli.py tests/test_messages.py \
     tests/loop/test_step_loop.py tests/loop/test_checkpoint.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-oldest setup-core demo test test-oldest test-core test-slow test-clone check docs gpu kernels report clean
+.PHONY: help setup setup-oldest setup-core demo test test-oldest test-core test-slow test-clone rehearsal check docs \
+    gpu kernels report clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -74,6 +76,11 @@ test-slow: setup
 
 test-clone: setup-oldest
 	$(VENV_OLDEST)/bin/python -m pytest tests/test_clone.py
+
+# As on a GPU machine: the oldest releases beside NumPy's newest.
+rehearsal: setup-oldest
+	$(VENV_OLDEST)/bin/python -m pip install -q --disable-pip-version-check --upgrade --target local/numpy "numpy>=2.5"
+	NEWER_PACKAGES="$(CURDIR)/local/numpy" $(VENV_OLDEST)/bin/python -m pytest -m slow tests/test_rehearsal.py
 
 check: setup
 	$(VENV)/bin/python -m pip install -q ruff mypy

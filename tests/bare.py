@@ -8,6 +8,10 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from PIL import Image
+
+from torch_sink.cli.photos import write_photos
+
 ROOT = Path(__file__).resolve().parents[1]
 BASE_PYTHON = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
 # What a shell may say about caches, and about where the project's own files are.
@@ -27,6 +31,14 @@ def link_packages(folder: Path) -> Path:
     for package in Path(sysconfig.get_path("purelib")).iterdir():
         if package.suffix != ".pth" and "torch_sink" not in package.name:
             (folder / package.name).symlink_to(package)
+    return folder
+
+
+def small_photographs(folder: Path) -> Path:
+    """An ImageFolder tree of files that are decoded in no time."""
+    for path in write_photos(folder, count=8, classes=2):
+        with Image.open(path) as image:
+            image.resize((64, 48)).save(path, quality=90)
     return folder
 
 

@@ -12,12 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import bare
 import psutil
 import pytest
 from fake_cuda import fake_cuda  # noqa: F401 a fixture
-from PIL import Image
-
-from torch_sink.cli.photos import write_photos
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "examples" / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -214,32 +212,15 @@ def test_who_ends_it_gets_the_table(place: Path) -> None:
     assert [run["name"] for run in json.loads((place / "gpu.json").read_text())["runs"]] == ["scale"]
 
 
-# Enough that every line of a script's way on a GPU runs once, in a few seconds: no time is measured on the fake device.
-ON_THE_FAKE = {
-    "doctor": (),
-    "decode": ("--batches", "2", "--rounds", "1"),
-    "jpeg": ("--batches", "2", "--rounds", "1"),
-    "loader": ("--workers", "1", "--rounds", "1", "--epochs", "1", "--batch-size", "2"),
-    "loop": ("--models", "mlp", "--loops", "graph", "--rounds", "1", "--seconds", "1"),
-    "train": ("--models", "shufflenet_v2_x0_5", "--workers", "1", "--steps", "1", "--warmup", "1", "--rounds", "1", "--batch-size", "2"),
-    "worker_cost": ("--rounds", "1", "--images", "8"),
-}  # fmt: skip
-
-
 Rehearsal = Callable[..., tuple[int, dict[str, dict[str, Any]]]]
 
 
 @pytest.fixture
 def on_the_fake(fake_cuda: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rehearsal:  # noqa: F811
     """Runs steps as on a GPU machine: exit status, and the runs in gpu.json by their names."""
-    python, results, photos = tmp_path / "python", tmp_path / "results", tmp_path / "photos"
-    launcher = gpu.ROOT / "tests" / "fake_cuda" / "run.py"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{launcher}" "$@"\n')
-    python.chmod(0o755)
-    for path in write_photos(photos, count=8, classes=2):
-        with Image.open(path) as image:
-            image.resize((64, 48)).save(path, quality=90)
-    monkeypatch.setattr(sys, "executable", str(python))
+    results, photos = tmp_path / "results", bare.small_photographs(tmp_path / "photos")
+    monkeypatch.setenv("FAKE_CUDA_BASE", sys.executable)
+    monkeypatch.setattr(sys, "executable", str(gpu.ROOT / "tests" / "fake_cuda" / "python"))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
@@ -250,24 +231,19 @@ def on_the_fake(fake_cuda: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return rehearse
 
 
+def trial(name: str) -> gpu.Step:
+    return step(name, 900, options=step(name).trial)
+
+
 @pytest.mark.slow
-def test_the_scripts_on_the_fake_device(on_the_fake: Rehearsal, capsys: pytest.CaptureFixture[str]) -> None:
-    """One that comes to its limit and one that fails among them."""
+def test_limits_on_the_fake_device(on_the_fake: Rehearsal, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that comes to its limit, one that fails, and one that passes."""
     steps = [step("transforms", 25, options=("--batches", "9999")), step("scale", 900, options=("--no-such-option",))]
-    steps += [step(name, 900, options=options) for name, options in ON_THE_FAKE.items()]
-    status, runs = on_the_fake(*steps)
-    printed = capsys.readouterr().out
+    status, runs = on_the_fake(*steps, step("doctor", 900))
     assert status == 1
-    failed = {name: run["status"] for name, run in runs.items() if run["status"] != "passed"}
-    assert failed == {"transforms": "out of time", "scale": "failed"}, printed
+    found = {name: run["status"] for name, run in runs.items()}
+    assert found == {"transforms": "out of time", "scale": "failed", "doctor": "passed"}, capsys.readouterr().out
     assert "unrecognized arguments" in runs["scale"]["error"]
-    assert not any("unfinished" in run.get("result", {}) for run in runs.values())
-    figures = dict(gpu_summary.figures({name: run.get("result", {}) for name, run in runs.items()}))
-    missing = {name.strip() for name, value in figures.items() if value == "-"}
-    of_host_cost = "the training process's CPU us an image, launches"
-    of_transforms = {"the kernels alone", "resized crop to tensor, images/s"}
-    assert missing == {of_host_cost, *of_transforms}, printed
-    assert all(name in printed for name in figures)
 
 
 @pytest.mark.slow
@@ -275,7 +251,7 @@ def test_a_profiler_that_may_not_look_costs_its_own_figures(
     on_the_fake: Rehearsal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_CUDA_PROFILER", "blind")
-    status, runs = on_the_fake(*(step(name, 900, options=ON_THE_FAKE[name]) for name in ("jpeg", "loop", "train")))
+    status, runs = on_the_fake(*map(trial, ("jpeg", "loop", "train")))
     assert status == 0, [run["error"] for run in runs.values()]
     figures = dict(gpu_summary.figures({name: run["result"] for name, run in runs.items()}))
     assert figures["  GPU idle"] == figures["  the kernels alone"] == "-"

@@ -77,23 +77,31 @@ STEPS = (
         "train",
         130,
         ("--models", "resnet50", "--workers", "8", "2", "--batch-size", "128", "--rounds", "3", "--seconds", "8"),
-        ("--workers", "1", "--steps", "2", "--batch-size", "2"),
+        ("--models", "shufflenet_v2_x0_5", "--workers", "1", "--steps", "2", "--batch-size", "2"),
     ),
-    Step("decode", "decode", 26, ("--batches", "64", "256", "--rounds", "3"), ("--batches", "4", "--rounds", "1")),
-    Step("jpeg", "decode", 18, ("--batches", "128", "512", "--rounds", "3"), ("--batches", "4", "--rounds", "1")),
+    Step("decode", "decode", 26, ("--batches", "64", "256", "--rounds", "3"), ("--batches", "2", "--rounds", "1")),
+    Step("jpeg", "decode", 18, ("--batches", "128", "512", "--rounds", "3"), ("--batches", "2", "--rounds", "1")),
     Step(
-        "transforms", "transforms", 38, ("--batches", "64", "512", "--rounds", "3"), ("--batches", "2", "--rounds", "1")
+        "transforms",
+        "transforms",
+        38,
+        ("--batches", "64", "512", "--rounds", "3"),
+        ("--batches", "2", "--rounds", "1", "--pipelines", "v1 train", "v1 eval"),
     ),
     Step(
         "loop",
         "loop",
         50,
         ("--models", "mlp", "resnet50", "--loops", "graph, sink 100", "overhead", "--rounds", "5", "--seconds", "6"),
-        ("--models", "mlp", "--rounds", "1", "--seconds", "5"),
+        ("--models", "mlp", "--loops", "graph", "--rounds", "1", "--seconds", "1"),
         takes_data=False,
     ),
     Step(
-        "loader", "loader", 18, ("--rounds", "2", "--epochs", "2"), ("--workers", "1", "--rounds", "1", "--epochs", "1")
+        "loader",
+        "loader",
+        18,
+        ("--rounds", "2", "--epochs", "2"),
+        ("--workers", "1", "--rounds", "1", "--epochs", "1", "--batch-size", "2"),
     ),
     Step("worker_cost", "transforms", 13, ("--rounds", "2", "--images", "40"), ("--images", "8", "--rounds", "1")),
     Step(
@@ -103,7 +111,13 @@ STEPS = (
         ("--rounds", "5", "--pipelines", "v1 train"),
         ("--images", "2", "--batch", "2", "--rounds", "1", "--pipelines", "v1 train"),
     ),
-    Step("scale", "train", 13, ("--rounds", "2"), ("--rounds", "1")),
+    Step(
+        "scale",
+        "train",
+        13,
+        ("--rounds", "2"),
+        ("--rounds", "1", "--batches", "2", "4", "--batch", "2", "--sides", "64", "96", "--sinks", "1", "10"),
+    ),
     Step("sanitizer", "sanitizer", 15),
 )
 COMPILE = ("-m", "torch_sink", "warm")

@@ -115,13 +115,11 @@ def by_dataset(lengths: list[int], rounds: int) -> dict[str, dict[str, dict[str,
 
 def measure(folder: Path, arguments: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
     """One entry of the report after the other."""
-    rounds, gpu = arguments.rounds, device.type == "cuda"
-    batches = [32, 64, 128, 256, 512, 1024] if gpu else [8, 16, 32]
-    yield {"batch": {"unit": "ms an image", "values": by_batch(folder, batches, rounds, device)}}
-    batch = 64 if gpu else 8
-    of_photographs = by_photograph([250, 500, 1000, 2000], batch, rounds, device)
+    rounds, batch = arguments.rounds, arguments.batch
+    yield {"batch": {"unit": "ms an image", "values": by_batch(folder, arguments.batches, rounds, device)}}
+    of_photographs = by_photograph(arguments.sides, batch, rounds, device)
     yield {"photograph": {"unit": "ms an image", "fixed": {"batch": batch}, "values": of_photographs}}
-    yield {"sink_size": {"unit": "us a step", "values": by_sink_size([1, 10, 100, 1000], rounds, device)}}
+    yield {"sink_size": {"unit": "us a step", "values": by_sink_size(arguments.sinks, rounds, device)}}
     yield {"dataset": {"values": by_dataset([1_000, 10_000, 100_000, 1_000_000], rounds)}}
 
 
@@ -138,7 +136,14 @@ def format_table(report: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = make_parser(__doc__, "scale", images=32)
+    gpu = torch.cuda.is_available()
+    batches = [32, 64, 128, 256, 512, 1024] if gpu else [8, 16, 32]
+    sides, sinks = [250, 500, 1000, 2000], [1, 10, 100, 1000]
     parser.add_argument("--rounds", type=positive, default=5, help="turns of each size")
+    parser.add_argument("--batches", type=positive, nargs="+", default=batches, help="images a batch")
+    parser.add_argument("--sides", type=positive, nargs="+", default=sides, help="pixels of photographs' longer side")
+    parser.add_argument("--batch", type=positive, default=64 if gpu else 8, help="images a batch of these")
+    parser.add_argument("--sinks", type=positive, nargs="+", default=sinks, help="steps a sink")
     arguments = parser.parse_args()
     with photographs(arguments) as folder:
         report = describe(arguments, "scale.py", folder)

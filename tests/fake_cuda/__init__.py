@@ -15,13 +15,14 @@ is missing shows as garbage: memory holds NaN until a kernel has written to it, 
 | `autograd.py`, `contexts.py` | what torch's engine needs to run backward passes without a device |
 | `random_numbers.py` | the generators of the devices, outside and inside graphs |
 | `device.py`, `fixtures.py` | all of it in the place of `torch.cuda`, for a test |
-| `run.py` | the same for a script, the benchmarks of `make gpu` for instance, with Triton's interpreter on its memory |
+| `run.py`, `python` | the same for a program, all of `make gpu` for instance, with Triton's kernels compiled |
+| `left_out.py` | tests for a device that the fake cannot run, and why |
 
 What it does not model: kernels that only CUDA has (cuDNN, Triton), fragmented memory, time, and more than one
 process. Where a release of torch differs from another, `FakeCuda(release=...)` chooses.
 """
 
 from .device import FakeCuda
-from .fixtures import fake_cuda, rehearse
+from .fixtures import fake_cuda, has_device, rehearse
 
-__all__ = ["FakeCuda", "fake_cuda", "rehearse"]
+__all__ = ["FakeCuda", "fake_cuda", "has_device", "rehearse"]

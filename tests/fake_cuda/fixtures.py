@@ -8,6 +8,12 @@ import pytest
 import torch
 
 from .device import FakeCuda
+from .streams import FakeStream
+
+
+def has_device() -> bool:
+    """Whether there is a real CUDA device, which work of some size keeps busy."""
+    return torch.cuda.is_available() and torch.cuda.Stream is not FakeStream
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_cuda import has_device
 from torch import nn
 from torch.nn import functional
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.cuda(rehearsed=True)
 # Asked for by deterministic cuBLAS, which reads it when it is used first.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-COUNT = 20 if torch.cuda.is_available() else 9  # batches of an epoch
+COUNT = 20 if has_device() else 9  # batches of an epoch
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
     "Adam": lambda p: torch.optim.Adam(p, lr=1e-3),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from fake_cuda import has_device
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from torch_sink.sink import SinkLoader
@@ -18,7 +19,7 @@ from .lazy_leaf import LazyNumbers
 
 pytestmark = pytest.mark.cuda(rehearsed=True)
 # What keeps a device busy: the matrices, batches beside them, rows of large batches, multiplications.
-SIDE, BATCHES, ROW, LOAD = (2048, 100, 50_000, 20) if torch.cuda.is_available() else (4, 12, 50, 2)
+SIDE, BATCHES, ROW, LOAD = (2048, 100, 50_000, 20) if has_device() else (4, 12, 50, 2)
 
 
 class Filled(Dataset):

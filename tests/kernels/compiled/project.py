@@ -25,7 +25,7 @@ from torch_sink.image.execute import on_device
 from torch_sink.image.execute.on_device import Pixels
 from torch_sink.triton_kernels.jpeg_rows import NOT_CONVERGED
 
-_stock_empty, launch_packed, places_from = torch.empty, on_device.launch_packed, Pixels.places_from
+_stock_empty = torch.empty
 _garbage = torch.Generator().manual_seed(1)
 
 
@@ -74,17 +74,9 @@ class Executor:
         """The findings, in words."""
         return [f"{finding} ({times} times)" for finding, times in self.findings.items()]
 
-    def launch_packed(self, *arguments: Any) -> Any:
-        """As the project's; the kernels that follow may read the pixels, which jobs say the places of."""
-        self.pixels = ()
-        launched = launch_packed(*arguments)
-        self.pixels = () if launched is None else launched.owners
-        return launched
-
-    def places_from(self, pixels: Pixels, workspace: torch.Tensor) -> np.ndarray:
-        """As the project's; so they may where they lie elsewhere."""
-        self.pixels = pixels.owners
-        return places_from(pixels, workspace)
+    def may_read(self, owners: tuple[torch.Tensor, ...]) -> None:
+        """The launches that follow read these pixels, where jobs say so."""
+        self.pixels = owners
 
 
 def is_harmless(finding: Finding, launched: Launched) -> bool:
@@ -115,17 +107,28 @@ def compiled_on_cpu(options: Options | None = None, change: Callable[[str], str]
         target_only(executor),
         mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}),
         mock.patch.object(torch, "empty", _empty_with_garbage),
-        noting_pixels(executor),
+        noting_pixels(executor.may_read),
     ):
         yield executor
 
 
 @contextlib.contextmanager
-def noting_pixels(executor: Executor) -> Iterator[None]:
-    """The executor knows where the pixels of a batch lie."""
+def noting_pixels(note: Callable[[tuple[torch.Tensor, ...]], None]) -> Iterator[None]:
+    """Before launches that read pixels at addresses that they are told in jobs, `note` gets the tensors these lie in."""
+    launch_packed, places_from = on_device.launch_packed, Pixels.places_from
+
+    def noting_launched(*arguments: Any) -> Any:
+        launched = launch_packed(*arguments)
+        note(() if launched is None else launched.owners)
+        return launched
+
+    def noting_places(pixels: Pixels, workspace: torch.Tensor) -> np.ndarray:
+        note(pixels.owners)
+        return places_from(pixels, workspace)
+
     with (
-        mock.patch.object(on_device, "launch_packed", executor.launch_packed),
-        mock.patch.object(Pixels, "places_from", lambda *arguments: executor.places_from(*arguments)),
+        mock.patch.object(on_device, "launch_packed", noting_launched),
+        mock.patch.object(Pixels, "places_from", noting_places),
     ):
         yield
 

@@ -92,17 +92,22 @@ class TargetDriver:
         return torch.device("cpu")
 
 
-@contextlib.contextmanager
-def target_only(launch: Launch) -> Iterator[None]:
+def target_only(launch: Launch) -> contextlib.AbstractContextManager[None]:
     """Every launch of a kernel is compiled for the target and handed to `launch`, with tensors of the CPU.
 
     Args:
         launch: takes each launch, in place of a device.
     """
+    return active_driver(TargetDriver(launch))
+
+
+@contextlib.contextmanager
+def active_driver(driver: TargetDriver) -> Iterator[None]:
+    """Every launch of a kernel is compiled for the target and goes through this driver."""
     config = triton.runtime.driver
     active = config._active
     backends["nvidia"] = type(STOCK)(compiler=PtxBackend, driver=STOCK.driver)
-    config.set_active(TargetDriver(launch))
+    config.set_active(driver)
     try:
         yield
     finally:

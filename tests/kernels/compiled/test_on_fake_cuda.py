@@ -63,3 +63,18 @@ def test_a_batch_of_another_than_the_current_device(fake_cuda: FakeCuda, executo
     finally:
         torch_sink.set_decode_provider(None)
     assert not executor.faults
+
+
+def test_a_launch_takes_what_its_kernel_was_compiled_for(fake_cuda: FakeCuda, executor: Executor) -> None:
+    """The project keeps compiled kernels and launches them without Triton's own look at the arguments."""
+    values = torch.zeros(64, dtype=torch.uint8, device="cuda")
+    compiled = probe_kernel[(1,)](values)
+    with pytest.raises(TypeError, match=r"torch.int32 for a kernel that was compiled for \*u8"):
+        compiled[(1, 1, 1)](values.view(torch.int32))
+    with pytest.raises(RuntimeError, match="misaligned address"):
+        compiled[(1, 1, 1)](values[1:])
+    with pytest.raises(RuntimeError, match=r"invalid argument, a grid of \(1, 65536, 1\)"):
+        compiled[(1, 1 << 16, 1)](values)
+    compiled[(0, 1, 1)](values)
+    torch.cuda.synchronize()
+    assert executor.launches == {"probe_kernel": 1}

@@ -41,7 +41,7 @@ Fault = Callable[[torch.Tensor, bool], None]
 @pytest.fixture
 def device(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:  # noqa: F811
     """The fake device, whose kernels Triton's interpreter runs, in a process and with a cache that know nothing yet."""
-    from fake_cuda.run import interpret_in_place
+    from fake_cuda.interpreted import interpret_in_place
 
     interpret_in_place(monkeypatch, fake_cuda)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
