@@ -295,10 +295,10 @@ def test_what_the_operating_system_says(
     """That one file cannot be read, or that the machine is at its end."""
     stock = os.open
 
-    def refuse(path: Any, *args: Any) -> int:
+    def refuse(path: Any, *args: Any, **kwargs: Any) -> int:
         if str(path).endswith("00003.jpg"):
             raise OSError(number, os.strerror(number), path)
-        return stock(path, *args)
+        return stock(path, *args, **kwargs)
 
     import builtins
 
