@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 import torch_sink
 from kernels.compiled.on_fake_cuda import compiled_on_fake_cuda
 from kernels.compiled.project import Executor
-from torch_sink.triton_kernels.launching import Launcher, probe_kernel
+from torch_sink.triton_kernels.launching import Launcher, compiler_options, probe_kernel
 
 __all__ = ["fake_cuda"]
 
@@ -68,7 +68,7 @@ def test_a_batch_of_another_than_the_current_device(fake_cuda: FakeCuda, executo
 def test_a_launch_takes_what_its_kernel_was_compiled_for(fake_cuda: FakeCuda, executor: Executor) -> None:
     """The project keeps compiled kernels and launches them without Triton's own look at the arguments."""
     values = torch.zeros(64, dtype=torch.uint8, device="cuda")
-    compiled = probe_kernel[(1,)](values)
+    compiled = probe_kernel[(1,)](values, **compiler_options())
     with pytest.raises(TypeError, match=r"torch.int32 for a kernel that was compiled for \*u8"):
         compiled[(1, 1, 1)](values.view(torch.int32))
     with pytest.raises(RuntimeError, match="misaligned address"):
