@@ -1,13 +1,13 @@
 """Graph sink and loop sink: many training steps per host sync."""
 
 from torch_sink.loop.callbacks import Callback, LambdaCallback, LearningRateScheduler, OnRequestExit, RunContext
-from torch_sink.loop.checkpoints import CheckpointConfig, ModelCheckpoint
 from torch_sink.loop.controls import EarlyStopping, Evaluation, ReduceLROnPlateau
 from torch_sink.loop.core.history import RunHistory
 from torch_sink.loop.core.host_sync import no_host_sync
 from torch_sink.loop.data_sink import data_sink
 from torch_sink.loop.engines.jit import JitConfig, jit
 from torch_sink.loop.model import Model
+from torch_sink.loop.model_checkpoint import CheckpointConfig, ModelCheckpoint
 from torch_sink.loop.monitors import History, LossMonitor, ProgressBar, SummaryCollector, TimeMonitor
 from torch_sink.loop.step_loop import StepLoop
 

@@ -1,0 +1,193 @@
+"""The callback that saves checkpoints in the course of a run: the newest, or the best by an evaluated value."""
+
+from __future__ import annotations
+
+import logging
+import math
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch_sink.loop.callbacks import Callback, RunContext, check_monitor, save_checkpoint, was_told_to_stop
+from torch_sink.loop.checkpoints import list_checkpoints, monitored_value, remove_checkpoint, step_of
+from torch_sink.loop.core.arguments import check_bool, check_choice, check_count
+from torch_sink.loop.core.distributed import Ranks
+
+_log = logging.getLogger("torch_sink")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When to save and how many to keep.
+
+    Attributes:
+        save_checkpoint_steps: save at exactly every so many steps; sinks shrink to meet them. None: see below.
+        save_checkpoint_seconds: without `save_checkpoint_steps`, save at a sink's end when so many seconds have
+            passed since the last; 0 saves at each sink's end.
+        keep_checkpoint_max: keep the newest so many, 0 keeps all.
+        exception_save: also save, to a directory named `{prefix}_breakpoint-{step:08d}`, when an error ends the run
+            between two sinks: an error of a callback (such as NonFiniteLoss) or of the data. The error is raised all
+            the same. An error inside a step leaves nothing that could be saved.
+
+    Raises:
+        TypeError, ValueError: not of the type, or below the least allowed.
+    """
+
+    save_checkpoint_steps: int | None = None
+    save_checkpoint_seconds: int = 0
+    keep_checkpoint_max: int = 5
+    exception_save: bool = False
+
+    def __post_init__(self) -> None:
+        if self.save_checkpoint_steps is not None:
+            check_count("save_checkpoint_steps", self.save_checkpoint_steps, minimum=1)
+        check_count("save_checkpoint_seconds", self.save_checkpoint_seconds, minimum=0)
+        check_count("keep_checkpoint_max", self.keep_checkpoint_max, minimum=0)
+        check_bool("exception_save", self.exception_save)
+
+
+class ModelCheckpoint(Callback):
+    """Writes what `StepLoop.save` writes, to directories named `{prefix}-{step:08d}`.
+
+    A run that is stopped by a signal is saved at the step it reached. With `monitor` it saves after each evaluation
+    that is among the best `keep`, nothing else, and removes the others; a resumed run knows those before it. To have
+    both, pass two callbacks with a prefix each.
+
+    Args:
+        prefix: of the directories' names.
+        directory: where they go; it is made if it is missing.
+        config: when to save; default at each sink's end. Not with `monitor`.
+        monitor: name of an evaluation result ("eval_loss", or a metric of an `Evaluation`), or None.
+        mode: "min" if a smaller value is better, "max" if a larger one is. NaN is worse than any number.
+        keep: how many of the best are kept.
+
+    Raises:
+        TypeError, ValueError: an argument that cannot be used; in a run, `monitor` is misspelled.
+        OSError: the directory cannot be written to; found before the first step.
+    """
+
+    on_all_ranks = True
+
+    def __init__(
+        self,
+        prefix: str = "CKP",
+        directory: str | Path = ".",
+        config: CheckpointConfig | None = None,
+        *,
+        monitor: str | None = None,
+        mode: str = "min",
+        keep: int = 1,
+    ) -> None:
+        if not isinstance(prefix, str) or not prefix or "/" in prefix:
+            raise ValueError(f"prefix={prefix!r}: pass a name without '/'")
+        if config is not None and not isinstance(config, CheckpointConfig):
+            raise TypeError(f"config is a {type(config).__name__}; pass a torch_sink.CheckpointConfig")
+        if config is not None and monitor is not None:
+            raise ValueError(
+                f"config says when to save, and monitor={monitor!r} saves after evaluations; pass two ModelCheckpoint, "
+                "with a prefix each"
+            )
+        check_choice("mode", mode, ("min", "max"))
+        check_count("keep", keep, minimum=1)
+        self._prefix, self._directory = prefix, Path(directory)
+        self._config = config or CheckpointConfig()
+        self._monitor, self._sign, self._keep = monitor, 1.0 if mode == "min" else -1.0, keep
+        self._best: list[tuple[float, Path]] = []  # the better, the smaller
+        self._judged: Any = None  # the results that were looked at last
+        self._saved_step = -1
+        self._saved_at = 0.0
+        self._context: RunContext | None = None
+
+    def steps_to_boundary(self, step_count: int) -> int | None:
+        every = self._config.save_checkpoint_steps
+        return every - step_count % every if every else None
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        self._saved_step, self._saved_at = -1, time.monotonic()
+        self._context = run_context
+        arguments = run_context.original_args()
+        if arguments.loop.ranks.rank == 0:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self._directory).close()  # now, and not after hours
+        if self._monitor is not None:
+            check_monitor(self._monitor, arguments.list_callback)
+            self._best = self._saved_before(arguments.loop.step_count)
+
+    def _saved_before(self, step_count: int) -> list[tuple[float, Path]]:
+        """The best checkpoints of the run that is resumed."""
+        found = [path for path in list_checkpoints(self._directory, self._prefix) if step_of(path) <= step_count]
+        values = [(path, monitored_value(path, str(self._monitor))) for path in found]
+        return [(self._rank_of(value), path) for path, value in values if value is not None]
+
+    def _rank_of(self, value: float) -> float:
+        return math.inf if math.isnan(value) else self._sign * value
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        self._keep_the_best(run_context)
+
+    def _keep_the_best(self, run_context: RunContext) -> None:
+        """Save after an evaluation that nobody has looked at, if its result is among the best."""
+        arguments = run_context.original_args()
+        results, before = arguments.eval_results, self._judged
+        self._judged = results
+        if self._monitor is None or results is before or self._monitor not in (results or {}):
+            return
+        value = float(results[self._monitor])
+        if arguments.loop.ranks.many:
+            value = arguments.loop.ranks.gather(value)[0]
+        rank = self._rank_of(value)
+        if len(self._best) >= self._keep and rank >= max(self._best)[0]:
+            return
+        self._save(run_context, monitored={self._monitor: value})
+        path = Path(arguments.latest_ckpt_file)
+        self._best = sorted([(rank, path), *(one for one in self._best if one[1] != path)])
+        for _, worse in self._best[self._keep :]:
+            if arguments.loop.ranks.rank == 0:
+                remove_checkpoint(worse)
+        del self._best[self._keep :]
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        if self._monitor is not None:
+            self._keep_the_best(run_context)
+            return
+        loop, every = run_context.original_args().loop, self._config.save_checkpoint_steps
+        if loop.step_count % every == 0 if every else self._is_time(loop.ranks):
+            self._save(run_context)
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        if self._monitor is None and was_told_to_stop(run_context.original_args()):
+            self._save(run_context)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        context, self._context = self._context, None
+        if context is None or not isinstance(error, Exception) or not self._config.exception_save:
+            return
+        arguments = context.original_args()
+        if arguments.inside_sink or arguments.loop.ranks.many:
+            where = "in the middle of a sink" if arguments.inside_sink else "on one process of several"
+            _log.warning("no checkpoint of the failed run: the error came %s", where)
+            return
+        try:
+            self._save(context, prefix=f"{self._prefix}_breakpoint")
+        except Exception:
+            _log.warning("no checkpoint of the failed run: saving it failed too", exc_info=True)
+
+    def _is_time(self, ranks: Ranks) -> bool:
+        """Whether enough time has passed, by the clock of any rank: all write a checkpoint, or none."""
+        due = time.monotonic() - self._saved_at >= self._config.save_checkpoint_seconds
+        return ranks.any_of([due])[0] if ranks.many and self._config.save_checkpoint_seconds else due
+
+    def _save(self, run_context: RunContext, prefix: str | None = None, **about: Any) -> None:
+        arguments = run_context.original_args()
+        if arguments.loop.step_count == self._saved_step:
+            return
+        save_checkpoint(arguments, self._directory, prefix or self._prefix, about)
+        self._saved_step, self._saved_at = arguments.loop.step_count, time.monotonic()
+        if self._monitor is None and self._config.keep_checkpoint_max and arguments.loop.ranks.rank == 0:
+            for old in list_checkpoints(self._directory, self._prefix)[: -self._config.keep_checkpoint_max]:
+                remove_checkpoint(old)
