@@ -99,7 +99,7 @@ empty = torch.utils.data.TensorDataset(torch.zeros(0, 3))
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The current folder of a user: a module `train`, and JPEG files of one size in `photos`."""
     (tmp_path / "train.py").write_text(MODULE)
-    (tmp_path / "broken.py").write_text("import no_such_module_of_mine\n")
+    (tmp_path / "broken.py").write_text("import no_such_module_of_mine\ntransform = None\n")
     (tmp_path / "photos" / "one").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
     for seed in range(FILES):
@@ -304,7 +304,7 @@ MISTAKES = {
     "explain photos --pipeline trian:transform": r"No module named 'trian'; modules are found in this folder and on PYTHONPATH",
     "explain photos --pipeline train.py:transform": r"No module named 'train.py'; 'train' is not a package; modules are found",
     "explain photos --pipeline broken:transform": r"ModuleNotFoundError: No module named 'no_such_module_of_mine' \(broken.py, line 1\)",
-    "explain photos --pipeline train:transfrom": r"module 'train' has no attribute 'transfrom'; modules are found in this folder",
+    "explain photos --pipeline train:transfrom": r"train.py has no `transfrom` when it is imported: it has transform",
     "explain photos --pipeline train:SIZE": r"train:SIZE is of type int; name a transform, .* a Dataset or a DataLoader",
     "explain photos --pipeline train:Folder": r"train:Folder is a class that needs arguments; name a transform, .* or a function that returns one",
     "explain photos --pipeline train:fail": r"train:fail raised KeyError: 'no such label' \(train.py, line 24\)",

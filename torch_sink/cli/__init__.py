@@ -28,6 +28,8 @@ PIPELINE = """--pipeline train:NAME is NAME of train.py, in this folder or on PY
   a transform, or a function of one image   it gets the images of DIR
   a Dataset or a DataLoader                 it brings its own images, DIR can be left out
   a function or class without parameters    it is called, and gives one of these
+  a dict or a list of these                 write which one: --pipeline 'train:loaders[val]'
+The file is read before it is imported: one that trains when imported is not.
 """
 SUPPORT_LEGEND = (
     '"kernel": recorded, and made on the device. "exact fallback": stock torchvision runs on the CPU, and '

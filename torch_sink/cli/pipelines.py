@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-import pkgutil
 import random
-import re
-import sys
-import sysconfig
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,18 +15,14 @@ from torchvision import transforms as v1
 from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 from torchvision.transforms import v2
 
-import torch_sink
-from torch_sink.errors import SinkError, add_hints
+from torch_sink.cli.named import ELSEWHERE_TOO, named, said_by
+from torch_sink.errors import SinkError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CROP, RESIZE = 224, 256
 JITTER = (0.4, 0.4, 0.4, 0.1)
-_WHERE_MODULES_ARE = "modules are found in this folder and on PYTHONPATH"
-_ELSEWHERE_TOO = "the same error comes without torch_sink: call it in Python to look"
 _GOT_AN_IMAGE = "it got an image; a function that makes a dataset takes no parameters"
 _WHAT_IS_ALLOWED = "a transform, a function of an image, a Dataset or a DataLoader, or a function that returns one"
-_FOLDERS = (sysconfig.get_path("stdlib"), str(Path(torch_sink.__file__).parent))
-_LIBRARIES = re.compile("|".join([r"[/\\]site-packages[/\\]", "<", *map(re.escape, _FOLDERS)]))
 
 
 def _train(module: Any, *augmentations: Callable[[Any], Any]) -> Any:
@@ -119,8 +108,8 @@ class Pipeline(NamedTuple):
             except SinkError:
                 raise
             except Exception as error:  # of the user's code
-                advice = _GOT_AN_IMAGE if isinstance(self.dataset, Images) else _ELSEWHERE_TOO
-                raise ValueError(_said_by(self.name, error, advice)) from error
+                advice = _GOT_AN_IMAGE if isinstance(self.dataset, Images) else ELSEWHERE_TOO
+                raise ValueError(said_by(self.name, error, advice)) from error
             if batch is None:
                 raise ValueError(f"{self.name} gives no samples; give a dataset that has some")
 
@@ -131,17 +120,17 @@ def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) ->
     Args:
         name: one of `PIPELINES`, or "module:attribute": a transform or function for the images of the folder, a
             Dataset, a DataLoader, or a class or function without parameters that gives one of these. Modules of the
-            current folder can be imported.
+            current folder can be imported. "module:attribute[key]" is what a dict or a list of these holds.
         folder: holds images, at any depth; None where the pipeline brings its own.
         batch_size: of anything but a DataLoader, which has its own.
 
     Raises:
         FileNotFoundError: there is no such folder, or no image in it.
-        ValueError: the name is unknown, or what it names is no pipeline.
+        ValueError: the name is unknown, or what it names is no pipeline, or its file would train when it is imported.
     """
     if batch_size < 1:
         raise ValueError(f"a batch of {batch_size} images cannot be made; give --batch-size 1 or more")
-    found: Any = _named(name) if ":" in name else build_pipeline(name)
+    found: Any = named(name) if ":" in name else build_pipeline(name)
     if isinstance(found, DataLoader):
         is_batch = found.batch_size is not None or found.batch_sampler is not None
         batching: dict[str, Any] = {"collate_fn": Counted(found.collate_fn, is_batch)}
@@ -177,37 +166,3 @@ def find_images(folder: str | Path) -> list[Path]:
     if not files:
         raise FileNotFoundError(f"no image in {root} or below it; looked for {', '.join(IMG_EXTENSIONS)}")
     return files
-
-
-def _named(name: str) -> Any:
-    """What "module:attribute" stands for: the object, or what a class or function that needs no arguments gives."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # and left there, for data workers that are spawned
-    advice = _WHERE_MODULES_ARE
-    try:
-        found = pkgutil.resolve_name(name)
-        if not isinstance(found, (type, FunctionType)) or not _needs_nothing(found):
-            return found
-        advice = _ELSEWHERE_TOO
-        return found()
-    except Exception as error:  # of the user's code
-        raise ValueError(_said_by(name, error, advice)) from error
-
-
-def _needs_nothing(function: Callable[..., Any]) -> bool:
-    """Whether it can be called without arguments."""
-    try:
-        inspect.signature(function).bind()
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _said_by(name: str, error: Exception, advice: str) -> str:
-    """What the user's code raised, where, and what to do."""
-    add_hints(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _LIBRARIES.search(frame.filename)]
-    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    notes = getattr(error, "__notes__", ()) or (advice,)
-    return f"{name} raised {type(error).__name__}: {error}{place}; {'; '.join(notes)}"

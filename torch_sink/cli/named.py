@@ -1,0 +1,242 @@
+"""What `--pipeline module:name` stands for. The file is read before it is imported: importing a script runs it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import inspect
+import pkgutil
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+import torch_sink
+from torch_sink.errors import add_hints
+
+_WHERE_MODULES_ARE = "modules are found in this folder and on PYTHONPATH"
+ELSEWHERE_TOO = "the same error comes without torch_sink: call it in Python to look"
+_AS_A_FUNCTION = "a function `def make_loader():` that returns the loader, named as {module}:make_loader"
+_AROUND = "or put `with torch_sink.explain():` around the loop of the program as it is"
+_FOLDERS = (sysconfig.get_path("stdlib"), str(Path(torch_sink.__file__).parent))
+_LIBRARIES = re.compile("|".join([r"[/\\]site-packages[/\\]", "<", *map(re.escape, _FOLDERS)]))
+_KEYS = re.compile(r"\[([^\[\]]*)\]")
+_TRAINS = ("backward", "fit", "fit_one_cycle")  # methods
+_MAY_TRAIN = ("main", "train", "fit", "run")  # functions that are imported from elsewhere, or methods of a loop
+_WRITE_NAMES = {"globals", "exec", "setattr", "vars"}
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+def named(name: str) -> Any:
+    """What "module:attribute" or "module:attribute[key]" stands for.
+
+    That is the object, or what a class or function that needs no arguments gives.
+
+    Raises:
+        ValueError: there is no such thing, it raises, or the file would train when it is imported.
+    """
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # and left there, for data workers that are spawned
+    whole, keys = _KEYS.sub("", name), _KEYS.findall(name)
+    module, _, attribute = whole.partition(":")
+    _read_first(module, attribute.partition(".")[0])
+    advice = _WHERE_MODULES_ARE
+    try:
+        found = pkgutil.resolve_name(whole)
+        if isinstance(found, (type, FunctionType)) and _needs_nothing(found):
+            advice = ELSEWHERE_TOO
+            found = found()
+    except (Exception, SystemExit) as error:  # of the user's code
+        raise ValueError(said_by(name, error, advice)) from error
+    for key in keys:
+        found = _part(found, key, name)
+    return _single(found, name)
+
+
+def _part(holder: Any, key: str, name: str) -> Any:
+    """What a dict or a list holds at a key as it is written in a shell, with quotes or without."""
+    parts = _parts(holder)
+    if key.strip("'\"") not in parts:
+        known = f"it holds {', '.join(parts)}" if parts else f"a {type(holder).__name__} holds nothing by names"
+        raise ValueError(f"{name}: there is no [{key}]; {known}")
+    return parts[key.strip("'\"")]
+
+
+def _parts(found: Any) -> dict[str, Any]:
+    if isinstance(found, Mapping):
+        return {str(key): value for key, value in found.items()}
+    return {str(index): value for index, value in enumerate(found)} if isinstance(found, (list, tuple)) else {}
+
+
+def _single(found: Any, name: str) -> Any:
+    """`found`, unless it is a dict of something, or a list of loaders: samples in a list are a dataset."""
+    parts = _parts(found)
+    if isinstance(found, Mapping) or any(isinstance(part, (DataLoader, Dataset)) for part in parts.values()):
+        several = " or ".join(f"--pipeline '{name}[{key}]'" for key in parts)
+        raise ValueError(f"{name} holds {len(parts)} of them; name one: {several}" if parts else f"{name} is empty")
+    return found
+
+
+def _needs_nothing(function: Callable[..., Any]) -> bool:
+    """Whether it can be called without arguments."""
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def said_by(name: str, error: BaseException, advice: str) -> str:
+    """What the user's code raised, where, and what to do."""
+    if isinstance(error, Exception):
+        add_hints(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _LIBRARIES.search(frame.filename)]
+    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    notes = getattr(error, "__notes__", ()) or (advice,)
+    return f"{name} raised {type(error).__name__}: {error}{place}; {'; '.join(notes)}"
+
+
+# --- before the import
+
+
+def _read_first(module: str, attribute: str) -> None:
+    """Say what is missing, from the text of the file alone; what cannot be read is left to the import."""
+    file = _file_of(module)
+    if module in sys.modules or file is None:
+        return
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    found = _Script(tree)
+    if attribute and not found.may_have(attribute):
+        raise ValueError(f"{file.name} has no `{attribute}` when it is imported: {_where(found, attribute, module)}")
+    if (work := found.work()) is not None:
+        line, what = work
+        raise ValueError(
+            f"importing {file.name} would {what} (line {line}); nothing was imported. Put that under "
+            f'`if __name__ == "__main__":`, {_AROUND}'
+        )
+
+
+def _file_of(module: str) -> Path | None:
+    """The source of a module; None where it is no Python file that can be found. Imports nothing."""
+    path, spec = None, None
+    for depth in range(1, module.count(".") + 2):
+        spec = importlib.machinery.PathFinder.find_spec(".".join(module.split(".")[:depth]), path)
+        if spec is None or (depth > 1 and path is None):
+            return None
+        path = spec.submodule_search_locations
+    is_source = spec is not None and spec.origin is not None and spec.origin.endswith(".py")
+    return Path(str(spec.origin)) if spec is not None and is_source else None
+
+
+def _where(script: _Script, name: str, module: str) -> str:
+    """Where the file makes a name that its import does not, and what to write instead."""
+    moved = f"make it in {_AS_A_FUNCTION.format(module=module)}, {_AROUND}"
+    if name in script.guarded:
+        return f'it is made under `if __name__ == "__main__":`, which an import does not run; {moved}'
+    for function in script.functions.values():
+        if name in set(_bound_in(function.body)):
+            return f"it is a variable of the function `{function.name}`; {moved}"
+    near = get_close_matches(name, script.bound, n=3) or sorted(script.bound)[:8]
+    return f"it has {', '.join(near)}" if near else "it is empty"
+
+
+class _Script:
+    """What a file does when it is imported, as far as its text says."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        guards = [node for node in tree.body if isinstance(node, ast.If) and _is_main_guard(node.test)]
+        self.body = [node for node in tree.body if node not in guards] + [
+            node for guard in guards for node in guard.orelse
+        ]
+        self.bound = set(_bound_in(self.body))
+        self.guarded = set(_bound_in([node for guard in guards for node in guard.body]))
+        self.functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        self.modules = {
+            alias.asname or alias.name.partition(".")[0]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
+
+    def may_have(self, name: str) -> bool:
+        """False where importing the file cannot make the name."""
+        declared = (declared for node in self.functions.values() for declared in _globals_of(node))
+        return bool({name, "*", "__getattr__"} & self.bound) or name in declared or self.writes_names()
+
+    def writes_names(self) -> bool:
+        """Whether names are made in a way that the text does not tell."""
+        calls = [node.func for node in _executed(self.body) if isinstance(node, ast.Call)]
+        return bool({call.id for call in calls if isinstance(call, ast.Name)} & _WRITE_NAMES)
+
+    def work(self) -> tuple[int, str] | None:
+        """(line, what it does) of the first call that trains, or reads the command line."""
+        for node in _executed(self.body):
+            if isinstance(node, ast.Call) and (what := self._work_of(node, set())):
+                return node.lineno, what
+        return None
+
+    def _work_of(self, call: ast.Call, seen: set[str]) -> str:
+        """What a call does, where that is work; in a function of this file, what any of its lines does."""
+        called = call.func
+        if isinstance(called, ast.Attribute):
+            if called.attr == "parse_args" and not call.args:
+                return "read torch_sink's own command line, by parse_args()"
+            is_of_module = isinstance(called.value, ast.Name) and called.value.id in self.modules
+            is_run = called.attr == "run" and "loop" in ast.unparse(called.value).lower()
+            is_trainer = called.attr == "train" and "trainer" in ast.unparse(called.value).lower()
+            trains = (called.attr in _TRAINS or is_run or is_trainer) and not is_of_module
+            return f"train, by {ast.unparse(called)}()" if trains else ""
+        if not isinstance(called, ast.Name) or called.id in seen:
+            return ""
+        if called.id not in self.functions:
+            return f"call {called.id}()" if called.id in _MAY_TRAIN else ""
+        inside = _executed(self.functions[called.id].body)
+        found = (self._work_of(node, {*seen, called.id}) for node in inside if isinstance(node, ast.Call))
+        return next((f"call {called.id}(), and so {what}" for what in found if what), "")
+
+
+def _is_main_guard(test: ast.expr) -> bool:
+    return "__name__" in {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+
+
+def _executed(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """The nodes that run where a body runs, in the order of lines: not the inside of functions, but of classes."""
+    for node in body:
+        todo: list[ast.AST] = [node]
+        while todo:
+            here = todo.pop()
+            if isinstance(here, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                continue
+            yield here
+            todo += reversed([*ast.iter_child_nodes(here)])
+
+
+def _bound_in(body: list[ast.stmt]) -> Iterator[str]:
+    """The names that a body makes in its own scope; "*" for all names of another module."""
+    todo: list[ast.AST] = [*body]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, _SCOPES):
+            if not isinstance(node, ast.Lambda):
+                yield node.name
+            continue
+        todo += ast.iter_child_nodes(node)
+
+
+def _globals_of(function: ast.AST) -> Iterator[str]:
+    return (name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names)
