@@ -365,10 +365,10 @@ def test_equal_pixels(name: str, equal: bool | None, folder: Path) -> None:
 
 
 def test_stock_code_is_measured_where_a_module_has_set_the_backend(folder: Path) -> None:
-    kinds: list[str] = []
+    kinds: list[type] = []
 
     def noted(samples: Any) -> Any:
-        kinds.append(type(samples[0]).__name__)
+        kinds.append(type(samples[0]))
         return torch.utils.data.default_collate(samples)
 
     pipeline = open_pipeline("adopted:transform", "photos", FILES)
@@ -376,8 +376,8 @@ def test_stock_code_is_measured_where_a_module_has_set_the_backend(folder: Path)
         assert torch_sink.get_image_backend() == "device"
         pipeline.batching["collate_fn"] = Counted(noted, is_batch=True)
         bench.measure_loader(pipeline, workers=0, turns=1, seconds=0.01)
-        assert kinds[0] == "Tensor"
-        assert kinds[-1] == "LazyTensor"
+        assert kinds[0] is torch.Tensor
+        assert kinds[-1] is torch_sink.LazyTensor
     finally:
         torch_sink.set_image_backend("PIL")
 

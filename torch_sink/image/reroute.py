@@ -112,6 +112,8 @@ def _rows() -> Iterator[Row]:
         yield Row(module, "_get_inverse_affine_matrix", transform_methods.inverse_matrix)
     for module in (functional, _augment, _color, _geometry, _meta, _misc):
         yield Row(module, "_log_api_usage_once", transform_methods.log_usage)
+    for module in (v2_transform, _augment, _color, _geometry, _meta, _misc):
+        yield Row(module, "_get_kernel", around(transform_methods.get_kernel))
     for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
         yield Row(kind, "_augmentation_space", transform_methods.augmentation_space)
     for kind in (v2.RandAugment, v2.TrivialAugmentWide, v2.AutoAugment):

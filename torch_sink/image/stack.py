@@ -20,6 +20,7 @@ from torch_sink.image.core.ops import Op
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.collate import collate_handles, lazy_batch
 from torch_sink.image.execute.recorded import Recorded, Wanted, survivors
+from torch_sink.image.handles.names import named_as
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, recorded
 
 
@@ -72,6 +73,7 @@ EACH_ALONE = frozenset(
 )
 
 
+@named_as(torch.Tensor)
 class LazyStack(LazyBatch):
     """A stack [k, C, H, W] or [N, k, C, H, W] of images whose values do not exist yet; an ordinary tensor to whoever
     asks.

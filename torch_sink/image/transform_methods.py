@@ -20,6 +20,7 @@ from torchvision.transforms import autoaugment, transforms
 from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import Transform
 from torchvision.transforms.v2._utils import check_type, query_size
+from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.image.handles.augmix import BatchOfOne
 from torch_sink.image.handles.image import LazyImage
@@ -54,6 +55,16 @@ def _resized_crop(height: int, width: int, scale: Sequence[float], ratio: Sequen
     elif in_ratio > max(ratio):
         w = round(h * max(ratio))
     return (height - h) // 2, (width - w) // 2, h, w
+
+
+def get_kernel(stock: Callable[..., Any], functional: Any, input_type: Any, **kwargs: Any) -> Any:
+    """For `_get_kernel` of `transforms.v2`, whose error lists the types in a registry: torchvision's own."""
+    try:
+        return stock(functional, input_type, **kwargs)
+    except TypeError as error:
+        kernels = _KERNEL_REGISTRY[functional]
+        own = {kind: None for kind in kernels if not hasattr(kind, "sink_class")}
+        raise TypeError(str(error).replace(str(kernels.keys()), str(own.keys()))) from None
 
 
 def resized_crop_v1(stock: Callable[..., Any]) -> Any:

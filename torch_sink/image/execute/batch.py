@@ -17,8 +17,10 @@ from torch_sink.image.execute.proof import kernels_make
 from torch_sink.image.execute.recorded import BatchPlan, Recorded, Wanted, describe
 from torch_sink.image.execute.stock import make_for_device, make_in_stock_code
 from torch_sink.image.handles.lazy import Lazy
+from torch_sink.image.handles.names import named_as, unpickled
 
 
+@named_as(torch.Tensor)
 class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
     """A batch [N, C, H, W] whose values do not exist yet; a `torch.Tensor` on the CPU to whoever asks.
 
@@ -31,6 +33,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
     """
 
     calls: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # filled where stacks are
+    sink_class: ClassVar[tuple[str, str]]
     recorded: Recorded
     broken_files: tuple[BrokenFile, ...]
     sink_base: Any = None  # the handle whose memory a batch of one shares
@@ -51,7 +54,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         # Protocol 2 is that of torch.save: what it writes has to be readable without this package.
         if protocol == 2 or self._tensor is not None:
             return self.materialize().__reduce_ex__(protocol)
-        return LazyBatch, (self.recorded,)
+        return unpickled, (self.sink_class, self.recorded)
 
     def _follow_view(self) -> None:
         """Takes the values of the image where somebody has asked for them."""

@@ -17,6 +17,7 @@ import torch
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.image.core.ops import Op, tensor_arguments
+from torch_sink.image.handles.names import named_as
 from torch_sink.image.handles.tensor import HANDLES, RECORDED, LazyTensor, LazyTVImage, recorded
 
 # True inside `AugMix.forward`; elsewhere a view shares memory with its image, which these handles do not.
@@ -32,6 +33,7 @@ def forward(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         _inside.reset(token)
 
 
+@named_as(torch.Tensor)
 class BatchOfOne(LazyTensor):
     """A handle viewed as [1, C, H, W]; it records as the image [C, H, W] that `sink_shape` speaks of."""
 
@@ -52,6 +54,7 @@ class BatchOfOne(LazyTensor):
         return tensor.as_subclass(torch.Tensor).unsqueeze(0)
 
 
+@named_as(torch.Tensor)
 class _Sum(LazyTensor):
     """float32 [1, C, H, W] or [C, H, W]: results of chains times their weights; "augmix" is its last call."""
 

@@ -29,12 +29,14 @@ from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.decode import proof
 from torch_sink.image.decode.source import BrokenSource, EncodedSource, PixelSource, encoded_source, read_file
 from torch_sink.image.handles.image import RECORDED_MODES, LazyImage, LazyPixels, handle_of_file, lazy_image
+from torch_sink.image.handles.names import named_as
 from torch_sink.image.handles.tensor import LazyTensor
 
 # Pixels of an image whose sample will be left out; stock code's own checks must accept it.
 _PLACEHOLDER_SIZE = (1024, 1024)
 
 
+@named_as(JpegImageFile)
 class LazyJpegImageFile(LazyPixels, JpegImageFile):
     """A `JpegImageFile` that has read its bytes and closed its file; its first operation gives a handle.
 

@@ -6,7 +6,7 @@ import copyreg
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
@@ -21,6 +21,7 @@ from torch_sink.image.decode.source import (
     has_plain_palette,
     palette_of,
 )
+from torch_sink.image.handles.names import named_as, unpickled
 from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS
 
@@ -119,6 +120,7 @@ class _StockType(type):
         return issubclass(subclass, Image.Image)
 
 
+@named_as(Image.Image)
 class LazyImage(LazyPixels, metaclass=_StockType):
     """A `PIL.Image.Image` that holds a source and the calls recorded on it.
 
@@ -128,6 +130,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
     never reach handles that were recorded earlier.
     """
 
+    sink_class: ClassVar[tuple[str, str]]
     sink_source: EncodedSource | PixelSource
     sink_ops: tuple[Op, ...]
     sink_dtype = torch.uint8
@@ -205,7 +208,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
         if self.is_recording and not state.sends_pixels():
             fields = self.__dict__
             info = {"info": fields["info"]} if "info" in fields else None
-            return LazyImage, (self.sink_source, self.sink_ops, self._size, self._mode), info
+            return unpickled, (self.sink_class, self.sink_source, self.sink_ops, self._size, self._mode), info
         with executing():
             return copyreg._reconstructor, (Image.Image, object, None), self.__getstate__()  # type: ignore[attr-defined]
 

@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torchvision import tv_tensors
@@ -18,6 +18,7 @@ from torch_sink.image.core.fallback import executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, Recorder, replay
 from torch_sink.image.decode.source import FinishedSource, Source
 from torch_sink.image.handles.lazy import Lazy
+from torch_sink.image.handles.names import named_as, unpickled
 from torch_sink.image.operations import RECORDERS
 
 _make_wrapper = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
@@ -26,6 +27,7 @@ _make_wrapper = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined
 class _Handle(Lazy):
     """What both kinds of handle share: a source, and the calls recorded on it."""
 
+    sink_class: ClassVar[tuple[str, str]]
     sink_source: Source
     sink_ops: tuple[Op, ...]
     sink_shape: torch.Size
@@ -183,7 +185,7 @@ class _Handle(Lazy):
         # Protocol 2 is that of torch.save: what it writes has to be readable without this package.
         if protocol == 2 or not self.is_recording or state.sends_pixels():
             return self.materialize().__reduce_ex__(protocol)
-        return type(self), (self.sink_source, self.sink_ops, tuple(self.sink_shape), self.sink_dtype)
+        return unpickled, (self.sink_class, self.sink_source, self.sink_ops, tuple(self.sink_shape), self.sink_dtype)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if not self.is_recording:
@@ -195,6 +197,7 @@ class _Handle(Lazy):
         return (kind or type(self))(self.sink_source, self.sink_ops, self.sink_shape, self.sink_dtype)
 
 
+@named_as(torch.Tensor)
 class LazyTensor(_Handle, torch.Tensor):  # type: ignore[misc, override]
     """A pure tensor [C, H, W] that `ToTensor` or `PILToTensor` would return; uint8 in [0, 255] or float in [0, 1]."""
 
@@ -203,6 +206,7 @@ class LazyTensor(_Handle, torch.Tensor):  # type: ignore[misc, override]
         return tensor.as_subclass(torch.Tensor)
 
 
+@named_as(tv_tensors.Image)
 class LazyTVImage(_Handle, tv_tensors.Image):
     """A `tv_tensors.Image` [C, H, W] that `ToImage` would return; uint8 in [0, 255] or float."""
 
