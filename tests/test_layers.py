@@ -44,7 +44,8 @@ PUBLIC_NAMES = """
     JitConfig LambdaCallback
     LearningRateScheduler LossMonitor Model ModelCheckpoint NonFiniteLoss OnRequestExit ProgressBar QueueStats
     ReduceLROnPlateau RunContext RunHistory SinkError SinkLoader SinkTimeout StepLoop SummaryCollector SupportRow
-    TimeMonitor UnsupportedOperation amp data_sink decode_images decode_providers decode_report fallback_report
+    TimeMonitor UnsupportedOperation amp data_sink decode_images decode_providers decode_report explain
+    fallback_report
     get_image_backend image_backend jit no_host_sync set_image_backend support_table timeline
 """
 

@@ -44,6 +44,7 @@ __all__ = [
     "decode_images",
     "decode_providers",
     "decode_report",
+    "explain",
     "fallback_report",
     "get_image_backend",
     "image_backend",
@@ -62,9 +63,11 @@ _LATER = {
     "LazyTVImage": "torch_sink.image.handles.tensor",
     "LazyTensor": "torch_sink.image.handles.tensor",
     "SupportRow": "torch_sink.image.support",
+    "explain": "torch_sink.cli.program",
     "support_table": "torch_sink.image.support",
 }
 if TYPE_CHECKING:
+    from torch_sink.cli.program import explain
     from torch_sink.image.support import SupportRow, support_table
 
 

@@ -22,6 +22,7 @@ from torch_sink.cli.machine import DEVICES, costs, features_of_batch, launches_o
 from torch_sink.cli.pipelines import Pipeline, seed_everything
 from torch_sink.cli.report import Report, Table, bars
 from torch_sink.common import usable_cores
+from torch_sink.damage.report import current_policy
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.collate import collate_handles
@@ -100,14 +101,16 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
     Raises:
         ValueError: the device or the number of workers cannot be used, or the pipeline raises.
     """
-    chosen, cores = _device(device), usable_cores()
+    chosen, cores = known_device(device), usable_cores()
     count = next(given for given in (workers, pipeline.workers or None, cores) if given is not None)
     if count < 1:
         raise ValueError(f"--workers {count} make no batches; give 1 or more")
-    with torch_sink.image_backend("device", device="meta"):
+    policy = current_policy()  # of the process, for `with torch_sink.explain():`
+    with torch_sink.image_backend("device", device="meta", on_decode_error=policy):
         images, tensors = _recorded(pipeline)
         fallbacks = torch_sink.fallback_report().counts
-    with one_thread(), torch_sink.image_backend("device", device=CPU if chosen == CPU else "meta"):
+    place = CPU if chosen == CPU else "meta"
+    with one_thread(), torch_sink.image_backend("device", device=place, on_decode_error=policy):
         worker_seconds(pipeline, images, seed=0)  # fills caches
         seconds = worker_seconds(pipeline, max(images, MEASURED_IMAGES), seed=1)
     at_once = count if device is not None and chosen != CPU else min(count, cores)
@@ -125,8 +128,8 @@ def _recorded(pipeline: Pipeline) -> tuple[int, list[torch.Tensor]]:
     return images, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
-def _device(name: str | None) -> str:
-    """The key of a device."""
+def known_device(name: str | None) -> str:
+    """The key of a device in `DEVICES`, or "cpu"; raises ValueError for another one."""
     known = {each.lower(): each for each in (CPU, *DEVICES)}
     if name is not None:
         wanted, said = name.lower(), f"--device {name} is not known"
@@ -236,21 +239,29 @@ def _launches_part(found: Explained) -> Table:
     counts = sum(map(launches_of, found.batches), Counter[str]())
     if found.device == CPU or not counts:
         instead = ". --device h200 shows what a GPU would do." if found.batches else "."
-        return _lines("Launches of a batch: 0", [f"none: workers make the pixels, in stock code{instead}"])
+        return lines_of("Launches of a batch: 0", [f"none: workers make the pixels, in stock code{instead}"])
     lines = _some([line for batch in found.batches for line in str(batch.plan).splitlines()[1:]])
     listed = ", ".join(f"{count} {name}" for name, count in counts.items())
-    return _lines(f"Launches of a batch: {counts.total()} ({listed})", lines)
+    return lines_of(f"Launches of a batch: {counts.total()} ({listed})", lines)
 
 
 def _fallbacks_part(found: Explained) -> Table:
     said = "none: every transform can run on the GPU" if found.batches else "everything: no operation was recorded"
-    lines = [] if found.fallbacks else [said]
-    for (operation, reason), count in found.fallbacks.most_common():
-        lines += [f"{count} x {operation}: {reason}", f"    -> {remedy_for(reason)}"]
-    return _lines("Falls back to stock code, in the workers", lines)
+    return lines_of("Falls back to stock code, in the workers", remedies(found.fallbacks) or [said])
 
 
-def _lines(title: str, lines: list[str]) -> Table:
+def remedies(fallbacks: Counter[tuple[str, ...]]) -> list[str]:
+    """What fell back, how often, and what to do about it."""
+    listed = fallbacks.most_common()
+    return [
+        line
+        for (operation, reason), count in listed
+        for line in (f"{count} x {operation}: {reason}", f"    -> {remedy_for(reason)}")
+    ]
+
+
+def lines_of(title: str, lines: list[str]) -> Table:
+    """Text under a title."""
     return Table(title, (), [(line,) for line in lines])
 
 

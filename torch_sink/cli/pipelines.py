@@ -132,14 +132,8 @@ def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) ->
         raise ValueError(f"a batch of {batch_size} images cannot be made; give --batch-size 1 or more")
     found: Any = named(name) if ":" in name else build_pipeline(name)
     if isinstance(found, DataLoader):
-        is_batch = found.batch_size is not None or found.batch_sampler is not None
-        batching: dict[str, Any] = {"collate_fn": Counted(found.collate_fn, is_batch)}
-        if isinstance(found.dataset, IterableDataset) or found.batch_sampler is None:
-            batching |= {"batch_size": found.batch_size, "drop_last": found.drop_last}
-        else:
-            batching["batch_sampler"] = found.batch_sampler
-        return Pipeline(name, found.dataset, batching, found.num_workers)
-    batching = {"batch_size": batch_size, "collate_fn": Counted(default_collate, is_batch=True)}
+        return pipeline_of(name, found)
+    batching: dict[str, Any] = {"batch_size": batch_size, "collate_fn": Counted(default_collate, is_batch=True)}
     if isinstance(found, Dataset) or (hasattr(found, "__getitem__") and not callable(found)):
         return Pipeline(name, found, {**batching, "shuffle": not isinstance(found, IterableDataset) and len(found) > 0})
     if isinstance(found, type) or not callable(found):
@@ -150,6 +144,17 @@ def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) ->
     files = find_images(folder)
     batching |= {"batch_size": min(batch_size, len(files)), "shuffle": True}
     return Pipeline(name, Images(files, found), batching)
+
+
+def pipeline_of(name: str, loader: DataLoader[Any]) -> Pipeline:
+    """What makes the batches of a loader, which itself is left alone."""
+    is_batch = loader.batch_size is not None or loader.batch_sampler is not None
+    batching: dict[str, Any] = {"collate_fn": Counted(loader.collate_fn, is_batch)}
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        batching |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    else:
+        batching["batch_sampler"] = loader.batch_sampler
+    return Pipeline(name, loader.dataset, batching, loader.num_workers)
 
 
 def find_images(folder: str | Path) -> list[Path]:
