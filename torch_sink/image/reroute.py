@@ -1,14 +1,15 @@
 """The table of what is replaced in other packages while the backend is on, and nothing else.
 
 Every place in torchvision, in Pillow's plugin table, torch's collate table and the DataLoader's worker loop that is
-replaced stands here. Each row says where, under which name, and what makes the stand-in from the stock object.
-`install` fills the places, `uninstall` puts back the very same objects.
+replaced stands here, or in `below.PLACES`. Each row says where, under which name, and what makes the stand-in from the
+stock object. `install` fills the places, `uninstall` puts back the very same objects.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ from torch_sink.common.containers import values_in
 from torch_sink.common.patches import MISSING, WORKER_LOOPS, Make, Patches, WorkerLoop, read
 from torch_sink.damage import loaders
 from torch_sink.damage import report as damage
-from torch_sink.image import stand_ins, transform_methods
+from torch_sink.image import below, stand_ins, transform_methods
 from torch_sink.image.backend import set_image_backend
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import executing, ledger
@@ -135,7 +136,7 @@ def _rows() -> Iterator[Row]:
         v2_transform._RandomApplyTransform, "forward", transform_methods.forward(transform_methods.applies_at_random)
     )
 
-    yield Row(torch.nn.Parameter, "__new__", around(stand_ins.new_parameter))
+    yield from itertools.starmap(Row, below.PLACES)
     yield Row(torch.jit, "script", around(_script))
     for kind in HANDLES:
         yield Row(collate.default_collate_fn_map, kind, around(lambda _, batch, **__: collate_handles(batch)))
@@ -281,7 +282,8 @@ def _fill_places() -> None:
     for row in _rows():
         if _patches.replaces(row.owner, row.name):
             continue
-        if read(row.owner, row.name) is MISSING and not isinstance(row.owner, dict):
+        is_missing = read(row.owner, row.name) is MISSING and not isinstance(row.owner, dict)
+        if is_missing and not hasattr(row.owner, row.name):
             raise RuntimeError(
                 f"{row.owner.__name__}.{row.name} does not exist in torchvision {torchvision.__version__} and torch "
                 f"{torch.__version__}; this version of torch_sink does not know these releases"

@@ -15,11 +15,11 @@ import torch
 
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import state as backend_state
-from torch_sink.image.core.fallback import executing
-from torch_sink.image.core.ops import Op
+from torch_sink.image.core.fallback import executing, report_fallback
 from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.execute.collate import collate_handles, lazy_batch
 from torch_sink.image.execute.recorded import Recorded, Wanted, survivors
+from torch_sink.image.handles.lazy import without_memory
 from torch_sink.image.handles.names import named_as
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, recorded
 
@@ -63,8 +63,8 @@ class _Part(NamedTuple):
     def is_recording(self) -> bool:
         return self.images.values is None
 
-    def viewed_by(self, ops: tuple[Op, ...]) -> torch.Tensor:
-        return self.images.real()[self.at]
+    def make_view(self, view: LazyTensor) -> None:
+        view.become_all(self.images.real()[self.at])
 
 
 # Kernels whose result on a stack is that on each of its images, bit for bit.
@@ -85,14 +85,14 @@ class LazyStack(LazyBatch):
     were_made = False  # in this process
     _images: _Images
     _size: tuple[int, ...]
-    _view: torch.Tensor | None
+    fields = LazyBatch.fields | {"_images", "_size"}
 
     @staticmethod
     def __new__(cls: Any, images: _Images, size: tuple[int, ...]) -> Any:  # type: ignore[override]
         LazyStack.were_made = True
         dtype = images.handles[0].sink_dtype if images.batch is None else images.batch.recorded.dtype
-        stack = torch.Tensor._make_wrapper_subclass(cls, size, dtype=dtype)  # type: ignore[attr-defined]
-        stack._images, stack._size, stack._view = images, size, None
+        stack = without_memory(cls, torch.Size(size), dtype)
+        stack._images, stack._size = images, size
         return stack
 
     def __init__(self, *args: Any) -> None:
@@ -104,15 +104,17 @@ class LazyStack(LazyBatch):
         return self._images.packed().recorded
 
     @property
-    def _tensor(self) -> torch.Tensor | None:  # type: ignore[override]
-        if self._view is None and self._images.values is not None:
-            self._view = self._images.values.view(self._size)
-        return self._view
+    def is_recording(self) -> bool:
+        """False once somebody has asked for the values, or for those of one of its views."""
+        return self._images.values is None
 
-    @_tensor.setter  # type: ignore[override]
-    def _tensor(self, values: torch.Tensor) -> None:
-        self._view = values
-        self._images.values = values.view(-1, *values.shape[-3:])
+    def make(self) -> None:
+        """Makes the values of all its views on the CPU, in stock code."""
+        if self.is_recording:
+            self._refuse_meta()
+            report_fallback("batch", "used on the CPU before it was moved to the device", "torch")
+        values = self._images.real()
+        self.become(values.data if values.shape == self._size else values.view(self._size))
 
     def pack(self) -> None:
         """Packs the images here, and lets go of the handles: another process may get it without knowing of these."""
@@ -121,7 +123,7 @@ class LazyStack(LazyBatch):
             self._images.handles = []
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if protocol == 2 or self._tensor is not None:
+        if protocol == 2 or not self.is_recording:
             return self.materialize().__reduce_ex__(protocol)
         return _unpickled, (self._images.packed(), self._size)
 
@@ -142,7 +144,7 @@ class LazyStack(LazyBatch):
 
     def _execute(self, wanted: Wanted) -> tuple[torch.Tensor, list[int] | None]:
         """What becomes of damaged files becomes of whole samples."""
-        if self._tensor is not None:
+        if not self.is_recording:
             return super()._execute(wanted)
         (count, *rest), batch, out, policy = self._size, self._images.packed(), wanted.out, wanted.on_decode_error
         if len(rest) == 3:

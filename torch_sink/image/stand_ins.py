@@ -123,7 +123,7 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
                 each = type(image) is LazyStack and recorder is not None and name in EACH_ALONE
                 made = image.record_each(recorder, *args, **kwargs) if each else NotImplemented
                 return stock(image, *args, **kwargs) if made is NotImplemented else made
-            is_recording, ops = image.is_recording, image.sink_ops
+            is_recording, ops, dtype = image.is_recording, image.sink_ops, image.dtype
             if is_recording and recorder is not None:
                 made = recorder(image, *args, **kwargs)
                 if made is not NotImplemented:
@@ -134,7 +134,7 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
                 result = stock(image.materialize(), *args, **kwargs)
             if is_recording:
                 arguments = " with these arguments" if recorder is not None else ""
-                report_fallback(name, f"no kernel for {image.sink_dtype} tensors{arguments}")
+                report_fallback(name, f"no kernel for {dtype} tensors{arguments}")
             return result
 
         return stand_in
@@ -218,11 +218,6 @@ def new_mask(stock: Stock, cls: Any, data: Any, **kwargs: Any) -> Any:
         with executing():
             data = data.materialize()
     return stock(cls, data, **kwargs)
-
-
-def new_parameter(stock: Stock, cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-    """For `Parameter.__new__`, which wants tensors whose `detach` returns their own type."""
-    return stock(cls, data.materialize() if isinstance(data, HANDLES) else data, requires_grad)
 
 
 # --- timm

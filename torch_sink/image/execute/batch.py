@@ -16,7 +16,7 @@ from torch_sink.image.execute.on_device import make_on_device
 from torch_sink.image.execute.proof import kernels_make
 from torch_sink.image.execute.recorded import BatchPlan, Recorded, Wanted, describe
 from torch_sink.image.execute.stock import make_for_device, make_in_stock_code
-from torch_sink.image.handles.lazy import Lazy
+from torch_sink.image.handles.lazy import Lazy, without_memory
 from torch_sink.image.handles.names import named_as, unpickled
 
 
@@ -37,52 +37,43 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
     recorded: Recorded
     broken_files: tuple[BrokenFile, ...]
     sink_base: Any = None  # the handle whose memory a batch of one shares
-    _tensor: torch.Tensor | None
+    fields = frozenset(("recorded", "broken_files", "sink_base", "sink_real"))
 
     @staticmethod
     def __new__(cls: Any, recorded: Recorded) -> Any:
-        batch = torch.Tensor._make_wrapper_subclass(cls, recorded.shape, dtype=recorded.dtype)  # type: ignore[attr-defined]
+        batch = without_memory(cls, torch.Size(recorded.shape), recorded.dtype)
         batch.recorded = recorded
-        batch._tensor = None
         return batch
 
     def __init__(self, recorded: Recorded) -> None:
         super().__init__()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        self._follow_view()
         # Protocol 2 is that of torch.save: what it writes has to be readable without this package.
-        if protocol == 2 or self._tensor is not None:
+        if protocol == 2 or not self.is_recording:
             return self.materialize().__reduce_ex__(protocol)
         return unpickled, (self.sink_class, self.recorded)
-
-    def _follow_view(self) -> None:
-        """Takes the values of the image where somebody has asked for them."""
-        if self._tensor is None and self.sink_base is not None and not self.sink_base.is_recording:
-            self._tensor = self.sink_base.materialize().unsqueeze(0)
 
     @property
     def is_recording(self) -> bool:
         """False once somebody has asked for the values."""
-        self._follow_view()
-        return self._tensor is None
+        return self.sink_real is None
 
     def record_mix(self, op: Op) -> LazyBatch:
         """A new batch with one more call that mixes its images; they run after every image is made."""
         return LazyBatch(self.recorded._replace(mixes=(*self.recorded.mixes, op)))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return pickle.loads(pickle.dumps(self)) if self._tensor is None else self._tensor.__deepcopy__(memo)
+        return pickle.loads(pickle.dumps(self)) if self.is_recording else self.materialize().__deepcopy__(memo)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """As of the ordinary tensor. The batch goes on waiting: a debugger's look at it changes nothing."""
-        self._follow_view()
-        if self._tensor is None and self.recorded.destination == "meta":
+        if self.is_recording and self.recorded.destination == "meta":
             return f"LazyBatch(shape={tuple(self.shape)}, dtype={self.dtype}, recorded only)"
-        return repr(self._made_on_cpu() if self._tensor is None else self._tensor)
+        return repr(self._made_on_cpu() if self.is_recording else self.materialize())
 
     def as_subclass(self, cls: type) -> Any:
         """The same values as another tensor type; to a pure tensor this costs nothing."""
@@ -92,11 +83,10 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
         """As `Tensor.to`; a move to an accelerator decodes and transforms there."""
-        self._follow_view()
         device, dtype, memory_format = parsed_to(*args, **kwargs)
         if device is None and len(args) < 2 and "copy" not in kwargs and self._is_already(dtype, memory_format):
             return self
-        if device is None or self._tensor is not None or (device.type == "cpu" and not self.recorded.interpreted):
+        if device is None or not self.is_recording or (device.type == "cpu" and not self.recorded.interpreted):
             return self.materialize().to(*args, **kwargs)
         if device.type == "meta":
             return torch.empty(self.shape, dtype=dtype or self.dtype, device="meta")
@@ -126,7 +116,9 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
 
     def pin_memory(self, device: Any = None) -> LazyBatch:  # type: ignore[override]
         """The same batch with its bytes in pinned memory; unchanged where there is no accelerator."""
-        if not torch.accelerator.is_available() or self._tensor is not None:
+        if not self.is_recording:
+            return self.materialize().pin_memory()  # type: ignore[return-value]
+        if not torch.accelerator.is_available():
             return self
         packed = self.recorded.packed
         return self._holding(self.recorded._replace(packed=packed.in_block(packed.blob.pin_memory())))
@@ -171,9 +163,8 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
 
     def _execute(self, wanted: Wanted) -> tuple[torch.Tensor, list[int] | None]:
         self._refuse_meta()
-        self._follow_view()
-        if self._tensor is not None:
-            real = self._tensor.to(wanted.device, wanted.dtype or self.dtype, memory_format=wanted.memory_format)
+        if not self.is_recording:
+            real = self.materialize().to(wanted.device, wanted.dtype or self.dtype, memory_format=wanted.memory_format)
             return (real if wanted.out is None else wanted.out.copy_(real)), None
         make = make_on_device if self.recorded.interpreted else make_in_stock_code
         if wanted.device.type != "cpu":
@@ -182,14 +173,18 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         self.broken_files = made.broken_files
         return made.tensor, made.rows
 
-    def materialize(self) -> torch.Tensor:
-        """The ordinary CPU tensor, made once, in stock code."""
-        if self._tensor is None:
-            self._refuse_meta()
-            report_fallback("batch", "used on the CPU before it was moved to the device", "torch")
-            base = self.sink_base
-            self._tensor = self._made_on_cpu() if base is None else base.materialize().unsqueeze(0)
-        return self._tensor
+    def make(self) -> None:
+        """Makes the values on the CPU, in stock code."""
+        self._refuse_meta()
+        report_fallback("batch", "used on the CPU before it was moved to the device", "torch")
+        if self.sink_base is None:
+            self.become(self._made_on_cpu().data)  # nobody has written to it
+        else:
+            self.sink_base.make_view(self)
+
+    def become_view(self, real: torch.Tensor, ops: tuple[Op, ...]) -> None:
+        """A batch of one becomes a view of its image."""
+        self.become(real.as_subclass(torch.Tensor).unsqueeze(0))
 
     def _made_on_cpu(self) -> torch.Tensor:
         return make_in_stock_code(self.recorded, Wanted(torch.device("cpu"))).tensor
@@ -205,11 +200,6 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
     def plan(self) -> BatchPlan:
         """What will run where; `print(batch.plan)` shows it. Executes nothing."""
         return describe(self.recorded)
-
-    def returned_as(self, result: torch.Tensor, function: Callable[..., Any]) -> Any:
-        """A call in place gives back the object that the caller holds; one that changed nothing, an ordinary tensor."""
-        name = getattr(function, "__name__", "").partition(".")[0]
-        return self if name.startswith("__i") or name.rstrip("_") + "_" == name else result
 
 
 def parsed_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, torch.memory_format | None]:

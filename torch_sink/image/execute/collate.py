@@ -49,7 +49,7 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
         try:
             for row, (item, (source, ops)) in enumerate(zip(items, decoded_once(items), strict=True)):
                 run_image_on_cpu(source, ops, out[row])
-                item.was_collated = True
+                item.sink_was_collated = True
             return out
         except DecodeError:
             # Whoever uses the batch decides what becomes of a damaged image.
@@ -76,7 +76,7 @@ def _packable(item: Any, at_once: bool) -> Any:
         return finished_handle(item)
     if isinstance(item.sink_source, BrokenSource):
         return finished_handle(item.materialize())
-    if item.is_recording and not (at_once and item.was_collated):
+    if item.is_recording and not (at_once and item.sink_was_collated):
         return item
     return finished_handle(item.materialize())
 

@@ -17,6 +17,7 @@ import torch
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.image.core.ops import Op, tensor_arguments
+from torch_sink.image.handles.lazy import without_memory
 from torch_sink.image.handles.names import named_as
 from torch_sink.image.handles.tensor import HANDLES, RECORDED, LazyTensor, LazyTVImage, recorded
 
@@ -41,7 +42,7 @@ class BatchOfOne(LazyTensor):
 
     @staticmethod
     def __new__(cls: Any, source: Any, ops: tuple[Op, ...], shape: Sequence[int], dtype: torch.dtype) -> Any:
-        handle = torch.Tensor._make_wrapper_subclass(cls, (1, *shape), dtype=dtype)  # type: ignore[attr-defined]
+        handle = without_memory(cls, torch.Size((1, *shape)), dtype)
         handle.__dict__.update(sink_source=source, sink_ops=ops, sink_shape=torch.Size(shape), sink_dtype=dtype)
         return handle
 
@@ -51,7 +52,7 @@ class BatchOfOne(LazyTensor):
 
     @staticmethod
     def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.as_subclass(torch.Tensor).unsqueeze(0)
+        return tensor.unsqueeze(0)
 
 
 @named_as(torch.Tensor)
@@ -59,7 +60,7 @@ class _Sum(LazyTensor):
     """float32 [1, C, H, W] or [C, H, W]: results of chains times their weights; "augmix" is its last call."""
 
     def _stock_type(self, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return tensor.as_subclass(torch.Tensor).view(self.sink_shape)
+        return tensor.view(self.sink_shape)
 
 
 @recorded(torch.Tensor.view)
@@ -82,10 +83,10 @@ _multiply, _add_constant, _convert = (RECORDED[each] for each in (torch.Tensor.m
 
 
 @recorded(torch.Tensor.mul)
-def _weigh(weight: Any, batch: Any = None, **kwargs: Any) -> Any:
+def _weigh(weight: Any, batch: Any = None, *args: Any, **kwargs: Any) -> Any:
     """A weight, float32 [1, 1, 1, 1], times the image or the result of a chain."""
     if type(batch) is not BatchOfOne:
-        return _multiply(weight, batch, **kwargs)
+        return _multiply(weight, batch, *args, **kwargs)
     if not batch.is_recording or type(weight) is not torch.Tensor:
         return NotImplemented
     if weight.shape != (1, 1, 1, 1) or weight.dtype != torch.float32 or weight.requires_grad:
@@ -98,11 +99,11 @@ def _weigh(weight: Any, batch: Any = None, **kwargs: Any) -> Any:
 
 
 @recorded(torch.Tensor.add_)
-def _add(total: Any, other: Any = None, **kwargs: Any) -> Any:
+def _add(total: Any, other: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Adds the weighted result of a chain to what began as the weighted image, in place."""
     if type(total) is not _Sum:
-        return _add_constant(total, other, **kwargs)
-    if type(other) is not _Sum or kwargs or total.sink_source is not other.sink_source:
+        return _add_constant(total, other, *args, **kwargs)
+    if type(other) is not _Sum or args or kwargs or total.sink_source is not other.sink_source:
         return NotImplemented
     *image, (_, (terms, _)) = total.sink_ops
     *result, (_, (added, _)) = other.sink_ops

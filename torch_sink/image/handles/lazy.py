@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
 
 _plain_call = torch._C.DisableTorchFunctionSubclass
 
@@ -23,31 +25,98 @@ _METADATA = {
     *(getattr(torch.Tensor, name).__get__ for name in _PROPERTIES.split()),
 }
 
+_NO_VALUES = (
+    "the values of this image or batch do not exist yet: torch_sink recorded it, and C++ code reads its memory without "
+    "asking torch for it; give that code `x.clone()`, or `batch.to(device)`"
+)
+
+# By shape and dtype, a tensor without memory that new ones are aliases of: they are made in half of the time. None for
+# what was seen only once, as the sizes of random crops are.
+_ORIGINALS: dict[tuple[torch.Size, torch.dtype], torch.Tensor | None] = {}
+_MOST_ORIGINALS = 512
+
+
+def without_memory(cls: Any, shape: torch.Size, dtype: torch.dtype) -> Any:
+    """A new tensor of a lazy class, contiguous and on the CPU: who reads or writes its memory gets an error."""
+    original = _ORIGINALS.get((shape, dtype))
+    if original is None:
+        if (shape, dtype) not in _ORIGINALS:
+            if len(_ORIGINALS) >= _MOST_ORIGINALS:
+                _ORIGINALS.clear()
+            _ORIGINALS[shape, dtype] = None
+            return _refusing(torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype))  # type: ignore[attr-defined]
+        with torch.inference_mode(False), _disable_current_modes():
+            original = _ORIGINALS[shape, dtype] = _refusing(torch.empty(shape, dtype=dtype, device="cpu"))
+    return torch.Tensor._make_subclass(cls, original)  # type: ignore[attr-defined]
+
+
+def _refusing(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, with a storage that gives up its memory and raises when somebody asks for it."""
+    with _plain_call():
+        storage = tensor.untyped_storage()
+    torch._C._set_storage_data_ptr_access_error_msg(storage._cdata, _NO_VALUES)
+    return tensor
+
+
+@contextmanager
+def _as_it_was_recorded() -> Iterator[None]:
+    """Inside, modes in which somebody asks for the values do not change how they are made."""
+    with _disable_current_modes(), torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+        yield
+
 
 class Lazy:
     """A tensor whose values do not exist yet, to be inherited from beside a class of tensors.
 
     Questions for shape and type are answered at once, and calls of which `calls` knows are recorded. Anything else
-    first makes the real tensor, of the exact type that stock code would have, and repeats the call on it. From then on
-    the lazy tensor stands for the real one, also for writes in place.
+    first makes the values: this very object becomes the tensor, of the exact type, that stock code would have, for
+    everybody who holds it. Only where C++ code holds it at that moment does it stay a lazy tensor, for a while: it
+    shares the memory of the real one, which it stands for in every call.
     """
 
     # torch function -> what to do instead; `NotImplemented` means: on the real tensor.
     calls: ClassVar[dict[Callable[..., Any], Callable[..., Any]]]
+    # The attributes that a lazy tensor has and a real one has not.
+    fields: ClassVar[frozenset[str]]
+    sink_real: torch.Tensor | None = None  # only while C++ code holds this one
 
     @property
     def is_recording(self) -> bool:
         """False once somebody has asked for the values."""
         raise NotImplementedError
 
-    materialize: Callable[[], torch.Tensor]  # the real tensor, made once
+    def make(self) -> None:
+        """Makes the values, and calls `become`."""
+        raise NotImplementedError
+
+    def materialize(self) -> torch.Tensor:
+        """The real tensor: this object, unless C++ code holds it."""
+        if self.sink_real is None:
+            with _as_it_was_recorded():
+                self.make()
+        elif not self.sink_real.requires_grad:
+            self.become(self.sink_real.detach())  # if nobody holds it any more
+        return vars(self).get("sink_real", self)
+
+    def become(self, real: torch.Tensor) -> torch.Tensor:
+        """Becomes a tensor that nobody else holds. Returns the real tensor, as `materialize` does."""
+        if not isinstance(self, Lazy):
+            return self  # another thread was faster
+        kept = {name: value for name, value in vars(self).items() if name not in self.fields}
+        with _plain_call():
+            if self._use_count() > 1:  # type: ignore[attr-defined]
+                if self.sink_real is None:
+                    self.sink_real = real
+                    torch.Tensor.data.__set__(self, real.detach())  # type: ignore[attr-defined]
+                return self.sink_real
+        torch._C._swap_tensor_impl(self, real)  # type: ignore[arg-type]
+        self.__class__, real.__class__ = type(real), type(self)  # type: ignore[assignment]
+        self.__dict__.clear()
+        self.__dict__.update(kept)
+        return self  # type: ignore[return-value]
 
     def note_use(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         """A call needs the values."""
-
-    def returned_as(self, result: torch.Tensor, function: Callable[..., Any]) -> Any:
-        """What a call gives back that returned the real tensor itself."""
-        return self
 
     @classmethod
     def __torch_function__(
@@ -72,17 +141,27 @@ class Lazy:
 
 def run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call with the real tensors of the lazy ones among its arguments."""
-    lazy: dict[int, Lazy] = {}
-
-    def materialized(value: Any) -> Any:
-        if not isinstance(value, Lazy):
-            return value
-        value.note_use(func, (*args[1:], *kwargs.values()))
-        tensor = value.materialize()
-        lazy[id(tensor)] = value
-        return tensor
-
-    args, kwargs = tree_map(materialized, (args, kwargs))
+    held: dict[int, Lazy] = {}
+    for value in tree_leaves((args, kwargs)):
+        if isinstance(value, Lazy):
+            value.note_use(func, (*args[1:], *kwargs.values()))
+            real = value.materialize()
+            if isinstance(value, Lazy):
+                held[id(real)] = value
+    if held:
+        args, kwargs = tree_map(lambda value: value.sink_real if isinstance(value, Lazy) else value, (args, kwargs))
     result = func(*args, **kwargs)
     # A call in place returns its tensor: give back what the caller holds.
-    return lazy[id(result)].returned_as(result, func) if id(result) in lazy else result
+    return held.get(id(result), result)
+
+
+def make_real(function: Callable[..., Any], arguments: Iterable[Any]) -> None:
+    """Makes the values of all lazy tensors among arguments, for a function that torch does not tell of."""
+    for value in arguments:
+        if isinstance(value, Lazy):
+            value.note_use(function, ())
+            value.materialize()
+        elif isinstance(value, (list, tuple)):
+            make_real(function, value)
+        elif isinstance(value, dict):
+            make_real(function, value.values())

@@ -17,11 +17,9 @@ from torch_sink.image.core.arguments import is_scaled_bytes
 from torch_sink.image.core.fallback import executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, Recorder, replay
 from torch_sink.image.decode.source import FinishedSource, Source
-from torch_sink.image.handles.lazy import Lazy
+from torch_sink.image.handles.lazy import Lazy, without_memory
 from torch_sink.image.handles.names import named_as, unpickled
 from torch_sink.image.operations import RECORDERS
-
-_make_wrapper = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
 
 
 class _Handle(Lazy):
@@ -32,23 +30,27 @@ class _Handle(Lazy):
     sink_ops: tuple[Op, ...]
     sink_shape: torch.Size
     sink_dtype: torch.dtype
-    was_collated = False  # its values were made for a batch, in this process
+    sink_was_collated = False  # its values were made for a batch, in this process
     # What stock code's tensor is a view of, as a crop is one of its image: a handle, or a part of a stack. Once one of
     # the two is real, so is the other: what changes one of them in place changes the other.
     sink_base: Any = None
     sink_views: Mapping[int, Any] = {}
+    fields = frozenset(
+        f"sink_{name}" for name in ("source", "ops", "shape", "dtype", "was_collated", "base", "views", "real")
+    )
 
     @staticmethod
     def __new__(cls: Any, source: Source, ops: tuple[Op, ...], shape: Sequence[int], dtype: torch.dtype) -> Any:
-        handle = _make_wrapper(cls, shape, dtype=dtype)
+        shape = shape if type(shape) is torch.Size else torch.Size(shape)
+        handle = without_memory(cls, shape, dtype)
         fields = handle.__dict__
-        fields["sink_source"], fields["sink_ops"], fields["sink_dtype"] = source, ops, dtype
-        fields["sink_shape"] = shape if type(shape) is torch.Size else torch.Size(shape)
+        fields["sink_source"], fields["sink_ops"] = source, ops
+        fields["sink_shape"], fields["sink_dtype"] = shape, dtype
         if ops and not ledger.has_recorded:
             ledger.note_recorded()
         return handle
 
-    # Once there is a real tensor it answers: its shape may change in place, and its dtype with `data`.
+    # Where C++ code holds a handle, its real tensor answers: its shape may change in place, and its dtype with `data`.
 
     @property
     def shape(self) -> torch.Size:
@@ -92,10 +94,6 @@ class _Handle(Lazy):
         self.__dict__.setdefault("sink_views", weakref.WeakValueDictionary())[id(view)] = view
         return view
 
-    def viewed_by(self, ops: tuple[Op, ...]) -> torch.Tensor:
-        """The part of the real tensor that a view with these calls stands for."""
-        return replay(self.materialize(), ops[len(self.sink_ops) :])
-
     @property
     def changes_in_place(self) -> bool:
         """True where a call in place can be recorded: nobody else holds another part of what it changes."""
@@ -125,20 +123,32 @@ class _Handle(Lazy):
             found += handle.sink_views.values()
         return found
 
-    def materialize(self) -> torch.Tensor:
-        """The tensor of the exact stock type that this handle stands for, made once."""
-        fields = self.__dict__
-        if "sink_real" not in fields:
-            values = self._replayed() if self.sink_base is None else self.sink_base.viewed_by(self.sink_ops)
-            fields["sink_real"] = self._stock_type(values)
-            for view in list(self.sink_views.values()):
-                if isinstance(view, _Handle):  # a batch of one asks by itself
-                    view.materialize()
-        return fields["sink_real"]
+    def make(self) -> None:
+        """Makes the values; those of what this is a view of, where it is one."""
+        if self.sink_base is None:
+            self.become_all(self._replayed())
+        else:
+            self.sink_base.make_view(self)
+
+    def make_view(self, view: Any) -> None:
+        """Makes the values of a view of this handle, which are a part of its own."""
+        self.materialize()
+
+    def become_all(self, values: torch.Tensor) -> None:
+        """Becomes a tensor of values that nobody else holds; the views of this handle become views of that."""
+        views, ops = list(self.sink_views.values()), self.sink_ops
+        real = self.become(self._stock_type(values))
+        for view in views:
+            view.become_view(real, ops)
+
+    def become_view(self, real: torch.Tensor, ops: tuple[Op, ...]) -> None:
+        """Becomes a view of `real`, which `ops` made, the first of the calls of this handle."""
+        self.become_all(_other_than(real, replay(real, self.sink_ops[len(ops) :])))
 
     def _replayed(self) -> torch.Tensor:
         with executing():
-            return replay(self.sink_source.decode(), self.sink_ops, in_place=True)
+            source = self.sink_source
+            return _other_than(getattr(source, "tensor", None), replay(source.decode(), self.sink_ops, in_place=True))
 
     @staticmethod
     def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
@@ -203,7 +213,7 @@ class LazyTensor(_Handle, torch.Tensor):  # type: ignore[misc, override]
 
     @staticmethod
     def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.as_subclass(torch.Tensor)
+        return tensor if type(tensor) is torch.Tensor else tensor.as_subclass(torch.Tensor)
 
 
 @named_as(tv_tensors.Image)
@@ -212,7 +222,7 @@ class LazyTVImage(_Handle, tv_tensors.Image):
 
     @staticmethod
     def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.as_subclass(tv_tensors.Image)
+        return tensor if type(tensor) is tv_tensors.Image else tensor.as_subclass(tv_tensors.Image)
 
 
 HANDLES = (LazyTensor, LazyTVImage)
@@ -235,6 +245,11 @@ def _references_to_base(view: Any) -> int:
 
 
 _LEAST_REFERENCES = _references_to_base(SimpleNamespace(sink_base=object()))
+
+
+def _other_than(held: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, or a second one of its memory where it is the one that somebody holds."""
+    return tensor.as_subclass(type(tensor)) if tensor is held else tensor
 
 
 def _is_expanded(ops: Sequence[Op]) -> bool:

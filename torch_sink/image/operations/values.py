@@ -230,7 +230,7 @@ def _shifted(image: Any, mean: Any, in_place: bool) -> Any:
 
 
 def _added(image: Any, constant: Any, in_place: bool) -> Any:
-    is_constant = is_number(constant) or type(constant) is torch.Tensor
+    is_constant = is_number(constant) or (type(constant) is torch.Tensor and constant.dtype != torch.bool)
     # What 0 is added to is not -0 afterwards; -0 of an integer would be 0.
     is_zero = type(constant) is int and constant == 0
     return _shifted(image, -constant if is_constant and not is_zero else None, in_place)

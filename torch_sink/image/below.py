@@ -1,0 +1,103 @@
+"""What stands in for functions of torch that look at a tensor before they call it: it becomes real before.
+
+A lazy tensor hears of functions that ask `__torch_function__`, and of every operation that reaches the dispatcher. It
+does not hear of compilers and tracers, which look at what they get, nor of the few functions that read memory at once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch._dynamo import eval_frame
+from torch._dynamo.variables import builder
+from torch.fx.experimental import proxy_tensor
+
+from torch_sink.image.handles.lazy import Lazy, make_real
+from torch_sink.image.stand_ins import around
+
+Stock = Callable[..., Any]
+
+
+def on_real_tensors(stock: Stock) -> Stock:
+    """The function, of real tensors."""
+
+    @functools.wraps(stock)
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        make_real(stock, (args, kwargs))
+        return stock(*args, **kwargs)
+
+    return stand_in
+
+
+def apply(stock: Any) -> Any:
+    """For `autograd.Function.apply`, whose results share the history of gradients of what C++ code holds."""
+
+    is_its_own = isinstance(stock, classmethod)  # in some releases it is inherited
+
+    @functools.wraps(torch.autograd.Function.apply)
+    def stand_in(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        make_real(cls, (args, kwargs))
+        call = stock.__get__(None, cls) if is_its_own else super(torch.autograd.Function, cls).apply
+        return call(*args, **kwargs)
+
+    return classmethod(stand_in)
+
+
+def compiler(stock: Stock, *args: Any, **kwargs: Any) -> Any:
+    """For what returns a function that looks at its arguments, as `torch.compile` does: it gets real tensors.
+
+    So its guards hold for the next batch as well.
+    """
+    compiled = stock(*args, **kwargs)
+    if not isinstance(compiled, FunctionType):
+        return compiled  # a module, which calls such a function
+    made: Any = on_real_tensors(compiled)
+    if hasattr(made, "_torchdynamo_wrapper_id"):
+        made._torchdynamo_wrapper_id = id(made)
+    return made
+
+
+def trace(stock: Stock, tracer: Any, value: Any) -> Any:
+    """For what Dynamo finds while it traces: variables of closures, globals, attributes."""
+    if isinstance(value, Lazy):
+        make_real(torch.compile, (value,))
+    return stock(tracer, value)
+
+
+def data(stock: Any) -> property:
+    """For `Tensor.data`, whose setter shares the memory of any tensor."""
+
+    def share(tensor: torch.Tensor, other: Any) -> None:
+        make_real(torch.Tensor.set_, (other,))
+        stock.__set__(tensor, other)
+
+    return property(stock.__get__, share, doc=stock.__doc__)
+
+
+def new_parameter(stock: Stock, cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    """For `Parameter.__new__`, which wants tensors whose `detach` returns their own type."""
+    return stock(cls, data.materialize() if isinstance(data, Lazy) else data, requires_grad)
+
+
+_TAKE_REAL_TENSORS = {
+    torch._C: ("_to_dlpack", "_to_dlpack_versioned"),
+    torch.utils.dlpack: ("to_dlpack",),
+    torch: ("to_dlpack",),
+    torch.jit: ("trace", "trace_module"),
+    torch.export: ("export",),
+    torch.onnx: ("export",),
+}
+# Where, under which name, and what makes the stand-in: rows of the table of what is replaced.
+PLACES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+    *((module, name, on_real_tensors) for module, names in _TAKE_REAL_TENSORS.items() for name in names),
+    (torch.Tensor, "data", data),
+    (torch.nn.Parameter, "__new__", around(new_parameter)),
+    (torch.autograd.Function, "apply", apply),
+    (eval_frame._TorchDynamoContext, "__call__", around(compiler)),
+    (builder.VariableBuilder, "__call__", around(trace)),
+    (proxy_tensor, "make_fx", around(compiler)),
+)
