@@ -160,8 +160,8 @@ def test_graphs_stay_between_runs_where_there_is_room(fake_cuda: FakeCuda) -> No
     loop.close()
 
 
-def make_loop_on_cpu() -> StepLoop:
-    model = Wide()
+def make_loop_on_cpu(model: nn.Module | None = None) -> StepLoop:
+    model = model or Wide()
     return StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.05), sink_size=4)
 
 
@@ -187,6 +187,43 @@ def test_what_an_evaluation_leaves_behind_is_not_overwritten(fake_cuda: FakeCuda
     for (_, ours), (_, theirs) in zip(history.evaluations, expected.evaluations, strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5)
     assert torch.equal(loop.model.masks[5].cpu(), torch.full((5, 1), 1.5))
+    loop.close()
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_what_one_batch_of_an_evaluation_leaves_to_a_later_one_is_not_overwritten(
+    fake_cuda: FakeCuda, trains: bool
+) -> None:
+    """Sizes come by turns, so that replays of the usual one run between two of another that share a cache."""
+    sizes = [8, 8, 8, 5, 8, 8, 5, 8, 8]
+    valid = [batch for number, size in enumerate(sizes) for batch in make_batches(1, seed=number, size=size)]
+    loop, on_cpu = make_loop(Caches()), make_loop_on_cpu(Caches())
+    if trains:
+        loop.run(EPOCH)
+        on_cpu.run(EPOCH)
+    for _ in range(2):
+        assert loop.evaluate(valid) == pytest.approx(on_cpu.evaluate(valid), abs=1e-5)
+    assert "evaluation: mode graph" in loop.explain()
+    assert torch.equal(loop.model.masks[5].cpu(), torch.full((5, 1), 1.5))
+    loop.close()
+
+
+def test_what_a_step_that_failed_leaves_behind_is_not_overwritten(fake_cuda: FakeCuda) -> None:
+    class Fails(Caches):
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs = super().forward(inputs)
+            if len(inputs) == 5:
+                raise RuntimeError("five")
+            return outputs
+
+    loop = make_loop(Fails())
+    loop.run(EPOCH)
+    for run in (loop.run, loop.evaluate):
+        loop.model.masks.pop(5, None)
+        with pytest.raises(RuntimeError, match="five"):
+            run([*make_batches(4), *make_batches(1, size=5)])
+        loop.run(EPOCH)
+        assert torch.equal(loop.model.masks[5].cpu(), torch.full((5, 1), 1.5))
     loop.close()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from torch_sink.loop.core.batches import batch_tensors
+from torch_sink.loop.core.batches import batch_tensors, map_tensors
 from torch_sink.loop.core.distributed import spread_by_threads
 from torch_sink.loop.core.history import Reasons, StepLog, first_line
 from torch_sink.loop.core.host_sync import user_place
@@ -214,20 +214,16 @@ class Inference:
             self._recordings.forget()
         self._places = places
         self._recordings.pause = getattr(loader, "paused", nullcontext)
-        memory = self._capture.memory
-        memory.make_room()
+        self._capture.memory.make_room()
         with self._capture.stream():
             yield
-            if not memory.take_back():
-                self._reasons.count(LEFT_BEHIND)
 
     def __call__(self, batch: Any) -> Any:
         if self._capture is None or self._recordings is None:
             return self._function(batch)
         found = self._recordings.find(batch, batch_tensors(batch)) if self.mode == "graph" else None
         if found is None:
-            with self._capture.memory.lent():
-                return self._function(batch)
+            return self._run_between_replays(self._capture.memory, batch)
         slot, batch, replay = found
         if not self._was_tried:
             return self._try(self._capture, self._recordings, batch)
@@ -238,11 +234,25 @@ class Inference:
         if self._recordings is not None:
             self._recordings.forget()
 
+    def _run_between_replays(
+        self, memory: GraphMemory, batch: Any, context: AbstractContextManager[Any] | None = None
+    ) -> Any:
+        """Run unrecorded. Results get memory of their own: the next replay may write where this call has worked."""
+        try:
+            with memory.lent() as is_lent, context or nullcontext():
+                result = self._function(batch)
+            if is_lent:
+                result = map_tensors(torch.clone, result)
+            return result
+        finally:
+            if not memory.take_back():
+                self._reasons.count(LEFT_BEHIND)
+
     def _try(self, capture: CudaCapture, recordings: Recordings, batch: Any) -> Any:
         problems: list[str] = []
         before = Places(self._model)
-        with recordings.pause(), waits_watched(), capture.memory.lent(), capture.trial(problems):
-            result = self._function(batch)
+        with recordings.pause(), waits_watched():
+            result = self._run_between_replays(capture.memory, batch, capture.trial(problems))
         self._was_tried = True
         if problem := next(iter(problems), before.problem()):
             self._step_down(recordings, problem)

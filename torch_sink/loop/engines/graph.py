@@ -155,11 +155,13 @@ class GraphEngine(Engine):
     def _launch_between_replays(self, batch: Any, *, first: bool, last: bool) -> None:
         memory = self._capture.memory
         memory.make_room()
-        with memory.lent():
-            self._run_with_table(batch, first=first, last=last)
+        try:
+            with memory.lent():
+                self._run_with_table(batch, first=first, last=last)
+        finally:
             self._drop_gradients()  # they lie where the next replay writes
-        if not memory.take_back():
-            self._reasons.count(LEFT_BEHIND)
+            if not memory.take_back():
+                self._reasons.count(LEFT_BEHIND)
 
     def _drop_gradients(self) -> None:
         if not self.training_step.static_gradients:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from torch_sink.thread_waits import capture_lock
+from torch_sink.thread_waits import capture_lock, host_sync_allowed
 
 
 class Forgetful(Protocol):
@@ -77,10 +77,10 @@ class GraphMemory:
         return self.graphs > 0 and torch.cuda.mem_get_info(self._device)[0] < self._needed
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Context of work of this thread that is not captured: it allocates in the pool, if there is one."""
+    def lent(self) -> Iterator[bool]:
+        """Context of work of this thread that is not captured: whether there is a pool, in which it then allocates."""
         if not self.graphs or not _has_pools():
-            yield
+            yield False
             return
         if not self._is_lent and not self._holds_only(self._live):
             self._live = self._blocks()
@@ -90,7 +90,7 @@ class GraphMemory:
         with capture_lock, torch.autograd.set_multithreading_enabled(False):
             torch._C._cuda_beginAllocateCurrentThreadToPool(device, handle)
             try:
-                yield
+                yield True
             finally:
                 torch._C._cuda_endAllocateToPool(device, handle)
                 torch._C._cuda_releasePool(device, handle)
@@ -112,8 +112,9 @@ class GraphMemory:
 
     def give_up(self) -> None:
         """Let all graphs be forgotten; what lives in the pool lives on."""
-        for holder in [*self._holders]:
-            holder.forget()
+        with host_sync_allowed():
+            for holder in [*self._holders]:
+                holder.forget()
 
     def _holds_only(self, addresses: set[int]) -> bool:
         return bool(torch._C._cuda_checkPoolLiveAllocations(self._device, self._handle, addresses))
