@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -29,13 +30,13 @@ loss_of = functional.cross_entropy
 
 
 class Samples(Dataset[Any]):
-    """Two samples, each made by `make(index)`."""
+    """Two samples, or as many as are asked for, each made by `make(index)`."""
 
-    def __init__(self, make: Callable[[int], Any]) -> None:
-        self.make = make
+    def __init__(self, make: Callable[[int], Any], count: int = 2) -> None:
+        self.make, self.count = make, count
 
     def __len__(self) -> int:
-        return 2
+        return self.count
 
     def __getitem__(self, index: int) -> Any:
         return self.make(index)
@@ -71,6 +72,23 @@ def deliver(make: Callable[[int], Any], backend: str = "PIL", **options: Any) ->
 def cuda_in_a_worker(index: int) -> Any:
     # What torch raises in a forked worker whose parent has used CUDA.
     raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, use 'spawn'")
+
+
+def open_broken_file(index: int) -> Any:
+    with tempfile.NamedTemporaryFile(suffix=".jpg") as file:
+        file.write(b"no image")
+        file.flush()
+        return Image.open(file.name)
+
+
+def die_at_the_third_batch(index: int) -> Any:
+    if index == 2:
+        os._exit(3)
+    return index
+
+
+def model(loss: Any = loss_of) -> Model:
+    return Model(network(), loss, metrics={"top5"})
 
 
 class TwoOutputs(nn.Module):
@@ -164,6 +182,41 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         r"batch 0.*end its transform with transforms.ToTensor\(\)",
     ),
     "None for a sample": (lambda: deliver(lambda index: None), TypeError, "returned None.*on_decode_error='skip'"),
+    "None for a label": (
+        lambda: deliver(lambda index: (torch.zeros(3), None if index else 1)),
+        RuntimeError,
+        "returned None.*on_decode_error='skip'",
+    ),
+    "None for the second sample": (
+        lambda: deliver(lambda index: None if index else (torch.zeros(3), 1)),
+        TypeError,
+        "returned None.*on_decode_error='skip'",
+    ),
+    "None for the second sample, in a worker": (
+        lambda: deliver(lambda index: None if index else (torch.zeros(3), 1), num_workers=1),
+        TypeError,
+        "returned None.*on_decode_error='skip'",
+    ),
+    "None for the second of recorded images": (
+        lambda: deliver(lambda index: (None if index else transforms.ToTensor()(Image.new("RGB", (4, 4))), 1), "device"),
+        TypeError,
+        "expected Tensor as element 1 in argument 0, but got NoneType.*returned None",
+    ),
+    "a file that is no image": (
+        lambda: deliver(open_broken_file),
+        OSError,
+        "cannot identify image file.*batch 0.*on_decode_error='skip'",
+    ),
+    "a file that is no image, in a worker": (
+        lambda: deliver(open_broken_file, num_workers=1),
+        OSError,
+        "cannot identify image file.*batch 0.*on_decode_error='skip'",
+    ),
+    "a file that is not there, in a worker": (
+        lambda: deliver(lambda index: Image.open("missing.jpg"), num_workers=1),
+        FileNotFoundError,
+        "missing.jpg.*batch 0.*on_decode_error='skip'",
+    ),
     "pixels under strict": (read_pixels_under_strict, torch_sink.UnsupportedOperation, "read by other code.*strict=False"),
     "a folder among files": (lambda: torch_sink.decode_images([Path(__file__).parent]), OSError, "tests"),
     "a device for a backend": (
@@ -196,6 +249,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         lambda: deliver(cuda_in_a_worker, num_workers=1),
         RuntimeError,
         "batch 0.*cannot use CUDA: return CPU tensors",
+    ),
+    "a worker that dies": (
+        lambda: list(SinkLoader(DataLoader(Samples(die_at_the_third_batch, 4), 1, num_workers=1, prefetch_factor=4))),
+        RuntimeError,
+        "exit code 3.*(batch 2|batches [01, ]*2).* of pass 0",
     ),
     "a lambda for spawned workers": (
         lambda: deliver(lambda index: index, num_workers=1, multiprocessing_context="spawn"),
@@ -310,6 +368,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         RuntimeError,
         r"step 1, with a batch of float32 \[4, 3, 2, 2\], float32 \[4\].*labels.long\(\)",
     ),
+    "MSE on class labels": (lambda: run(*BATCHES[0], loss=nn.MSELoss()), RuntimeError, "step 1.*use cross_entropy"),
+    "one output for labels of two classes": (
+        lambda: run(*BATCHES[0], model=network(1), loss=nn.BCEWithLogitsLoss()),
+        ValueError,
+        r"step 1.*labels.float\(\).unsqueeze\(1\)",
+    ),
     "labels beyond the outputs": (
         lambda: run(BATCHES[0][0], torch.tensor([0, 1, 7, 1])),
         IndexError,
@@ -354,6 +418,13 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
     # Model
     "Model without an optimizer": (lambda: Model(network(), loss_of).train(1, BATCHES), ValueError, "no optimizer"),
     "eval without metrics": (lambda: Model(network(), loss_of).eval(BATCHES), ValueError, r"metrics=\{'accuracy'\}"),
+    "predict without inputs": (lambda: model().predict(None), TypeError, r"got nothing; .*predict\(images\)"),
+    "predict with a loader": (
+        lambda: model().predict(DataLoader(Samples(lambda index: index), 2)),
+        TypeError,
+        r"got a DataLoader; .*model.predict\(images\) for images, labels in loader",
+    ),
+    "predict with images and labels": (lambda: model().predict(BATCHES[0]), AttributeError, r"model.predict\(images\) for"),
     "unknown metric": (lambda: Model(network(), loss_of, metrics={"acc"}), ValueError, "'acc'; the names are 'accuracy'"),
     "a metric as text": (lambda: Model(network(), loss_of, metrics="accuracy"), TypeError, "is a str; pass a set"),
     "sink_size=-2": (
@@ -371,13 +442,20 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-@pytest.mark.filterwarnings("ignore:Got pickle error")
+@pytest.mark.filterwarnings("ignore:Got pickle error", "ignore:Using a target size")
 def test_what_a_mistake_says(name: str) -> None:
     make, kind, says = MISTAKES[name]
     with pytest.raises(kind) as caught:
         make()
     text = " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     assert re.search(says, text, re.DOTALL), text
+
+
+def test_the_best_five_of_three_classes_are_called_a_metric_that_says_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert model().eval(BATCHES)["top5"] == 1.0
+    assert caplog.messages == ["top5 says nothing: of 3 classes all are among the best 5"]
 
 
 def script(code: str, folder: Path) -> subprocess.CompletedProcess[str]:

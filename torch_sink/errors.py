@@ -6,6 +6,7 @@ And what to do about errors that torch, torchvision and pickle raise for common 
 from __future__ import annotations
 
 import re
+import traceback
 
 
 class SinkError(RuntimeError):
@@ -52,7 +53,11 @@ class NonFiniteLoss(SinkError):
 
 # --- errors of others
 
-# Part of a message -> what to do.
+_NONE = (
+    "the dataset returned None for a sample: raise an error instead, and leave broken files to "
+    "SinkLoader(..., on_decode_error='skip')"
+)
+# Part of a message, or of the traceback above it -> what to do.
 _HINTS = (
     (
         r"stack expects each tensor to be equal size",
@@ -72,10 +77,14 @@ _HINTS = (
         r"batch must contain .* found <class '(PIL|torch_sink)\.[\w.]*Image'>",
         "the dataset returns images: end its transform with transforms.ToTensor(), or v2.ToImage() and v2.ToDtype()",
     ),
+    (r"batch must contain .* found <class 'NoneType'>", _NONE),
+    (r"utils/data/_utils/collate\.py(.|\n)*NoneType", _NONE),
     (
-        r"batch must contain .* found <class 'NoneType'>",
-        "the dataset returned None for a sample: raise an error instead, and leave broken files to "
-        "SinkLoader(..., on_decode_error='skip')",
+        r"(?s)^(?!.*(not one sample|cannot be told)).*(cannot identify image file|cannot decode "
+        r"|image file is truncated|broken data stream"
+        r"|No such file or directory: [^\n]*\.(jpe?g|png|webp|gif|bmp|tiff?)')",
+        "repair the file, or leave out samples whose files are missing or broken by "
+        "SinkLoader(loader, on_decode_error='skip')",
     ),
     (
         r"(Can't|cannot|Cannot) (pickle|get) local object|Can't pickle <function <lambda>|Can't get attribute",
@@ -86,6 +95,11 @@ _HINTS = (
         r"expected (target dtype to be Long|scalar type Long)",
         "class labels are integers: pass labels.long(), or a loss for floating-point targets such as "
         "binary_cross_entropy_with_logits",
+    ),
+    (
+        r"(mse_loss|l1_loss|huber_loss)(.|\n)*The size of tensor a|Target size .* must be the same as input size",
+        "this loss wants targets of the shape and dtype of the model's output: for class labels use cross_entropy, for "
+        "one output labels.float().unsqueeze(1)",
     ),
     (
         r"Target -?\d+ is out of bounds",
@@ -121,7 +135,7 @@ def add_note(error: BaseException, text: str) -> None:
 
 def add_hints(error: BaseException) -> None:
     """Adds what to do, where the message is one of a common mistake."""
-    message = str(error)
+    text = "".join([*traceback.format_tb(error.__traceback__), str(error)])
     for pattern, advice in _HINTS:
-        if re.search(pattern, message) and advice not in getattr(error, "__notes__", ()):
+        if re.search(pattern, text) and advice not in getattr(error, "__notes__", ()):
             add_note(error, advice)

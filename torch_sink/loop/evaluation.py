@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
+from torch_sink.errors import add_note
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
 from torch_sink.loop.core.batches import call_with, epoch_length, map_tensors
 from torch_sink.loop.core.distributed import Ranks
@@ -99,6 +101,7 @@ class Evaluator:
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         """Outputs of the network, in memory of their own."""
+        _check_inputs(inputs)
         if self._predictor is None:
             self._predictor = Inference(self._outputs, self._network, self._settings)
         inputs = map_tensors(lambda tensor: tensor.to(self._settings.device), inputs)
@@ -180,8 +183,27 @@ class Evaluator:
         return self._judges[key]
 
     def _outputs(self, inputs: tuple[Any, ...]) -> Any:
-        with self._precision.context():
-            return self._precision.outputs(self._network(*inputs))
+        try:
+            with self._precision.context():
+                return self._precision.outputs(self._network(*inputs))
+        except Exception as error:
+            if not isinstance(inputs[0], torch.Tensor):
+                add_note(error, _PREDICT)
+            raise
+
+
+_PREDICT = (
+    "predict takes what the network takes for one batch, as in model.predict(images); for all batches of a loader: "
+    "[model.predict(images) for images, labels in loader]"
+)
+
+
+def _check_inputs(inputs: tuple[Any, ...]) -> None:
+    from torch_sink.sink import SinkLoader
+
+    first = inputs[0] if inputs else None
+    if first is None or isinstance(first, (DataLoader, Dataset, SinkLoader)):
+        raise TypeError(f"predict got {'nothing' if first is None else f'a {type(first).__name__}'}; {_PREDICT}")
 
 
 def _check_blind(metrics: dict[str, Any]) -> None:

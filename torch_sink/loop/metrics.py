@@ -116,6 +116,7 @@ class TopK(MeanMetric):
     def __init__(self, k: int) -> None:
         super().__init__()
         self._k = k
+        self._has_warned = False
 
     def update(self, output: Tensor, *labels: Tensor) -> None:
         """Take in scores [batch, classes, ...] and labels: int [batch, ...], or one-hot or soft [batch, classes]."""
@@ -129,6 +130,10 @@ class TopK(MeanMetric):
         target = labels[0]
         if target.dim() == output.dim():
             target = target.argmax(1)
+        if output.shape[1] <= self._k and not self._has_warned:
+            self._has_warned = True
+            name, count = "accuracy" if self._k == 1 else f"top{self._k}", output.shape[1]
+            _log.warning("%s says nothing: of %d classes all are among the best %d", name, count, self._k)
         best = output.topk(min(self._k, output.shape[1]), dim=1).indices
         hits = (best == target.unsqueeze(1)).any(1)
         self.add(hits.sum(), hits.numel())

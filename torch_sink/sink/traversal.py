@@ -221,7 +221,9 @@ class Traversal:
         position = self.position
         error: Any
         error, item.error = item.error, None
-        add_note(error, f"while making batch {position.batch_in_pass} of pass {position.pass_number} (both from 0)")
+        batches = [str(position.batch_in_pass + ahead) for ahead in getattr(error, "sink_batches", [0])]
+        made = f"one of the batches {', '.join(batches)}" if batches[1:] else f"batch {position.batch_in_pass}"
+        add_note(error, f"while making {made} of pass {position.pass_number} (both from 0)")
         self.was_interrupted = not isinstance(error, Exception)  # Ctrl-C while the batch was made here
         if item.is_lost and not self.was_interrupted:
             self._drop_passes()

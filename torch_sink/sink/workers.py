@@ -143,7 +143,18 @@ class WorkerGuard:
             name = None if code is None or code >= 0 else signal.Signals(-code).name
             often = " (often the out-of-memory killer)" if name == "SIGKILL" else ""
             how.append(f"exit code {code}" if name is None else f"killed by {name}{often}")
-        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {', '.join(how)}") from error
+        death = RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {', '.join(how)}")
+        vars(death)["sink_batches"] = self._batches_of_the_dead()
+        raise death from error
+
+    def _batches_of_the_dead(self) -> list[int]:
+        """What they had to make, from the batch that is waited for, which is 0; [] where that is not known."""
+        iterator = self.iterator
+        if not getattr(iterator, "_in_order", True):
+            return []
+        dead = [number for number, worker in enumerate(iterator._workers) if worker in self._first_dead]
+        tasks = sorted(iterator._task_info.items())
+        return [number - iterator._rcvd_idx for number, (worker, *made) in tasks if worker in dead and not made]
 
     def poll(self, timeout: float) -> tuple[bool, Any]:
         """What the iterator's `_try_get_data` does, in slices of half a second.

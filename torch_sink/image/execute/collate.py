@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.data._utils.collate import collate_tensor_fn
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.common import layout
@@ -29,7 +30,10 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
 
     Raises:
         RuntimeError: the images differ in shape, with the message of `torch.stack`.
+        TypeError, AttributeError: some are no tensors, as stock code says it.
     """
+    if not all(isinstance(item, torch.Tensor) for item in handles):
+        return collate_tensor_fn(handles)
     active = backend_state.settled()
     at_once = active is None or active.executes_at_once
     items = [_packable(item, at_once) for item in handles]
