@@ -323,6 +323,7 @@ class FakeCuda:
             "set_rng_state": self.set_rng_state,
             "get_device_name": lambda device=None: "fake CUDA device",
             "get_device_capability": lambda device=None: (9, 0),
+            "is_bf16_supported": lambda including_emulation=True: True,
         }
 
     def _names_of_memory(self) -> dict[str, Any]:

@@ -57,7 +57,6 @@ def main(command: list[str]) -> None:
     patch.setattr(harness, "device_spans", spans)
     patch.setattr(torch, "compile", uncompiled)
     patch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1 << 34, 1 << 35))
-    patch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
     if command[:2] == ["-m", "pytest"]:
         command[2:2] = ["-p", "fake_cuda.left_out"]
     if is_interpreted():
