@@ -208,7 +208,7 @@ def test_a_pipeline_of_which_nothing_is_recorded(folder: Path) -> None:
     found = explained("train:of_its_own", "h200")
     text = explain.report_of(found).as_text()
     assert (found.batches, found.fallbacks) == ([], {})
-    assert "everything: nothing was recorded" in text
+    assert "everything: no operation was recorded" in text
     assert "Nothing of this pipeline is recorded" in text
     # Its values travel as they are.
     assert {stage.name: stage.bytes_in for stage in found.stages}["copy"] == 4 * 3 * 8 * 8

@@ -36,6 +36,11 @@ class OnlyOnce(IterableDataset[float]):
         return self.values
 
 
+@pytest.fixture(autouse=True)
+def _few_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "MEASURED_IMAGES", FILES)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("photos")

@@ -21,6 +21,7 @@ from torch_sink.cli.bench import one_thread, worker_seconds
 from torch_sink.cli.machine import DEVICES, costs, features_of_batch, launches_of
 from torch_sink.cli.pipelines import Pipeline, seed_everything
 from torch_sink.cli.report import Report, Table, bars
+from torch_sink.cli.without import Cost, cost_of_fallbacks, said_of
 from torch_sink.common import usable_cores
 from torch_sink.damage.report import current_policy
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
@@ -36,7 +37,8 @@ _NOTHING = "nothing, "  # is to be done
 # A part of a reason in the fallback report -> what to do.
 REMEDIES = {
     "read by other code": "use torchvision's transform of the same effect (python -m torch_sink support lists "
-    "them). It costs more than the call itself: the worker decodes the image and runs every transform before it",
+    "them; the documentation says how far its pixels are from those of Pillow's filters). The call costs more than "
+    "itself: the worker decodes the image and runs every transform before it",
     "with these arguments": "another interpolation, fill, size or type, or do it earlier, on the Pillow image: "
     "python -m torch_sink support lists the limits",
     "no kernel for mode": 'convert the image first: image.convert("RGB"), as ImageFolder does',
@@ -78,6 +80,7 @@ class Explained(NamedTuple):
     batches: list[LazyBatch]  # the recorded ones; a batch of several crops has several
     fallbacks: Counter[tuple[str, ...]]  # {(operation, reason): how often}
     stages: list[Stage]
+    cost: Cost | None = None  # of the fallbacks, where it can be measured
 
     @property
     def rates(self) -> dict[str, float]:
@@ -117,7 +120,8 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
     worker = Stage(WORKER, f"this machine, {machine.cpu_name()}", None, 0, seconds, at_once)
     batches = [leaf for leaf in tensors if isinstance(leaf, LazyBatch)]
     stages = list(_stages(worker, tensors, batches, images, chosen))
-    return Explained(pipeline.name, images, chosen, count, batches, fallbacks, stages)
+    cost = cost_of_fallbacks(pipeline, max(images, MEASURED_IMAGES)) if _are_costly(fallbacks) else None
+    return Explained(pipeline.name, images, chosen, count, batches, fallbacks, stages, cost)
 
 
 def _recorded(pipeline: Pipeline) -> tuple[int, list[torch.Tensor]]:
@@ -247,7 +251,13 @@ def _launches_part(found: Explained) -> Table:
 
 def _fallbacks_part(found: Explained) -> Table:
     said = "none: every transform can run on the GPU" if found.batches else "everything: no operation was recorded"
-    return lines_of("Falls back to stock code, in the workers", remedies(found.fallbacks) or [said])
+    part = lines_of("Falls back to stock code, in the workers", remedies(found.fallbacks) or [said])
+    return part._replace(note=said_of(found.cost)) if _are_costly(found.fallbacks) else part
+
+
+def _are_costly(fallbacks: Counter[tuple[str, ...]]) -> bool:
+    """Whether something is to be done about them."""
+    return any(not remedy_for(reason).startswith(_NOTHING) for _, reason in fallbacks)
 
 
 def remedies(fallbacks: Counter[tuple[str, ...]]) -> list[str]:
@@ -289,7 +299,7 @@ def _verdict(found: Explained) -> str:
     said = f"The limit: {name}, at {others.pop(name):,.0f} images a second."
     if name == WORKER and not found.batches:
         return f"{said} Nothing of this pipeline is recorded: python -m torch_sink support lists what can be."
-    if name == WORKER and any(not remedy_for(reason).startswith(_NOTHING) for _, reason in found.fallbacks):
+    if name == WORKER and _are_costly(found.fallbacks):
         return f"{said} Fix the fallbacks first: they, and everything before them, run on the CPU."
     if name == WORKER and others:
         second = min(others, key=others.__getitem__)

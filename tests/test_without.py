@@ -1,0 +1,120 @@
+"""What a fallback costs a data worker: `explain` measures it, and what pages say of replacements holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+from torchvision import transforms as v1
+from torchvision.transforms import functional, v2
+
+from torch_sink.cli import explain
+from torch_sink.cli.photos import make_photo
+from torch_sink.cli.pipelines import Images, Pipeline, open_pipeline
+from torch_sink.cli.without import cost_of_fallbacks
+
+pytestmark = pytest.mark.once
+
+FILES = 4
+HEAD = [v1.Resize(96), v1.CenterCrop(64)]
+
+
+def sharpen(image: Image.Image) -> Image.Image:
+    return image.filter(ImageFilter.SHARPEN)
+
+
+@pytest.fixture(autouse=True)
+def _few_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain, "MEASURED_IMAGES", 2 * FILES)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("photos")
+    for seed in range(FILES):
+        make_photo(640, 480, seed).save(root / f"{seed}.jpg", quality=90)
+    return root
+
+
+def pipeline_of(transform: Callable[[Any], Any], folder: Path) -> Pipeline:
+    pipeline = open_pipeline("v1 train", folder, FILES)
+    return pipeline._replace(dataset=Images(sorted(folder.iterdir()), transform))
+
+
+@pytest.mark.parametrize(
+    ("transform", "names"),
+    [
+        (v1.Compose([*HEAD, v1.Lambda(sharpen), v1.ToTensor()]), ["sharpen"]),
+        (v1.Compose([sharpen, *HEAD, v1.ToTensor()]), ["sharpen"]),
+        (v1.Compose([v1.Compose([*HEAD, sharpen]), v1.ToTensor()]), ["sharpen"]),
+        (v2.Compose([v2.Resize(96), v2.CenterCrop(64), v2.Lambda(sharpen), v2.ToImage()]), ["sharpen"]),
+    ],
+)
+def test_the_worker_with_fallbacks_and_without(transform: Any, names: list[str], photos: Path) -> None:
+    stock = v1.Compose.__call__, v2.Compose.forward
+    cost = cost_of_fallbacks(pipeline_of(transform, photos), 8)
+    assert cost is not None
+    assert cost.names == names
+    # A file of this size takes milliseconds to decode, and a recorded image tenths of one.
+    assert cost.with_them > 3 * cost.without
+    assert (v1.Compose.__call__, v2.Compose.forward) == stock
+
+
+def test_the_figure_without_is_that_of_the_chain_without_it(photos: Path) -> None:
+    chain = pipeline_of(v1.Compose([*HEAD, v1.Lambda(sharpen), v1.ToTensor()]), photos)
+    shorter = explain.explain(pipeline_of(v1.Compose([*HEAD, v1.ToTensor()]), photos), "h200")
+    cost = explain.explain(chain, "h200").cost
+    assert shorter.cost is None
+    assert cost is not None
+    assert cost.without == pytest.approx(shorter.stages[0].seconds, rel=0.6)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda image: functional.to_tensor(sharpen(image)),  # in no chain
+        v1.Compose([*HEAD, np.array, lambda array: functional.to_tensor(array[:8])]),  # an image has no [:8]
+    ],
+)
+def test_what_cannot_be_measured_is_said(transform: Any, photos: Path) -> None:
+    found = explain.explain(pipeline_of(transform, photos), "h200")
+    assert found.fallbacks
+    assert found.cost is None
+    assert "Their cost cannot be measured apart" in explain.report_of(found).as_text()
+
+
+@pytest.mark.parametrize("device", ["h200", "cpu"])
+def test_the_report_says_it(device: str, photos: Path) -> None:
+    found = explain.explain(pipeline_of(v1.Compose([*HEAD, sharpen, v1.ToTensor()]), photos), device)
+    said = re.sub(r"\s+", " ", explain.report_of(found).as_text())
+    assert found.cost is not None
+    with_them, without = (f"{1e6 * each:,.0f} us" for each in found.cost[1:])
+    assert f"an image costs a worker {with_them} with sharpen, and {without} without" in said
+
+
+def test_nothing_is_measured_where_nothing_is_to_be_done(photos: Path) -> None:
+    found = explain.explain(pipeline_of(v1.Compose([*HEAD, v1.ToTensor()]), photos), "h200")
+    assert (found.fallbacks, found.cost) == ({}, None)
+
+
+def test_replacements_of_pillows_filters_differ_as_the_page_says() -> None:
+    """Photographs, noise, and single points whose value is next to where SHARPEN reaches the end of the scale."""
+    points = np.zeros((64, 64, 3), np.uint8)
+    points[2::4, 2::4] = 127
+    noise = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
+    images = [make_photo(300, 200, 1), *map(Image.fromarray, (noise, points, 255 - points))]
+
+    def largest(kernel: Any, factor: float) -> int:
+        pairs = [(image.filter(kernel), functional.adjust_sharpness(image, factor)) for image in images]
+        return max(int(np.abs(np.subtract(*(np.asarray(each, np.int16) for each in pair))).max()) for pair in pairs)
+
+    page = (Path(__file__).resolve().parents[1] / "docs" / "troubleshooting.md").read_text()
+    said = re.search(r"`adjust_sharpness\(image, 2.625\)`: (\d+) of 255; with the factor 2, (\d+)", page)
+    assert said is not None
+    assert [largest(ImageFilter.SHARPEN, factor) for factor in (2.625, 2)] == [int(each) for each in said.groups()]
+    assert largest(ImageFilter.SMOOTH, 0) == 0
