@@ -174,8 +174,26 @@ def test_a_handler_of_the_users_is_called_once_the_run_has_stopped() -> None:
     assert (history.steps, history.stopped_by, seen) == (1, "SIGTERM", [1])
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_not_lost_in_a_run_that_fails(number: int) -> None:
+    """A program that tries again after errors is to end all the same."""
+    seen: list[int] = []
+
+    def interrupt_and_fail(context: Any) -> None:
+        os.kill(os.getpid(), number)
+        raise RuntimeError("the callback failed")
+
+    usual = signal.signal(number, lambda number, frame: seen.append(number))
+    try:
+        with pytest.raises(RuntimeError, match="the callback failed"):
+            make_loop().run(numbered_batches(), callbacks=[LambdaCallback(on_train_step_end=interrupt_and_fail)])
+    finally:
+        signal.signal(number, usual)
+    assert seen == [number]
+
+
 def test_an_ignored_signal_stays_ignored() -> None:
-    """As Ctrl-C is in what nohup or a shell starts in the background."""
+    """As Ctrl-C is in what a script starts in the background."""
     usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         interrupt = LambdaCallback(on_train_step_begin=lambda context: os.kill(os.getpid(), signal.SIGINT))

@@ -231,9 +231,10 @@ class OnRequestExit(Callback):
 def stop_signals(callbacks: Iterable[Callback]) -> Iterator[list[str]]:
     """Gives a list to which SIGINT, SIGTERM and the callbacks' `stop_signals` add their names when they arrive.
 
-    On leaving, the handlers that were there are restored, and a SIGINT or SIGTERM that no callback asked for does what
-    it would have done: KeyboardInterrupt, the end of the process, or a handler of the user's. A second SIGINT is a
-    KeyboardInterrupt at once. Signals that the process ignores, as under nohup, stay ignored. In the main thread only.
+    On leaving, also by an error, the handlers that were there are restored, and a SIGINT or SIGTERM that no callback
+    asked for does what it would have done: KeyboardInterrupt, the end of the process, or a handler of the user's. A
+    second SIGINT is a KeyboardInterrupt at once. Signals that the process ignores, as SIGINT where a script starts it
+    in the background, stay ignored. In the main thread only.
     """
     received: list[str] = []
 
@@ -250,13 +251,16 @@ def stop_signals(callbacks: Iterable[Callback]) -> Iterator[list[str]]:
         for number in (usual | asked_for) if in_main_thread else ():
             previous[number] = signal.signal(number, handle)
         yield received
+    except KeyboardInterrupt:
+        asked_for.add(signal.SIGINT)  # a second one has done what it does
+        raise
     finally:
         for number, handler in previous.items():
             # None: the handler was not installed from Python and cannot be put back by it.
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-    for number in previous:
-        if number not in asked_for and signal.Signals(number).name in received:
-            signal.raise_signal(number)
+        for number in previous:
+            if number not in asked_for and signal.Signals(number).name in received:
+                signal.raise_signal(number)
 
 
 def ranks_in_context(ranks: Ranks) -> dict[str, Any]:
