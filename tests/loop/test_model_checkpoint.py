@@ -152,6 +152,22 @@ def test_the_best_by_a_real_evaluation(tmp_path: Path) -> None:
     assert other.evaluate(batches)["loss"] == pytest.approx(values[step], rel=1e-6)
 
 
+def test_what_another_callback_saved_is_not_removed(tmp_path: Path) -> None:
+    """Where a step has two results, the second is that of a checkpoint that is there."""
+
+    def judge(context: Any) -> None:
+        arguments = context.original_args()
+        arguments.eval_results = {"rank": next(ranks)}
+
+    ranks = iter([9, 8, 7, 6])
+    judges = LambdaCallback(on_train_step_end=judge, on_train_epoch_end=judge)
+    best = ModelCheckpoint("best", tmp_path, monitor="rank")
+    all_of_them = ModelCheckpoint("CKP", tmp_path, CheckpointConfig(keep_checkpoint_max=0))
+    make_loop(sink_size=2).run(make_batches(2), epochs=2, callbacks=[judges, best, all_of_them])
+    assert next(ranks, None) is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["CKP-00000002", "CKP-00000004", "best-00000004"]
+
+
 def _spoil(loop: StepLoop) -> None:
     with torch.no_grad():
         for parameter in loop.model.parameters():

@@ -97,7 +97,7 @@ class ModelCheckpoint(Callback):
         self._monitor, self._sign, self._keep = monitor, 1.0 if mode == "min" else -1.0, keep
         self._best: list[tuple[float, Path]] = []  # the better, the smaller
         self._judged: Any = None  # the results that were looked at last
-        self._saved_step = -1
+        self._saved_step, self._saved_to = -1, Path()
         self._saved_at = 0.0
         self._context: RunContext | None = None
 
@@ -141,8 +141,7 @@ class ModelCheckpoint(Callback):
         rank = self._rank_of(value)
         if len(self._best) >= self._keep and rank >= max(self._best)[0]:
             return
-        self._save(run_context, monitored={self._monitor: value})
-        path = Path(arguments.latest_ckpt_file)
+        path = self._save(run_context, monitored={self._monitor: value})
         self._best = sorted([(rank, path), *(one for one in self._best if one[1] != path)])
         for _, worse in self._best[self._keep :]:
             if arguments.loop.ranks.rank == 0:
@@ -182,12 +181,15 @@ class ModelCheckpoint(Callback):
         due = time.monotonic() - self._saved_at >= self._config.save_checkpoint_seconds
         return ranks.any_of([due])[0] if ranks.many and self._config.save_checkpoint_seconds else due
 
-    def _save(self, run_context: RunContext, prefix: str | None = None, **about: Any) -> None:
+    def _save(self, run_context: RunContext, prefix: str | None = None, **about: Any) -> Path:
+        """Save, unless this callback has done so at this step; returns where it lies."""
         arguments = run_context.original_args()
         if arguments.loop.step_count == self._saved_step:
-            return
+            return self._saved_to
         save_checkpoint(arguments, self._directory, prefix or self._prefix, about)
         self._saved_step, self._saved_at = arguments.loop.step_count, time.monotonic()
+        self._saved_to = Path(arguments.latest_ckpt_file)
         if self._monitor is None and self._config.keep_checkpoint_max and arguments.loop.ranks.rank == 0:
             for old in list_checkpoints(self._directory, self._prefix)[: -self._config.keep_checkpoint_max]:
                 remove_checkpoint(old)
+        return self._saved_to
