@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -115,6 +116,21 @@ def test_the_step_loop_and_what_falls_back_in_the_run(folder: Path, capsys: pyte
     assert "read 2 times in this run" in printed
     assert printed.count("Pipeline ") == 1  # the copy that a SinkLoader reads is the loader
     assert "1 x pixels of a Pillow image: read by other code" in printed.partition("Pipeline")[0]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata, on the newest torch
+def test_loaders_of_torchdata_and_those_in_sink_loaders(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = ImageFolder(str(folder), TRANSFORM)
+    with (
+        torch_sink.SinkLoader(StatefulDataLoader(data, 3, num_workers=1)) as in_a_sink,
+        torch_sink.explain("h200"),
+    ):
+        assert [len(labels) for _, labels in StatefulDataLoader(data, 2)] == [2, 2, 2]
+        assert [len(labels) for _, labels in in_a_sink] == [3, 3]
+    printed = capsys.readouterr().out
+    assert printed.count("Pipeline StatefulDataLoader of ImageFolder\n") == printed.count("read once in this run") == 2
+    for size in (2, 3):
+        assert f"float32 [{size}, 3, {SIDE}, {SIDE}]" in printed
 
 
 def test_the_report_leaves_the_counts_of_the_run_alone(folder: Path) -> None:
