@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 import torch
 from image.broken_files import V1, Files, Stream, loaded, opened, pixels, stock_samples, without_broken, write_tree
 from image.check import assert_same_bits
+from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchvision.datasets import folder
 
 import torch_sink
 from torch_sink import SinkLoader
@@ -91,6 +94,31 @@ def test_loaders_that_make_their_own_iterators(paths: list[Path], backend: str, 
             made = whole(loader)
         assert_same(made, without_broken(stock))
         assert torch_sink.decode_report().skipped == sum(sample is None for batch in stock for sample in batch)
+
+
+@pytest.mark.parametrize(
+    ("workers", "load", "transform"), [(0, loaded, V1), (0, opened, V1), (0, opened, pixels), (2, opened, V1)]
+)
+def test_skipping_in_a_stream_while_the_backend_is_off(
+    paths: list[Path], workers: int, load: Callable[[str], Any], transform: Callable[[Any], Any]
+) -> None:
+    options = {"batch_size": None, "num_workers": workers}
+    before = Image.open, folder.pil_loader
+    torch.manual_seed(1)
+    expected = list(DataLoader(Stream(paths, load, transform, goes_on=True), **options))
+    torch.manual_seed(1)
+    loader = DataLoader(Stream(paths, load, transform), **options)
+    with SinkLoader(loader, device="cpu", on_decode_error="skip") as sink:
+        made = [(image.clone(), label) for image, label in sink]
+        assert sink.stats().skipped == len(paths) - len(expected)
+    if workers:  # a broken sample still takes its turn
+        made, expected = (sorted(samples, key=lambda sample: sample[1]) for samples in (made, expected))
+    assert [label for _, label in made] == [label for _, label in expected]
+    for (image, _), (stock, _) in zip(made, expected, strict=True):
+        assert_same_bits(image, stock)
+    del loader, sink
+    gc.collect()
+    assert (Image.open, folder.pil_loader) == before
 
 
 @pytest.mark.parametrize("workers", [0, 2])

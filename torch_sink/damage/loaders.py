@@ -15,6 +15,7 @@ from typing import Any
 from torch.utils.data import _DatasetKind
 from torch.utils.data._utils import fetch
 
+from torch_sink.damage.openers import place_openers
 from torch_sink.damage.report import (
     DecodeReport,
     add_to_report,
@@ -58,6 +59,7 @@ class _GuardedIterableFetcher(_Guarded, fetch._IterableDatasetFetcher):
         stream = vars(self).get("guarded_stream")
         if stream is None or stream.samples is not self.dataset_iter:
             stream = self.guarded_stream = GuardedStream(self.dataset_iter, keeps_last=self.policy == "replace")
+            weakref.finalize(stream, place_openers().undo)
         return "dataset_iter", stream
 
 

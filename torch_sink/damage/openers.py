@@ -1,0 +1,62 @@
+"""What opens images, for streams that are guarded while the image backend is off: it gives placeholders as well."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch_sink.common.patches import Patches
+from torch_sink.damage.report import broken_file
+from torch_sink.damage.samples import is_reading_stream, note_opened, note_pixels, note_placeholder
+
+_PLACEHOLDER_SIZE = (1024, 1024)  # stock code's own checks must accept it
+_is_on = {"backend": False}
+_inside = threading.local()
+
+
+def set_backend(is_on: bool) -> None:
+    """Says whether the image backend, which has openers of its own, is on in this process."""
+    _is_on["backend"] = is_on
+
+
+def place_openers() -> Patches:
+    """Puts the stand-ins in their places; undoing what is returned puts the stock functions back."""
+    patches = Patches()
+    patches.replace(importlib.import_module("PIL.Image"), "open", _or_placeholder)
+    if "torchvision.datasets.folder" in sys.modules:
+        patches.replace(sys.modules["torchvision.datasets.folder"], "pil_loader", _or_placeholder)
+    return patches
+
+
+def _or_placeholder(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def load(*args: Any, **kwargs: Any) -> Any:
+        is_inside = getattr(_inside, "an_opener", False)
+        if is_inside or _is_on["backend"] or not is_reading_stream():
+            return stock(*args, **kwargs)
+        _inside.an_opener = True
+        try:
+            return _opened(stock, *args, **kwargs)
+        finally:
+            _inside.an_opener = False
+
+    return load
+
+
+def _opened(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    note_opened()
+    try:
+        image = stock(*args, **kwargs)
+        image.load()  # what is broken has to raise at once: later its exception would end the stream
+        return image
+    except Exception as error:
+        broken = broken_file(error, "")
+        if broken is None:
+            raise
+    note_placeholder(broken)
+    note_pixels(broken)  # an ordinary image tells nobody that it is used
+    return importlib.import_module("PIL.Image").new("RGB", _PLACEHOLDER_SIZE)
