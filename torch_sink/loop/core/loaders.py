@@ -17,7 +17,7 @@ class Wrappers:
     """SinkLoaders over plain loaders; each waits for the next run or evaluation over the same loader.
 
     So the slots, the page-locked memory and the graphs that read the slots are made once. The latest few are kept, each
-    no longer than its loader lives.
+    no longer than its loader lives; a list, to which there are no weak references, is kept with its wrapper.
     """
 
     def __init__(self, device: torch.device) -> None:
