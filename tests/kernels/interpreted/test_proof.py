@@ -15,6 +15,7 @@ import torch
 from fake_cuda import FakeCuda, fake_cuda  # noqa: F401 a fixture
 from image.check import assert_same_bits
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, default_collate
 from torchvision import transforms as v1
 
@@ -281,3 +282,52 @@ def test_what_is_compared(dtype: torch.dtype) -> None:
     if dtype != torch.uint8:
         expected = expected - {Kind.ERASE} | {Kind.NORMALIZE, Kind.BLEND_MEAN, Kind.FILTER_X, Kind.FILTER_Y, Kind.GRID}
     assert not {kind.name for kind in expected if kind not in kinds}
+
+
+class Seen(TorchDispatchMode):
+    """What torch's dispatcher is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func._schema.name.removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+def test_no_setting_of_precision_changes_what_is_compared_with(dtype: torch.dtype) -> None:
+    """`torch.set_float32_matmul_precision("medium")` rounds products of matrices on the host, too."""
+    source = stages.PixelSource(stages.picture(97, 41))
+    with Seen() as seen, torch_sink.image.core.fallback.executing():
+        for calls in stages._programs(dtype, True).values():
+            stages.replay(source.decode(), stages._recorded_calls(source, calls))
+    assert "mul" in seen.names
+    products = "mm", "bmm", "addmm", "baddbmm", "matmul", "convolution", "mkldnn_convolution"
+    assert not seen.names.intersection(products)
+
+
+def test_kernels_hold_under_a_default_dtype() -> None:
+    """Which torch multiplies bytes in; a verdict that was found beside one is not that of other processes."""
+    proof, device = STAGE_KERNELS[torch.uint8], torch.device("cpu")
+    found = [proof.fingerprint(device)]
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found.append(proof.fingerprint(device))
+        assert proof.prove(device) == Verdict(True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found[0] != found[1]
+
+
+def test_kernels_hold_inside_of_autocast() -> None:
+    precision = []
+
+    def compare(device: torch.device) -> str:
+        precision.append((torch.ones(2, 2, device=device) @ torch.ones(2, 2, device=device)).dtype)
+        return ""
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert Proof("any", "", compare, [], "stages").prove(torch.device("cpu")).holds
+    assert precision == [torch.float32]

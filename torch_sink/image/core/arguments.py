@@ -71,6 +71,11 @@ def padding_fits(sides: Sides, mode: str, height: int, width: int) -> bool:
     return max(sides[0], sides[2]) <= width - beside and max(sides[1], sides[3]) <= height - beside
 
 
+def is_computed_in_float32(family: str, handle: Any) -> bool:
+    """False for tensors of bytes where a script has set a default dtype: torch multiplies and compares them in that."""
+    return family == "pil" or handle.sink_dtype != torch.uint8 or torch.get_default_dtype() == torch.float32
+
+
 def is_factor(factor: Any) -> bool:
     return is_number(factor) and factor >= 0
 

@@ -83,10 +83,13 @@ def _on_tensors(dtype: torch.dtype) -> _Programs:
     """
     if dtype == torch.uint8:
         color = torch.tensor(7, device="cpu").view(1, 1, 1)
-        on_bytes = ("v1.adjust_brightness", 0.7), ("v1.adjust_sharpness", 1.6), ("v1.posterize", 4)
-        return {"colors of uint8 tensors": (*_TO_BYTES, _CROP, *on_bytes, ("v1.erase", 3, 9, 12, 50, color))}
+        blends = (("v1.adjust_brightness", 0.7), ("v2.adjust_saturation", 1.6))
+        # Recorded where torch computes bytes in float32, and nowhere else.
+        on_bytes = blends if torch.get_default_dtype() == torch.float32 else ()
+        erase = ("v1.posterize", 4), ("v1.erase", 3, 9, 12, 50, color)
+        return {"colors of uint8 tensors": (*_TO_BYTES, _CROP, *on_bytes, *erase)}
     resize = ("v2.resize", [_HEIGHT, _WIDTH]), ("v2.adjust_brightness", 1.2)
-    colors = ("v1.adjust_saturation", 0.4), ("v1.adjust_contrast", 1.4), ("v1.adjust_hue", -0.1)
+    colors = ("v1.adjust_saturation", 0.4), ("v1.adjust_contrast", 1.4), ("v2.adjust_hue", -0.1)
     waves = torch.linspace(-0.2, 0.2, _HEIGHT * _WIDTH * 2, device="cpu").view(1, _HEIGHT, _WIDTH, 2)
     return {
         "resize of float32 tensors": (*_TO_FLOATS, *resize, *_NORMALIZE),

@@ -10,7 +10,7 @@ import torch
 from torchvision.transforms import _functional_pil as F_pil
 from torchvision.transforms.v2 import functional as F_v2
 
-from torch_sink.image.core.arguments import is_number, leaves_range, permutation_of
+from torch_sink.image.core.arguments import is_computed_in_float32, is_number, leaves_range, permutation_of
 from torch_sink.image.core.atoms import FAMILIES, Lowering, by_formula, float_bits
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.ops import BLENDED, EXACT_BYTES, NUMERIC, Op, Operation, always, both
@@ -132,7 +132,9 @@ functional(
 
 def _gray(family: str, handle: Any, num_output_channels: Any = 1) -> Any:
     channels, height, width = handle.sink_shape
-    if handle.sink_dtype not in NUMERIC or type(num_output_channels) is not int or num_output_channels not in (1, 3):
+    if type(num_output_channels) is not int or num_output_channels not in (1, 3):
+        return NotImplemented
+    if handle.sink_dtype not in NUMERIC or not is_computed_in_float32(family, handle):
         return NotImplemented
     # The kernel of v1 leaves an image of one channel as it is.
     made = channels if (family, channels) == ("v1", 1) else num_output_channels

@@ -10,7 +10,7 @@ from torchvision.transforms import _functional_pil as F_pil
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
 
-from torch_sink.image.core.arguments import is_factor, is_number
+from torch_sink.image.core.arguments import is_computed_in_float32, is_factor, is_number
 from torch_sink.image.core.examples import Arguments, Example
 from torch_sink.image.core.ops import NUMERIC, Lower, Op, Operation, Recorder, Stock
 
@@ -52,8 +52,11 @@ def functional(
 
 def adjusted(name: str, handle: Any, factor: Any) -> Any:
     """Records a call with a factor, which on tensors may not be negative."""
-    takes = is_number if name.startswith("pil.") else is_factor
-    return handle.record(Op(name, (factor,))) if handle.sink_dtype in NUMERIC and takes(factor) else NotImplemented
+    family = name.partition(".")[0]
+    takes = is_number if family == "pil" else is_factor
+    if handle.sink_dtype not in NUMERIC or not takes(factor) or not is_computed_in_float32(family, handle):
+        return NotImplemented
+    return handle.record(Op(name, (factor,)))
 
 
 def unchanged(family: str, handle: Any) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from torch_sink.image.core.arguments import is_factor, is_number, is_rounded_by_torch
+from torch_sink.image.core.arguments import is_computed_in_float32, is_factor, is_number, is_rounded_by_torch
 from torch_sink.image.core.atoms import FAMILIES, Lowering, by_formula, float_bits, three
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.ops import NUMERIC, STOCK, Op, Operation
@@ -91,6 +91,8 @@ functional(
 
 def _solarize(family: str, handle: Any, threshold: Any) -> Any:
     if not _is_steep(handle) or not is_number(threshold) or (threshold > 255 and family != "pil"):
+        return NotImplemented
+    if not is_computed_in_float32(family, handle):
         return NotImplemented
     return handle.record(Op(f"{family}.solarize", (threshold,)))
 
