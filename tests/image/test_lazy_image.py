@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -274,3 +275,24 @@ TRANSFORMS: dict[str, tuple[Any, ...]] = {
 def test_transform_by_every_method(path: Path, name: str) -> None:
     stock, lazy = stock_and_lazy(path, lambda image: image.transform((9, 8), *TRANSFORMS[name]).tobytes())
     assert lazy == stock
+
+
+@pytest.mark.parametrize("use", [F.to_tensor, lambda image: image.load(), lambda image: image.convert("RGB")])
+def test_a_verified_file_has_to_be_opened_again(path: Path, use: Callable[[Image.Image], Any]) -> None:
+    def error() -> tuple[type, str]:
+        image = Image.open(path)
+        image.verify()
+        with pytest.raises(Exception) as caught:  # noqa: PT011  which one is what is compared
+            use(image)
+        return type(caught.value), str(caught.value)
+
+    stock = error()
+    with torch_sink.image_backend("device", device="cpu"):
+        assert error() == stock
+
+
+def test_what_replaces_image_open_reaches_the_default_loader(path: Path, active: None) -> None:
+    assert type(default_loader(str(path))) is LazyImage
+    with mock.patch("PIL.Image.open", return_value=Image.new("RGB", (7, 5))):
+        assert default_loader(str(path)).size == (7, 5)
+    assert type(default_loader(str(path))) is LazyImage
