@@ -120,3 +120,12 @@ def test_pickles_find_the_class_behind_the_name(make: Step, photo: Path) -> None
         assert type(again) is type(handle)
         assert type(again) in (LazyImage, LazyTensor, LazyTVImage)
         assert np.array_equal(np.asarray(again), np.asarray(handle))
+
+
+def test_the_report_names_the_dtype_that_has_no_kernel_and_the_attribute_that_is_set(photo: Path) -> None:
+    with torch_sink.image_backend("device"):
+        F.convert_image_dtype(T.ToTensor()(default_loader(str(photo))), torch.float64)
+        T.ToTensor()(default_loader(str(photo))).requires_grad = True
+        report = str(torch_sink.fallback_report())
+    assert "no kernel for torch.float32 tensors that become torch.float64" in report
+    assert "torch: requires_grad = ..." in report

@@ -134,7 +134,8 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
                 result = stock(image.materialize(), *args, **kwargs)
             if is_recording:
                 arguments = " with these arguments" if recorder is not None else ""
-                report_fallback(name, f"no kernel for {dtype} tensors{arguments}")
+                becomes = f" that become {made}" if (made := getattr(result, "dtype", dtype)) != dtype else ""
+                report_fallback(name, f"no kernel for {dtype} tensors{becomes}{arguments}")
             return result
 
         return stand_in

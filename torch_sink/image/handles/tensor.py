@@ -160,7 +160,10 @@ class _Handle(Lazy):
             is_moved = function is torch.Tensor.cuda or (function is torch.Tensor.to and places not in ([], ["cpu"]))
             moved = "one image is moved by itself, a batch is made on the device"
             reason = moved if is_moved else "tensor read by other code"
-            report_fallback(f"torch: {getattr(function, '__name__', function)}", reason, "torch")
+            name = getattr(function, "__name__", str(function))
+            if name == "__set__":  # of `x.requires_grad = True`
+                name = f"{getattr(function, '__self__').__name__} = ..."  # noqa: B009  no type has it
+            report_fallback(f"torch: {name}", reason, "torch")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """As of the stock tensor. The handle goes on recording: a debugger's look at it changes nothing."""
