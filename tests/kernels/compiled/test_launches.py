@@ -163,3 +163,14 @@ def test_hooks_of_a_kernel_see_every_launch() -> None:
         finally:
             _copy_kernel.pre_run_hooks.clear()
     assert (len(launched), seen) == (2, [1])
+
+
+def test_no_kernel_is_compiled_for_a_value_of_its_numbers() -> None:
+    """A launch with another number runs what the first one compiled."""
+    numbers = set()
+    for variant in (*variants(), *jpeg_variants(32)):
+        for parameter in variant.kernel.params:
+            if variant.signature[parameter.name] == "i32":
+                numbers.add(parameter.name)
+                assert parameter.do_not_specialize, f"{parameter.name} of {variant.name}"
+    assert numbers == {"lanes", "lane_bits", "warm_up_bits"}
