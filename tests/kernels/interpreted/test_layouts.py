@@ -140,3 +140,14 @@ def test_batches_that_were_made_for_another_one(
         made = in_slots(list(loader(folder)), wanted)
     check(made, loader(folder), wanted)
     assert len(opened) == 1
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, torch.preserve_format])
+def test_a_move_takes_the_layouts_that_tensors_take(layout: torch.memory_format, folder: Path) -> None:
+    images, _ = next(iter(loader(folder)))
+    expected = images.to("cpu", memory_format=layout)
+    with torch_sink.image_backend("device", device=device_in_use()):
+        images, _ = next(iter(loader(folder)))
+        made = images.to(device_in_use(), memory_format=layout)
+    assert_same_bits(made.cpu(), expected)
+    assert made.stride() == expected.stride()

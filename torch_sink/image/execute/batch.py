@@ -90,7 +90,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
             return self.materialize().to(*args, **kwargs)
         if device.type == "meta":
             return torch.empty(self.shape, dtype=dtype or self.dtype, device="meta")
-        wanted = {} if memory_format is None else {"memory_format": memory_format}
+        wanted = {} if memory_format in (None, torch.preserve_format) else {"memory_format": memory_format}
         return self.__torch_sink_execute__(device, dtype=dtype, **wanted)[0]  # type: ignore[arg-type]
 
     def float(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
