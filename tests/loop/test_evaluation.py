@@ -157,6 +157,22 @@ def test_training_goes_on_as_if_the_evaluation_had_not_been_there() -> None:
     assert random.getstate() == draws[2]
 
 
+def test_results_of_two_evaluations_of_one_step_are_seen_together() -> None:
+    """By a monitor of the first one, too."""
+    monitors = [EarlyStopping(name, patience=1, mode="max") for name in ("accuracy", "top5")]
+    for monitor in monitors:
+        history = make_loop().run(
+            make_batches(2),
+            epochs=9,
+            callbacks=[Evaluation(VALID, {"accuracy"}), Evaluation(VALID, {"top5"}), monitor],
+        )
+        assert history.stopped_by == "request_stop"
+        assert [sorted(results) for _, results in history.evaluations[:2]] == [
+            ["accuracy", "eval_loss"],
+            ["eval_loss", "top5"],
+        ]
+
+
 def test_every_epoch_and_both() -> None:
     for options, steps in (
         ({}, [3, 6, 9, 12]),

@@ -130,9 +130,11 @@ class Evaluation(Callback):
                 results = evaluate(self._loader, self._metrics, callbacks=members)
         finally:
             set_global_random_state(draws)
-        self._evaluated_at = arguments.cur_step_num
-        arguments.eval_results = monitored(results)
-        arguments.history.evaluations.append((arguments.cur_step_num, arguments.eval_results))
+        self._evaluated_at = step = arguments.cur_step_num
+        evaluations = arguments.history.evaluations
+        others = arguments.eval_results if evaluations and evaluations[-1][0] == step else {}  # of this step
+        evaluations.append((step, monitored(results)))
+        arguments.eval_results = {**(others or {}), **evaluations[-1][1]}
         arguments.history.host_syncs += 1
 
 

@@ -82,9 +82,10 @@ def test_nothing_waits_before_the_transforms(folder: Path, order: list[str], mon
     crossed = pickle.loads(pickle.dumps(batch))
     assert_same_bits(crossed.to(device_in_use()).cpu(), expected)
     assert order == ["transforms", "wait"]
-    assert crossed.recorded.packed._contents is None
+    packed_calls = crossed.recorded.packed
+    assert packed_calls._contents is None
     assert_same_bits(crossed.materialize(), expected)
-    assert crossed.recorded.packed._contents is not None
+    assert packed_calls._contents is not None
 
 
 def test_jobs_are_made_anew_for_results_of_another_layout(folder: Path) -> None:
