@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
@@ -47,10 +48,11 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
 
 
 def test_the_package_is_that_of_the_clone(clone: Clone) -> None:
-    shown = "import torch_sink, torch_sink.triton_kernels as kernels; print(torch_sink.__file__, kernels.__file__)"
-    package, kernels = clone.python("-c", shown).split()
+    shown = "import torch_sink, torch_sink.triton_kernels.rows as rows; print(torch_sink.__file__, rows.__file__)"
+    package, rows = clone.python("-c", shown).split()
     assert Path(package) == clone.root / "torch_sink" / "__init__.py"
-    assert Path(kernels) == clone.root / "triton_kernels" / "__init__.py"
+    assert Path(rows) == clone.root / "triton_kernels" / "rows.py"
+    assert importlib.util.find_spec("torch_sink.tests") is None, "nothing else of a clone is in the package"
 
 
 def test_doctor(clone: Clone) -> None:

@@ -1,14 +1,9 @@
 """torch_sink: image decoding, augmentation, batch queue and training loop on the device."""
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-
-# An install puts the kernels inside of the package. In a clone they stand beside it, and are found there.
-if not Path(__file__).with_name("triton_kernels").is_dir():
-    __path__.append(str(Path(__file__).resolve().parents[1]))
 
 from torch_sink import amp, loop
 from torch_sink.damage.report import DecodeReport, decode_report
