@@ -176,8 +176,13 @@ def test_kernels_are_loaded_on_the_device_at_hand(
             monkeypatch.setattr(ahead, "every_variant", lambda target, variants=variants: variants)
             assert main(["warm"]) == status
             assert built == ["dc_kernel"]
+        monkeypatch.setattr(ahead, "every_variant", lambda target: [dc])
+        monkeypatch.setattr(Proof, "verdict", lambda proof, device: Verdict(False, "3 of 12 values differ"))
+        assert main(["warm"]) == 1, "a build that is wrong is no success"
     assert launched == []
-    assert "broken cannot be loaded: " in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "broken cannot be loaded: " in printed.err
+    assert "Stock code replaces kernels here: 3 of 12 values differ" in printed.out
 
 
 def test_targets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from fake_cuda import FakeCuda
 from torch import Tensor, nn
 from torch.nn import functional
 
+from torch_sink.errors import SinkError
 from torch_sink.loop import LambdaCallback, StepLoop
 from torch_sink.loop.engines import build, capture
 from torch_sink.loop.engines.capture import CudaCapture
@@ -85,6 +86,21 @@ def test_training_goes_on_after_a_capture_that_failed(fake_cuda: FakeCuda, monke
     other = make_loop(sink_size=4)
     run(other, make_batches(10))
     assert "mode: graph" in other.explain()
+
+
+@both_releases
+def test_with_several_processes_a_capture_that_failed_on_one_is_an_error(fake_cuda: FakeCuda) -> None:
+    """The others may have captured: this one, going on alone, would wait for them for ever."""
+
+    def fail(_: Any, outputs: Tensor) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            loop.ranks.size = 2
+            raise KeyError("on this rank only")
+
+    loop = make_loop(model=Wrapped(fail).cuda(), sink_size=4)
+    with pytest.raises(SinkError, match=r"cannot be captured on rank 0.*on this rank only.*pass mode='compile'"):
+        run(loop, make_batches(8))
+    loop.ranks.size = 1
 
 
 @both_releases

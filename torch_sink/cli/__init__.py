@@ -109,7 +109,7 @@ def run_warm(options: argparse.Namespace) -> int:
 
 
 def _load_and_prove(variants: Sequence[Variant]) -> bool:
-    """What the first batches on this machine's device would do; False where a kernel cannot be loaded."""
+    """What the first batches on this machine's device would do; False where kernels cannot be loaded, or are wrong."""
     import torch
 
     from torch_sink.image.decode.proof import JPEG_KERNELS
@@ -122,7 +122,7 @@ def _load_and_prove(variants: Sequence[Variant]) -> bool:
     verdicts = [proof.verdict(torch.device("cuda")) for proof in (JPEG_KERNELS, *STAGE_KERNELS.values())]
     wrong = "; ".join(found.reason for found in verdicts if not found.holds)
     print(f"Stock code replaces kernels here: {wrong}" if wrong else "All give stock code's pixels here.")
-    return not errors
+    return not errors and not wrong
 
 
 def _shown(outcomes: Iterator[Outcome], total: int) -> Iterator[Outcome]:

@@ -202,9 +202,16 @@ class GraphEngine(Engine):
             raise
         except Exception as error:
             before.put_back()
-            self.ranks.cut_backward_off()
             is_ours = isinstance(error, SinkError)
-            self._step_down(str(error) if is_ours else f"{first_line(error)} (at {user_place(error)})")
+            problem = str(error) if is_ours else f"{first_line(error)} (at {user_place(error)})"
+            if self.ranks.many:
+                # The reducer could be reset by all ranks together only, and the others may have captured the step.
+                raise SinkError(
+                    f"the step cannot be captured on rank {self.ranks.rank}, and others may have captured it: {problem}"
+                    "; with several processes pass mode='compile'"
+                ) from error
+            self.ranks.cut_backward_off()
+            self._step_down(problem)
             return {}
         if before.has_new_state():
             before.put_back()  # the new state lies in the graphs' memory and would begin anew at each replay
