@@ -259,7 +259,23 @@ def test_what_only_callbacks_can_change_is_compared_behind_them_only(
     loop.close()
 
 
-@pytest.mark.parametrize(("scheduler", "writes"), [(None, 1), (cosine, 4)])
+def test_a_scheduler_runs_ahead_while_the_device_works(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a sink's first step it gives that step's rate only: the device is idle."""
+    planned: list[tuple[int, int]] = []
+    loop = make_loop(sink_size=4, scheduler=cosine)
+    plan_on = loop.schedule.plan_on
+
+    def noted(steps: int, iteration: int) -> list[list[float]]:
+        planned.append((loop._engine._executed, steps))
+        return plan_on(steps, iteration)
+
+    monkeypatch.setattr(loop.schedule, "plan_on", noted)
+    loop.run(make_batches(9))
+    assert planned == [(0, 1), (1, 4), (0, 1), (1, 4), (0, 1)]
+    loop.close()
+
+
+@pytest.mark.parametrize(("scheduler", "writes"), [(None, 1), (cosine, 8)])
 def test_rates_that_stay_as_they_are_are_sent_once(fake_cuda: FakeCuda, scheduler: Any, writes: int) -> None:
     loop = make_loop(sink_size=2, scheduler=scheduler)
     loop.run(make_batches(8))

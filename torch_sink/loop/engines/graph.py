@@ -58,6 +58,7 @@ class GraphEngine(Engine):
         self._fingerprint: Any = None
         self._may_have_changed = self._callbacks = True
         self._planned = self._executed = self._began = 0  # steps of this sink, and steps before it
+        self._rows = 0  # planned so far
 
     @property
     def host_syncs(self) -> int:
@@ -92,7 +93,9 @@ class GraphEngine(Engine):
         self._may_have_changed = self._callbacks
         self.log.start()
         self._planned, self._executed, self._began = steps, 0, iteration
-        self._rates.write(self.schedule.plan(steps, iteration))
+        # The device has nothing to do yet: a scheduler runs ahead while it works on the first step.
+        self._rows = 1 if self.schedule.runs_ahead else steps
+        self._rates.write(self.schedule.plan(self._rows, iteration))
 
     def _take_changes_in(self, steps: int) -> None:
         """What callbacks, or the user between two runs, may have changed. It takes a look at every parameter."""
@@ -105,6 +108,12 @@ class GraphEngine(Engine):
             self._reasons.count("graphs were captured again because something baked into them had changed")
 
     def step(self, batch: Any, tensors: list[Tensor], *, first: bool, last: bool) -> None:
+        self._launch_step(batch, tensors, first=first, last=last)
+        if self.mode == "graph" and self._rows < self._planned:
+            self._rows = self._planned
+            self._rates.write(self.schedule.plan_on(self._planned, self._began))
+
+    def _launch_step(self, batch: Any, tensors: list[Tensor], *, first: bool, last: bool) -> None:
         replay = None
         if self.mode == "graph":
             if self._warmup_left > 0 or last not in self._tried or not self.training_step.update.has_warmed_up:

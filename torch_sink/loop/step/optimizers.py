@@ -161,6 +161,12 @@ class Schedule:
         self._rates: list[list[Any]] = []
         self._snapshot: tuple[Any, list[dict[str, Any]]] | None = None
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether planning takes time, and needs no value from the device, for which a sink cannot wait."""
+        is_stepped = self.scheduler is not None and not self._per_epoch
+        return is_stepped and not any(isinstance(group["lr"], Tensor) for group in self.optimizer.param_groups)
+
     def start(self) -> None:
         """Begin a sink."""
         self._rates = []
@@ -189,13 +195,18 @@ class Schedule:
         return torch.tensor(rows, dtype=torch.float64, device="cpu")
 
     def plan(self, steps: int, iteration: int) -> list[list[float]]:
-        """Run the scheduler ahead for a sink of `steps` iterations after `iteration`; returns a row for each."""
+        """Run the scheduler ahead for `steps` iterations after `iteration`; returns a row for each."""
         self._snapshot = None
+        self.start()
         if self.scheduler is not None and not self._per_epoch:
             groups = self.optimizer.param_groups
             options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
             # A copy: schedulers write into rates that are tensors.
             self._snapshot = copy.deepcopy((self.scheduler.state_dict(), options))
+        return self.plan_on(steps, iteration)
+
+    def plan_on(self, steps: int, iteration: int) -> list[list[float]]:
+        """Go on with the plan of these iterations, up to `steps` rows in all, which are returned."""
         self._run(steps, iteration)
         self._rates = _as_numbers(self._rates)
         return self._rates
@@ -208,15 +219,16 @@ class Schedule:
         self.scheduler.load_state_dict(state)
         for group, values in zip(self.optimizer.param_groups, options, strict=True):
             group.update(values)
+        self.start()
         self._run(steps, iteration)
 
     def _run(self, steps: int, iteration: int) -> None:
-        self.start()
         if self.scheduler is None or self._per_epoch:
-            self.before_step()
-            self._rates *= steps
+            if not self._rates:
+                self.before_step()
+            self._rates = self._rates[:1] * steps
             return
-        for step in range(iteration + 1, iteration + steps + 1):
+        for step in range(iteration + len(self._rates) + 1, iteration + steps + 1):
             self.before_step()
             if step % self._accumulate == 0:
                 self.after_update()
@@ -261,7 +273,7 @@ class RateTable:
         count = len(rows)
         if rows == self._written[:count]:
             return
-        self._written = rows
+        self._written = rows[:]
         self._host[:count] = torch.tensor(rows, dtype=self._host.dtype, device="cpu")
         self._table[:count].copy_(self._host[:count], non_blocking=True)
 
