@@ -107,9 +107,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "adopted.py").write_text(f"{MODULE}\ntorch_sink.set_image_backend('device')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    # Other tests may have imported a module of that name.
+    before = {name: sys.modules.pop(name, None) for name in ("train", "adopted")}
     yield tmp_path
-    for name in ("train", "adopted"):
+    for name, module in before.items():
         sys.modules.pop(name, None)
+        if module is not None:
+            sys.modules[name] = module
 
 
 def encoded_bytes(folder: Path) -> int:

@@ -96,6 +96,8 @@ def test_loaders_that_make_their_own_iterators(paths: list[Path], backend: str, 
         assert torch_sink.decode_report().skipped == sum(sample is None for batch in stock for sample in batch)
 
 
+# Pillow leaves files open that it refuses to decode; pytest would keep the warning, and with it the frames of the stream.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.parametrize(
     ("workers", "load", "transform"), [(0, loaded, V1), (0, opened, V1), (0, opened, pixels), (2, opened, V1)]
 )

@@ -51,7 +51,11 @@ def _opened(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     note_opened()
     try:
         image = stock(*args, **kwargs)
-        image.load()  # what is broken has to raise at once: later its exception would end the stream
+        try:
+            image.load()  # what is broken has to raise at once: later its exception would end the stream
+        except BaseException:
+            image.close()
+            raise
         return image
     except Exception as error:
         broken = broken_file(error, "")

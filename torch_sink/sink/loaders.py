@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -41,6 +42,11 @@ def said_by(loader: DataLoader[Any]) -> dict[str, Any]:
     """The attributes by which a DataLoader makes its iterators, and the generators that it draws from."""
     said = {name: value for name, value in vars(loader).items() if not name.startswith("_") or name == _CONTEXT}
     return said | {f"generator {number}": one for number, one in enumerate(find_generators(loader))}
+
+
+# Workers of two loaders are not started at the same time: libraries that watch forks (filelock) refuse to fork while
+# another thread does.
+_starting = threading.RLock()
 
 
 class WatchedSource(Source):
@@ -127,7 +133,8 @@ class WatchedSource(Source):
         if self.guard is not None:
             self.guard.is_cancelled = False
         try:
-            return iter(self.copy)
+            with _starting:
+                return iter(self.copy)
         except Exception as error:
             add_hints(error)
             raise
