@@ -191,7 +191,8 @@ def scale(report: Report) -> str:
 HOW_TRAINING_IS_MEASURED = """\
 End to end: from JPEG files to the optimizer's step. All contenders get the same samples in the same order and begin \
 with the same weights. All train in bfloat16 autocast and channels_last, with fused SGD, page-locked batches and \
-`cudnn.benchmark`. None is measured unless its first batch, and its loss on stock's first batch, agree with stock's.
+`cudnn.benchmark`. None is measured unless its first batch, and its model's loss on stock's first batch (of a \
+StepLoop's model outside of the loop), agree with stock's.
 
 * "stock" is the loop of a tutorial: a `DataLoader` over stock torchvision, and the loss is read at every step.
 * "prefetcher + compile" is what an expert writes: data workers stop at bytes, a prefetcher sends the next batch on a \
