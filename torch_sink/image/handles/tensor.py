@@ -162,7 +162,8 @@ class _Handle(Lazy):
             reason = moved if is_moved else "tensor read by other code"
             name = getattr(function, "__name__", str(function))
             if name == "__set__":  # of `x.requires_grad = True`
-                name = f"{getattr(function, '__self__').__name__} = ..."  # noqa: B009  no type has it
+                # A property has no name before Python 3.13.
+                name = f"{getattr(getattr(function, '__self__', None), '__name__', 'an attribute')} = ..."
             report_fallback(f"torch: {name}", reason, "torch")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
