@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_sink.common.patches import Patches
-from torch_sink.damage.report import broken_file
+from torch_sink.damage.report import BrokenFile, broken_file
 from torch_sink.damage.samples import is_reading_stream, note_opened, note_pixels, note_placeholder
 
-_PLACEHOLDER_SIZE = (1024, 1024)  # stock code's own checks must accept it
+# Of an image whose sample will be left out; stock code's own checks must accept it.
+PLACEHOLDER_SIZE = (1024, 1024)
 _is_on = {"backend": False}
 _inside = threading.local()
 
@@ -48,19 +49,35 @@ def _or_placeholder(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _opened(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    note_opened()
-    try:
+    def load() -> Any:
         image = stock(*args, **kwargs)
         try:
-            image.load()  # what is broken has to raise at once: later its exception would end the stream
+            image.load()
         except BaseException:
             image.close()
             raise
         return image
+
+    found = open_in_stream(load)
+    if not isinstance(found, BrokenFile):
+        return found
+    note_pixels(found)  # an ordinary image tells nobody that it is used
+    return importlib.import_module("PIL.Image").new("RGB", PLACEHOLDER_SIZE)
+
+
+def open_in_stream(load: Callable[[], Any]) -> Any:
+    """The image that a guarded stream opens, or the file in whose place it gets a placeholder, which is noted.
+
+    Args:
+        load: opens and loads it: all that can be broken has to raise at once, for later its exception would end the
+            stream.
+    """
+    note_opened()
+    try:
+        return load()
     except Exception as error:
         broken = broken_file(error, "")
         if broken is None:
             raise
     note_placeholder(broken)
-    note_pixels(broken)  # an ordinary image tells nobody that it is used
-    return importlib.import_module("PIL.Image").new("RGB", _PLACEHOLDER_SIZE)
+    return broken

@@ -21,8 +21,9 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 from torchvision.io import ImageReadMode
 
-from torch_sink.damage.report import broken_file
-from torch_sink.damage.samples import is_reading_stream, note_opened, note_placeholder
+from torch_sink.damage.openers import PLACEHOLDER_SIZE, open_in_stream
+from torch_sink.damage.report import BrokenFile
+from torch_sink.damage.samples import is_reading_stream
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import executing, is_executing, report_fallback
 from torch_sink.image.core.ops import Op, replay
@@ -31,9 +32,6 @@ from torch_sink.image.decode.source import BrokenSource, EncodedSource, PixelSou
 from torch_sink.image.handles.image import RECORDED_MODES, LazyImage, LazyPixels, handle_of_file, lazy_image
 from torch_sink.image.handles.names import named_as
 from torch_sink.image.handles.tensor import LazyTensor
-
-# Pixels of an image whose sample will be left out; stock code's own checks must accept it.
-_PLACEHOLDER_SIZE = (1024, 1024)
 
 
 @named_as(JpegImageFile)
@@ -101,26 +99,22 @@ def jpeg_factory(stock: Callable[..., Any], fp: Any, filename: Any = None) -> An
 
 
 def or_placeholder(load: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What `load` returns, or in a stream where broken files are skipped or replaced a placeholder for one.
-
-    There all that can be broken has to raise at once: later its exception would end the stream.
-    """
+    """What `load` returns, or in a stream where broken files are skipped or replaced a placeholder for one."""
     if is_executing() or not is_reading_stream():
         return load(*args, **kwargs)
-    note_opened()
-    try:
+
+    def load_at_once() -> Any:
         image = load(*args, **kwargs)
         if not isinstance(image, LazyPixels):
             with executing():
                 image.load()
         return image
-    except Exception as error:
-        broken = broken_file(error, "")
-        if broken is None:
-            raise
-    note_placeholder(broken)
-    source: Any = BrokenSource(broken, _PLACEHOLDER_SIZE)
-    placeholder = LazyImage(source, (), _PLACEHOLDER_SIZE, "RGB")
+
+    found = open_in_stream(load_at_once)
+    if not isinstance(found, BrokenFile):
+        return found
+    source: Any = BrokenSource(found, PLACEHOLDER_SIZE)
+    placeholder = LazyImage(source, (), PLACEHOLDER_SIZE, "RGB")
     placeholder.__dict__["info"] = {}
     return placeholder
 
