@@ -227,6 +227,11 @@ class OnRequestExit(Callback):
             save_checkpoint(arguments, self._directory, self._file_name)
 
 
+def signals_asked_for(callbacks: Iterable[Callback]) -> set[int]:
+    """The signals after which `run` returns."""
+    return {number for callback in callbacks for number in callback.stop_signals}
+
+
 @contextmanager
 def stop_signals(callbacks: Iterable[Callback]) -> Iterator[list[str]]:
     """Gives a list to which SIGINT, SIGTERM and the callbacks' `stop_signals` add their names when they arrive.
@@ -243,7 +248,7 @@ def stop_signals(callbacks: Iterable[Callback]) -> Iterator[list[str]]:
             raise KeyboardInterrupt
         received.append(signal.Signals(number).name)
 
-    asked_for = {number for callback in callbacks for number in callback.stop_signals}
+    asked_for = signals_asked_for(callbacks)
     usual = {number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN}
     in_main_thread = threading.current_thread() is threading.main_thread()
     previous: dict[int, Any] = {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_sink.errors import SinkError, add_hints, add_note
-from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
+from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, signals_asked_for, tell
 from torch_sink.loop.core.batches import batch_tensors, epoch_length
 from torch_sink.loop.core.history import RunHistory, SinkRecord
 from torch_sink.loop.core.host_sync import watch_host_syncs
@@ -49,8 +49,7 @@ class TrainingRun:
         self._failure: Exception | None = None
         self._cut_off = False
         self._next_epoch: Iterator[Any] | None = None
-        asked_for = [number for callback in callbacks for number in callback.stop_signals]
-        self._returns_on = {"GracefulExit", *(signal.Signals(number).name for number in asked_for)}
+        self._returns_on = {"GracefulExit", *(signal.Signals(number).name for number in signals_asked_for(callbacks))}
         self._host_syncs_before = 0
         self._began = time.perf_counter()
         self._waited = 0.0

@@ -269,13 +269,17 @@ class RateTable:
         self._written: list[list[float]] = []
 
     def write(self, rows: list[list[float]]) -> None:
-        """Queue a copy of the rows, unless they are there. The host has seen the end of the sink before."""
-        count = len(rows)
+        """Queue a copy of the rows that are not there yet: of a new sink, or of more steps of the one that runs.
+
+        A row is written to the host's memory once a sink: the copy of the first may still be under way.
+        """
+        count, known = len(rows), len(self._written)
         if rows == self._written[:count]:
             return
+        first = known if rows[:known] == self._written else 0
         self._written = rows[:]
-        self._host[:count] = torch.tensor(rows, dtype=self._host.dtype, device="cpu")
-        self._table[:count].copy_(self._host[:count], non_blocking=True)
+        self._host[first:count] = torch.tensor(rows[first:], dtype=self._host.dtype, device="cpu")
+        self._table[first:count].copy_(self._host[first:count], non_blocking=True)
 
     def load_row(self) -> None:
         """On the device: fetch the current step's row."""
