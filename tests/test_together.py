@@ -21,9 +21,10 @@ import pytest
 import torch
 from covering import CoveringArray, Row, is_allowed, pairs
 from fake_cuda import fake_cuda
+from image.broken_files import Catching, as_list
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
@@ -157,26 +158,6 @@ class Stream(IterableDataset[Any]):
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
         for index in range(first, len(self.dataset), step):
             yield self.dataset[index]
-
-
-class Catching(Dataset[Any]):
-    """Plain PyTorch around a dataset: None in the place of a sample whose file is broken."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        try:
-            return self.dataset[index]
-        except OSError:
-            return None
-
-
-def as_list(samples: list[Any]) -> list[Any]:
-    return samples
 
 
 def as_pair(samples: list[Any]) -> list[Tensor]:
