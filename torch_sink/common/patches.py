@@ -52,7 +52,7 @@ class Patches:
     def replaces(self, owner: Any, name: Any) -> bool:
         """Whether this feature has a layer there."""
         place = _places.get((id(owner), name))
-        return place is not None and place in self.places
+        return place is not None and any(feature is self for feature, _ in place.layers)
 
     def replace(self, owner: Any, name: Any, make: Make) -> None:
         """Put a stand-in over what is there now.

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import PIL
 import torch
@@ -90,11 +90,15 @@ class Proof:
     def recalled(self, device: torch.device) -> Verdict | None:
         """The verdict in the cache; None where there is none, or it cannot be read."""
         with suppress(OSError, RuntimeError, ValueError, TypeError, ImportError):
-            from triton.runtime.cache import get_cache_manager
-
-            if path := get_cache_manager(self.fingerprint(device)).get_file(self._file):
+            if path := self._cache(device).get_file(self._file):
                 return Verdict(*json.loads(Path(path).read_text()))
         return None
+
+    def _cache(self, device: torch.device) -> Any:
+        """Triton's folder for this device and build."""
+        from triton.runtime.cache import get_cache_manager
+
+        return get_cache_manager(self.fingerprint(device))
 
     def fingerprint(self, device: torch.device) -> str:
         """Equal where the kernels would do the same: of the device, its driver, the releases at work, and our code."""
@@ -125,10 +129,8 @@ class Proof:
         found = self.prove(device)
         # Where the cache cannot be written, each process finds out again.
         with suppress(OSError, RuntimeError, ImportError):
-            from triton.runtime.cache import get_cache_manager
-
             if found.lasts:
-                get_cache_manager(self.fingerprint(device)).put(json.dumps(found), self._file, binary=False)
+                self._cache(device).put(json.dumps(found), self._file, binary=False)
         return found
 
     def _warn(self, device: torch.device, found: Verdict) -> None:
