@@ -60,7 +60,7 @@ setup-oldest: $(VENV_OLDEST)/.torch_sink_ready
 setup-core: $(VENV_CORE)/.torch_sink_ready
 
 demo: setup
-	$(VENV)/bin/python examples/demo.py $(DEMO_FLAGS)
+	$(VENV)/bin/python examples/demo/demo.py $(DEMO_FLAGS)
 
 test: setup
 	$(VENV)/bin/python -m pytest -m "not slow and not once_on_oldest" $(PYTEST_FLAGS)
@@ -84,8 +84,8 @@ rehearsal: setup-oldest
 
 check: setup
 	$(VENV)/bin/python -m pip install -q ruff mypy
-	$(VENV)/bin/python -m ruff check torch_sink triton_kernels tests examples
-	$(VENV)/bin/python -m ruff format --check --quiet torch_sink triton_kernels tests examples
+	$(VENV)/bin/python -m ruff check torch_sink triton_kernels tests examples docs/made_by
+	$(VENV)/bin/python -m ruff format --check --quiet torch_sink triton_kernels tests examples docs/made_by
 	$(VENV)/bin/python -m mypy torch_sink
 	$(VENV)/bin/python -m mypy --config-file= --strict --follow-imports=silent tests/user_project.py
 

@@ -82,7 +82,7 @@ def test_the_kernels_are_compiled_for_a_gpu_that_is_elsewhere(clone: Clone) -> N
 
 @pytest.mark.slow
 def test_the_demo(clone: Clone) -> None:
-    said = clone.python("examples/demo.py", "--epochs", "1", "--minimum-accuracy", "0.1")
+    said = clone.python("examples/demo/demo.py", "--epochs", "1", "--minimum-accuracy", "0.1")
     assert "equal bits in all 23 steps" in said
     assert (clone.root / "demo_report.png").stat().st_size > 1000
 

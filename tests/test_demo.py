@@ -18,17 +18,17 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 def load_example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(Path(name).name, EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[module.__name__] = module
     spec.loader.exec_module(module)
     return module
 
 
-sys.path.append(str(EXAMPLES))  # what demo.py imports lies beside it
-demo = load_example("demo")
+sys.path.append(str(EXAMPLES / "demo"))  # what demo.py imports lies beside it
+demo = load_example("demo/demo")
 
 
 def run_example(*arguments: object, timeout: float = 900) -> subprocess.CompletedProcess[str]:
@@ -39,7 +39,7 @@ def run_example(*arguments: object, timeout: float = 900) -> subprocess.Complete
 @pytest.fixture(scope="module")
 def short_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict, Path]:
     output = tmp_path_factory.mktemp("demo")
-    finished = run_example(EXAMPLES / "demo.py", "--epochs", 2, "--minimum-accuracy", 0.3, "--output", output)
+    finished = run_example(EXAMPLES / "demo" / "demo.py", "--epochs", 2, "--minimum-accuracy", 0.3, "--output", output)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return finished.stdout, json.loads((output / "demo_report.json").read_text()), output
 
@@ -72,7 +72,7 @@ def test_the_demo_prints_the_lines_that_differ(short_demo: tuple[str, dict, Path
     assert 'torch_sink.set_image_backend("device")' in added
     assert len(added) <= 8
     assert all(line in printed for line in added)
-    script = (EXAMPLES / "demo_sink.py").read_text()
+    script = (EXAMPLES / "demo" / "sink.py").read_text()
     assert all(line in script for line in added)
 
 

@@ -52,7 +52,9 @@ def test_every_command_that_it_names_exists() -> None:
 
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "CONTRIBUTING.md"])
 FILES = [
-    path for folder in ("torch_sink", "triton_kernels", "examples", "tests") for path in ROOT.glob(f"{folder}/**/*.py")
+    path
+    for folder in ("torch_sink", "triton_kernels", "examples", "tests", "docs")
+    for path in ROOT.glob(f"{folder}/**/*.py")
 ]
 
 

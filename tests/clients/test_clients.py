@@ -15,7 +15,7 @@ from clients import CLIENTS
 from clients.client import Client, Outcome, compare, write_photos
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path.insert(0, str(ROOT / "docs" / "made_by"))
 
 import update_works_with as page  # noqa: E402
 
@@ -69,7 +69,9 @@ def test_a_program_trains_to_the_same_losses(name: str, client_photos: Path, tmp
     else:
         outcome = compare(client, client_photos, tmp_path)
     check(name, outcome)
-    assert kinds(outcome.fell_back) <= kinds(ROWS[name]["fell_back"]), "examples/update_works_with.py writes the page"
+    assert kinds(outcome.fell_back) <= kinds(ROWS[name]["fell_back"]), (
+        "docs/made_by/update_works_with.py writes the page"
+    )
 
 
 @pytest.mark.slow
@@ -86,7 +88,7 @@ def test_a_program_trains_to_the_same_losses_with_interpreted_kernels(
 
 def test_the_page_says_what_the_runs_said() -> None:
     assert page.PAGE.read_text() == page.page(ROWS)
-    assert list(ROWS) == list(CLIENTS), "examples/update_works_with.py --programs NAME runs what is new"
+    assert list(ROWS) == list(CLIENTS), "docs/made_by/update_works_with.py --programs NAME runs what is new"
     for name, client in CLIENTS.items():
         row = ROWS[name]
         assert (row["name"], row["package"], row["note"]) == (client.name, client.package, client.note)

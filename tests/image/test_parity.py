@@ -51,7 +51,7 @@ def test_the_committed_page_has_every_operation() -> None:
     lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
     promises = {(row.operation, row.reference): row.promise for each in REFERENCES for row in measured(each).rows}
     assert {(operation, reference) for operation, reference, *_ in lines} == set(promises), (
-        "run python examples/update_parity.py"
+        "run python docs/made_by/update_parity.py"
     )
     for operation, reference, text, largest, equal, _ in lines:
         promise, share = promises[operation, reference], round(float(equal.split()[0]) * 1000)

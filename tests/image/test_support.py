@@ -168,16 +168,16 @@ def test_the_table_works_where_fallbacks_are_forbidden() -> None:
 
 @pytest.mark.skipif(not RESIZES_BYTES_IN_INTEGERS, reason="docs/support.md is about processors with AVX2")
 def test_the_committed_page_is_current(monkeypatch: pytest.MonkeyPatch, table: dict[str, SupportRow]) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    import update_docs
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "made_by"))
+    import update_support
 
-    monkeypatch.setattr(update_docs, "support_table", lambda: [*table.values()])
-    page = update_docs.SUPPORT.read_text()
-    if f"torchvision {update_docs.release()}," not in page:
+    monkeypatch.setattr(update_support, "support_table", lambda: [*table.values()])
+    page = update_support.SUPPORT.read_text()
+    if f"torchvision {update_support.release()}," not in page:
         pytest.skip(f"docs/support.md is about another release than torchvision {torchvision.__version__}")
-    assert page == update_docs.support_page(), "run python examples/update_docs.py"
-    monkeypatch.setattr(sys, "argv", ["update_docs.py", "--check"])
-    assert update_docs.main() == 0
+    assert page == update_support.support_page(), "run python docs/made_by/update_support.py"
+    monkeypatch.setattr(sys, "argv", ["update_support.py", "--check"])
+    assert update_support.main() == 0
 
 
 @pytest.mark.usefixtures("few_entries")

@@ -1,6 +1,6 @@
 """Run other people's programs with and without torch_sink, and write docs/works_with.md from what the runs gave.
 
-python examples/update_works_with.py [--programs NAME ...] [--table]
+python docs/made_by/update_works_with.py [--programs NAME ...] [--table]
 
 Needs the extra third-party. The kernels run in Triton's interpreter, so that batches are recorded and made as on a
 device: all programs take some minutes. `--table` writes the page from the results that are there.
@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))  # the programs
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def page(rows: Rows) -> str:
     lines += [table_row(row) for row in rows.values()]
     releases = {tuple(row["releases"].items()) for row in rows.values()}
     said = "; ".join(sorted(", ".join(f"{name} {version}" for name, version in one) for one in releases))
-    lines += ["", f"{said}; written by `python examples/update_works_with.py`."]
+    lines += ["", f"{said}; written by `python docs/made_by/update_works_with.py`."]
     return "\n".join(lines) + "\n"
 
 

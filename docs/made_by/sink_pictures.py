@@ -1,6 +1,6 @@
 """Draw what each sink removes: four timelines of one training loop, on a slow device that this script pretends to have.
 
-    python examples/sink_pictures.py            # writes docs/images/sinks.png
+    python docs/made_by/sink_pictures.py            # writes docs/images/sinks.png
 
 The loaders, workers and the SinkLoader are real. The device is two threads that take a stated time for each copy and
 each kernel; a launch costs the host a stated time. On a machine with a GPU, `torch_sink.timeline` shows a real one.
@@ -159,7 +159,5 @@ def draw(timelines: list[list[Span]], path: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--out", type=Path, default=Path(__file__).resolve().parents[1] / "docs" / "images" / "sinks.png"
-    )
+    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parents[1] / "images" / "sinks.png")
     draw(four_timelines(), parser.parse_args().out)

@@ -1,6 +1,6 @@
 """Write docs/parity.md: how close the kernels come to stock torchvision, operation by operation.
 
-python examples/update_parity.py [--device cuda] [--table]
+python docs/made_by/update_parity.py [--device cuda] [--table]
 
 Without a device the kernels run under Triton's interpreter, which takes some minutes. `--table` measures the table
 alone and leaves what the page says of other processors, for a change that adds or renames calls.
@@ -18,7 +18,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))  # the comparison itself
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ def parity_page(device: str, table_alone: bool = False) -> tuple[str, list[objec
         PROMISES.read_text(),
         "## Measured",
         "",
-        "Written by `python examples/update_parity.py`, which runs every operation through the kernels and in stock",
-        f"code, with random arguments: torch {_release(torch)}, torchvision {_release(torchvision)}, {cpu_name()};",
-        f"kernels run by {where}, on images of {sizes} pixels.",
+        "Written by `python docs/made_by/update_parity.py`, which runs every operation through the kernels",
+        f"and in stock code, with random arguments: torch {_release(torch)}, torchvision {_release(torchvision)},",
+        f"{cpu_name()}; kernels run by {where}, on images of {sizes} pixels.",
         "",
         "Differences are steps of a byte for bytes, and of the range of values for float32.",
         "`tests/kernels/interpreted/test_parity.py` holds the kernels to the promises.",

@@ -1,6 +1,6 @@
 """Write docs/support.md, the table of how each of torchvision's transforms runs; with --check only compare.
 
-python examples/update_docs.py [--check]
+python docs/made_by/update_support.py [--check]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch_sink.cli import SUPPORT_COLUMNS, SUPPORT_LEGEND
 from torch_sink.image.decode.source import EncodedSource
 from torch_sink.image.support import support_table
 
-SUPPORT = Path(__file__).resolve().parents[1] / "docs" / "support.md"
+SUPPORT = Path(__file__).resolve().parents[1] / "support.md"
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
         return 0
     if SUPPORT.read_text() == text:
         return 0
-    print("docs/support.md is out of date: run python examples/update_docs.py", file=sys.stderr)
+    print("docs/support.md is out of date: run python docs/made_by/update_support.py", file=sys.stderr)
     return 1
 
 
@@ -45,7 +45,8 @@ def support_page() -> str:
     lines = [
         "# How torchvision's transforms run",
         "",
-        f"torchvision {release()}, x86-64 with AVX2; written by `python examples/update_docs.py`, which tries all.",
+        f"torchvision {release()}, x86-64 with AVX2; written by `python docs/made_by/update_support.py`,",
+        "which tries all.",
         "`python -m torch_sink support` prints the table for the releases and the processor at hand.",
         "",
         "Without AVX2 stock torchvision resizes uint8 tensors through float32; last bits then depend on the processor.",

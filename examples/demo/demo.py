@@ -1,8 +1,8 @@
 """Show what torch_sink does on the machine at hand: train twice, with stock PyTorch and with torch_sink, and compare.
 
-    python examples/demo.py
+    python examples/demo/demo.py
 
-`demo_stock.py` and `demo_sink.py` are the same text but for the torch_sink lines. Besides, the CPU cost of a photograph
+`stock.py` and `sink.py` are the same text but for the torch_sink lines. Besides, the CPU cost of a photograph
 in a data worker is measured: that benefit shows without a GPU too. Writes `demo_report.json` and `demo_report.png`;
 exits with 1 when the two runs did not train equally well.
 """
@@ -27,7 +27,7 @@ from torch_sink.cli.photos import write_photos
 from torch_sink.cli.pipelines import open_pipeline
 
 HERE = Path(__file__).resolve().parent
-SCRIPTS = {"stock": HERE / "demo_stock.py", "torch_sink": HERE / "demo_sink.py"}
+SCRIPTS = {"stock": HERE / "stock.py", "torch_sink": HERE / "sink.py"}
 PIPELINE, PHOTOGRAPHS, WORKER_BATCH = "v1 train", 60, 40
 Report = dict[str, Any]
 

@@ -1,6 +1,6 @@
 """Draw the pictures of docs/inside/jpeg.md from files made here: lanes that fall into step, and work per stage.
 
-    python examples/jpeg_pictures.py [--output docs/images]
+    python docs/made_by/jpeg_pictures.py [--output docs/images]
 
 A plain decoder walks through the codes of a scan as one lane does. Needs matplotlib.
 """
@@ -21,7 +21,7 @@ import numpy as np
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.jpeg_header import JpegHeader, read_jpeg_header
 
-IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+IMAGES = Path(__file__).resolve().parents[1] / "images"
 SIZE = (500, 375)
 # Bits of a lane, and bits that it begins earlier.
 SHAPES = ((1024, 0), (1024, 512), (2048, 512), (4096, 1024))
