@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernels.compiled.target import Launched, target_only
+from simulators.executor.target import Launched, target_only
 
 from torch_sink.cli import doctor
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import FakeCuda, fake_cuda  # noqa: F401 a fixture
+from simulators.fake_cuda import FakeCuda, fake_cuda  # noqa: F401 a fixture
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset

@@ -15,7 +15,7 @@ from typing import Any
 import bare
 import psutil
 import pytest
-from fake_cuda import fake_cuda  # noqa: F401 a fixture
+from simulators.fake_cuda import fake_cuda  # noqa: F401 a fixture
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "examples" / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -220,7 +220,7 @@ def on_the_fake(fake_cuda: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Runs steps as on a GPU machine: exit status, and the runs in gpu.json by their names."""
     results, photos = tmp_path / "results", bare.small_photographs(tmp_path / "photos")
     monkeypatch.setenv("FAKE_CUDA_BASE", sys.executable)
-    monkeypatch.setattr(sys, "executable", str(gpu.ROOT / "tests" / "fake_cuda" / "python"))
+    monkeypatch.setattr(sys, "executable", str(gpu.ROOT / "tests" / "simulators" / "fake_cuda" / "python"))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 

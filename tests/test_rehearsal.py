@@ -14,8 +14,8 @@ from typing import Any
 
 import bare
 import pytest
-from fake_cuda import has_device
-from fake_cuda.left_out import REASONS
+from simulators.fake_cuda import has_device
+from simulators.fake_cuda.left_out import REASONS
 
 sys.path.insert(0, str(bare.ROOT / "examples" / "benchmarks"))
 
@@ -36,7 +36,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     newer = [Path(named)] if (named := os.environ.get("NEWER_PACKAGES")) else []
     photographs = bare.small_photographs(folder / "photographs")
     finished = subprocess.run(
-        ["make", "gpu", "TRIAL=1", "GPU_PYTHON=tests/fake_cuda/python", f"DATA={photographs}"],
+        ["make", "gpu", "TRIAL=1", "GPU_PYTHON=tests/simulators/fake_cuda/python", f"DATA={photographs}"],
         cwd=clone,
         env={**bare.environment(*newer, packages), "FAKE_CUDA_BASE": str(bare.BASE_PYTHON)},
         stdout=subprocess.PIPE,

@@ -20,8 +20,8 @@ import psutil
 import pytest
 import torch
 from covering import CoveringArray, Row, is_allowed, pairs
-from fake_cuda import fake_cuda
 from image.broken_files import Catching, as_list
+from simulators.fake_cuda import fake_cuda
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info

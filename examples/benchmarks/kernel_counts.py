@@ -51,8 +51,8 @@ def counting() -> Any:
     """A context in which kernels run on the CPU and are counted."""
     sys.path.insert(0, str(ROOT / "tests"))
     try:
-        from kernels.compiled.project import compiled_on_cpu
-        from kernels.compiled.ptx.machine import Options
+        from simulators.executor.project import compiled_on_cpu
+        from simulators.executor.ptx.machine import Options
     finally:
         sys.path.remove(str(ROOT / "tests"))
     return compiled_on_cpu(Options(random_order=False, races=False, counts=True, warps=8192))

@@ -15,8 +15,8 @@ from unittest import mock
 import pytest
 import torch
 import triton
-from fake_cuda import FakeCuda, fake_cuda
-from kernels.compiled.target import TargetDriver, target_only
+from simulators.executor.target import TargetDriver, target_only
+from simulators.fake_cuda import FakeCuda, fake_cuda
 from torch.utils.data import default_collate
 from torchvision.transforms import v2
 from triton.backends.compiler import GPUTarget

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import fake_cuda, rehearse  # noqa: F401
+from simulators.fake_cuda import fake_cuda, rehearse  # noqa: F401
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import functional as F

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import FakeCuda, fake_cuda
-from fake_cuda.streams import FakeEvent
+from simulators.fake_cuda import FakeCuda, fake_cuda
+from simulators.fake_cuda.streams import FakeEvent
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import default_collate
 from torchvision.transforms import v2

@@ -36,7 +36,16 @@ LAUNCHED = re.compile(r"^launched (\w+) \d+ times$", re.MULTILINE)
 
 def run(*options: str, seconds: int, on_fake_cuda: bool) -> subprocess.CompletedProcess[str]:
     """One process for all files: each would load torch anew, which takes seconds."""
-    command = [sys.executable, "-m", "pytest", "-p", "kernels.compiled.plugin", "-p", "no:cacheprovider", "--tb=short"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "simulators.executor.plugin",
+        "-p",
+        "no:cacheprovider",
+        "--tb=short",
+    ]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",

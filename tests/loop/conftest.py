@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import fake_cuda as fake
 import pytest
-from fake_cuda import fake_cuda, rehearse
+import simulators.fake_cuda as fake
+from simulators.fake_cuda import fake_cuda, rehearse
 
 from torch_sink.loop.core import host_sync
 

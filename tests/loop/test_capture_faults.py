@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import FakeCuda
+from simulators.fake_cuda import FakeCuda
 from torch import Tensor, nn
 from torch.nn import functional
 

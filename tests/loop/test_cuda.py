@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import has_device
+from simulators.fake_cuda import has_device
 from torch import nn
 from torch.nn import functional
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision  # noqa: F401, its operators
-from fake_cuda import FakeCuda
+from simulators.fake_cuda import FakeCuda
 from torch import Tensor, nn
 from torch.nn import functional
 

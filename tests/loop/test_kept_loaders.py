@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import FakeCuda
+from simulators.fake_cuda import FakeCuda
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, DistributedSampler

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
-from fake_cuda import fake_cuda, rehearse
+from simulators.fake_cuda import fake_cuda, rehearse
 
 from torch_sink.sink import loader as loader_module
 from torch_sink.sink.producer import ThreadProducer

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from fake_cuda import has_device
+from simulators.fake_cuda import has_device
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from torch_sink.sink import SinkLoader

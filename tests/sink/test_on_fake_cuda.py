@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import FakeCuda
+from simulators.fake_cuda import FakeCuda
 
 from torch_sink.sink import SinkLoader
 from torch_sink.sink.device import SlotProtocol, copy_stream_of

@@ -22,7 +22,7 @@ import numpy
 import psutil
 import pytest
 import torch
-from fake_cuda import FakeCuda
+from simulators.fake_cuda import FakeCuda
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from fake_cuda import FakeCuda
+from simulators.fake_cuda import FakeCuda
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from torch_sink.errors import SinkError, SinkTimeout

@@ -14,12 +14,12 @@ from types import ModuleType
 import pytest
 import torch
 from PIL import Image
+from simulators.executor.project import Executor, compiled_on_cpu, executable_of
+from simulators.executor.ptx.findings import Fault
+from simulators.executor.target import target_only
 from torchvision.transforms import v2
 
 import torch_sink
-from kernels.compiled.project import Executor, compiled_on_cpu, executable_of
-from kernels.compiled.ptx.findings import Fault
-from kernels.compiled.target import target_only
 from kernels.jpeg_cases import encode, photo
 from torch_sink.cli.photos import make_photo
 

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 import torch
+from simulators.executor.project import compiled_on_cpu
 from torchvision.transforms import v2
 
 import torch_sink
-from kernels.compiled.project import compiled_on_cpu
 from kernels.test_variants import FLOATS, of_bytes, of_floats
 from torch_sink.cli.photos import make_photo
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from simulators.executor.target import Launched, target_only
 from torchvision.transforms import v2
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
 import torch_sink
-from kernels.compiled.target import Launched, target_only
 from kernels.jpeg_cases import encode, open_file, pack_files, photo
 from kernels.test_variants import launch
 from torch_sink.cli.photos import make_photo

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fake_cuda import FakeCuda, fake_cuda
+from simulators.executor.on_fake_cuda import compiled_on_fake_cuda
+from simulators.fake_cuda import FakeCuda, fake_cuda
 
-from kernels.compiled.on_fake_cuda import compiled_on_fake_cuda
 from torch_sink.image.core.proof import Verdict
 from torch_sink.image.execute.proof import STAGE_KERNELS
 

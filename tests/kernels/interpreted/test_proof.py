@@ -12,9 +12,9 @@ from unittest import mock
 
 import pytest
 import torch
-from fake_cuda import FakeCuda, fake_cuda  # noqa: F401 a fixture
 from image.check import assert_same_bits
 from PIL import Image
+from simulators.fake_cuda import FakeCuda, fake_cuda  # noqa: F401 a fixture
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, default_collate
 from torchvision import transforms as v1
@@ -42,7 +42,7 @@ Fault = Callable[[torch.Tensor, bool], None]
 @pytest.fixture
 def device(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:  # noqa: F811
     """The fake device, whose kernels Triton's interpreter runs, in a process and with a cache that know nothing yet."""
-    from fake_cuda.interpreted import interpret_in_place
+    from simulators.fake_cuda.interpreted import interpret_in_place
 
     interpret_in_place(monkeypatch, fake_cuda)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
@@ -125,7 +125,7 @@ def test_kernels_that_are_right_make_batches(device: pytest.MonkeyPatch, tmp_pat
         assert_same_bits(batch().to("cuda:0").cpu(), STOCK)
         assert not torch_sink.fallback_report()
     assert proved.call_count == 1
-    script, launcher = tmp_path / "script.py", Path(__file__).parents[2] / "fake_cuda" / "run.py"
+    script, launcher = tmp_path / "script.py", Path(__file__).parents[2] / "simulators" / "fake_cuda" / "run.py"
     script.write_text(IN_ANOTHER_PROCESS)
     command = [sys.executable, str(launcher), str(script)]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.compiled.ptx.findings import Fault, Findings
-from kernels.compiled.ptx.machine import Options
-from kernels.compiled.ptx_text import execute, kernel, kinds, launch
+from simulators.executor.ptx.findings import Fault, Findings
+from simulators.executor.ptx.machine import Options
+from simulators.executor.ptx_text import execute, kernel, kinds, launch
 
 pytestmark = pytest.mark.once
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 import triton
-from fake_cuda import FakeCuda
-from fake_cuda.kernels import check_pointers, on_host
 
-from kernels.compiled.project import Executor, load_kernels, noting_pixels
-from kernels.compiled.ptx.machine import Options
-from kernels.compiled.target import Launched, TargetDriver, active_driver
+from simulators.executor.project import Executor, load_kernels, noting_pixels
+from simulators.executor.ptx.machine import Options
+from simulators.executor.target import Launched, TargetDriver, active_driver
+from simulators.fake_cuda import FakeCuda
+from simulators.fake_cuda.kernels import check_pointers, on_host
 
 _MOST_PROGRAMS = (1 << 31) - 1, (1 << 16) - 1, (1 << 16) - 1  # in x, y and z
 _ALIGNMENT_BYTES = 16

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.compiled.ptx.findings import Findings
-from kernels.compiled.ptx.machine import Executable, Launch, Options
-from kernels.compiled.ptx.program import parse
+from simulators.executor.ptx.findings import Findings
+from simulators.executor.ptx.machine import Executable, Launch, Options
+from simulators.executor.ptx.program import parse
 
 
 def kernel(body: str, *, parameters: int, threads: int = 32) -> str:

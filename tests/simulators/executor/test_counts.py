@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.compiled.ptx.counts import Counts
-from kernels.compiled.ptx.findings import Findings
-from kernels.compiled.ptx.machine import Options
-from kernels.compiled.ptx_text import kernel, launch
+from simulators.executor.ptx.counts import Counts
+from simulators.executor.ptx.findings import Findings
+from simulators.executor.ptx.machine import Options
+from simulators.executor.ptx_text import kernel, launch
 
 pytestmark = pytest.mark.once
 

@@ -1,4 +1,4 @@
-"""`pytest -p kernels.compiled.plugin`: tests of the folder `interpreted` run with compiled kernels instead.
+"""`pytest -p simulators.executor.plugin`: tests of the folder `interpreted` run with compiled kernels instead.
 
 A test fails where a kernel does what none may do. With the environment variable KERNELS_ON_FAKE_CUDA=1 they run as on
 a machine with a GPU: the device is the fake one, and a kernel takes no tensor that a real one would not take.
@@ -14,10 +14,10 @@ from typing import Any
 os.environ["TRITON_INTERPRET"] = "0"
 
 import pytest
-from fake_cuda import FakeCuda
 
-from kernels.compiled.on_fake_cuda import compiled_on_fake_cuda
-from kernels.compiled.project import Executor, compiled_on_cpu, load_kernels
+from simulators.executor.on_fake_cuda import compiled_on_fake_cuda
+from simulators.executor.project import Executor, compiled_on_cpu, load_kernels
+from simulators.fake_cuda import FakeCuda
 
 load_kernels()
 _cuda = FakeCuda() if os.environ.get("KERNELS_ON_FAKE_CUDA") == "1" else None

@@ -1,4 +1,4 @@
-"""`pytest -p fake_cuda.left_out`: what the fake device cannot show, and why; everything else marked `cuda` runs on it."""
+"""`pytest -p simulators.fake_cuda.left_out`: what the fake device cannot show, and why; everything else marked `cuda` runs on it."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.compiled.definitions import ANYTHING, DEFINITIONS, FORMATS, decode, encode, size_of
-from kernels.compiled.ptx import opcodes
-from kernels.compiled.ptx_text import execute, kernel
+from simulators.executor.definitions import ANYTHING, DEFINITIONS, FORMATS, decode, encode, size_of
+from simulators.executor.ptx import opcodes
+from simulators.executor.ptx_text import execute, kernel
 
 pytestmark = pytest.mark.once
 

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from fake_cuda import FakeCuda, fake_cuda
 from image.cases import opener
 from image.check import assert_same_bits, lazy_batch
 from image.jpeg_files import jpeg
 from torchvision.transforms import v2
 
 import torch_sink
-from kernels.compiled.on_fake_cuda import compiled_on_fake_cuda
-from kernels.compiled.project import Executor
+from simulators.executor.on_fake_cuda import compiled_on_fake_cuda
+from simulators.executor.project import Executor
+from simulators.fake_cuda import FakeCuda, fake_cuda
 from torch_sink.triton_kernels.launching import Launcher, compiler_options, probe_kernel
 
 __all__ = ["fake_cuda"]

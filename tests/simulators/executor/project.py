@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 import torch_sink.triton_kernels
-from kernels.compiled.ptx.counts import Counts
-from kernels.compiled.ptx.findings import Finding, Findings
-from kernels.compiled.ptx.machine import Executable, Launch, Options
-from kernels.compiled.ptx.program import parse
-from kernels.compiled.target import Launched, target_only
+from simulators.executor.ptx.counts import Counts
+from simulators.executor.ptx.findings import Finding, Findings
+from simulators.executor.ptx.machine import Executable, Launch, Options
+from simulators.executor.ptx.program import parse
+from simulators.executor.target import Launched, target_only
 from torch_sink.image.execute import on_device
 from torch_sink.image.execute.on_device import Pixels
 from torch_sink.triton_kernels.jpeg_rows import NOT_CONVERGED

@@ -1,7 +1,7 @@
-"""Runs what Python runs, on the fake device: `python tests/fake_cuda/run.py SCRIPT ...` or `... -m MODULE ...`.
+"""Runs what Python runs, on the fake device: `python tests/simulators/fake_cuda/run.py SCRIPT ...` or `... -m MODULE ...`.
 
 The file `python` beside this one is a Python that does so, and `sys.executable` there: `make gpu` runs on the fake device
-as `make gpu GPU_PYTHON=tests/fake_cuda/python`. Processes that Python itself starts, such as data workers, see no device.
+as `make gpu GPU_PYTHON=tests/simulators/fake_cuda/python`. Processes that Python itself starts, such as data workers, see no device.
 
 Triton's kernels are compiled, and executed on the CPU without a look for races, which takes long; with the environment
 variable TRITON_INTERPRET=1 they are interpreted. Nothing else is compiled. The profiler sees a kernel and a copy in
@@ -18,18 +18,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "examples" / "benchmarks")]
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from kernels.compiled.on_fake_cuda import compiled_on_fake_cuda  # noqa: E402
-from kernels.compiled.ptx.machine import Options  # noqa: E402
 
 import harness  # noqa: E402
-from fake_cuda import FakeCuda  # noqa: E402
-from fake_cuda.interpreted import interpret_in_place  # noqa: E402
 from kernels import quick_interpreter  # noqa: E402
+from simulators.executor.on_fake_cuda import compiled_on_fake_cuda  # noqa: E402
+from simulators.executor.ptx.machine import Options  # noqa: E402
+from simulators.fake_cuda import FakeCuda  # noqa: E402
+from simulators.fake_cuda.interpreted import interpret_in_place  # noqa: E402
 from torch_sink.loop.core import host_sync  # noqa: E402
 from torch_sink.triton_kernels.launching import is_interpreted  # noqa: E402
 
@@ -58,7 +58,7 @@ def main(command: list[str]) -> None:
     patch.setattr(torch, "compile", uncompiled)
     patch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1 << 34, 1 << 35))
     if command[:2] == ["-m", "pytest"]:
-        command[2:2] = ["-p", "fake_cuda.left_out"]
+        command[2:2] = ["-p", "simulators.fake_cuda.left_out"]
     if is_interpreted():
         interpret_in_place(patch, cuda)
         quick_interpreter.install(check_overflow=False)

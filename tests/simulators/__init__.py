@@ -1,0 +1,1 @@
+"""What stands in for a GPU where there is none."""

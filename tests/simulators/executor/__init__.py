@@ -1,0 +1,1 @@
+"""Runs compiled kernels without a device: `README.md` says what that proves."""
