@@ -20,15 +20,20 @@ KERNELS = "torch_sink.triton_kernels"
 IMAGE, SINK, LOOP, COMMAND_LINE = "torch_sink.image", "torch_sink.sink", "torch_sink.loop", "torch_sink.cli"
 DAMAGE = "torch_sink.damage"
 
-# What must not be loaded once a layer has been imported by itself.
+# What must not be loaded once every module of a layer has been imported.
 NOT_LOADED_BY = {
     KERNELS: (IMAGE, SINK, LOOP, COMMAND_LINE, "torchvision", "PIL"),
-    IMAGE: (SINK, LOOP, COMMAND_LINE, KERNELS),
+    IMAGE: (SINK, LOOP, COMMAND_LINE),
     SINK: (IMAGE, LOOP, COMMAND_LINE, KERNELS, "torchvision", "PIL"),
     LOOP: (IMAGE, SINK, COMMAND_LINE, KERNELS, "torchvision", "PIL", "torch._dynamo"),
     DAMAGE: (IMAGE, SINK, LOOP, COMMAND_LINE, KERNELS, "torchvision", "PIL"),
     "torch_sink.errors": (IMAGE, SINK, LOOP, COMMAND_LINE, KERNELS, "torch", "torchvision", "PIL"),
 }
+
+# Of the kernels, what records and plans knows the layout of their jobs, which is plain numbers. The modules that launch
+# them are loaded where the first batch is made, so a data worker never loads device code.
+JOB_LAYOUTS = {KERNELS, *(f"{KERNELS}.{name}" for name in ("rows", "shapes", "jpeg_rows"))}
+LAUNCHING = (f"{IMAGE}.execute", f"{IMAGE}.decode.jpeg_decoder")
 
 # What the source of a layer may not import anywhere, not even inside a function.
 NEVER_IMPORTED_BY = {
@@ -51,13 +56,17 @@ PUBLIC_NAMES = """
 
 # The first layer is imported where not even torch is loaded, the others in forks of a process that has loaded it.
 IMPORT_ALONE = """
-import importlib, os, sys, types
+import importlib, os, pkgutil, sys, types
 stub = types.ModuleType("torch_sink")     # the package without its __init__, which imports every layer
 stub.__path__ = sys.argv[1].split(os.pathsep)
 sys.modules["torch_sink"] = stub
-for layer in sys.argv[2:]:
+launching = sys.argv[2].split()
+for layer in sys.argv[3:]:
     if os.fork() == 0:
-        importlib.import_module(layer)
+        package = importlib.import_module(layer)
+        for found in pkgutil.walk_packages(getattr(package, "__path__", []), layer + "."):
+            if not found.name.startswith(tuple(launching)):
+                importlib.import_module(found.name)
         print(*(f"{layer} {name}" for name in sys.modules), sep="\\n", flush=True)
         os._exit(0)
     if os.wait()[1] != 0:
@@ -124,10 +133,12 @@ def is_part_of(module: str, package: str) -> bool:
 
 @pytest.fixture(scope="module")
 def modules_of() -> dict[str, list[str]]:
-    """layer -> the modules that are loaded once it is imported by itself"""
+    """layer -> the modules that are loaded once all of its own are imported, but for those that launch kernels"""
     layers = sorted(NOT_LOADED_BY, key=lambda layer: "torch" not in NOT_LOADED_BY[layer])
     loaded: dict[str, list[str]] = {layer: [] for layer in layers}
-    for line in run_python(IMPORT_ALONE, os.pathsep.join(torch_sink.__path__), *layers).splitlines():
+    for line in run_python(
+        IMPORT_ALONE, os.pathsep.join(torch_sink.__path__), " ".join(LAUNCHING), *layers
+    ).splitlines():
         layer, name = line.split()
         loaded[layer].append(name)
     return loaded
@@ -139,6 +150,12 @@ def test_a_layer_imports_alone(layer: str, modules_of: dict[str, list[str]]) -> 
     assert layer in loaded
     intruders = [name for name in loaded for package in NOT_LOADED_BY[layer] if is_part_of(name, package)]
     assert not intruders
+
+
+def test_what_records_and_plans_loads_no_device_code(modules_of: dict[str, list[str]]) -> None:
+    loaded = modules_of[IMAGE]
+    assert f"{IMAGE}.plan.build" in loaded
+    assert {name for name in loaded if is_part_of(name, KERNELS)} == JOB_LAYOUTS
 
 
 @pytest.mark.parametrize("layer", NEVER_IMPORTED_BY)
