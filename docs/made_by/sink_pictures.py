@@ -25,7 +25,8 @@ from torch.utils.data import DataLoader, Dataset
 import torch_sink
 from torch_sink.sink.slots import Slots
 from torch_sink.tracing import _active
-from torch_sink.tracing.spans import Recorder, Span, write_picture
+from torch_sink.tracing.outputs import write_picture
+from torch_sink.tracing.spans import Recorder, Span
 
 # Milliseconds. A step is many small kernels, as of a ResNet; a graph launches all of them at once.
 SAMPLE, COPY, KERNEL, LAUNCH = 1.0, 6.0, 0.25, 0.5

@@ -23,7 +23,8 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch
 
 from torch_sink.common.patches import WORKER_LOOPS, Patches, WorkerLoop
-from torch_sink.tracing.spans import Recorder, Span, host_lane, write_page, write_picture, write_trace
+from torch_sink.tracing.outputs import write_page, write_picture, write_trace
+from torch_sink.tracing.spans import Recorder, Span, host_lane
 
 __all__ = ["timeline"]
 
@@ -39,7 +40,8 @@ def timeline(path: str | Path) -> Iterator[None]:
     """Records what data workers, producer, copy stream, device and host do inside, and when the host syncs.
 
     Works around any PyTorch code, with or without torch_sink. Three files are written at the end, side by side: an HTML
-    page to zoom and search in, which needs no network; a PNG; and a JSON trace for https://ui.perfetto.dev.
+    page to zoom and search in, which needs no network; a PNG; and a JSON trace for https://ui.perfetto.dev. Page and
+    PNG begin with a verdict: whether loader, copy or step limits, and how much of its time the loop waited for data.
 
     Lanes of the device are there on CUDA only: on the CPU, what computes is the host. Data workers that already run
     when it begins are not seen.
