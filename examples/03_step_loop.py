@@ -30,7 +30,7 @@ if __name__ == "__main__":
         scheduler=scheduler,
         schedule="step",  # stepped after each update; "epoch": at each epoch's end, as in most tutorials
         clip_grad_norm=1.0,
-        sink_size=100,  # steps per sync; shorter at the end of an epoch, or where a callback needs it
+        steps_per_sync=100,  # steps per sync; shorter at the end of an epoch, or where a callback needs it
     )
     with tempfile.TemporaryDirectory() as folder, torch_sink.SinkLoader(loader) as batches:
         checkpoint = torch_sink.ModelCheckpoint(directory=folder)

@@ -32,7 +32,9 @@ if __name__ == "__main__":
         use_prefetcher=False,  # the prefetcher decodes in the workers; a SinkLoader prefetches on the device
     )
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
-    loop = torch_sink.StepLoop(model, LabelSmoothingCrossEntropy(0.1), optimizer, amp="auto", ema=0.99, sink_size=50)
+    loop = torch_sink.StepLoop(
+        model, LabelSmoothingCrossEntropy(0.1), optimizer, amp="auto", ema=0.99, steps_per_sync=50
+    )
     with torch_sink.SinkLoader(loader) as batches:
         history = loop.run(batches, epochs=2)
     print(f"loss {history.losses[0]:.3f} -> {history.losses[-1]:.3f}")

@@ -61,7 +61,7 @@ def parse_arguments(options: Sequence[str] | None) -> argparse.Namespace:
     add("--val-size", type=int, default=224)
     add("--ema-decay", type=float, default=0.99998, help="of the averaged weights, for batches of 1 and 1 epoch")
     add("--amp", choices=("O0", "O1", "O2"), default="O1", help="O1 is torch.autocast to bfloat16")
-    add("--sink-size", type=int, default=100, help="steps for each host sync")
+    add("--steps-per-sync", type=int, default=100, help="steps for each host sync")
     add("--output", type=Path, default=Path("checkpoints"))
     add("--checkpoint-steps", type=int, default=5000)
     add("--max-steps", type=int, help="stop there; --resume goes on")
@@ -157,7 +157,7 @@ def main(options: Sequence[str] | None = None) -> None:
         amp=arguments.amp,
         # Scaled with the batch and the epochs as in the references, but averaged at every step, not at each 32nd.
         ema=1 - min(1.0, (1 - arguments.ema_decay) * processes * arguments.batch_size / arguments.epochs),
-        sink_size=arguments.sink_size,
+        steps_per_sync=arguments.steps_per_sync,
     )
     config = torch_sink.CheckpointConfig(save_checkpoint_steps=arguments.checkpoint_steps, keep_checkpoint_max=2)
     callbacks: list[torch_sink.Callback] = [
@@ -165,7 +165,7 @@ def main(options: Sequence[str] | None = None) -> None:
         torch_sink.Evaluation(val_loader, metrics={"accuracy", "top5"}, ema=True),
     ]
     if is_first:
-        callbacks += [torch_sink.LossMonitor(per_print_times=arguments.sink_size), torch_sink.TimeMonitor()]
+        callbacks += [torch_sink.LossMonitor(per_print_times=arguments.steps_per_sync), torch_sink.TimeMonitor()]
     resumed = loop.resume(arguments.output, train_loader) if arguments.resume else 0
     if is_first and resumed:
         print(f"resumed at step {resumed}")

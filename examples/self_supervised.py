@@ -49,7 +49,7 @@ if __name__ == "__main__":
     loader = DataLoader(photos, batch_size=8, shuffle=True, num_workers=2, drop_last=True)
     model = models.resnet18(num_classes=32).to("cuda" if torch.cuda.is_available() else "cpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    loop = torch_sink.StepLoop(model, None, optimizer, forward=contrast, amp="auto", sink_size=50)
+    loop = torch_sink.StepLoop(model, None, optimizer, forward=contrast, amp="auto", steps_per_sync=50)
     with torch_sink.SinkLoader(loader) as batches:
         print(loop.run(batches, epochs=2).losses)
     print(torch_sink.fallback_report())

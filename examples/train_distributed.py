@@ -34,7 +34,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--wrap", choices=("ddp", "fsdp"), default="ddp")
     parser.add_argument("--amp", default="O0", choices=("O0", "O1", "O2", "O3", "auto"))
     parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--sink-size", type=int, default=10)
+    parser.add_argument("--steps-per-sync", type=int, default=10)
     parser.add_argument("--directory", help="where checkpoints go")
     parser.add_argument("--checkpoint-steps", type=int, default=20)
     return parser.parse_args()
@@ -89,7 +89,7 @@ def main() -> None:
         model,
         cross_entropy,
         optimizer,
-        sink_size=arguments.sink_size,
+        steps_per_sync=arguments.steps_per_sync,
         amp=arguments.amp,
         accumulate=arguments.accumulate,
         clip_grad_norm=1.0,

@@ -57,7 +57,7 @@ def main(options: Sequence[str] | None = None) -> int:
         scheduler=scheduler,
         schedule="step",
         amp=arguments.amp,
-        sink_size=arguments.sink_size,
+        steps_per_sync=arguments.steps_per_sync,
     )
     callbacks = [torch_sink.ProgressBar(), torch_sink.LossMonitor(), Validation(model, val_loader, device)]
     callbacks.append(torch_sink.ModelCheckpoint(prefix=arguments.model, directory=arguments.output))
@@ -78,7 +78,9 @@ def parse_arguments(options: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="resnet18", help="name out of torchvision.models (default: resnet18)")
     parser.add_argument("--backend", choices=("PIL", "device"), default="device", help="who makes the pixels")
     parser.add_argument("--amp", choices=("O0", "O1", "O2", "O3", "auto"), default="O0", help="mixed precision level")
-    parser.add_argument("--sink-size", type=int, default=100, help="steps for each return to the host (default: 100)")
+    parser.add_argument(
+        "--steps-per-sync", type=int, default=100, help="steps for each return to the host (default: 100)"
+    )
     parser.add_argument("--workers", type=int, default=2, help="data workers (default: 2)")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=64)
@@ -99,8 +101,8 @@ def parse_arguments(options: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"--{name.replace('_', '-')} {getattr(arguments, name)}: at least 1 is needed")
     if arguments.workers < 0:
         parser.error(f"--workers {arguments.workers}: 0 or more are needed")
-    if arguments.sink_size == 0 or arguments.sink_size < -1:
-        parser.error(f"--sink-size {arguments.sink_size}: at least 1 is needed, or -1 for a whole epoch")
+    if arguments.steps_per_sync == 0 or arguments.steps_per_sync < -1:
+        parser.error(f"--steps-per-sync {arguments.steps_per_sync}: at least 1 is needed, or -1 for a whole epoch")
     return arguments
 
 

@@ -101,7 +101,7 @@ def train(*options: object) -> subprocess.CompletedProcess[str]:
 
 def test_training_on_a_folder_stops_and_resumes(generated_photos: Path, tmp_path: Path) -> None:
     options = ("--data", generated_photos, "--model", "squeezenet1_1", "--image-size", 64, "--batch-size", 8)
-    options += ("--output", tmp_path / "checkpoints", "--workers", 1, "--sink-size", 3)
+    options += ("--output", tmp_path / "checkpoints", "--workers", 1, "--steps-per-sync", 3)
     first = train(*options, "--epochs", 1)
     assert first.returncode == 0, first.stdout + first.stderr
     assert "44 training and 4 validation images, 4 classes" in first.stdout

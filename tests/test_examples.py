@@ -98,7 +98,7 @@ def test_the_recipe_for_imagenet_stops_and_resumes(
     for part in ("train", "val"):
         (tmp_path / part).symlink_to(photos)
     options = "--model shufflenet_v2_x0_5 --epochs 2 --batch-size 8 --workers 0 --warmup-epochs 1 --train-size 32"
-    options += f" --val-resize 36 --val-size 32 --checkpoint-steps 2 --sink-size 2 --output {tmp_path}/checkpoints"
+    options += f" --val-resize 36 --val-size 32 --checkpoint-steps 2 --steps-per-sync 2 --output {tmp_path}/checkpoints"
     printed = run("imagenet", capsys, tmp_path, *options.split(), "--max-steps", "4")
     assert "epoch: 1 step: 2, loss is" in printed
     assert "'top5': 1.0" in printed

@@ -126,7 +126,9 @@ class Paced(contenders.Contender):
     def __init__(self, sleep: Callable[[float], None], *, sample_seconds: float, step_seconds: float) -> None:
         self.device, self.model, self.samples = CPU, Slow(step_seconds, sleep), Samples(sample_seconds)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        self.loop = torch_sink.StepLoop(self.model, cross_entropy, self.optimizer, sink_size=contenders.SINK_SIZE)
+        self.loop = torch_sink.StepLoop(
+            self.model, cross_entropy, self.optimizer, steps_per_sync=contenders.STEPS_PER_SYNC
+        )
 
     def dataset(self, folder: Path) -> Dataset[Any]:
         return self.samples
@@ -246,7 +248,7 @@ def test_rounds_of_sinks_of_any_size_capture_nothing(fake_cuda: FakeCuda) -> Non
     begun = []
     for rounds in (1, 3):
         before = fake_cuda.graphs_begun
-        scale.by_sink_size([5, 10], rounds, device)
+        scale.by_steps_per_sync([5, 10], rounds, device)
         begun.append(fake_cuda.graphs_begun - before)
     assert begun == [2 * train.SLOTS] * 2
 

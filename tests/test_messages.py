@@ -233,8 +233,16 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
     # loaders
     "a dataset": (lambda: SinkLoader(TensorDataset(torch.zeros(3))), TypeError, r"samples, not batches.*DataLoader\("),
     "a path for a loader": (lambda: loop().run("photos"), TypeError, r"is a path, 'photos'.*DataLoader\("),
-    "sink_size=0": (lambda: SinkLoader(BATCHES, sink_size=0), ValueError, "sink_size=0 is not allowed.*-1 for one pass"),
-    "sink_size=1.5": (lambda: SinkLoader(BATCHES, sink_size=1.5), TypeError, "must be an int, got 1.5"),
+    "batches_per_epoch=0": (
+        lambda: SinkLoader(BATCHES, batches_per_epoch=0),
+        ValueError,
+        "batches_per_epoch=0 is not allowed.*None for one pass",
+    ),
+    "batches_per_epoch=1.5": (
+        lambda: SinkLoader(BATCHES, batches_per_epoch=1.5),
+        TypeError,
+        "must be an int, got 1.5",
+    ),
     "slots=0": (lambda: SinkLoader(BATCHES, slots=0), ValueError, "slots=0 is not allowed.*None for the default"),
     "a device of the sink that is not there": (
         lambda: SinkLoader(BATCHES, device="cuda:99"),

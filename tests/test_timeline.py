@@ -41,7 +41,7 @@ class Samples(Dataset[Any]):
 def loop() -> torch_sink.StepLoop:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return torch_sink.StepLoop(model, nn.functional.cross_entropy, optimizer, sink_size=3)
+    return torch_sink.StepLoop(model, nn.functional.cross_entropy, optimizer, steps_per_sync=3)
 
 
 def events(path: Path) -> list[tuple[str, str, float, float]]:

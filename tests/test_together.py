@@ -415,7 +415,7 @@ def by_step_loop(part: Part, network: Network, loader: Any) -> list[float]:
         network,
         functional.cross_entropy,
         make_optimizer(network),
-        sink_size=3,
+        steps_per_sync=3,
         amp=part.row["precision"],
         forward=loss_of if part.row["collate"] == "dicts" else None,
         jit_config=UNCOMPILED,

@@ -20,7 +20,7 @@ from loader import SideStream
 from torch_sink.cli.pipelines import CROP, MEAN, STD, build_pipeline
 
 READ_LOSS_EVERY = 50
-SINK_SIZE = 50
+STEPS_PER_SYNC = 50
 
 
 class Contender:
@@ -120,21 +120,23 @@ class PrefetcherAndCompile(Stock):
 class TorchSink(Contender):
     def __init__(self, model_name: str, classes: int, device: torch.device) -> None:
         super().__init__(model_name, classes, device)
-        self.loop = torch_sink.StepLoop(self.model, cross_entropy, self.optimizer, amp="O1", sink_size=SINK_SIZE)
+        self.loop = torch_sink.StepLoop(
+            self.model, cross_entropy, self.optimizer, amp="O1", steps_per_sync=STEPS_PER_SYNC
+        )
 
     def backend(self) -> str:
         return "device"
 
     def wrap(self, loader: DataLoader[Any]) -> torch_sink.SinkLoader:
         # The size is that of the next call of `train`; with one, the next epoch goes on in the same pass.
-        return torch_sink.SinkLoader(loader, sink_size=1, memory_format=torch.channels_last)
+        return torch_sink.SinkLoader(loader, batches_per_epoch=1, memory_format=torch.channels_last)
 
     def train(self, batches: torch_sink.SinkLoader, steps: int) -> None:
-        batches.sink_size = steps
+        batches.batches_per_epoch = steps
         self.loop.run(batches)
 
     def discard(self, batches: torch_sink.SinkLoader, count: int) -> None:
-        batches.sink_size = count
+        batches.batches_per_epoch = count
         for _ in batches:
             pass
 
@@ -155,7 +157,7 @@ class Synthetic(TorchSink):
         images = images.to(self.device).contiguous(memory_format=torch.channels_last)
         batch = (images, labels.to(self.device))
         return torch_sink.SinkLoader(
-            lambda: itertools.repeat(batch), sink_size=1, device=self.device, memory_format=torch.channels_last
+            lambda: itertools.repeat(batch), batches_per_epoch=1, device=self.device, memory_format=torch.channels_last
         )
 
 

@@ -6,7 +6,7 @@ For each model and loop: steps a second, host time a step (what the training thr
 costs over the plain loop, or over the plain compiled loop where the loop compiles (wall time, and host time, which a
 busy machine disturbs less; medians of the differences within a round), host syncs a step, and on a GPU the share of
 time in which it has nothing to do. Compile and capture seconds stand apart, with the number of steps after which they
-are paid back; the compiler's cache is empty at first, and what differs in its sink size only shares it.
+are paid back; the compiler's cache is empty at first, and what differs in its steps per sync only shares it.
 
 Each loop gets the same batches, without an end, the same model with the same weights, and SGD, which is fused for all
 of them on a GPU; `cudnn.benchmark` is on. When all have compiled they take turns, in the opposite order in every second
@@ -126,17 +126,19 @@ def plain(read_loss: bool, compile_mode: str | None) -> Callable[[Setup], Callab
     return prepare
 
 
-def sink(mode: str, sink_size: int) -> Callable[[Setup], Callable[[int], int]]:
+def sink(mode: str, steps_per_sync: int) -> Callable[[Setup], Callable[[int], int]]:
     """The same steps in a StepLoop."""
 
     def prepare(setup: Setup) -> Callable[[int], int]:
-        loop = torch_sink.StepLoop(setup.model, cross_entropy, setup.optimizer, sink_size=sink_size, mode=mode)
+        loop = torch_sink.StepLoop(
+            setup.model, cross_entropy, setup.optimizer, steps_per_sync=steps_per_sync, mode=mode
+        )
         setup.enter_context(loop)
         # One for all runs: another loader would have other slots, for which the step would be captured again.
-        batches = setup.enter_context(torch_sink.SinkLoader(setup.stream, sink_size=1, device=setup.device))
+        batches = setup.enter_context(torch_sink.SinkLoader(setup.stream, batches_per_epoch=1, device=setup.device))
 
         def run(steps: int) -> int:
-            batches.sink_size = steps
+            batches.batches_per_epoch = steps
             return loop.run(batches).host_syncs
 
         return run

@@ -176,7 +176,7 @@ def train(report: Report) -> str:
 
 def scale(report: Report) -> str:
     parts = []
-    for name in ("batch", "photograph", "sink_size"):
+    for name in ("batch", "photograph", "steps_per_sync"):
         values = report[name]["values"]
         rows = [[size, f"{value['p50']:.3f}"] for size, value in values.items()]
         parts.append(table([name.replace("_", " "), report[name]["unit"]], rows))
@@ -228,7 +228,7 @@ GPU_FIGURES = {
     "train": "images/s, GPU idle share and CPU seconds per 1,000 images of ResNet-50, ShuffleNetV2 and MobileNetV3 "
     "from JPEG files with 1 to 16 workers: stock, prefetcher and compiled loop, torch_sink; the ceiling with "
     "synthetic data; the peak of allocated, reserved and page-locked memory",
-    "scale": "ms an image by batch and by size of the photographs, us a step by sink size, us a batch by dataset",
+    "scale": "ms an image by batch and by size of the photographs, us a step by steps per sync, us a batch by dataset",
 }
 # Result file -> title, what it says, whether only a GPU's figures count, and the section's table.
 SECTIONS: dict[str, tuple[str, str, bool, Callable[[Report], str]]] = {

@@ -63,7 +63,7 @@ def by_photograph(sides: list[int], batch: int, rounds: int, device: torch.devic
     return {name: percentiles([1e3 * value / batch for value in values]) for name, values in seconds.items()}
 
 
-def by_sink_size(sizes: list[int], rounds: int, device: torch.device) -> dict[str, dict[str, float]]:
+def by_steps_per_sync(sizes: list[int], rounds: int, device: torch.device) -> dict[str, dict[str, float]]:
     """Microseconds a step of a tiny model on one batch that is already there, by steps a sink."""
     batch = (torch.randn(8, 16, device=device), torch.zeros(8, dtype=torch.int64, device=device))
     work = {}
@@ -72,10 +72,12 @@ def by_sink_size(sizes: list[int], rounds: int, device: torch.device) -> dict[st
             torch.manual_seed(0)
             model = nn.Linear(16, 4).to(device)
             loop = torch_sink.StepLoop(
-                model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.01), sink_size=size
+                model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.01), steps_per_sync=size
             )
             # One for all rounds: another one would have other slots, for which the step would be captured again.
-            batches = torch_sink.SinkLoader(lambda: itertools.repeat(batch), sink_size=max(sizes), device=device)
+            batches = torch_sink.SinkLoader(
+                lambda: itertools.repeat(batch), batches_per_epoch=max(sizes), device=device
+            )
             stack.enter_context(batches)
             work[str(size)] = partial(loop.run, batches)
         seconds = in_turns(work, rounds)
@@ -119,13 +121,13 @@ def measure(folder: Path, arguments: argparse.Namespace, device: torch.device) -
     yield {"batch": {"unit": "ms an image", "values": by_batch(folder, arguments.batches, rounds, device)}}
     of_photographs = by_photograph(arguments.sides, batch, rounds, device)
     yield {"photograph": {"unit": "ms an image", "fixed": {"batch": batch}, "values": of_photographs}}
-    yield {"sink_size": {"unit": "us a step", "values": by_sink_size(arguments.sinks, rounds, device)}}
+    yield {"steps_per_sync": {"unit": "us a step", "values": by_steps_per_sync(arguments.sinks, rounds, device)}}
     yield {"dataset": {"values": by_dataset([1_000, 10_000, 100_000, 1_000_000], rounds)}}
 
 
 def format_table(report: dict[str, Any]) -> str:
     lines = []
-    for name in ("batch", "photograph", "sink_size"):
+    for name in ("batch", "photograph", "steps_per_sync"):
         lines.append(f"\n{name} ({report[name]['unit']}, median)")
         lines += [f"{size:>12}{value['p50']:>12.3f}" for size, value in report[name]["values"].items()]
     lines.append(f"\n{'dataset':>12}{'first batch, ms':>18}{'each later, us':>18}")

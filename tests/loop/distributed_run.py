@@ -89,7 +89,12 @@ def train_plain(kind: str, accumulate: int) -> tuple[nn.Module, list[float]]:
 def compare(kind: str, accumulate: int) -> dict[str, float]:
     model = wrap(make_model(), kind)
     loop = StepLoop(
-        model, functional.cross_entropy, make_optimizer(model), sink_size=3, accumulate=accumulate, clip_grad_norm=1.0
+        model,
+        functional.cross_entropy,
+        make_optimizer(model),
+        steps_per_sync=3,
+        accumulate=accumulate,
+        clip_grad_norm=1.0,
     )
     history = loop.run(own_part(global_batches()))
     plain, losses = train_plain(kind, accumulate)
@@ -132,7 +137,7 @@ def overflow_on_one_rank(kind: str) -> dict[str, Any]:
 
 def signal_on_one_rank() -> dict[str, Any]:
     model = wrap(make_model(), "ddp")
-    loop = StepLoop(model, functional.cross_entropy, make_optimizer(model), sink_size=2)
+    loop = StepLoop(model, functional.cross_entropy, make_optimizer(model), steps_per_sync=2)
 
     def interrupt(context: Any) -> None:
         if distributed.get_rank() == 1 and loop.step_count == 2:
@@ -178,7 +183,7 @@ def uneven() -> str:
     """Rank 1 has a batch less."""
     model = wrap(make_model(), "ddp")
     batches = own_part(global_batches())[: 4 - distributed.get_rank()]
-    loop = StepLoop(model, functional.cross_entropy, make_optimizer(model), sink_size=2)
+    loop = StepLoop(model, functional.cross_entropy, make_optimizer(model), steps_per_sync=2)
     assert loop.run(batches, max_steps=3).steps == 3
     try:
         loop.run(batches)
@@ -235,7 +240,7 @@ def crash(directory: Path) -> None:
     directory.mkdir(exist_ok=True)
     model = wrap(make_model(), "ddp")
     batches = own_part(global_batches())
-    loop = StepLoop(model, functional.cross_entropy, make_optimizer(model), sink_size=2)
+    loop = StepLoop(model, functional.cross_entropy, make_optimizer(model), steps_per_sync=2)
     resumed = loop.resume(directory / "checkpoints", batches)
 
     def die(context: Any) -> None:

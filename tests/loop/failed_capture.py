@@ -34,7 +34,7 @@ def main() -> None:
         model = Waiting(waits).cuda()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         config = JitConfig(jit_level="O0", exc_mode="sink")
-        loop = StepLoop(model, functional.cross_entropy, optimizer, sink_size=4, jit_config=config)
+        loop = StepLoop(model, functional.cross_entropy, optimizer, steps_per_sync=4, jit_config=config)
         history = loop.run(batches)
         print(loop.explain(), f"finite: {bool(history.losses.isfinite().all())}", sep="\n")
         torch.cuda.empty_cache()

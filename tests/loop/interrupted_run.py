@@ -53,7 +53,7 @@ def main(directory: Path, seconds_per_sink: float) -> None:
         model,
         functional.cross_entropy,
         optimizer,
-        sink_size=4,
+        steps_per_sync=4,
         scheduler=scheduler,
         schedule="step",
         accumulate=2,

@@ -148,10 +148,10 @@ def evaluated_alone(ranks: int) -> dict[str, float]:
 def evaluation_beside_a_loop(directory: Path) -> Any:
     """Every 2 steps and at the end, in sinks of different sizes; then of a sharded model, whose shares are equal."""
     runs = []
-    for sink_size in (1, 5):
+    for steps_per_sync in (1, 5):
         network = nn.parallel.DistributedDataParallel(make_model())
         optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
-        loop = StepLoop(network, functional.cross_entropy, optimizer, sink_size=sink_size, ema=0.5)
+        loop = StepLoop(network, functional.cross_entropy, optimizer, steps_per_sync=steps_per_sync, ema=0.5)
         every = Evaluation(valid_batches(), metrics={"accuracy"}, every_steps=2)
         history = loop.run(train_batches(), epochs=2, callbacks=[every])
         last = loop.evaluate(valid_batches(), metrics={"accuracy"}), loop.evaluate(valid_batches(), ema=True)
@@ -297,7 +297,7 @@ def another_rate_on_one_rank(directory: Path) -> Any:
     model = make()
     history = model.loop.run(train_batches(), epochs=2, callbacks=[LambdaCallback(on_train_epoch_end=change)])
     network = model.train_network
-    loop = StepLoop(network, functional.cross_entropy, torch.optim.SGD(network.parameters(), lr=0.5), sink_size=1)
+    loop = StepLoop(network, functional.cross_entropy, torch.optim.SGD(network.parameters(), lr=0.5), steps_per_sync=1)
     loop.run(train_batches(), epochs=2, callbacks=[LambdaCallback(on_train_step_end=change)])
     return {**outcome(model, history), "own": loop.optimizer.param_groups[0]["lr"]}
 

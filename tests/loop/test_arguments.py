@@ -36,10 +36,10 @@ def make_loop(**options: Any) -> StepLoop:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"sink_size": 0}, ValueError, "sink_size=0.*at least 1, or -1"),
-        ({"sink_size": -2}, ValueError, "sink_size=-2"),
-        ({"sink_size": 1.5}, TypeError, "sink_size=1.5 is a float"),
-        ({"sink_size": True}, TypeError, "sink_size=True"),
+        ({"steps_per_sync": 0}, ValueError, "steps_per_sync=0.*at least 1, or -1"),
+        ({"steps_per_sync": -2}, ValueError, "steps_per_sync=-2"),
+        ({"steps_per_sync": 1.5}, TypeError, "steps_per_sync=1.5 is a float"),
+        ({"steps_per_sync": True}, TypeError, "steps_per_sync=True"),
         ({"accumulate": 0}, ValueError, "accumulate=0"),
         ({"mode": "fast"}, ValueError, "mode='fast'.*'auto', 'eager', 'compile', 'graph'"),
         ({"amp": "O4"}, ValueError, "amp='O4'.*O0, O1, O2, O3, auto"),
@@ -57,8 +57,9 @@ def make_loop(**options: Any) -> StepLoop:
         ({"amp_level": "O1"}, TypeError, "'amp_level'; pass amp="),
         ({"callbacks": []}, TypeError, r"'callbacks'; it belongs to the run: .*run\(loader.*callbacks="),
         ({"metrics": {"loss"}}, TypeError, r"'metrics'; it belongs to an evaluation: .*evaluate\(loader, metrics="),
-        ({"sinksize": 3}, TypeError, "'sinksize'; did you mean sink_size="),
-        ({"color": 3}, TypeError, "'color'; its arguments are model, loss_fn, optimizer, sink_size"),
+        ({"sink_size": 3}, TypeError, "StepLoop has no argument 'sink_size'; pass steps_per_sync="),
+        ({"stepspersync": 3}, TypeError, "'stepspersync'; did you mean steps_per_sync="),
+        ({"color": 3}, TypeError, "'color'; its arguments are model, loss_fn, optimizer, steps_per_sync"),
         ({"device": "meta"}, ValueError, "'meta', but the model is on cpu.*model.to"),
         ({"jit_config": {}}, TypeError, "JitConfig"),
         ({"forward": 3}, TypeError, "forward is a int"),
@@ -87,10 +88,10 @@ def test_arguments_of_model_under_other_names(options: dict[str, Any], message: 
 
 
 def test_reprs_say_what_trains_and_how() -> None:
-    loop = make_loop(sink_size=7, accumulate=2)
+    loop = make_loop(steps_per_sync=7, accumulate=2)
     loop.run(make_batches(3))
     assert repr(loop) == (
-        "StepLoop(Sequential, SGD, sink_size=7, amp='O0', mode='auto', accumulate=2, device='cpu', step_count=3)"
+        "StepLoop(Sequential, SGD, steps_per_sync=7, amp='O0', mode='auto', accumulate=2, device='cpu', step_count=3)"
     )
     network = make_model()
     model = Model(network, functional.cross_entropy, torch.optim.SGD(network.parameters()), {"top5", "accuracy"})

@@ -25,7 +25,7 @@ def test_average_equals_torch() -> None:
     batches = make_batches(8)
     model = make_model()
     torch.manual_seed(5)
-    loop = StepLoop(model, functional.cross_entropy, make_optimizer(model), ema=0.9, sink_size=3)
+    loop = StepLoop(model, functional.cross_entropy, make_optimizer(model), ema=0.9, steps_per_sync=3)
     loop.run(batches)
     model = make_model()
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
@@ -47,7 +47,9 @@ def test_average_stays_where_an_update_is_skipped() -> None:
     batches[2][0].fill_(float("inf"))
     weights = []
     model, scaler = make_model(), StaticLossScaler(2.0)
-    loop = StepLoop(model, functional.cross_entropy, make_optimizer(model), ema=0.5, sink_size=1, loss_scaler=scaler)
+    loop = StepLoop(
+        model, functional.cross_entropy, make_optimizer(model), ema=0.5, steps_per_sync=1, loss_scaler=scaler
+    )
     note = LambdaCallback(on_train_step_end=lambda c: weights.append(loop.ema_model()[-1].weight.clone()))
     loop.run(batches, callbacks=[note])
     assert torch.equal(weights[1], weights[2])
@@ -74,7 +76,7 @@ def test_average_begins_with_the_first_update_that_is_not_skipped(name: str) -> 
             return functional.cross_entropy(model(batch[0]), batch[1]) * batch[2]
 
         scaler = StaticLossScaler(2.0)
-        loop = StepLoop(model, None, optimizer, ema=0.9, loss_scaler=scaler, sink_size=2, forward=forward)
+        loop = StepLoop(model, None, optimizer, ema=0.9, loss_scaler=scaler, steps_per_sync=2, forward=forward)
         factors = [math.inf] * skipped + [1.0] * 4
         loop.run([(*batches[1 - skipped + i], torch.tensor(factor)) for i, factor in enumerate(factors)])
         results.append([parameter.clone() for parameter in loop.ema_model().parameters()])

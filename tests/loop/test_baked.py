@@ -24,7 +24,7 @@ def compare_after(change: Any, make: Any = Wrapped, **options: Any) -> StepLoop:
     """Train with a change after step 8, as the plain loop does."""
     batches = make_batches(16)
     torch.manual_seed(0)
-    loop = make_loop(model=make().cuda(), sink_size=4, **options)
+    loop = make_loop(model=make().cuda(), steps_per_sync=4, **options)
     history = loop.run(batches, callbacks=at_step(8, lambda loop: change(loop.model)))
     model = make()
     optimizer = OPTIMIZERS["SGD"](model.parameters())
@@ -106,7 +106,7 @@ def test_state_that_is_made_inside_a_capture_is_made_again_outside(fake_cuda: Fa
     batches = make_batches(10)
     torch.manual_seed(0)
     model = UsesALayerLate()
-    loop = make_loop(model=UsesALayerLate().cuda(), sink_size=5)
+    loop = make_loop(model=UsesALayerLate().cuda(), steps_per_sync=5)
     loop.model.load_state_dict(model.state_dict())
     history = loop.run(batches)
     losses, _ = plain_loop(model, functional.cross_entropy, OPTIMIZERS["SGD"](model.parameters()), batches)
@@ -136,7 +136,7 @@ class Averaging(Wrapped):
 @pytest.mark.parametrize("in_place", [False, True])
 def test_buffers_that_are_replaced_in_every_step_are_not_captured(fake_cuda: FakeCuda, in_place: bool) -> None:
     batches = make_batches(10)
-    loop = make_loop(model=Averaging(in_place).cuda(), sink_size=4)
+    loop = make_loop(model=Averaging(in_place).cuda(), steps_per_sync=4)
     history = loop.run(batches)
     model = Averaging(in_place)
     losses, _ = plain_loop(model, functional.cross_entropy, OPTIMIZERS["SGD"](model.parameters()), batches)
@@ -186,7 +186,7 @@ def test_replays_see_values_of_tensors_and_no_numbers_of_a_model(fake_cuda: Fake
     """As the documentation says."""
     losses = []
     for mode in ("graph", "eager"):
-        loop = make_loop(model=Tempered(temperature).cuda(), sink_size=4, mode=mode)
+        loop = make_loop(model=Tempered(temperature).cuda(), steps_per_sync=4, mode=mode)
         callbacks = at_step(8, lambda loop: loop.model.cool())
         losses.append(loop.run(make_batches(12), callbacks=callbacks).losses)
         loop.close()

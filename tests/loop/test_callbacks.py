@@ -52,7 +52,7 @@ def make_loop(**options: Any) -> StepLoop:
 
 def test_order_of_events_and_executed_counts() -> None:
     recorder = Recorder()
-    make_loop(sink_size=3).run(make_batches(5), epochs=2, callbacks=[recorder])
+    make_loop(steps_per_sync=3).run(make_batches(5), epochs=2, callbacks=[recorder])
     assert recorder.events == [
         ("train_begin", 0),
         ("train_epoch_begin", 0),
@@ -73,7 +73,7 @@ def test_order_of_events_and_executed_counts() -> None:
 
 def test_fields_of_the_context() -> None:
     seen: list[dict[str, Any]] = []
-    loop = make_loop(sink_size=3)
+    loop = make_loop(steps_per_sync=3)
     recorder = LambdaCallback(on_train_step_end=lambda context: seen.append(dict(context.original_args())))
     history = loop.run(make_batches(5), epochs=2, callbacks=recorder)
     last = seen[-1]
@@ -127,7 +127,7 @@ def test_callbacks_are_entered_and_left_also_after_an_error() -> None:
 def test_request_stop_ends_after_the_sink() -> None:
     stop = LambdaCallback(on_train_step_end=lambda context: context.request_stop())
     recorder = Recorder()
-    history = make_loop(sink_size=3).run(make_batches(9), epochs=4, callbacks=[recorder, stop])
+    history = make_loop(steps_per_sync=3).run(make_batches(9), epochs=4, callbacks=[recorder, stop])
     assert history.steps == 3
     assert history.stopped_by == "request_stop"
     assert [name for name, _ in recorder.events][-2:] == ["train_epoch_end", "train_end"]
@@ -140,7 +140,7 @@ def test_learning_rate_scheduler_acts_once_per_host_return() -> None:
         seen.append((rate, step))
         return rate / 2
 
-    history = make_loop(sink_size=2).run(make_batches(5), callbacks=[LearningRateScheduler(halve)])
+    history = make_loop(steps_per_sync=2).run(make_batches(5), callbacks=[LearningRateScheduler(halve)])
     assert seen == [(0.1, 2), (0.05, 4), (0.025, 5)]
     assert history.learning_rates.flatten().tolist() == [0.1, 0.1, 0.05, 0.05, 0.025]
 
@@ -210,7 +210,7 @@ def test_early_stopping_restores_the_best_weights() -> None:
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGUSR1])
 def test_a_stopped_run_is_saved_as_it_is_and_not_with_its_best_weights(stop: int, tmp_path: Path) -> None:
     """SIGINT stops every run, SIGUSR1 by OnRequestExit; both are saved after EarlyStopping has had its turn."""
-    loop = make_loop(sink_size=1)
+    loop = make_loop(steps_per_sync=1)
     with nullcontext() if stop == signal.SIGUSR1 else pytest.raises(KeyboardInterrupt):
         loop.run(
             make_batches(2),
@@ -224,7 +224,7 @@ def test_a_stopped_run_is_saved_as_it_is_and_not_with_its_best_weights(stop: int
             ],
             max_steps=7,
         )
-    whole = make_loop(sink_size=1)
+    whole = make_loop(steps_per_sync=1)
     whole.run(make_batches(2), epochs=9, max_steps=loop.step_count)
     restored = make_loop()
     assert restored.resume(tmp_path) == loop.step_count == 5
@@ -251,7 +251,7 @@ def test_reduce_on_plateau_raises_no_rate() -> None:
 
 def test_on_request_exit_by_signal(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    loop = make_loop(sink_size=3)
+    loop = make_loop(steps_per_sync=3)
     kill = LambdaCallback(on_train_step_begin=lambda context: loop.step_count == 3 and os.kill(os.getpid(), 15))
     history = loop.run(make_batches(9), callbacks=[OnRequestExit(directory=tmp_path), kill])
     assert (history.steps, history.stopped_by) == (4, "SIGTERM")
@@ -262,7 +262,7 @@ def test_on_request_exit_by_signal(tmp_path: Path) -> None:
 def test_on_request_exit_by_file(tmp_path: Path) -> None:
     asked = tmp_path / "exit.json"
     write = LambdaCallback(on_train_step_end=lambda context: asked.write_text(json.dumps({"GracefulExit": 1})))
-    history = make_loop(sink_size=3).run(
+    history = make_loop(steps_per_sync=3).run(
         make_batches(9), callbacks=[write, OnRequestExit(save_ckpt=False, config_file=asked)]
     )
     assert (history.steps, history.stopped_by) == (4, "GracefulExit")

@@ -170,7 +170,7 @@ def test_a_group_that_a_callback_adds_trains_from_the_next_sink_on(fake_cuda: Fa
         model,
         functional.cross_entropy,
         optimizer,
-        sink_size=4,
+        steps_per_sync=4,
         mode=mode,
         loss_scaler=loss_scaler,
         jit_config=UNCOMPILED,
@@ -185,7 +185,7 @@ def test_a_group_that_a_callback_adds_trains_from_the_next_sink_on(fake_cuda: Fa
 
 def test_a_longer_sink_needs_no_new_engine(fake_cuda: FakeCuda) -> None:
     batches = make_batches(16)
-    loop = make_loop(sink_size=-1)
+    loop = make_loop(steps_per_sync=-1)
     losses = [loop.run(batches[:6]).losses]
     engine, model_calls = loop._engine, 0
 
@@ -207,10 +207,10 @@ def test_a_longer_sink_needs_no_new_engine(fake_cuda: FakeCuda) -> None:
 def test_a_longer_sink_of_the_same_loader_is_read_from_a_longer_table(fake_cuda: FakeCuda) -> None:
     """Graphs hold the addresses of the shorter one."""
     batches = make_batches(8)
-    loop = make_loop(sink_size=2)
+    loop = make_loop(steps_per_sync=2)
     with SinkLoader(batches) as loader:
         losses = [loop.run(loader).losses]
-        loop.sink_size = 8
+        loop.steps_per_sync = 8
         losses.append(loop.run(loader).losses)
     plain = make_model(dropout=0.0)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
@@ -222,7 +222,7 @@ def test_a_longer_sink_of_the_same_loader_is_read_from_a_longer_table(fake_cuda:
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_a_model_on_another_than_the_current_device(fake_cuda: FakeCuda, mode: str) -> None:
     batches = make_batches(8)
-    loop = make_loop(model=make_model(dropout=0.0).to("cuda:1"), mode=mode, sink_size=3)
+    loop = make_loop(model=make_model(dropout=0.0).to("cuda:1"), mode=mode, steps_per_sync=3)
     history = loop.run(batches)
     plain = make_model(dropout=0.0)
     expected, _ = plain_loop(
@@ -238,7 +238,13 @@ def test_the_optimizers_kernels_take_all_tensors_at_a_time(fake_cuda: FakeCuda, 
     optimizer = getattr(torch.optim, name)(model.parameters(), lr=1e-3, foreach=True)
     scaler = DynamicLossScaler(16.0) if name.startswith("Adam") else None
     loop = StepLoop(
-        model, functional.cross_entropy, optimizer, sink_size=6, mode="graph", jit_config=UNCOMPILED, loss_scaler=scaler
+        model,
+        functional.cross_entropy,
+        optimizer,
+        steps_per_sync=6,
+        mode="graph",
+        jit_config=UNCOMPILED,
+        loss_scaler=scaler,
     )
     loop.run(make_batches(12))
     assert "mode: graph" in loop.explain()

@@ -62,7 +62,7 @@ def test_a_model_that_waits_is_found_out_before_anything_is_captured(
     fake_cuda: FakeCuda, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Wrapped(lambda _, outputs: outputs.sum().item()).cuda()
-    loop = make_loop(model=model, sink_size=4)
+    loop = make_loop(model=model, steps_per_sync=4)
     with caplog.at_level(logging.WARNING, "torch_sink"):
         run(loop, make_batches(10))
     assert "the step cannot be captured, so it runs in mode 'eager': the host waits for the device at" in caplog.text
@@ -74,7 +74,7 @@ def test_a_model_that_waits_is_found_out_before_anything_is_captured(
 def test_training_goes_on_after_a_capture_that_failed(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """By what no trial sees. The default generator, the allocator, later captures and DDP must work again."""
     model = Wrapped(lambda _, outputs: torch.cuda.current_stream().synchronize()).cuda()
-    loop = make_loop(model=model, sink_size=4)
+    loop = make_loop(model=model, steps_per_sync=4)
     cuts: list[str] = []
     monkeypatch.setattr(loop.ranks, "cut_backward_off", lambda: cuts.append("cut off"))
     run(loop, make_batches(10))
@@ -83,7 +83,7 @@ def test_training_goes_on_after_a_capture_that_failed(fake_cuda: FakeCuda, monke
     assert cuts == ["cut off"]
     torch.cuda.empty_cache()
     assert torch.rand(3, device="cuda").isfinite().all()
-    other = make_loop(sink_size=4)
+    other = make_loop(steps_per_sync=4)
     run(other, make_batches(10))
     assert "mode: graph" in other.explain()
 
@@ -97,7 +97,7 @@ def test_with_several_processes_a_capture_that_failed_on_one_is_an_error(fake_cu
             loop.ranks.size = 2
             raise KeyError("on this rank only")
 
-    loop = make_loop(model=Wrapped(fail).cuda(), sink_size=4)
+    loop = make_loop(model=Wrapped(fail).cuda(), steps_per_sync=4)
     with pytest.raises(SinkError, match=r"cannot be captured on rank 0.*on this rank only.*pass mode='compile'"):
         run(loop, make_batches(8))
     loop.ranks.size = 1
@@ -109,7 +109,7 @@ def test_an_error_of_the_users_own_inside_a_capture_is_named(fake_cuda: FakeCuda
         if torch.cuda.is_current_stream_capturing():
             raise KeyError("not in here")
 
-    loop = make_loop(model=Wrapped(refuse).cuda(), sink_size=4)
+    loop = make_loop(model=Wrapped(refuse).cuda(), steps_per_sync=4)
     run(loop, make_batches(8))
     assert "KeyError: 'not in here'" in loop.explain()
     assert f"(at {__file__}:" in loop.explain()
@@ -117,7 +117,7 @@ def test_an_error_of_the_users_own_inside_a_capture_is_named(fake_cuda: FakeCuda
 
 @both_releases
 def test_a_loss_that_is_still_alive_keeps_gradients_on_its_stream(fake_cuda: FakeCuda) -> None:
-    loop = make_loop(sink_size=4)
+    loop = make_loop(steps_per_sync=4)
     alive = functional.cross_entropy(loop.model(make_batches(1)[0][0].cuda()), make_batches(1)[0][1].cuda())
     for name, buffer in make_model().named_buffers():
         loop.model.get_buffer(name).copy_(buffer)  # as before this look at the loss
@@ -134,7 +134,7 @@ def test_a_loss_that_is_still_alive_keeps_gradients_on_its_stream(fake_cuda: Fak
 
 @both_releases
 def test_ddp_is_captured_where_its_streams_can_be_overridden(fake_cuda: FakeCuda) -> None:
-    loop = make_loop(sink_size=4)
+    loop = make_loop(steps_per_sync=4)
     loop.ranks.size = 2
     obstacle = build._capture_obstacle(loop)
     assert (obstacle is not None and "needs a newer torch" in obstacle) == fake_cuda.leaks_failed_captures
@@ -146,7 +146,7 @@ def test_a_pool_is_not_used_again_when_all_graphs_have_left_it(fake_cuda: FakeCu
     def keep(module: nn.Module, outputs: Tensor) -> None:
         module.latest = outputs.detach()
 
-    loop = make_loop(model=Wrapped(keep).cuda(), sink_size=4)
+    loop = make_loop(model=Wrapped(keep).cuda(), steps_per_sync=4)
 
     def change(loop: StepLoop) -> None:
         loop.optimizer.param_groups[0]["weight_decay"] = 0.0
@@ -214,7 +214,7 @@ def test_optimizers_get_numbers_again_when_steps_are_not_captured(fake_cuda: Fak
         optimizer,
         scheduler=scheduler,
         schedule="step",
-        sink_size=5,
+        steps_per_sync=5,
         mode="graph",
         jit_config=UNCOMPILED,
     )

@@ -85,15 +85,15 @@ def test_metrics_that_keep_outputs_and_labels_get_their_own(fake_cuda: FakeCuda)
 
 
 @pytest.mark.parametrize("kind", ["list", "sink"])
-@pytest.mark.parametrize("sink_size", [2, 5, -1])
-def test_training_and_evaluating_from_graphs(fake_cuda: FakeCuda, kind: str, sink_size: int) -> None:
+@pytest.mark.parametrize("steps_per_sync", [2, 5, -1])
+def test_training_and_evaluating_from_graphs(fake_cuda: FakeCuda, kind: str, steps_per_sync: int) -> None:
     """Both kinds of graph, on one stream, against the same run on the CPU."""
     outcomes = []
     for device in ("cuda", "cpu"):
         network = make_model(dropout=0.0).to(device)
         optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
         options = {"mode": "graph", "jit_config": UNCOMPILED} if device == "cuda" else {}
-        loop = StepLoop(network, functional.cross_entropy, optimizer, sink_size=sink_size, **options)
+        loop = StepLoop(network, functional.cross_entropy, optimizer, steps_per_sync=steps_per_sync, **options)
         valid = SinkLoader(VALID, device=device) if kind == "sink" else VALID
         every = Evaluation(valid, metrics={"accuracy", "top5"}, every_steps=4)
         epochs = Evaluation(valid, every_epochs=1)
@@ -172,7 +172,7 @@ def test_an_evaluation_that_waits_leaves_the_training_around_it_captured(fake_cu
         network,
         functional.cross_entropy,
         torch.optim.SGD(network.parameters(), lr=0.05),
-        sink_size=4,
+        steps_per_sync=4,
         mode="graph",
         jit_config=UNCOMPILED,
     )

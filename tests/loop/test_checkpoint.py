@@ -33,7 +33,7 @@ def make_loop(seed: int = 0, scheduler: Callable[..., Any] | None = None, **opti
         model,
         functional.cross_entropy,
         optimizer,
-        sink_size=3,
+        steps_per_sync=3,
         scheduler=scheduler(optimizer) if scheduler else None,
         schedule="step",
         **options,

@@ -26,7 +26,7 @@ from torch_sink.loop.evaluation import monitored
 
 from .reference import make_batches, make_model, plain_loop
 
-COMPILED = {"mode": "compile", "sink_size": 7}
+COMPILED = {"mode": "compile", "steps_per_sync": 7}
 OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], float]] = {
     "SGD": (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), 1e-8),
     "RMSprop": (lambda p: torch.optim.RMSprop(p, lr=1e-3), 1e-8),

@@ -67,11 +67,11 @@ def cosine(optimizer: torch.optim.Optimizer) -> Any:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_captured_equals_uncaptured_with_the_same_flags(name: str, accumulate: int) -> None:
     batches = make_batches(COUNT)
-    captured = make_loop(name, mode="graph", scheduler=cosine, sink_size=7, accumulate=accumulate, dropout=0.0)
+    captured = make_loop(name, mode="graph", scheduler=cosine, steps_per_sync=7, accumulate=accumulate, dropout=0.0)
     history = captured.run(batches, epochs=2)
     assert "mode: graph" in captured.explain(), captured.explain()
     flags = ("fused", "foreach", "capturable")
-    reference = make_loop(name, mode="eager", scheduler=cosine, sink_size=7, accumulate=accumulate, dropout=0.0)
+    reference = make_loop(name, mode="eager", scheduler=cosine, steps_per_sync=7, accumulate=accumulate, dropout=0.0)
     for group, other in zip(reference.optimizer.param_groups, captured.optimizer.param_groups, strict=True):
         group.update({flag: other[flag] for flag in flags if flag in other})
     expected = reference.run(batches, epochs=2)
@@ -80,7 +80,7 @@ def test_captured_equals_uncaptured_with_the_same_flags(name: str, accumulate: i
 
 
 def test_dropout_changes_from_replay_to_replay() -> None:
-    loop = make_loop(mode="graph", sink_size=10, dropout=0.9)
+    loop = make_loop(mode="graph", steps_per_sync=10, dropout=0.9)
     for group in loop.optimizer.param_groups:
         group["lr"] = 0.0
     batch = make_batches(1)[0]
@@ -89,7 +89,7 @@ def test_dropout_changes_from_replay_to_replay() -> None:
 
 
 def test_no_wait_inside_a_sink() -> None:
-    loop = make_loop(mode="graph", sink_size=10, loss_scaler=DynamicLossScaler(16.0), ema=0.9)
+    loop = make_loop(mode="graph", steps_per_sync=10, loss_scaler=DynamicLossScaler(16.0), ema=0.9)
     loader = SinkLoader(make_batches(40))
     loop.run(loader)
     with no_host_sync():
@@ -101,7 +101,7 @@ def test_overflows_are_skipped_in_replays() -> None:
     batches = make_batches(16)
     for step in (0, 9, 12):
         batches[step][0].fill_(float("inf"))
-    loop = make_loop("Adam", mode="graph", sink_size=4, loss_scaler=DynamicLossScaler(16.0, 2, 100))
+    loop = make_loop("Adam", mode="graph", steps_per_sync=4, loss_scaler=DynamicLossScaler(16.0, 2, 100))
     history = loop.run(batches)
     assert history.overflows.nonzero().flatten().tolist() == [0, 9, 12]
     assert all(bool(parameter.isfinite().all()) for parameter in loop.model.parameters())
@@ -113,7 +113,7 @@ def test_odd_shapes_and_changed_options() -> None:
     def change(context: Any) -> None:
         context.original_args().optimizer.param_groups[0]["weight_decay"] = 0.1
 
-    loop = make_loop(mode="graph", sink_size=8)
+    loop = make_loop(mode="graph", steps_per_sync=8)
     loop.run([*make_batches(15), *make_batches(1, size=3)], callbacks=[LambdaCallback(on_train_step_end=change)])
     assert "another shape" in loop.explain()
     assert "captured again" in loop.explain()
@@ -157,7 +157,7 @@ def test_training_goes_on_after_a_capture_that_failed() -> None:
 
 
 def test_memory_does_not_grow() -> None:
-    loop, loader = make_loop(mode="graph", sink_size=10), SinkLoader(make_batches(COUNT))
+    loop, loader = make_loop(mode="graph", steps_per_sync=10), SinkLoader(make_batches(COUNT))
     loop.run(loader, epochs=2)
     before = torch.cuda.memory_allocated()
     loop.run(loader, epochs=5)
@@ -167,11 +167,11 @@ def test_memory_does_not_grow() -> None:
 
 @pytest.mark.cuda
 def test_compiled_and_captured() -> None:
-    loop = make_loop(mode="graph", sink_size=10, jit_config=None, dropout=0.0)
+    loop = make_loop(mode="graph", steps_per_sync=10, jit_config=None, dropout=0.0)
     history = loop.run(make_batches(30))
     assert "mode: graph" in loop.explain(), loop.explain()
     assert "compiling failed" not in loop.explain(), loop.explain()
-    eager = make_loop(mode="eager", sink_size=10, dropout=0.0).run(make_batches(30))
+    eager = make_loop(mode="eager", steps_per_sync=10, dropout=0.0).run(make_batches(30))
     assert history.losses[0].item() == pytest.approx(eager.losses[0].item(), rel=1e-4)
     torch.testing.assert_close(history.losses, eager.losses, rtol=0.05, atol=0.05)
 

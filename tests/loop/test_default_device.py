@@ -24,7 +24,7 @@ def train(default: torch.device, device: str, **options: Any) -> list[torch.Tens
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
         loop = StepLoop(
-            model, functional.cross_entropy, optimizer, scheduler=scheduler, schedule="step", sink_size=3,
+            model, functional.cross_entropy, optimizer, scheduler=scheduler, schedule="step", steps_per_sync=3,
             loss_scaler=DynamicLossScaler(2.0**8, 2, 50), **options,
         )  # fmt: skip
         with SinkLoader(batches, device=device) as loader:

@@ -66,7 +66,7 @@ def test_evaluate_equals_the_numbers_by_hand_with_one_sync() -> None:
 
 def test_a_sink_loader_is_left_where_it_was() -> None:
     loop, batches = make_loop(), make_batches(5)
-    loader = SinkLoader(batches, sink_size=2)
+    loader = SinkLoader(batches, batches_per_epoch=2)
     first = [inputs for inputs, _ in loader]
     assert loop.evaluate(loader)["loss"] == pytest.approx(by_hand(loop.model, batches)["loss"])
     seen = [*first, *(inputs for inputs, _ in loader)]
@@ -122,10 +122,10 @@ def plain_with_evaluations(every: int, epochs: int = 2) -> tuple[Any, ...]:
     return model, optimizer, torch.cat(losses), results
 
 
-@pytest.mark.parametrize("sink_size", [1, 2, 3, 7, 100, -1])
+@pytest.mark.parametrize("steps_per_sync", [1, 2, 3, 7, 100, -1])
 @pytest.mark.parametrize("every", [3, 7])
-def test_evaluations_every_so_many_steps_equal_those_of_a_plain_loop(sink_size: int, every: int) -> None:
-    loop = make_loop(sink_size=sink_size)
+def test_evaluations_every_so_many_steps_equal_those_of_a_plain_loop(steps_per_sync: int, every: int) -> None:
+    loop = make_loop(steps_per_sync=steps_per_sync)
     history = loop.run(make_batches(7), epochs=2, callbacks=[Evaluation(VALID, {"accuracy"}, every_steps=every)])
     model, optimizer, losses, results = plain_with_evaluations(every)
     assert torch.equal(history.losses, losses)

@@ -132,7 +132,7 @@ def test_replays_equal_the_plain_loop(capture: DirectCapture, optimizer: Any, ac
     batches = make_batches(12)
     options = {"optimizer": optimizer, "accumulate": accumulate}
     schedule = {"scheduler": lambda o: lr_scheduler.CosineAnnealingLR(o, 7)}
-    loop = make_loop(sink_size=5, **options, **schedule)
+    loop = make_loop(steps_per_sync=5, **options, **schedule)
     loader = RingLoader(batches)
     history = loop.run(loader, epochs=2)
     plain = reference(batches * 2, **options, **schedule)
@@ -150,7 +150,7 @@ def test_replays_equal_the_plain_loop(capture: DirectCapture, optimizer: Any, ac
 
 def test_odd_shapes_run_uncaptured(capture: DirectCapture) -> None:
     batches = [*make_batches(7), *make_batches(1, size=3)]
-    loop = make_loop(sink_size=4)
+    loop = make_loop(steps_per_sync=4)
     loop.run(RingLoader(batches), epochs=2)
     plain = reference(batches * 2)
     assert_equal_training((loop.model, loop.optimizer), plain[:2])
@@ -162,7 +162,7 @@ def test_odd_shapes_run_uncaptured(capture: DirectCapture) -> None:
 def test_a_run_may_begin_with_an_odd_shape(capture: DirectCapture) -> None:
     """As one does that is resumed before the last batch of an epoch."""
     batches = [*make_batches(1, size=3), *make_batches(8)]
-    loop = make_loop(sink_size=4)
+    loop = make_loop(steps_per_sync=4)
     loop.run(batches)
     assert_equal_training((loop.model, loop.optimizer), reference(batches)[:2])
     assert capture.replayed == 9 - 4, "the shape is known from its second batch on, the trial is the third"
@@ -179,7 +179,7 @@ def test_the_usual_shape_is_the_first_unless_another_comes_twice_in_a_row() -> N
 
 def test_batches_in_no_slot_are_staged(capture: DirectCapture) -> None:
     batches = make_batches(9)
-    loop = make_loop(sink_size=4)
+    loop = make_loop(steps_per_sync=4)
     loop.run(batches)
     assert_equal_training((loop.model, loop.optimizer), reference(batches)[:2])
     assert capture.recorded == 1
@@ -205,7 +205,7 @@ def test_staging_writes_to_no_batch_of_the_dataset(capture: DirectCapture, conta
 
     batches = make_batches(6)
     given = [container(*(tensor.clone() for tensor in batch)) for batch in batches]
-    loop = make_loop(sink_size=3, forward=forward)
+    loop = make_loop(steps_per_sync=3, forward=forward)
     loop.run(given)
     for batch, expected in zip(given, batches, strict=True):
         assert all(map(torch.equal, batch_tensors(batch), expected))
@@ -224,7 +224,7 @@ def test_batches_of_the_users_own_classes_run_uncaptured(capture: DirectCapture)
     """What they hold could be anything, and a graph would go on with that of one batch."""
     batches = make_batches(9)
     loop = make_loop(
-        sink_size=3, forward=lambda model, box: functional.cross_entropy(model(box.tensors[0]), box.tensors[1])
+        steps_per_sync=3, forward=lambda model, box: functional.cross_entropy(model(box.tensors[0]), box.tensors[1])
     )
     loop.run([Box(*batch) for batch in batches])
     assert_equal_training((loop.model, loop.optimizer), reference(batches)[:2])
@@ -250,7 +250,7 @@ def test_a_number_beside_nested_tensors_is_not_frozen(capture: DirectCapture) ->
 
     losses = []
     for mode in ("graph", "eager"):
-        loop = make_loop(sink_size=4, forward=forward, mode=mode)
+        loop = make_loop(steps_per_sync=4, forward=forward, mode=mode)
         losses.append(loop.run(WeightedRing(make_batches(12))).losses)
     assert torch.equal(*losses)
     assert capture.replayed > 0
@@ -264,7 +264,7 @@ def test_changed_group_option_captures_again(capture: DirectCapture) -> None:
         arguments.optimizer.param_groups[0]["lr"] *= 0.5  # in the table: no new capture
 
     batches = make_batches(12)
-    loop = make_loop(sink_size=4)
+    loop = make_loop(steps_per_sync=4)
     loop.run(RingLoader(batches), callbacks=[LambdaCallback(on_train_step_end=change)])
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -281,7 +281,7 @@ def test_changed_group_option_captures_again(capture: DirectCapture) -> None:
 def test_failed_capture_steps_down(capture: DirectCapture) -> None:
     capture.fails = True
     batches = make_batches(9)
-    loop = make_loop(sink_size=4)
+    loop = make_loop(steps_per_sync=4)
     loop.run(RingLoader(batches))
     assert_equal_training((loop.model, loop.optimizer), reference(batches)[:2])
     assert "mode: eager" in loop.explain()
@@ -299,7 +299,7 @@ def test_cut_sink_rewinds_the_schedule(capture: DirectCapture, rate: Any) -> Non
         return lr_scheduler.ExponentialLR(optimizer, 0.9)
 
     schedule = {"scheduler": schedule_of}
-    loop = make_loop(sink_size=8, **schedule)
+    loop = make_loop(steps_per_sync=8, **schedule)
     history = loop.run(lambda: iter(batches), epochs=3)
     plain = reference(batches * 3, **schedule)
     assert torch.equal(history.learning_rates, plain[3])
@@ -311,7 +311,7 @@ def test_scaler_waits_for_a_finite_update(capture: DirectCapture) -> None:
     batches = make_batches(12)
     for inputs, _ in batches[:4]:
         inputs.fill_(float("inf"))
-    loop = make_loop(sink_size=6, amp="O1", loss_scaler=DynamicLossScaler(2.0**4), optimizer=torch.optim.Adam)
+    loop = make_loop(steps_per_sync=6, amp="O1", loss_scaler=DynamicLossScaler(2.0**4), optimizer=torch.optim.Adam)
     history = loop.run(RingLoader(batches))
     assert history.overflows.tolist()[:4] == [True] * 4
     assert capture.replayed == 12 - 6, "the trial follows the first finite update"
@@ -339,7 +339,7 @@ def test_cycled_betas_are_read_from_the_table(capture: DirectCapture, accumulate
     schedule = {"scheduler": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=20)}
     options = {"optimizer": torch.optim.AdamW, "accumulate": accumulate, **schedule}
     batches = make_batches(16)
-    loop = make_loop(sink_size=5, **options)
+    loop = make_loop(steps_per_sync=5, **options)
     history = loop.run(RingLoader(batches))
     model, optimizer, losses, rates = reference(batches, **options)
     for ours, plain in zip(loop.model.parameters(), model.parameters(), strict=True):
@@ -360,7 +360,7 @@ def test_momentum_that_only_the_host_can_read_is_not_frozen(capture: DirectCaptu
     schedule = {"scheduler": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=20)}
     optimizer = lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)  # noqa: E731 - a constructor
     batches = make_batches(12)
-    loop = make_loop(sink_size=5, optimizer=optimizer, **schedule)
+    loop = make_loop(steps_per_sync=5, optimizer=optimizer, **schedule)
     loop.run(RingLoader(batches))
     assert_equal_training((loop.model, loop.optimizer), reference(batches, optimizer=optimizer, **schedule)[:2])
     assert capture.recorded == 0

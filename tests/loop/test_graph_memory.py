@@ -56,7 +56,7 @@ class Caches(nn.Module):
 def make_loop(model: nn.Module | None = None, **options: Any) -> StepLoop:
     model = (model or Wide()).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    options = {"sink_size": 4, "mode": "graph", "jit_config": UNCOMPILED, **options}
+    options = {"steps_per_sync": 4, "mode": "graph", "jit_config": UNCOMPILED, **options}
     return StepLoop(model, functional.cross_entropy, optimizer, **options)
 
 
@@ -162,7 +162,7 @@ def test_graphs_stay_between_runs_where_there_is_room(fake_cuda: FakeCuda) -> No
 
 def make_loop_on_cpu(model: nn.Module | None = None) -> StepLoop:
     model = model or Wide()
-    return StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.05), sink_size=4)
+    return StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.05), steps_per_sync=4)
 
 
 @pytest.mark.parametrize("fake_cuda", [{"seed": seed} for seed in range(3)], indirect=True)
@@ -181,7 +181,7 @@ def test_what_an_evaluation_leaves_behind_is_not_overwritten(fake_cuda: FakeCuda
     loop, model = make_loop(Caches()), Caches()
     valid = make_batches(2, seed=4, size=5)
     history = loop.run(EPOCH, epochs=2, callbacks=[Evaluation(valid, every_epochs=1)])
-    on_cpu = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.05), sink_size=4)
+    on_cpu = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.05), steps_per_sync=4)
     expected = on_cpu.run(EPOCH, epochs=2, callbacks=[Evaluation(valid, every_epochs=1)])
     torch.testing.assert_close(history.losses, expected.losses, rtol=1e-5, atol=1e-6)
     for (_, ours), (_, theirs) in zip(history.evaluations, expected.evaluations, strict=True):
@@ -230,7 +230,7 @@ def test_what_a_step_that_failed_leaves_behind_is_not_overwritten(fake_cuda: Fak
 def test_graphs_do_without_workspaces_that_others_may_free(fake_cuda: FakeCuda) -> None:
     """As compiled code with graphs of its own does, at each new shape."""
     clear = LambdaCallback(on_train_step_end=lambda _: torch._C._cuda_clearCublasWorkspaces())
-    loop = make_loop(Caches(), sink_size=2)
+    loop = make_loop(Caches(), steps_per_sync=2)
     history = loop.run(EPOCH, epochs=2, callbacks=[clear])
     assert "mode: graph" in loop.explain()
     torch.testing.assert_close(history.losses, plain("cpu", Caches()), rtol=1e-5, atol=1e-6)

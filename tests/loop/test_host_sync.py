@@ -240,7 +240,7 @@ class Syncing(nn.Module):
 
 
 def make_loop(model: nn.Module) -> StepLoop:
-    return StepLoop(model, functional.cross_entropy, torch.optim.AdamW(model.parameters()), sink_size=3, ema=0.9)
+    return StepLoop(model, functional.cross_entropy, torch.optim.AdamW(model.parameters()), steps_per_sync=3, ema=0.9)
 
 
 def test_a_run_is_free_of_waits_inside_its_sinks() -> None:

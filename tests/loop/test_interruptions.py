@@ -132,7 +132,7 @@ def test_a_signal_saves_and_leaves_cleanly(tmp_path: Path, lives: Lives, uninter
 def test_handlers_are_restored_and_a_second_interrupt_raises() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     model = make_model()
-    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), sink_size=3)
+    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), steps_per_sync=3)
 
     def interrupt(context: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -156,7 +156,7 @@ def test_handlers_are_restored_and_a_second_interrupt_raises() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_with_on_request_exit_a_signal_is_a_return(number: int) -> None:
     model = make_model()
-    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), sink_size=3)
+    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), steps_per_sync=3)
     interrupt = LambdaCallback(on_train_step_begin=lambda context: os.kill(os.getpid(), number))
     history = loop.run(make_batches(8), callbacks=[interrupt, OnRequestExit(save_ckpt=False, sig=number)])
     assert (history.steps, history.stopped_by) == (1, signal.Signals(number).name)
@@ -225,25 +225,25 @@ class Numbered(Dataset):
         return torch.full((3,), float(index)) + torch.rand(3), torch.tensor(index % 2)
 
 
-def numbered_loader(workers: int, sink_size: int = -1) -> SinkLoader:
+def numbered_loader(workers: int, batches_per_epoch: int | None = None) -> SinkLoader:
     loader = DataLoader(Numbered(), 2, True, num_workers=workers, generator=torch.Generator().manual_seed(3))
-    return SinkLoader(loader, sink_size=sink_size)
+    return SinkLoader(loader, batches_per_epoch=batches_per_epoch)
 
 
 def make_loop() -> StepLoop:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
-    return StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), sink_size=2)
+    return StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), steps_per_sync=2)
 
 
 @pytest.mark.parametrize("step", [1, 3, 7])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_callback_that_fails_before_a_step_takes_no_batch_with_it(step: int, workers: int) -> None:
     loop = make_loop()
-    with numbered_loader(workers, sink_size=7) as loader:
+    with numbered_loader(workers, batches_per_epoch=7) as loader:
         expected = loop.run(loader, epochs=1).losses
     loop = make_loop()
-    with numbered_loader(workers, sink_size=7) as loader:
+    with numbered_loader(workers, batches_per_epoch=7) as loader:
         with pytest.raises(RuntimeError, match="the callback failed"):
             loop.run(loader, callbacks=[FailsAt(step)])
         assert loader.batch_in_epoch == loop.step_count == step - 1

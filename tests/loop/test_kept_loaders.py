@@ -61,7 +61,7 @@ def test_slots_and_graphs_are_made_once(fake_cuda: FakeCuda, made: list[SinkLoad
     train, valid = ([*make_batches(8)], [*make_batches(4)])
     if kind != "list":
         train, valid = (make_loader(drop_last=True, num_workers=2 * (kind == "workers")) for _ in range(2))
-    loop = make_loop(sink_size=4)
+    loop = make_loop(steps_per_sync=4)
     seen = []
     for _ in range(4):
         loop.run(train, callbacks=[Evaluation(valid)])
@@ -88,7 +88,7 @@ def test_each_run_sees_what_a_plain_loop_sees(made: list[SinkLoader], options: d
     steps, losses = [12, 3, 9, 12], []
     loaders = [make_loader(generator=torch.Generator().manual_seed(3) if seeded else None, **options) for _ in range(2)]
     model, plain = make_model(dropout=0.0), make_model(dropout=0.0)
-    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.05), sink_size=4)
+    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.05), steps_per_sync=4)
     torch.manual_seed(7)
     for count in steps:
         losses.append(loop.run(loaders[0], epochs=2, max_steps=count).losses)
@@ -121,7 +121,7 @@ def test_each_run_begins_with_the_first_pass() -> None:
 
 def make_cpu_loop() -> StepLoop:
     model = make_model(dropout=0.0)
-    return StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.05), sink_size=4)
+    return StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.05), steps_per_sync=4)
 
 
 def test_nothing_runs_between_two_runs() -> None:
@@ -176,7 +176,7 @@ def test_the_latest_few_are_kept_and_one_that_failed_is_not(made: list[SinkLoade
 
 def test_a_loader_in_use_gets_another_one(fake_cuda: FakeCuda, made: list[SinkLoader]) -> None:
     """Training data that are evaluated in the run; the next run finds the slots that its graphs read."""
-    loop, data = make_loop(sink_size=4), make_batches(8)
+    loop, data = make_loop(steps_per_sync=4), make_batches(8)
     for _ in range(3):
         history = loop.run(data, callbacks=[Evaluation(data)])
         assert len(history.evaluations) == 1
@@ -197,7 +197,7 @@ def test_slots_are_made_anew_for_batches_of_another_size(fake_cuda: FakeCuda, ev
         def forward(self, images: Tensor) -> Tensor:
             return self.last(images.mean((2, 3)))
 
-    loop, loader, static = make_loop(model=Averaging().cuda(), sink_size=4), make_loader(drop_last=True), []
+    loop, loader, static = make_loop(model=Averaging().cuda(), steps_per_sync=4), make_loader(drop_last=True), []
     note = LambdaCallback(on_train_step_end=lambda run: static.append(run.original_args().train_dataset.slot_index))
     for size in (8, 16, 12):
         loader.dataset.size = size

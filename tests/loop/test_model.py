@@ -75,14 +75,31 @@ class Lengths(Callback):
         self.seen.append(run_context.original_args().loop.step_count)
 
 
-def test_train_sets_the_size_of_a_sink_loader() -> None:
-    loader, lengths, model = SinkLoader(make_batches(7), sink_size=2), Lengths(), make()
-    model.train(2, loader, lengths, sink_size=3)
-    assert len(loader) == loader.sink_size == 3
-    model.train(2, loader, lengths)
-    assert lengths.seen == [3, 6, 13, 20], "-1 is the whole dataset"
-    with pytest.raises(ValueError, match="sink_size=0"):
-        loader.sink_size = 0
+class Settings(Lengths):
+    """Notes as well what the loader and the loop say of themselves while a run goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: set[tuple[int, int | None, int]] = set()
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        about = run_context.original_args()
+        loader = about.train_dataset
+        self.lengths.add((len(loader), loader.batches_per_epoch, about.loop.steps_per_sync))
+
+
+def test_train_and_eval_write_into_no_loader_and_no_loop() -> None:
+    loader, noted, model = SinkLoader(make_batches(7), batches_per_epoch=2), Settings(), make(metrics={"accuracy"})
+    steps_per_sync = model.loop.steps_per_sync
+    model.train(2, loader, noted, sink_size=3)
+    model.train(2, loader, noted)
+    assert noted.seen == [3, 6, 13, 20], "-1 is the whole dataset"
+    model.train(1, loader, noted, dataset_sink_mode=False)
+    model.fit(1, loader, loader, callbacks=noted)
+    assert noted.lengths == {(2, 2, steps_per_sync)}
+    assert len([*loader]) == loader.batches_per_epoch == 2
+    with pytest.raises(ValueError, match="batches_per_epoch=0"):
+        loader.batches_per_epoch = 0
 
 
 class Noting(nn.Module):
@@ -107,13 +124,13 @@ def test_sink_size_minus_one_is_the_whole_dataset_after_any_other(
     data = TensorDataset(torch.arange(10.0)[:, None], torch.zeros(10, dtype=torch.long))
     network = Noting()
     model = Model(network, functional.cross_entropy, torch.optim.SGD(network.parameters(), lr=0.1), {"accuracy"})
-    with SinkLoader(DataLoader(data, num_workers=workers), sink_size=4) as loader:
+    with SinkLoader(DataLoader(data, num_workers=workers), batches_per_epoch=4) as loader:
         for size in sizes:
             model.train(2, loader, sink_size=size)
             network.seen = {True: [], False: []}
             model.eval(loader)
             assert network.seen[False] == list(range(10))
-            assert loader.sink_size == size
+            assert loader.batches_per_epoch == 4
             assert model.train(2, loader, dataset_sink_mode=sink_mode).steps == 20
             assert network.seen[True] == [*range(10), *range(10)]
 
@@ -179,8 +196,10 @@ def test_model_arguments() -> None:
     with pytest.raises(ValueError, match="amp_level='O2' needs an optimizer"):
         Model(make_model(), amp_level="O2")
     with pytest.raises(ValueError, match="no optimizer"):
-        Model(make_model(), functional.cross_entropy).train(1, loader := SinkLoader(make_batches(4), sink_size=2))
-    assert loader.sink_size == 2, "what was refused changes nothing"
+        Model(make_model(), functional.cross_entropy).train(
+            1, loader := SinkLoader(make_batches(4), batches_per_epoch=2)
+        )
+    assert loader.batches_per_epoch == 2, "what was refused changes nothing"
     with pytest.raises(ValueError, match="eval needs metrics"):
         make().eval(make_batches(1))
     with pytest.raises(ValueError, match="needs metrics"):
@@ -415,7 +434,7 @@ def test_model_takes_what_a_step_loop_takes(options: dict[str, Any]) -> None:
             model = Model(network, functional.cross_entropy, optimizer, **chosen)
             loop, history = model.loop, model.train(2, make_batches(5))
         else:
-            loop = StepLoop(network, functional.cross_entropy, optimizer, sink_size=-1, **chosen)
+            loop = StepLoop(network, functional.cross_entropy, optimizer, steps_per_sync=-1, **chosen)
             history = loop.run(make_batches(5), epochs=2)
         trained.append((network, optimizer, history, loop))
     (ours, optimizer, history, loop), (expected, reference, plain, other) = trained

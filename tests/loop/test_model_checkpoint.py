@@ -33,7 +33,7 @@ def make_loop(**options: Any) -> StepLoop:
 
 def test_checkpoints_at_exact_steps(tmp_path: Path) -> None:
     config = CheckpointConfig(save_checkpoint_steps=10, keep_checkpoint_max=0)
-    loop = make_loop(sink_size=7)
+    loop = make_loop(steps_per_sync=7)
     history = loop.run(make_batches(7), epochs=5, callbacks=[ModelCheckpoint("CKP", tmp_path, config)])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["CKP-00000010", "CKP-00000020", "CKP-00000030"]
     assert history.steps == 35
@@ -41,7 +41,7 @@ def test_checkpoints_at_exact_steps(tmp_path: Path) -> None:
 
 def test_checkpoints_at_each_sink_and_the_newest_are_kept(tmp_path: Path) -> None:
     config = CheckpointConfig(keep_checkpoint_max=2)
-    make_loop(sink_size=2).run(make_batches(7), callbacks=[ModelCheckpoint("run", tmp_path / "new", config)])
+    make_loop(steps_per_sync=2).run(make_batches(7), callbacks=[ModelCheckpoint("run", tmp_path / "new", config)])
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["run-00000006", "run-00000007"]
 
 
@@ -61,16 +61,16 @@ def test_an_error_between_sinks_leaves_a_checkpoint(failing: str, tmp_path: Path
             raise NonFiniteLoss("by a callback")
 
     config = CheckpointConfig(save_checkpoint_steps=4, exception_save=True)
-    loop = make_loop(sink_size=3)
+    loop = make_loop(steps_per_sync=3)
     with pytest.raises(NonFiniteLoss if failing == "loss" else OSError):
         loop.run(source, callbacks=[LambdaCallback(on_train_step_end=fail), ModelCheckpoint("CKP", tmp_path, config)])
     saved = 7 if failing == "loss" else 5
     assert sorted(p.name for p in tmp_path.iterdir()) == ["CKP-00000004", f"CKP_breakpoint-{saved:08d}"]
     (tmp_path / "mended").touch()
-    whole = make_loop(sink_size=3)
+    whole = make_loop(steps_per_sync=3)
     # The batch that failed to load was consumed: it does not come again.
     whole.run(batches if failing == "loss" else [*batches[:5], *batches[6:]])
-    resumed = make_loop(sink_size=3)
+    resumed = make_loop(steps_per_sync=3)
     assert resumed.resume(tmp_path, source) == saved
     resumed.run(source)
     assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True))
@@ -80,7 +80,7 @@ def test_an_error_inside_a_step_leaves_none(tmp_path: Path, caplog: pytest.LogCa
     config = CheckpointConfig(save_checkpoint_steps=2, exception_save=True)
     batches = [*make_batches(3), (torch.zeros(2, 5), torch.zeros(2))]
     with pytest.raises(RuntimeError):
-        make_loop(sink_size=3).run(batches, callbacks=[ModelCheckpoint("CKP", tmp_path, config)])
+        make_loop(steps_per_sync=3).run(batches, callbacks=[ModelCheckpoint("CKP", tmp_path, config)])
     assert [path.name for path in tmp_path.iterdir()] == ["CKP-00000002"]
     assert "in the middle of a sink" in caplog.text
 
@@ -163,7 +163,7 @@ def test_what_another_callback_saved_is_not_removed(tmp_path: Path) -> None:
     judges = LambdaCallback(on_train_step_end=judge, on_train_epoch_end=judge)
     best = ModelCheckpoint("best", tmp_path, monitor="rank")
     all_of_them = ModelCheckpoint("CKP", tmp_path, CheckpointConfig(keep_checkpoint_max=0))
-    make_loop(sink_size=2).run(make_batches(2), epochs=2, callbacks=[judges, best, all_of_them])
+    make_loop(steps_per_sync=2).run(make_batches(2), epochs=2, callbacks=[judges, best, all_of_them])
     assert next(ranks, None) is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["CKP-00000002", "CKP-00000004", "best-00000004"]
 

@@ -30,7 +30,7 @@ def make_loop(**options: Any) -> StepLoop:
 
 
 def test_loss_monitor_prints_executed_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    history = make_loop(sink_size=2).run(make_batches(5), epochs=2, callbacks=[LossMonitor(4)])
+    history = make_loop(steps_per_sync=2).run(make_batches(5), epochs=2, callbacks=[LossMonitor(4)])
     losses = history.losses.tolist()
     assert capsys.readouterr().out.splitlines() == [
         f"epoch: 1 step: 4, loss is {losses[3]}",
@@ -45,7 +45,7 @@ def printed_steps(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_results_of_a_users_callback_are_shown_once_at_the_epochs_end(capsys: pytest.CaptureFixture[str]) -> None:
     """They stay in the context: in the next epoch, after its steps, they are no news."""
     callbacks = [Results("error", [0.5, 0.25]), LossMonitor(0)]
-    make_loop(sink_size=1).run(make_batches(3), epochs=2, callbacks=callbacks)
+    make_loop(steps_per_sync=1).run(make_batches(3), epochs=2, callbacks=callbacks)
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Eval result")]
     assert shown == [f"Eval result: epoch {n}, metrics: {{'error': {value}}}" for n, value in ((1, 0.5), (2, 0.25))]
 
@@ -56,24 +56,24 @@ def test_loss_monitor_counts_from_each_epochs_start(capsys: pytest.CaptureFixtur
     def batches_of_unknown_number() -> Iterator[Any]:
         yield from make_batches(4)
 
-    loop = make_loop(sink_size=3)
+    loop = make_loop(steps_per_sync=3)
     loop.run(make_batches(5), callbacks=[LossMonitor()])
     assert printed_steps(capsys) == ["epoch: 1 step: 3", "epoch: 1 step: 5"]
     loop.run(make_batches(2), epochs=2, callbacks=[LossMonitor()])
     assert printed_steps(capsys) == ["epoch: 1 step: 2", "epoch: 2 step: 2"]
     loop.run(batches_of_unknown_number, epochs=3, callbacks=[LossMonitor()])
     assert printed_steps(capsys) == [f"epoch: {epoch} step: {step}" for epoch in (1, 2, 3) for step in (3, 4)]
-    with SinkLoader(batches_of_unknown_number, sink_size=3) as loader:
+    with SinkLoader(batches_of_unknown_number, batches_per_epoch=3) as loader:
         loop.run(loader, epochs=3, callbacks=[LossMonitor()])
     assert printed_steps(capsys) == [f"epoch: {epoch} step: 3" for epoch in (1, 2, 3)]
 
 
 def test_loss_monitor_counts_on_after_a_resume(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     batches = make_batches(5)
-    loop = make_loop(sink_size=2)
+    loop = make_loop(steps_per_sync=2)
     loop.run(batches, epochs=2, max_steps=7)
     loop.save(tmp_path, batches)
-    resumed = make_loop(sink_size=2)
+    resumed = make_loop(steps_per_sync=2)
     resumed.resume(tmp_path, batches)
     resumed.run(batches, epochs=2, callbacks=[LossMonitor()])
     assert printed_steps(capsys) == ["epoch: 2 step: 4", "epoch: 2 step: 5"]
@@ -86,7 +86,7 @@ def test_lines_are_printed_above_a_running_bar(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("sys.stdout", terminal)
     monkeypatch.setattr("sys.stderr", terminal)
     monitors = [ProgressBar(), LossMonitor(), TimeMonitor(), ReduceLROnPlateau("loss", patience=0, verbose=True)]
-    make_loop(sink_size=2).run(make_batches(4), epochs=2, callbacks=monitors)
+    make_loop(steps_per_sync=2).run(make_batches(4), epochs=2, callbacks=monitors)
     lines = [line for part in terminal.getvalue().splitlines() for line in part.split("\r")]
     ours = [line for line in lines if "loss is" in line or "epoch time" in line or "reduced" in line]
     assert len(ours) >= 6
@@ -98,7 +98,7 @@ def test_lines_are_printed_above_a_running_bar(monkeypatch: pytest.MonkeyPatch) 
 def test_loss_monitor_names_the_first_step_that_is_not_finite(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
     batches = make_batches(8)
     batches[5][0].fill_(math.nan)
-    loop = make_loop(sink_size=4)
+    loop = make_loop(steps_per_sync=4)
     if policy == "raise":
         with pytest.raises(NonFiniteLoss, match="loss of step 6 is nan"):
             loop.run(batches, callbacks=[LossMonitor(0, on_nonfinite=policy)])
@@ -119,7 +119,13 @@ def test_skipped_steps_do_not_count_as_not_finite(accumulate: int) -> None:
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loop = StepLoop(
-        model, None, optimizer, forward=forward, sink_size=3, loss_scaler=StaticLossScaler(2.0), accumulate=accumulate
+        model,
+        None,
+        optimizer,
+        forward=forward,
+        steps_per_sync=3,
+        loss_scaler=StaticLossScaler(2.0),
+        accumulate=accumulate,
     )
     history = loop.run(batches, callbacks=[LossMonitor(0)])
     assert history.losses[2] == math.inf
@@ -152,14 +158,14 @@ def test_time_monitor_tells_training_and_evaluation_apart(capsys: pytest.Capture
 
 def test_progress_bar_shows_executed_steps(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tqdm.auto", None)
-    make_loop(sink_size=3).run(make_batches(5), epochs=2, callbacks=[ProgressBar()], max_steps=7)
+    make_loop(steps_per_sync=3).run(make_batches(5), epochs=2, callbacks=[ProgressBar()], max_steps=7)
     lines = [line.split(":")[0] for line in capsys.readouterr().err.splitlines()]
     assert lines == ["step 3/7", "step 5/7", "step 7/7"]
 
 
 def test_progress_bar_with_tqdm(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tqdm")
-    make_loop(sink_size=3).run(make_batches(5), epochs=2, callbacks=[ProgressBar()])
+    make_loop(steps_per_sync=3).run(make_batches(5), epochs=2, callbacks=[ProgressBar()])
     last = capsys.readouterr().err.split("\r")[-1]
     assert "10/10" in last
     assert "loss=" in last
@@ -171,7 +177,7 @@ def test_progress_bar_is_one_line_in_a_log_file(
     pytest.importorskip("tqdm")
     # Between two looks at the clock so much time passes that a bar in a terminal is drawn anew.
     monkeypatch.setattr("tqdm.std.time", map(float, itertools.count()).__next__)
-    make_loop(sink_size=1).run(make_batches(5), epochs=2, callbacks=[ProgressBar()])
+    make_loop(steps_per_sync=1).run(make_batches(5), epochs=2, callbacks=[ProgressBar()])
     states = capsys.readouterr().err.strip().split("\r")
     assert [re.search(r"\d+/10", state)[0] for state in states if state] == ["0/10", "10/10"]
 
@@ -180,7 +186,7 @@ def test_progress_bar_goes_on_after_a_resume(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     batches = make_batches(5)
-    loop = make_loop(sink_size=3)
+    loop = make_loop(steps_per_sync=3)
     loop.run(batches, max_steps=2)
     loop.run(batches, epochs=2, max_steps=7)
     loop.save(tmp_path, batches)
@@ -190,7 +196,7 @@ def test_progress_bar_goes_on_after_a_resume(
             monkeypatch.setitem(__import__("sys").modules, "tqdm.auto", None)
         else:
             pytest.importorskip("tqdm")
-        resumed = make_loop(sink_size=3)
+        resumed = make_loop(steps_per_sync=3)
         resumed.resume(tmp_path, batches)
         resumed.run(batches, epochs=2, callbacks=[ProgressBar()])
         shown = capsys.readouterr().err

@@ -79,7 +79,7 @@ def cosine(optimizer: torch.optim.Optimizer) -> Any:
 @pytest.mark.parametrize(("name", "accumulate"), [("SGD", 1), ("AdamW", 2)])
 def test_graphs_train_as_the_plain_loop_on_the_cpu(fake_cuda: FakeCuda, name: str, accumulate: int) -> None:
     batches = make_batches(10)
-    loop = make_loop(name, sink_size=4, accumulate=accumulate, scheduler=cosine)
+    loop = make_loop(name, steps_per_sync=4, accumulate=accumulate, scheduler=cosine)
     history = loop.run(batches, epochs=2)
     model, losses, rates = plain(name, batches * 2, accumulate=accumulate, scheduler=cosine)
     assert loop.explain().startswith("mode: graph"), loop.explain()
@@ -95,7 +95,7 @@ def test_graphs_train_as_the_plain_loop_on_the_cpu(fake_cuda: FakeCuda, name: st
 def test_no_order_of_the_streams_shows(fake_cuda: FakeCuda) -> None:
     """The ring fills slots on its stream while graphs read others on theirs."""
     batches = make_batches(10)
-    loop = make_loop(sink_size=4, scheduler=cosine)
+    loop = make_loop(steps_per_sync=4, scheduler=cosine)
     with SinkLoader(batches, slots=3) as loader:
         history = loop.run(loader, epochs=2)
     losses = plain("SGD", batches * 2, scheduler=cosine)[1]
@@ -105,7 +105,7 @@ def test_no_order_of_the_streams_shows(fake_cuda: FakeCuda) -> None:
 
 def test_a_longer_run_or_sink_is_not_captured_again(fake_cuda: FakeCuda) -> None:
     batches = make_batches(10)
-    loop = make_loop(sink_size=-1)
+    loop = make_loop(steps_per_sync=-1)
     with SinkLoader(batches, slots=3) as loader, SinkLoader(batches * 2, slots=3) as other:
         loop.run(loader, max_steps=6)
         begun = fake_cuda.graphs_begun
@@ -135,7 +135,7 @@ class Checkpointed(nn.Module):
 def test_activation_checkpoints_are_captured_with_their_dropout(fake_cuda: FakeCuda) -> None:
     losses = []
     for mode, model in (("graph", Checkpointed()), ("eager", Checkpointed()), ("eager", make_model(dropout=0.5))):
-        loop = make_loop(model=model.cuda(), sink_size=4, mode=mode)
+        loop = make_loop(model=model.cuda(), steps_per_sync=4, mode=mode)
         torch.manual_seed(3)
         losses.append(loop.run(make_batches(10)).losses)
         assert loop.explain().startswith(f"mode: {mode}"), loop.explain()
@@ -146,7 +146,7 @@ def test_activation_checkpoints_are_captured_with_their_dropout(fake_cuda: FakeC
 
 def test_a_timeline_shows_what_the_streams_do(fake_cuda: FakeCuda, tmp_path: Path) -> None:
     batches = make_batches(10)
-    loop = make_loop(sink_size=4)
+    loop = make_loop(steps_per_sync=4)
     with SinkLoader(batches, slots=3) as loader:
         history = loop.run(loader, timeline=tmp_path / "run.html")
     trace, seen = json.loads((tmp_path / "run.json").read_text())["traceEvents"], spans_of(tmp_path)
@@ -162,7 +162,7 @@ def test_a_timeline_shows_what_the_streams_do(fake_cuda: FakeCuda, tmp_path: Pat
 @pytest.mark.parametrize("fake_cuda", [{"devices": 2}], indirect=True)
 def test_a_timeline_shows_a_device_that_is_not_the_current_one(fake_cuda: FakeCuda, tmp_path: Path, mode: str) -> None:
     """A script that moves its model and sets no device; its events cannot be compared with those of the first one."""
-    loop = make_loop(model=make_model(dropout=0.0).to("cuda:1"), sink_size=4, mode=mode)
+    loop = make_loop(model=make_model(dropout=0.0).to("cuda:1"), steps_per_sync=4, mode=mode)
     history = loop.run(make_batches(10), timeline=tmp_path / "run.html")
     seen = spans_of(tmp_path)
     assert torch.cuda.current_device() == 0
@@ -189,7 +189,7 @@ def test_a_timeline_of_a_device_that_failed_shows_what_the_host_did(
             torch.cuda.synchronize()
 
     monkeypatch.setattr(torch.cuda, "synchronize", fail_when_lost)
-    loop = make_loop(sink_size=4)
+    loop = make_loop(steps_per_sync=4)
     callbacks = [LambdaCallback(on_train_step_end=lose)]
     with SinkLoader(make_batches(10)) as loader:
         with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
@@ -229,7 +229,7 @@ def test_a_replayed_step_makes_no_streams_and_compares_no_addresses(
     monkeypatch.setattr(capture, "batch_tensors", count_walk)
     monkeypatch.setattr(torch.cuda, "current_stream", count_stream)
     monkeypatch.setattr(capture, "_addresses", count_addresses)
-    loop = make_loop(sink_size=20)
+    loop = make_loop(steps_per_sync=20)
     with SinkLoader(make_batches(10)) as loader:
         loop.run(loader)
         seen = []
@@ -253,7 +253,7 @@ def test_what_only_callbacks_can_change_is_compared_behind_them_only(
     monkeypatch.setattr(
         graph.GraphEngine, "_take_changes_in", lambda e, steps: (looks.append(steps), take_in(e, steps))
     )
-    loop = make_loop(sink_size=2)
+    loop = make_loop(steps_per_sync=2)
     loop.run(make_batches(8), callbacks=[LambdaCallback(on_train_step_end=lambda _: None)] if callbacks else [])
     assert len(looks) == (4 if callbacks else 1)
     loop.close()
@@ -262,7 +262,7 @@ def test_what_only_callbacks_can_change_is_compared_behind_them_only(
 def test_a_scheduler_runs_ahead_while_the_device_works(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a sink's first step it gives that step's rate only: the device is idle."""
     planned: list[tuple[int, int]] = []
-    loop = make_loop(sink_size=4, scheduler=cosine)
+    loop = make_loop(steps_per_sync=4, scheduler=cosine)
     plan_on = loop.schedule.plan_on
 
     def noted(steps: int, iteration: int) -> list[list[float]]:
@@ -277,7 +277,7 @@ def test_a_scheduler_runs_ahead_while_the_device_works(fake_cuda: FakeCuda, monk
 
 @pytest.mark.parametrize(("scheduler", "writes"), [(None, 1), (cosine, 8)])
 def test_rates_that_stay_as_they_are_are_sent_once(fake_cuda: FakeCuda, scheduler: Any, writes: int) -> None:
-    loop = make_loop(sink_size=2, scheduler=scheduler)
+    loop = make_loop(steps_per_sync=2, scheduler=scheduler)
     loop.run(make_batches(8))
     assert loop._engine._rates._table._version == writes
     loop.close()
@@ -301,7 +301,7 @@ def test_the_producer_is_parked_while_a_step_is_tried_and_recorded(
 
     monkeypatch.setattr(CudaCapture, "trial", lambda *arguments: (look("trial"), trial(*arguments))[1])
     monkeypatch.setattr(CudaCapture, "record", lambda *arguments: (look("record"), record(*arguments))[1])
-    loop = make_loop(sink_size=4)
+    loop = make_loop(steps_per_sync=4)
     inputs, labels = map(torch.stack, zip(*[(batch[0][0], batch[1][0]) for batch in make_batches(40)], strict=True))
     with SinkLoader(DataLoader(TensorDataset(inputs, labels), batch_size=4, num_workers=1)) as loader:
         gate = loader._producer.gate
@@ -311,7 +311,7 @@ def test_the_producer_is_parked_while_a_step_is_tried_and_recorded(
 
 
 def test_all_slots_are_recorded_at_the_first(fake_cuda: FakeCuda) -> None:
-    loop = make_loop(sink_size=4)
+    loop = make_loop(steps_per_sync=4)
     begun: list[int] = []
     note = LambdaCallback(on_train_step_end=lambda _: begun.append(fake_cuda.graphs_begun))
     with SinkLoader(make_batches(8), slots=4) as loader:

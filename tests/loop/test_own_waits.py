@@ -41,7 +41,7 @@ def make_network(activation: nn.Module | None = None) -> nn.Sequential:
 
 def make_loop(**options: Any) -> StepLoop:
     model = make_network()
-    return StepLoop(model, functional.cross_entropy, torch.optim.AdamW(model.parameters()), sink_size=2, **options)
+    return StepLoop(model, functional.cross_entropy, torch.optim.AdamW(model.parameters()), steps_per_sync=2, **options)
 
 
 def make_model(activation: nn.Module | None = None) -> Model:

@@ -39,7 +39,7 @@ def test_eager_equals_plain_loop(name: str, clip: float | None, accumulate: int)
                 model,
                 functional.cross_entropy,
                 optimizer,
-                sink_size=4,
+                steps_per_sync=4,
                 scheduler=scheduler,
                 schedule="step",
                 clip_grad_norm=clip,

@@ -166,7 +166,7 @@ def test_skipped_updates_bit_for_bit(name: str, infinite_steps: set[int]) -> Non
                 forward=loss_with_infinities(torch.zeros(())),
                 loss_scaler=scaler,
                 clip_grad_norm=0.5,
-                sink_size=4,
+                steps_per_sync=4,
             )
             # Adagrad makes its state at once, so that even its first update can be masked.
             checks = 0 if optimizer.state else min(set(range(10)) - infinite_steps) + 1
@@ -198,7 +198,7 @@ def test_skipped_update_of_an_accumulation() -> None:
                 loss_scaler=DynamicLossScaler(4.0, 2, 3),
                 clip_grad_norm=0.5,
                 accumulate=2,
-                sink_size=3,
+                steps_per_sync=3,
             )
             skipped = loop.run(batches).overflows.tolist()
         else:
@@ -299,7 +299,7 @@ def test_endless_overflow_aborts() -> None:
         functional.cross_entropy,
         torch.optim.SGD(model.parameters()),
         loss_scaler=DynamicLossScaler(),
-        sink_size=400,
+        steps_per_sync=400,
     )
     batch = (torch.full((1, 2), math.inf), torch.tensor([0]))
     with pytest.raises(SinkError, match="1000 optimizer updates in a row overflowed, the last at step 1000"):

@@ -38,7 +38,7 @@ def sink_lengths(loop: StepLoop, batches: Any, **options: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("sink_size", "options", "lengths"),
+    ("steps_per_sync", "options", "lengths"),
     [
         (4, {}, [4, 4, 2]),
         (4, {"epochs": 2}, [4, 4, 2, 4, 4, 2]),
@@ -50,26 +50,26 @@ def sink_lengths(loop: StepLoop, batches: Any, **options: Any) -> list[int]:
         (4, {"epochs": 0}, []),
     ],
 )
-def test_lengths_of_sinks(sink_size: int, options: dict[str, Any], lengths: list[int]) -> None:
-    loop = make_loop(sink_size=sink_size)
+def test_lengths_of_sinks(steps_per_sync: int, options: dict[str, Any], lengths: list[int]) -> None:
+    loop = make_loop(steps_per_sync=steps_per_sync)
     assert sink_lengths(loop, make_batches(10), **options) == lengths
     assert loop.step_count == sum(lengths)
 
 
 def test_unknown_lengths_end_when_the_data_does() -> None:
     batches = make_batches(5)
-    assert sink_lengths(make_loop(sink_size=4), lambda: iter(batches), epochs=2) == [4, 1, 4, 1]
-    assert sink_lengths(make_loop(sink_size=-1), lambda: iter(batches), epochs=2) == [5, 5]
+    assert sink_lengths(make_loop(steps_per_sync=4), lambda: iter(batches), epochs=2) == [4, 1, 4, 1]
+    assert sink_lengths(make_loop(steps_per_sync=-1), lambda: iter(batches), epochs=2) == [5, 5]
 
 
 def test_epochs_of_a_sink_loader() -> None:
-    loader = SinkLoader(make_batches(10), sink_size=6)
-    assert sink_lengths(make_loop(sink_size=4), loader, epochs=3) == [4, 2, 4, 2, 4, 2]
+    loader = SinkLoader(make_batches(10), batches_per_epoch=6)
+    assert sink_lengths(make_loop(steps_per_sync=4), loader, epochs=3) == [4, 2, 4, 2, 4, 2]
 
 
-@pytest.mark.parametrize("sink_size", [-1, 6])
-def test_a_run_goes_on_in_an_unfinished_epoch_where_the_loader_does(sink_size: int) -> None:
-    loader, loop = SinkLoader(make_batches(6), sink_size=sink_size), make_loop(sink_size=4)
+@pytest.mark.parametrize("batches_per_epoch", [None, 6])
+def test_a_run_goes_on_in_an_unfinished_epoch_where_the_loader_does(batches_per_epoch: int | None) -> None:
+    loader, loop = SinkLoader(make_batches(6), batches_per_epoch=batches_per_epoch), make_loop(steps_per_sync=4)
     first = loop.run(loader, max_steps=2)
     second = loop.run(loader)
     model = make_model()
@@ -77,7 +77,7 @@ def test_a_run_goes_on_in_an_unfinished_epoch_where_the_loader_does(sink_size: i
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     batches = make_batches(6)
     losses, _ = plain_loop(
-        model, functional.cross_entropy, optimizer, batches if sink_size == 6 else batches[:2] + batches
+        model, functional.cross_entropy, optimizer, batches if batches_per_epoch == 6 else batches[:2] + batches
     )
     assert torch.equal(torch.cat([first.losses, second.losses]), losses)
 
@@ -98,7 +98,7 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_schedules_equal_a_plain_loop_at_every_step(name: str, accumulate: int) -> None:
     batches = make_batches(9)
-    loop = make_loop(scheduler=SCHEDULERS[name], sink_size=4, accumulate=accumulate)
+    loop = make_loop(scheduler=SCHEDULERS[name], steps_per_sync=4, accumulate=accumulate)
     history = loop.run(batches, epochs=2)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -114,7 +114,7 @@ def test_schedules_equal_a_plain_loop_at_every_step(name: str, accumulate: int) 
 
 
 def test_schedule_by_epoch_and_by_overflowed_steps() -> None:
-    loop = make_loop(scheduler=lambda o: lr_scheduler.ExponentialLR(o, 0.5), schedule="epoch", sink_size=2)
+    loop = make_loop(scheduler=lambda o: lr_scheduler.ExponentialLR(o, 0.5), schedule="epoch", steps_per_sync=2)
     assert loop.run(make_batches(3), epochs=2).learning_rates.flatten().tolist() == [0.1] * 3 + [0.05] * 3
     batches = make_batches(3)
     batches[0][0].fill_(float("inf"))
@@ -127,7 +127,7 @@ def test_schedule_by_epoch_and_by_overflowed_steps() -> None:
 def test_accumulation_is_counted_across_epochs_and_runs() -> None:
     """5 batches and 3 to an update: the update of epoch 1's last two comes with epoch 2's first."""
     batches = make_batches(5)
-    loop = make_loop(accumulate=3, sink_size=2)
+    loop = make_loop(accumulate=3, steps_per_sync=2)
     histories = [loop.run(batches, epochs=2), loop.run(batches)]
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -144,7 +144,7 @@ def test_metrics_of_forward_are_logged_for_every_step() -> None:
         return loss, {"largest": outputs.detach().max(), "half": loss.detach() / 2}
 
     batches = [{"x": inputs, "y": targets} for inputs, targets in make_batches(5)]
-    history = make_loop(loss_fn=None, forward=forward, sink_size=2).run(batches)
+    history = make_loop(loss_fn=None, forward=forward, steps_per_sync=2).run(batches)
     assert torch.equal(history.metrics["half"], history.losses / 2)
     assert history.metrics["largest"].shape == (5,)
     assert history.samples == 5 * 8
@@ -164,9 +164,9 @@ def test_metrics_are_those_of_the_first_step(later: list[str]) -> None:
 
 
 def test_a_longer_sink_makes_the_log_longer() -> None:
-    loop = make_loop(sink_size=3)
+    loop = make_loop(steps_per_sync=3)
     losses = [loop.run(make_batches(3)).losses]
-    loop.sink_size = -1
+    loop.steps_per_sync = -1
     losses.append(loop.run(make_batches(8)).losses)
     model = make_model()
     torch.manual_seed(5)
@@ -189,7 +189,7 @@ def test_an_error_of_the_data_comes_after_the_steps_before_it() -> None:
         raise OSError("disk on fire")
 
     seen: list[int] = []
-    loop = make_loop(sink_size=4)
+    loop = make_loop(steps_per_sync=4)
     note = LambdaCallback(on_train_step_end=lambda context: seen.append(context.original_args().cur_step_num))
     with pytest.raises(OSError, match="disk on fire"):
         loop.run(broken, callbacks=[note])
@@ -210,14 +210,14 @@ def test_an_error_of_the_model_leaves_the_executed_count() -> None:
             return self.inner(inputs)
 
     model = Fails()
-    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), sink_size=4)
+    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), steps_per_sync=4)
     with pytest.raises(ArithmeticError, match="in forward"):
         loop.run(make_batches(9))
     assert loop.step_count == 5
 
 
 def test_a_rate_changed_by_a_callback_holds_from_the_next_sink() -> None:
-    loop = make_loop(sink_size=2)
+    loop = make_loop(steps_per_sync=2)
 
     def halve(context: Any) -> None:
         context.original_args().optimizer.param_groups[0]["lr"] /= 2
@@ -240,7 +240,9 @@ def test_rates_that_are_tensors() -> None:
         scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
         torch.manual_seed(5)
         if ours:
-            loop = StepLoop(net, functional.cross_entropy, optimizer, scheduler=scheduler, schedule="step", sink_size=2)
+            loop = StepLoop(
+                net, functional.cross_entropy, optimizer, scheduler=scheduler, schedule="step", steps_per_sync=2
+            )
             with no_host_sync():
                 history = loop.run(make_batches(4))
         else:
@@ -289,7 +291,7 @@ def test_summary_collector_writes_every_step(tmp_path: Path) -> None:
     results = LambdaCallback(
         on_train_epoch_end=lambda context: context.original_args().update(eval_results={"eval_loss": 0.25})
     )
-    history = make_loop(sink_size=3).run(make_batches(5), callbacks=[results, SummaryCollector(tmp_path)])
+    history = make_loop(steps_per_sync=3).run(make_batches(5), callbacks=[results, SummaryCollector(tmp_path)])
     written = event_accumulator.EventAccumulator(str(tmp_path))
     written.Reload()
     losses = written.Scalars("loss")

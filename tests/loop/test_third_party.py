@@ -74,7 +74,7 @@ def test_trains_as_the_library_does_and_resumes(kind: str, tmp_path: Path) -> No
             made.optimizer,
             scheduler=made.scheduler,
             schedule="step",
-            sink_size=3,
+            steps_per_sync=3,
             ema=0.9,
         )
 

@@ -70,7 +70,7 @@ def in_a_timeline() -> list[Any]:
 def of_a_loop() -> list[Any]:
     model = nn.Sequential(nn.Flatten(), nn.Linear(216, 2))
     loader = SinkLoader(DataLoader(Images(), batch_size=2, num_workers=1))
-    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), sink_size=2)
+    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), steps_per_sync=2)
     loop.run(loader, max_steps=2)
     return [loop, loader]
 

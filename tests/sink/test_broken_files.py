@@ -6,12 +6,24 @@ import contextlib
 import gc
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from image.broken_files import V1, Files, Stream, loaded, opened, pixels, stock_samples, without_broken, write_tree
+from image.broken_files import (
+    JPEG,
+    V1,
+    Files,
+    Stream,
+    loaded,
+    opened,
+    pixels,
+    stock_samples,
+    without_broken,
+    write_tree,
+)
 from image.check import assert_same_bits
 from PIL import Image
 from torch import nn
@@ -70,7 +82,7 @@ def test_skipping(paths: list[Path], backend: str, kind: Any, workers: int) -> N
     torch_sink.damage.report.clear_report()
     with BACKENDS[backend]():
         torch.manual_seed(1)
-        policy = "raise" if backend == "on, skips" else "skip"
+        policy = None if backend == "on, skips" else "skip"
         with SinkLoader(kind(dataset, **options), device="cpu", on_decode_error=policy) as loader:
             made = whole(loader)
             stats = loader.stats()
@@ -84,8 +96,10 @@ def test_skipping(paths: list[Path], backend: str, kind: Any, workers: int) -> N
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("backend", "policy"), [("on, skips", "raise"), ("on", "skip")])
-def test_loaders_that_make_their_own_iterators(paths: list[Path], backend: str, policy: str, workers: int) -> None:
+@pytest.mark.parametrize(("backend", "policy"), [("on, skips", None), ("on", "skip")])
+def test_loaders_that_make_their_own_iterators(
+    paths: list[Path], backend: str, policy: str | None, workers: int
+) -> None:
     dataset, options = Files(paths, opened, V1), {"batch_size": 3, "num_workers": workers}
     stock = stock_samples(dataset, 1, **options)
     with BACKENDS[backend]():
@@ -94,6 +108,39 @@ def test_loaders_that_make_their_own_iterators(paths: list[Path], backend: str, 
             made = whole(loader)
         assert_same(made, without_broken(stock))
         assert torch_sink.decode_report().skipped == sum(sample is None for batch in stock for sample in batch)
+
+
+def made_and_error(data: Any, workers: int, **options: Any) -> tuple[int, str]:
+    """How many batches come before the error, and the error."""
+    torch.manual_seed(1)
+    made = 0
+    with SinkLoader(data(batch_size=3, num_workers=workers), device="cpu", **options) as loader:
+        try:
+            for _ in loader:
+                made += 1
+        except Exception as error:
+            return made, type(error).__name__
+    return made, "none"
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader, OwnIterator, "stream"])
+@pytest.mark.parametrize("content", [b"no image", JPEG[0][: len(JPEG[0]) // 2]], ids=["text", "truncated"])
+def test_raise_raises_where_the_backend_skips(tmp_path: Path, content: bytes, kind: Any, workers: int) -> None:
+    paths = [tmp_path / f"{number}.jpg" for number in range(6)]
+    for path in paths:
+        path.write_bytes(content if path is paths[4] else JPEG[0])
+    data = partial(DataLoader, Stream(paths, opened, V1))
+    if kind != "stream":
+        data = partial(kind, Files(paths, opened, V1))
+    with BACKENDS["on"]():
+        expected = made_and_error(data, workers)
+        assert expected[0] == 1
+    with BACKENDS["on, skips"]():
+        assert made_and_error(data, workers) == (2, "none")
+        assert made_and_error(data, workers, on_decode_error="raise") == expected
+        assert made_and_error(data, workers) == (2, "none"), "the policy of one loader is not that of the next"
 
 
 # Pillow leaves files open that it refuses to decode; pytest would keep the warning, and with it the frames of the stream.
@@ -230,8 +277,8 @@ def test_without_a_policy_the_error_is_raised_and_the_user_s_loader_is_untouched
         list(loader)
 
 
-@pytest.mark.parametrize("sink_size", [-1, 3])
-def test_training_steps_on_what_is_left(paths: list[Path], sink_size: int) -> None:
+@pytest.mark.parametrize("batches_per_epoch", [None, 3])
+def test_training_steps_on_what_is_left(paths: list[Path], batches_per_epoch: int | None) -> None:
     """As many steps as there are batches left, on the plain loop's batches."""
     dataset = Files(paths, loaded, V1)
     batches = without_broken(stock_samples(dataset, 1, batch_size=2))
@@ -248,11 +295,11 @@ def test_training_steps_on_what_is_left(paths: list[Path], sink_size: int) -> No
         optimizer.step()
     ours = model()
     loop = torch_sink.StepLoop(
-        ours, nn.functional.cross_entropy, torch.optim.SGD(ours.parameters(), 0.01), mode="eager", sink_size=2
+        ours, nn.functional.cross_entropy, torch.optim.SGD(ours.parameters(), 0.01), mode="eager", steps_per_sync=2
     )
     torch.manual_seed(1)
     with SinkLoader(DataLoader(dataset, 2), device="cpu", on_decode_error="skip") as loader:
         history = loop.run(loader)
     assert len(history.losses) == len(batches) < len(dataset) / 2
-    if sink_size == -1:
+    if batches_per_epoch is None:
         assert all(torch.equal(one, other) for one, other in zip(ours.parameters(), stock.parameters(), strict=True))

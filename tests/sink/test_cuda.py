@@ -76,7 +76,9 @@ def test_the_training_thread_does_not_wait_for_the_device() -> None:
 
 def test_memory_is_constant_over_many_batches() -> None:
     source = DataLoader(Filled(200, side=16), batch_size=4, num_workers=2, persistent_workers=True)
-    with SinkLoader(source, sink_size=20 * BATCHES, dtype=torch.bfloat16, memory_format=torch.channels_last) as loader:
+    with SinkLoader(
+        source, batches_per_epoch=20 * BATCHES, dtype=torch.bfloat16, memory_format=torch.channels_last
+    ) as loader:
         reserved = set()
         for step, (image, _) in enumerate(loader):
             image.add_(1)
@@ -119,7 +121,7 @@ def test_lazy_batches_are_executed_into_the_slot() -> None:
 def test_odd_shapes_are_right_and_their_memory_is_reused() -> None:
     batches = [torch.full((2 + step % 3, 1 + step % 2, ROW), float(step)) for step in range(60)]
     matrix = torch.rand(SIDE, SIDE, device="cuda")
-    with SinkLoader(batches, sink_size=240) as loader:
+    with SinkLoader(batches, batches_per_epoch=240) as loader:
         results, reserved = [], []
         for step, batch in enumerate(loader):
             busy(matrix)

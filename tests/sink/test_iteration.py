@@ -1,4 +1,4 @@
-"""Without `sink_size` a SinkLoader iterates as the DataLoader that it wraps: each `iter()` is a new epoch."""
+"""Without `batches_per_epoch` a SinkLoader iterates as the DataLoader that it wraps: each `iter()` is a new epoch."""
 
 from __future__ import annotations
 
@@ -110,11 +110,13 @@ def zipped(loader: SinkLoader) -> None:
         pass
 
 
-@pytest.mark.parametrize("sink_size", [-1, 3])
+@pytest.mark.parametrize("batches_per_epoch", [None, 3])
 @pytest.mark.parametrize("use", [nested, zipped])
-def test_two_iterators_at_a_time_say_what_to_do(use: Callable[[SinkLoader], None], sink_size: int) -> None:
+def test_two_iterators_at_a_time_say_what_to_do(
+    use: Callable[[SinkLoader], None], batches_per_epoch: int | None
+) -> None:
     with pytest.raises(SinkError, match=r"one iterator at a time\. For nested loops or zip\(\) make one SinkLoader"):
-        use(SinkLoader(numbered(4), sink_size=sink_size))
+        use(SinkLoader(numbered(4), batches_per_epoch=batches_per_epoch))
 
 
 def test_two_loaders_over_one_source_can_be_nested() -> None:
@@ -177,10 +179,10 @@ def test_a_loaded_state_survives_an_interrupt_of_iter(monkeypatch: pytest.Monkey
     assert values(loader) == [2, 3]
 
 
-def test_a_sink_size_that_is_taken_away_ends_the_endless_traversal() -> None:
-    loader = SinkLoader(numbered(5), sink_size=3)
+def test_a_length_of_epochs_that_is_taken_away_ends_the_endless_traversal() -> None:
+    loader = SinkLoader(numbered(5), batches_per_epoch=3)
     assert values(loader) == [0, 1, 2]
-    loader.sink_size = -1
+    loader.batches_per_epoch = None
     assert values(loader) == [0, 1, 2, 3, 4]
 
 

@@ -33,7 +33,7 @@ def test_iterable_dataset_with_sharding(num_workers: int) -> None:
     with SinkLoader(DataLoader(Shards(), batch_size=2, num_workers=num_workers)) as loader:
         assert [batch.tolist() for batch in loader] == expected
         assert [batch.tolist() for batch in loader] == expected
-        with pytest.raises(TypeError, match="sink_size"):
+        with pytest.raises(TypeError, match="batches_per_epoch"):
             len(loader)
 
 
@@ -151,10 +151,11 @@ def test_several_loaders_at_once() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"sink_size": 0}, ValueError, "sink_size=0"),
-        ({"sink_size": -2}, ValueError, "-1 for one pass"),
-        ({"sink_size": 2.0}, TypeError, "sink_size must be an int"),
-        ({"sink_size": True}, TypeError, "sink_size must be an int"),
+        ({"batches_per_epoch": 0}, ValueError, "batches_per_epoch=0"),
+        ({"batches_per_epoch": -1}, ValueError, "None for one pass"),
+        ({"sink_size": 2}, TypeError, "SinkLoader has no argument 'sink_size'; pass batches_per_epoch="),
+        ({"batches_per_epoch": 2.0}, TypeError, "batches_per_epoch must be an int"),
+        ({"batches_per_epoch": True}, TypeError, "batches_per_epoch must be an int"),
         ({"slots": 0}, ValueError, "slots=0"),
         ({"slots": "3"}, TypeError, "slots must be an int"),
         ({"max_bytes": -1}, ValueError, "max_bytes=-1"),
@@ -188,8 +189,8 @@ def test_attributes_of_the_wrapped_loader() -> None:
 
 
 def test_repr_states_the_plan() -> None:
-    assert repr(SinkLoader(numbered(1), sink_size=7, device="cpu")) == (
-        "SinkLoader(list, sink_size=7, device='cpu', slots=3 of references to the loader's own tensors)"
+    assert repr(SinkLoader(numbered(1), batches_per_epoch=7, device="cpu")) == (
+        "SinkLoader(list, batches_per_epoch=7, device='cpu', slots=3 of references to the loader's own tensors)"
     )
 
 
@@ -256,8 +257,8 @@ def test_an_attribute_of_the_wrapped_loader_is_set_there() -> None:
             one.worker_init_fn = seed_with_777
         assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in plain]
         assert loader.loader.worker_init_fn is seed_with_777
-        loader.sink_size, loader.note = 1, "mine"
-        assert not hasattr(loader.loader, "sink_size")
+        loader.batches_per_epoch, loader.note = 1, "mine"
+        assert not hasattr(loader.loader, "batches_per_epoch")
         assert not hasattr(loader.loader, "note")
         with pytest.raises(ValueError, match="should not be set after"):
             loader.batch_size = 4

@@ -155,7 +155,7 @@ def test_resume_gives_the_samples_that_would_have_come(position: int, num_worker
         source = Generated(
             range(40), batch_size=4, shuffle=True, num_workers=num_workers, generator=generator, collate_fn=unchanged
         )
-        return SinkLoader(source, sink_size=20)
+        return SinkLoader(source, batches_per_epoch=20)
 
     def consume(loader: SinkLoader, count: int) -> list[object]:
         batches = iter(loader)

@@ -51,11 +51,11 @@ def make(num_workers: int, *, log: Path | None = None, seeded: bool = True, **op
     numpy.random.seed(1)
     random.seed(1)
     generator = torch.Generator().manual_seed(3) if seeded else None
-    sink_size = options.pop("sink_size", -1)
+    batches_per_epoch = options.pop("batches_per_epoch", None)
     source = DataLoader(
         Augmented(log), batch_size=4, shuffle=True, num_workers=num_workers, generator=generator, **options
     )
-    return SinkLoader(source, sink_size=sink_size)
+    return SinkLoader(source, batches_per_epoch=batches_per_epoch)
 
 
 def consume(loader: SinkLoader, count: int) -> list[list[torch.Tensor]]:
@@ -152,7 +152,7 @@ def test_no_workers_and_no_seeded_generator(position: int) -> None:
 
 @pytest.mark.parametrize("position", [3, 4, 5, 10])
 def test_epochs_that_cross_passes(position: int) -> None:
-    check_resume(position, 2, sink_size=4)
+    check_resume(position, 2, batches_per_epoch=4)
 
 
 @pytest.mark.slow

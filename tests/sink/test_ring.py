@@ -61,7 +61,7 @@ def test_short_last_batch_uses_the_slot_but_is_not_static() -> None:
 
 def test_other_shapes_and_structures_get_memory_of_their_own() -> None:
     batches: list[Any] = [torch.zeros(2, 3), torch.ones(4, 3), {"x": torch.full((2, 5), 2.0)}, torch.full((2, 3), 3.0)]
-    loader = SinkLoader(batches, sink_size=40)
+    loader = SinkLoader(batches, batches_per_epoch=40)
     for _ in loader:
         assert all(len(slot.kept) <= 1 for slot in loader._slots.slots)
     static, seen = [], []

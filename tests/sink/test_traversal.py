@@ -22,14 +22,14 @@ from .numbered import numbered, values
 POLL_SECONDS = 0.05  # in place of torch_sink's, for a test
 
 
-def test_sink_size_is_the_length_of_an_epoch_and_the_traversal_goes_on() -> None:
-    loader = SinkLoader(numbered(5), sink_size=3)
+def test_batches_per_epoch_is_the_length_of_an_epoch_and_the_traversal_goes_on() -> None:
+    loader = SinkLoader(numbered(5), batches_per_epoch=3)
     assert len(loader) == 3
     assert [values(loader) for _ in range(4)] == [[0, 1, 2], [3, 4, 0], [1, 2, 3], [4, 0, 1]]
 
 
 def test_epochs_longer_than_the_source() -> None:
-    loader = SinkLoader(numbered(2), sink_size=5)
+    loader = SinkLoader(numbered(2), batches_per_epoch=5)
     assert values(loader) == [0, 1, 0, 1, 0]
 
 
@@ -39,8 +39,8 @@ def test_default_epoch_is_one_pass() -> None:
     assert [values(loader), values(loader)] == [[0, 1, 2], [0, 1, 2]]
 
 
-def test_with_a_sink_size_iter_after_break_gives_the_rest_then_a_new_epoch() -> None:
-    loader = SinkLoader(numbered(4), sink_size=4)
+def test_with_a_length_of_epochs_iter_after_break_gives_the_rest_then_a_new_epoch() -> None:
+    loader = SinkLoader(numbered(4), batches_per_epoch=4)
     for batch in loader:
         if int(batch) == 1:
             break
@@ -48,9 +48,9 @@ def test_with_a_sink_size_iter_after_break_gives_the_rest_then_a_new_epoch() -> 
     assert values(loader) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("sink_size", [-1, 3])
-def test_break_at_the_last_batch_does_not_leave_an_empty_epoch(sink_size: int) -> None:
-    loader = SinkLoader(numbered(3), sink_size=sink_size)
+@pytest.mark.parametrize("batches_per_epoch", [None, 3])
+def test_break_at_the_last_batch_does_not_leave_an_empty_epoch(batches_per_epoch: int | None) -> None:
+    loader = SinkLoader(numbered(3), batches_per_epoch=batches_per_epoch)
     for batch in loader:
         if int(batch) == 2:
             break
@@ -115,8 +115,8 @@ def test_restart_after_a_whole_pass_skips_none() -> None:
         assert [batch[0].tolist() for batch in loader] == second
 
 
-@pytest.mark.parametrize("sink_size", [-1, 6])
-def test_no_pass_is_begun_ahead_of_the_last_epoch_s_end(sink_size: int) -> None:
+@pytest.mark.parametrize("batches_per_epoch", [None, 6])
+def test_no_pass_is_begun_ahead_of_the_last_epoch_s_end(batches_per_epoch: int | None) -> None:
     """Passes of 4 batches: the second epoch of 6 ends with the third pass, the second of one pass with the second."""
 
     class Counted(torch.utils.data.SequentialSampler):
@@ -128,8 +128,8 @@ def test_no_pass_is_begun_ahead_of_the_last_epoch_s_end(sink_size: int) -> None:
 
     sampler = Counted(range(4))
     source = DataLoader(range(4), sampler=sampler, num_workers=1, generator=torch.Generator())
-    begun = 2 if sink_size == -1 else 3
-    with SinkLoader(source, sink_size=sink_size) as loader:
+    begun = 2 if batches_per_epoch is None else 3
+    with SinkLoader(source, batches_per_epoch=batches_per_epoch) as loader:
         for _ in loader:
             pass
         assert loader.batch_in_epoch == 0

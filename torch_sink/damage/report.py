@@ -147,15 +147,15 @@ def set_policy(policy: str) -> None:
     _of_process = policy
 
 
-def or_current(policy: str) -> str:
-    """What holds where `policy` was asked for: "raise" leaves it to the process."""
-    return policy if policy != "raise" else current_policy()
+def or_current(policy: str | None) -> str:
+    """What holds where `policy` was asked for: None leaves it to the process."""
+    return policy or current_policy()
 
 
 @contextmanager
-def policy_of_thread(policy: str) -> Iterator[None]:
-    """Inside, `policy` holds in the calling thread; "raise" leaves to the process what holds."""
-    if policy == "raise":
+def policy_of_thread(policy: str | None) -> Iterator[None]:
+    """Inside, `policy` holds in the calling thread; None leaves to the process what holds."""
+    if policy is None:
         yield
         return
     is_new = policy != current_policy()

@@ -140,7 +140,7 @@ class Evaluator:
         event("on_eval_epoch_begin")
         named: dict[str, Loss] = {}
         share_is_empty = self._ranks.many and arguments.batch_num == 0
-        for index, batch in enumerate(() if share_is_empty else loader, 1):
+        for index, batch in enumerate(() if share_is_empty else loader.epoch(None), 1):
             if index == 1 or not sink_mode:
                 arguments.cur_step_num = (arguments.batch_num or index) if sink_mode else index
                 event("on_eval_step_begin")

@@ -185,9 +185,9 @@ class LoaderPositions:
         self._was_loaded = False
 
     @contextmanager
-    def opened(self, given: Any, wrappers: Wrappers, epoch_size: int) -> Iterator[Any]:
+    def opened(self, given: Any, wrappers: Wrappers) -> Iterator[Any]:
         """The SinkLoader of a run: the given one, or a wrapper, which gets the state that was loaded for `given`."""
-        with wrappers.over(given, epoch_size) as sink:
+        with wrappers.over(given) as sink:
             if sink is not given and given is self._given() and self._was_loaded:
                 sink.load_state_dict(self._state)
             self._given, self._wrapper, self._was_loaded = reference(given), sink, False

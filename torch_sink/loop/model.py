@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_sink.common.arguments import explains_other_names, run_places
 from torch_sink.loop.callbacks import Callback, LambdaCallback, RunContext, check_callbacks, older_events
 from torch_sink.loop.controls import Evaluation, check_epochs
 from torch_sink.loop.core import arguments as check
-from torch_sink.loop.core.arguments import explains_other_names, run_places
 from torch_sink.loop.core.batches import call_with
 from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.core.history import RunHistory
@@ -94,7 +94,6 @@ class Model:
                 network,
                 loss_fn,
                 optimizer,
-                sink_size=-1,
                 amp=amp_level,
                 amp_dtype=amp_dtype,
                 loss_scaler=loss_scaler,
@@ -163,7 +162,7 @@ class Model:
 
         Args:
             epoch: number of the last epoch.
-            train_dataset: a loader, or a SinkLoader, which keeps the `sink_size` that it is given here.
+            train_dataset: a loader, or a SinkLoader, whose own `batches_per_epoch` does not count here.
             callbacks: called once per host return, or per step with `dataset_sink_mode=False`.
             dataset_sink_mode: whether a whole epoch runs between host returns.
             sink_size: steps in an epoch; -1 for the whole dataset: one pass, whatever a SinkLoader was made with.
@@ -227,16 +226,14 @@ class Model:
             own.append(evaluation)
         if self._loss_fn is not None:
             own.append(LambdaCallback(on_train_step_begin=_check_two_columns))
-        loop, epoch_size = self.loop, sink_size if dataset_sink_mode else -1
-        if hasattr(train_dataset, "slot_index"):  # a SinkLoader
-            train_dataset.sink_size = epoch_size
-        loop.sink_size = -1 if dataset_sink_mode else 1
+        loop = self.loop
         self._network.train()
         return loop.run_with(
             train_dataset,
             epoch - initial_epoch,
             [*own, *members],
-            epoch_size=epoch_size,
+            sink_size=sink_size if dataset_sink_mode else -1,
+            steps_per_sync=-1 if dataset_sink_mode else 1,
             dataset_sink_mode=dataset_sink_mode,
             initial_epoch=initial_epoch,
             metrics=self._metrics,

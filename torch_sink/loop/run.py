@@ -40,12 +40,16 @@ class TrainingRun:
         max_steps: int | None,
         signals: list[str],
         fields: dict[str, Any],
+        *,
+        batches: int | None,
+        steps_per_sync: int,
     ) -> None:
         self._loop, self._loader, self._signals = loop, loader, signals
         self.device = loop.device  # for timelines
         self._callbacks = sorted(callbacks, key=lambda one: not one.comes_first)
         self._epochs, self._max_steps = epochs, max_steps
-        self._epoch_length = length = epoch_length(loader)
+        self._batches, self._steps_per_sync = batches, steps_per_sync
+        self._epoch_length = length = epoch_length(loader, batches)
         self._failure: Exception | None = None
         self._cut_off = False
         self._next_epoch: Iterator[Any] | None = None
@@ -131,7 +135,7 @@ class TrainingRun:
         """
         resumed = self._loop.progress.epoch_steps > 0
         before = self._loader.state_dict()["epoch"] if resumed else None
-        iterator, self._next_epoch = self._next_epoch or iter(self._loader), None
+        iterator, self._next_epoch = self._next_epoch or self._loader.epoch(self._batches), None
         batch = self._fetch(iterator)
         if resumed and batch is not _END and self._loader.state_dict()["epoch"] != before:
             self._loader.give_back()
@@ -234,7 +238,7 @@ class TrainingRun:
         return max(1, min(bound for bound in bounds if bound is not None))
 
     def _limit(self) -> int:
-        size = self._loop.sink_size
+        size = self._steps_per_sync
         return size if size > 0 else self._epoch_length or UNKNOWN_EPOCH_SINK
 
     def _remaining(self) -> int | None:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_sink.common.arguments import explains_other_names, run_places
 from torch_sink.errors import SinkError
 from torch_sink.loop.callbacks import Callback, check_callbacks, stop_signals
 from torch_sink.loop.core import arguments as check
-from torch_sink.loop.core.arguments import explains_other_names, run_places
 from torch_sink.loop.core.batches import epoch_length
 from torch_sink.loop.core.distributed import Ranks, forget_shardings
 from torch_sink.loop.core.history import Progress, Reasons, RunHistory
@@ -37,7 +37,7 @@ _log = logging.getLogger("torch_sink")
 
 
 class StepLoop:
-    """Trains a model; the host waits for the device once per `sink_size` iterations.
+    """Trains a model; the host waits for the device once per `steps_per_sync` iterations.
 
     An iteration is one batch. On the CPU the default mode gives bit for bit what the plain PyTorch loop gives: same
     losses, parameters, optimizer state and random draws. The model's train or eval state is the caller's, as there.
@@ -46,7 +46,7 @@ class StepLoop:
         model: on its device, with float32 parameters. May be wrapped in DistributedDataParallel or sharded.
         loss_fn: `loss_fn(model(x), y)` -> tensor of one element. Not called, and may be None, when `forward` is given.
         optimizer: any dense torch.optim optimizer but LBFGS, of the model's parameters.
-        sink_size: iterations per host sync; -1 for a whole epoch.
+        steps_per_sync: iterations per host sync; -1 for a whole epoch.
         amp: "O0" float32; "O1" autocast; "O2" autocast with low precision from layer to layer, normalization and loss
             in float32; "O3" normalization in low precision too; "auto": O2 on an accelerator, O0 on the CPU.
         amp_dtype: torch.bfloat16 or torch.float16.
@@ -72,7 +72,7 @@ class StepLoop:
     Examples:
         >>> model = torch.nn.Linear(3, 2)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> loop = StepLoop(model, torch.nn.functional.cross_entropy, optimizer, sink_size=10)
+        >>> loop = StepLoop(model, torch.nn.functional.cross_entropy, optimizer, steps_per_sync=10)
         >>> history = loop.run([(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))] * 25)
         >>> history.steps, history.host_syncs
         (25, 3)
@@ -89,7 +89,7 @@ class StepLoop:
         loss_fn: Callable[..., Tensor] | None,
         optimizer: torch.optim.Optimizer,
         *,
-        sink_size: int = 100,
+        steps_per_sync: int = 100,
         amp: str = "O0",
         amp_dtype: torch.dtype = torch.bfloat16,
         loss_scaler: str | StaticLossScaler | None = "default",
@@ -105,14 +105,14 @@ class StepLoop:
     ) -> None:
         check.check_model(model)
         check.check_functions(loss_fn, forward)
-        check.check_count("sink_size", sink_size, minimum=1, special=-1, meaning="a whole epoch")
+        check.check_count("steps_per_sync", steps_per_sync, minimum=1, special=-1, meaning="a whole epoch")
         check.check_count("accumulate", accumulate, minimum=1)
         check.check_choice("mode", mode, check.MODES)
         check.check_clip(clip_grad_norm)
         if jit_config is not None and not isinstance(jit_config, JitConfig):
             raise TypeError(f"jit_config is a {type(jit_config).__name__}; pass a torch_sink.JitConfig")
         self.ranks = Ranks(model)
-        self.model, self.loss_fn, self.sink_size, self.accumulate = model, loss_fn, sink_size, accumulate
+        self.model, self.loss_fn, self.steps_per_sync, self.accumulate = model, loss_fn, steps_per_sync, accumulate
         self.device = check.resolve_device(model, device)
         self.model_devices = frozenset(parameter.device for parameter in model.parameters())
         self.average = WeightAverage(model, ema) if ema is not None else None
@@ -188,21 +188,26 @@ class StepLoop:
         *,
         max_steps: int | None = None,
         timeline: str | Path | None = None,
-        epoch_size: int = -1,
+        sink_size: int | None = None,
+        steps_per_sync: int | None = None,
         **fields: Any,
     ) -> RunHistory:
-        """`run` with the batches in an epoch of a plain loader, and further fields for the RunContext."""
+        """`run` with MindSpore's `sink_size`, other `steps_per_sync`, and further fields for the RunContext."""
         resumed, self._resumed, began = self._resumed, False, self.step_count
         if not resumed:
             self.progress = Progress()
         with (
             stop_signals(callbacks) as signals,
             nullcontext() if timeline is None else record_timeline(timeline),
-            self._positions.opened(loader, self.wrappers, epoch_size) as sink,
+            self._positions.opened(loader, self.wrappers) as sink,
         ):
             try:
-                self.ranks.check_lengths(epoch_length(sink), max_steps)
-                return TrainingRun(self, sink, epochs, callbacks, max_steps, signals, fields).execute()
+                batches = sink.batches_per_epoch if sink_size is None else sink_size if sink_size > 0 else None
+                self.ranks.check_lengths(epoch_length(sink, batches), max_steps)
+                steps = self.steps_per_sync if steps_per_sync is None else steps_per_sync
+                return TrainingRun(
+                    self, sink, epochs, callbacks, max_steps, signals, fields, batches=batches, steps_per_sync=steps
+                ).execute()
             except BaseException:
                 if resumed and self.step_count == began:  # the next run is the one that completes what was interrupted
                     self._resumed = True
@@ -368,9 +373,9 @@ class StepLoop:
     def __repr__(self) -> str:
         """What is trained, by what, how, and how far."""
         return (
-            f"StepLoop({type(self.model).__name__}, {type(self.optimizer).__name__}, sink_size={self.sink_size}, "
-            f"amp={self.precision.level!r}, mode={self.settings.mode!r}, accumulate={self.accumulate}, "
-            f"device={str(self.device)!r}, step_count={self.step_count})"
+            f"StepLoop({type(self.model).__name__}, {type(self.optimizer).__name__}, "
+            f"steps_per_sync={self.steps_per_sync}, amp={self.precision.level!r}, mode={self.settings.mode!r}, "
+            f"accumulate={self.accumulate}, device={str(self.device)!r}, step_count={self.step_count})"
         )
 
     def __enter__(self) -> StepLoop:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torch_sink.common.arguments import explains_other_names
 from torch_sink.common.references import reference
 from torch_sink.errors import SinkError
 from torch_sink.sink.lifetime import Life
@@ -28,10 +29,10 @@ class SinkLoader:
     """Wraps a loader; iterating gives one epoch of batches on the device.
 
     Iterates as the wrapped loader does: each `iter()` is a new pass of it, also after `break` or `next(iter(loader))`.
-    With `sink_size` the traversal is endless: each `iter()` gives the rest of an unfinished epoch, else the next
-    `sink_size` batches, and the loader is restarted when it ends. After `load_state_dict` the first `iter()` gives the
-    rest of the saved epoch. One iterator is in use at a time, and an older one raises `SinkError`. A batch stays valid
-    until the next one is asked for; `.clone()` keeps it.
+    With `batches_per_epoch` the traversal is endless: each `iter()` gives the rest of an unfinished epoch, else the
+    next `batches_per_epoch` batches, and the loader is restarted when it ends. After `load_state_dict` the first
+    `iter()` gives the rest of the saved epoch. One iterator is in use at a time, and an older one raises `SinkError`.
+    A batch stays valid until the next one is asked for; `.clone()` keeps it.
 
     With `num_workers > 0` a thread receives the workers' batches ahead of the consumer and brings them to the device.
     Otherwise batches are made in the calling thread, when they are asked for, so that every draw from a global random
@@ -47,7 +48,7 @@ class SinkLoader:
         loader: any iterable of batches: a `DataLoader`, a `torchdata.StatefulDataLoader`, a list, or a function that
             returns an iterator. A batch is a tensor, or dicts, lists, tuples or dataclasses of tensors; numbers and
             strings pass through on the host; other objects that have a method `to(device)` are moved by it.
-        sink_size: batches in an epoch; -1 for one pass of the loader.
+        batches_per_epoch: batches in an epoch; None for one pass of the loader.
         device: where batches are delivered; default the current accelerator, else the CPU.
         slots: batches that may exist at a time, the one in use included; default 3. On an accelerator they are
             preallocated, on the CPU a slot refers to the loader's own tensors.
@@ -57,11 +58,11 @@ class SinkLoader:
         memory_format: layout of image batches.
         on_decode_error: what becomes of samples whose files stock code cannot open or decode, with or without the
             image backend; for loaders with an `__iter__` of their own, with it, and `decode_report()` counts in the
-            place of `stats()`. "raise" leaves it to `set_image_backend`, which raises unless told otherwise. Under
-            "skip" the sample is dropped from its batch, and a batch of which nothing is left is left out, so that a
-            pass may have fewer batches than `len()`. Under "replace" the next good sample of the batch stands in its
-            place, and where there is none, the next good one of the dataset. `stats()` counts them and lists path and
-            reason.
+            place of `stats()`. None leaves it to `set_image_backend`, whose default is "raise". Under "raise" the error
+            of the file is raised. Under "skip" the sample is dropped from its batch, and a batch of which nothing is
+            left is left out, so that a pass may have fewer batches than `len()`. Under "replace" the next good sample
+            of the batch stands in its place, and where there is none, the next good one of the dataset. `stats()`
+            counts them and lists path and reason.
         timeout_seconds: longest wait for a batch of a worker.
 
     Attributes:
@@ -77,21 +78,22 @@ class SinkLoader:
         [0.0, 6.0]
     """
 
+    @explains_other_names()
     @host_sync_allowed()
     def __init__(
         self,
         loader: Any,
         *,
-        sink_size: int = -1,
+        batches_per_epoch: int | None = None,
         device: torch.device | str | None = None,
         slots: int | None = None,
         max_bytes: int | None = None,
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
-        on_decode_error: str = "raise",
+        on_decode_error: str | None = None,
         timeout_seconds: float = 300.0,
     ) -> None:
-        check_arguments(sink_size, slots, max_bytes, timeout_seconds)
+        check_arguments(batches_per_epoch, slots, max_bytes, timeout_seconds)
         self._form = ImageFormat(resolve_device(device), dtype, memory_format, on_decode_error)
         self._source = open_source(loader)
         self._source.policy, self._source.layout = on_decode_error, memory_format
@@ -100,7 +102,8 @@ class SinkLoader:
         self._producer = Producer(self._slots)
         if self._source.runs_in_thread:
             self._producer = ThreadProducer(self._slots, self._source.has_workers)
-        self._traversal = Traversal(self._source, self._producer, sink_size, timeout_seconds)
+        self._traversal = Traversal(self._source, self._producer, timeout_seconds)
+        self._batches_per_epoch = batches_per_epoch
         self._is_checked = False
         self._life = Life(self, self._producer, self._source, self._slots)
 
@@ -110,14 +113,14 @@ class SinkLoader:
         return self._source.loader
 
     @property
-    def sink_size(self) -> int:
-        """Batches in an epoch; -1 for one pass of the loader. May be set: an epoch under way gets the new length."""
-        return self._traversal.sink_size
+    def batches_per_epoch(self) -> int | None:
+        """Batches in an epoch; None for one pass of the loader. May be set: the next `iter()` goes by it."""
+        return self._batches_per_epoch
 
-    @sink_size.setter
-    def sink_size(self, batches: int) -> None:
+    @batches_per_epoch.setter
+    def batches_per_epoch(self, batches: int | None) -> None:
         check_arguments(batches, None, None, 1.0)
-        self._traversal.sink_size = batches
+        self._batches_per_epoch = batches
 
     @property
     def device(self) -> torch.device:
@@ -157,20 +160,20 @@ class SinkLoader:
         return {} if self.slot_index is None else self._slots.static_batches(batch)
 
     def __len__(self) -> int:
-        if self.sink_size > 0:
-            return self.sink_size
+        if self._batches_per_epoch is not None:
+            return self._batches_per_epoch
         try:
             return len(self.loader)
         except (TypeError, NotImplementedError):
             raise TypeError(
                 f"the length of an epoch is not known: {type(self.loader).__name__} has no len(). "
-                "Pass sink_size=n for epochs of n batches."
+                "Pass batches_per_epoch=n for epochs of n batches."
             ) from None
 
     def __repr__(self) -> str:
         return (
-            f"SinkLoader({type(self.loader).__name__}, sink_size={self.sink_size}, device={str(self.device)!r}, "
-            f"{self._slots.describe()})"
+            f"SinkLoader({type(self.loader).__name__}, batches_per_epoch={self.batches_per_epoch}, "
+            f"device={str(self.device)!r}, {self._slots.describe()})"
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -190,33 +193,37 @@ class SinkLoader:
     def __iter__(self) -> Iterator[Any]:
         if sys._getframe(1).f_code.co_name == LIGHTNING_S_CHECK:
             return iter(())
-        return self._begin(goes_on=self.sink_size != -1)
+        return self._begin(self._batches_per_epoch, goes_on=self._batches_per_epoch is not None)
+
+    def epoch(self, batches: int | None) -> Iterator[Any]:
+        """Iterates over one epoch as if `batches_per_epoch` were `batches`."""
+        if batches == self._batches_per_epoch:
+            return iter(self)
+        return self._begin(batches, goes_on=batches is not None)
 
     def rest(self) -> Iterator[Any]:
         """Iterates over the rest of an unfinished epoch (after `break` or an error), or else over a new one."""
-        return self._begin(goes_on=True)
+        return self._begin(self._batches_per_epoch, goes_on=True)
 
     @host_sync_allowed()
-    def _begin(self, *, goes_on: bool) -> Iterator[Any]:
+    def _begin(self, batches: int | None, *, goes_on: bool) -> Iterator[Any]:
         self._check_usable()
         if not self._is_checked:
             self._is_checked = True
             warn_if_unsharded(self.loader)
-        return _Batches(self, self._traversal.begin_epoch(goes_on=goes_on))
+        return _Batches(self, self._traversal.begin_epoch(batches, goes_on=goes_on))
 
     @contextlib.contextmanager
     def whole_pass(self) -> Iterator[None]:
-        """Inside, an epoch is one whole pass of the loader; afterwards the traversal goes on where it stood."""
+        """Inside, `epoch(None)` is one whole pass of the loader; afterwards the traversal goes on where it stood."""
         self._check_usable()
-        sink_size, is_loaded = self.sink_size, self._traversal.is_loaded
+        is_loaded = self._traversal.is_loaded
         position = self.state_dict() if is_loaded or self._traversal.is_inside_pass else None
         if position is not None:
             self.restart()
-        self.sink_size = -1
         try:
             yield
         finally:
-            self.sink_size = sink_size
             if position is not None and self._life.ended is None:
                 self.load_state_dict(position)
                 self._traversal.is_loaded = is_loaded

@@ -20,26 +20,24 @@ from torch_sink.sink.source import FactorySource, Source
 DEFAULT_SLOTS = 3
 
 
-def check_arguments(sink_size: int, slots: int | None, max_bytes: int | None, timeout_seconds: float) -> None:
-    """Those of a `SinkLoader` that are numbers.
+def check_arguments(
+    batches_per_epoch: int | None, slots: int | None, max_bytes: int | None, timeout_seconds: float
+) -> None:
+    """Checks the arguments of a `SinkLoader` that are numbers.
 
     Raises:
         TypeError: one is of another type.
         ValueError: one is out of range.
     """
-    given = {"sink_size": sink_size, "slots": slots, "max_bytes": max_bytes}
+    given = {"batches_per_epoch": batches_per_epoch, "slots": slots, "max_bytes": max_bytes}
     for name, value in given.items():
-        if value is None and name != "sink_size":
+        if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}")
-        if name != "sink_size" and value < 1:
-            raise ValueError(f"{name}={value} is not allowed: give a positive number, or None for the default")
-    if sink_size == 0 or sink_size < -1:
-        raise ValueError(
-            f"sink_size={sink_size} is not allowed: give a positive number of batches per epoch, "
-            "or -1 for one pass of the loader"
-        )
+        if value < 1:
+            default = "one pass of the loader" if name == "batches_per_epoch" else "the default"
+            raise ValueError(f"{name}={value} is not allowed: give a positive number, or None for {default}")
     if isinstance(timeout_seconds, bool) or not isinstance(timeout_seconds, (int, float)):
         kind = type(timeout_seconds).__name__
         raise TypeError(f"timeout_seconds must be a number, got {timeout_seconds!r} of type {kind}")

@@ -28,7 +28,7 @@ class ImageFormat:
     device: torch.device
     dtype: torch.dtype | None = None  # None keeps what the pipeline says
     memory_format: torch.memory_format = torch.contiguous_format
-    on_decode_error: str = "raise"  # leaves it to the image backend
+    on_decode_error: str | None = None  # leaves it to the image backend
 
     def __post_init__(self) -> None:
         if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
@@ -39,7 +39,8 @@ class ImageFormat:
         if self.memory_format not in allowed:
             names = ", ".join(str(one) for one in allowed)
             raise ValueError(f"memory_format={self.memory_format} is not allowed: give one of {names}")
-        check_policy(self.on_decode_error)
+        if self.on_decode_error is not None:
+            check_policy(self.on_decode_error)
 
     @property
     def keeps_tensors(self) -> bool:

@@ -78,7 +78,7 @@ class Pass:
         item = Item(self.start)
         try:
             try:
-                with policy_of_thread(self.source.policy if self.source.makes_own_iterators else "raise"):
+                with policy_of_thread(self.source.policy if self.source.makes_own_iterators else None):
                     self._next(item)
             except StopIteration as stop:
                 self._check_end(stop)
@@ -173,7 +173,7 @@ class Source:
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self.can_start_over = not isinstance(loader, Iterator)
-        self.policy = "raise"  # on broken files; this leaves it to the image backend
+        self.policy: str | None = None  # on broken files; None leaves it to the image backend
         self.layout = torch.contiguous_format  # of image batches in the slots
         self.guard: WorkerGuard | None = None  # of the latest iterator with workers
         # Of the loader and its samplers.

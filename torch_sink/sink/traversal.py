@@ -24,10 +24,10 @@ class Traversal:
     reads, a second one exists only when the source may be asked ahead.
     """
 
-    def __init__(self, source: Source, producer: Producer, sink_size: int, timeout_seconds: float) -> None:
+    def __init__(self, source: Source, producer: Producer, timeout_seconds: float) -> None:
         self.source = source
         self.producer = producer
-        self.sink_size = sink_size
+        self.length: int | None = None  # of the epoch under way; None for one pass of the source
         self.timeout_seconds = timeout_seconds
         self.position = Position()
         self.passes: list[Pass] = []
@@ -49,14 +49,15 @@ class Traversal:
         """Whether batches of the pass were consumed and its end was not seen."""
         return self.position.batch_in_pass > 0
 
-    def begin_epoch(self, *, goes_on: bool) -> int:
+    def begin_epoch(self, length: int | None, *, goes_on: bool) -> int:
         """Begins the rest of an unfinished epoch, if it `goes_on` or is that of a loaded state; else a new one."""
+        self.length = length
         if not goes_on and not self.is_loaded and (self.is_handed_out or self.is_inside_pass):
             self.restart()
         elif self.was_interrupted:
             self._reenter()
         self.was_interrupted = self.is_handed_out = True  # the first stays so if the end of this method is not reached
-        if 0 < self.sink_size <= self.position.batch_in_epoch:
+        if length is not None and length <= self.position.batch_in_epoch:
             self.position.next_epoch()
         if not self.passes:
             self._begin_pass()
@@ -76,7 +77,7 @@ class Traversal:
             self._reenter()
         self.was_interrupted = True  # stays so when anything but the following leaves this method
         try:
-            if 0 < self.sink_size <= self.position.batch_in_epoch:
+            if self.length is not None and self.length <= self.position.batch_in_epoch:
                 self._end_epoch()
             while True:
                 if self.given_back is not None:
@@ -124,7 +125,7 @@ class Traversal:
         if item.error is not None:
             self._fail(item)
         self._end_pass(item)
-        if self.sink_size == -1:
+        if self.length is None:
             if not self.is_rest:
                 self._end_epoch()
             self.position.next_epoch()  # the rest was empty: this epoch is the next one
@@ -256,7 +257,7 @@ class Traversal:
         if not self.passes:
             self._begin_pass()
         elif self.may_begin_ahead and self.producer.current is None:
-            ready, left = self.producer.ready.copy(), self.sink_size - self.position.batch_in_epoch
+            ready, left = self.producer.ready.copy(), (self.length or 0) - self.position.batch_in_epoch
             has_ended = bool(ready) and ready[-1].is_end  # after an error that waits there, the same pass goes on
             if has_ended and (not self.is_last_epoch or left > sum(one.slot >= 0 for one in ready)):
                 try:

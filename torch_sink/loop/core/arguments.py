@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import distributed, nn
 from torch.optim import lr_scheduler
 
-P = ParamSpec("P")
-R = TypeVar("R")
 MODES = ("auto", "eager", "compile", "graph")
 
 
@@ -174,50 +168,3 @@ def check_clip(clip_grad_norm: Any) -> None:
         raise TypeError(f"clip_grad_norm={clip_grad_norm!r}: pass a number above 0, or None not to clip")
     if not clip_grad_norm > 0:
         raise ValueError(f"clip_grad_norm={clip_grad_norm}; pass a number above 0, or None not to clip")
-
-
-# Argument of StepLoop or Model -> names that other libraries have for it and that do not look like it.
-_SAME = {
-    "loss_fn": ("criterion", "loss"),
-    "network": ("model", "net"),
-    "scheduler": ("lr_scheduler",),
-    "clip_grad_norm": ("grad_clip", "gradient_clip_val", "max_grad_norm"),
-    "accumulate": ("accumulation_steps", "gradient_accumulation_steps", "accumulate_grad_batches"),
-    "ema": ("ema_decay", "model_ema"),
-    "amp": ("amp_level", "precision", "mixed_precision"),
-    "amp_level": ("amp", "precision", "mixed_precision", "keep_batchnorm_fp32"),
-    "loss_scaler": ("loss_scale_manager", "grad_scaler", "scaler"),
-    "mode": ("compile",),
-    "epochs": ("epoch", "num_epochs", "max_epochs"),
-    "epoch": ("epochs", "num_epochs", "max_epochs"),
-    "max_steps": ("steps",),
-}
-_OF_A_RUN = ("callbacks", "epochs", "max_steps", "timeline", "epoch", "loader", "train_loader", "train_dataset")
-
-
-def explains_other_names(**places: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator: an unknown keyword argument is a TypeError that names the right one, or its place (`places`)."""
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        known = [name for name in inspect.signature(function).parameters if name != "self"]
-        owner = function.__qualname__.removesuffix(".__init__")
-        meant = {other: name for name in known for other in _SAME.get(name, ()) if other not in known}
-
-        @functools.wraps(function)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            for name in kwargs:
-                if name not in known:
-                    close = difflib.get_close_matches(name, known, n=1)
-                    advice = f"did you mean {close[0]}=?" if close else f"its arguments are {', '.join(known)}"
-                    advice = f"pass {meant[name]}=" if name in meant else advice
-                    raise TypeError(f"{owner} has no argument {name!r}; {places.get(name, advice)}")
-            return function(*args, **kwargs)
-
-        return checked
-
-    return decorate
-
-
-def run_places(text: str) -> dict[str, str]:
-    """The arguments that belong to the call that trains, all with the same advice."""
-    return dict.fromkeys(_OF_A_RUN, text)

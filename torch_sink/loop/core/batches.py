@@ -70,9 +70,9 @@ def call_with(function: Callable[..., Any], batch: Any) -> Any:
     return function(batch)
 
 
-def epoch_length(loader: Any) -> int | None:
-    """Steps in an epoch of a loader, or None if nobody knows."""
+def epoch_length(loader: Any, batches: int | None = None) -> int | None:
+    """Steps in an epoch of so many batches, or in one pass of what a SinkLoader wraps, or None if it is not known."""
     try:
-        return len(loader)
+        return len(loader.loader) if batches is None else batches
     except TypeError:
         return None

@@ -129,7 +129,8 @@ class Ranks:
         if shortest != longest and (max_steps is None or max_steps > shortest):
             raise ValueError(
                 f"an epoch has {shortest} steps on one rank and {longest} on another, which would wait for the first; "
-                "give all ranks as many batches: DistributedSampler(..., drop_last=True), or SinkLoader(sink_size=...)"
+                "give all ranks as many batches: DistributedSampler(..., drop_last=True), or "
+                "SinkLoader(batches_per_epoch=...)"
             )
 
     def agree_on_rates(self, flags: list[bool], optimizer: torch.optim.Optimizer) -> list[bool]:

@@ -25,8 +25,8 @@ class Wrappers:
         self._waiting: list[tuple[Any, Any]] = []  # a reference to the loader, and its SinkLoader
 
     @contextmanager
-    def over(self, dataset: Any, epoch_size: int = -1) -> Iterator[Any]:
-        """The dataset itself if it is a SinkLoader, else one over it, with so many batches in an epoch."""
+    def over(self, dataset: Any) -> Iterator[Any]:
+        """The dataset itself if it is a SinkLoader, else one over it."""
         from torch_sink.sink import SinkLoader
 
         if isinstance(dataset, SinkLoader):
@@ -34,7 +34,6 @@ class Wrappers:
             return
         sink = self._take(dataset) or SinkLoader(dataset, device=self._device)
         try:
-            sink.sink_size = epoch_size
             yield sink
             if sink.wait_for_loader():
                 self._waiting.append((reference(dataset, sink.close), sink))
