@@ -149,3 +149,24 @@ def _reasons(path: Path) -> Iterator[str]:
 def test_every_page_stands_in_the_menu() -> None:
     menu = set(re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text()))
     assert menu == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if "made_by" not in page.parts}
+
+
+@pytest.mark.parametrize("picture", sorted((DOCS / "images").iterdir()), ids=lambda picture: picture.name)
+def test_every_picture_is_for_dark_pages_too(picture: Path) -> None:
+    """An SVG knows both; of a PNG there are two, and a page shows the one that fits."""
+    if picture.suffix == ".svg":
+        assert "prefers-color-scheme: dark" in picture.read_text()
+        return
+    light, dark = (f"{picture.stem.removesuffix('_dark')}{end}.png" for end in ("", "_dark"))
+    pages = [page.read_text() for page in DOCS.rglob("*.md") if f"{light}#gh-light-mode-only)" in page.read_text()]
+    assert pages
+    assert all(f"{dark}#gh-dark-mode-only)" in page for page in pages)
+
+
+def test_code_on_the_pages_is_not_cut_off() -> None:
+    """The site has room for 120 columns on a screen of 1280 pixels."""
+    shown = [
+        line for page in DOCS.rglob("*.md") for line in re.findall(r"^(?: {4}|```).*", page.read_text(), re.MULTILINE)
+    ]
+    shown += [line for page in DOCS.rglob("*.md") for block in blocks(page) for line in block.splitlines()]
+    assert max(map(len, shown)) <= 120

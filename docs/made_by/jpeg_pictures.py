@@ -26,7 +26,8 @@ SIZE = (500, 375)
 # Bits of a lane, and bits that it begins earlier.
 SHAPES = ((1024, 0), (1024, 512), (2048, 512), (4096, 1024))
 # Out of step, in step with the codes but not with the units of the MCU, in step.
-COLORS = ("tab:red", "tab:orange", "tab:green")
+COLORS = ("#D55E00", "#E69F00", "#009E73")
+DARK = {f"{part}.facecolor": "#1b1b1b" for part in ("figure", "axes", "savefig")}
 
 State = tuple[int, int, int]  # position in bits, unit in the MCU, index in zigzag order
 
@@ -139,7 +140,7 @@ def draw_lanes(output: Path) -> None:
             for (begin, *_), (end, *_), state in zip(states, states[1:], states, strict=False):
                 in_step = 2 if truth.get(begin) == state else 1 if begin in truth else 0
                 axis.barh(lane, end - begin, left=begin - lane * lane_bits, color=COLORS[in_step], height=0.8)
-        axis.axvline(0, color="black", linewidth=0.8)
+        axis.axvline(0, color=plt.rcParams["text.color"], linewidth=0.8)
         axis.set(title=subsampling, xlabel="bits after the lane's first bit", xlim=(-warm_up_bits, lane_bits))
     axes[0].set(ylabel="lane")
     axes[0].invert_yaxis()
@@ -203,8 +204,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=IMAGES, help="folder (default: %(default)s)")
     folder = parser.parse_args().output
     folder.mkdir(parents=True, exist_ok=True)
-    draw_lanes(folder / "jpeg_lanes.png")
-    draw_work(folder / "jpeg_work.png")
+    for end, style in (("", []), ("_dark", ["dark_background", DARK])):
+        with plt.style.context(style):
+            draw_lanes(folder / f"jpeg_lanes{end}.png")
+            draw_work(folder / f"jpeg_work{end}.png")
 
 
 if __name__ == "__main__":

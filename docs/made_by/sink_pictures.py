@@ -1,6 +1,6 @@
 """Draw what each sink removes: four timelines of one training loop, on a slow device that this script pretends to have.
 
-    python docs/made_by/sink_pictures.py            # writes docs/images/sinks.png
+    python docs/made_by/sink_pictures.py            # writes sinks.png and sinks_dark.png below docs/images
 
 The loaders, workers and the SinkLoader are real. The device is two threads that take a stated time for each copy and
 each kernel; a launch costs the host a stated time. On a machine with a GPU, `torch_sink.timeline` shows a real one.
@@ -25,9 +25,10 @@ from torch.utils.data import DataLoader, Dataset
 import torch_sink
 from torch_sink.sink.slots import Slots
 from torch_sink.tracing import _active
-from torch_sink.tracing.outputs import write_picture
+from torch_sink.tracing.outputs import DARK, LIGHT, write_picture
 from torch_sink.tracing.spans import Recorder, Span
 
+IMAGES = Path(__file__).resolve().parents[1] / "images"
 # Milliseconds. A step is many small kernels, as of a ResNet; a graph launches all of them at once.
 SAMPLE, COPY, KERNEL, LAUNCH = 1.0, 6.0, 0.25, 0.5
 KERNELS, BATCH, STEPS, WINDOW = 40, 16, 28, 120.0
@@ -138,27 +139,30 @@ def four_timelines() -> list[list[Span]]:
     return found
 
 
-def draw(timelines: list[list[Span]], path: Path) -> None:
+def draw(timelines: list[list[Span]], path: Path, *, is_dark: bool) -> None:
     pictures = []
     with tempfile.TemporaryDirectory() as folder:
         for title, spans in zip(TITLES, timelines, strict=True):
-            write_picture(Path(folder, "one.png"), spans, 0, int(WINDOW * 1e6), title)
+            write_picture(Path(folder, "one.png"), spans, 0, int(WINDOW * 1e6), title, is_dark=is_dark)
             pictures.append(Image.open(Path(folder, "one.png")).convert("RGB"))
     note = (
         f"Simulated device on a CPU: {KERNELS} kernels of {KERNEL} ms a step, {LAUNCH} ms a launch, "
         f"{COPY:g} ms a copy, {SAMPLE} ms a sample in one of 2 workers, batches of {BATCH}."
     )
+    colors = DARK if is_dark else LIGHT
     height = sum(picture.height for picture in pictures) + 30
-    whole = Image.new("RGB", (pictures[0].width, height), "white")
+    whole = Image.new("RGB", (pictures[0].width, height), colors.back)
     top = 0
     for picture in pictures:
         whole.paste(picture, (0, top))
         top += picture.height
-    ImageDraw.Draw(whole).text((20, top + 4), note, "black", ImageFont.load_default(size=16))
+    ImageDraw.Draw(whole).text((20, top + 4), note, colors.ink, ImageFont.load_default(size=16))
     whole.quantize(64).save(path, optimize=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parents[1] / "images" / "sinks.png")
-    draw(four_timelines(), parser.parse_args().out)
+    parser.add_argument("--output", type=Path, default=IMAGES, help="folder (default: %(default)s)")
+    folder, timelines = parser.parse_args().output, four_timelines()
+    draw(timelines, folder / "sinks.png", is_dark=False)
+    draw(timelines, folder / "sinks_dark.png", is_dark=True)

@@ -14,7 +14,7 @@ import json
 import sys
 from pathlib import Path
 
-from report_charts import CHARTS, chart_of, draw
+from report_charts import CHARTS, chart, chart_of
 from report_kernels import kernels_page
 from report_picture import PICTURE, picture, read_figures
 from report_tables import GPU_FIGURES, SECTIONS, Report, insert_between, provenance, table
@@ -54,7 +54,7 @@ def page(results: dict[str, Report]) -> str:
         if name in results:
             lines += [body(results[name]), "", provenance(results[name]), ""]
             if name in CHARTS:
-                lines += [f"![{title}](images/{name}.png)", ""]
+                lines += [f"![{title}](images/{name}.svg)", ""]
         else:
             where = " on a GPU" if needs_gpu else ""
             lines += [f"Not measured yet{where}: `python examples/benchmarks/{name}.py`.", ""]
@@ -132,20 +132,18 @@ def main() -> int:
         PAGE: page(results),
         KERNELS_PAGE: kernels_page(kernels),
         PICTURE: picture(read_figures(RESULTS)),
+        **{chart_of(name): chart(name, results[name]) for name in CHARTS.keys() & results.keys()},
     }
     for screen in FIRST_SCREENS:
         texts[screen] = insert_between(screen.read_text(), STATUS_BEGIN, STATUS_END, status(results))
     texts[README] = insert_between(texts[README], BEGIN, END, readme_figures(results))
     outdated = [path for path, text in texts.items() if not path.is_file() or path.read_text() != text]
-    outdated += [chart_of(name) for name in results if name in CHARTS and not chart_of(name).is_file()]
     if arguments.check:
         for path in outdated:
             print(f"{path.relative_to(ROOT)} differs from the results: run `make report`", file=sys.stderr)
         return int(bool(outdated))
     for path, text in texts.items():
         path.write_text(text)
-    for name in CHARTS.keys() & results.keys():
-        draw(name, results[name])
     return 0
 
 

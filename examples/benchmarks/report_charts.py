@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 
 from report_tables import Report
@@ -51,24 +52,48 @@ CHARTS: dict[str, Callable[[Report], tuple[str, list[tuple[str, float]]]]] = {
 }
 
 
+WIDTH, ROW, BAR, TOP, MARGIN = 520, 44, 18, 64, 14  # in pixels; narrow, for a phone shows it whole
+STYLE = """
+    text { font: 14px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328; }
+    .head { font-weight: 600; }
+    .note { font-size: 12px; fill: #59636e; }
+    .page { fill: #ffffff; }
+    .bar { fill: #0969da; }
+    @media (prefers-color-scheme: dark) {
+      text { fill: #f0f6fc; }
+      .note { fill: #a8b1bb; }
+      .page { fill: #0d1117; }
+      .bar { fill: #58a6ff; }
+    }"""
+
+
 def chart_of(name: str) -> Path:
-    return IMAGES / f"{name}.png"
+    return IMAGES / f"{name}.svg"
 
 
-def draw(name: str, report: Report) -> None:
-    """Draw one section's bars. Needs matplotlib."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+def chart(name: str, report: Report) -> str:
+    """One section's bars as an SVG, for light and dark pages: the name of each above it, its value behind it."""
     unit, bars = CHARTS[name](report)
-    figure, axis = pyplot.subplots(figsize=(8, 0.8 + 0.3 * len(bars)), layout="constrained")
-    labels, values = zip(*bars, strict=True)
-    axis.bar_label(axis.barh(labels, values), fmt="%.4g", padding=3)
-    axis.invert_yaxis()
-    axis.margins(x=0.15)
-    axis.set(xlabel=unit, title=report["machine"]["gpu"] or f"{report['machine']['cpu']}, no GPU")
-    IMAGES.mkdir(exist_ok=True)
-    figure.savefig(chart_of(name), dpi=90)
-    pyplot.close(figure)
+    height = TOP + ROW * len(bars) + MARGIN
+    scale = (WIDTH - 2 * MARGIN - 60) / max(value for _, value in bars)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
+        'role="img">',
+        f"<title>{escape(unit)}</title>",
+        f"<style>{STYLE}\n</style>",
+        f'<rect class="page" width="{WIDTH}" height="{height}" rx="6"/>',
+        f'<text class="head" x="{MARGIN}" y="26">{escape(unit)}</text>',
+        f'<text class="note" x="{MARGIN}" y="46">{escape(_machine(report))}</text>',
+    ]
+    for number, (label, value) in enumerate(bars):
+        top, length = TOP + ROW * number, max(scale * value, 1)
+        lines += [
+            f'<text x="{MARGIN}" y="{top + 14}">{escape(label)}</text>',
+            f'<rect class="bar" x="{MARGIN}" y="{top + 20}" width="{length:.1f}" height="{BAR}" rx="3"/>',
+            f'<text x="{MARGIN + length + 6:.1f}" y="{top + 34}">{value:.4g}</text>',
+        ]
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _machine(report: Report) -> str:
+    return report["machine"]["gpu"] or f"{report['machine']['cpu']}, no GPU"

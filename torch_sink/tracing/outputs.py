@@ -39,6 +39,17 @@ WAITS = {WAIT: ("waits for data", "#8A8A8A"), SYNC: ("waits for the device (sync
 WIDTH, LEFT, ROW, TOP, MARGIN, HATCH = 1600, 150, 44, 50, 40, 7  # of the picture, in pixels
 
 
+class Colors(NamedTuple):
+    """Of a picture."""
+
+    back: str
+    ink: str
+    grid: str
+
+
+LIGHT, DARK = Colors("#ffffff", "#222222", "#dddddd"), Colors("#1b1b1b", "#eeeeee", "#444444")
+
+
 def _number_of(span: Span) -> int:
     return SYNC if span.is_sync else WAIT if span.waits_for_data else WORK
 
@@ -106,7 +117,7 @@ def write_picture(
     """
     from PIL import Image, ImageDraw, ImageFont  # a loop without images loads no Pillow
 
-    colors = Colors("#1b1b1b", "#eeeeee", "#444444") if is_dark else Colors("#ffffff", "#222222", "#dddddd")
+    colors = DARK if is_dark else LIGHT
     lanes = _lanes_of(spans)
     image = Image.new("RGB", (WIDTH, TOP + ROW * len(lanes) + 40), colors.back)
     draw = ImageDraw.Draw(image)
@@ -124,14 +135,6 @@ def write_picture(
         top = TOP + ROW * lanes.index(span.lane) + 8
         _draw_span(draw, span, (left, top, max(right, left + 1), top + ROW - 16), colors)
     image.save(path)
-
-
-class Colors(NamedTuple):
-    """Of a picture."""
-
-    back: str
-    ink: str
-    grid: str
 
 
 def _draw_legend(draw: ImageDraw.ImageDraw, numbers: set[int], colors: Colors) -> None:
