@@ -6,6 +6,7 @@
 | `scripts.py` | in the manner of public scripts: ImageNet, transfer learning, MAE |
 | `crops.py` | in the manner of public scripts: several crops of an image (DINO, MoCo, VICReg) |
 | `references.py` | in the manner of torchvision's references: classification, segmentation, detection |
+| `tutorials.py` | in the manner of PyTorch's tutorials and of pytorch/examples, one technique each |
 | `timm_programs.py` | in the manner of timm's train script, ConvNeXt |
 | `trainers.py` | libraries that own the loop |
 | `loaders.py` | libraries that own the data |
@@ -23,7 +24,7 @@ for _name in ("NO_ALBUMENTATIONS_UPDATE", "HF_HUB_OFFLINE"):
     os.environ.setdefault(_name, "1")
 
 # In the order of the table: each enters its programs.
-for _module in ("scripts", "crops", "references", "timm_programs", "trainers", "loaders", "augmentations"):
+for _module in ("scripts", "crops", "references", "tutorials", "timm_programs", "trainers", "loaders", "augmentations"):
     import_module(f"{__name__}.{_module}")
 
 __all__ = ["CLIENTS"]

@@ -136,11 +136,15 @@ def compare(client: Client, photos: Path, folder: Path) -> Outcome:
 
 def _train(client: Client, run: Run) -> tuple[list[float], bool]:
     importlib.import_module(client.module)  # before the seeds: what is imported may draw
-    torch.manual_seed(1)
-    np.random.seed(1)
-    random.seed(1)
+    seed_all(1)
     with run.cleanup:
         return client.program(run), run.wraps > 0
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
 
 
 def _made(folder: Path) -> Path:

@@ -1,0 +1,87 @@
+"""Every program in a row of its own, where a warning is an error: stock's losses, and nothing of ours left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from covering import CoveringArray, Row
+
+from clients import CLIENTS
+from clients.client import write_photos
+from clients.test_clients import ROOT, installed
+
+SEED = 24
+FACTORS = {
+    "lines": ("before the imports", "after the imports"),
+    "loader": ("SinkLoader", "as it was"),
+    "timeline": ("no timeline", "timeline around", "timeline inside"),
+}
+# Their workers are started anew, which takes seconds each; most others have lambdas that such workers cannot take.
+STARTED_ANEW = {
+    "timm_prefetcher": "spawn", "stateful_data_loader": "spawn", "accelerate_loop": "spawn", "compiled_model": "spawn",
+    "convnext": "forkserver", "torchmetrics_loop": "forkserver", "accumulate": "forkserver", "k_fold": "forkserver",
+}  # fmt: skip
+EVERYDAY = ("five_crop", "custom_dataset", "lightning_fabric")
+
+
+def rows() -> dict[str, Row]:
+    """A row for each program."""
+    drawn = CoveringArray(FACTORS, seed=SEED).rows(len(CLIENTS))
+    return {name: {**row, "start": STARTED_ANEW.get(name, "fork")} for name, row in zip(CLIENTS, drawn, strict=True)}
+
+
+def parameters() -> Iterator[Any]:
+    for name, row in rows().items():
+        marks = () if name in EVERYDAY else pytest.mark.slow
+        yield pytest.param(name, row, id=f"{name}: {', '.join(row.values())}", marks=marks)
+
+
+def run(name: str, photos: Path, folder: Path, row: Row, **more: Any) -> tuple[dict[str, Any], str, list[str]]:
+    """What a process of its own gives, what it says on stderr, and the temporary files that it leaves."""
+    folder.mkdir()
+    command = [sys.executable, "-W", "error", "-m", "clients.strict", str(photos), str(folder), name]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    with tempfile.TemporaryDirectory() as temporary:  # a short path: a socket's name goes into 108 bytes
+        finished = subprocess.run(
+            [*command, json.dumps({**row, **more})], capture_output=True, text=True, timeout=600, cwd=folder,
+            env={**os.environ, "PYTHONPATH": paths, "TMPDIR": temporary},
+        )  # fmt: skip
+        files = os.listdir(temporary)
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    printed = [line for line in finished.stdout.splitlines() if line.startswith('{"program"')]
+    return json.loads(printed[-1]), finished.stderr, files
+
+
+@pytest.fixture(scope="module")
+def client_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("client_photos"))
+
+
+@pytest.mark.parametrize(("name", "row"), list(parameters()))
+def test_a_program_where_warnings_are_errors(name: str, row: Row, client_photos: Path, tmp_path: Path) -> None:
+    """What its library warns of with stock code as well is let through; so is what the library leaves behind."""
+    installed(name)
+    stock, stock_says, stock_files = run(name, client_photos, tmp_path / "stock", row, who="stock", known=[])
+    known = sorted({text for _, text in stock["warned"]})
+    ours, says, files = run(name, client_photos, tmp_path / "ours", row, who="ours", known=known)
+    assert ours["losses"] == stock["losses"]
+    assert ours["has_recorded"]
+    for kind, names in ours["left"].items():
+        assert not Counter(names) - Counter(stock["left"].get(kind, [])), kind
+    assert len(files) <= len(stock_files), files
+    assert says.count("Exception ignored") <= stock_says.count("Exception ignored"), says
+    assert (tmp_path / "ours" / "run.html").exists() == (row["timeline"] != "no timeline")
+
+
+def test_a_row_for_each_of_forty_programs() -> None:
+    assert len(rows()) == len(CLIENTS) >= 40
+    assert {*STARTED_ANEW, *EVERYDAY} <= set(CLIENTS)

@@ -1,0 +1,49 @@
+"""What a process holds, and what is left of it when a program is done."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+def traces() -> dict[str, set[Any]]:
+    """What this process holds: its workers, threads, open files, segments of shared memory, and temporary files."""
+    helpers = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # Python keeps them until it ends
+    me = psutil.Process()
+    workers = [one.pid for one in me.children(recursive=True) if not any(name in command(one) for name in helpers)]
+    segments = {one.path for one in me.memory_maps() if "/dev/shm" in one.path or "memfd" in one.path}
+    return {
+        "processes": set(workers),
+        "threads": set(threading.enumerate()),
+        "open files": {one.path for one in me.open_files()},
+        "segments": segments,
+        "temporary files": {
+            path for path in Path(tempfile.gettempdir()).iterdir() if not path.name.startswith("torch_sink_fallback_")
+        },  # the fallback report of the latest backend stays until the process ends
+    }
+
+
+def command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return "multiprocessing.resource_tracker"  # it has just ended: nothing is left of it
+
+
+@contextmanager
+def nothing_left_behind(seconds: float = 5.0) -> Iterator[None]:
+    before = traces()
+    yield
+    gc.collect()
+    deadline = time.monotonic() + seconds
+    while left := {name: more for name, now in traces().items() if (more := now - before[name])}:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
