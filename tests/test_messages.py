@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from torchvision import transforms
+from torchvision.transforms import v2
 
 import torch_sink
 from torch_sink import Model, SinkLoader, StepLoop
@@ -26,6 +27,7 @@ from torch_sink import Model, SinkLoader, StepLoop
 pytestmark = pytest.mark.once
 
 BATCHES = [(torch.randn(4, 3, 2, 2), torch.tensor([0, 1, 2, 1]))] * 4
+HALF = ([0.5] * 3, [0.5] * 3)
 loss_of = functional.cross_entropy
 
 
@@ -115,6 +117,31 @@ def resume_another_model() -> None:
 def resume_inside_a_checkpoint() -> None:
     with tempfile.TemporaryDirectory() as folder:
         loop().resume(loop().save(folder))
+
+
+def resume_with_another_optimizer() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        loop().save(folder)
+        model = network()
+        StepLoop(model, loss_of, torch.optim.AdamW(model.parameters())).resume(folder)
+
+
+def transformed(*steps: Any, **options: Any) -> None:
+    """Images through transforms, in a SinkLoader."""
+    augment = transforms.Compose(steps)
+    deliver(lambda index: augment(Image.new("RGB", (4, 4))), "device", **options)
+
+
+class NoContext(torch_sink.Callback):
+    def on_train_step_end(self) -> None:  # type: ignore[override]
+        pass
+
+
+class InAColumn(nn.Module):
+    """An evaluation with labels [batch, 1]."""
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> Any:
+        return images.new_zeros(()), images.flatten(1)[:, :3], labels[:, None]
 
 
 def use_an_older_iterator() -> None:
@@ -217,6 +244,71 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         FileNotFoundError,
         "missing.jpg.*batch 0.*on_decode_error='skip'",
     ),
+    "a tensor made a tensor again": (
+        lambda: transformed(transforms.ToTensor(), transforms.ToTensor()),
+        TypeError,
+        r"Got <class 'torch.Tensor'>.*one ToTensor\(\) is enough",
+    ),
+    "a tensor made a tensor again, in a worker": (
+        lambda: transformed(transforms.ToTensor(), transforms.ToTensor(), num_workers=1),
+        TypeError,
+        r"one ToTensor\(\) is enough",
+    ),
+    "normalize before to_tensor, in a loader": (
+        lambda: transformed(transforms.Normalize(*HALF), transforms.ToTensor()),
+        TypeError,
+        r"img should be Tensor Image.*put it behind transforms.ToTensor\(\)",
+    ),
+    "normalize before to_image": (
+        lambda: transformed(v2.Normalize(*HALF), v2.ToImage()),
+        TypeError,
+        r"put it behind transforms.ToTensor\(\)",
+    ),
+    "erasing before to_tensor": (
+        lambda: transformed(transforms.RandomErasing(p=1.0), transforms.ToTensor()),
+        AttributeError,
+        r"put it behind transforms.ToTensor\(\)",
+    ),
+    "bytes normalized": (
+        lambda: transformed(transforms.PILToTensor(), transforms.Normalize(*HALF)),
+        TypeError,
+        "Got torch.uint8.*Normalize takes floats",
+    ),
+    "a mean for each of four channels": (
+        lambda: transformed(transforms.ToTensor(), transforms.Normalize([0.5] * 4, [0.5] * 4)),
+        RuntimeError,
+        "one mean and one std for each channel",
+    ),
+    "gray images normalized as colors": (
+        lambda: transformed(transforms.Grayscale(), transforms.ToTensor(), transforms.Normalize(*HALF)),
+        RuntimeError,
+        "one mean and one std for each channel",
+    ),
+    "posterize of floats, as RandAugment does": (
+        lambda: transformed(transforms.ToTensor(), transforms.RandomPosterize(2, p=1.0)),
+        TypeError,
+        r"found torch.float32.*put it before transforms.ToTensor\(\)",
+    ),
+    "a class for a transform": (
+        lambda: transformed(transforms.ToTensor),
+        TypeError,
+        r"a class stands among the transforms: write ToTensor\(\)",
+    ),
+    "a path for an image": (
+        lambda: deliver(lambda index: transforms.ToTensor()("photo.jpg"), "device"),
+        TypeError,
+        r"Got <class 'str'>.*Image.open\(path\).convert\('RGB'\)",
+    ),
+    "a path for an image, resized": (
+        lambda: deliver(lambda index: transforms.Resize(4)("photo.jpg"), "device"),
+        TypeError,
+        r"Unexpected type <class 'str'>.*Image.open\(path\).convert\('RGB'\)",
+    ),
+    "gray images among colors": (
+        lambda: deliver(lambda index: transforms.ToTensor()(Image.new("RGB" if index else "L", (4, 4))), "device"),
+        RuntimeError,
+        r"^(?!.*Resize).*equal size.*numbers of channels: open them as Image.open\(path\).convert\('RGB'\)",
+    ),
     "pixels under strict": (read_pixels_under_strict, torch_sink.UnsupportedOperation, "read by other code.*strict=False"),
     "a folder among files": (lambda: torch_sink.decode_images([Path(__file__).parent]), OSError, "tests"),
     "a device for a backend": (
@@ -243,6 +335,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         TypeError,
         "must be an int, got 1.5",
     ),
+    "a class for a loader": (lambda: SinkLoader(DataLoader), TypeError, r"the class DataLoader; pass an instance"),
+    "a dict of loaders": (lambda: loop().run({"train": BATCHES}), TypeError, "is a dict; pass one of its values"),
+    "a typo for a device": (lambda: loop(device="gpu"), ValueError, "'gpu' is not a device, such as 'cuda'"),
+    "a typo for the device of the backend": (
+        lambda: torch_sink.set_image_backend("device", device="gpu"),
+        ValueError,
+        "'gpu' is not a device, such as 'cuda'",
+    ),
     "slots=0": (lambda: SinkLoader(BATCHES, slots=0), ValueError, "slots=0 is not allowed.*None for the default"),
     "a device of the sink that is not there": (
         lambda: SinkLoader(BATCHES, device="cuda:99"),
@@ -267,6 +367,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         lambda: deliver(lambda index: index, num_workers=1, multiprocessing_context="spawn"),
         Exception,
         "at the top of a module instead of lambdas.*multiprocessing_context='fork'",
+    ),
+    "an argument of the DataLoader": (
+        lambda: SinkLoader(TensorDataset(torch.zeros(3)), batch_size=2),
+        TypeError,
+        r"SinkLoader has no argument 'batch_size'; it belongs to the loader: SinkLoader\(DataLoader\(",
     ),
     # what a loop is made of
     "a class for a loss": (lambda: loop(loss=nn.CrossEntropyLoss), TypeError, r"pass an instance: CrossEntropyLoss\(\)"),
@@ -317,6 +422,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         ValueError,
         "'batch': allowed are 'step', 'epoch'",
     ),
+    "forward of the batch alone": (
+        lambda: loop(forward=lambda batch: batch),
+        TypeError,
+        r"forward is called with \(model, batch\), which it does not take: too many",
+    ),
     "unknown level": (lambda: loop(amp="fp16"), ValueError, "'fp16': the levels are O0, O1, O2, O3, auto"),
     "a dtype for a level": (lambda: loop(amp=torch.bfloat16), ValueError, "amp='O1', amp_dtype=torch.bfloat16"),
     "a dtype as text": (lambda: loop(amp="O1", amp_dtype="float16"), ValueError, "pass torch.bfloat16 or torch.float16"),
@@ -332,6 +442,21 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
     ),
     # runs
     "epoch= instead of epochs=": (lambda: loop().run(BATCHES, epoch=2), TypeError, "StepLoop.run has no.*pass epochs="),
+    "a loader to evaluate on": (
+        lambda: loop().run(BATCHES, valid_loader=BATCHES),
+        TypeError,
+        r"belongs to a callback: run\(loader, callbacks=\[torch_sink.Evaluation\(valid_loader\)\]\)",
+    ),
+    "a loader to evaluate on, of Model": (
+        lambda: Model(network(), loss_of).train(1, BATCHES, val_loader=BATCHES),
+        TypeError,
+        r"belongs to fit: Model\(...\).fit\(epoch, train_dataset, valid_dataset\)",
+    ),
+    "another name for the loader to evaluate on": (
+        lambda: Model(network(), loss_of).fit(1, BATCHES, val_loader=BATCHES),
+        TypeError,
+        "pass valid_dataset=",
+    ),
     "epochs= instead of epoch=": (
         lambda: Model(network(), loss_of).train(epochs=2, train_dataset=BATCHES),
         TypeError,
@@ -347,6 +472,21 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         lambda: loop().run(BATCHES, callbacks=[print]),
         TypeError,
         "each must be a torch_sink.Callback",
+    ),
+    "an event without a context": (
+        lambda: loop().run(BATCHES, callbacks=[NoContext()]),
+        TypeError,
+        r"NoContext.on_train_step_end is called with \(run_context\), which it does not take",
+    ),
+    "a rate by epoch alone": (
+        lambda: torch_sink.LearningRateScheduler(lambda epoch: 0.1),
+        TypeError,
+        r"is called with \(learning_rate, cur_step_num\), which it does not take",
+    ),
+    "a folder for a timeline": (
+        lambda: loop().run(BATCHES, timeline=Path(__file__).parent),
+        IsADirectoryError,
+        "is a folder; give the path of a page, such as .*tests/run.html",
     ),
     "a batch that is a dict": (
         lambda: loop().run([{"x": BATCHES[0][0], "y": BATCHES[0][1]}]),
@@ -375,6 +515,38 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         lambda: run(BATCHES[0][0], torch.zeros(4)),
         RuntimeError,
         r"step 1, with a batch of float32 \[4, 3, 2, 2\], float32 \[4\].*labels.long\(\)",
+    ),
+    "labels as texts": (
+        lambda: loop().run([(BATCHES[0][0], ("cat", "dog"))]),
+        TypeError,
+        "argument 'target'.*the labels are no numbers(?!.*does not return a tensor)",
+    ),
+    "one-hot labels as ints": (
+        lambda: run(BATCHES[0][0], functional.one_hot(BATCHES[0][1], 3)),
+        RuntimeError,
+        r"pass class indices, labels.argmax\(1\)",
+    ),
+    "labels in a column": (lambda: run(BATCHES[0][0], BATCHES[0][1][:, None]), RuntimeError, r"labels.squeeze\(1\)"),
+    "BCELoss on scores": (
+        lambda: run(BATCHES[0][0] - 9, torch.zeros(4, 3), loss=nn.BCELoss()),
+        RuntimeError,
+        "use BCEWithLogitsLoss",
+    ),
+    "images as doubles": (lambda: run(BATCHES[0][0].double(), BATCHES[0][1]), RuntimeError, r"return image.float\(\)"),
+    "images as doubles, convolved": (
+        lambda: loop(nn.Conv2d(3, 2, 1)).run([(BATCHES[0][0].double(), BATCHES[0][1])]),
+        RuntimeError,
+        r"return image.float\(\)",
+    ),
+    "a list of images": (
+        lambda: loop().run([(list(BATCHES[0][0]), BATCHES[0][1])]),
+        AttributeError,
+        "gets a list or a dict of images: pass forward=",
+    ),
+    "a list of images, convolved": (
+        lambda: loop(nn.Conv2d(3, 2, 1)).run([(list(BATCHES[0][0]), BATCHES[0][1])]),
+        TypeError,
+        "gets a list or a dict of images: pass forward=",
     ),
     "MSE on class labels": (lambda: run(*BATCHES[0], loss=nn.MSELoss()), RuntimeError, "step 1.*use cross_entropy"),
     "one output for labels of two classes": (
@@ -422,6 +594,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
     # checkpoints
     "a checkpoint of another model": (resume_another_model, RuntimeError, "size mismatch.*while loading.*another model"),
     "a checkpoint instead of its folder": (resume_inside_a_checkpoint, ValueError, "itself a checkpoint; pass the directory"),
+    "a checkpoint of another optimizer": (
+        resume_with_another_optimizer,
+        ValueError,
+        "another optimizer than AdamW: it has no betas, eps; make the loop with the optimizer of the run",
+    ),
     "a file instead of a folder": (lambda: loop().resume(__file__), NotADirectoryError, "is a file; pass the directory"),
     # Model
     "Model without an optimizer": (lambda: Model(network(), loss_of).train(1, BATCHES), ValueError, "no optimizer"),
@@ -433,6 +610,21 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         r"got a DataLoader; .*model.predict\(images\) for images, labels in loader",
     ),
     "predict with images and labels": (lambda: model().predict(BATCHES[0]), AttributeError, r"model.predict\(images\) for"),
+    "a loader for a number of epochs": (
+        lambda: Model(model := network(), loss_of, sgd(model)).train(BATCHES, 2),
+        TypeError,
+        "^epoch is a list; pass an int",
+    ),
+    "a class for a metric": (
+        lambda: Model(network(), loss_of, metrics={"mine": nn.CrossEntropyLoss}),
+        TypeError,
+        r"is the class CrossEntropyLoss; pass an instance: CrossEntropyLoss\(\)",
+    ),
+    "accuracy of labels in a column": (
+        lambda: Model(network(), metrics={"accuracy"}, eval_network=InAColumn()).eval(BATCHES),
+        ValueError,
+        r"scores \[4, 3\] with labels \[4\], and the labels are \[4, 1\]",
+    ),
     "unknown metric": (lambda: Model(network(), loss_of, metrics={"acc"}), ValueError, "'acc'; the names are 'accuracy'"),
     "a metric as text": (lambda: Model(network(), loss_of, metrics="accuracy"), TypeError, "is a str; pass a set"),
     "sink_size=-2": (
@@ -500,3 +692,27 @@ def test_what_keeps_a_graph_from_being_captured_is_explained() -> None:
     waiting = loop(Waits())
     waiting.run(BATCHES)
     assert re.search(rf"{re.escape(__file__)}:\d+: aten::_local_scalar_dense reads one element", waiting.explain())
+
+
+def test_a_method_that_looks_like_an_event(caplog: pytest.LogCaptureFixture) -> None:
+    class Mine(torch_sink.Callback):
+        def on_epoch_end(self, run_context: Any) -> None:
+            pass
+
+    loop().run(BATCHES, callbacks=[Mine()])
+    assert caplog.messages == ["Mine.on_epoch_end is no event and is never called; did you mean on_train_epoch_end?"]
+
+
+def test_a_position_that_is_not_resumed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The epoch comes anew, from its first batch; at an epoch's end nothing is lost, and nothing said."""
+    saved, resumed = loop(), loop()
+    saved.run(BATCHES, epochs=2, max_steps=6)
+    saved.save(tmp_path / "mid")
+    assert resumed.resume(tmp_path / "mid") == 6
+    assert "after 2 steps of an epoch" in caplog.text
+    assert "resume(directory, loader)" in caplog.text
+    caplog.clear()
+    saved.run(BATCHES)
+    saved.save(tmp_path / "end")
+    resumed.resume(tmp_path / "end")
+    assert caplog.messages == []

@@ -57,10 +57,41 @@ _NONE = (
     "the dataset returned None for a sample: raise an error instead, and leave broken files to "
     "SinkLoader(..., on_decode_error='skip')"
 )
+_TO_TENSOR = "this transform takes tensors: put it behind transforms.ToTensor()"
+_CHANNELS = r", but got \[(\d+), \d+, \d+\] at entry \d+ and \[(?!\1,)"
 # Part of a message, or of the traceback above it -> what to do.
 _HINTS = (
     (
-        r"stack expects each tensor to be equal size",
+        r"pic should be PIL Image or ndarray. Got <class '[\w.]*Tensor'>",
+        "this is a tensor already: one ToTensor() is enough, behind the transforms that need images",
+    ),
+    (
+        r"(pic should be PIL Image or ndarray. Got|Unexpected type) <class '(str|pathlib\.\w+)'>",
+        "the transform gets a path: open the file first, Image.open(path).convert('RGB')",
+    ),
+    (r"img should be Tensor Image|does not support PIL images|Image' object has no attribute 'shape'", _TO_TENSOR),
+    (
+        r"Input tensor should be a float tensor. Got torch.uint8",
+        "Normalize takes floats: put transforms.ToTensor(), or v2.ToDtype(torch.float32, scale=True), before it",
+    ),
+    (
+        r"in normalize\b(.|\n)*(The size of tensor a|doesn't match the broadcast shape)",
+        "Normalize takes one mean and one std for each channel of the image",
+    ),
+    (
+        r"Only torch.uint8 image tensors are supported, but found torch.float",
+        "this transform takes images or bytes: put it before transforms.ToTensor()",
+    ),
+    (
+        r"torchvision/transforms/(.|\n)*\.__init__\(\) (takes|missing|got)",
+        "a class stands among the transforms: write ToTensor(), an instance, instead of ToTensor",
+    ),
+    (
+        rf"stack expects each tensor to be equal size{_CHANNELS}",
+        "the images have different numbers of channels: open them as Image.open(path).convert('RGB')",
+    ),
+    (
+        rf"stack expects each tensor to be equal size(?!{_CHANNELS})",
         "the images of a batch need one size: add transforms.Resize((224, 224)), RandomResizedCrop or CenterCrop, or "
         "pass a collate_fn to the DataLoader that returns lists",
     ),
@@ -106,13 +137,31 @@ _HINTS = (
         "labels count from 0 to the number of the model's outputs - 1: compare num_classes with len(dataset.classes)",
     ),
     (
-        r"must be Tensor, not (tuple|list|dict|\w*Output)",
+        r"Expected floating point type for target with class probabilities",
+        "one-hot labels are taken as probabilities: pass class indices, labels.argmax(1), or labels.float()",
+    ),
+    (r"multi-target not supported", "the labels have a dimension too many: pass labels.squeeze(1)"),
+    (r"all elements of input should be between 0 and 1", "BCELoss takes probabilities: use BCEWithLogitsLoss"),
+    (
+        r"argument 'target' .*must be Tensor, not (tuple|list)",
+        "the labels are no numbers: let the dataset return class indices, as dataset.class_to_idx has them",
+    ),
+    (
+        r"invalid combination of arguments - got \((list|tuple|dict), |'(list|tuple|dict)' object has no attribute",
+        "the model gets a list or a dict of images: pass forward=lambda model, batch: loss, and take them apart there",
+    ),
+    (
+        r"argument '(input|self)' .*must be Tensor, not (tuple|list|dict|\w*Output)",
         "the model does not return a tensor: pass forward=lambda model, batch: loss, and choose the output there",
     ),
     (
         r"but got Byte and |Input type \((unsigned char|torch\.(cuda\.)?ByteTensor)\)",
         "the images are bytes: end the transform with transforms.ToTensor(), or with "
         "v2.ToDtype(torch.float32, scale=True)",
+    ),
+    (
+        r"but got Double and |Input type \((double|torch\.(cuda\.)?DoubleTensor)\)",
+        "the images are float64, as numpy's floats are: let the dataset return image.float()",
     ),
     (
         r"to have \d+ channels, but got \d+ channels instead",

@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_OF_AN_EVALUATION = ("valid_loader", "val_loader", "test_loader", "eval_dataset", "val_dataset", "validation_data")
 # Argument of ours -> names that other libraries, or other functions of this one, have for it and that do not look like
 # it.
 _SAME = {
@@ -28,7 +29,9 @@ _SAME = {
     "epochs": ("epoch", "num_epochs", "max_epochs"),
     "epoch": ("epochs", "num_epochs", "max_epochs"),
     "max_steps": ("steps",),
+    "valid_dataset": _OF_AN_EVALUATION,
 }
+_OF_A_LOADER = ("batch_size", "num_workers", "shuffle", "collate_fn", "drop_last", "sampler", "pin_memory", "transform")
 _OF_A_RUN = ("callbacks", "epochs", "max_steps", "timeline", "epoch", "loader", "train_loader", "train_dataset")
 
 
@@ -53,6 +56,16 @@ def explains_other_names(**places: str) -> Callable[[Callable[P, R]], Callable[P
         return checked
 
     return decorate
+
+
+def loader_places(text: str) -> dict[str, str]:
+    """The arguments that belong to the DataLoader, all with the same advice."""
+    return dict.fromkeys(_OF_A_LOADER, text)
+
+
+def evaluation_places(text: str) -> dict[str, str]:
+    """The loaders that a program evaluates on, all with the same advice."""
+    return dict.fromkeys(_OF_AN_EVALUATION, text)
 
 
 def run_places(text: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from torch_sink.loop.core.arguments import check_takes
 from torch_sink.loop.core.distributed import Ranks, set_learning_rate
 from torch_sink.thread_waits import host_sync_allowed
 
@@ -180,6 +181,7 @@ class LearningRateScheduler(Callback):
     def __init__(self, learning_rate_function: Callable[[float, int], float]) -> None:
         if not callable(learning_rate_function):
             raise TypeError(f"learning_rate_function is a {type(learning_rate_function).__name__}; pass a function")
+        check_takes("learning_rate_function", learning_rate_function, "learning_rate", "cur_step_num")
         self._function = learning_rate_function
 
     def on_train_step_end(self, run_context: RunContext) -> None:
@@ -321,4 +323,16 @@ def check_callbacks(callbacks: Callback | Iterable[Callback] | None) -> list[Cal
         if not isinstance(member, Callback):
             hint = " (pass an instance, not the class)" if isinstance(member, type) else ""
             raise TypeError(f"callbacks holds a {type(member).__name__}{hint}; each must be a torch_sink.Callback")
+        _check_events(member)
     return members
+
+
+def _check_events(callback: Callback) -> None:
+    """Raise TypeError where an event takes no context; warn of methods that look like events and are none."""
+    kind = type(callback).__name__
+    for event in EVENTS:
+        check_takes(f"{kind}.{event}", getattr(callback, event), "run_context")
+    for name in dir(type(callback)):
+        if name.startswith("on_") and not hasattr(Callback, name) and callable(getattr(callback, name)):
+            meant = difflib.get_close_matches(name, [one for one in EVENTS if "train" in one], n=1, cutoff=0.0)
+            _log.warning("%s.%s is no event and is never called; did you mean %s?", kind, name, *meant)

@@ -101,6 +101,11 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
     optimizer.load_state_dict(state)
     for group, values in zip(optimizer.param_groups, kept, strict=True):
         group.update(values)
+        if lacking := optimizer.defaults.keys() - group.keys():
+            raise ValueError(
+                f"the state is of another optimizer than {type(optimizer).__name__}: it has no "
+                f"{', '.join(sorted(lacking))}; make the loop with the optimizer of the run that saved it"
+            )
         group["lr"] = float(group["lr"]) if not isinstance(group["lr"], torch.Tensor) else group["lr"]
 
 

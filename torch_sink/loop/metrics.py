@@ -128,8 +128,13 @@ class TopK(MeanMetric):
                 "eval_network=...), StepLoop.evaluate(..., forward=...)"
             )
         target = labels[0]
-        if target.dim() == output.dim():
+        if target.shape == output.shape:
             target = target.argmax(1)
+        if target.shape != (wanted := (*output.shape[:1], *output.shape[2:])):
+            raise ValueError(
+                f"accuracy and top5 compare scores {list(output.shape)} with labels {list(wanted)}, and the labels are "
+                f"{list(target.shape)}; for these pass a metric of your own"
+            )
         if output.shape[1] <= self._k and not self._has_warned:
             self._has_warned = True
             name, count = "accuracy" if self._k == 1 else f"top{self._k}", output.shape[1]
@@ -151,6 +156,9 @@ def make_metrics(metrics: Any) -> dict[str, Any]:
         return {}
     if isinstance(metrics, Mapping):
         for name, metric in metrics.items():
+            if isinstance(metric, type):
+                kind = metric.__name__
+                raise TypeError(f"metric {name!r} is the class {kind}; pass an instance: {kind}()")
             missing = [part for part in ("reset", "update", "compute") if not callable(getattr(metric, part, None))]
             if missing:
                 raise TypeError(f"metric {name!r} ({type(metric).__name__}) has no {', '.join(missing)}()")

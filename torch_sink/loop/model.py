@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_sink.common.arguments import explains_other_names, run_places
+from torch_sink.common.arguments import evaluation_places, explains_other_names, run_places
 from torch_sink.loop.callbacks import Callback, LambdaCallback, RunContext, check_callbacks, older_events
 from torch_sink.loop.controls import Evaluation, check_epochs
 from torch_sink.loop.core import arguments as check
@@ -148,7 +148,10 @@ class Model:
             )
         return self._loop
 
-    @explains_other_names(timeline="record it by: with torch_sink.timeline(path): Model(...).train(...)")
+    @explains_other_names(
+        **evaluation_places("it belongs to fit: Model(...).fit(epoch, train_dataset, valid_dataset)"),
+        timeline="record it by: with torch_sink.timeline(path): Model(...).train(...)",
+    )
     def train(
         self,
         epoch: int,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_sink.common.arguments import explains_other_names, run_places
+from torch_sink.common.arguments import evaluation_places, explains_other_names, loader_places, run_places
 from torch_sink.errors import SinkError
 from torch_sink.loop.callbacks import Callback, check_callbacks, stop_signals
 from torch_sink.loop.core import arguments as check
@@ -143,7 +143,10 @@ class StepLoop:
         # Last: its hooks are not to stay on a model that was refused, nor to be copied into the average.
         self.precision = make_precision(level, amp_dtype, self.device.type, model)
 
-    @explains_other_names()
+    @explains_other_names(
+        **evaluation_places("it belongs to a callback: run(loader, callbacks=[torch_sink.Evaluation(valid_loader)])"),
+        **loader_places("it belongs to the loader: run(DataLoader(dataset, batch_size=...))"),
+    )
     def run(
         self,
         loader: Any,
@@ -330,6 +333,12 @@ class StepLoop:
             return 0
         if loader is not None and state.get("loader") is not None:
             self._positions.load(loader, state["loader"])
+        elif self.progress.epoch_steps:
+            _log.warning(
+                "the checkpoint was taken after %d steps of an epoch, whose batches come again from the first: for the "
+                "others alone, save(directory, loader) and resume(directory, loader) take the loader",
+                self.progress.epoch_steps,
+            )
         return self.step_count
 
     def explain(self) -> str:

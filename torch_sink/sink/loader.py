@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_sink.common.arguments import explains_other_names
+from torch_sink.common.arguments import explains_other_names, loader_places
 from torch_sink.common.references import reference
 from torch_sink.errors import SinkError
 from torch_sink.sink.lifetime import Life
@@ -78,7 +78,7 @@ class SinkLoader:
         [0.0, 6.0]
     """
 
-    @explains_other_names()
+    @explains_other_names(**loader_places("it belongs to the loader: SinkLoader(DataLoader(dataset, batch_size=...))"))
     @host_sync_allowed()
     def __init__(
         self,

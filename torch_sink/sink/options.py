@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -83,7 +83,7 @@ def open_source(loader: Any) -> Source:
     """The source that fits `loader`.
 
     Raises:
-        TypeError: neither iterable nor callable, or a dataset of samples.
+        TypeError: neither iterable nor callable, a dataset of samples, a class, or a dict of loaders.
     """
     if type(loader).__name__ == "_FabricDataLoader":
         loader = loader._dataloader  # Lightning Fabric's wrapper moves batches to the device, which the slots do
@@ -100,6 +100,10 @@ def open_source(loader: Any) -> Source:
             f"{type(loader).__name__} gives samples, not batches: this is a Dataset; wrap it in a "
             "DataLoader(dataset, batch_size=...)"
         )
+    if isinstance(loader, type):
+        raise TypeError(f"loader is the class {loader.__name__}; pass an instance: {loader.__name__}(...)")
+    if isinstance(loader, Mapping):
+        raise TypeError(f"loader is a {type(loader).__name__}; pass one of its values, or make a SinkLoader of each")
     if isinstance(loader, (str, os.PathLike)):
         raise TypeError(
             f"loader is a path, {os.fspath(loader)!r}; pass batches, such as a "

@@ -101,6 +101,8 @@ def _page_at(path: str | Path) -> Path:
     path = Path(path)
     if not path.name:
         raise ValueError(f'timeline={str(path)!r} names no file; give the path of a page, such as "run.html"')
+    if path.is_dir():
+        raise IsADirectoryError(f"timeline={str(path)!r} is a folder; give the path of a page, such as {path}/run.html")
     # Only a suffix of ours is replaced: "epoch.5" is not "epoch".
     page = path.with_suffix(".html") if path.suffix in SUFFIXES else path.with_name(f"{path.name}.html")
     page = page.absolute()  # whatever changes the working folder meanwhile

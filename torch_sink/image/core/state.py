@@ -66,8 +66,12 @@ def available_device(device: torch.device | str, others: str = "") -> str:
 
     Raises:
         RuntimeError: it is not there; the message says what is.
+        ValueError: it is the name of none.
     """
-    chosen = torch.device(device)
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={device!r} is not a device, such as 'cuda' or 'cpu': {error}") from error
     if chosen.type in ("cpu", "meta"):
         return chosen.type
     available = _accelerator()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ def check_count(name: str, value: Any, *, minimum: int, special: int | None = No
     """Raise unless `value` is an int of at least `minimum`, or `special`, which has a meaning of its own."""
     allowed = f"an int of at least {minimum}" + (f", or {special} for {meaning}" if special is not None else "")
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; pass {allowed}")
+        given = name if isinstance(value, (list, tuple, dict, torch.Tensor)) else f"{name}={value!r}"
+        raise TypeError(f"{given} is a {type(value).__name__}; pass {allowed}")
     if value < minimum and value != special:
         raise ValueError(f"{name}={value}; pass {allowed}")
 
@@ -129,7 +131,10 @@ def resolve_device(model: nn.Module, device: torch.device | str | None) -> torch
     actual = next(model.parameters()).device
     if device is None:
         return actual
-    wanted = torch.device(device)
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={device!r} is not a device, such as 'cuda' or 'cpu': {error}") from error
     if wanted.type != actual.type or (wanted.index is not None and wanted.index != actual.index):
         raise ValueError(f"device={str(wanted)!r}, but the model is on {actual}; move it: model.to({str(wanted)!r})")
     return actual
@@ -145,10 +150,24 @@ def check_optimizer_covers(model: nn.Module, optimizer: torch.optim.Optimizer) -
         )
 
 
+def check_takes(name: str, function: Any, *arguments: str) -> None:
+    """Raise TypeError where a function cannot be called with so many arguments; one that hides what it takes passes."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise TypeError(f"{name} is called with ({', '.join(arguments)}), which it does not take: {error}") from error
+
+
 def check_functions(loss_fn: Any, forward: Any) -> None:
     """Raise TypeError unless one of both computes the loss."""
     if forward is not None and not callable(forward):
         raise TypeError(f"forward is a {type(forward).__name__}; pass a function of (model, batch)")
+    if forward is not None:
+        check_takes("forward", forward, "model", "batch")
     if isinstance(loss_fn, torch.optim.Optimizer):
         raise TypeError(f"loss_fn is the optimizer, a {type(loss_fn).__name__}; the order is model, loss_fn, optimizer")
     if forward is None and isinstance(loss_fn, type):
