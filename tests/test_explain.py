@@ -23,10 +23,10 @@ from torch_sink.cli import bench, explain, main
 from torch_sink.cli.machine import DEVICES, launches_of
 from torch_sink.cli.photos import make_photo
 from torch_sink.cli.pipelines import Counted, Images, open_pipeline
-from torch_sink.image.decode.jpeg_decoder import launch_jpegs, plan_jpegs
-from torch_sink.image.execute.batch import LazyBatch
-from torch_sink.image.execute.on_device import make_on_device
-from torch_sink.image.execute.recorded import Wanted
+from torch_sink.image.decode.jpeg_decoder import launch_jpegs
+from torch_sink.image.run.batch import LazyBatch
+from torch_sink.image.run.device import make_on_device
+from torch_sink.image.run.results import Wanted
 from torch_sink.triton_kernels.launching import Launcher
 
 pytestmark = pytest.mark.once
@@ -155,7 +155,7 @@ def test_the_command_explains_a_users_transform(folder: Path) -> None:
     with torch_sink.image_backend("device", device="meta"):
         bench.seed_everything(0)
         _, batch = next(open_pipeline("train:transform", "photos", FILES).batches())
-    recorded = Counter(op.name for ops in batch.recorded.packed.calls() for op in ops)
+    recorded = Counter(op.name for ops in batch.program.packed.calls() for op in ops)
     assert recorded == {"pil.resize": FILES, "pil.crop": FILES, "pil.transpose": FILES, "to_tensor": FILES}
     for name, count in recorded.items():
         assert printed_row(printed, name) == [name, str(count)]
@@ -163,9 +163,9 @@ def test_the_command_explains_a_users_transform(folder: Path) -> None:
     assert "none: every transform can run on the GPU" in printed
     assert f"Launches of a batch: {launches_of(batch).total()} (" in printed
     mean = encoded_bytes(folder) / FILES
-    decoded = sum(3 * np.prod(box[2:]) for box in batch.recorded.planned.boxes.tolist()) / FILES
+    decoded = sum(3 * np.prod(box[2:]) for box in batch.program.array("boxes").tolist()) / FILES
     worker, kernels = printed_row(printed, "worker"), printed_row(printed, "kernels")
-    assert worker[2:4] == [f"{mean:,.0f}", f"{batch.recorded.packed.blob.nbytes / FILES:,.0f}"]
+    assert worker[2:4] == [f"{mean:,.0f}", f"{batch.program.packed.blob.nbytes / FILES:,.0f}"]
     assert worker[5] == "measured"
     assert kernels[1] == "H200"
     assert kernels[2:4] == [f"{decoded:,.0f}", f"{3 * 4 * SIDE**2:,}"]
@@ -187,10 +187,9 @@ def test_launches_are_those_that_a_batch_makes(name: str, folder: Path, monkeypa
     monkeypatch.setattr(Launcher, "prepared", lambda launcher, *_, **__: lambda *_: launched.update([launcher.name]))
     with torch_sink.image_backend("device", device="meta"):
         for batch in found.batches:
-            packed, boxes = batch.recorded.packed, batch.recorded.planned.boxes
-            make_on_device(batch.recorded, Wanted(META))
-            block = torch.empty(packed.blob.shape, dtype=torch.uint8, device=META)
-            launch_jpegs(plan_jpegs(packed.jpegs, boxes[packed.jpegs.sources]), block)
+            make_on_device(batch.program, Wanted(META))
+            jpegs, block = batch.program.jpegs, torch.empty(batch.program.block.shape, dtype=torch.uint8, device=META)
+            launch_jpegs(jpegs, block, torch.empty(jpegs.pixels_bytes, dtype=torch.uint8, device=META))
     assert launched.total() == sum(launches_of(batch).total() for batch in found.batches)
     assert f"Launches of a batch: {launched.total()} (" in explain.report_of(found).as_text()
 

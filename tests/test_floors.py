@@ -18,8 +18,8 @@ FLOORS = [
     *("triton_kernels", "triton_kernels.stages", "triton_kernels.jpeg"),
     *("common", "damage", "tracing"),
     "sink",
-    *("image.core", "image.decode", "image.operations", "image.plan"),
-    *("image.handles", "image.execute", "image"),
+    *("image.core", "image.decode", "image.operations", "image.program"),
+    *("image.handles", "image.run", "image"),
     *("loop.core", "loop.step", "loop.engines", "loop"),
     "cli",
 ]

@@ -33,7 +33,7 @@ NOT_LOADED_BY = {
 # Of the kernels, what records and plans knows the layout of their jobs, which is plain numbers. The modules that launch
 # them are loaded where the first batch is made, so a data worker never loads device code.
 JOB_LAYOUTS = {KERNELS, *(f"{KERNELS}.{name}" for name in ("rows", "shapes", "jpeg_rows"))}
-LAUNCHING = (f"{IMAGE}.execute", f"{IMAGE}.decode.jpeg_decoder")
+LAUNCHING = (f"{IMAGE}.run", f"{IMAGE}.decode.jpeg_decoder")
 
 # What the source of a layer may not import anywhere, not even inside a function.
 NEVER_IMPORTED_BY = {
@@ -154,7 +154,7 @@ def test_a_layer_imports_alone(layer: str, modules_of: dict[str, list[str]]) -> 
 
 def test_what_records_and_plans_loads_no_device_code(modules_of: dict[str, list[str]]) -> None:
     loaded = modules_of[IMAGE]
-    assert f"{IMAGE}.plan.build" in loaded
+    assert f"{IMAGE}.program.program" in loaded
     assert {name for name in loaded if is_part_of(name, KERNELS)} == JOB_LAYOUTS
 
 

@@ -53,7 +53,7 @@ __all__.sort()
 
 # Importing these imports torchvision, so they wait until they are asked for.
 _LATER = {
-    "LazyBatch": "torch_sink.image.execute.batch",
+    "LazyBatch": "torch_sink.image.run.batch",
     "LazyImage": "torch_sink.image.handles.image",
     "LazyTVImage": "torch_sink.image.handles.tensor",
     "LazyTensor": "torch_sink.image.handles.tensor",

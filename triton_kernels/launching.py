@@ -19,11 +19,14 @@ _ALIGNMENT_BYTES = 16
 _ADDRESS, _DTYPE = torch.Tensor.data_ptr, operator.attrgetter("dtype")
 WARPS = 4  # of a kernel that has no reason for another number
 # Arguments of kernels that are numbers, int32; they come after the tensors.
-_NUMBERS = ("lanes", "lane_bits", "warm_up_bits")
+_NUMBERS = (
+    *("lanes", "lane_bits", "warm_up_bits"),
+    *("image_stride", "channel_stride", "row_stride", "column_stride"),
+)
 # Triton's type of each tensor, wherever it is an argument; all others are int32.
 _TYPES = {
     **dict.fromkeys(("workspace", "stream", "unstuffed", "huffman", "planes", "pixels"), "*u8"),
-    **dict.fromkeys(("jobs", "items", "next_items"), "*i64"),
+    **dict.fromkeys(("jobs", "places", "items", "next_items"), "*i64"),
     "lookups": "*u16",
     "coefficients": "*i16",
 }

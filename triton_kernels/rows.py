@@ -10,6 +10,8 @@ import enum
 import functools
 
 # Columns of a job, int64. Offsets and strides in the workspace count values of the kind that lies there.
+# A job that reads a decoded image or writes to the batch is planned without their places: until the prologue has
+# written these, SOURCE or TARGET is NAMED, and the next column holds the number of the image, or of the row.
 SOURCE = 0  # offset of its input in the workspace
 SOURCE_ROW = 1  # strides; the channel stride of a one-channel image is 0
 SOURCE_COLUMN = 2
@@ -38,6 +40,10 @@ HEAD = 24  # row of its head in the operations; row 0 is no head
 TAIL_BEGIN = 25  # rows of its other operations
 TAIL_END = 26
 JOB_COLUMNS = 27
+
+NAMED = -1  # in the place of an offset
+# Columns of a place, int64: where pixel (0, 0) of a decoded image lies in the workspace, and strides, as of a job.
+PLACE_COLUMNS = 4
 
 # What lies in the workspace, or where a job writes.
 BYTES = 0
@@ -111,8 +117,8 @@ class Formula(enum.IntEnum):
     TENSOR_V2 = 2
 
 
-# Columns of what the prologue does, int32. WEIGHTS: of one axis of a resize; TILES: of one job.
-WORK = 0  # WEIGHTS or TILES
+# Columns of what the prologue does, int32. WEIGHTS: of one axis of a resize; JOB: tiles and places of one job.
+WORK = 0  # WEIGHTS or JOB
 IN_SIZE = 1
 OUT_SIZE = 2
 TAPS = 3
@@ -124,9 +130,11 @@ TILED_JOB = 1
 FIRST_TILE = 2
 TILES_DOWN = 3
 TILES_ACROSS = 4
+READ_IMAGE = 5  # the decoded image that the job reads, or NAMED where it reads none
+WRITTEN_ROW = 6  # the row of the batch that it writes, or NAMED
 PROLOGUE_COLUMNS = 8
 WEIGHTS = 0
-TILES = 1
+JOB = 1
 
 # Columns of a statistic, int32.
 MEASURED_JOB = 0  # whose output it measures

@@ -36,8 +36,9 @@ from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
 from torch_sink.image.core import state
 from torch_sink.image.decode import providers
-from torch_sink.image.execute import ahead, on_device
-from torch_sink.image.execute.recorded import Wanted
+from torch_sink.image.run import ahead
+from torch_sink.image.run import device as on_device
+from torch_sink.image.run.results import Wanted
 from torch_sink.triton_kernels.launching import Launcher, is_interpreted
 
 PIPELINES = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment")
@@ -201,9 +202,9 @@ def measured(clock: Clock, memory: PinnedMemory) -> Iterator[None]:
         (state, "pins", lambda device: device.type != "cpu"),
         (triton.compiler, "compile", Compiled),
         *[(providers.TritonProvider, name, lambda *_: True) for name in ("usable", "by_default", "is_right")],
-        (on_device, "launch_packed", clock.timed(DECODING, on_device.launch_packed)),
+        (on_device.Images, "__init__", clock.timed(DECODING, on_device.Images.__init__)),
         (on_device, "to_host_later", lambda status: lambda: torch.zeros(status.shape, dtype=status.dtype)),
-        (on_device, "launch_run", clock.timed(PLACING, on_device.launch_run)),
+        (on_device, "run_launches", clock.timed(PLACING, on_device.run_launches)),
         (Launcher, "__call__", clock.timed(LAUNCHING, Launcher.__call__)),
         (Launcher, "prepared", clock.timed(LAUNCHING, timed_launches(clock))),
     ]
@@ -264,14 +265,14 @@ def measure(folder: Path, pipeline: str, size: int, rounds: int, block: str) -> 
                 clock.enter(RECEIVING)
                 batch = receive()
                 clock.enter(REST)
-                blob = batch.recorded.packed.blob
+                blob = batch.program.packed.blob
                 clock.files = address(blob)
                 if block == "pinned":
                     memory.register(blob)
-                on_device.make_on_device(batch.recorded, Wanted(META))
+                on_device.make_on_device(batch.program, Wanted(META))
                 clock.enter(REST)
                 taken = time.thread_time() - started
-            files = 0 if block == "pinned" else batch.recorded.planned.jpegs.size
+            files = 0 if block == "pinned" else batch.program.jpegs.size
             copied = {"files": files / size, "tables": (memory.bytes_taken - files) / size}
             del batch, blob
             if number >= WARM_UP:

@@ -72,17 +72,17 @@ def work_of(pipeline: Any) -> list[dict[str, Any]]:
     """Bytes and arithmetic per output pixel of each stage of one photograph; the draws are those of a fixed seed."""
     with torch_sink.image_backend("device", device="meta"):
         torch.manual_seed(3)
-        plan = torch.stack([pipeline(make_photo(*PHOTO, seed=0))]).plan.plan
+        plan = torch.stack([pipeline(make_photo(*PHOTO, seed=0))]).plan
     # Each byte of what a stage reads is counted once; the first one reads what its view shows.
-    read = int(plan.boxes[0, 2:].prod())
-    found = []
+    read = int(plan.array("boxes")[0, 2:].prod())
+    operations, found = plan.array("operations"), []
     for launch in plan.launches:
-        (job,) = plan.jobs[plan.slot_jobs[launch.begin : launch.end]].tolist()
-        head = plan.operations[job[rows.HEAD]].tolist()
-        tail = plan.operations[job[rows.TAIL_BEGIN] : job[rows.TAIL_END], 0].tolist()
+        (job,) = plan.jobs_of(launch).tolist()
+        head = operations[job[rows.HEAD]].tolist()
+        tail = operations[job[rows.TAIL_BEGIN] : job[rows.TAIL_END], 0].tolist()
         pixels = job[rows.HEIGHT] * job[rows.WIDTH]
         holds_floats = job[rows.TARGET_KIND] != rows.BYTES
-        ((stage, _),) = plan.work(launch).items()
+        ((stage, _),) = plan.stages_of(launch).items()
         found.append(
             {
                 "stage": stage,

@@ -50,26 +50,29 @@ class Images:
 
     def __init__(self, folder: Path, pipeline: str, batch: int, device: torch.device) -> None:
         from torch_sink.image.decode.source import Decoded
-        from torch_sink.image.execute.on_device import pixels_of
+        from torch_sink.image.run.device import places_of
 
         self.pipeline, self.device, self.batch = pipeline, device, batch
         with torch_sink.image_backend("device", device="meta"):
             torch.manual_seed(0)
             dataset = ImageFolder(str(folder), build_pipeline(pipeline))
             recorded = default_collate([dataset[index % len(dataset)][0] for index in range(batch)])
-        packed, self.planned = recorded.recorded.packed, recorded.recorded.planned
-        sources = packed.sources()
-        files = [sources[entry].data for entry in packed.entry_of_image]
+        self.program = recorded.program
+        sources, entries = self.program.packed.sources(), self.program.packed.entry_of_image
+        files = [sources[entry].data for entry in entries]
         pixels = [image.to(device) for image in torch_sink.decode_images(files, device="cpu", provider="pillow")]
         self.tensors = pixels
-        self.pixels = pixels_of([Decoded(image) for image in pixels], device)
+        self.memory = torch.empty(self.program.workspace_bytes, dtype=torch.uint8, device=device)
+        of_source = dict(zip(entries, pixels, strict=True))
+        decoded = [Decoded(of_source[entry]) for entry in range(len(sources))]
+        self.places, self.owners = places_of(decoded, self.memory)
         self.pillow = [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
         self.out = torch.empty(tuple(recorded.shape), device=device)
 
     def torch_sink(self) -> torch.Tensor:
-        from torch_sink.image.execute.on_device import run_planned
+        from torch_sink.image.run.device import run_launches
 
-        run_planned(self.planned, self.pixels, self.out)
+        run_launches(self.program, self.memory, self.out, self.places)
         return self.out
 
     def torchvision_cpu(self) -> torch.Tensor:

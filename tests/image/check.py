@@ -17,9 +17,9 @@ from torch.utils.data import default_collate
 import torch_sink
 from torch_sink.image.core.ops import BLENDED, Op, makes_floats
 from torch_sink.image.core.proof import Proof, Verdict
-from torch_sink.image.execute import collate
-from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.run import collate
+from torch_sink.image.run.batch import LazyBatch
 
 # In a process with this variable, batches run through the Triton kernels; in any other one through the CPU path.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

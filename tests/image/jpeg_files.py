@@ -7,6 +7,7 @@ import random
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -16,8 +17,9 @@ from PIL import Image, ImageDraw
 from torch_sink import decode_images
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode import providers as decode
-from torch_sink.image.decode.jpeg_block import MARKER_BYTES, JpegFile
-from torch_sink.image.decode.jpeg_tables import JpegBatch, split_tables
+from torch_sink.image.decode.jpeg_block import MARKER_BYTES, JpegFile, JpegFiles
+from torch_sink.image.decode.jpeg_tables import JpegBatch, batch_of
+from torch_sink.triton_kernels.shapes import TileShape
 
 SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0", "4:4:0", "gray")
 CONTENTS = ("photo", "noise", "bilevel", "white", "text")
@@ -161,6 +163,7 @@ def segments_of(file: JpegFile) -> list[tuple[int, int]]:
     return [(begin, end - MARKER_BYTES - begin) for begin, end in zip(begins, file.cuts[1:], strict=True)]
 
 
-def tables_of(batch: JpegBatch) -> list[np.ndarray]:
-    """Those of images, segments and windows."""
-    return split_tables(batch.tables, batch.sizes.images, batch.sizes.segments)
+def batch_and_tables(files: JpegFiles, boxes: np.ndarray, bits: int, *tile: TileShape) -> tuple[JpegBatch, list[Any]]:
+    """A batch, and the tables of its images, segments and windows."""
+    batch, tables, _ = batch_of(files, boxes, bits, *tile)
+    return batch, batch._replace(tables=0).tables_in(tables.view(np.uint8))

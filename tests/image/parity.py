@@ -23,9 +23,9 @@ from torch_sink.cli.photos import make_photo
 from torch_sink.image.backend import image_backend
 from torch_sink.image.core.examples import REFERENCES, Arguments, Example
 from torch_sink.image.core.ops import Op
-from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.operations import operations
+from torch_sink.image.run.batch import LazyBatch
 
 
 class ImageKind(NamedTuple):

@@ -32,9 +32,9 @@ from torch_sink.image.decode.jpeg_block import lay_out_jpegs
 from torch_sink.image.decode.jpeg_decoder import launch_jpegs
 from torch_sink.image.decode.jpeg_tables import plan_jpegs
 from torch_sink.image.decode.proof import cases
-from torch_sink.image.execute import ahead
-from torch_sink.image.execute.on_device import make_on_device
-from torch_sink.image.execute.recorded import Wanted
+from torch_sink.image.run import ahead
+from torch_sink.image.run.device import make_on_device
+from torch_sink.image.run.results import Wanted
 from torch_sink.triton_kernels.jpeg import jpeg_variants
 from torch_sink.triton_kernels.launching import compiler_options
 from torch_sink.triton_kernels.shapes import LANE_SHAPES
@@ -103,16 +103,17 @@ def test_what_is_compiled_ahead_is_what_a_launch_looks_for(wanted: set[str]) -> 
 
 def launch_decoder() -> None:
     """Launches what decodes JPEG files, in every shape that a batch may choose."""
-    files = lay_out_jpegs([case.source for case in cases()]).files
-    block = torch.empty(files.size, dtype=torch.uint8, device=META)
+    laid_out = lay_out_jpegs([case.source for case in cases()])
     for shape in LANE_SHAPES:
-        launch_jpegs(plan_jpegs(files, files.whole_images(), shape), block)
+        plan, _ = plan_jpegs(laid_out.files, laid_out.files.whole_images(), laid_out.chunks.add_array, shape)
+        block, pixels = (torch.empty(size, dtype=torch.uint8, device=META) for size in (plan.size, plan.pixels_bytes))
+        launch_jpegs(plan, block, pixels)
 
 
 def launches_of_batch(pipeline: Any, dtype: torch.dtype = torch.float32) -> set[tuple[str, str]]:
     with torch_sink.image_backend("device", device="meta"):
         batch = default_collate([pipeline(make_photo(40, 30, seed)) for seed in range(2)])
-        return launches(lambda: make_on_device(batch.recorded, Wanted(META, dtype)))
+        return launches(lambda: make_on_device(batch.program, Wanted(META, dtype)))
 
 
 def test_every_launch_is_among_the_listed_variants() -> None:

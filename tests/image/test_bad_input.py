@@ -20,7 +20,7 @@ import torch_sink
 from image.cases import encoded
 from image.check import assert_same_bits, device_in_use, lazy_batch
 from image.worker_data import train_transform
-from torch_sink.image.execute.batch import LazyBatch
+from torch_sink.image.run.batch import LazyBatch
 
 WHOLE = encoded(64, 48, 3, quality=90)
 PNG = encoded(64, 48, 3, "RGB", "PNG")

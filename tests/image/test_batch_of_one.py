@@ -15,7 +15,7 @@ import torch_sink
 from image.check import INTERPRETED, assert_same_bits, device_in_use
 from image.test_lazy_tensor import KINDS, OPEN
 from torch_sink.image.core import state
-from torch_sink.image.execute.batch import LazyBatch
+from torch_sink.image.run.batch import LazyBatch
 
 BATCHES: dict[str, Callable[[Any], Any]] = {
     "None": lambda image: image[None],

@@ -23,8 +23,8 @@ from image.cases import array_opener, encoded, opener
 from image.check import assert_same_bits, device_in_use, runs_kernels
 from image.worker_data import Structured, stacking_collate, train_transform
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, Source
-from torch_sink.image.execute.batch import LazyBatch
-from torch_sink.image.execute.packed import Packed, Packing
+from torch_sink.image.program.block import Packed, Packing
+from torch_sink.image.run.batch import LazyBatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -255,7 +255,7 @@ def test_finished_tensors_of_any_kind_lie_in_one_block_of_memory() -> None:
         torch.ones(5) > 0,
     ]
     sources: list[Source] = [FinishedSource(tensor.contiguous() if tensor.ndim != 3 else tensor) for tensor in kinds]
-    packed = Packing([*sources, FinishedSource(torch.tensor(3, dtype=torch.uint8)), *sources], ()).write(None)  # type: ignore[arg-type]
+    packed = Packing([*sources, FinishedSource(torch.tensor(3, dtype=torch.uint8)), *sources], ()).write()
     entries = packed.contents.entries
     assert len(entries) == len(kinds) + 1
     assert not any(isinstance(part, torch.Tensor) for entry in entries for part in entry)
@@ -323,11 +323,11 @@ def test_the_same_file_twice_is_packed_once(folder: Path) -> None:
     with torch_sink.image_backend("device", device="meta"):
         dataset = ImageFolder(str(folder), train_transform())
         batch = default_collate([dataset[0][0], dataset[1][0], dataset[0][0]])
-        assert len(batch.recorded.packed.contents.entries) == 2
-        assert batch.recorded.packed.entry_of_image.tolist() == [0, 1, 0]
+        assert len(batch.program.packed.contents.entries) == 2
+        assert batch.program.packed.entry_of_image == [0, 1, 0]
         handle = F.to_tensor(F.resize(array_opener(9, 8)(), [4, 4]))
         views = default_collate([F.hflip(handle), F.vflip(handle), handle])
-        assert len(views.recorded.packed.contents.entries) == 1
+        assert len(views.program.packed.contents.entries) == 1
 
 
 def test_what_a_batch_is_already_makes_nothing() -> None:
@@ -362,10 +362,10 @@ def test_meta_records_only() -> None:
                 use()
 
 
-@pytest.mark.parametrize("line", range(1, 9))
+@pytest.mark.parametrize("line", range(1, 7))
 def test_two_threads_open_what_crossed_to_this_process(line: int) -> None:
     """Another thread opens it, too, before the given line is run here."""
-    sealed = pickle.dumps((pickle.dumps(("contents", 7)), []))
+    sealed = pickle.dumps(("contents", 7))
     packed = Packed(torch.frombuffer(bytearray(sealed), dtype=torch.uint8), None, (0, len(sealed)))
     lines = itertools.count(1)
 

@@ -27,7 +27,7 @@ from torch_sink.image.decode import providers
 from torch_sink.image.decode.proof import JPEG_KERNELS
 from torch_sink.image.decode.providers import candidates, decode_sources, providers_for
 from torch_sink.image.decode.source import Box, Decoded, EncodedSource, PixelSource, encoded_source
-from torch_sink.image.execute.proof import STAGE_KERNELS
+from torch_sink.image.run.proof import STAGE_KERNELS
 from torch_sink.triton_kernels.shapes import are_interpreted
 
 GPU = torch.device("cuda", 0)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from kernels.jpeg_cases import open_file
@@ -39,23 +37,13 @@ CALLS: dict[str, Call] = {
 }  # fmt: skip
 
 
-def arrays(plan: Any) -> list[Any]:
-    """What a plan holds, arrays as their bytes."""
-    if is_dataclass(plan):
-        return [arrays(getattr(plan, field.name)) for field in fields(plan)]
-    if isinstance(plan, np.ndarray):
-        return [plan.dtype, plan.shape, plan.tobytes()]
-    return [arrays(item) for item in plan] if isinstance(plan, (list, tuple)) else [repr(plan)]
-
-
 def planned(call: Call, default: torch.device) -> list[Any]:
     """What the device would get of a batch of one image."""
     with torch_sink.image_backend("device", device="meta", strict=True):
         handle = call(make_photo(31, 37, 5))
         with default:
             batch = default_collate([handle])
-            plan = batch.plan.plan
-    return [batch.recorded.packed.blob.tolist(), *arrays(plan)]
+    return [batch.program.packed.blob.tolist(), *map(repr, batch.program[1:])]
 
 
 def made(call: Call, default: torch.device) -> list[Any]:
@@ -64,7 +52,7 @@ def made(call: Call, default: torch.device) -> list[Any]:
         handle = call(make_photo(31, 37, 5))
         with default:
             batch = default_collate([handle])
-    return arrays(batch.numpy())
+    return [batch.dtype, batch.shape, batch.numpy().tobytes()]
 
 
 @pytest.mark.parametrize("make", [planned, made])

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 from image.cases import encoded
-from image.jpeg_files import SAMPLINGS, jpeg, segments_of, tables_of
+from image.jpeg_files import SAMPLINGS, batch_and_tables, jpeg, segments_of
 from torch_sink.image.decode import jpeg_block as block
 from torch_sink.image.decode.jpeg_block import joined, jpeg_file, lay_out_jpegs
 from torch_sink.image.decode.jpeg_header import read_jpeg_header
-from torch_sink.image.decode.jpeg_tables import COLUMN, batch_of
+from torch_sink.image.decode.jpeg_tables import COLUMN
 from torch_sink.image.decode.source import Box, EncodedSource, PixelSource
 from torch_sink.triton_kernels.shapes import TileShape, lane_count
 
@@ -93,8 +93,7 @@ def test_the_arrays_of_a_batch() -> None:
     sources = [source(jpeg(33, 17, "4:2:0", restart_blocks=2)), source(GRAY, "L"), source(jpeg(20, 40, "4:4:0"))]
     laid_out = lay_out_jpegs(sources)
     together = laid_out.chunks.write(torch.empty(laid_out.chunks.size, dtype=torch.uint8)).numpy().tobytes()
-    batch = batch_of(laid_out.files, laid_out.files.whole_images(), 256)
-    images, segments, _ = tables_of(batch)
+    batch, (images, segments, _) = batch_and_tables(laid_out.files, laid_out.files.whole_images(), 256)
     blocks = [3 * 2 * 6, 5 * 3, 3 * 3 * 4]
     assert images[:, COLUMN["FIRST_BLOCK"]].tolist() == [0, blocks[0], blocks[0] + blocks[1]]
     assert batch.sizes.blocks == sum(blocks)
@@ -137,7 +136,7 @@ def test_every_file_can_be_cut_out_of_the_block_again() -> None:
     sources.insert(7, PixelSource(Image.new("RGB", (3, 4))))
     laid_out = lay_out_jpegs(sources)
     together = laid_out.chunks.write(torch.empty(laid_out.chunks.size, dtype=torch.uint8)).numpy()
-    assert len(together) == laid_out.chunks.size == laid_out.files.size
+    assert len(together) == laid_out.chunks.size
     assert sorted({0, *range(2), *range(2, 12)} - {3, 7}) == list(laid_out.pieces) == laid_out.files.sources.tolist()
     for at, pieces in laid_out.pieces.items():
         assert joined(together, pieces) == sources[at].data  # type: ignore[union-attr]
@@ -179,11 +178,9 @@ def test_files_can_be_launched_in_parts() -> None:
         source(jpeg(40, 21, name, restart_blocks=every)) for name, every in zip(SAMPLINGS, (0, 1, 0, 3, 2), strict=True)
     ]
     files = lay_out_jpegs(sources).files
-    whole = batch_of(files, files.whole_images(), 256)
-    whole_images, whole_segments, _ = tables_of(whole)
+    whole, (whole_images, whole_segments, _) = batch_and_tables(files, files.whole_images(), 256)
     for first, last in ((0, 5), (0, 2), (1, 4), (4, 5)):
-        part = batch_of(files.part(first, last), files.whole_images()[first:last], 256)
-        images, segments, _ = tables_of(part)
+        part, (images, segments, _) = batch_and_tables(files.part(first, last), files.whole_images()[first:last], 256)
         begins = part.first_byte + segments[:, COLUMN["FIRST_BYTE"]]
         is_inside = (whole_segments[:, 0] >= first) & (whole_segments[:, 0] < last)
         assert begins.tolist() == (whole.first_byte + whole_segments[is_inside, COLUMN["FIRST_BYTE"]]).tolist()
@@ -198,8 +195,8 @@ WINDOW += ("FIRST_BLOCK_TILE", "FIRST_PIXEL_TILE")
 @pytest.mark.parametrize("box", [Box(0, 0, 61, 47), Box(16, 16, 16, 16), Box(60, 46, 1, 1), Box(15, 31, 3, 2)])
 def test_windows_hold_the_box_and_the_chroma_beside_it(box: Box) -> None:
     files = lay_out_jpegs([source(jpeg(61, 47, "4:2:0"))] * 2).files
-    batch = batch_of(files, np.array([box, box]), 256, TileShape(2, 4, 8, 16))
-    row = {name: int(batch.windows[1, COLUMN[name]]) for name in WINDOW}
+    batch, (_, _, windows) = batch_and_tables(files, np.array([box, box]), 256, TileShape(2, 4, 8, 16))
+    row = {name: int(windows[1, COLUMN[name]]) for name in WINDOW}
     left, right = 16 * row["MCU_LEFT"], 16 * (row["MCU_LEFT"] + row["MCUS_ACROSS"])
     top, bottom = 16 * row["MCU_TOP"], 16 * (row["MCU_TOP"] + row["MCUS_DOWN"])
     # A pixel needs the chroma samples at distance 1, which stand for two pixels.

@@ -15,8 +15,8 @@ from torchvision.transforms import v2
 
 import torch_sink
 from image.cases import encoded, opener
-from torch_sink.image.execute.on_device import make_on_device
-from torch_sink.image.execute.recorded import Wanted
+from torch_sink.image.run.device import make_on_device
+from torch_sink.image.run.results import Wanted
 from torch_sink.triton_kernels.launching import Launcher
 
 TO_FLOATS = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
@@ -49,7 +49,7 @@ def launches(handles: list[Any], launched: Counter[str]) -> Counter[str]:
     """What one batch launches."""
     launched.clear()
     batch = default_collate(handles)
-    make_on_device(batch.recorded, Wanted(torch.device("meta")))
+    make_on_device(batch.program, Wanted(torch.device("meta")))
     return Counter(launched)
 
 

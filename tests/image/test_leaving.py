@@ -23,10 +23,10 @@ from image.cases import array_opener, encoded
 from image.check import assert_same_bits
 from torch_sink.image.core.ops import STOCK
 from torch_sink.image.decode.source import EncodedSource
-from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.handles.file import LazyJpegImageFile
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor
+from torch_sink.image.run.batch import LazyBatch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),

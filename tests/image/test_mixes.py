@@ -14,7 +14,7 @@ from image.cases import CORE, encoded, opener
 from image.check import assert_same_bits, device_in_use, lazy_batch
 from image.test_bad_input import corrupt
 from torch_sink.errors import DecodeError
-from torch_sink.image.execute.batch import LazyBatch
+from torch_sink.image.run.batch import LazyBatch
 
 CLASSES = 7
 
@@ -70,7 +70,7 @@ def test_mixing_decodes_nothing() -> None:
     with torch_sink.image_backend("device", device="meta", strict=True):
         images, labels = mix([Photographs()[index] for index in range(4)])
     assert isinstance(images, LazyBatch)
-    assert [op.name for op in images.recorded.mixes] == ["batch.mix_up", "batch.cut_mix"]
+    assert [op.name for op in images.program.mixes] == ["batch.mix_up", "batch.cut_mix"]
     assert labels.shape == (4, CLASSES)
 
 

@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 import torch_sink
 from image.augmix_cases import NoStatistics, OnlyStatistics
 from image.cases import encoded, opener
-from torch_sink.image.plan.stages import stages_of
+from torch_sink.image.program.stages import stages_of
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.rows import Kind
 
@@ -39,12 +39,12 @@ def planned(transform: Callable[[Any], Any], size: int, distinct: int | None = N
     with torch_sink.image_backend("device", device="meta", strict=True):
         torch.manual_seed(9)
         items = [transform(openers[at % 3]()) for at in range(distinct or size)]
-        return default_collate([items[at % len(items)] for at in range(size)]).plan.plan
+        return default_collate([items[at % len(items)] for at in range(size)]).plan
 
 
 def jobs_of(plan: Any, launch: Any) -> np.ndarray:
     """The rows of the jobs of a launch."""
-    return plan.jobs[plan.slot_jobs[launch.begin : launch.end]]
+    return plan.jobs_of(launch)
 
 
 EXACT: dict[str, tuple[Callable[[Any], Any], int]] = {
@@ -85,7 +85,7 @@ def test_the_same_programs_take_the_same_launches_at_any_size(augmentation: Any)
     for launch, other in zip(small.launches, large.launches, strict=True):
         measured = [each.statistics_end - each.statistics_begin for each in (launch, other)]
         assert (launch.is_heavy, 4 * measured[0]) == (other.is_heavy, measured[1])
-        assert {text: 4 * count for text, count in small.work(launch).items()} == dict(large.work(other))
+        assert {text: 4 * count for text, count in small.stages_of(launch).items()} == dict(large.stages_of(other))
 
 
 @pytest.mark.parametrize("size", BATCH_SIZES)
@@ -103,14 +103,14 @@ def test_branches_share_what_comes_before_them(size: int) -> None:
     plan = planned(v2_train(OnlyStatistics(mixture_width=4, chain_depth=3)), size, distinct=8)
     images = [len(jobs_of(plan, launch)) for launch in plan.launches]
     assert images == [size, size, 4 * size, 4 * size, 4 * size, size]
-    measured = [plan.statistics[launch.statistics_begin : launch.statistics_end] for launch in plan.launches]
+    measured = [plan.array("statistics")[launch.statistics_begin : launch.statistics_end] for launch in plan.launches]
     assert list(map(bool, map(len, measured))) == [False, False, True, True, True, False]
     assert len(np.unique(measured[2][:, rows.MEASURED_JOB])) == size
     for launch in plan.launches[2:5]:
-        operations = plan.operations[jobs_of(plan, launch)[:, rows.TAIL_BEGIN]]
+        operations = plan.array("operations")[jobs_of(plan, launch)[:, rows.TAIL_BEGIN]]
         tables = operations[:, rows.TABLE]
         assert len(np.unique(tables)) == 4 * size, "programs of one launch would write to each other's tables"
-        assert tables.min() >= len(plan.tables)
+        assert tables.min() >= len(plan.array("tables"))
 
 
 def test_a_mix_reads_a_decoded_image_where_only_crops_come_before() -> None:
@@ -118,13 +118,13 @@ def test_a_mix_reads_a_decoded_image_where_only_crops_come_before() -> None:
     pipeline = v2.Compose([v2.CenterCrop(20), NoStatistics(chain_depth=1), v2.RandomHorizontalFlip(1.0), v2.ToImage()])
     plan = planned(pipeline, 8)
     assert [len(jobs_of(plan, launch)) for launch in plan.launches] == [3 * 8, 8]
-    assert dict(plan.work(plan.launches[1])) == {"mix + flip": 8}
+    assert dict(plan.stages_of(plan.launches[1])) == {"mix + flip": 8}
 
 
 def test_a_mix_needs_no_more_of_a_file_than_the_crop_before_it() -> None:
     with torch_sink.image_backend("device", device="meta", strict=True):
         handle = v2.Compose([v2.CenterCrop(20), v2.ToImage(), NoStatistics()])(opener(encoded(60, 40))())
-        assert default_collate([handle]).recorded.planned.boxes.tolist() == [[20, 10, 20, 20]]
+        assert default_collate([handle]).program.array("boxes").tolist() == [[20, 10, 20, 20]]
 
 
 def test_images_that_need_no_floats_end_with_those_that_do() -> None:

@@ -25,9 +25,9 @@ from image.check import assert_same_bits, device_in_use, runs_kernels
 from image.test_bad_input import corrupt
 from image.test_collate import assert_same_structure, stock_and_lazy
 from torch_sink.image.core import state
-from torch_sink.image.execute.batch import LazyBatch
-from torch_sink.image.execute.collate import lazy_batch
-from torch_sink.image.stack import LazyStack
+from torch_sink.image.run.batch import LazyBatch
+from torch_sink.image.run.collate import lazy_batch
+from torch_sink.image.run.stack import LazyStack
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -305,9 +305,9 @@ def test_views_share_their_file() -> None:
     with torch_sink.image_backend("device", device="meta"):
         batch = pickle.loads(pickle.dumps(batch_of(4)))
         assert isinstance(batch, LazyStack)
-        assert len(batch.recorded.packed.contents.entries) == 1
-        assert batch.recorded.packed.entry_of_image.tolist() == [0] * 12
-        assert batch.plan.decode.total() == 12
+        assert len(batch.program.packed.contents.entries) == 1
+        assert batch.program.packed.entry_of_image == [0] * 12
+        assert batch.plan.decoders.total() == 12
 
 
 def test_without_a_device_a_file_is_decoded_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,7 +389,7 @@ def test_a_single_stack_is_a_batch_of_its_own(monkeypatch: pytest.MonkeyPatch) -
         waiting(monkeypatch)
         stack = torch.stack(crops())
         assert isinstance(stack, LazyStack)
-        assert len(stack.recorded.packed.calls()) == 3
+        assert len(stack.program.packed.calls()) == 3
         made, _ = stack.__torch_sink_execute__("cpu", memory_format=torch.channels_last)
         assert made.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(made, expected)

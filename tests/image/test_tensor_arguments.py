@@ -31,7 +31,7 @@ class _Photographs(Dataset[torch.Tensor]):
 def _arguments(batch: Any, kind: type) -> list[Any]:
     return [
         argument
-        for ops in batch.recorded.packed.contents.programs
+        for ops in batch.program.packed.contents.programs
         for op in ops
         for argument in op.args
         if type(argument) is kind
@@ -45,10 +45,10 @@ def test_they_are_packed_and_cross_pickle() -> None:
         assert not _arguments(batch, TensorArgument)
         places = _arguments(batch, PackedArgument)
         assert [place.shape for place in places] == [(1, 13, 19, 2)] * 2
-        assert len(batch.recorded.packed.blob) == places[1].begin + 4 * 13 * 19 * 2
+        assert len(batch.program.packed.blob) == places[1].begin + 4 * 13 * 19 * 2
         assert str(batch.plan).count("grid") == 1
         crossed = pickle.loads(pickle.dumps(batch))
-        assert len(pickle.dumps(crossed.recorded.packed.contents.programs)) < 1000
+        assert len(pickle.dumps(crossed.program.packed.contents.programs)) < 1000
         for made in (batch, crossed):
             assert_same_bits(made.__torch_sink_execute__("cpu")[0], expected)
 

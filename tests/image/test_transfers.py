@@ -20,8 +20,8 @@ from image.cases import encoded
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.core import state
 from torch_sink.image.decode import decode_images
-from torch_sink.image.execute.on_device import make_on_device
-from torch_sink.image.execute.recorded import Wanted
+from torch_sink.image.run.device import make_on_device
+from torch_sink.image.run.results import Wanted
 from torch_sink.triton_kernels.launching import Launcher
 from torch_sink.triton_kernels.stages import stage
 
@@ -84,7 +84,7 @@ def on_device(pipeline: Any) -> torch.Tensor:
     """A batch of two images; the kernels that would fill it are left out."""
     with torch_sink.image_backend("device", device="meta", strict=True):
         batch = default_collate([pipeline(make_photo(16, 16, seed)) for seed in range(2)])
-    return make_on_device(batch.recorded, Wanted(torch.device("meta"))).tensor
+    return make_on_device(batch.program, Wanted(torch.device("meta"))).tensor
 
 
 @pytest.mark.parametrize("name", PIPELINES)

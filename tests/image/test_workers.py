@@ -18,8 +18,8 @@ from image.check import assert_same_bits
 from image.worker_data import WatchedCollate, count_decodes, jitter_transform, train_transform
 from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
-from torch_sink.image.execute.batch import LazyBatch
-from torch_sink.image.execute.planned import plan_batch
+from torch_sink.image.program.program import ARRAYS, make_program
+from torch_sink.image.run.batch import LazyBatch
 
 SAMPLES, EPOCHS = 10, 3
 
@@ -88,7 +88,7 @@ def test_batches_in_slabs_equal_stock(photos: Path) -> None:
         loader = DataLoader(dataset, 4, shuffle=True, num_workers=1, collate_fn=collate, persistent_workers=True)
         slabs.begin_generation([])
         for images, targets in (batch for _ in range(EPOCHS) for batch in loader):
-            kept.append([LazyBatch(images.recorded._replace(destination="cpu")), targets])
+            kept.append([LazyBatch(images.program._replace(destination="cpu")), targets])
             if len(kept) % 3:
                 kept[-1] = [kept[-1][0].materialize(), targets.clone()]
             slabs.adapt()
@@ -104,34 +104,29 @@ def test_v2_batches_equal_stock_without_persistent_workers(photos: Path) -> None
     assert_same_batches(made, expected)
 
 
-def leaves(value: Any) -> list[Any]:
-    """What nested tuples hold."""
-    return [leaf for part in value for leaf in leaves(part)] if isinstance(value, tuple) else [value]
-
-
 def test_a_batch_crosses_as_its_block(photos: Path) -> None:
-    """Its arrays lie in it, whichever copy of it that is; they are those of a plan made here."""
+    """Its arrays lie in it, whichever copy of it that is; they are those of a program made here."""
     images = ImageFolder(str(photos), train_transform())
     with torch_sink.image_backend("device", device="meta"):
         loader = DataLoader(images, len(images), num_workers=1, multiprocessing_context="fork")
         (batch,) = [images for images, _ in loader]
-    there = batch.recorded
-    assert len(pickle.dumps(there.order)) < 2048
-    sources, entries = there.packed.sources(), there.packed.entry_of_image.tolist()
-    anew = plan_batch([sources[at] for at in entries], there.packed.calls(), entries, there.packed.jpegs)
-    for recorded in (
+    there = batch.program
+    assert len(pickle.dumps(there[1:])) < 2048
+    sources, entries = there.packed.sources(), there.packed.entry_of_image
+    anew = make_program([sources[at] for at in entries], there.packed.calls(), *there[1:5])
+    for crossed in (
         there,
         there._replace(packed=there.packed.in_block(there.packed.blob.clone())),
         pickle.loads(pickle.dumps(there)),
     ):
-        block = recorded.packed.blob.numpy()
-        assert recorded.shape == there.shape
-        assert len(leaves(recorded.planned)) == len(leaves(anew)) > 20
-        for found, expected in zip(leaves(recorded.planned), leaves(anew), strict=True):
-            np.testing.assert_array_equal(found, expected)
-            assert not isinstance(found, np.ndarray) or not found.size or np.shares_memory(found, block)
-        assert recorded.packed.jpegs.size == recorded.planned.jpegs.size > 0
-        assert recorded.packed.calls() == there.packed.calls()
+        assert crossed[1:] == anew[1:]
+        assert list(crossed.arrays) == list(ARRAYS)
+        for name in ARRAYS:
+            found = crossed.array(name)
+            np.testing.assert_array_equal(found, anew.array(name))
+            assert np.shares_memory(found, crossed.block.numpy()) or not found.size
+        assert crossed.jpegs.size > 0
+        assert crossed.packed.calls() == there.packed.calls()
 
 
 def what_workers_did(folder: Path, dataset: Any, workers: int, start_method: str) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from image.check import device_in_use
-from image.jpeg_files import segments_of, tables_of
+from image.jpeg_files import segments_of
 from PIL import Image, ImageDraw
 
 from kernels.jpeg_golden import decode_segment
@@ -167,10 +167,9 @@ def pack_files(files: Sequence[JpegFile], bits: int, tile: TileShape | None = No
     """Whole files for lanes of so many bits, by default with the tiles of this process."""
     laid_out = lay_out_jpegs([file.source for file in files])
     assert len(laid_out.files.headers) == len(files)
-    block = block_on_device(laid_out, torch.device(device_in_use()))
-    tile = tile or tile_shape()
-    batch = batch_of(laid_out.files, laid_out.files.whole_images(), bits, tile)
-    return PackedFiles(batch, Inputs.of_block(block, batch))
+    batch, tables, _ = batch_of(laid_out.files, laid_out.files.whole_images(), bits, tile or tile_shape())
+    batch = batch._replace(tables=laid_out.chunks.add_array(tables))
+    return PackedFiles(batch, Inputs.of_block(block_on_device(laid_out, torch.device(device_in_use())), batch))
 
 
 def new_decoder(batch: JpegBatch, inputs: Inputs, shape: LaneShape) -> JpegDecoder:
@@ -185,7 +184,7 @@ def new_decoder(batch: JpegBatch, inputs: Inputs, shape: LaneShape) -> JpegDecod
 def results(decoder: JpegDecoder, batch: JpegBatch) -> list[Decoded]:
     """What came of a batch."""
     status, coefficients = decoder.status.cpu(), decoder.coefficients.cpu().numpy()
-    of_images = np.split(coefficients, tables_of(batch)[0][1:, COLUMN["FIRST_BLOCK"]])
+    of_images = np.split(coefficients, decoder._inputs.images[1:, COLUMN["FIRST_BLOCK"]].cpu().numpy())
     return [Decoded(*result) for result in zip(status.tolist(), of_images, strict=True)]
 
 

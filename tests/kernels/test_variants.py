@@ -19,9 +19,9 @@ from kernels.jpeg_cases import encode, open_file, pack_files, photo
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.jpeg_decoder import JpegDecoder
 from torch_sink.image.decode.source import Decoded, FinishedSource
-from torch_sink.image.execute.on_device import pixels_of, run_planned
-from torch_sink.image.execute.planned import plan_batch, shape_of
 from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.program.program import make_program
+from torch_sink.image.run.device import places_of, run_launches
 from torch_sink.triton_kernels import launching
 from torch_sink.triton_kernels.jpeg import color, entropy, idct, jpeg_variants, lanes
 from torch_sink.triton_kernels.launching import Variant
@@ -96,11 +96,13 @@ def launch(handle: Any, *others: torch.dtype) -> None:
     """Launches what makes a batch of one image, in the dtype of the handle and in others."""
     if isinstance(handle.sink_source, FinishedSource):
         return
-    planned = plan_batch([handle.sink_source], [handle.sink_ops], [0])
-    height, width, channels = shape_of(handle.sink_source)
-    decoded = Decoded(torch.zeros(channels, height, width, dtype=torch.uint8))
+    source = handle.sink_source
+    program = make_program([source], [handle.sink_ops], (1, *handle.shape), handle.sink_dtype)
+    decoded = Decoded(torch.zeros(3 if source.mode == "RGB" else 1, *source.size[::-1], dtype=torch.uint8))
+    memory = torch.empty(program.workspace_bytes, dtype=torch.uint8)
+    places, _ = places_of([decoded], memory)
     for dtype in {handle.sink_dtype, *others}:
-        run_planned(planned, pixels_of([decoded], torch.device("cpu")), torch.empty((1, *handle.shape), dtype=dtype))
+        run_launches(program, memory, torch.empty((1, *handle.shape), dtype=dtype), places)
 
 
 def launch_in_all(handle: Any) -> None:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 from torchvision.datasets import ImageFolder
 
 import torch_sink
-from torch_sink.image.execute.batch import LazyBatch
+from torch_sink.image.run.batch import LazyBatch
 
 REASON = "the extra third-party is not installed"
 CLASSES, SIZE = 4, 20

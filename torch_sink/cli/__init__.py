@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from torch_sink.errors import SinkError
 
 if TYPE_CHECKING:
-    from torch_sink.image.execute.ahead import Outcome
+    from torch_sink.image.run.ahead import Outcome
     from torch_sink.triton_kernels.launching import Variant
 
 ABOUT = "Makes torchvision's pixels on the device, keeps batches there, and runs the training loop without waits."
@@ -89,7 +89,7 @@ def run_warm(options: argparse.Namespace) -> int:
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise SinkError("TRITON_INTERPRET=1 is set: interpreted kernels are not compiled; unset it")
     from torch_sink.cli.doctor import unwritable_cache
-    from torch_sink.image.execute import ahead
+    from torch_sink.image.run import ahead
 
     target = ahead.target_named(options.target)
     if found := unwritable_cache():
@@ -113,8 +113,8 @@ def _load_and_prove(variants: Sequence[Variant]) -> bool:
     import torch
 
     from torch_sink.image.decode.proof import JPEG_KERNELS
-    from torch_sink.image.execute.ahead import load_variant
-    from torch_sink.image.execute.proof import STAGE_KERNELS
+    from torch_sink.image.run.ahead import load_variant
+    from torch_sink.image.run.proof import STAGE_KERNELS
 
     errors = [f"{variant.name} cannot be loaded: {error}" for variant in variants if (error := load_variant(variant))]
     for error in errors:

@@ -278,7 +278,7 @@ def _check_stages() -> Finding:
     import torch
 
     from torch_sink.image.core.state import default_device
-    from torch_sink.image.execute.proof import STAGE_KERNELS
+    from torch_sink.image.run.proof import STAGE_KERNELS
 
     device = torch.device(default_device())
     if device.type == "cpu":

@@ -25,9 +25,9 @@ from torch_sink.cli.without import Cost, cost_of_fallbacks, said_of
 from torch_sink.common import usable_cores
 from torch_sink.damage.report import current_policy
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
-from torch_sink.image.execute.batch import LazyBatch
-from torch_sink.image.execute.collate import collate_handles
 from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.run.batch import LazyBatch
+from torch_sink.image.run.collate import collate_handles
 
 CPU, WORKER, GPU_STAGES = "cpu", "worker", "decode + kernels"
 MEASURED_IMAGES = 128
@@ -147,7 +147,7 @@ def known_device(name: str | None) -> str:
 
 
 def _sources(batches: list[LazyBatch]) -> list[Source]:
-    return [source for batch in batches for source in batch.recorded.packed.sources()]
+    return [source for batch in batches for source in batch.program.packed.sources()]
 
 
 def _stages(
@@ -158,7 +158,7 @@ def _stages(
     files = {source.path: len(source.data) for source in sources if isinstance(source, EncodedSource)}
     made = sum(leaf.nbytes for leaf in tensors if not isinstance(leaf, LazyBatch))
     results = made + sum(math.prod(batch.shape) * batch.dtype.itemsize for batch in batches)
-    packed = made + sum(batch.recorded.packed.blob.nbytes for batch in batches)
+    packed = made + sum(batch.program.packed.blob.nbytes for batch in batches)
     read = sum(files.values()) / images if files else None
     yield worker._replace(bytes_in=read, bytes_out=(results if device == CPU else packed) / images)
     if device == CPU:
@@ -168,8 +168,6 @@ def _stages(
         return Stage(name, place, bytes_in / images, bytes_out / images, seconds / images)
 
     gpu, host = DEVICES[device], costs()["host"]
-    plans = [plan for batch in batches if (plan := batch.recorded.planned.plan) is not None]
-    moved = packed + sum(plan.operations.nbytes + plan.tables.nbytes + 8 * plan.jobs.size for plan in plans)
     at_host = (host["image"] * images + host["launch"] * sum(launches_of(batch).total() for batch in batches)) / 1e6
     by_pillow, seconds_decoding, others = sum(map(_seconds_of_pillow, batches)), 0.0, 0.0
     decoding: Counter[str] = Counter()
@@ -178,8 +176,8 @@ def _stages(
         seconds_decoding += _seconds(decoder, gpu)
         others += sum(_seconds(launch, gpu) for launch in launches)
     pixels = 3 * decoding["decoded pixel"]
-    yield stage("host", f"training process; CPU assumed: {host['cpu']}", packed, moved, at_host + by_pillow)
-    yield stage("copy", f"PCIe, {gpu.bus:g} GB/s", moved, moved, moved / (gpu.bus * 1e9))
+    yield stage("host", f"training process; CPU assumed: {host['cpu']}", packed, packed, at_host + by_pillow)
+    yield stage("copy", f"PCIe, {gpu.bus:g} GB/s", packed, packed, packed / (gpu.bus * 1e9))
     yield stage("decode", device, decoding["encoded byte"], pixels, seconds_decoding)
     yield stage("kernels", device, pixels + made + sum(map(_bytes_held, sources)), results, others)
 
@@ -197,9 +195,9 @@ def _bytes_held(source: Source) -> int:
 
 def _seconds_of_pillow(batch: LazyBatch) -> float:
     """CPU seconds of the process that trains for the files of a batch that no kernel decodes, as measured here."""
-    packed = batch.recorded.packed
-    others = [packed.source(at) for at in range(len(packed.sources())) if at not in packed.jpegs.sources]
-    files = [source for source in others if isinstance(source, EncodedSource)]
+    by_kernels = set(batch.program.array("files").flat) if batch.program.launches else set()
+    sources = enumerate(batch.program.packed.sources())
+    files = [source for at, source in sources if at not in by_kernels and isinstance(source, EncodedSource)]
     started = time.process_time()
     for source in files[:_MOST_DECODED]:
         source.decode()
@@ -233,8 +231,8 @@ def _some(lines: list[str]) -> list[str]:
 def _recorded_part(found: Explained) -> Table:
     counts: Counter[str] = Counter()
     for batch in found.batches:
-        counts.update(op.name for ops in batch.recorded.packed.calls() for op in ops)
-        counts.update({op.name: len(batch) for op in batch.recorded.mixes})
+        counts.update(op.name for ops in batch.program.packed.calls() for op in ops)
+        counts.update({op.name: len(batch) for op in batch.program.mixes})
     rows = [(name, f"{count}") for name, count in counts.most_common()]
     return Table("Recorded operations", ("operation", " images"), rows or [("none", "0")])
 

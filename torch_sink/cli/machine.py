@@ -38,8 +38,8 @@ from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.rows import Kind
 
 if TYPE_CHECKING:
-    from torch_sink.image.execute.batch import LazyBatch
-    from torch_sink.image.plan.build import Plan
+    from torch_sink.image.program.program import Program
+    from torch_sink.image.run.batch import LazyBatch
 
 # Of this checkout, with "+changes" if it differs; an installed package has none.
 _COMMIT = ("git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+changes")
@@ -139,27 +139,30 @@ def features_of_batch(batch: LazyBatch) -> list[Counter[str]]:
 
     A head that reads several pixels has a cost of its own and one for each of these, its taps.
     """
-    recorded = batch.recorded
-    jpegs, boxes = recorded.packed.jpegs, recorded.planned.boxes
-    pixels = boxes[jpegs.sources, 2:].astype(np.int64).prod(axis=1).sum()
-    found = [Counter({"encoded byte": int(jpegs.segments[:, 1].sum()), "decoded pixel": int(pixels)})]
-    plan = recorded.planned.plan
-    return found if plan is None else [*found, *_features_of_plan(plan)]
+    program = batch.program
+    if not program.launches:
+        return [Counter()]
+    pixels = program.array("boxes")[program.array("files")[:, 0], 2:].astype(np.int64).prod(axis=1).sum()
+    encoded = 0 if program.jpegs is None else program.jpegs.encoded_bytes
+    return [Counter({"encoded byte": encoded, "decoded pixel": int(pixels)}), *_features_of_launches(program)]
 
 
-def _features_of_plan(plan: Plan) -> Iterator[Counter[str]]:
-    yield Counter(weight=int((plan.resizes[:, rows.OUT_SIZE] * plan.resizes[:, rows.TAPS]).sum()))
-    for launch in plan.launches:
-        measured = plan.statistics[launch.statistics_begin : launch.statistics_end, rows.MEASURED_JOB]
-        if len(measured):
-            yield Counter(measured=int(plan.jobs[measured][:, [rows.HEIGHT, rows.WIDTH]].prod(axis=1).sum()))
+def _features_of_launches(program: Program) -> Iterator[Counter[str]]:
+    work, jobs, operations = (program.array(name) for name in ("work", "jobs", "operations"))
+    resizes = work[work[:, rows.WORK] == rows.WEIGHTS]
+    yield Counter(weight=int((resizes[:, rows.OUT_SIZE] * resizes[:, rows.TAPS]).sum()))
+    for launch in program.launches:
+        statistics = program.array("statistics")[launch.statistics_begin : launch.statistics_end]
+        if len(statistics):
+            measured = jobs[statistics[:, rows.MEASURED_JOB]]
+            yield Counter(measured=int(measured[:, [rows.HEIGHT, rows.WIDTH]].prod(axis=1).sum()))
         stage: Counter[str] = Counter()
-        for job in plan.jobs[plan.slot_jobs[launch.begin : launch.end]].tolist():
+        for job in program.jobs_of(launch).tolist():
             pixels = math.prod(-(-job[rows.HEIGHT + axis] // side) * side for axis, side in enumerate(costs()["tile"]))
             stage["stage, heavy" if launch.is_heavy else "stage"] += pixels
             head = [job[rows.HEAD]] if job[rows.HEAD] else []
             for row in (*head, *range(job[rows.TAIL_BEGIN], job[rows.TAIL_END])):
-                code, *values = plan.operations[row].tolist()
+                code, *values = operations[row].tolist()
                 stage[name_of(Kind(code))] += pixels
                 stage[f"{name_of(Kind(code))}, tap"] += pixels * _taps(Kind(code), values[2])
         yield +stage

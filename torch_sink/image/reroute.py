@@ -39,13 +39,13 @@ from torch_sink.image.backend import set_image_backend
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import executing, ledger
 from torch_sink.image.core.state import State
-from torch_sink.image.execute.collate import collate_handles
 from torch_sink.image.handles import augmix
 from torch_sink.image.handles.file import OPERATORS, Operator, jpeg_factory, or_placeholder, pil_loader
 from torch_sink.image.handles.image import LazyPixels
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS
-from torch_sink.image.stack import EACH_ALONE, LazyStack
+from torch_sink.image.run.collate import collate_handles
+from torch_sink.image.run.stack import EACH_ALONE, LazyStack
 from torch_sink.image.stand_ins import around
 
 

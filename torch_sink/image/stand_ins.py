@@ -20,12 +20,12 @@ from torchvision.transforms import v2
 
 from torch_sink.image.core.fallback import executing, report_fallback
 from torch_sink.image.core.ops import Op, Recorder
-from torch_sink.image.execute.batch import LazyBatch
-from torch_sink.image.execute.collate import collate_handles
 from torch_sink.image.handles.image import lazy_image
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS, TAKE_PALETTES
-from torch_sink.image.stack import EACH_ALONE, LazyStack
+from torch_sink.image.run.batch import LazyBatch
+from torch_sink.image.run.collate import collate_handles
+from torch_sink.image.run.stack import EACH_ALONE, LazyStack
 
 Stock = Callable[..., Any]
 Make = Callable[[Stock], Stock]

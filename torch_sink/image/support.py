@@ -27,10 +27,10 @@ from torch_sink.image.backend import image_backend
 from torch_sink.image.core import state
 from torch_sink.image.core.examples import MANY_DRAWS, Arguments, Example, Sample, interpolations, sample
 from torch_sink.image.core.fallback import ledger
-from torch_sink.image.execute.batch import LazyBatch
 from torch_sink.image.handles.image import LazyImage, lazy_image
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.operations import operations
+from torch_sink.image.run.batch import LazyBatch
 
 RECORDED = "kernel"
 FALLBACK = "exact fallback"

@@ -96,7 +96,7 @@ class SinkLoader:
         check_arguments(batches_per_epoch, slots, max_bytes, timeout_seconds)
         self._form = ImageFormat(resolve_device(device), dtype, memory_format, on_decode_error)
         self._source = open_source(loader)
-        self._source.policy, self._source.layout = on_decode_error, memory_format
+        self._source.policy = on_decode_error
         self._slots = make_slots(self._form, slots, max_bytes, self._source.pins_batches)
         self._slots.share(self._source.make_slabs)
         self._producer = Producer(self._slots)

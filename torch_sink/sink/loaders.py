@@ -104,7 +104,7 @@ class WatchedSource(Source):
         if self.has_workers:
             collate = loader.collate_fn if slabs is None else SlabCollate(loader.collate_fn, slabs)
             made_with["collate_fn"] = RecordingCollate(collate, self.placeholders) if self.records else collate
-            made_with["worker_init_fn"] = WorkerInit(loader.worker_init_fn, self.states, policy, self.layout)
+            made_with["worker_init_fn"] = WorkerInit(loader.worker_init_fn, self.states, policy)
             context = vars(loader)[_CONTEXT]  # its setter takes torch's only
             made_with[_CONTEXT] = ReportingContext(context, sends_states=self.sends_states)
         with policy_of_thread(policy):

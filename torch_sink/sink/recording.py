@@ -21,7 +21,6 @@ import torch.multiprocessing
 from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils, get_worker_info
 
-from torch_sink.common import layout
 from torch_sink.common.random_state import (
     RandomState,
     generator_states,
@@ -103,23 +102,15 @@ class RecordingCollate:
 class WorkerInit:
     """The user's `worker_init_fn`, then the generator states from which this worker goes on, if there are any.
 
-    It also tells the worker what becomes of samples with broken files, and in which layout its batches of images are
-    wanted.
+    It also tells the worker what becomes of samples with broken files.
     """
 
-    def __init__(
-        self,
-        init: Callable[[int], None] | None,
-        states: dict[int, RandomState],
-        policy: str,
-        wanted: torch.memory_format,
-    ) -> None:
-        self.init, self.states, self.policy, self.wanted = init, states, policy, wanted
+    def __init__(self, init: Callable[[int], None] | None, states: dict[int, RandomState], policy: str) -> None:
+        self.init, self.states, self.policy = init, states, policy
 
     def __call__(self, worker: int) -> None:
         threading.Thread(target=_leave_with_parent, name="torch_sink-parent", daemon=True).start()
         guard_worker(self.policy)
-        layout.want(self.wanted)
         if self.init is not None:
             self.init(worker)
         if worker in self.states:

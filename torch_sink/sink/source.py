@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from types import GeneratorType
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from torch_sink.common.random_state import (
@@ -174,7 +173,6 @@ class Source:
         self.loader = loader
         self.can_start_over = not isinstance(loader, Iterator)
         self.policy: str | None = None  # on broken files; None leaves it to the image backend
-        self.layout = torch.contiguous_format  # of image batches in the slots
         self.guard: WorkerGuard | None = None  # of the latest iterator with workers
         # Of the loader and its samplers.
         self.generators = find_generators(loader) if isinstance(loader, DataLoader) else []

@@ -1,4 +1,4 @@
-"""What the stages need to be made first, in one launch: weights of resizes, and which tile each program makes.
+"""What the stages need to be made first, in one launch: weights of resizes, tiles, and where pixels and results lie.
 
 Weights are those of Pillow's `precompute_coeffs`, in float64 and rounded to whole numbers, or those of torch's
 antialiased resize of floats, `_compute_indices_min_size_weights_aa`, in float32.
@@ -19,16 +19,25 @@ from ..program import (
     FIRST_AT,
     FIRST_TILE,
     IN_SIZE,
+    JOB_COLUMNS,
     OUT_SIZE,
+    PLACE_COLUMNS,
     PRECISION,
     PROLOGUE_COLUMNS,
+    READ_IMAGE,
+    SOURCE,
     TAPS,
+    TARGET,
+    TARGET_CHANNEL,
+    TARGET_COLUMN,
+    TARGET_ROW,
     TILED_JOB,
     TILES_ACROSS,
     TILES_DOWN,
     WEIGHTS,
     WEIGHTS_AT,
     WORK,
+    WRITTEN_ROW,
 )
 
 
@@ -110,20 +119,44 @@ def write_tiles(row, tiles, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK:
 
 
 @triton.jit
+def write_places(row, places, jobs, image_stride, channel_stride, row_stride, column_stride):
+    """Writes into one job where the decoded image lies that it reads, and the row of the batch that it writes."""
+    job = jobs + tl.load(row + TILED_JOB).to(tl.int64) * JOB_COLUMNS
+    image = tl.load(row + READ_IMAGE)
+    if image >= 0:
+        columns = tl.arange(0, PLACE_COLUMNS)
+        tl.store(job + SOURCE + columns, tl.load(places + image.to(tl.int64) * PLACE_COLUMNS + columns))
+    written = tl.load(row + WRITTEN_ROW)
+    if written >= 0:
+        tl.store(job + TARGET, written.to(tl.int64) * image_stride)
+        tl.store(job + TARGET_ROW, row_stride.to(tl.int64))
+        tl.store(job + TARGET_COLUMN, column_stride.to(tl.int64))
+        tl.store(job + TARGET_CHANNEL, channel_stride.to(tl.int64))
+
+
+_STRIDES = ("image_stride", "channel_stride", "row_stride", "column_stride")
+
+
+@triton.jit(do_not_specialize=_STRIDES)
 def prologue_kernel(
-    work, tables, tiles,
+    work, places, jobs, tables, tiles,
+    image_stride, channel_stride, row_stride, column_stride,
     BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Does the work of one row.
 
     Args:
         work: int32 [rows, PROLOGUE_COLUMNS].
+        places: int64 [images, PLACE_COLUMNS], of the decoded ones.
+        jobs: int64 [jobs, JOB_COLUMNS], completed where rows of jobs say.
         tables: int32 [entries], written where rows of resizes say.
         tiles: int32 [tiles, 3], written.
+        image_stride: and the other three: those of the batch [N, C, H, W], in elements.
     """
     row = work + tl.program_id(0) * PROLOGUE_COLUMNS
     if tl.load(row + WORK) != WEIGHTS:
         write_tiles(row, tiles, BLOCK_Y, BLOCK_X, BLOCK)
+        write_places(row, places, jobs, image_stride, channel_stride, row_stride, column_stride)
     elif tl.load(row + PRECISION) != 0:
         write_weights(row, tables, True, BLOCK)
     else:
@@ -135,8 +168,15 @@ _prologue = Launcher(prologue_kernel)
 
 
 def run_prologue(
-    work: torch.Tensor, tables: torch.Tensor, tiles: torch.Tensor, rows_and_columns: tuple[int, int]
+    work: torch.Tensor,
+    places: torch.Tensor,
+    jobs: torch.Tensor,
+    tables: torch.Tensor,
+    tiles: torch.Tensor,
+    strides: tuple[int, ...],
+    rows_and_columns: tuple[int, int],
 ) -> None:
     """Launches the prologue of a batch; the arguments are those of `prologue_kernel`."""
     block_y, block_x = rows_and_columns
-    _prologue(work.shape[:1], (work, tables, tiles), BLOCK_Y=block_y, BLOCK_X=block_x, BLOCK=PROLOGUE_BLOCK)
+    tensors = work, places, jobs, tables, tiles
+    _prologue(work.shape[:1], tensors, strides, BLOCK_Y=block_y, BLOCK_X=block_x, BLOCK=PROLOGUE_BLOCK)

@@ -173,4 +173,5 @@ def test_no_kernel_is_compiled_for_a_value_of_its_numbers() -> None:
             if variant.signature[parameter.name] == "i32":
                 numbers.add(parameter.name)
                 assert parameter.do_not_specialize, f"{parameter.name} of {variant.name}"
-    assert numbers == {"lanes", "lane_bits", "warm_up_bits"}
+    strides = {f"{axis}_stride" for axis in ("image", "channel", "row", "column")}
+    assert numbers == {"lanes", "lane_bits", "warm_up_bits", *strides}

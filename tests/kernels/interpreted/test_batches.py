@@ -20,7 +20,7 @@ from image.worker_data import train_transform
 from torch.utils.data import default_collate
 
 import torch_sink
-from torch_sink.image.execute.batch import LazyBatch
+from torch_sink.image.run.batch import LazyBatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -37,7 +37,7 @@ def test_workers_decode_nothing_and_batches_equal_stock(
         seen = what_workers_did(tmp_path, jpegs(photos), workers, start_method)
         for (images, targets), (stock_images, stock_targets) in zip(made, expected, strict=True):
             assert isinstance(images, LazyBatch)
-            assert images.recorded.packed.blob.is_shared()
+            assert images.program.packed.blob.is_shared()
             assert_same_bits(images.to(device_in_use()).cpu(), stock_images)
             assert torch.equal(targets, stock_targets)
     assert seen == [{"decodes": 0, "cuda": False, "kernels": False}] * workers

@@ -19,7 +19,8 @@ from torchvision.transforms import v2
 import torch_sink
 from torch_sink.errors import DecodeError
 from torch_sink.image.decode.source import EncodedSource
-from torch_sink.image.execute import on_device, packed
+from torch_sink.image.program import block
+from torch_sink.image.run import device as on_device
 
 PIPELINE = v1.Compose([v1.RandomResizedCrop((11, 13)), v1.RandomHorizontalFlip(), v1.ToTensor()])
 MIX = v2.CutMix(num_classes=3, alpha=100.0)
@@ -69,7 +70,7 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *arguments: (seen.append(name), function(*arguments))[1]
 
-    monkeypatch.setattr(on_device, "run_order", noted("transforms", on_device.run_order))
+    monkeypatch.setattr(on_device, "run_launches", noted("transforms", on_device.run_launches))
     later = on_device.to_host_later
     monkeypatch.setattr(on_device, "to_host_later", lambda values: noted("wait", later(values)))
     return seen
@@ -77,19 +78,18 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_nothing_waits_before_the_transforms(folder: Path, order: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """And nobody opens the calls that came along."""
-    monkeypatch.setattr(packed, "get_worker_info", lambda: "of a worker")
+    monkeypatch.setattr(block, "get_worker_info", lambda: "of a worker")
     expected, batch = stock_and_lazy(folder, [WHOLE, WHOLE])
     crossed = pickle.loads(pickle.dumps(batch))
     assert_same_bits(crossed.to(device_in_use()).cpu(), expected)
     assert order == ["transforms", "wait"]
-    packed_calls = crossed.recorded.packed
+    packed_calls = crossed.program.packed
     assert packed_calls._contents is None
     assert_same_bits(crossed.materialize(), expected)
     assert packed_calls._contents is not None
 
 
-def test_jobs_are_made_anew_for_results_of_another_layout(folder: Path) -> None:
-    """Those that came along hold for a contiguous one."""
+def test_results_of_another_layout(folder: Path) -> None:
     expected, batch = stock_and_lazy(folder, [WHOLE, WHOLE, WHOLE])
     device = torch.device(device_in_use())
     every_other = torch.full((2 * len(expected), *expected.shape[1:]), 7.0, device=device)

@@ -182,8 +182,10 @@ def test_batches_decode_what_their_crops_read() -> None:
     ]
     with mock.patch.object(jpeg_decode, "launch_jpegs", wraps=jpeg_decode.launch_jpegs) as calls:
         check_pipeline(pipeline, openers, seed=3)
-    (plan,) = [call.args[0] for call in calls.call_args_list]
-    sizes = plan.batches[0].windows[:, [jpeg_tables.COLUMN["BOX_WIDTH"], jpeg_tables.COLUMN["BOX_HEIGHT"]]]
+    ((plan, block, _),) = [call.args for call in calls.call_args_list]
+    sizes = plan.batches[0].tables_in(block.cpu().numpy())[2][
+        :, [jpeg_tables.COLUMN["BOX_WIDTH"], jpeg_tables.COLUMN["BOX_HEIGHT"]]
+    ]
     assert len(sizes) == 2
     assert sizes.prod(axis=1).sum() < 0.5 * (61 * 47 + 40 * 53)
 

@@ -25,8 +25,8 @@ from torch_sink.image.decode import jpeg_decoder as jpeg_decode
 from torch_sink.image.decode import jpeg_tables
 from torch_sink.image.decode.jpeg_block import lay_out_jpegs
 from torch_sink.image.decode.jpeg_decoder import block_on_device
-from torch_sink.image.decode.source import EncodedSource, encoded_source
-from torch_sink.image.execute import on_device
+from torch_sink.image.decode.source import Box, EncodedSource, encoded_source
+from torch_sink.image.run import device
 from torch_sink.triton_kernels.shapes import LaneShape
 
 PIPELINE = v1.Compose([v1.RandomCrop((9, 7)), v1.RandomHorizontalFlip(), v1.ToTensor()])
@@ -88,29 +88,23 @@ def test_a_file_twice_is_decoded_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("others", [[], [encoded(22, 20, 6, "RGB", "PNG")]], ids=["", "a PNG file"])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_stages_share_memory_with_the_pixels_or_have_their_own(
-    others: list[bytes], layout: torch.memory_format
-) -> None:
-    """Not both: a batch of photographs has as many bytes between stages as it has pixels."""
+def test_stages_share_memory_with_the_pixels(others: list[bytes], layout: torch.memory_format) -> None:
+    """A batch of photographs has as many bytes between stages as it has pixels."""
     pipeline = v1.Compose([v1.Resize((9, 7)), v1.ToTensor()])
     with torch_sink.image_backend("device", device=device_in_use()):
         batch = lazy_batch([pipeline(opener(data)()) for data in [*IN_KERNELS[:2], *others]])
     with (
-        mock.patch.object(on_device, "launch_run", wraps=on_device.launch_run) as runs,
+        mock.patch.object(device, "run_launches", wraps=device.run_launches) as runs,
         mock.patch.object(jpeg_decode, "JpegDecoder", wraps=jpeg_decode.JpegDecoder) as decoders,
     ):
         batch.__torch_sink_execute__(device_in_use(), memory_format=layout)
     (run,), (decoder,) = runs.call_args_list, decoders.call_args_list
-    order, _, workspace, *_ = run.args
-    pixels_bytes = batch.recorded.planned.jpegs.batches[0].sizes.pixels_bytes
-    room = decoder.kwargs["spare_bytes"]
-    assert order.workspace_bytes > 0
-    if others:
-        assert room == 0
-        assert workspace.untyped_storage().nbytes() == order.workspace_bytes
-    else:
-        assert room >= order.workspace_bytes
-        assert workspace.untyped_storage().nbytes() == pixels_bytes + room
+    program, memory, _, places = run.args
+    pixels = decoder.kwargs["pixels"]
+    assert memory.untyped_storage().nbytes() == program.workspace_bytes + program.jpegs.pixels_bytes
+    assert pixels.untyped_storage().data_ptr() == memory.data_ptr()
+    assert pixels.storage_offset() == program.workspace_bytes > 0
+    assert (places is None) == (not others)
 
 
 class Counted(jpeg_decode.JpegDecoder):
@@ -134,17 +128,19 @@ def test_a_batch_too_large_for_one_launch(monkeypatch: pytest.MonkeyPatch) -> No
     boxes[:, 0], boxes[:, 2], boxes[1] = 3, 5, 0
     monkeypatch.setattr(jpeg_tables, "_MOST_BLOCKS", 10)
     monkeypatch.setattr(jpeg_decode, "JpegDecoder", Counted)
-    plan = jpeg_tables.plan_jpegs(laid_out.files, boxes)
-    launched = jpeg_decode.launch_jpegs(plan, block_on_device(laid_out, torch.device(device_in_use())))
-    assert len(launched.owners) == 3
+    plan, places = jpeg_tables.plan_jpegs(laid_out.files, boxes, laid_out.chunks.add_array)
+    pixels = torch.empty(plan.pixels_bytes, dtype=torch.uint8, device=device_in_use())
+    status = jpeg_decode.launch_jpegs(plan, block_on_device(laid_out, pixels.device), pixels)
+    assert len(plan.batches) == 3
     assert Counted.most <= 2
-    assert not launched.status.any()
-    assert len(launched.status) == len(boxes)
-    for data, image, place in zip(files, launched.images(), launched.places.tolist(), strict=True):
-        left, top, width, height = image.box
-        assert torch.equal(image.pixels.cpu(), stock(data)[:, top : top + height, left : left + width])
-        if width:
-            assert [place[0] - image.pixels.data_ptr(), *place[1:]] == [*image.place]
+    assert not status.any()
+    assert len(status) == len(boxes)
+    for data, place, box in zip(files, places.tolist(), map(Box._make, boxes.tolist()), strict=True):
+        expected = stock(data)[:, box.top : box.top + box.height, box.left : box.left + box.width]
+        image = jpeg_decode._decoded(pixels, place, box, len(expected))
+        assert torch.equal(image.pixels.cpu(), expected)
+        if box.width:
+            assert [place[0] + pixels.data_ptr() - image.pixels.data_ptr(), *place[1:]] == [*image.place]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The layout that a SinkLoader asks for: its workers say where each value lies, and nobody here opens their plans."""
+"""The layout that a SinkLoader asks for: no plan knows it, and the process that trains opens no calls for it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 import torch_sink
-from torch_sink.common import layout
-from torch_sink.image.execute import batch
-from torch_sink.image.execute.packed import Packed
+from torch_sink.image.program.block import Packed
+from torch_sink.image.run import batch
 
 BYTES = [v1.CenterCrop((9, 11)), v1.RandomHorizontalFlip(1.0)]
 TENSOR = v1.ToTensor()
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:De
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Packed]]:
-    """Batches whose plan and calls this process opens."""
+    """Batches whose calls this process opens."""
     seen: list[Packed] = []
     stock: Any = Packed.contents.fget  # type: ignore[attr-defined]
 
@@ -127,19 +126,16 @@ def test_each_loader_has_its_own(folder: Path, opened: list[Packed], monkeypatch
     for number, wanted in enumerate(LAYOUTS):
         check([each[number] for each in made], source, wanted)
     assert not opened
-    assert layout.wanted is CONTIGUOUS
 
 
 @pytest.mark.parametrize("wanted", LAYOUTS, ids=str)
-def test_batches_that_were_made_for_another_one(
-    folder: Path, opened: list[Packed], monkeypatch: pytest.MonkeyPatch, wanted: torch.memory_format
+def test_batches_that_were_made_before_anybody_asked(
+    folder: Path, opened: list[Packed], wanted: torch.memory_format
 ) -> None:
-    """The plan says where their values lie in this one."""
-    monkeypatch.setattr(layout, "wanted", LAST if wanted is CONTIGUOUS else CONTIGUOUS)
     with torch_sink.image_backend("device", device=device_in_use()):
         made = in_slots(list(loader(folder)), wanted)
     check(made, loader(folder), wanted)
-    assert len(opened) == 1
+    assert not opened
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, torch.preserve_format])

@@ -9,10 +9,9 @@ import torch
 from image.cases import CORE, rgb_images
 from image.check import check_pipeline
 
-from torch_sink.image.execute import planned
-from torch_sink.image.execute.on_device import Pixels
 from torch_sink.image.operations import resize as lower_resize
-from torch_sink.image.plan import build
+from torch_sink.image.program import program
+from torch_sink.image.run import device
 from torch_sink.triton_kernels.stages import stage
 
 TRAIN = CORE["v1 imagenet train"]
@@ -46,20 +45,20 @@ def test_one_tap_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_tile_that_nobody_makes(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = build.prologue_of
+    stock = program.lay_out_launches
 
-    def one_less(*args: Any) -> build.Prologue:
-        made = stock(*args)
-        return made._replace(ranges=tuple((begin, end - 1) for begin, end in made.ranges))
+    def one_less(*args: Any) -> Any:
+        launches, arrays = stock(*args)
+        return [launch._replace(end=launch.end - 1) for launch in launches], arrays
 
-    monkeypatch.setattr(planned, "prologue_of", one_less)
+    monkeypatch.setattr(program, "lay_out_launches", one_less)
     with pytest.raises(AssertionError, match=r"values differ.*nan"):
         check()
 
 
 def test_pixels_that_lie_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = Pixels.places_from
-    monkeypatch.setattr(Pixels, "places_from", lambda *args: stock(*args) + 1)
+    stock = device.places_of
+    monkeypatch.setattr(device, "places_of", lambda *args: (stock(*args)[0] + 1, stock(*args)[1]))
     with pytest.raises(AssertionError, match="values differ"):
         check()
 

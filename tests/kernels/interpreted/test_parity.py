@@ -15,7 +15,7 @@ from torchvision.transforms import InterpolationMode
 
 from torch_sink.image.core.examples import REFERENCES
 from torch_sink.image.core.ops import Op
-from torch_sink.image.plan import lowering
+from torch_sink.image.program import lowering
 from torch_sink.triton_kernels.stages import stage
 
 

@@ -25,9 +25,9 @@ from torch_sink.cli.photos import make_photo
 from torch_sink.errors import DecodeError, UnsupportedOperation
 from torch_sink.image.core.proof import Proof, Verdict
 from torch_sink.image.decode.source import EncodedSource
-from torch_sink.image.execute import proof as stages
-from torch_sink.image.execute.batch import LazyBatch
-from torch_sink.image.execute.proof import STAGE_KERNELS
+from torch_sink.image.run import proof as stages
+from torch_sink.image.run.batch import LazyBatch
+from torch_sink.image.run.proof import STAGE_KERNELS
 from torch_sink.triton_kernels.launching import is_interpreted
 from torch_sink.triton_kernels.rows import Kind
 from torch_sink.triton_kernels.stages import stage
@@ -110,7 +110,7 @@ def raises(output: torch.Tensor, is_heavy: bool) -> None:
 
 IN_ANOTHER_PROCESS = """
 import torch
-from torch_sink.image.execute.proof import STAGE_KERNELS
+from torch_sink.image.run.proof import STAGE_KERNELS
 
 proof = STAGE_KERNELS[torch.float32]
 proof.prove = None
@@ -119,7 +119,7 @@ print(proof.verdict(torch.device("cuda")).holds)
 
 
 def test_kernels_that_are_right_make_batches(device: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    device.setattr("torch_sink.image.execute.batch.make_for_device", None)
+    device.setattr("torch_sink.image.run.batch.make_for_device", None)
     with torch_sink.image_backend("device", device="cuda", strict=True), tries() as proved:
         assert_same_bits(batch().to("cuda").cpu(), STOCK)
         assert_same_bits(batch().to("cuda:0").cpu(), STOCK)
@@ -194,7 +194,7 @@ def test_errors_that_pass(device: pytest.MonkeyPatch) -> None:
     with torch_sink.image_backend("device", device="cuda"), tries() as proved:
         with pytest.warns(RuntimeWarning, match="out of memory.*They are tried again at later batches"):
             assert_same_bits(batch().to("cuda").cpu(), STOCK)
-        with mock.patch("torch_sink.image.execute.batch.make_for_device", None):
+        with mock.patch("torch_sink.image.run.batch.make_for_device", None):
             assert_same_bits(batch().to("cuda").cpu(), STOCK)
             assert_same_bits(batch().to("cuda").cpu(), STOCK)
         assert proved.call_count == 2
@@ -273,10 +273,9 @@ def test_what_is_compared(dtype: torch.dtype) -> None:
         source = stages.PixelSource(stages.picture(97, 41))
         with torch_sink.image.core.fallback.executing():
             calls = [stages._recorded_calls(source, each) for each in stages._programs(dtype, is_heavy).values()]
-        plan = stages._batch(source, calls, dtype, is_heavy).planned.plan
-        assert plan is not None
-        assert any(launch.is_heavy for launch in plan.launches) == is_heavy
-        kinds |= set(plan.operations[1:, 0].tolist())
+        program = stages._batch(source, calls, dtype, is_heavy)
+        assert any(launch.is_heavy for launch in program.launches) == is_heavy
+        kinds |= set(program.array("operations")[1:, 0].tolist())
     expected = {Kind.FLIP, Kind.REFLECT, Kind.LOOKUP, Kind.SOLARIZE, Kind.HUE, Kind.GRAY, Kind.EQUALIZE, Kind.CONTRAST}
     expected |= {Kind.RESAMPLE_X, Kind.RESAMPLE_Y, Kind.AFFINE, Kind.SHARPNESS, Kind.WARP, Kind.ERASE}
     if dtype != torch.uint8:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 
 import torch_sink.triton_kernels
@@ -21,8 +20,7 @@ from simulators.executor.ptx.findings import Finding, Findings
 from simulators.executor.ptx.machine import Executable, Launch, Options
 from simulators.executor.ptx.program import parse
 from simulators.executor.target import Launched, target_only
-from torch_sink.image.execute import on_device
-from torch_sink.image.execute.on_device import Pixels
+from torch_sink.image.run.device import Images
 from torch_sink.triton_kernels.jpeg_rows import NOT_CONVERGED
 
 _stock_empty = torch.empty
@@ -114,22 +112,18 @@ def compiled_on_cpu(options: Options | None = None, change: Callable[[str], str]
 
 @contextlib.contextmanager
 def noting_pixels(note: Callable[[tuple[torch.Tensor, ...]], None]) -> Iterator[None]:
-    """Before launches that read pixels at addresses that they are told in jobs, `note` gets the tensors these lie in."""
-    launch_packed, places_from = on_device.launch_packed, Pixels.places_from
+    """Before launches that read pixels at places that they are told, `note` gets the tensors these lie in."""
+    begin, decode = Images.__init__, Images._decode
 
-    def noting_launched(*arguments: Any) -> Any:
-        launched = launch_packed(*arguments)
-        note(() if launched is None else launched.owners)
-        return launched
+    def noting_begin(images: Images, *arguments: Any) -> None:
+        note(())
+        begin(images, *arguments)
 
-    def noting_places(pixels: Pixels, workspace: torch.Tensor) -> np.ndarray:
-        note(pixels.owners)
-        return places_from(pixels, workspace)
+    def noting_decoded(images: Images, *arguments: Any, **how: Any) -> None:
+        decode(images, *arguments, **how)
+        note(tuple(images._owners))
 
-    with (
-        mock.patch.object(on_device, "launch_packed", noting_launched),
-        mock.patch.object(Pixels, "places_from", noting_places),
-    ):
+    with mock.patch.object(Images, "__init__", noting_begin), mock.patch.object(Images, "_decode", noting_decoded):
         yield
 
 

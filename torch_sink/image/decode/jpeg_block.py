@@ -24,7 +24,6 @@ ALIGNMENT_BYTES = 16
 _SPARE_BYTES = 64
 _TABLE_VALUES = 64
 _HEADER_COLUMNS = 17
-_QUANTIZATION_BYTES = 4 * _TABLE_VALUES
 _WIDE_QUANTIZATION = 0x10
 # The row of a Huffman table is a number of 16 bits; a file has six at most.
 _MOST_TABLES = (1 << 16) - 6
@@ -107,12 +106,6 @@ class JpegFiles(NamedTuple):
     segments: np.ndarray
     huffman: tuple[int, int]
     quantization: tuple[int, int]
-
-    @property
-    def size(self) -> int:
-        """Bytes of the block that the files and their tables take."""
-        first, tables = self.quantization
-        return first + _QUANTIZATION_BYTES * tables
 
     def columns(self) -> Headers:
         """The headers, attribute by attribute."""

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from torch_sink.image.core.state import host_buffer, pins, to_device, to_host
+from torch_sink.image.core.state import host_buffer, pins, to_host
 from torch_sink.image.decode.jpeg_block import JpegBlock, lay_out_jpegs
-from torch_sink.image.decode.jpeg_tables import COLUMN, JpegBatch, JpegPlan, plan_jpegs, split_tables
+from torch_sink.image.decode.jpeg_tables import COLUMN, JpegBatch, JpegPlan, plan_jpegs
 from torch_sink.image.decode.source import Box, Decoded, EncodedSource
 from torch_sink.triton_kernels.jpeg import color, entropy, idct, lanes
 from torch_sink.triton_kernels.launching import allocated
@@ -33,13 +32,12 @@ class Inputs(NamedTuple):
 
     @classmethod
     def of_block(cls, block: torch.Tensor, batch: JpegBatch) -> Inputs:
-        """Views of a block that lies on the device, and the tables of a batch, which follow it in one transfer."""
+        """Views of a block that lies on the device."""
         columns, sizes = COLUMN["HUFFMAN_COLUMNS"], batch.sizes
         stream = block.narrow(0, batch.first_byte, sizes.stream_bytes)
         huffman = block.narrow(0, batch.huffman, columns * sizes.huffman_tables).view(-1, columns)
         values = block.narrow(0, batch.quantization, 64 * _INT32_BYTES * sizes.quantization_tables)
-        tables = split_tables(to_device(batch.tables, block.device), sizes.images, sizes.segments)
-        return cls(stream, huffman, values.view(torch.int32).view(-1, 64), *tables)
+        return cls(stream, huffman, values.view(torch.int32).view(-1, 64), *batch.tables_in(block))
 
 
 class JpegDecoder:
@@ -50,16 +48,22 @@ class JpegDecoder:
         inputs: of this batch; they are where the kernels run.
         shape: of the lanes; the batch was made with its `bits`.
         tile: how much a program of the pixel kernels makes; the batch was made with it. By default as here.
-        spare_bytes: that there are behind the pixels.
+        pixels: uint8 [sizes.pixels_bytes], where they go; by default new memory.
 
     Attributes:
-        pixels: uint8 [sizes.pixels_bytes + spare_bytes], the pixels of all boxes once they are decoded.
+        pixels: those of all boxes once they are decoded.
         coefficients: int16 [sizes.blocks, 64], quantized, zigzag order.
         status: int32 [images], 0 where the pixels of an image are libjpeg's.
     """
 
     def __init__(
-        self, batch: JpegBatch, inputs: Inputs, shape: LaneShape, *, tile: TileShape | None = None, spare_bytes: int = 0
+        self,
+        batch: JpegBatch,
+        inputs: Inputs,
+        shape: LaneShape,
+        *,
+        tile: TileShape | None = None,
+        pixels: torch.Tensor | None = None,
     ) -> None:
         self._inputs, self._shape, self._tile = inputs, shape, tile or tile_shape()
         sizes, device = batch.sizes, inputs.stream.device
@@ -79,7 +83,7 @@ class JpegDecoder:
             ((sizes.pixel_tiles,), torch.int32),
         )
         self._planes, self._block_tiles, self._pixel_tiles = allocated(rooms, device)
-        self.pixels = torch.empty(sizes.pixels_bytes + spare_bytes, dtype=torch.uint8, device=device)
+        self.pixels = torch.empty(sizes.pixels_bytes, dtype=torch.uint8, device=device) if pixels is None else pixels
         self.coefficients, self.status = self._entropy.coefficients, self._entropy.status
 
     def launch(self) -> None:
@@ -102,58 +106,30 @@ class JpegDecoder:
         color.run_color(self._planes, self.pixels, *tables, self._pixel_tiles, shape=tile)
 
 
-class LaunchedJpegs(NamedTuple):
-    """Files whose kernels run: their pixels may be used by what is launched after them on the same stream.
-
-    Attributes:
-        plan: how they are decoded.
-        owners: uint8 [bytes], which the pixels of each batch lie in.
-        status: int32 [files] on the device; 0 where the pixels of an image are libjpeg's. Elsewhere they may be
-            anything, and libjpeg has to look at the file.
-    """
-
-    plan: JpegPlan
-    owners: tuple[torch.Tensor, ...]
-    status: torch.Tensor
-
-    @property
-    def places(self) -> np.ndarray:
-        """int64 [files, 4], as `JpegBatch.places`, with addresses of the pixels."""
-        found = np.concatenate([batch.places for batch in self.plan.batches])
-        counts = [len(batch.places) for batch in self.plan.batches]
-        found[:, 0] += np.repeat([owner.data_ptr() for owner in self.owners], counts)
-        return found
-
-    def images(self) -> list[Decoded]:
-        """The pixels of each image, planes of channels; waits for nothing."""
-        found = []
-        for owner, batch in zip(self.owners, self.plan.batches, strict=True):
-            first, columns = COLUMN["BOX_LEFT"], [COLUMN["PIXELS"], COLUMN["CHANNELS"]]
-            boxes = map(Box._make, batch.windows[:, first : first + 4].tolist())
-            for box, (unit, channels) in zip(boxes, batch.windows[:, columns].tolist(), strict=True):
-                begin, shape = unit * COLUMN["PIXELS_UNIT"], (channels, box.height, box.width)
-                found.append(Decoded(owner[begin : begin + math.prod(shape)].view(shape), box))
-        return found
-
-
-def launch_jpegs(plan: JpegPlan, block: torch.Tensor, spare_bytes: int = 0) -> LaunchedJpegs:
+def launch_jpegs(plan: JpegPlan, block: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
     """Launches the decoding of files on the device where they lie, on its current stream; waits for nothing.
 
+    The pixels may be used by what is launched after them on the same stream.
+
     Args:
-        plan: of one file at least.
+        plan: of these files.
         block: uint8 [bytes] on the device; the CPU in a process with Triton's interpreter.
-        spare_bytes: that each of the owners has behind its pixels.
+        pixels: uint8 [pixels_bytes], written to.
+
+    Returns:
+        int32 [files] on the device; 0 where the pixels of an image are libjpeg's. Elsewhere they may be anything, and
+        libjpeg has to look at the file.
     """
-    owners, statuses = [], []  # and no decoder: what it has besides is used again by the next
+    statuses, begin = [], 0  # and no decoder: what it has is used again by the next
     # Triton launches on the current device, wherever the tensors are.
     with torch.accelerator.device_index(block.device.index) if pins(block.device) else nullcontext():
         for batch in plan.batches:
-            inputs = Inputs.of_block(block, batch)
-            decoder = JpegDecoder(batch, inputs, plan.shape, tile=plan.tile, spare_bytes=spare_bytes)
+            part = pixels.narrow(0, begin, batch.sizes.pixels_bytes)
+            decoder = JpegDecoder(batch, Inputs.of_block(block, batch), plan.shape, tile=plan.tile, pixels=part)
             decoder.launch()
-            owners.append(decoder.pixels)
             statuses.append(decoder.status)
-    return LaunchedJpegs(plan, tuple(owners), statuses[0] if len(statuses) == 1 else torch.cat(statuses))
+            begin += len(part)
+    return statuses[0] if len(statuses) == 1 else torch.cat(statuses)
 
 
 def decode_jpegs(
@@ -177,13 +153,23 @@ def decode_jpegs(
     results: list[Decoded | None] = [None] * len(sources)
     if not len(laid_out.files.headers):
         return results
-    wanted, places = laid_out.files.whole_images(), laid_out.files.sources.tolist()
-    for row, at in enumerate(places):
+    wanted, numbers = laid_out.files.whole_images(), laid_out.files.sources.tolist()
+    for row, at in enumerate(numbers):
         wanted[row] = boxes[at] or wanted[row]
-    launched = launch_jpegs(plan_jpegs(laid_out.files, wanted, shape), block_on_device(laid_out, device))
-    for at, image, status in zip(places, launched.images(), to_host(launched.status).tolist(), strict=True):
-        results[at] = None if status else image
+    plan, places = plan_jpegs(laid_out.files, wanted, laid_out.chunks.add_array, shape)
+    pixels = torch.empty(plan.pixels_bytes, dtype=torch.uint8, device=device)
+    status = to_host(launch_jpegs(plan, block_on_device(laid_out, device), pixels)).tolist()
+    for at, is_damaged, place, part in zip(numbers, status, places.tolist(), wanted.tolist(), strict=True):
+        if not is_damaged:
+            results[at] = _decoded(pixels, place, Box(*part), 1 if sources[at].mode == "L" else 3)
     return results
+
+
+def _decoded(pixels: torch.Tensor, place: Sequence[int], box: Box, channels: int) -> Decoded:
+    """A part of an image, whose pixels lie at a place that `plan_jpegs` has given."""
+    begin, row, column, _ = place
+    shape = (channels, box.height, box.width)
+    return Decoded(pixels.narrow(0, begin + box.top * row + box.left * column, math.prod(shape)).view(shape), box)
 
 
 def block_on_device(laid_out: JpegBlock, device: torch.device) -> torch.Tensor:

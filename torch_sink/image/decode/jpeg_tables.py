@@ -5,10 +5,11 @@ What each column means: `triton_kernels/jpeg_rows.py`. They are made in a data w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES, Headers, JpegFiles, aligned
 from torch_sink.triton_kernels import jpeg_rows as rows
@@ -50,75 +51,91 @@ class Sizes(NamedTuple):
 
 
 class JpegBatch(NamedTuple):
-    """Files as the kernels read them, next to the block that holds their bytes.
+    """Files that are decoded in one go, as positions in the block that holds them, in bytes.
 
     Attributes:
-        first_byte: in the block, where the stream begins: its first segment.
-        huffman: first byte in the block of uint8 [tables, HUFFMAN_COLUMNS].
-        quantization: first byte in the block of int32 [tables, 64].
-        tables: int32 [values], those of images, segments and windows.
-        places: int64 [images, 4], from the first byte of all pixels to pixel (0, 0) of each image, and bytes between
-            its rows, columns and channels. Where only a box is made, as if the rest were there. One channel: 0 bytes.
+        first_byte: where the stream begins: its first segment.
+        huffman: of uint8 [tables, HUFFMAN_COLUMNS].
+        quantization: of int32 [tables, 64].
+        tables: of int32 [values], those of images, segments and windows.
         sizes: what it needs.
     """
 
     first_byte: int
     huffman: int
     quantization: int
-    tables: np.ndarray
-    places: np.ndarray
+    tables: int
     sizes: Sizes
 
-    @property
-    def tables_bytes(self) -> int:
-        """Of all tables."""
-        return 4 * sum(map(_room, _shapes(self.sizes.images, self.sizes.segments)))
-
-    @property
-    def windows(self) -> np.ndarray:
-        """int32 [images, WINDOW_COLUMNS]."""
-        return split_tables(self.tables, self.sizes.images, self.sizes.segments)[2]
+    def tables_in(self, block: Any) -> list[Any]:
+        """Those of images, segments and windows, int32 [rows, columns], in a block of bytes: an array or a tensor."""
+        shapes = _shapes(self.sizes.images, self.sizes.segments)
+        values = block[self.tables : self.tables + 4 * sum(map(_room, shapes))]
+        return _split(values.view(torch.int32 if isinstance(block, torch.Tensor) else np.int32), shapes)
 
 
 class JpegPlan(NamedTuple):
     """How the JPEG files of a block are decoded."""
 
-    sources: np.ndarray  # int32 [n], position of each among the sources of the batch
     size: int  # bytes of the block that the files and their tables take
     batches: tuple[JpegBatch, ...]  # the files, in order, in batches that fit into a launch
     shape: LaneShape  # of the lanes
     tile: TileShape  # how much a program of the pixel kernels makes
+    encoded_bytes: int  # of all segments
+
+    @property
+    def pixels_bytes(self) -> int:
+        """Of the pixels of all boxes, batch behind batch."""
+        return sum(batch.sizes.pixels_bytes for batch in self.batches)
 
 
-def plan_jpegs(files: JpegFiles, boxes: np.ndarray, shape: LaneShape | None = None) -> JpegPlan:
+def plan_jpegs(
+    files: JpegFiles, boxes: np.ndarray, write: Callable[[np.ndarray], int], shape: LaneShape | None = None
+) -> tuple[JpegPlan, np.ndarray]:
     """How files are decoded.
 
     Args:
-        files: what a block holds.
+        files: what a block holds; one at least.
         boxes: int32 [files, 4], left, top, width, height of what is wanted of each image, in pixels.
+        write: writes an array to the block, behind what is there, and says where it begins; a multiple of 16 bytes.
         shape: of the lanes; by default what suits the size of the batch.
+
+    Returns:
+        The plan, and int64 [files, 4]: from the first byte of all pixels to pixel (0, 0) of each image, and bytes
+        between its rows, columns and channels. Where only a box is made, as if the rest were there. One channel: 0.
     """
-    shape = shape or choose_lane_shape(int(files.segments[:, 1].sum()))
-    tile = tile_shape()
-    batches = tuple(_batches(files, boxes, shape.bits, tile)) if len(boxes) else ()
-    return JpegPlan(files.sources, files.size, batches, shape, tile)
+    encoded_bytes = int(files.segments[:, 1].sum())
+    shape = shape or choose_lane_shape(encoded_bytes)
+    tile, size, pixels_bytes = tile_shape(), 0, 0
+    batches, places = [], []
+    for batch, tables, of_batch in _batches(files, boxes, shape.bits, tile):
+        begin = write(tables)
+        batches.append(batch._replace(tables=begin))
+        of_batch[:, 0] += pixels_bytes
+        places.append(of_batch)
+        size, pixels_bytes = begin + tables.nbytes, pixels_bytes + batch.sizes.pixels_bytes
+    return JpegPlan(size, tuple(batches), shape, tile, encoded_bytes), np.concatenate(places)
 
 
-def _batches(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShape) -> Iterator[JpegBatch]:
+# A batch whose tables are not written yet, these, and the places of its images from the first byte of its pixels.
+_Laid = tuple[JpegBatch, np.ndarray, np.ndarray]
+
+
+def _batches(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShape) -> Iterator[_Laid]:
     """The files in batches that fit into a launch; a larger file is a batch of its own."""
-    batch, count = batch_of(files, boxes, lane_bits, tile), len(boxes)
-    fits = batch.sizes.blocks <= _MOST_BLOCKS and batch.sizes.stream_bytes <= _MOST_STREAM_BYTES
-    if fits or count == 1:
-        yield batch
+    laid, count = batch_of(files, boxes, lane_bits, tile), len(boxes)
+    sizes = laid[0].sizes
+    if count == 1 or (sizes.blocks <= _MOST_BLOCKS and sizes.stream_bytes <= _MOST_STREAM_BYTES):
+        yield laid
         return
     for first, last in ((0, count // 2), (count // 2, count)):
         yield from _batches(files.part(first, last), boxes[first:last], lane_bits, tile)
 
 
-def split_tables(tables: Any, images: int, segments: int) -> list[Any]:
-    """The tables of images, segments and windows in an array or a tensor that holds them one after the other."""
+def _split(tables: Any, shapes: list[tuple[int, int]]) -> list[Any]:
+    """Tables that lie one after the other in an array or a tensor."""
     found, begin = [], 0
-    for shape in _shapes(images, segments):
+    for shape in shapes:
         found.append(tables[begin : begin + shape[0] * shape[1]].reshape(shape))
         begin += _room(shape)
     return found
@@ -134,8 +151,8 @@ def _room(shape: tuple[int, int]) -> int:
     return -(-shape[0] * shape[1] // _ALIGNED_VALUES) * _ALIGNED_VALUES
 
 
-def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShape = TILE_SHAPE) -> JpegBatch:
-    """The tables of a batch, made without a look at any single file.
+def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShape = TILE_SHAPE) -> _Laid:
+    """A batch, the tables that it needs, and where its pixels will lie; made without a look at any single file.
 
     Args:
         files: what a block holds, or a part of it.
@@ -144,9 +161,9 @@ def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
         tile: how much a program of the pixel kernels makes.
     """
     headers, (first_byte, lengths) = files.columns(), files.segments.T
-    counts = len(boxes), len(lengths)
-    tables = np.zeros(sum(map(_room, _shapes(*counts))), np.int32)
-    images, segments, windows = split_tables(tables, *counts)
+    shapes = _shapes(len(boxes), len(lengths))
+    tables = np.zeros(sum(map(_room, shapes)), np.int32)
+    images, segments, windows = _split(tables, shapes)
     mcus = -(-headers.size // (8 * headers.sampling))
     units = _product(headers.sampling) + headers.components - 1
     blocks = _product(mcus) * units
@@ -192,8 +209,8 @@ def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
         block_tiles=block_tiles,
         pixel_tiles=pixel_tiles,
     )
-    where = int(first_byte[0]), files.huffman[0], files.quantization[0]
-    return JpegBatch(*where, tables, _places(windows, box), sizes)
+    batch = JpegBatch(int(first_byte[0]), files.huffman[0], files.quantization[0], -1, sizes)
+    return batch, tables, _places(windows, box)
 
 
 def _fill_windows(
@@ -236,7 +253,7 @@ def _fill_windows(
 
 
 def _places(windows: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Where pixels lie, as `JpegBatch` says it; boxes: int64 [4, images]."""
+    """Where pixels lie, as `plan_jpegs` says it; boxes: int64 [4, images]."""
     left, top, width, height = boxes
     first = windows[:, COLUMN["PIXELS"]].astype(np.int64) * COLUMN["PIXELS_UNIT"] - top * width - left
     plane = np.where(windows[:, COLUMN["CHANNELS"]] > 1, width * height, 0)

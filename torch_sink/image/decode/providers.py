@@ -6,21 +6,15 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from torch_sink.common import usable_cores
 from torch_sink.errors import DecodeError
-from torch_sink.image.core.state import default_device, to_device
-from torch_sink.image.decode.jpeg_tables import JpegPlan
+from torch_sink.image.core.state import default_device
 from torch_sink.image.decode.proof import JPEG_KERNELS
 from torch_sink.image.decode.source import Box, Decoded, EncodedSource, PixelSource
-
-if TYPE_CHECKING:
-    from torch_sink.image.decode.jpeg_decoder import LaunchedJpegs
-
 
 Sources = Sequence[EncodedSource | PixelSource]
 Images = list[Decoded | DecodeError]
@@ -269,29 +263,10 @@ def decode_sources(
     return results  # type: ignore[return-value]
 
 
-def launch_packed(
-    plan: JpegPlan, blob: torch.Tensor, device: torch.device, spare_bytes: int = 0
-) -> LaunchedJpegs | None:
-    """Launches the decoding of the JPEG files of a packed batch, on the current stream; waits for nothing.
-
-    Args:
-        plan: of the files that the blob begins with.
-        blob: uint8 [bytes], where the batch was packed, on the host or on the device.
-        device: where the pixels are wanted.
-        spare_bytes: as of `launch_jpegs`.
-
-    Returns:
-        None where there is no such file, or the kernels are not the first to decode on this device.
-    """
-    if not plan.batches:
-        return None
+def kernels_decode(device: torch.device) -> bool:
+    """True where the JPEG kernels are the first to decode, and were named or have proved themselves."""
     kernels = PROVIDERS["triton"]
-    is_first = candidates(device)[0] is kernels
-    if not is_first or not (_named(device, None) or kernels.is_right(device)):
-        return None
-    from torch_sink.image.decode.jpeg_decoder import launch_jpegs
-
-    return launch_jpegs(plan, to_device(blob.narrow(0, 0, plan.size), device), spare_bytes)
+    return candidates(device)[0] is kernels and (bool(_named(device, None)) or kernels.is_right(device))
 
 
 def set_decode_provider(name: str | None) -> None:

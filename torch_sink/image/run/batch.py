@@ -12,12 +12,13 @@ from torch_sink.damage.report import POLICIES, BrokenFile
 from torch_sink.errors import SinkError
 from torch_sink.image.core.fallback import report_fallback
 from torch_sink.image.core.ops import Op
-from torch_sink.image.execute.on_device import make_on_device
-from torch_sink.image.execute.proof import kernels_make
-from torch_sink.image.execute.recorded import BatchPlan, Recorded, Wanted, describe
-from torch_sink.image.execute.stock import make_for_device, make_in_stock_code
 from torch_sink.image.handles.lazy import Lazy, without_memory
 from torch_sink.image.handles.names import named_as, unpickled
+from torch_sink.image.program.program import Program
+from torch_sink.image.run.device import make_on_device
+from torch_sink.image.run.proof import kernels_make
+from torch_sink.image.run.results import Wanted
+from torch_sink.image.run.stock import make_for_device, make_in_stock_code
 
 
 @named_as(torch.Tensor)
@@ -28,31 +29,31 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
     operation gives what it gives on the ordinary CPU tensor.
 
     Attributes:
-        recorded: the sources, the calls, and the plan.
+        program: the sources, the calls, and how kernels make it.
         broken_files: those whose images were skipped or replaced when it was executed.
     """
 
     calls: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # filled where stacks are
     sink_class: ClassVar[tuple[str, str]]
-    recorded: Recorded
+    program: Program
     broken_files: tuple[BrokenFile, ...]
     sink_base: Any = None  # the handle whose memory a batch of one shares
-    fields = frozenset(("recorded", "broken_files", "sink_base", "sink_real"))
+    fields = frozenset(("program", "broken_files", "sink_base", "sink_real"))
 
     @staticmethod
-    def __new__(cls: Any, recorded: Recorded) -> Any:
-        batch = without_memory(cls, torch.Size(recorded.shape), recorded.dtype)
-        batch.recorded = recorded
+    def __new__(cls: Any, program: Program) -> Any:
+        batch = without_memory(cls, torch.Size(program.shape), program.dtype)
+        batch.program = program
         return batch
 
-    def __init__(self, recorded: Recorded) -> None:
+    def __init__(self, program: Program) -> None:
         super().__init__()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Protocol 2 is that of torch.save: what it writes has to be readable without this package.
         if protocol == 2 or not self.is_recording:
             return self.materialize().__reduce_ex__(protocol)
-        return unpickled, (self.sink_class, self.recorded)
+        return unpickled, (self.sink_class, self.program)
 
     @property
     def is_recording(self) -> bool:
@@ -61,7 +62,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
 
     def record_mix(self, op: Op) -> LazyBatch:
         """A new batch with one more call that mixes its images; they run after every image is made."""
-        return LazyBatch(self.recorded._replace(mixes=(*self.recorded.mixes, op)))
+        return LazyBatch(self.program._replace(mixes=(*self.program.mixes, op)))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return pickle.loads(pickle.dumps(self)) if self.is_recording else self.materialize().__deepcopy__(memo)
@@ -71,7 +72,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """As of the ordinary tensor. The batch goes on waiting: a debugger's look at it changes nothing."""
-        if self.is_recording and self.recorded.destination == "meta":
+        if self.is_recording and self.program.destination == "meta":
             return f"LazyBatch(shape={tuple(self.shape)}, dtype={self.dtype}, recorded only)"
         return repr(self._made_on_cpu() if self.is_recording else self.materialize())
 
@@ -86,7 +87,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         device, dtype, memory_format = parsed_to(*args, **kwargs)
         if device is None and len(args) < 2 and "copy" not in kwargs and self._is_already(dtype, memory_format):
             return self
-        if device is None or not self.is_recording or (device.type == "cpu" and not self.recorded.interpreted):
+        if device is None or not self.is_recording or (device.type == "cpu" and not self.program.interpreted):
             return self.materialize().to(*args, **kwargs)
         if device.type == "meta":
             return torch.empty(self.shape, dtype=dtype or self.dtype, device="meta")
@@ -120,16 +121,16 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
             return self.materialize().pin_memory()  # type: ignore[return-value]
         if not torch.accelerator.is_available():
             return self
-        packed = self.recorded.packed
-        return self._holding(self.recorded._replace(packed=packed.in_block(packed.blob.pin_memory())))
+        packed = self.program.packed
+        return self._holding(self.program._replace(packed=packed.in_block(packed.blob.pin_memory())))
 
-    def _holding(self, recorded: Recorded) -> LazyBatch:
-        """One of this kind."""
-        return LazyBatch(recorded)
+    def _holding(self, program: Program) -> LazyBatch:
+        """A batch like this one, of another program."""
+        return LazyBatch(program)
 
     def is_pinned(self, device: Any = None) -> bool:  # type: ignore[override]
         """True when the bytes lie in pinned memory."""
-        return torch.accelerator.is_available() and self.recorded.packed.blob.is_pinned()
+        return torch.accelerator.is_available() and self.program.packed.blob.is_pinned()
 
     # --- executing
 
@@ -166,10 +167,10 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         if not self.is_recording:
             real = self.materialize().to(wanted.device, wanted.dtype or self.dtype, memory_format=wanted.memory_format)
             return (real if wanted.out is None else wanted.out.copy_(real)), None
-        make = make_on_device if self.recorded.interpreted else make_in_stock_code
+        make = make_on_device if self.program.interpreted else make_in_stock_code
         if wanted.device.type != "cpu":
-            make = make_on_device if kernels_make(self.recorded, wanted) else make_for_device
-        made = make(self.recorded, wanted)
+            make = make_on_device if kernels_make(self.program, wanted) else make_for_device
+        made = make(self.program, wanted)
         self.broken_files = made.broken_files
         return made.tensor, made.rows
 
@@ -187,19 +188,19 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         self.become(real.as_subclass(torch.Tensor).unsqueeze(0))
 
     def _made_on_cpu(self) -> torch.Tensor:
-        return make_in_stock_code(self.recorded, Wanted(torch.device("cpu"))).tensor
+        return make_in_stock_code(self.program, Wanted(torch.device("cpu"))).tensor
 
     def _refuse_meta(self) -> None:
-        if self.recorded.destination == "meta":
+        if self.program.destination == "meta":
             raise SinkError(
                 'this batch was recorded with device="meta": it has a shape and a plan, but no pixels can be made; '
                 "set the backend with a real device"
             )
 
     @property
-    def plan(self) -> BatchPlan:
+    def plan(self) -> Program:
         """What will run where; `print(batch.plan)` shows it. Executes nothing."""
-        return describe(self.recorded)
+        return self.program
 
 
 def parsed_to(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, torch.memory_format | None]:

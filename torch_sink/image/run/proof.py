@@ -18,11 +18,10 @@ from torch_sink.image.core.proof import Proof
 from torch_sink.image.core.state import to_host
 from torch_sink.image.decode.proof import picture
 from torch_sink.image.decode.source import PixelSource
-from torch_sink.image.execute.on_device import kernel_dtype, make_on_device
-from torch_sink.image.execute.packed import Packing
-from torch_sink.image.execute.planned import order_of, plan_batch
-from torch_sink.image.execute.recorded import Recorded, Wanted
 from torch_sink.image.handles.image import LazyImage
+from torch_sink.image.program.program import Program, make_program
+from torch_sink.image.run.device import kernel_dtype, make_on_device
+from torch_sink.image.run.results import Wanted
 
 _SOURCE_SIZE = 97, 41  # pixels, width and height
 _WIDTH, _HEIGHT = 70, 19  # of the results: some tiles are whole, and some are not
@@ -114,15 +113,11 @@ def _recorded_calls(source: PixelSource, calls: _Calls) -> tuple[Op, ...]:
     return ops
 
 
-def _batch(source: PixelSource, calls: Sequence[tuple[Op, ...]], dtype: torch.dtype, is_heavy: bool) -> Recorded:
+def _batch(source: PixelSource, calls: Sequence[tuple[Op, ...]], dtype: torch.dtype, is_heavy: bool) -> Program:
     """A batch whose launches are all of one variant."""
-    sources, shape = [source] * len(calls), (len(calls), 3, _HEIGHT, _WIDTH)
-    packing = Packing(sources, calls)
-    planned = plan_batch(sources, calls, packing.entry_of_image.tolist(), packing.jpegs)
-    order = order_of(planned, packing.entry_of_image, shape, packing.add_array)
-    launches = tuple(launch._replace(is_heavy=is_heavy) for launch in order.launches)
     made_as = torch.uint8 if dtype == torch.uint8 else torch.float32
-    return Recorded(packing.write(planned), shape, made_as, order._replace(launches=launches))
+    program = make_program([source] * len(calls), calls, (len(calls), 3, _HEIGHT, _WIDTH), made_as)
+    return program._replace(launches=tuple(launch._replace(is_heavy=is_heavy) for launch in program.launches))
 
 
 def _first_difference(dtype: torch.dtype, device: torch.device) -> str:
@@ -162,22 +157,22 @@ STAGE_KERNELS = {
         f"stage_kernels_{_name(dtype)}",
         "Stock code makes batches on the CPU, not the kernels on the device",
         functools.partial(_first_difference, dtype),
-        folders=[Path(__file__).parents[1] / name for name in ("core", "execute", "operations", "plan")],
+        folders=[Path(__file__).parents[1] / name for name in ("core", "operations", "program", "run")],
         kernels="stages",
     )
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 }
 
 
-def kernels_make(recorded: Recorded, wanted: Wanted) -> bool:
+def kernels_make(program: Program, wanted: Wanted) -> bool:
     """Whether kernels may make a batch on a device; reports where stock code has to.
 
     Raises:
         UnsupportedOperation: it has to, and the backend was set with `strict=True`.
     """
-    if not recorded.order.launches:
+    if not program.launches:
         return True
-    found = STAGE_KERNELS[kernel_dtype(recorded, wanted)].verdict(wanted.device)
+    found = STAGE_KERNELS[kernel_dtype(program, wanted)].verdict(wanted.device)
     if not found.holds:
         report_fallback(
             "batch", f"the kernels did not prove themselves: {found.reason}; see python -m torch_sink doctor"

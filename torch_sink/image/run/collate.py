@@ -9,16 +9,14 @@ import torch
 from torch.utils.data._utils.collate import collate_tensor_fn
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
-from torch_sink.common import layout
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import state as backend_state
 from torch_sink.image.decode.source import BrokenSource, FinishedSource
-from torch_sink.image.execute.batch import LazyBatch, parsed_to
-from torch_sink.image.execute.packed import Packing, collated_tensor
-from torch_sink.image.execute.planned import order_of, plan_batch
-from torch_sink.image.execute.recorded import Recorded
-from torch_sink.image.execute.stock import decoded_once, run_image_on_cpu
 from torch_sink.image.handles.tensor import HANDLES, RECORDED, LazyTVImage, finished_handle, recorded
+from torch_sink.image.program.block import collated_tensor
+from torch_sink.image.program.program import make_program
+from torch_sink.image.run.batch import LazyBatch, parsed_to
+from torch_sink.image.run.stock import decoded_once, run_image_on_cpu
 
 
 def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
@@ -62,13 +60,10 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
 
 
 def lazy_batch(items: Sequence[Any], destination: str, interpreted: bool = False) -> LazyBatch:
-    """The batch of handles of one shape and dtype; the other arguments are those of `Recorded`."""
+    """The batch of handles of one shape and dtype; the other arguments are those of `make_program`."""
     sources, calls = [item.sink_source for item in items], [item.sink_ops for item in items]
-    shape, dtype = (len(items), *items[0].sink_shape), items[0].sink_dtype
-    packing = Packing(sources, calls)
-    planned = plan_batch(sources, calls, packing.entry_of_image.tolist(), packing.jpegs)
-    order = order_of(planned, packing.entry_of_image, shape, packing.add_array, layout.wanted)
-    return LazyBatch(Recorded(packing.write(planned), shape, dtype, order, destination, interpreted))
+    shape = len(items), *items[0].sink_shape
+    return LazyBatch(make_program(sources, calls, shape, items[0].sink_dtype, destination, interpreted))
 
 
 def _packable(item: Any, at_once: bool) -> Any:
@@ -120,7 +115,7 @@ def _to(image: Any, *args: Any, **kwargs: Any) -> Any:
     if device is None or memory_format is not None:
         return NotImplemented
     batch = collate_handles([image])
-    if not isinstance(batch, LazyBatch) or (device.type == "cpu" and not batch.recorded.interpreted):
+    if not isinstance(batch, LazyBatch) or (device.type == "cpu" and not batch.program.interpreted):
         return NotImplemented
     return image._stock_type(batch.to(*args, **kwargs)[0])
 

@@ -1,4 +1,4 @@
-"""The sources of a batch, packed so that they cross to another process cheaply."""
+"""The block of bytes that a batch travels in: files, pixels, and the arrays of its program, one after the other."""
 
 from __future__ import annotations
 
@@ -6,35 +6,31 @@ import pickle
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import get_worker_info
 
 from torch_sink.image.core.ops import Op, PackedArgument, tensor_arguments, with_packed, with_unpacked
-from torch_sink.image.decode.jpeg_block import JpegFiles, joined, lay_out_jpegs
+from torch_sink.image.decode.jpeg_block import joined, lay_out_jpegs
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
-from torch_sink.image.execute.planned import Planned
 
 _ALIGNMENT_BYTES = 16
 
 
 class Contents(NamedTuple):
-    """What stock code, or a new plan, has to know of a batch."""
+    """What stock code has to know of a batch, and whoever looks at single images of it."""
 
-    entries: tuple[tuple[Any, ...], ...]  # how to cut each source out of the blob
-    programs: tuple[tuple[Op, ...], ...]  # the calls recorded on each image; their tensors lie in the blob
-    entry_of_image: np.ndarray  # int32 [N], entry of each image's source; the same file twice is packed once
-    jpegs: JpegFiles  # what the JPEG kernels have to know of the files at the beginning of the blob
-    planned: Planned  # how kernels make it
+    entries: tuple[tuple[Any, ...], ...]  # how to cut each source out of the block
+    programs: tuple[tuple[Op, ...], ...]  # the calls recorded on each image; their tensors lie in the block
+    entry_of_image: list[int]  # entry of each image's source; the same file twice is packed once
 
 
 class Packed:
     """The sources of a batch, in a form that crosses to another process cheaply.
 
     Args:
-        blob: uint8 [bytes], every file, pixel array and finished tensor, every tensor among the arguments of calls, and
-            the arrays of the plan, one after the other; shared memory in a worker.
+        blob: uint8 [bytes], every file, the arrays of the program, every pixel array, finished tensor, and tensor among
+            the arguments of calls, one after the other; shared memory in a worker.
         contents: what lies where in it, and the calls; None where they have to be opened.
         sealed: where they lie in the blob, pickled, between two bytes; None where it was not made in a worker.
     """
@@ -50,28 +46,20 @@ class Packed:
         if opened is None:
             assert self._sealed is not None
             begin, end = self._sealed
-            data = self.blob.numpy()
-            pickled, arrays = pickle.loads(data[begin:end].data)
-            opened = pickle.loads(pickled, buffers=[data[first:last] for first, last in arrays])
-            self._contents = opened
+            opened = self._contents = pickle.loads(self.blob.numpy()[begin:end].data)
         return opened
 
     def __reduce__(self) -> Any:
         return Packed, (self.blob, None if self._sealed else self._contents, self._sealed)
 
     def in_block(self, blob: torch.Tensor) -> Packed:
-        """The same, with a copy of the blob in its place, of which sealed arrays are views."""
-        return Packed(blob, None if self._sealed else self._contents, self._sealed)
+        """The same, with a copy of the blob in its place."""
+        return Packed(blob, self._contents, self._sealed)
 
     @property
-    def entry_of_image(self) -> np.ndarray:
+    def entry_of_image(self) -> list[int]:
         """As of `Contents`."""
         return self.contents.entry_of_image
-
-    @property
-    def jpegs(self) -> JpegFiles:
-        """The files at the beginning of the blob that kernels decode."""
-        return self.contents.jpegs
 
     def source(self, at: int) -> Source:
         """That of an entry."""
@@ -105,30 +93,22 @@ class Packing:
         programs: the calls recorded on each.
 
     Attributes:
-        entry_of_image, jpegs: as of `Contents`.
+        sources: the distinct ones.
+        entry_of_image: as of `Contents`.
+        jpegs: the files that kernels decode.
+        add_array: writes an array behind what is there, and says where it begins; a multiple of 16 bytes.
     """
 
     def __init__(self, sources: Sequence[Source], programs: Sequence[tuple[Op, ...]]) -> None:
-        self._sources, entry_of_image = _distinct(sources)
+        self.sources, self.entry_of_image = _distinct(sources)
         self._programs = tuple(programs)
-        self.entry_of_image = np.array(entry_of_image, dtype=np.int32)
-        self.jpegs, self._pieces, self._chunks = lay_out_jpegs(self._sources)
-        self._arrays: dict[tuple[int, int], tuple[int, int]] = {}  # address and size -> place
+        self.jpegs, self._pieces, self._chunks = lay_out_jpegs(self.sources)
+        self.add_array = self._chunks.add_array
 
-    def add_array(self, array: np.ndarray) -> int:
-        """Where an array begins in the blob; once for whoever has the same one."""
-        return self._place(array.reshape(-1).view(np.uint8))[0]
-
-    def _place(self, values: np.ndarray) -> tuple[int, int]:
-        key = values.ctypes.data, values.nbytes
-        if key not in self._arrays:
-            self._arrays[key] = self._chunks.add(values.data)
-        return self._arrays[key]
-
-    def write(self, planned: Planned) -> Packed:
+    def write(self) -> Packed:
         """Writes the blob: all arrays that were added, and in a data worker the contents."""
         entries: list[tuple[Any, ...]] = []
-        for at, source in enumerate(self._sources):
+        for at, source in enumerate(self.sources):
             kind, chunk, *described = _payload(source)
             alignment = _ALIGNMENT_BYTES if kind == "tensor" else 1
             pieces = self._pieces.get(at) or [self._chunks.add(chunk, alignment)]
@@ -139,15 +119,10 @@ class Packing:
                 begin, _ = self._chunks.add(_bytes_of(argument.tensor))
                 arguments[id(argument)] = PackedArgument(begin, tuple(argument.tensor.shape), argument.tensor.dtype)
         programs = tuple(with_packed(ops, arguments) for ops in self._programs) if arguments else self._programs
-        contents = Contents(tuple(entries), programs, self.entry_of_image, self.jpegs, planned)
-        sealed = None if get_worker_info() is None else self._seal(contents)
+        contents = Contents(tuple(entries), programs, self.entry_of_image)
+        is_worker = get_worker_info() is not None
+        sealed = self._chunks.add(pickle.dumps(contents, pickle.HIGHEST_PROTOCOL)) if is_worker else None
         return Packed(self._chunks.write(collated_tensor((self._chunks.size,), torch.uint8)), contents, sealed)
-
-    def _seal(self, contents: Contents) -> tuple[int, int]:
-        buffers: list[pickle.PickleBuffer] = []
-        pickled = pickle.dumps(contents, 5, buffer_callback=buffers.append)
-        arrays = [self._place(np.frombuffer(buffer.raw(), np.uint8)) for buffer in buffers]
-        return self._chunks.add(pickle.dumps((pickled, arrays), pickle.HIGHEST_PROTOCOL))
 
 
 def _distinct(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:

@@ -16,12 +16,13 @@ import torch
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import state as backend_state
 from torch_sink.image.core.fallback import executing, report_fallback
-from torch_sink.image.execute.batch import LazyBatch
-from torch_sink.image.execute.collate import collate_handles, lazy_batch
-from torch_sink.image.execute.recorded import Recorded, Wanted, survivors
 from torch_sink.image.handles.lazy import without_memory
 from torch_sink.image.handles.names import named_as
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, recorded
+from torch_sink.image.program.program import Program
+from torch_sink.image.run.batch import LazyBatch
+from torch_sink.image.run.collate import collate_handles, lazy_batch
+from torch_sink.image.run.results import Wanted, survivors
 
 
 class _Images:
@@ -90,7 +91,7 @@ class LazyStack(LazyBatch):
     @staticmethod
     def __new__(cls: Any, images: _Images, size: tuple[int, ...]) -> Any:  # type: ignore[override]
         LazyStack.were_made = True
-        dtype = images.handles[0].sink_dtype if images.batch is None else images.batch.recorded.dtype
+        dtype = images.handles[0].sink_dtype if images.batch is None else images.batch.program.dtype
         stack = without_memory(cls, torch.Size(size), dtype)
         stack._images, stack._size = images, size
         return stack
@@ -99,9 +100,9 @@ class LazyStack(LazyBatch):
         torch.Tensor.__init__(self)
 
     @property
-    def recorded(self) -> Recorded:  # type: ignore[override]
+    def program(self) -> Program:  # type: ignore[override]
         """Of all images."""
-        return self._images.packed().recorded
+        return self._images.packed().program
 
     @property
     def is_recording(self) -> bool:
@@ -136,8 +137,8 @@ class LazyStack(LazyBatch):
         is_same = all(image is handle for image, handle in zip(made, handles, strict=True))
         return self if is_same else LazyStack(_Images(made), (*self._size[:-3], *made[0].sink_shape))
 
-    def _holding(self, recorded: Recorded) -> LazyBatch:
-        return _unpickled(LazyBatch(recorded), self._size)
+    def _holding(self, program: Program) -> LazyBatch:
+        return _unpickled(LazyBatch(program), self._size)
 
     def _made_on_cpu(self) -> torch.Tensor:
         return self._images.packed()._made_on_cpu().view(self._size)
@@ -163,7 +164,7 @@ class LazyStack(LazyBatch):
         samples = [[places.get(at * views + view) for view in range(views)] for at in range(count)]
         lost = DecodeError(batch.broken_files[0].path, -1, batch.broken_files[0].reason)
         errors = {at: lost for at, sample in enumerate(samples) if None in sample}
-        chosen = survivors(errors, count, 0, policy).rows or []
+        chosen = survivors(errors, count, 0, policy)[0] or []
         shown = torch.tensor([samples[at] for at in chosen], device=images.device).flatten()
         kept = images[shown].view(-1, *rest)
         return (kept if out is None else out[: len(chosen)].copy_(kept)), chosen

@@ -13,43 +13,44 @@ from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.core.state import send
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
-from torch_sink.image.execute.recorded import Made, Recorded, Wanted, survivors
+from torch_sink.image.program.program import Program
+from torch_sink.image.run.results import Made, Wanted, survivors
 
 
-def make_in_stock_code(recorded: Recorded, wanted: Wanted) -> Made:
+def make_in_stock_code(program: Program, wanted: Wanted) -> Made:
     """Makes a batch.
 
     Raises:
         DecodeError: as `survivors` says.
     """
-    results, calls = [_try_decode(source) for source in recorded.packed.sources()], recorded.packed.calls()
-    images = [results[at] for at in recorded.packed.entry_of_image.tolist()]
+    results, calls = [_try_decode(source) for source in program.packed.sources()], program.packed.calls()
+    images = [results[at] for at in program.packed.entry_of_image]
     errors = {row: image for row, image in enumerate(images) if isinstance(image, DecodeError)}
-    left = survivors(errors, len(images), len(recorded.mixes), wanted.on_decode_error)
-    rows = list(range(len(images))) if left.rows is None else left.rows
-    result = wanted.result(recorded, len(rows))
-    if recorded.mixes:
-        whole = torch.zeros(recorded.shape, dtype=recorded.dtype, device="cpu")
+    shown, broken_files = survivors(errors, len(images), len(program.mixes), wanted.on_decode_error)
+    rows = list(range(len(images))) if shown is None else shown
+    result = wanted.result(program, len(rows))
+    if program.mixes:
+        whole = torch.zeros(program.shape, dtype=program.dtype, device="cpu")
         for row, image in enumerate(images):
             if not isinstance(image, DecodeError):
                 run_image_on_cpu(image, calls[row], whole[row])
-        mixed = replay(whole, recorded.mixes)
-        result.copy_(mixed if left.rows is None else mixed[rows])
+        mixed = replay(whole, program.mixes)
+        result.copy_(mixed if shown is None else mixed[rows])
     else:
         for place, row in enumerate(rows):
             run_image_on_cpu(images[row], calls[row], result[place])  # type: ignore[arg-type]
-    return Made(result, left.rows, left.broken_files)
+    return Made(result, shown, broken_files)
 
 
-def make_for_device(recorded: Recorded, wanted: Wanted) -> Made:
+def make_for_device(program: Program, wanted: Wanted) -> Made:
     """Makes a batch as `make_in_stock_code` does, then moves it to the device, in the order of its current stream.
 
     Raises:
         DecodeError: as `survivors` says.
     """
-    on_host = wanted._replace(device=torch.device("cpu"), dtype=wanted.dtype_of_result(recorded), out=None)
-    made = make_in_stock_code(recorded, on_host)
-    result = wanted.result(recorded, len(made.tensor))
+    on_host = wanted._replace(device=torch.device("cpu"), dtype=wanted.dtype_of_result(program), out=None)
+    made = make_in_stock_code(program, on_host)
+    result = wanted.result(program, len(made.tensor))
     send(made.tensor, result)
     return made._replace(tensor=result)
 

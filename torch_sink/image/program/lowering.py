@@ -20,15 +20,15 @@ from torch_sink.image.core.ops import LOWER, PIXEL_CALLS, VALUE_CALLS, Op, makes
 from torch_sink.triton_kernels.rows import Kind
 
 
-def lower(height: int, width: int, channels: int, ops: Sequence[Op]) -> Lowering:
+def lower(size: tuple[int, int], channels: int, ops: Sequence[Op]) -> Lowering:
     """What an image goes through.
 
     Args:
-        height: of the decoded source, pixels.
-        width: of the decoded source, pixels.
+        size: width and height of the decoded source, pixels.
         channels: 1 or 3.
         ops: the calls that are recorded on it.
     """
+    width, height = size
     state = Lowering(height, width, channels)
     for at, op in enumerate(ops):
         if not state.is_uint8:

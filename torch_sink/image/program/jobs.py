@@ -1,4 +1,4 @@
-"""The rows of a plan: the jobs of its images, the atoms that they do, and the tables that these look things up in."""
+"""The rows of a program: the jobs of its images, the atoms that they do, and the tables for these."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import numpy as np
 
 from torch_sink.image.core.atoms import FIRST_INPUT, KIND_MASK, LAST_INPUT, Lowering, ResizeWeights
 from torch_sink.image.operations.resize_tables import needed_rows
-from torch_sink.image.plan.stages import Stage, View, shifted, stages_of, view_through, whole_view
+from torch_sink.image.program.stages import Stage, View, shifted, stages_of, view_through, whole_view
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.rows import Kind
 
-# Of a position that nobody knows while the plan is made; the number of an image follows it.
-ELSEWHERE = -1
 # Behind the columns of a job: its launch, counted from the first one of its image, and whether it is heavy.
 LAUNCH, IS_HEAVY, COLUMNS = rows.JOB_COLUMNS, rows.JOB_COLUMNS + 1, rows.JOB_COLUMNS + 2
 _ALIGNMENT_BYTES = 16
@@ -36,7 +34,7 @@ class Input(NamedTuple):
 
 
 class RowBuilder:
-    """Collects the rows of a plan, image by image.
+    """Collects the rows of a program, image by image.
 
     Args:
         images: those that will be added; their tables come first.
@@ -47,8 +45,10 @@ class RowBuilder:
         tables: of the host.
         resizes: {weights: where the device writes first positions and weights}.
         statistics: the job that waits for it, the one that is measured, the row of the atom, and the channel.
-        read: of each job that reads an image: its number, what its view shows, and that image, as height and width.
+        read: of each job that reads a decoded image: its number, what its view shows, and that image, as height and
+            width.
         depths: how many launches each image takes, and how many jobs.
+        host_entries: of the tables of the host.
         entries: of all tables, those that the device makes behind those of the host.
         workspace: bytes.
     """
@@ -65,18 +65,20 @@ class RowBuilder:
         self._tables_at: dict[int, int] = {}
         for image in images:
             self._add_tables(image)
+        self.host_entries = self.entries
 
-    def add_image(self, image: int, size: tuple[int, int], state: Lowering) -> None:
+    def add_image(self, source: int, row: int, size: tuple[int, int], state: Lowering) -> None:
         """Adds an image.
 
         Args:
-            image: its number, and that of the row of the result that it becomes.
-            size: its height and width.
+            source: the number of the decoded image that it begins with.
+            row: of the result, which it becomes.
+            size: width and height of the decoded image.
             state: what it goes through.
         """
-        self._image_size, before = size, len(self.jobs)
-        read = Input((ELSEWHERE, image, 0, 0), -1, whole_view(size))
-        _, launches = self._add_stages(state, read, 0, (ELSEWHERE, image, 0, 0))
+        self._image_size, before = (size[1], size[0]), len(self.jobs)
+        read = Input((rows.NAMED, source, 0, 0), -1, whole_view(self._image_size))
+        _, launches = self._add_stages(state, read, 0, (rows.NAMED, row, 0, 0))
         self.depths.append((launches, (len(self.jobs) - before) // COLUMNS))
 
     def _add_stages(

@@ -1,0 +1,121 @@
+"""The jobs of all images -> launches, and the arrays that the kernels read.
+
+Every image's last stage runs in the last launch, whether it holds bytes or floats, so a batch costs as many launches as
+its longest image has stages, and one more before each in which some image needs to know its whole input. Branches end
+before the launch that mixes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from torch_sink.image.core.atoms import ResizeWeights
+from torch_sink.image.program.jobs import COLUMNS, IS_HEAVY, LAUNCH, RowBuilder
+from torch_sink.triton_kernels import rows
+
+# The tiles of a launch begin where their address is a multiple of 16 bytes: other kernels are compiled elsewhere.
+_TILE_ALIGNMENT = 4
+
+
+class Launch(NamedTuple):
+    """One launch of the stage kernel, and of the one for statistics before it where there are any.
+
+    Attributes:
+        begin: of its tiles.
+        end: of the same.
+        is_heavy: some image needs what only the larger variant can do.
+        statistics_begin: of its rows among the statistics.
+        statistics_end: of the same.
+    """
+
+    begin: int
+    end: int
+    is_heavy: bool
+    statistics_begin: int
+    statistics_end: int
+
+
+def lay_out_launches(builder: RowBuilder, tile: tuple[int, int]) -> tuple[list[Launch], dict[str, np.ndarray]]:
+    """The launches of a batch, in order, and what they read.
+
+    Args:
+        builder: which holds the images.
+        tile: rows and columns of a tile.
+
+    Returns:
+        The launches, and by name:
+            jobs: int64 [jobs, JOB_COLUMNS], where those that read a decoded image or write to the batch only name it.
+            operations: int32 [rows, OPERATION_COLUMNS].
+            work: int32 [rows, PROLOGUE_COLUMNS], resizes, then the jobs in the order of the launches.
+            statistics: int32 [statistics, STATISTIC_COLUMNS], in the order of the launches.
+            tables: int32 [entries, 1], those of the host.
+    """
+    columns = np.array(builder.jobs, np.int64).reshape(-1, COLUMNS)
+    jobs = columns[:, : rows.JOB_COLUMNS]
+    depths, counts = np.array(builder.depths).T
+    launch_of_job = columns[:, LAUNCH] + np.repeat(depths.max() - depths, counts)
+    statistics = np.array(builder.statistics, np.int32).reshape(-1, rows.STATISTIC_COLUMNS)
+    launch_of_statistic = launch_of_job[statistics[:, 0]]
+    heavy = np.bincount(launch_of_job, columns[:, IS_HEAVY]) > 0
+    order = np.argsort(launch_of_job, kind="stable")
+    work, begins, ends = _tiled(jobs[order], launch_of_job[order], tile)
+    work[:, rows.TILED_JOB] = order
+    measured = np.cumsum(np.bincount(launch_of_statistic, minlength=len(heavy))).tolist()
+    launches = list(map(Launch, begins, ends, heavy.tolist(), [0, *measured], measured))
+    return launches, {
+        "jobs": jobs,
+        "operations": np.array(builder.atoms, np.int32),
+        "work": np.concatenate([_resizes(builder.resizes), work]),
+        "statistics": np.roll(statistics, -1, axis=1)[np.argsort(launch_of_statistic, kind="stable")],
+        "tables": np.concatenate([np.zeros(0, np.int32), *map(np.ravel, builder.tables)])[:, None],
+    }
+
+
+def _tiled(
+    jobs: np.ndarray, launch_of_job: np.ndarray, tile: tuple[int, int]
+) -> tuple[np.ndarray, list[int], list[int]]:
+    """What the prologue does for jobs in the order of the launches, and where the tiles of each begin and end."""
+    across, down = -(-jobs[:, rows.WIDTH] // tile[1]), -(-jobs[:, rows.HEIGHT] // tile[0])
+    counts = down * across
+    of_launch = np.bincount(launch_of_job, counts).astype(np.int64)
+    room = -(-of_launch // _TILE_ALIGNMENT) * _TILE_ALIGNMENT
+    begins = np.cumsum(room) - room
+    before = np.cumsum(counts) - counts - (np.cumsum(of_launch) - of_launch)[launch_of_job]
+    work = np.zeros((len(jobs), rows.PROLOGUE_COLUMNS), np.int32)
+    work[:, rows.WORK], work[:, rows.FIRST_TILE] = rows.JOB, begins[launch_of_job] + before
+    work[:, rows.TILES_DOWN], work[:, rows.TILES_ACROSS] = down, across
+    work[:, rows.READ_IMAGE] = np.where(jobs[:, rows.SOURCE] == rows.NAMED, jobs[:, rows.SOURCE + 1], rows.NAMED)
+    work[:, rows.WRITTEN_ROW] = np.where(jobs[:, rows.TARGET] == rows.NAMED, jobs[:, rows.TARGET + 1], rows.NAMED)
+    return work, begins.tolist(), (begins + of_launch).tolist()
+
+
+def _resizes(places: Mapping[ResizeWeights, tuple[int, int]]) -> np.ndarray:
+    resizes = np.zeros((len(places), rows.PROLOGUE_COLUMNS), np.int32)
+    if places:
+        resizes[:, [*range(rows.IN_SIZE, rows.FILTER + 1), rows.PRECISION]] = list(places)
+        resizes[:, [rows.FIRST_AT, rows.WEIGHTS_AT]] = list(places.values())
+    return resizes
+
+
+def boxes_read(builder: RowBuilder, sources: int) -> np.ndarray:
+    """Which part of each source is read: where the recorded operations begin with a crop, only that crop.
+
+    Returns:
+        int32 [sources, 4]: left, top, width, height, in pixels; all 0 where no job reads it.
+    """
+    read = np.array(builder.read)
+    shown, size = read[:, [2, 1]], read[:, [4, 3]]
+    jobs = np.array(builder.jobs, np.int64).reshape(-1, COLUMNS)[read[:, 0]]
+    step, offset, begin, end = jobs[:, rows.VIEW_X_STEP : rows.VIEW_Y_END + 1].reshape(-1, 2, 4).transpose(2, 0, 1)
+    one = step * np.maximum(begin, 0) + offset
+    other = step * (np.minimum(end, shown) - 1) + offset
+    lowest = np.minimum(np.maximum(np.minimum(one, other), 0), size - 1)
+    # At least one position.
+    highest = np.maximum(np.minimum(np.maximum(one, other) + 1, size), lowest + 1)
+    begins, ends = np.full((sources, 2), np.iinfo(np.int32).max), np.zeros((sources, 2), np.int64)
+    np.minimum.at(begins, jobs[:, rows.SOURCE + 1], lowest)
+    np.maximum.at(ends, jobs[:, rows.SOURCE + 1], highest)
+    return (np.concatenate([begins, ends - begins], axis=1) * (ends[:, :1] > 0)).astype(np.int32)

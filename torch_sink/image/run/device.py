@@ -1,0 +1,230 @@
+"""A batch by the kernels: decoded and transformed on the device, and what becomes of damaged images.
+
+Everything is launched as if no file were damaged. Then the host asks which are; Pillow decodes those, their places are
+overwritten, and the same launches run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+
+from torch_sink.errors import DecodeError
+from torch_sink.image.core.ops import replay
+from torch_sink.image.core.state import host_buffer, send, to_device, to_host_later
+from torch_sink.image.decode.providers import decode_sources, kernels_decode
+from torch_sink.image.decode.source import Box, Decoded
+from torch_sink.image.program.program import Program
+from torch_sink.image.run.results import Made, Wanted, survivors
+
+# What the kernels convert values to, other than the dtype of the batch.
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_INT32_BYTES = 4
+_ALIGNED_VALUES = 4
+_TILE_COLUMNS = 3
+
+
+class Images:
+    """The decoded images of a batch, on the device: those that kernels decode, and those that come from elsewhere.
+
+    Args:
+        program: of the batch.
+        device: where they are wanted.
+
+    Attributes:
+        memory: uint8 [bytes]: the outputs of the stages, then the pixels of the files that kernels decode.
+        places: int64 [sources, PLACE_COLUMNS], from the first byte of `memory`; None where they are the program's own.
+        errors: {number of a source: what is wrong with it}. Its pixels may be anything.
+    """
+
+    def __init__(self, program: Program, device: torch.device) -> None:
+        self._program, self._owners = program, list[torch.Tensor]()
+        self.places: np.ndarray | None = None
+        self.errors: dict[int, DecodeError] = {}
+        jpegs = program.jpegs if program.jpegs is not None and kernels_decode(device) else None
+        pixels_bytes = 0 if jpegs is None else jpegs.pixels_bytes
+        self.memory = torch.empty(program.workspace_bytes + pixels_bytes, dtype=torch.uint8, device=device)
+        self._status = None
+        if jpegs is not None:
+            from torch_sink.image.decode.jpeg_decoder import launch_jpegs
+
+            block = to_device(program.block.narrow(0, 0, jpegs.size), device)
+            status = launch_jpegs(jpegs, block, self.memory.narrow(0, program.workspace_bytes, pixels_bytes))
+            self._status = to_host_later(status)  # it travels while the host goes on
+        if program.launches and (jpegs is None or program.has_other_images):
+            boxes = program.array("boxes")
+            is_read = boxes[:, 2] > 0
+            if jpegs is not None:
+                is_read[program.array("files")[:, 0]] = False
+            self._decode(np.flatnonzero(is_read).tolist(), boxes=list(map(Box._make, boxes[is_read].tolist())))
+
+    def decode_damaged(self) -> bool:
+        """Waits for the kernels; Pillow decodes what they found damaged. True where there are new pixels."""
+        found = [] if self._status is None else self._status().tolist()
+        damaged = self._program.array("files")[np.flatnonzero(found), 0].tolist() if any(found) else []
+        if damaged:
+            self._decode(damaged, provider="pillow")
+        return not self.errors.keys() >= set(damaged)
+
+    def _decode(
+        self, sources: list[int], provider: str | None = None, boxes: Sequence[Box | None] | None = None
+    ) -> None:
+        """Decodes some sources without the launches for the block, and notes where their pixels lie."""
+        packed, device = self._program.packed, self.memory.device
+        images = decode_sources([packed.source(at) for at in sources], device, provider, boxes)  # type: ignore[misc]
+        self.errors |= {at: image for at, image in zip(sources, images, strict=True) if isinstance(image, DecodeError)}
+        if self.places is None:
+            self.places = self._program.array("places").copy()
+        self.places[sources], owners = places_of(images, self.memory)
+        self._owners += owners
+
+
+def places_of(images: Sequence[Decoded | DecodeError], memory: torch.Tensor) -> tuple[np.ndarray, list[torch.Tensor]]:
+    """Where images lie, on the host or the device; what is on the host goes to the device in one transfer.
+
+    Args:
+        images: in the place of one that is damaged, the first byte of the memory is read everywhere.
+        memory: uint8 [bytes], on the device.
+
+    Returns:
+        int64 [images, PLACE_COLUMNS], from the first byte of the memory; and the tensors that hold the pixels.
+    """
+    places = np.zeros((len(images), 4), np.int64)
+    there = [(at, image) for at, image in enumerate(images) if isinstance(image, Decoded)]
+    owners = _sent([image.pixels.as_strided((image.pixels.numel(),), (1,)) for _, image in there], memory.device)
+    for (at, image), owner in zip(there, owners, strict=True):
+        places[at] = image.place
+        places[at, 0] += owner.data_ptr() - memory.data_ptr()
+    return places, owners
+
+
+def _sent(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """uint8 tensors [bytes] on the device: those of the host in one transfer, the others themselves."""
+    on_host = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+    if device.type == "cpu" or not on_host:
+        return tensors
+    sizes = [len(tensor) for tensor in on_host]
+    together = torch.cat(on_host, out=host_buffer(sum(sizes), torch.uint8, device))
+    arrived = iter(together.to(device, non_blocking=True).split(sizes))
+    return [next(arrived) if tensor.device.type == "cpu" else tensor for tensor in tensors]
+
+
+def make_on_device(program: Program, wanted: Wanted) -> Made:
+    """Makes a batch, on the current stream of the device.
+
+    Raises:
+        DecodeError: as `survivors` says.
+    """
+    images = Images(program, wanted.device)
+    result = wanted.result(program, program.shape[0])
+    whole = result if _is_direct(program, wanted) else torch.empty_like(result, dtype=program.dtype)
+    run_launches(program, images.memory, whole, images.places)
+    if program.has_finished:
+        _copy_finished(program, whole)
+    if not _keeps_rows(wanted):
+        _finish(program, whole, result)
+    is_new = images.decode_damaged()
+    if is_new:
+        run_launches(program, images.memory, whole, images.places)
+    errors = {}
+    if images.errors:
+        entries = enumerate(program.packed.entry_of_image)
+        errors = {row: images.errors[at] for row, at in entries if at in images.errors}
+    shown, broken_files = survivors(errors, program.shape[0], len(program.mixes), wanted.on_decode_error)
+    if shown is not None:
+        result = wanted.result(program, len(shown))
+    if is_new or errors or _keeps_rows(wanted):
+        _finish(program, whole, result, shown)
+    return Made(result, shown, broken_files)
+
+
+def _copy_finished(program: Program, whole: torch.Tensor) -> None:
+    """Copies the finished tensors of a batch to their rows."""
+    packed = program.packed
+    is_read = program.array("boxes")[:, 2] > 0 if program.launches else np.zeros(len(packed.contents.entries), bool)
+    for row, at in enumerate(packed.entry_of_image):
+        if not is_read[at]:
+            whole[row].copy_(packed.source(at).decode(), non_blocking=True)  # type: ignore[arg-type]
+
+
+def _finish(program: Program, whole: torch.Tensor, result: torch.Tensor, rows: list[int] | None = None) -> None:
+    """Mixes a batch and copies it to the result; of some rows only those."""
+    mixed = replay(whole, program.mixes)
+    if rows is not None:
+        mixed = mixed[to_device(np.array(rows), whole.device)]
+    if mixed is not result:
+        result.copy_(mixed)
+
+
+def _keeps_rows(wanted: Wanted) -> bool:
+    """True where damaged images are to leave rows of a given tensor as they are."""
+    return wanted.out is not None and wanted.on_decode_error == "skip"
+
+
+def _is_direct(program: Program, wanted: Wanted) -> bool:
+    """True where the kernels write the result itself: nothing follows them, and they write the type that is asked for.
+
+    Half precision is made as such, for what is asked for may be wider; the kernels write no other integers.
+    """
+    made, asked = program.dtype, wanted.dtype_of_result(program)
+    writes = asked == made or (made.itemsize != 2 and asked in _FLOATS)
+    return writes and not program.mixes and not _keeps_rows(wanted)
+
+
+def kernel_dtype(program: Program, wanted: Wanted) -> torch.dtype:
+    """The type of the values that the kernels write."""
+    return wanted.dtype_of_result(program) if _is_direct(program, wanted) else program.dtype
+
+
+def run_launches(
+    program: Program, memory: torch.Tensor, target: torch.Tensor, places: np.ndarray | None = None
+) -> None:
+    """Launches the prologue of a batch, then as many stages as its longest image has.
+
+    Args:
+        program: of the batch; nothing is launched for one of finished tensors.
+        memory: uint8 [bytes], from whose first byte places count; its `workspace_bytes` are written to.
+        target: [N, C, H, W], written to but for rows of finished tensors; its device is where everything runs.
+        places: int64 [sources, PLACE_COLUMNS], of the decoded images, where they are not the program's own.
+    """
+    if not program.launches:
+        return
+    from torch_sink.triton_kernels.stages.prologue import run_prologue
+    from torch_sink.triton_kernels.stages.stage import run_stage
+    from torch_sink.triton_kernels.stages.statistics import run_statistics
+
+    device = target.device
+    begin, (last, count, _) = program.arrays["places"][0], program.arrays["tables"]
+    given = program.block.narrow(0, begin, last - begin + _INT32_BYTES * count).view(torch.int32)
+    if places is not None:
+        in_their_place = torch.from_numpy(places).view(torch.int32).flatten()
+        given = torch.cat([in_their_place, given[len(in_their_place) :]])
+    # What the device makes lies behind the tables, which are never empty; then come the tiles.
+    entries = count + program.made_entries + 1
+    first_tile = -(-((last - begin) // _INT32_BYTES + entries) // _ALIGNED_VALUES) * _ALIGNED_VALUES
+    values = torch.empty(first_tile + _TILE_COLUMNS * program.launches[-1].end, dtype=torch.int32, device=device)
+    send(given, values.narrow(0, 0, len(given)))
+
+    def there(name: str, values_each: int = 1) -> torch.Tensor:
+        first, count, columns = program.arrays[name]
+        columns *= values_each
+        return values.as_strided((count, columns), (columns, 1), (first - begin) // _INT32_BYTES)
+
+    places_there, jobs = (there(name, 2).view(torch.int64) for name in ("places", "jobs"))
+    operations, work, statistics = map(there, ("operations", "work", "statistics"))
+    tables = values.narrow(0, (last - begin) // _INT32_BYTES, entries)
+    tiles = values[first_tile:].view(-1, _TILE_COLUMNS)
+    # Triton launches on the current device, wherever the tensors are.
+    with nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index):
+        run_prologue(work, places_there, jobs, tables, tiles, target.stride(), program.tile)
+        for launch in program.launches:
+            if launch.statistics_begin < launch.statistics_end:
+                measured = statistics[launch.statistics_begin : launch.statistics_end]
+                run_statistics(memory, jobs, operations, tables, measured)
+            run_stage(
+                memory, target, jobs, operations, tables, tiles[launch.begin : launch.end],
+                is_heavy=launch.is_heavy, rows_and_columns=program.tile,
+            )  # fmt: skip
