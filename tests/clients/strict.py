@@ -35,13 +35,13 @@ class Ran:
 
     Args:
         losses: what the program returned.
-        warned: category and text of each warning, if warnings were counted.
+        warned: the text of each warning, those of forked workers among them, if warnings were counted.
         left: what was there afterwards and not before, by kind.
         has_recorded: the image backend took part.
     """
 
     losses: list[float]
-    warned: list[tuple[str, str]]
+    warned: list[str]
     left: dict[str, list[str]]
     has_recorded: bool = False
 
@@ -93,15 +93,22 @@ def main(photos: str, folder: str, name: str, text: str) -> None:
     row = json.loads(text)
     if row["start"] != "fork":
         multiprocessing.set_start_method(row["start"])
-    warned: list[tuple[str, str]] = []
+    texts = Path(folder, "warnings.txt")
+    texts.touch()
+
+    def note(message: Warning | str, *_: Any, **__: Any) -> None:
+        with texts.open("a") as file:
+            file.write(json.dumps(str(message)) + "\n")
+
     if row["who"] == "stock":
         warnings.simplefilter("always")
-        warnings.showwarning = lambda message, category, *_, **__: warned.append((category.__name__, str(message)))
+        warnings.showwarning = note
     for known in row["known"]:
         warnings.filterwarnings("ignore", message=re.escape(known))
     multiprocessing.util.get_temp_dir()  # of the process's own sockets, which stays until it ends
     before = traces()
     losses, has_recorded = train(CLIENTS[name], Path(photos), Path(folder), row)
+    warned = [json.loads(line) for line in texts.read_text().splitlines()]
     ran = Ran(losses, warned, left_since(before), has_recorded)
     print(json.dumps({"program": name, **dataclasses.asdict(ran)}), flush=True)
 
