@@ -21,6 +21,7 @@ from torch_sink.cli.report import Report, Table, bars
 
 # Recording is an order of magnitude cheaper than stock: more passes a round keep both above the clock's noise.
 RECORDING_PASSES = 6
+TITLE = "torch_sink beside stock torchvision"
 _NO_GPU = "Without a GPU both make the same pixels on the CPU: nothing is gained here."
 _WORKER_NOTE = (
     "recording: a GPU makes the pixels elsewhere; on the CPU: the worker makes them. Ratios: stock / torch_sink."
@@ -211,12 +212,19 @@ def report_of(found: dict[str, Any]) -> Report:
         worker_cost_table(found["worker_cost"]),
         Table("Equal pixels, from equal seeds", ("pipeline", "equal"), equal),
     ]
-    return Report("torch_sink beside stock torchvision", about, verdict, parts)
+    return Report(TITLE, about, verdict, parts)
 
 
 def _machine(found: dict[str, Any]) -> str:
     machine = found["machine"]
     return f"{machine['cpu']}, {machine['cpu_cores']} cores; {machine['gpu'] or 'no GPU: workers make the pixels'}"
+
+
+def _taken_on(found: dict[str, Any]) -> str:
+    """Date, releases and machine, in two lines."""
+    releases = {name: release for name, release in found["machine"]["releases"].items() if release is not None}
+    installed = ", ".join(f"{name} {release}" for name, release in releases.items())
+    return f"{found['machine']['date']}; {installed}\n{_machine(found)}"
 
 
 def _charts(found: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -239,7 +247,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     charts = _charts(found)
-    figure, axes = pyplot.subplots(len(charts), figsize=(9, 1.7 * len(charts)), layout="constrained")
+    figure, axes = pyplot.subplots(len(charts), figsize=(9, 1 + 1.7 * len(charts)), layout="constrained")
     for axis, (title, values) in zip(axes, charts.items(), strict=True):
         drawn = axis.barh([*values], [*values.values()], color=("#8c959f", "#0969da"))
         axis.bar_label(drawn, [f"{value:,.{0 if value > 100 else 3}f}" for value in values.values()], padding=4)
@@ -247,6 +255,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
         axis.margins(x=0.12)
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_title(title, loc="left", fontsize=10)
-    figure.suptitle(_machine(found), x=0.01, ha="left", fontsize=10, color="#59636e")
+    figure.suptitle(TITLE, x=0.01, ha="left", fontsize=12, weight="bold")
+    figure.supxlabel(_taken_on(found), x=0.01, ha="left", fontsize=8, color="#59636e")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

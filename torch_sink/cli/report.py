@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 _COLUMNS, _BAR_COLUMNS = 110, 40
 _LIMIT = "  <- the limit"
+MOST_COLUMNS_OF_A_PHONE = 3  # of others, a narrow page shows the cells of a row below each other
 
 
 class Table(NamedTuple):
@@ -34,13 +35,18 @@ class Table(NamedTuple):
         return "\n".join(f"  {'  '.join(row)}".rstrip() for row in zip(*aligned, strict=True))
 
     def as_html(self) -> str:
-        kinds = [" class=number" if name[:1] == " " else "" for name in self.head] or [""]
-        heads = [("th", self.head)] if self.head else []
+        columns = [(name.strip(), " class=number" if name[:1] == " " else "") for name in self.head or [""]]
+        heads = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in columns) if self.head else ""
         rows = [
-            "".join(f"<{tag}{kind}>{_cell(cell.strip())}</{tag}>" for cell, kind in zip(row, kinds, strict=True))
-            for tag, row in (*heads, *(("td", row) for row in self.rows))
+            "".join(
+                f'<td{kind} data-head="{escape(name)}">{_cell(cell)}</td>'
+                for (name, kind), cell in zip(columns, row, strict=True)
+            )
+            for row in self.rows
         ]
-        return '<div class="scroll"><table>\n<tr>' + "</tr>\n<tr>".join(rows) + "</tr>\n</table></div>"
+        lines = [f"<tr>{cells}</tr>" for cells in (heads, *rows) if cells]
+        kind = " class=stacked" if len(self.head) > MOST_COLUMNS_OF_A_PHONE else ""
+        return f'<div class="scroll"><table{kind}>\n' + "\n".join(lines) + "\n</table></div>"
 
 
 def bars(title: str, head: str, values: dict[str, float], *, limit: str = "", digits: int = 0, note: str = "") -> Table:
@@ -88,8 +94,11 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    length = len(text) - len(text.lstrip("#"))
-    if not length:
-        return escape(text)
+    text = text.strip()
+    words = text.lstrip("#")
+    shown = escape(words.replace("<-", "\N{LEFTWARDS ARROW}").replace("->", "\N{RIGHTWARDS ARROW}"))
+    if words == text:
+        return shown
     kind = "bar limit" if text.endswith(_LIMIT) else "bar"
-    return f'<div class="{kind}" style="width: {0.75 * length:g}em"></div>{escape(text[length:])}'
+    share = 100 * (len(text) - len(words)) / _BAR_COLUMNS
+    return f'<div class="{kind}" style="width: calc({share:g}% - 7em * {share / 100:g})"></div>{shown}'
