@@ -377,7 +377,7 @@ def by_hand(part: Part, network: Network, loader: Any) -> list[float]:
     losses: list[float] = []
     first = 0
     if part.is_second:
-        saved = torch.load(path, map_location="cpu")
+        saved = torch.load(path)
         network.load_state_dict(saved["network"])
         optimizer.load_state_dict(saved["optimizer"])
         loader.load_state_dict(saved["loader"])

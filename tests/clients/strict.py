@@ -75,7 +75,7 @@ def train(client: Client, photos: Path, folder: Path, row: dict[str, str]) -> tu
 
 
 def left_since(before: dict[str, set[Any]], seconds: float = 5.0) -> dict[str, list[str]]:
-    """What is there and was not, once it has had time to end; named without numbers, which differ from run to run."""
+    """What is there and was not, once it has had time to end; named without what differs from run to run."""
     deadline = time.monotonic() + seconds
     while left := {kind: more for kind, now in traces().items() if (more := now - before[kind])}:
         if time.monotonic() > deadline:
@@ -86,7 +86,7 @@ def left_since(before: dict[str, set[Any]], seconds: float = 5.0) -> dict[str, l
 
 def name_of(trace: Any) -> str:
     text = command(psutil.Process(trace)) if isinstance(trace, int) else getattr(trace, "name", str(trace))
-    return re.sub(r"\d+", "0", text)
+    return re.sub(r"\d+|(?<=/sem\.)\w+", "0", text)
 
 
 def main(photos: str, folder: str, name: str, text: str) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,7 @@ from .host_memory import HostAllocator
 from .kernels import Kernels
 from .memory import Allocator
 from .random_numbers import Generator, run_with
-from .streams import CUDA, FakeAcceleratorEvent, FakeEvent, FakeStream, OnStream, Queues
+from .streams import CUDA, FakeAcceleratorEvent, FakeEvent, FakeStream, OnDevice, OnStream, Queues
 
 SYNC_MODES = {0: 0, 1: 1, 2: 2, "default": 0, "warn": 1, "error": 2}
 
@@ -106,16 +105,6 @@ class FakeCuda:
         if stream is not None:
             torch._C._accelerator_setDeviceIndex(stream.device.index)
             torch._C._accelerator_setStream(stream.handle)
-
-    @contextlib.contextmanager
-    def device(self, device: Any) -> Iterator[None]:
-        """`torch.cuda.device`."""
-        before = self.index_of()
-        torch._C._accelerator_setDeviceIndex(self.index_of(device))
-        try:
-            yield
-        finally:
-            torch._C._accelerator_setDeviceIndex(before)
 
     # Waiting
 
@@ -212,8 +201,11 @@ class FakeCuda:
 
     def clone_storage(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """`UntypedStorage.clone`, by which tensors are copied deeply."""
-        source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        return source.clone().untyped_storage()
+        return _bytes_of(storage).clone().untyped_storage()
+
+    def move_storage(self, storage: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> Any:
+        """`UntypedStorage.to`, by which `torch.load` brings to a device what it has read."""
+        return _bytes_of(storage).to(device, non_blocking=non_blocking).untyped_storage()
 
     # Graphs and generators
 
@@ -254,6 +246,7 @@ class FakeCuda:
         contexts.install()
         patch.setattr(FakeStream, "cuda", self, raising=False)
         patch.setattr(FakeEvent, "cuda", self, raising=False)
+        patch.setattr(OnDevice, "cuda", self, raising=False)
         patch.setattr(FakeGraph, "cuda", self, raising=False)
         for name, value in self._names().items():
             patch.setattr(torch.cuda, name, value)
@@ -268,6 +261,7 @@ class FakeCuda:
         patch.setattr(torch.Tensor, "record_stream", lambda t, stream: self.record_stream(t, stream), raising=False)
         clone = torch.UntypedStorage.clone
         patch.setattr(torch.UntypedStorage, "clone", lambda s: self.clone_storage(s) if s.is_cuda else clone(s))
+        patch.setattr(torch.UntypedStorage, "to", lambda storage, **to: self.move_storage(storage, **to))
         for name in ("empty", "zeros"):
             patch.setattr(torch, name, self._pinning(getattr(torch, name)))
         if self.leaks_failed_captures:
@@ -299,7 +293,7 @@ class FakeCuda:
             "device_count": lambda: self.device_count,
             "current_device": self.index_of,
             "set_device": lambda device: torch._C._accelerator_setDeviceIndex(self.index_of(device)),
-            "device": self.device,
+            "device": OnDevice,
             "Stream": FakeStream,
             "Event": FakeEvent,
             "CUDAGraph": FakeGraph,
@@ -389,3 +383,7 @@ def _replacements() -> tuple[Kernels, Contexts]:
             torch._C._ensureCUDADeviceGuardSet()
             _installed.append((Kernels(), Contexts()))
         return _installed[0]
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

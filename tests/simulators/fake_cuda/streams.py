@@ -214,6 +214,22 @@ class FakeAcceleratorEvent(FakeEvent):
         super().__init__(enable_timing)
 
 
+class OnDevice:
+    """`torch.cuda.device`. A class, as there: torch asks whether what it was given is one."""
+
+    cuda: FakeCuda  # set where it takes the place of torch's
+
+    def __init__(self, device: Any) -> None:
+        self.idx = self.cuda.index_of(device)
+
+    def __enter__(self) -> None:
+        self._before = self.cuda.index_of()
+        torch._C._accelerator_setDeviceIndex(self.idx)
+
+    def __exit__(self, *exc_info: object) -> None:
+        torch._C._accelerator_setDeviceIndex(self._before)
+
+
 class OnStream:
     """`torch.cuda.stream`. A class, as there: what is never left, as torch 2.11 leaves a failed capture, stays."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,6 +185,28 @@ def test_an_event_is_recorded_on_the_current_device(fake_cuda: FakeCuda) -> None
             event.record()
     other.synchronize()
     assert fake_cuda.allocator.on_host(value).item() == 1
+
+
+@pytest.mark.parametrize("fake_cuda", [{"devices": 2}], indirect=True)
+@pytest.mark.parametrize("where", [None, "cpu", "cuda", "cuda:1", {"cuda:1": "cuda:0"}])
+def test_saved_tensors_are_loaded_where_they_were_or_elsewhere(fake_cuda: FakeCuda, where: Any, tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2).to("cuda:1")
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(4, 3, device="cuda:1")).sum().backward()
+    optimizer.step()
+    saved = {
+        "weight": model.weight,
+        "row": model.weight.detach()[1],
+        "moment": optimizer.state[model.weight]["exp_avg"],
+    }
+    torch.save({**saved, "host": torch.ones(2)}, tmp_path / "state.pt")
+    loaded = torch.load(tmp_path / "state.pt", map_location=where)
+    device = {None: "cuda:1", "cuda": "cuda:0"}.get(where, where) if not isinstance(where, dict) else "cuda:0"
+    assert {name: str(loaded[name].device) for name in saved} == dict.fromkeys(saved, device)
+    assert loaded["host"].is_cuda == (where in ("cuda", "cuda:1"))
+    assert all(torch.equal(loaded[name].cpu(), tensor.cpu()) for name, tensor in saved.items())
+    loaded["weight"].data.add_(1)
+    assert torch.equal(loaded["row"].cpu(), saved["row"].cpu() + 1), "views of one storage"
 
 
 @pytest.mark.parametrize("fake_cuda", [{"devices": 2}], indirect=True)
