@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -74,13 +75,30 @@ def test_a_place_that_does_not_exist_leaves_nothing_filled(monkeypatch: pytest.M
     unknown = reroute.Row(torchvision.transforms, "a_function_of_another_release", lambda stock: stock)
     monkeypatch.setattr(reroute, "_rows", lambda: iter([*rows, unknown]))
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="a_function_of_another_release does not exist in torchvision"):
+        with pytest.raises(
+            RuntimeError, match="a_function_of_another_release does not exist: this version of torch_sink does not"
+        ):
             torch_sink.set_image_backend("device", device="cpu")
         monkeypatch.setattr(reroute, "_rows", lambda: iter(rows))
         assert_same_objects(before)
         assert torch_sink.get_image_backend() == "PIL"
         assert reroute.state.active is None
         monkeypatch.setattr(reroute, "_rows", lambda: iter([*rows, unknown]))
+
+
+@pytest.mark.parametrize("name", ["_swap_tensor_impl", "_to_dlpack", "_set_storage_data_ptr_access_error_msg"])
+def test_a_release_of_torch_that_lacks_a_function_is_named(name: str) -> None:
+    program = f"""
+import torch, torchvision
+del torch._C.{name}
+import torch_sink
+try:
+    torch_sink.set_image_backend("device", device="cpu")
+except RuntimeError as error:
+    print(error, torch_sink.get_image_backend())
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert re.search(rf"{name}.*: this version of torch_sink does not know torchvision .* and torch .* PIL$", said)
 
 
 def test_an_inner_switch_keeps_the_outer_report() -> None:

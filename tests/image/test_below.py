@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from functorch.compile import aot_function, nop
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
+from torch.utils.tensorboard import _pytorch_graph as pytorch_graph
+from torch.utils.weak import WeakTensorKeyDictionary
 from torchvision import tv_tensors
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
@@ -119,7 +126,55 @@ def saved(x: torch.Tensor) -> Any:
     return torch.load(buffer, weights_only=False)["x"].flatten()
 
 
+def swapped(x: torch.Tensor) -> Any:
+    other = torch.zeros(2)
+    torch.utils.swap_tensors(x, other)
+    return x, other + 0
+
+
+def held_weakly(x: torch.Tensor) -> Any:
+    held, seen = weakref.ref(x), WeakTensorKeyDictionary({x: "seen"})
+    x.sum()
+    return held() is x, seen[x]
+
+
+def through_a_queue(x: torch.Tensor) -> Any:
+    queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    queue.put(x)
+    return queue.get() + 0
+
+
+def differentiated(x: torch.Tensor) -> Any:
+    """Inside of a transform of functions, whose wrappers end with it."""
+    tangent = torch.func.jvp(lambda y: (y * x).sum(), (torch.ones(x.shape),), (x,))
+    return tangent, torch.func.grad(lambda y: (y * x).sum())(torch.ones(x.shape)), x + 0
+
+
+def graph_of(x: torch.Tensor) -> str:
+    """What `SummaryWriter.add_graph` writes."""
+    return str(pytorch_graph.graph(nn.Conv2d(3, 2, 3), x)[0])
+
+
 USES: dict[str, Callable[[Any], Any]] = {
+    "questions with names": lambda x: [torch.numel(input=x), torch.is_complex(input=x), torch.is_floating_point(input=x)],
+    "derivatives": differentiated,
+    "a derivative of itself": lambda x: torch.func.jvp(torch.sin, (x,), (x,)),
+    "vmap": lambda x: torch.func.vmap(torch.sin)(x),
+    "vmap of a gradient": lambda x: torch.func.vmap(torch.func.grad(lambda y: (y * y).sum()))(x),
+    "forward mode": lambda x: torch.autograd.functional.jvp(torch.sin, x, torch.ones(x.shape), strict=True),
+    "swapped": swapped,
+    "copied": lambda x: [copy.deepcopy(x) + 0, copy.copy(x) + 0, x + 0],
+    "pickled": lambda x: [pickle.loads(pickle.dumps(x, protocol)) + 0 for protocol in (2, pickle.HIGHEST_PROTOCOL)],
+    "in shared memory": lambda x: [x.share_memory_() is x, x.is_shared(), x + 0],
+    "held weakly": held_weakly,
+    "numpy": lambda x: [x.numpy().tolist(), np.asarray(x).tolist(), np.from_dlpack(x).tolist(), x.__array__().tolist()],
+    "no CUDA array": lambda x: hasattr(x, "__cuda_array_interface__"),
+    "set": lambda x: torch.zeros(2).set_(x) + 0,
+    "set to its storage": lambda x: torch.zeros(2).set_(x.untyped_storage(), 0, x.shape) + 0,
+    "collated": lambda x: [torch.utils.data.default_collate([x, x]) + 0, torch.utils.data.default_convert({"x": x})["x"] + 0],
+    "through a queue": through_a_queue,
+    "graph of a model": graph_of,
+    "compiled ahead": lambda x: aot_function(lambda y: y * 2, nop)(x.as_subclass(torch.Tensor)),
     "mask added": lambda x: [x + (x > 0.5), torch.add(x, x > 0.5), x.add_(x > 0.5)],
     "multiple added in place": lambda x: x.flatten(0, 1).add_(x.flatten(0, 1), alpha=2),
     "number added in place, by position": lambda x: x.add_(1, 2).flatten(),

@@ -137,6 +137,7 @@ USES: dict[str, Callable[[Any], Any]] = {
     "parameter of itself": lambda t: torch.nn.Parameter(t, requires_grad=t.is_floating_point()),
     "contiguous, then written": lambda t: [t.contiguous(), changed(t, lambda u: u.mul_(2)), t.contiguous().mul_(2), t + 0],
     "contiguous and written": contiguous_and_written,
+    "contiguous already": lambda t: [u.contiguous() is u for u in (t, t.float(), t.flip(1), F.crop(t, 2, 3, 4, 5), t.contiguous(), F.pad(t.contiguous(), 1))],
     "contiguous in another format": lambda t: t[None].contiguous(memory_format=torch.channels_last),
     "saved": written,
     "pickled": lambda t: pickle.loads(pickle.dumps(t)) + 0,

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
+from typing import Any
 
 import pytest
+import torch
+from PIL import Image
+from torchvision import transforms
 
-from torch_sink.image.core.examples import REFERENCES, Arguments
+import torch_sink
+from torch_sink.image.core.examples import REFERENCES, Arguments, Example
 from torch_sink.image.core.ops import LOWER, Operation, Promise
 from torch_sink.image.operations import operations
 
@@ -37,6 +43,31 @@ def missing(operation: Operation) -> set[str]:
 @pytest.mark.parametrize("operation", operations(), ids=lambda operation: operation.name)
 def test_a_record_is_complete(operation: Operation) -> None:
     assert not missing(operation)
+
+
+@pytest.mark.parametrize("operation", operations(), ids=lambda operation: operation.name)
+def test_contiguous_returns_a_tensor_itself_where_stock_code_does(operation: Operation) -> None:
+    """A call after which nobody knows gives a second tensor of the same memory."""
+    for reference in REFERENCES[1:]:
+        a = Arguments(random.Random(0), reference, 16, 24, 3)
+        image = Image.fromarray(a.noise(16, 24).mul(1 / a.scale).byte().permute(1, 2, 0).numpy())
+        for example in operation.examples(a):
+            if example.run or hasattr(a.functional, example.name):
+                with suppress(TypeError, ValueError, NotImplementedError):  # arguments that this family refuses
+                    expected = _called(example, a, image)
+                    with torch_sink.image_backend("device", device="cpu"):
+                        made = _called(example, a, image)
+                        ops = getattr(made, "sink_ops", ())
+                        is_itself = isinstance(made, torch.Tensor) and made.contiguous() is made
+                    if any(op.operation.changes_layout(op) for op in ops):
+                        assert not is_itself, example.title
+                    elif isinstance(expected, torch.Tensor):
+                        assert is_itself == (expected.contiguous() is expected), example.title
+
+
+def _called(example: Example, a: Arguments, image: Image.Image) -> Any:
+    tensor = transforms.functional.to_tensor(image)
+    return example.called(a.functional, tensor if a.scale != 1 else tensor.to(torch.uint8))
 
 
 def test_what_is_missing_is_seen() -> None:

@@ -1,7 +1,7 @@
 """Calls of functions of torch with recorded images and batches, each beside the same call with stock tensors.
 
-A function is called in a child process of its own, with every list of arguments in turn: a signal ends the child alone,
-and what the child said before is what it called last.
+Functions are called in a child process, with every list of arguments in turn: a signal ends the child alone, and what
+the child said before is what it called last. Another child goes on with the next function.
 """
 
 from __future__ import annotations
@@ -14,143 +14,44 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
-from torchvision.transforms import functional as F
 
 import torch_sink
-from image.cases import encoded, opener
+from image.torch_arguments import ARGUMENTS, FAMILIES, SUBJECTS, functions
 from torch_sink.image.core import state
 from torch_sink.image.handles.lazy import Lazy
 
-SIZE = 20  # of the images, which are square: much of linear algebra wants it
 SECONDS_PER_FUNCTION = 60
 
-# What has no values that could be compared, takes minutes, or calls into the process: not functions of tensors.
-LEFT_OUT = re.compile(
-    r"(^|\.)(compile|save|load|import_ir_module.*|set_\w+|hub|seed|manual_seed|fork|wait|_fork|_wait|register_\w+"
-    r"|use_deterministic_algorithms|get_file_path|classproperty|typename|_\w*callback\w*|unify_type_list|__class__"
-    r"|__init__|__dict__|__getstate__|__weakref__|_python_dispatch|_version|_functionalize\w+|_weight_norm_interface"
-    r"|has_torch_function\w*|__subclasshook__|__init_subclass__|__new__|__dir__|__setstate__|__reduce\w*__|_make_\w+|vitals_enabled|set_vital"
-    r"|prepare_multiprocessing_environment|_running_with_deploy|initial_seed|__delattr__|__setattr__|__getattribute__)$"
-)
-_UNWRITTEN = re.compile(r"empty|resize|new$|Tensor$")  # memory that nobody wrote to, in stock code as well
+# Memory that nobody wrote to, in stock code as well.
+_UNWRITTEN = re.compile(r"empty|resize|new$|Tensor$|fbgemm_pack")
+
+Named = tuple[str, Callable[..., Any]]
 
 
-def _image() -> torch.Tensor:
-    return F.to_tensor(F.resize(opener(encoded(31, 27, 4))(), [SIZE, SIZE]))
+# --- in a child
 
 
-SUBJECTS: dict[str, Callable[[], torch.Tensor]] = {
-    "image": _image,
-    "batch": lambda: default_collate([_image(), _image()]),
-    "batch of one": lambda: _image().unsqueeze(0),
-    "stack": lambda: torch.stack([_image(), _image()]),
-}
-
-# Lists of arguments, of an image or a batch and of a stock tensor of the same values.
-ARGUMENTS: dict[str, Callable[[Any, torch.Tensor], tuple[tuple[Any, ...], dict[str, Any]]]] = {
-    "x": lambda x, y: ((x,), {}),
-    "input=x": lambda x, y: ((), {"input": x}),
-    "x, x": lambda x, y: ((x, x), {}),
-    "x, y": lambda x, y: ((x, y), {}),
-    "y, x": lambda x, y: ((y, x), {}),
-    "x, 0": lambda x, y: ((x, 0), {}),
-    "x, 1": lambda x, y: ((x, 1), {}),
-    "x, 0.5": lambda x, y: ((x, 0.5), {}),
-    "x, [0]": lambda x, y: ((x, [0]), {}),
-    "x, (2, 2)": lambda x, y: ((x, (2, 2)), {}),
-    "x, 0, 1": lambda x, y: ((x, 0, 1), {}),
-    "x, 1, 0, 1": lambda x, y: ((x, 1, 0, 1), {}),
-    "x, (0, 1), (1, 0)": lambda x, y: ((x, (0, 1), (1, 0)), {}),
-    "x, -1, 2.0": lambda x, y: ((x, -1, 2.0), {}),
-    "x, 0, index": lambda x, y: ((x, 0, torch.tensor([0])), {}),
-    "x, 0, index, part": lambda x, y: ((x, 0, torch.tensor([0]), y[:1]), {}),
-    "x, mask": lambda x, y: ((x, y > 0.5), {}),
-    "x, mask, 3": lambda x, y: ((x, y > 0.5, 3), {}),
-    "mask, x, y": lambda x, y: ((y > 0.5, x, y), {}),
-    "x, y, y": lambda x, y: ((x, y, y), {}),
-    "y, x, x": lambda x, y: ((y, x, x), {}),
-    "x, half": lambda x, y: ((x, torch.float16), {}),
-    "x, its size": lambda x, y: ((x, tuple(y.shape)), {}),
-    "x, its last size": lambda x, y: ((x, [SIZE]), {}),
-    "x, matrix": lambda x, y: ((x, torch.linspace(0, 1, 5 * SIZE).view(5, SIZE)), {}),
-    "x, filters": lambda x, y: ((x, torch.linspace(0, 1, 4 * 3 * 9).view(4, 3, 3, 3)), {}),
-    "x, mean, variance": lambda x, y: ((x, torch.zeros(3), torch.ones(3)), {}),
-    "x, a string": lambda x, y: ((x, "mean"), {}),
-    "a string, x": lambda x, y: (("ij,jk", x), {}),
-    "[x, x]": lambda x, y: (([x, x],), {}),
-    "[x, y], 1": lambda x, y: (([x, y], 1), {}),
-    "[x], [y]": lambda x, y: (([x], [y]), {}),
-    "function, x": lambda x, y: ((_square, x), {}),
-    "out=x": lambda x, y: ((y, y), {"out": x}),
-}
+def differences(named: Sequence[Named]) -> list[str]:
+    """What differs, of functions, between recorded images and batches and stock tensors."""
+    found, begin = [], 0
+    while begin < len(named):
+        said, status = _said_of_child(named[begin:])
+        found += [line.removeprefix("difference ") for line in said if line.startswith("difference ")]
+        begin += said.count("done")
+        if begin < len(named):
+            last = next((line for line in reversed(said) if line.startswith(("ours ", "stock "))), "at once")
+            if not last.startswith("stock "):  # there stock code itself ends the process
+                found.append(f"{named[begin][0]}: the process ended with {status}: {last}")
+            begin += 1
+    return found
 
 
-def _square(x: torch.Tensor) -> torch.Tensor:
-    return (x * x).sum()
-
-
-_MODULES = {
-    "torch": torch,
-    "torch.nn.functional": torch.nn.functional,
-    "torch.linalg": torch.linalg,
-    "torch.fft": torch.fft,
-    "torch.special": torch.special,
-    "torch.func": torch.func,
-    "torch.nn.init": torch.nn.init,
-    "torch.nn.utils": torch.nn.utils,
-    "torch.utils.dlpack": torch.utils.dlpack,
-    "torch.autograd.functional": torch.autograd.functional,
-}
-
-
-def _of_a_transform(name: str) -> Callable[..., Any]:
-    """A transform of functions, applied to one and called."""
-
-    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(torch.func, name)(function)(*args, **kwargs)
-
-    return call
-
-
-def _found_when_called(owner: Any, name: str) -> Callable[..., Any]:
-    return lambda *args, **kwargs: getattr(owner, name)(*args, **kwargs)
-
-
-def functions(family: str) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Those of a module, or the methods and properties of a tensor, by name."""
-    if family == "torch.Tensor":
-        for name in dir(torch.Tensor):
-            found = inspect.getattr_static(torch.Tensor, name)
-            if LEFT_OUT.search(name) or isinstance(found, (staticmethod, classmethod)):
-                continue
-            if callable(getattr(torch.Tensor, name)):
-                yield name, _found_when_called(torch.Tensor, name)
-            elif hasattr(found, "__get__"):
-                yield f"{name}.__get__", lambda x, name=name: getattr(x, name)
-                yield f"{name}.__set__", lambda x, y, name=name: setattr(x, name, y)
-        return
-    module = _MODULES[family]
-    for name in sorted(vars(module)):
-        found = getattr(module, name)
-        is_private = name.startswith("_") and family != "torch"
-        if callable(found) and not isinstance(found, type) and not is_private and not LEFT_OUT.search(name):
-            yield name, _found_when_called(module, name)
-            if family == "torch.func":
-                yield f"{name}(f)", _of_a_transform(name)
-
-
-FAMILIES = ("torch.Tensor", *_MODULES)
-
-# --- one function, in a child
-
-
-def differences(name: str, function: Callable[..., Any]) -> list[str]:
-    """What differs, of a function, between recorded images and batches and stock tensors; runs in a child process."""
+def _said_of_child(named: Sequence[Named]) -> tuple[list[str], int]:
+    """The lines of a child that compares one function after the other, and how it ended."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -159,61 +60,59 @@ def differences(name: str, function: Callable[..., Any]) -> list[str]:
             faulthandler.disable()
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            signal.alarm(SECONDS_PER_FUNCTION)
-            try:
-                _compare_all(name, function, pipe)
-            except BaseException:
-                pipe.write(f"difference {traceback.format_exc()!r}\n")
-            pipe.write("done\n")
+            torch.set_num_threads(1)
+            warnings.simplefilter("ignore")
+            for name, function in named:
+                signal.alarm(SECONDS_PER_FUNCTION)
+                try:
+                    _compare_all(name, function, pipe)
+                except BaseException:
+                    pipe.write(f"difference {name}: {traceback.format_exc()!r}\n")
+                pipe.write("done\n")
             pipe.flush()
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
         said = pipe.read().splitlines()
-    status = os.waitpid(child, 0)[1]
-    found = [line.removeprefix("difference ") for line in said if line.startswith("difference ")]
-    if said[-1:] != ["done"] and not (said and said[-1].startswith("stock ")):  # there stock code itself crashes
-        found.append(f"the process ended with {status}: {said[-1] if said else 'at once'}")
-    return [f"{name}: {line}" for line in found]
+    return said, os.waitpid(child, 0)[1]
 
 
 def _compare_all(name: str, function: Callable[..., Any], pipe: Any) -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    for subject, make in SUBJECTS.items():
-        stock = make().clone()
-        expected = _outcomes("stock", subject, name, function, make, stock, pipe, list(ARGUMENTS))
-        works = [arguments for arguments, found in expected.items() if not found[0].startswith("raised")]
-        # Wrong arguments are wrong for all: those of an image stand for them.
-        compared = list(ARGUMENTS) if subject == "image" else works
-        with torch_sink.image_backend("device", device="cpu"):
-            type(state.settled()).executes_at_once = False  # as where a device makes the batch
-            made = _outcomes("ours", subject, name, function, make, stock, pipe, compared)
-        unequal = [arguments for arguments in compared if made[arguments] != expected[arguments]]
-        again = _outcomes("stock", subject, name, function, make, stock, pipe, unequal)
-        for arguments in unequal:
-            if again[arguments] == expected[arguments]:  # stock code itself gives the same twice
-                difference = _first_difference(made[arguments], expected[arguments])
-                pipe.write(f"difference {subject}, ({arguments}): {difference}\n")
-        if not works:
-            return  # takes no tensor, or none of these lists
+    stock = {subject: make().clone() for subject, make in SUBJECTS.items()}
+    calls = [(subject, arguments) for subject in SUBJECTS for arguments in ARGUMENTS]
+    expected = _outcomes("stock", name, function, calls, stock, pipe)
+    # Wrong arguments are wrong for all: those of an image stand for them.
+    calls = [call for call in calls if call[0] == "image" or not expected[call][0].startswith("raised")]
+    with torch_sink.image_backend("device", device="cpu"):
+        type(state.settled()).executes_at_once = False  # as where a device makes the batch
+        assert all(isinstance(make(), Lazy) for make in SUBJECTS.values())
+        made = _outcomes("ours", name, function, calls, stock, pipe)
+    unequal = [call for call in calls if made[call] != expected[call]]
+    again = _outcomes("stock", name, function, unequal, stock, pipe)
+    for call in unequal:
+        if again[call] == expected[call]:  # stock code itself gives the same twice
+            subject, arguments = call
+            pipe.write(
+                f"difference {name}: {subject}, ({arguments}): {_first_difference(made[call], expected[call])}\n"
+            )
+
+
+Call = tuple[str, str]  # the names of a subject and of a list of arguments
 
 
 def _outcomes(
     whose: str,
-    subject: str,
     name: str,
     function: Any,
-    make: Callable[[], Any],
-    y: torch.Tensor,
+    calls: Sequence[Call],
+    stock: dict[str, torch.Tensor],
     pipe: Any,
-    lists: list[str],
-) -> dict[str, list[str]]:
-    """By the names of the lists of arguments. Before each call it writes which comes."""
+) -> dict[Call, list[str]]:
+    """Before each call it writes which comes."""
     outcomes = {}
-    for arguments in lists:
-        pipe.write(f"{whose} {subject} {arguments}\n")
-        outcomes[arguments] = outcome(name, function, make(), y.clone(), arguments)
+    for subject, arguments in calls:
+        pipe.write(f"{whose} {subject}, ({arguments})\n")
+        outcomes[subject, arguments] = outcome(name, function, SUBJECTS[subject](), stock[subject].clone(), arguments)
     return outcomes
 
 
@@ -226,9 +125,9 @@ def _first_difference(made: list[str], expected: list[str]) -> str:
 
 def outcome(name: str, function: Callable[..., Any], x: torch.Tensor, y: torch.Tensor, arguments: str) -> list[str]:
     """What a call gives or raises, what it makes of its arguments, and what it draws."""
-    args, kwargs = ARGUMENTS[arguments](x, y)
     torch.default_generator.manual_seed(3)
     try:
+        args, kwargs = ARGUMENTS[arguments](x, y)
         result = function(*args, **kwargs)
         if inspect.isgenerator(result) or type(result).__name__.endswith("iterator"):
             result = list(result)
@@ -277,5 +176,8 @@ def _described(value: Any, depth: int = 0) -> Iterator[str]:
 
 if __name__ == "__main__":  # prints what differs, for a look at some of them
     for family in sys.argv[1:] or FAMILIES:
-        for each, found in functions(family):
-            print("\n".join(differences(f"{family}.{each}", found)) or ".", end="\n", flush=True)
+        named = [(f"{family}.{name}", function) for name, function in functions(family)]
+        print(f"{family}: {len(named)} functions", flush=True)
+        for at in range(0, len(named), 20):
+            for line in differences(named[at : at + 20]):
+                print(line, flush=True)

@@ -100,13 +100,26 @@ def _switch(name: str, settings: State | None = None) -> None:
     """`settings` are those of "device"."""
     import torchvision
 
-    from torch_sink.image import reroute
+    try:
+        from torch_sink.image import reroute
+    except (ImportError, AttributeError) as error:
+        raise unknown_releases(str(error)) from error
 
     if settings is not None:
         reroute.install(settings)
     else:
         reroute.uninstall()
         torchvision.set_image_backend(name)
+
+
+def unknown_releases(what: str) -> RuntimeError:
+    """The error for something of torch or torchvision that the installed releases lack."""
+    import torchvision
+
+    return RuntimeError(
+        f"{what}: this version of torch_sink does not know torchvision {torchvision.__version__} and torch "
+        f"{torch.__version__}; install a newer torch_sink, or releases of torch and torchvision that it names"
+    )
 
 
 @contextmanager

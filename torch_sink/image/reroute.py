@@ -35,7 +35,7 @@ from torch_sink.common.patches import MISSING, WORKER_LOOPS, Make, Patches, Work
 from torch_sink.damage import loaders, openers
 from torch_sink.damage import report as damage
 from torch_sink.image import below, stand_ins, transform_methods
-from torch_sink.image.backend import set_image_backend
+from torch_sink.image.backend import set_image_backend, unknown_releases
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import executing, ledger
 from torch_sink.image.core.state import State
@@ -285,10 +285,7 @@ def _fill_places() -> None:
             continue
         is_missing = read(row.owner, row.name) is MISSING and not isinstance(row.owner, dict)
         if is_missing and not hasattr(row.owner, row.name):
-            raise RuntimeError(
-                f"{row.owner.__name__}.{row.name} does not exist in torchvision {torchvision.__version__} and torch "
-                f"{torch.__version__}; this version of torch_sink does not know these releases"
-            )
+            raise unknown_releases(f"{row.owner.__name__}.{row.name} does not exist")
         _patches.replace(*row)
 
 

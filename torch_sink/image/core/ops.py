@@ -111,6 +111,7 @@ class Operation:
         takes_palettes: it only moves pixels, which may be the numbers of colors in a palette.
         is_value: it makes one value of each, behind a conversion to a tensor: a table of 256 values holds it.
         moves: on floats it moves pixels and writes none of its own, so that it may come before a table of values.
+        changes_layout: of a call: of a contiguous tensor it may make one that is not.
         clamps: floats lie in [0, 1] behind it.
         leaves_range: of a call: floats may lie anywhere behind it.
         overshoots: of a call: floats may leave [0, 1] by what a bicubic filter adds.
@@ -128,6 +129,7 @@ class Operation:
     takes_palettes: bool = False
     is_value: bool = False
     moves: bool = False
+    changes_layout: Callable[[Op], bool] = lambda op: False
     clamps: bool = False
     leaves_range: Callable[[Op], bool] = lambda op: False
     overshoots: Callable[[Op], bool] = lambda op: False

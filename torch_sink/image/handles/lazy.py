@@ -7,10 +7,15 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+# What no public function does. Where a release of torch lacks one of them, the backend cannot be set, and says so.
 _plain_call = torch._C.DisableTorchFunctionSubclass
+_raise_on_access = torch._C._set_storage_data_ptr_access_error_msg
+_swap_contents = torch._C._swap_tensor_impl
+_use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
 
 # What torch may ask of a lazy tensor without getting its values.
 _METHODS = "size dim ndimension numel nelement element_size is_floating_point is_complex __len__ __dir__"
@@ -54,14 +59,15 @@ def _refusing(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, with a storage that gives up its memory and raises when somebody asks for it."""
     with _plain_call():
         storage = tensor.untyped_storage()
-    torch._C._set_storage_data_ptr_access_error_msg(storage._cdata, _NO_VALUES)
+    _raise_on_access(storage._cdata, _NO_VALUES)
     return tensor
 
 
 @contextmanager
 def _as_it_was_recorded() -> Iterator[None]:
     """Inside, modes in which somebody asks for the values do not change how they are made."""
-    with _disable_current_modes(), torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+    of_functions = temporarily_clear_interpreter_stack()  # those of `torch.func`
+    with of_functions, _disable_current_modes(), torch.inference_mode(False), torch.autocast("cpu", enabled=False):
         yield
 
 
@@ -104,12 +110,12 @@ class Lazy:
             return self  # another thread was faster
         kept = {name: value for name, value in vars(self).items() if name not in self.fields}
         with _plain_call():
-            if self._use_count() > 1:  # type: ignore[attr-defined]
+            if _use_count(self) > 1:  # type: ignore[arg-type]
                 if self.sink_real is None:
                     self.sink_real = real
                     torch.Tensor.data.__set__(self, real.detach())  # type: ignore[attr-defined]
                 return self.sink_real
-        torch._C._swap_tensor_impl(self, real)  # type: ignore[arg-type]
+        _swap_contents(self, real)  # type: ignore[arg-type]
         self.__class__, real.__class__ = type(real), type(self)  # type: ignore[assignment]
         self.__dict__.clear()
         self.__dict__.update(kept)
@@ -123,7 +129,7 @@ class Lazy:
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _METADATA and args[0].is_recording:
+        if func in _METADATA and args and args[0].is_recording:
             with _plain_call():
                 return func(*args, **kwargs)
         if func in cls.calls and "input" not in kwargs:

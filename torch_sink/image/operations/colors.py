@@ -124,6 +124,7 @@ functional(
     {"pil.adjust_hue": _lower_hue_of_image, **by_formula("adjust_hue", _lower_hue)},
     lambda a: (a.chance.uniform(-0.5, 0.5),),
     promise=BLENDED,
+    changes_layout=always,
     loses_info=always,
 )
 
@@ -197,6 +198,7 @@ Operation(
         "Grayscale": [sample(), sample(3, label="3 channels")],
         "RandomGrayscale": [sample(p=1.0)],
     },
+    changes_layout=lambda op: op.args == (3,),  # which share their memory
     loses_info=lambda op: op.name == "pil.to_grayscale" and op.args == (3,),
 )
 
@@ -265,6 +267,7 @@ Operation(
     examples=_spread_examples,
     record={torch.Tensor.repeat: _repeat, torch.Tensor.expand: _expand},
     lower=_lower_to_rgb,
+    changes_layout=lambda op: op.name == "expand",
 )
 
 # --- the order of channels

@@ -172,6 +172,7 @@ Operation(
         "pil.center_crop": functools.partial(_center_crop, "pil"),
     },
     examples=_crop_examples,
+    changes_layout=always,
     transforms={
         "CenterCrop": [sample(8), sample(32, label="larger than the image")],
         "FiveCrop": [sample(8)],

@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as F_v2
 
 from torch_sink.image.core.atoms import Lowering, color_of
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
-from torch_sink.image.core.ops import Op, Operation
+from torch_sink.image.core.ops import Op, Operation, always
 from torch_sink.triton_kernels.rows import Kind
 
 # --- to kernel work
@@ -135,6 +135,7 @@ Operation(
     stock={"v2.quarter_turns": lambda image, turns: image.rot90(turns, (-2, -1)) if turns else image.clone()},
     lower=_lower_turns,
     examples=_turn_examples,
+    changes_layout=always,
 )
 
 # --- memory
@@ -143,7 +144,19 @@ Operation(
 def _contiguous(handle: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
     if memory_format != torch.contiguous_format:
         return NotImplemented
-    return handle.record(Op("contiguous"), is_view=True)
+    return handle if _is_contiguous(handle) else handle.record(Op("contiguous"), is_view=True)
+
+
+def _is_contiguous(handle: Any) -> bool:
+    """Whether stock code's tensor is known to be contiguous, so that `contiguous` returns the tensor itself."""
+    for op in reversed(handle.sink_ops):
+        if op.name in ("to_tensor", "contiguous"):
+            return True
+        if op.name in ("pil_to_tensor", "to_image"):
+            return bool(handle.sink_shape[0] == 1)  # else the channels of a pixel lie side by side
+        if op.operation.changes_layout(op):
+            break
+    return False
 
 
 Operation(
