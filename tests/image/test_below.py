@@ -162,6 +162,7 @@ USES: dict[str, Callable[[Any], Any]] = {
     "vmap": lambda x: torch.func.vmap(torch.sin)(x),
     "vmap of a gradient": lambda x: torch.func.vmap(torch.func.grad(lambda y: (y * y).sum()))(x),
     "forward mode": lambda x: torch.autograd.functional.jvp(torch.sin, x, torch.ones(x.shape), strict=True),
+    "another type": lambda x: torch.Tensor.as_subclass(x, tv_tensors.Mask) + 0,
     "swapped": swapped,
     "copied": lambda x: [copy.deepcopy(x) + 0, copy.copy(x) + 0, x + 0],
     "pickled": lambda x: [pickle.loads(pickle.dumps(x, protocol)) + 0 for protocol in (2, pickle.HIGHEST_PROTOCOL)],

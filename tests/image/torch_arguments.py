@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import default_collate
 from torchvision import tv_tensors
 from torchvision.transforms import functional as F
@@ -18,14 +21,15 @@ from image.cases import encoded, opener
 
 SIZE = 20  # of the images, which are square: much of linear algebra wants it
 
-# What has no values that could be compared, takes minutes, or changes the process: not functions of tensors.
+# What has no values that could be compared, takes minutes, or changes the process: not functions of tensors. And
+# `pin_memory`, which stock code refuses without an accelerator, where a batch that waits for one is as it should be.
 LEFT_OUT = re.compile(
     r"(^|\.)(compile|save|load|import_ir_module.*|set_\w+|hub|seed|manual_seed|fork|wait|_fork|_wait|register_\w+"
     r"|use_deterministic_algorithms|get_file_path|classproperty|typename|_\w*callback\w*|unify_type_list|__class__"
     r"|__init__|__dict__|__getstate__|__weakref__|_python_dispatch|_version|_functionalize\w+|_weight_norm_interface"
     r"|has_torch_function\w*|__subclasshook__|__init_subclass__|__new__|__dir__|__setstate__|__reduce\w*__|_make_\w+"
     r"|vitals_enabled|set_vital|prepare_multiprocessing_environment|_running_with_deploy|initial_seed|__delattr__"
-    r"|__setattr__|__getattribute__)$"
+    r"|__setattr__|__getattribute__|pin_memory)$"
 )
 
 
@@ -223,23 +227,34 @@ def _methods() -> Iterator[tuple[str, Callable[..., Any]]]:
             yield f"{name}.__set__", lambda x, y, name=name: setattr(x, name, y)
 
 
-_OF_CONSTRUCTORS = ((), (2,), (3,), (SIZE,), (3, 4, 3), (SIZE, 2), (SIZE, 5), (SIZE, SIZE, 5), ((2, 2),))
+_OF_CONSTRUCTORS = ((), (2,), (3,), (SIZE,), (3, 4, 3), (SIZE, 2), (SIZE, SIZE, 5))
+_MOST_PARAMETERS = 100_000
 
 
 def _networks() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Modules of `torch.nn`, made with the first arguments of which there is one; in training and not."""
+    """Modules of `torch.nn`, with the arguments of which there is one, none where it wants none."""
     for name, kind in sorted(vars(nn).items()):
         if not isinstance(kind, type) or not issubclass(kind, nn.Module):
             continue
         for args in _OF_CONSTRUCTORS:
-            try:
-                torch.manual_seed(3)
-                made = kind(*args)
-            except (TypeError, ValueError, AssertionError, NotImplementedError, RuntimeError):
+            made = _network(kind, args)
+            if made is None or any(map(is_lazy, made.parameters())):
+                continue
+            if sum(parameter.numel() for parameter in made.parameters()) > _MOST_PARAMETERS:
                 continue
             yield f"{name}{args}", _fresh(made)
             if "Attention" in name or "Transformer" in name:  # these have another way to compute then
                 yield f"{name}{args}.eval()", torch.no_grad()(_fresh(copy.deepcopy(made).eval()))
+            if not args:
+                break
+
+
+def _network(kind: type[nn.Module], args: tuple[Any, ...]) -> nn.Module | None:
+    with warnings.catch_warnings(), suppress(TypeError, ValueError, AssertionError, NotImplementedError, RuntimeError):
+        warnings.simplefilter("ignore")  # of modules that will go
+        torch.manual_seed(3)
+        return kind(*args)
+    return None
 
 
 def _fresh(module: nn.Module) -> Callable[..., Any]:

@@ -85,7 +85,7 @@ def new_parameter(stock: Stock, cls: Any, data: Any = None, requires_grad: bool 
 
 _TAKE_REAL_TENSORS = {
     torch._C: ("_to_dlpack", "_to_dlpack_versioned"),
-    torch.Tensor: ("_view_func", "_view_func_unsafe"),
+    torch.Tensor: ("as_subclass", "_view_func", "_view_func_unsafe"),
     torch.utils: ("swap_tensors",),
     torch.utils.dlpack: ("to_dlpack",),
     torch: ("to_dlpack",),
