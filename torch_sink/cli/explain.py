@@ -25,6 +25,7 @@ from torch_sink.cli.without import Cost, cost_of_fallbacks, said_of
 from torch_sink.common import usable_cores
 from torch_sink.damage.report import current_policy
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
+from torch_sink.image.handles.kept import said_of_images_in
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.run.batch import LazyBatch
 from torch_sink.image.run.collate import collate_handles
@@ -81,6 +82,7 @@ class Explained(NamedTuple):
     fallbacks: Counter[tuple[str, ...]]  # {(operation, reason): how often}
     stages: list[Stage]
     cost: Cost | None = None  # of the fallbacks, where it can be measured
+    kept: str = ""  # what is said of images that the dataset keeps
 
     @property
     def rates(self) -> dict[str, float]:
@@ -121,7 +123,8 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
     batches = [leaf for leaf in tensors if isinstance(leaf, LazyBatch)]
     stages = list(_stages(worker, tensors, batches, images, chosen))
     cost = cost_of_fallbacks(pipeline, max(images, MEASURED_IMAGES)) if _are_costly(fallbacks) else None
-    return Explained(pipeline.name, images, chosen, count, batches, fallbacks, stages, cost)
+    kept = said_of_images_in(pipeline.dataset)
+    return Explained(pipeline.name, images, chosen, count, batches, fallbacks, stages, cost, kept)
 
 
 def _recorded(pipeline: Pipeline) -> tuple[int, list[torch.Tensor]]:
@@ -217,6 +220,7 @@ def report_of(found: Explained) -> Report:
         f"a batch of {found.images} samples{': ' if listed else ''}{listed}",
         f"made on {where}; {found.workers} data worker{'s' * (found.workers > 1)}",
         f"-> {', '.join(_some(shapes)) or 'nothing that is recorded'}",
+        *([found.kept] if found.kept else []),
     ]
     parts = [_recorded_part(found), _launches_part(found), _fallbacks_part(found), _stages_part(found)]
     parts.append(bars("Images a second that each stage allows", "images/s", found.rates, limit=found.limit))

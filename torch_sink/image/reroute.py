@@ -42,6 +42,7 @@ from torch_sink.image.core.state import State
 from torch_sink.image.handles import augmix
 from torch_sink.image.handles.file import OPERATORS, Operator, jpeg_factory, or_placeholder, pil_loader
 from torch_sink.image.handles.image import LazyPixels
+from torch_sink.image.handles.kept import keep_images_of
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS
 from torch_sink.image.run.collate import collate_handles
@@ -182,13 +183,16 @@ def _script(stock: Callable[..., Any], obj: Any, optimize: Any = None, _frames_u
 
 
 def _begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
-    """For `_BaseDataLoaderIter.__init__`, which starts the workers: libraries imported by now are known to them."""
+    """For `_BaseDataLoaderIter.__init__`, before workers start: they know the libraries imported by now, and share the
+    pixels of the images that their dataset keeps.
+    """
     begin = loaders.begin_iterator(stock)
 
     @functools.wraps(stock)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         _fill_new_places()
-        begin(self, *args, **kwargs)
+        keep_images_of(loader.dataset)
+        begin(self, loader, *args, **kwargs)
 
     return __init__
 

@@ -30,6 +30,9 @@ from torch_sink.errors import UnsupportedOperation
 
 # An operation, and the reason why it was not recorded.
 Row = tuple[str, ...]
+# Rows of the files of children that are no fallbacks: whether something was recorded, and how many images are kept.
+_HAS_RECORDED: Row = ()
+_KEPT: Row = ("kept",)
 
 
 class FallbackReport:
@@ -38,11 +41,12 @@ class FallbackReport:
     Attributes:
         counts: {(operation, reason): how often}.
         has_recorded: something was recorded at all.
+        kept: images that are kept in memory, and were decoded once for that, in all processes.
         broken: what `decode_report()` says.
     """
 
-    def __init__(self, counts: Counter[Row], has_recorded: bool, broken: DecodeReport) -> None:
-        self.counts, self.has_recorded, self.broken = counts, has_recorded, broken
+    def __init__(self, counts: Counter[Row], has_recorded: bool, kept: int, broken: DecodeReport) -> None:
+        self.counts, self.has_recorded, self.kept, self.broken = counts, has_recorded, kept, broken
 
     def __bool__(self) -> bool:
         return bool(self.counts)
@@ -51,7 +55,10 @@ class FallbackReport:
         return len(self.counts)
 
     def __str__(self) -> str:
-        return f"{self._table()}\n{self.broken}" if self.broken else self._table()
+        lines = [self._table()]
+        if self.kept:
+            lines.append(f"kept in memory, and decoded once: {self.kept} image{'s' * (self.kept > 1)}")
+        return "\n".join([*lines, str(self.broken)] if self.broken else lines)
 
     def _table(self) -> str:
         if not self.counts:
@@ -76,6 +83,7 @@ class _Ledger:
     def __init__(self) -> None:
         self.counts: Counter[Row] = Counter()
         self.has_recorded = False
+        self.kept = 0
         self.strict = False
         self.folder = ""
         self._owner = 0  # the process that made the folder, and reports
@@ -94,7 +102,7 @@ class _Ledger:
             The folder. "" where there is no place for temporary files: the report then lacks the children's counts.
         """
         self.close()
-        self.counts, self.has_recorded, self.strict = Counter(), False, strict
+        self.counts, self.has_recorded, self.kept, self.strict = Counter(), False, 0, strict
         self.folder, self._owner, self._places = folder or "", 0, {}
         if folder is None:
             with contextlib.suppress(OSError):
@@ -107,13 +115,13 @@ class _Ledger:
     @contextmanager
     def set_aside(self) -> Iterator[None]:
         """Inside, counting begins afresh; afterwards it goes on with the counts and the folder from before."""
-        kept = self.counts, self.has_recorded, self.strict, self.folder, self._owner
-        self.counts, self.has_recorded, self.folder, self._owner = Counter(), False, "", 0
+        before = self.counts, self.has_recorded, self.kept, self.strict, self.folder, self._owner
+        self.counts, self.has_recorded, self.kept, self.folder, self._owner = Counter(), False, 0, "", 0
         try:
             yield
         finally:
             self.close()
-            self.counts, self.has_recorded, self.strict, self.folder, self._owner = kept
+            self.counts, self.has_recorded, self.kept, self.strict, self.folder, self._owner = before
 
     def close(self) -> None:
         """Removes what children left, and what they may still leave."""
@@ -122,7 +130,7 @@ class _Ledger:
 
     def begin_in_child(self) -> None:
         """After a fork, too: another thread of the parent may have held the lock."""
-        self.counts, self.has_recorded, self._lock = Counter(), False, threading.Lock()
+        self.counts, self.has_recorded, self.kept, self._lock = Counter(), False, 0, threading.Lock()
         self._name, self._places, self._closes_at_exit = secrets.token_hex(8), {}, False
 
     def add(self, operation: str, reason: str) -> None:
@@ -137,6 +145,12 @@ class _Ledger:
                 self.has_recorded = True
                 self._leave()
 
+    def note_kept(self) -> None:
+        """Counts an image that is kept in memory, and has its pixels now."""
+        with self._lock:
+            self.kept += 1
+            self._leave(_KEPT)
+
     def _leave(self, row: Row | None = None) -> None:
         """Writes the count of a row that is there, or everything.
 
@@ -145,15 +159,15 @@ class _Ledger:
         if not self.folder or self._owner == os.getpid():
             return
         file = Path(self.folder, self._name)
+        rows = {_HAS_RECORDED: int(self.has_recorded), _KEPT: self.kept, **self.counts}
         with contextlib.suppress(OSError):
             if row is not None and row in self._places:
                 with open(file, "r+b", buffering=0) as opened:
                     opened.seek(self._places[row])
-                    opened.write(b"%012d" % self.counts[row])
+                    opened.write(b"%012d" % rows[row])
                 return
             text, places = b"", {}
-            # The count of the row () says whether something was recorded.
-            for known, count in {(): int(self.has_recorded), **self.counts}.items():
+            for known, count in rows.items():
                 places[known] = len(text)
                 text += b"%012d %s\n" % (count, json.dumps(known).encode())
             unfinished = file.with_name(f".{self._name}")
@@ -161,8 +175,8 @@ class _Ledger:
             unfinished.replace(file)
             self._places = places
 
-    def total(self) -> tuple[Counter[Row], bool]:
-        """The counts of this process and its children, and whether something was recorded in any of them."""
+    def total(self) -> tuple[Counter[Row], bool, int]:
+        """Of this process and its children: the counts, whether something was recorded, how many images are kept."""
         counts = Counter(self.counts)
         files = Path(self.folder).glob("[!.]*") if self._owner == os.getpid() else ()
         for file in files:
@@ -170,7 +184,8 @@ class _Ledger:
                 for line in file.read_bytes().splitlines():
                     count, row = line.split(b" ", 1)
                     counts[tuple(json.loads(row))] += int(count)
-        return counts, counts.pop((), 0) > 0 or self.has_recorded
+        has_recorded = counts.pop(_HAS_RECORDED, 0) > 0 or self.has_recorded
+        return counts, has_recorded, self.kept + counts.pop(_KEPT, 0)
 
 
 ledger = _Ledger()

@@ -48,6 +48,12 @@ def settled() -> State | None:
     return active
 
 
+def makes_pixels_here() -> bool:
+    """True where pixels are made in stock code, in the process that collates them."""
+    now = settled()
+    return now is None or now.executes_at_once
+
+
 def _accelerator() -> torch.device | None:
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 

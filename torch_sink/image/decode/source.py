@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from torch_sink.damage.report import BrokenFile, current_policy
 from torch_sink.damage.samples import note_pixels
 from torch_sink.errors import DecodeError
+from torch_sink.image.core import state, uses
 from torch_sink.image.decode.jpeg_header import JpegHeader, read_jpeg_header
 
 
@@ -61,8 +63,8 @@ class PixelSource(NamedTuple):
         return self.image.size
 
     def decode(self) -> Image.Image:
-        """A copy, so that whoever gets it may write to it."""
-        return Image.Image.copy(self.image)
+        """The image, for stock code, which does not write to it."""
+        return self.image
 
 
 class FinishedSource(NamedTuple):
@@ -99,6 +101,19 @@ class BrokenSource(NamedTuple):
 Source = EncodedSource | PixelSource | FinishedSource
 
 
+def is_worth_keeping(source: Source, pixel_bytes: int) -> bool:
+    """Whether what is made of a source is to be kept in its place, for an image that is used again.
+
+    Without a device, always: each use would decode it. A device decodes faster than larger pixels are sent to it.
+    """
+    if not isinstance(source, (EncodedSource, PixelSource)):
+        return False
+    if state.makes_pixels_here():
+        return True
+    held = len(source.data) if isinstance(source, EncodedSource) else math.prod(source.size) * len(source.mode)
+    return pixel_bytes <= held
+
+
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """The bytes of a file, without the buffering that Python's file objects add."""
     with open(os.fspath(path), "rb", buffering=0) as file:
@@ -125,6 +140,7 @@ def encoded_source(data: bytes, path: str, mode: str | None = None, *, thorough:
     if mode is None:
         mode = "RGB" if header.mode == "CMYK" else header.mode
     source = EncodedSource(data, path, header, mode)
+    uses.note_opened()
     return source if not thorough or _opens(source) else None
 
 

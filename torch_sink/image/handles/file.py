@@ -6,6 +6,7 @@ name before the backend was set record as well, and their checks of arguments st
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import functools
 import io
@@ -24,11 +25,19 @@ from torchvision.io import ImageReadMode
 from torch_sink.damage.openers import PLACEHOLDER_SIZE, open_in_stream
 from torch_sink.damage.report import BrokenFile
 from torch_sink.damage.samples import is_reading_stream
-from torch_sink.image.core import state
-from torch_sink.image.core.fallback import executing, is_executing, report_fallback
+from torch_sink.errors import DecodeError
+from torch_sink.image.core import state, uses
+from torch_sink.image.core.fallback import executing, is_executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.decode import proof
-from torch_sink.image.decode.source import BrokenSource, EncodedSource, PixelSource, encoded_source, read_file
+from torch_sink.image.decode.source import (
+    BrokenSource,
+    EncodedSource,
+    PixelSource,
+    encoded_source,
+    is_worth_keeping,
+    read_file,
+)
 from torch_sink.image.handles.image import RECORDED_MODES, LazyImage, LazyPixels, handle_of_file, lazy_image
 from torch_sink.image.handles.names import named_as
 from torch_sink.image.handles.tensor import LazyTensor
@@ -50,9 +59,30 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile):
     def sink_handle(self) -> LazyImage | None:
         return lazy_image(self) if self._im is None and not self.decoderconfig else None
 
+    def records(self) -> bool:
+        """Whether a use is recorded. One for a second sample finds pixels, which stock code has since the first."""
+        if self._im is not None or self.decoderconfig:
+            return False
+        fields, now = vars(self), uses.batches
+        if fields.get("sink_used", now) != now:
+            self.keep_pixels()
+        fields["sink_used"] = now
+        return self._im is None
+
+    def keep_pixels(self) -> None:
+        """Becomes what it is in stock code once it was used, under the conditions of `LazyImage.keep_pixels`."""
+        source, pixel_bytes = vars(self).get("sink_file_source"), self.width * self.height * len(self.mode)
+        if source is None or self.decoderconfig or not is_worth_keeping(source, pixel_bytes):
+            return
+        with contextlib.suppress(DecodeError):
+            self.im = source._replace(mode=self.mode).decode().im
+            self.tile, self.fp = [], None
+            ledger.note_kept()
+
     def _load(self) -> Any:
         if self.waits:
             report_fallback("pixels of a Pillow image", "read by other code", inner_module="PIL")
+            uses.note_batch()
         return JpegImageFile.load(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -68,9 +98,9 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile):
         object.__setattr__(self, "__class__", JpegImageFile)
 
     def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
-        wanted = mode or self.mode
-        if self._im is None and not self.decoderconfig and not args and not kwargs and wanted in RECORDED_MODES:
-            return handle_of_file(self, self.sink_file_source._replace(mode=wanted))
+        wanted, source = mode or self.mode, vars(self).get("sink_file_source")
+        if source is not None and not args and not kwargs and wanted in RECORDED_MODES and self.records():
+            return handle_of_file(self, source._replace(mode=wanted))
         return super().convert(mode, *args, **kwargs)
 
 

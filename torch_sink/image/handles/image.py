@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import functools
+import math
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -11,7 +14,8 @@ from typing import Any, ClassVar
 import torch
 from PIL import Image
 
-from torch_sink.image.core import state
+from torch_sink.errors import DecodeError
+from torch_sink.image.core import state, uses
 from torch_sink.image.core.fallback import executing, is_executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.decode.source import (
@@ -19,6 +23,7 @@ from torch_sink.image.decode.source import (
     PixelSource,
     Source,
     has_plain_palette,
+    is_worth_keeping,
     palette_of,
 )
 from torch_sink.image.handles.names import named_as, unpickled
@@ -68,6 +73,7 @@ class LazyPixels(Image.Image):
 
     _load: Callable[[], Any]  # the pixels themselves, as Pillow gives access to them
     sink_handle: Callable[[], LazyImage | None]  # what calls are recorded on; None once there are pixels
+    keep_pixels: Callable[[], None]  # makes them for what is used again: no later use decodes
 
     crop = _recording("crop")
     filter = _recording("filter")
@@ -90,20 +96,30 @@ class LazyPixels(Image.Image):
 
     @im.setter
     def im(self, value: Any) -> None:
+        if self.waits:
+            self.info  # noqa: B018 - the file is asked for it while it is there
         self.__dict__["_im"] = value
+        self._forget()
+
+    def _forget(self) -> None:
+        """Lets go of the file, once there are other pixels."""
+        for field in ("sink_source", "sink_ops", "sink_file_source"):
+            self.__dict__.pop(field, None)
 
     def load(self) -> Any:
         caller = sys._getframe(1)
         inside = caller.f_globals.get("__name__", "").startswith(("PIL.", "torch_sink.image."))
         goes_on = inside and caller.f_code.co_name not in _LOADS_FOR_THE_HEADER
         # Where Pillow or this package asks, it goes on to use the pixels.
-        return self._load() if goes_on or is_executing() or not self.waits else _PixelAccess(self._load)
+        if goes_on or is_executing() or not self.waits:
+            return self._load()
+        self.__dict__.setdefault("sink_used", uses.batches)
+        return _PixelAccess(self._load)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "__class__":  # a cast to a class that knows nothing of pixels that do not exist
             self._load()
-            for field in ("sink_source", "sink_ops", "sink_file_source"):
-                self.__dict__.pop(field, None)
+            self._forget()
         super().__setattr__(name, value)
 
 
@@ -136,18 +152,14 @@ class LazyImage(LazyPixels, metaclass=_StockType):
     sink_dtype = torch.uint8
 
     def __init__(self, source: Source, ops: tuple[Op, ...], size: tuple[int, int], mode: str) -> None:
-        # The fields of Image.Image, filled directly: its __init__ would run through the `im` setter.
-        self.__dict__.update(
-            _im=None,
-            _mode=mode,
-            _size=size,
-            palette=palette_of(source) if mode == "P" else None,
-            _readonly=0,
-            _exif=None,
-            sink_source=source,
-            sink_ops=ops,
-        )
-        ledger.note_recorded()
+        # The fields of Image.Image, filled directly: its __init__ would use the `im` setter, and `update` is slow.
+        fields = self.__dict__
+        fields["_im"], fields["_mode"], fields["_size"] = None, mode, size
+        fields["palette"] = palette_of(source) if mode == "P" else None
+        fields["_readonly"], fields["_exif"] = 0, None
+        fields["sink_source"], fields["sink_ops"] = source, ops
+        if not ledger.has_recorded:
+            ledger.note_recorded()
 
     @property
     def is_recording(self) -> bool:
@@ -167,10 +179,9 @@ class LazyImage(LazyPixels, metaclass=_StockType):
 
     def record(self, *ops: Op, size: tuple[int, int] | None = None, mode: str | None = None) -> LazyImage:
         """A new handle with more calls; `size` (width, height) and `mode` where they change them."""
+        source, before = self._recipe()
         fields = self.__dict__
-        recorded = LazyImage(
-            fields["sink_source"], fields["sink_ops"] + ops, size or fields["_size"], mode or fields["_mode"]
-        )
+        recorded = LazyImage(source, before + ops, size or fields["_size"], mode or fields["_mode"])
         return recorded._with_info(self) if "info" in fields and all(map(_keeps_info, ops)) else recorded
 
     def _with_info(self, other: Image.Image) -> LazyImage:
@@ -179,13 +190,40 @@ class LazyImage(LazyPixels, metaclass=_StockType):
             self.__dict__["info"] = dict(other.info)
         return self
 
+    def _recipe(self) -> tuple[Source, tuple[Op, ...]]:
+        """What a new handle begins with: the pixels, where this one is used for a second sample."""
+        fields, now = self.__dict__, uses.batches
+        if fields.get("sink_used", now) != now:
+            self.keep_pixels()
+        fields["sink_used"] = now
+        return _source_and_ops(fields)
+
+    def keep_pixels(self) -> None:
+        """Makes the pixels, with which new handles begin from now on, and lets go of the file.
+
+        Where a device makes pixels, an image stays what it is if that takes less room. So does a damaged one: whoever
+        uses its batch decides what becomes of it.
+        """
+        source, ops = _source_and_ops(self.__dict__)
+        is_done = isinstance(source, PixelSource) and not ops
+        if not is_done and is_worth_keeping(source, math.prod(self.sink_shape)):
+            with contextlib.suppress(DecodeError), executing():
+                kept = PixelSource(replay(source.decode(), ops), source.path)
+                self.__dict__.update({"sink_source": kept, "sink_ops": ()})
+                ledger.note_kept()
+
     def _load(self) -> Any:
         if self.is_recording:
             report_fallback("pixels of a Pillow image", "read by other code", inner_module="PIL")
+            uses.note_batch()
+            source, ops = _source_and_ops(self.__dict__)
             with executing():
-                image = replay(self.sink_source.decode(), self.sink_ops)
+                image = replay(source.decode(), ops)
+                if isinstance(source, PixelSource) and image is source.image:
+                    image = image.copy()  # somebody may write to it
             self.__dict__.setdefault("info", image.info)
-            self.__dict__["_im"] = image.im
+            # Another thread may be about to record on what it was before.
+            self.__dict__.update({"_im": image.im, "sink_source": PixelSource(image, source.path), "sink_ops": ()})
         return Image.Image.load(self)
 
     @property
@@ -206,9 +244,11 @@ class LazyImage(LazyPixels, metaclass=_StockType):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.is_recording and not state.sends_pixels():
+            source, ops = self._recipe()
+            uses.note_batch()
             fields = self.__dict__
             info = {"info": fields["info"]} if "info" in fields else None
-            return unpickled, (self.sink_class, self.sink_source, self.sink_ops, self._size, self._mode), info
+            return unpickled, (self.sink_class, source, ops, self._size, self._mode), info
         with executing():
             return copyreg._reconstructor, (Image.Image, object, None), self.__getstate__()  # type: ignore[attr-defined]
 
@@ -228,8 +268,13 @@ class LazyImage(LazyPixels, metaclass=_StockType):
 
     def as_tensor(self, op: Op, dtype: torch.dtype, *, as_tv_image: bool = False) -> LazyTensor | LazyTVImage:
         """The tensor [C, H, W] that a conversion makes."""
+        source, before = self._recipe()
         kind = LazyTVImage if as_tv_image else LazyTensor
-        return kind(self.sink_source, (*self.sink_ops, op), self.sink_shape, dtype)
+        return kind(source, (*before, op), self.sink_shape, dtype)
+
+
+# Of the fields of an image: those of one moment, whatever another thread does meanwhile.
+_source_and_ops = operator.itemgetter("sink_source", "sink_ops")
 
 
 def _keeps_info(op: Op) -> bool:
@@ -249,7 +294,7 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
     if is_executing():
         return None
     source = getattr(image, "sink_file_source", None)
-    if source is not None and image._im is None and not image.decoderconfig and source.mode == image.mode:  # type: ignore[attr-defined]
+    if source is not None and source.mode == image.mode and image.records():  # type: ignore[attr-defined]
         return handle_of_file(image, source)
     if not type(image).__module__.startswith(("PIL.", "torch_sink.image.")):  # Pillow's plugins are of the former
         name = f"{type(image).__module__}.{type(image).__qualname__}"
@@ -265,6 +310,7 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
     if not image.width or not image.height:
         return None
     plain = image._new(image.im.copy())
+    uses.note_opened()
     return LazyImage(PixelSource(plain), (), plain.size, plain.mode)
 
 

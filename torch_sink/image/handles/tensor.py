@@ -12,7 +12,7 @@ import torch
 from torchvision import tv_tensors
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
-from torch_sink.image.core import state
+from torch_sink.image.core import state, uses
 from torch_sink.image.core.arguments import is_scaled_bytes
 from torch_sink.image.core.fallback import executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, Recorder, replay
@@ -146,6 +146,7 @@ class _Handle(Lazy):
         self.become_all(_other_than(real, replay(real, self.sink_ops[len(ops) :])))
 
     def _replayed(self) -> torch.Tensor:
+        uses.note_batch()
         with executing():
             source = self.sink_source
             return _other_than(getattr(source, "tensor", None), replay(source.decode(), self.sink_ops, in_place=True))
@@ -199,6 +200,7 @@ class _Handle(Lazy):
         # Protocol 2 is that of torch.save: what it writes has to be readable without this package.
         if protocol == 2 or not self.is_recording or state.sends_pixels():
             return self.materialize().__reduce_ex__(protocol)
+        uses.note_batch()
         return unpickled, (self.sink_class, self.sink_source, self.sink_ops, tuple(self.sink_shape), self.sink_dtype)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

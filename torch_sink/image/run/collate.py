@@ -11,6 +11,7 @@ from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.errors import DecodeError
 from torch_sink.image.core import state as backend_state
+from torch_sink.image.core import uses
 from torch_sink.image.decode.source import BrokenSource, FinishedSource
 from torch_sink.image.handles.tensor import HANDLES, RECORDED, LazyTVImage, finished_handle, recorded
 from torch_sink.image.program.block import collated_tensor
@@ -47,6 +48,7 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
         return torch.stack([item.materialize() for item in items])
     full_shape = (len(items), *shape)
     if at_once:
+        uses.note_batch()
         out = collated_tensor(full_shape, dtype)
         try:
             for row, (item, (source, ops)) in enumerate(zip(items, decoded_once(items), strict=True)):
@@ -61,6 +63,7 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
 
 def lazy_batch(items: Sequence[Any], destination: str, interpreted: bool = False) -> LazyBatch:
     """The batch of handles of one shape and dtype; the other arguments are those of `make_program`."""
+    uses.note_batch()
     sources, calls = [item.sink_source for item in items], [item.sink_ops for item in items]
     shape = len(items), *items[0].sink_shape
     return LazyBatch(make_program(sources, calls, shape, items[0].sink_dtype, destination, interpreted))
@@ -98,8 +101,7 @@ def _batch_of_one(image: Any, dim: Any = None) -> Any:
 
 
 def _is_made_at_once() -> bool:
-    active = backend_state.settled()
-    return active is None or active.executes_at_once
+    return backend_state.makes_pixels_here()
 
 
 _recorded_to = RECORDED[torch.Tensor.to]

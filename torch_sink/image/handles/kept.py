@@ -1,0 +1,108 @@
+"""Images that a dataset keeps in memory: a list of thumbnails, or a dict that fills up.
+
+Stock code has their pixels, and decodes none of them again. So here they are decoded once: when a pass over the dataset
+begins, which is before its workers start, or else in the process that uses them for a second sample.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+from types import CoroutineType, FrameType, FunctionType, GeneratorType, ModuleType
+from typing import Any
+
+import torch
+from PIL import Image
+
+from torch_sink.errors import DecodeError
+from torch_sink.image.core import state, uses
+from torch_sink.image.core.fallback import executing, ledger
+from torch_sink.image.core.ops import VALUE_CALLS, replay
+from torch_sink.image.decode.source import EncodedSource, PixelSource, is_worth_keeping
+from torch_sink.image.handles.file import LazyJpegImageFile
+from torch_sink.image.handles.image import LazyPixels
+from torch_sink.image.handles.tensor import HANDLES
+
+# From these on there is all of a process.
+_NOT_ENTERED = (type, ModuleType, GeneratorType, CoroutineType, FrameType, torch.Tensor)
+
+
+def keep_images_of(dataset: object) -> None:
+    """Makes the pixels of the images in a dataset that wait for them.
+
+    A file that nobody has used or loaded is left alone: its `draft` may still be called.
+    """
+    if not uses.were_opened:
+        return
+    waiting = [image for image in images_in(dataset) if _waits(image)]
+    for image in waiting:
+        if type(image) in HANDLES:
+            _keep_tensor(image)
+        elif type(image) is not LazyJpegImageFile or "sink_used" in vars(image):
+            image.keep_pixels()
+    uses.were_opened = bool(waiting)
+    if waiting:
+        _give_memory_back()
+
+
+def said_of_images_in(dataset: object) -> str:
+    """For readers: how many images a dataset keeps in memory, and as what; "" where there are none."""
+    images = images_in(dataset)
+    files = sum(isinstance(getattr(image, "sink_source", None), EncodedSource) for image in images if _waits(image))
+    as_files = f"; {files} of them as files, which the GPU decodes for each batch" if files else ""
+    return f"{len(images)} images are kept in memory by the dataset: decoded once{as_files}" if images else ""
+
+
+def _waits(image: Any) -> bool:
+    if type(image) in HANDLES:
+        return bool(image.is_recording)
+    return isinstance(image, LazyPixels) and image.waits
+
+
+def _give_memory_back() -> None:
+    """The memory of the files, which glibc holds on to while pixels lie among them."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def images_in(dataset: object) -> list[Any]:
+    """The Pillow images that an object holds, at any depth, and the tensors whose values do not exist yet."""
+    found: list[Any] = []
+    todo: list[Any] = [dataset]
+    seen: set[int] = set()
+    while todo:
+        held, todo = gc.get_referents(*todo), []
+        for value in filter(gc.is_tracked, held):  # numbers, texts, and tuples of them hold nothing
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            kind = type(value)
+            if kind in HANDLES or issubclass(kind, Image.Image):
+                found.append(value)
+            elif kind is FunctionType:
+                todo += value.__closure__ or ()
+            elif not issubclass(kind, _NOT_ENTERED):
+                todo.append(value)
+    return found
+
+
+def _keep_tensor(handle: Any) -> None:
+    """Makes the values; where a device makes them, the image that they are made of."""
+    source, ops = handle.sink_source, handle.sink_ops
+    if not isinstance(source, (EncodedSource, PixelSource)):
+        return
+    with contextlib.suppress(DecodeError), executing():
+        if state.makes_pixels_here():
+            handle.materialize()
+            ledger.note_kept()
+            return
+        of_pixels = tuple(op for op in ops if op.name not in VALUE_CALLS)
+        is_alone = handle.sink_base is None and not handle.sink_views
+        has_its_size = ops[: len(of_pixels)] == of_pixels
+        is_done = isinstance(source, PixelSource) and not of_pixels
+        if is_alone and has_its_size and not is_done and is_worth_keeping(source, handle.sink_shape.numel()):
+            kept = PixelSource(replay(source.decode(), of_pixels), source.path)
+            handle.__dict__.update({"sink_source": kept, "sink_ops": ops[len(of_pixels) :]})
+            ledger.note_kept()
