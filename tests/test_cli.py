@@ -126,8 +126,8 @@ def test_bench_writes_what_it_prints(
 
 def test_worker_cost_reports_fallbacks(generated_photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def with_lambda() -> transforms.Compose:
-        sharpen = transforms.Lambda(lambda image: image.filter(ImageFilter.SHARPEN))
-        return transforms.Compose([sharpen, transforms.CenterCrop(8), transforms.ToTensor()])
+        median = transforms.Lambda(lambda image: image.filter(ImageFilter.MedianFilter()))
+        return transforms.Compose([median, transforms.CenterCrop(8), transforms.ToTensor()])
 
     monkeypatch.setitem(pipelines.PIPELINES, "with lambda", with_lambda)
     pipeline = pipelines.open_pipeline("with lambda", generated_photos, batch_size=4)

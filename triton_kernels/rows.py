@@ -96,6 +96,7 @@ class Kind(enum.IntEnum):
     GRID = 42
     WARP = 43
     BOX_BLUR = 44
+    CONVOLUTION = 45
 
     @functools.cached_property
     def role(self) -> str:
@@ -105,7 +106,7 @@ class Kind(enum.IntEnum):
     @functools.cached_property
     def is_heavy(self) -> bool:
         """Whether only the heavy variant of the kernel does it, whatever the formula."""
-        heads = Kind.FILTER_X, Kind.FILTER_Y, Kind.GRID, Kind.WARP, Kind.BOX_BLUR
+        heads = Kind.FILTER_X, Kind.FILTER_Y, Kind.GRID, Kind.WARP, Kind.BOX_BLUR, Kind.CONVOLUTION
         return self in (*heads, Kind.NORMALIZE, Kind.BLEND_MEAN)
 
 

@@ -65,6 +65,7 @@ def chains() -> list[Any]:
         v1.Resize((64, 192)), v1.Resize((96, 96), BICUBIC), v1.Resize((96, 96), NEAREST),
         partial(F.adjust_gamma, gamma=2),
         methodcaller("filter", ImageFilter.GaussianBlur(2)), methodcaller("filter", ImageFilter.GaussianBlur(9)),
+        methodcaller("filter", ImageFilter.SHARPEN), methodcaller("filter", ImageFilter.SMOOTH_MORE),
     ]  # fmt: skip
     on_floats = [
         [v1.RandomErasing(1)], [v2.RandomErasing(1, value="random")], [v2.RandomHorizontalFlip(1)],

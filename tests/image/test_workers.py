@@ -15,7 +15,7 @@ from torchvision.datasets import ImageFolder
 
 import torch_sink
 from image.check import assert_same_bits
-from image.worker_data import WatchedCollate, count_decodes, jitter_transform, train_transform
+from image.worker_data import WatchedCollate, count_decodes, jitter_transform, sharpened_transform, train_transform
 from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
 from torch_sink.image.program.program import ARRAYS, make_program
@@ -96,12 +96,15 @@ def test_batches_in_slabs_equal_stock(photos: Path) -> None:
     assert_same_batches([[images.to("cpu"), targets] for images, targets in kept], expected)
 
 
-def test_v2_batches_equal_stock_without_persistent_workers(photos: Path) -> None:
-    dataset = some_images(photos, jitter_transform())
+@pytest.mark.parametrize("transform", [jitter_transform, sharpened_transform])
+def test_batches_equal_stock_without_persistent_workers(photos: Path, transform: Any) -> None:
+    dataset = some_images(photos, transform())
     expected = epochs_of(dataset, num_workers=2, multiprocessing_context="fork")
     with torch_sink.image_backend("device", device="cpu"):
         made = epochs_of(dataset, num_workers=2, multiprocessing_context="fork")
+        report = torch_sink.fallback_report()
     assert_same_batches(made, expected)
+    assert not report, str(report)
 
 
 def test_a_batch_crosses_as_its_block(photos: Path) -> None:
@@ -142,23 +145,26 @@ def what_workers_did(folder: Path, dataset: Any, workers: int, start_method: str
     return [json.loads(file.read_text()) for file in sorted(folder.iterdir())]
 
 
-def jpegs(folder: Path) -> Subset[Any]:
+def jpegs(folder: Path, transform: Any) -> Subset[Any]:
     """JPEG files only: what else there is has to be decoded at once."""
-    images = ImageFolder(str(folder), train_transform())
+    images = ImageFolder(str(folder), transform)
     chosen = [at for at, (path, _) in enumerate(images.samples) if path.lower().endswith((".jpg", ".jpeg"))]
     return Subset(images, chosen[:8])
 
 
+@pytest.mark.parametrize("transform", [train_transform, sharpened_transform])
 @pytest.mark.parametrize(("start_method", "workers"), [("fork", 2), ("spawn", 1)])
-def test_a_worker_of_a_device_decodes_nothing(photos: Path, tmp_path: Path, start_method: str, workers: int) -> None:
+def test_a_worker_of_a_device_decodes_nothing(
+    photos: Path, tmp_path: Path, start_method: str, workers: int, transform: Any
+) -> None:
     with torch_sink.image_backend("device", device="meta"):
-        seen = what_workers_did(tmp_path, jpegs(photos), workers, start_method)
+        seen = what_workers_did(tmp_path, jpegs(photos, transform()), workers, start_method)
     assert seen == [{"decodes": 0, "cuda": False, "kernels": False}] * workers
 
 
 def test_decodes_are_counted_where_the_cpu_executes(photos: Path, tmp_path: Path) -> None:
     with torch_sink.image_backend("device", device="cpu"):
-        (seen,) = what_workers_did(tmp_path, jpegs(photos), 1, "fork")
+        (seen,) = what_workers_did(tmp_path, jpegs(photos, train_transform()), 1, "fork")
     assert seen["decodes"] >= 8
     assert not seen["kernels"]
 

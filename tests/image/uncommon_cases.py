@@ -68,6 +68,11 @@ UNCOMMON: dict[str, Callable[[], Pipeline]] = {
         functools.partial(_filter, ImageFilter.GaussianBlur(1.7)), v1.RandomHorizontalFlip(),
         functools.partial(_filter, ImageFilter.GaussianBlur(9)), v1.PILToTensor(),
     ),
+    "Pillow's kernels of weights": lambda: _v1(
+        v1.RandomCrop(SIZE, padding=4, fill=(9, 90, 200)), functools.partial(_filter, ImageFilter.SHARPEN),
+        v1.RandomHorizontalFlip(), functools.partial(_filter, ImageFilter.Kernel((5, 5), [*range(-3, 22)], offset=-20)),
+        v1.ColorJitter(0.3, 0.3), v1.ToTensor(), v1.Normalize(MEAN, STD),
+    ),
     "v1 one pixel wide": lambda: _v1(
         v1.PILToTensor(), v1.CenterCrop((13, 1)), v1.Resize((9, 6)), v1.ConvertImageDtype(torch.float32),
         v1.Resize((14, 7), InterpolationMode.BICUBIC),

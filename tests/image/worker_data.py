@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import ImageFile
+from PIL import Image, ImageFile, ImageFilter
 from torch.utils.data import Dataset, default_collate, get_worker_info
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
@@ -29,6 +29,22 @@ def train_transform() -> transforms.Compose:
             transforms.RandomHorizontalFlip(),
             transforms.ToTensor(),
             transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ]
+    )
+
+
+def sharpen(image: Image.Image) -> Image.Image:
+    return image.filter(ImageFilter.SHARPEN)
+
+
+def sharpened_transform() -> transforms.Compose:
+    """User code that calls Pillow, between transforms."""
+    return transforms.Compose(
+        [
+            transforms.RandomResizedCrop(20),
+            transforms.Lambda(sharpen),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
         ]
     )
 

@@ -30,6 +30,7 @@ CHOSEN = {
     "test_jpeg_batches.py": ("test_jpeg_batches",),
     "test_jpeg_entropy.py": ("test_jpeg_entropy",),
     "test_augmix.py": ("resized", "test_gray"),
+    "test_kernel_filters.py": ("test_named_kernels", "test_random_kernels", "test_small_images"),
 }
 LAUNCHED = re.compile(r"^launched (\w+) \d+ times$", re.MULTILINE)
 

@@ -38,8 +38,7 @@ _NOTHING = "nothing, "  # is to be done
 # A part of a reason in the fallback report -> what to do.
 REMEDIES = {
     "read by other code": "use torchvision's transform of the same effect (python -m torch_sink support lists "
-    "them; the documentation says how far its pixels are from those of Pillow's filters). The call costs more than "
-    "itself: the worker decodes the image and runs every transform before it",
+    "them). The call costs more than itself: the worker decodes the image and runs every transform before it",
     "with these arguments": "another interpolation, fill, size or type, or do it earlier, on the Pillow image: "
     "python -m torch_sink support lists the limits",
     "no kernel for mode": 'convert the image first: image.convert("RGB"), as ImageFolder does',

@@ -190,6 +190,8 @@ def _taps(kind: Kind, value: int) -> int:
         return value
     if kind == Kind.BOX_BLUR:
         return 2 * value + 3
+    if kind == Kind.CONVOLUTION:
+        return value**2
     if kind == Kind.GRID:
         return (1, 4, 16)[value]
     return {0: 1, 2: 4, 3: 16}[value] if kind == Kind.WARP else 0

@@ -1,4 +1,4 @@
-"""Heads that read neighbors of a pixel: one axis of a resize or of a blur, sharpness, and AugMix's sum.
+"""Heads that read neighbors of a pixel: one axis of a resize or of a blur, sharpness, Pillow's kernels, AugMix's sum.
 
 Resizes of bytes compute in whole numbers, as Pillow's `Resample.c` and torch's kernels for uint8 tensors. Filters of
 floats are resizes, antialiased or not, and torch's Gaussian blur; torch adds the taps up in an order that depends on
@@ -162,6 +162,40 @@ def sharpen(view, head, x, y, red, top, IS_HEAVY: tl.constexpr):
     green = sharpened(green_sum, g, border, factor, rest, formula, top, IS_HEAVY)
     blue = sharpened(blue_sum, b, border, factor, rest, formula, top, IS_HEAVY)
     return red, green, blue
+
+
+@triton.jit
+def convolve(view, head, tables, x, y, red):
+    """Pillow's kernels of 3 x 3 or 5 x 5 weights. As in `Filter.c` each line is added up by itself, the lowest first.
+
+    `x` int32 [1, X], `y` int32 [Y, 1]; `red` float32 [Y, X]: zero.
+    """
+    width = tl.load(head + 1)
+    height = tl.load(head + 2)
+    size = tl.load(head + 3)
+    weights = tables + tl.load(head + TABLE)
+    reach = size // 2
+    border = (x < reach) | (y < reach) | (x >= width - reach) | (y >= height - reach)
+    red_sum = tl.where(border, 0.0, load_float(head, FACTOR))
+    green_sum = red_sum
+    blue_sum = red_sum
+    for line in range(size):
+        row = clamp(y + reach - line, 0, height - 1)
+        red_line = red
+        green_line = red
+        blue_line = red
+        for place in range(size):
+            r, g, b = fetch_bytes(view, clamp(x + place - reach, 0, width - 1), row, True)
+            # A pixel of the border is what it was: the one in the middle.
+            middle = tl.where((line == reach) & (place == reach), 1.0, 0.0)
+            weight = tl.where(border, middle, load_float(weights, line * size + place))
+            red_line += r.to(tl.float32) * weight
+            green_line += g.to(tl.float32) * weight
+            blue_line += b.to(tl.float32) * weight
+        red_sum += red_line
+        green_sum += green_line
+        blue_sum += blue_line
+    return cut(red_sum, 255.0), cut(green_sum, 255.0), cut(blue_sum, 255.0)
 
 
 @triton.jit

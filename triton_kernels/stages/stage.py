@@ -22,6 +22,7 @@ from ..program import (
     BOX_BLUR,
     BRIGHTNESS,
     CHANNELS,
+    CONVOLUTION,
     ERASE,
     FILL,
     FILTER_X,
@@ -52,7 +53,7 @@ from ..program import (
     WARP,
     WIDTH,
 )
-from .filters import box_blur, filter_axis, mix, sharpen
+from .filters import box_blur, convolve, filter_axis, mix, sharpen
 from .points import apply_point, in_box, map_axis, place_in_box
 from .warps import sample_grid, warp_fixed, warp_float
 
@@ -137,6 +138,8 @@ def stage_kernel(
             red, green, blue = warp_float(view, head, tables, x[None, :], y[:, None], red)
         elif head_code == BOX_BLUR:
             red, green, blue = box_blur(view, head, x[None, :], y[:, None], red)
+        elif head_code == CONVOLUTION:
+            red, green, blue = convolve(view, head, tables, x[None, :], y[:, None], red)
 
     left_at = tl.maximum(tl.maximum(x_left_at[None, :], y_left_at[:, None]), erased_at)
     for step in range(tail_end - tail_begin):

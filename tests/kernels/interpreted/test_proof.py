@@ -278,6 +278,7 @@ def test_what_is_compared(dtype: torch.dtype) -> None:
         kinds |= set(program.array("operations")[1:, 0].tolist())
     expected = {Kind.FLIP, Kind.REFLECT, Kind.LOOKUP, Kind.SOLARIZE, Kind.HUE, Kind.GRAY, Kind.EQUALIZE, Kind.CONTRAST}
     expected |= {Kind.RESAMPLE_X, Kind.RESAMPLE_Y, Kind.AFFINE, Kind.SHARPNESS, Kind.WARP, Kind.ERASE}
+    expected |= {Kind.CONVOLUTION}
     if dtype != torch.uint8:
         expected = expected - {Kind.ERASE} | {Kind.NORMALIZE, Kind.BLEND_MEAN, Kind.FILTER_X, Kind.FILTER_Y, Kind.GRID}
     assert not {kind.name for kind in expected if kind not in kinds}

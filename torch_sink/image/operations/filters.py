@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import ImageFilter
+from PIL import Image, ImageFilter
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2.functional import _misc as v2_misc
 
-from torch_sink.image.core.arguments import is_number
+from torch_sink.image.core.arguments import is_number, is_rounded_by_torch
 from torch_sink.image.core.atoms import FAMILIES, Lowering, by_formula, float_bits
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
 from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, ROUNDED, Op, Operation
@@ -113,22 +113,112 @@ def _box_radius(sigma: float) -> np.float32:
     return whole + part / (np.float32(6) * (variance - (whole + one) * (whole + one)))
 
 
-def _filter(image: Any, filter: Any) -> Any:
-    radius: Any = filter.radius if type(filter) is ImageFilter.GaussianBlur and image.mode != "P" else None
+def _blur_image(image: Any, radius: Any) -> Any:
     if not is_number(radius) or not 0 <= radius < _LARGEST_BLUR:
         return NotImplemented
     return image.record(Op("pil.gaussian_blur", (float(radius),))) if radius else image.copy()
 
 
+# --- Pillow's kernels of 3 x 3 and 5 x 5 weights: SHARPEN, SMOOTH and the like
+
+_STOCK_FILTER = ImageFilter.BuiltinFilter.filter
+_NUMBERS = (int, float, np.integer, np.floating)
+_FAR = 1e30  # of so large weights sums of bytes are far from the largest float32
+
+
+def _lower_kernel(state: Lowering, kernel: tuple[float, ...], scale: float, offset: float) -> None:
+    """CONVOLUTION: (width, height, weights a side), what a sum begins with as the factor, and a table of the weights,
+    float32 by their bits."""
+    weights = _kernel_weights(kernel, scale)
+    begin = float(np.float32(offset) + np.float32(0.5))
+    state.add(Kind.CONVOLUTION, state.width, state.height, math.isqrt(len(kernel)), factor=begin, tables=(weights,))
+
+
+@functools.lru_cache(maxsize=1024)
+def _kernel_weights(kernel: tuple[float, ...], scale: float) -> np.ndarray:
+    return (np.array(kernel, np.float32) / np.float32(scale)).view(np.int32)
+
+
+def _convolve_image(image: Any, size: Any, scale: Any, offset: Any, kernel: Any) -> Any:
+    """Not recorded: weights that are not finite, or nearly so, and sums that this machine's Pillow rounds otherwise."""
+    if type(size) is not tuple or not all(type(side) is int for side in size) or size not in ((3, 3), (5, 5)):
+        return NotImplemented
+    if not isinstance(kernel, (list, tuple, np.ndarray)) or len(kernel) != size[0] * size[1]:
+        return NotImplemented
+    if not all(isinstance(value, _NUMBERS) and -_FAR < value < _FAR for value in (scale, offset, *kernel)):
+        return NotImplemented
+    weights, scale, offset = tuple(map(float, kernel)), float(scale), float(offset)
+    # What a difference of 1 may become: more than that where torch's float kernels have rounded.
+    most = 1 if is_rounded_by_torch(image) else _FAR
+    if abs(scale) < 1 / _FAR or sum(map(abs, weights)) > most * abs(scale):
+        return NotImplemented
+    if not (_rounds_each_product() or _is_exact(_kernel_weights(weights, scale), offset)):
+        return NotImplemented
+    if min(image.sink_shape[1:]) < size[0]:
+        return image.copy()
+    return image.record(Op("pil.kernel", (weights, scale, offset)))
+
+
+@functools.cache
+def _rounds_each_product() -> bool:
+    """False where Pillow is compiled to round a product and a sum once: on ARM, or for the newest processors alone."""
+    # Three times this, which rounding makes 2 ** 26, differs from it by 2.
+    third = 2.0**26 / 3
+    weights = (third, -third, 0, 2 * third, 0, -2 * third, 0, 0, 0)
+    return Image.new("L", (3, 3), 3).filter(ImageFilter.Kernel((3, 3), weights, 1, 100)).getpixel((1, 1)) == 100
+
+
+def _is_exact(bits: np.ndarray, offset: float) -> bool:
+    """True where no sum is rounded: all are multiples of 1 / 256 below 2 ** 16. `bits`: of the weights."""
+    weights, begin = bits.view(np.float32).astype(np.float64), np.float64(np.float32(offset)) + 0.5
+    steps = 256 * np.array([*weights, begin])
+    return bool((steps % 1 == 0).all() and 255 * np.abs(weights).sum() + abs(begin) < 1 << 16)
+
+
+def _filter(image: Any, filter: Any) -> Any:
+    if image.mode == "P":
+        return NotImplemented
+    if type(filter) is ImageFilter.GaussianBlur:
+        return _blur_image(image, filter.radius)
+    arguments = getattr(filter, "filterargs", None) if _is_stock_kernel(filter) else None
+    return _convolve_image(image, *arguments) if type(arguments) is tuple and len(arguments) == 4 else NotImplemented
+
+
+def _is_stock_kernel(filter: Any) -> bool:
+    """True for those filters, or classes of them, for which nobody's code runs but Pillow's."""
+    if isinstance(filter, type):
+        is_builtin = issubclass(filter, ImageFilter.BuiltinFilter) and filter.__init__ is object.__init__
+    else:
+        is_builtin = isinstance(filter, ImageFilter.BuiltinFilter) and not callable(filter)
+    method: Any = getattr(filter, "filter", None)
+    return is_builtin and getattr(method, "__func__", method) is _STOCK_FILTER
+
+
 def _filter_examples(a: Arguments) -> Iterator[Example]:
-    return of_method(a, "filter", {"GaussianBlur": (ImageFilter.GaussianBlur(a.chance.uniform(0.1, 3)),)})
+    calls: dict[str, Any] = {
+        "GaussianBlur": ImageFilter.GaussianBlur(a.chance.uniform(0.1, 3)),
+        "SHARPEN": ImageFilter.SHARPEN,
+        "SMOOTH_MORE": ImageFilter.SMOOTH_MORE,
+    }
+    for side in (3, 5):
+        weights = [a.chance.uniform(-1, 2) for _ in range(side**2)]
+        calls[f"Kernel, {side} x {side}"] = ImageFilter.Kernel((side, side), weights, offset=a.chance.uniform(-50, 50))
+    return of_method(a, "filter", {name: (filter,) for name, filter in calls.items()})
+
+
+def _kernel_of(kernel: tuple[float, ...], scale: float, offset: float) -> ImageFilter.Kernel:
+    side = math.isqrt(len(kernel))
+    return ImageFilter.Kernel((side, side), kernel, scale, offset)
 
 
 Operation(
-    "Pillow's blur",
-    stock={"pil.gaussian_blur": lambda image, sigma: image.filter(ImageFilter.GaussianBlur(sigma))},
+    "Pillow's filters",
+    stock={
+        "pil.gaussian_blur": lambda image, sigma: image.filter(ImageFilter.GaussianBlur(sigma)),
+        "pil.kernel": lambda image, *arguments: image.filter(_kernel_of(*arguments)),
+    },
     record={"Image.filter": _filter},
-    lower=_lower_blur_of_image,
+    lower={"pil.gaussian_blur": _lower_blur_of_image, "pil.kernel": _lower_kernel},
     examples=_filter_examples,
 )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
+from PIL import Image, ImageFilter
 from torchvision.transforms import InterpolationMode
 
 from torch_sink.image.core.examples import STATISTICS
@@ -69,9 +69,13 @@ _OF_PILLOW: _Programs = {
         ("pil.adjust_gamma", 0.6),
     ),
 }
-# Pillow's float64, which the heavy variant alone has.
-_IN_FLOAT64: _Programs = {
-    "perspective": (("Image.transform", (_WIDTH, _HEIGHT), Image.Transform.PERSPECTIVE, *_PERSPECTIVE),)
+# Pillow's float64 and its kernels of weights, which the heavy variant alone has.
+_OF_THE_HEAVY: _Programs = {
+    "perspective": (("Image.transform", (_WIDTH, _HEIGHT), Image.Transform.PERSPECTIVE, *_PERSPECTIVE),),
+    "blur by a kernel": (
+        ("Image.crop", (11, 9, 11 + _WIDTH, 9 + _HEIGHT)),
+        ("Image.filter", ImageFilter.BLUR),
+    ),
 }
 
 
@@ -98,7 +102,7 @@ def _on_tensors(dtype: torch.dtype) -> _Programs:
 
 
 def _programs(dtype: torch.dtype, is_heavy: bool) -> _Programs:
-    on_images = {**_OF_PILLOW, **_IN_FLOAT64} if is_heavy else _OF_PILLOW
+    on_images = {**_OF_PILLOW, **_OF_THE_HEAVY} if is_heavy else _OF_PILLOW
     end = _TO_BYTES if dtype == torch.uint8 else (*_TO_FLOATS, *_NORMALIZE)
     programs = {name: (*calls, *end) for name, calls in on_images.items()}
     return {**programs, **_on_tensors(dtype)} if is_heavy else programs
