@@ -123,7 +123,7 @@ def _blur_image(image: Any, radius: Any) -> Any:
 
 _STOCK_FILTER = ImageFilter.BuiltinFilter.filter
 _NUMBERS = (int, float, np.integer, np.floating)
-_FAR = 1e30  # of so large weights sums of bytes are far from the largest float32
+_FAR = 1e30  # 25 weights below this, times 255, add up to less than the largest float32
 
 
 def _lower_kernel(state: Lowering, kernel: tuple[float, ...], scale: float, offset: float) -> None:
@@ -148,7 +148,7 @@ def _convolve_image(image: Any, size: Any, scale: Any, offset: Any, kernel: Any)
     if not all(isinstance(value, _NUMBERS) and -_FAR < value < _FAR for value in (scale, offset, *kernel)):
         return NotImplemented
     weights, scale, offset = tuple(map(float, kernel)), float(scale), float(offset)
-    # What a difference of 1 may become: more than that where torch's float kernels have rounded.
+    # How often larger it may make a difference: no larger behind torch's float kernels, whose last bits vary.
     most = 1 if is_rounded_by_torch(image) else _FAR
     if abs(scale) < 1 / _FAR or sum(map(abs, weights)) > most * abs(scale):
         return NotImplemented
