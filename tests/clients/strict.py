@@ -86,7 +86,7 @@ def left_since(before: dict[str, set[Any]], seconds: float = 5.0) -> dict[str, l
 
 def name_of(trace: Any) -> str:
     text = command(psutil.Process(trace)) if isinstance(trace, int) else getattr(trace, "name", str(trace))
-    return re.sub(r"\d+|(?<=/sem\.)\w+", "0", text)
+    return re.sub(r"(?<=/sem\.)\w+|\d+", "0", text)
 
 
 def main(photos: str, folder: str, name: str, text: str) -> None:
