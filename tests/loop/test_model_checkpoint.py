@@ -188,6 +188,31 @@ def test_a_misspelled_monitor_is_found_before_the_first_step(
     assert "monitor='of a callback of mine' is no result of this run's evaluations" in caplog.text
 
 
+@pytest.mark.parametrize("callback", [ModelCheckpoint, EarlyStopping, ReduceLROnPlateau])
+def test_a_monitor_that_nothing_evaluates_is_told_at_the_start(
+    callback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    begun: list[int] = []
+    note = LambdaCallback(
+        on_train_step_end=lambda context: begun.append(caplog.text.count("nothing evaluates monitor="))
+    )
+    make_loop().run(make_batches(2), callbacks=[callback(monitor="accuracy"), note])
+    assert begun == [1]
+    caplog.clear()
+    own = type("Own", (LambdaCallback,), {})()  # which may give results
+    make_loop().run(make_batches(2), callbacks=[callback(monitor="accuracy"), own])
+    assert "nothing evaluates" not in caplog.text
+
+
+def test_the_best_checkpoint_is_one_by_an_evaluation(tmp_path: Path) -> None:
+    """The loss of the steps is no result of one: nothing would be saved."""
+    batches = make_batches(2)
+    best = ModelCheckpoint("best", tmp_path, monitor="loss")
+    with pytest.raises(ValueError, match=r"monitor='loss' is no result.*which are eval_loss"):
+        make_loop().run(batches, callbacks=[Evaluation(batches), best])
+
+
 def test_arguments_of_the_monitor() -> None:
     with pytest.raises(ValueError, match=r"pass two ModelCheckpoint, with a prefix each"):
         ModelCheckpoint(monitor="accuracy", config=CheckpointConfig())

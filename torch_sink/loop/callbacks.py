@@ -285,13 +285,25 @@ def was_told_to_stop(arguments: RunArguments) -> bool:
     return arguments.history.stopped_by not in (None, "request_stop")
 
 
-def check_monitor(monitor: str, callbacks: Iterable[Callback]) -> None:
+def check_monitor(monitor: str, callbacks: Iterable[Callback], known: tuple[str, ...] = ()) -> None:
     """Raise ValueError where `monitor` is no result of the run's evaluations, but nearly one; warn where it is none.
 
     Results may come from a callback of the user's, so a name that no evaluation has is no error.
+
+    Args:
+        monitor: name of a result.
+        callbacks: of the run.
+        known: names that need no evaluation.
     """
-    evaluated = [name for callback in callbacks for name in getattr(callback, "result_names", ())]
-    if monitor in evaluated or monitor == "loss" or not evaluated:
+    members = list(callbacks)
+    evaluated = [name for callback in members for name in getattr(callback, "result_names", ())]
+    if monitor in evaluated or monitor in known:
+        return
+    if not evaluated:
+        if all(type(one).__module__.startswith("torch_sink.") for one in members if type(one) is not LambdaCallback):
+            _log.warning(
+                "nothing evaluates monitor=%r: pass Evaluation(valid_loader, ...) among the callbacks", monitor
+            )
         return
     message = f"monitor={monitor!r} is no result of this run's evaluations, which are {', '.join(sorted(evaluated))}"
     if difflib.get_close_matches(monitor, evaluated):

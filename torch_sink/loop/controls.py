@@ -166,7 +166,7 @@ class _PlateauCallback(Callback):
 
     def on_train_begin(self, run_context: RunContext) -> None:
         self._forget()
-        check_monitor(self._name, run_context.original_args().list_callback)
+        check_monitor(self._name, run_context.original_args().list_callback, known=("loss",))
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
