@@ -27,7 +27,7 @@ import gpu_tests  # noqa: E402
 WORKS = "import json, sys; open(sys.argv[2], 'w').write(json.dumps({'options': sys.argv[3:]}))"
 HANGS = """
 import json, sys, time
-open(sys.argv[2], 'w').write(json.dumps({'worker_cost': {'v1 train': {'stock_ms': {'p50': 4.5}, 'torch_sink_ms': {'p50': 0.2}}}, 'unfinished': True}))
+open(sys.argv[2], 'w').write(json.dumps({'worker_cost': {'v1 train, batch 256': {'stock_ms': {'p50': 4.5}, 'torch_sink_ms': {'p50': 0.2}}}, 'unfinished': True}))
 time.sleep(600)
 """
 TESTS = {
@@ -161,7 +161,7 @@ def results_of_a_gpu() -> dict[str, Any]:
             "torch_sink, kernels alone": {"images_per_second": {"512": p50(300000.0)}},
         }}},
         "loop": {"models": {"mlp": {"loops": {"StepLoop graph, sink 100": {"host_microseconds": p50(15.5)}}}, "resnet50": {}}},
-        "worker_cost": {"worker_cost": {"v1 train": {"stock_ms": p50(4.66), "torch_sink_ms": p50(0.21)}}},
+        "worker_cost": {"worker_cost": {"v1 train, batch 256": {"stock_ms": p50(4.66), "torch_sink_ms": p50(0.21)}}},
         "host_cost": {"host_cost": {"v1 train": {"pinned": {"us_an_image": {"in all": p50(4.96)}}}}},
     }  # fmt: skip
 

@@ -103,7 +103,13 @@ STEPS = (
         ("--rounds", "2", "--epochs", "2"),
         ("--workers", "1", "--rounds", "1", "--epochs", "1", "--batch-size", "2"),
     ),
-    Step("worker_cost", "transforms", 13, ("--rounds", "2", "--images", "40"), ("--images", "8", "--rounds", "1")),
+    Step(
+        "worker_cost",
+        "transforms",
+        13,
+        ("--rounds", "2", "--images", "40", "--rows", "v1 train, batch 256"),
+        ("--images", "8", "--rounds", "1", "--rows", "v1 train, batch 256"),
+    ),
     Step(
         "host_cost",
         "transforms",

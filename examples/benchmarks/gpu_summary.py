@@ -80,7 +80,7 @@ def _graph(result: Result, key: str) -> float:
 
 
 def _worker(result: Result) -> str:
-    cost = result["worker_cost"]["v1 train"]
+    cost = result["worker_cost"]["v1 train, batch 256"]
     return f"{cost['stock_ms']['p50']:.2f} -> {cost['torch_sink_ms']['p50']:.2f}"
 
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from torch_sink.cli.bench import describe_run, percentiles
+from torch_sink.cli.bench import describe_run
 from torch_sink.cli.machine import describe_machine
 from torch_sink.cli.photos import write_photos
 from torch_sink.cli.pipelines import find_images
+from torch_sink.cli.worker_cost import percentiles
 
 GENERATED = ".generated"
 LOCAL = Path(__file__).resolve().parents[2] / "local"
@@ -35,6 +36,7 @@ def make_parser(description: str, name: str, *, images: int | None = None) -> ar
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
     if images is not None:
         parser.add_argument("--data", type=Path, help="ImageFolder tree of photographs (default: generated ones)")
+        parser.add_argument("--name", default="", help="the published name of the photographs in --data")
         parser.add_argument("--images", type=positive, default=images, help="photographs to generate without --data")
     parser.add_argument("--output", type=Path, default=LOCAL / f"{name}.json", help="JSON file (default: %(default)s)")
     return parser
@@ -58,6 +60,18 @@ def photographs(arguments: argparse.Namespace) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="torch_sink_photos_") as scratch:
         write_generated(Path(scratch), arguments.images)
+        yield Path(scratch)
+
+
+@contextmanager
+def distinct(folder: Path, count: int) -> Iterator[Path]:
+    """A folder of `count` links to photographs: a batch holds a file that comes twice only once."""
+    paths = find_images(folder)
+    with tempfile.TemporaryDirectory(prefix="torch_sink_links_") as scratch:
+        (Path(scratch) / "all").mkdir()
+        for number in range(count):
+            path = paths[number % len(paths)]
+            (Path(scratch) / "all" / f"{number}{path.suffix}").symlink_to(path.resolve())
         yield Path(scratch)
 
 
@@ -137,8 +151,11 @@ def describe(arguments: argparse.Namespace, script: str, folder: Path | None = N
         report: dict[str, Any] = {"command": command, "machine": describe_machine()}
     else:
         report = describe_run(command + (" --data DIR" if arguments.data else ""), folder)
-        report["photographs"]["given"] = not (folder / GENERATED).exists()
-    options = {name: value for name, value in vars(arguments).items() if name not in ("data", "output")}
+        given, count = not (folder / GENERATED).exists(), report["photographs"]["count"]
+        name = arguments.name if given else f"torch_sink.cli.photos.write_photos, seeds 0 to {count - 1}"
+        report["photographs"] |= {"given": given, "name": name}
+    report["machine"]["load_average"] = round(os.getloadavg()[0], 1)  # of other work, which slows all that is measured
+    options = {name: value for name, value in vars(arguments).items() if name not in ("data", "name", "output")}
     report["options"] = {**options, "device": str(device_here())}
     return report
 

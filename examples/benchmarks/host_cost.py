@@ -12,7 +12,6 @@ table and writes JSON.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -29,9 +28,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 import torch_sink
-from harness import describe, finish, make_parser, photographs, positive, save
-from torch_sink.cli.bench import percentiles
-from torch_sink.cli.pipelines import build_pipeline, find_images
+from harness import describe, distinct, finish, make_parser, photographs, positive, save
+from torch_sink.cli.pipelines import build_pipeline
+from torch_sink.cli.worker_cost import percentiles
 from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
 from torch_sink.image.core import state
@@ -214,18 +213,6 @@ def measured(clock: Clock, memory: PinnedMemory) -> Iterator[None]:
         stack.enter_context(mock.patch.object(driver, "_active", DRIVER))
         yield
     memory.reuse()
-
-
-@contextmanager
-def distinct(folder: Path, count: int) -> Iterator[Path]:
-    """A folder of `count` links to photographs: a batch holds a file that comes twice only once."""
-    paths = find_images(folder)
-    with tempfile.TemporaryDirectory(prefix="torch_sink_links_") as scratch:
-        (Path(scratch) / "all").mkdir()
-        for number in range(count):
-            path = paths[number % len(paths)]
-            (Path(scratch) / "all" / f"{number}{path.suffix}").symlink_to(path.resolve())
-        yield Path(scratch)
 
 
 def batches(folder: Path, pipeline: str, size: int, block: str) -> Iterator[Callable[[], Any]]:

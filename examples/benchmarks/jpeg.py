@@ -27,7 +27,7 @@ from harness import (
     read_files,
     save,
 )
-from torch_sink.cli.bench import percentiles
+from torch_sink.cli.worker_cost import percentiles
 from torch_sink.image.decode.jpeg_block import lay_out_jpegs
 from torch_sink.image.decode.jpeg_decoder import decode_jpegs
 from torch_sink.image.decode.jpeg_header import read_jpeg_header

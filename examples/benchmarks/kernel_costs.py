@@ -32,6 +32,7 @@ import torch_sink
 import torch_sink.cli
 from kernel_counts import RESULT, counting
 from kernel_instructions import ARITHMETIC, work_of
+from report_tables import host_of
 from torch_sink.cli.machine import describe_machine, features_of_batch
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.providers import set_decode_provider
@@ -39,7 +40,6 @@ from torch_sink.triton_kernels.shapes import ENOUGH_LANES, LANE_SHAPES, STAGE_TI
 
 COSTS = Path(torch_sink.cli.__file__).with_name("kernel_costs.json")
 HOST_COST = RESULT.with_name("host_cost.json")
-HOST_PIPELINE = "v1 train"
 STAGE_KERNELS = ("prologue_kernel", "stage_kernel", "statistics_kernel")
 UNITS = ("issue", *ARITHMETIC, "load-store")
 PHOTO, USUAL = (250, 188), (500, 375)  # width and height in pixels; the usual size of ImageNet
@@ -133,16 +133,6 @@ def count_decoder_launches() -> list[tuple[int, int]]:
     return [(first, others + shape.rounds) for first, shape in zip(least, LANE_SHAPES, strict=True)]
 
 
-def host_cost() -> dict[str, Any]:
-    """What the process that trains spends on an image and on a launch, in microseconds, as it was measured."""
-    report = json.loads(HOST_COST.read_text())
-    measured = report["host_cost"][HOST_PIPELINE]["pinned"]
-    parts = {name: part["p50"] for name, part in measured["us_an_image"].items()}
-    launch = parts["launch"] * report["options"]["batch"] / measured["launches"]
-    about = {"cpu": report["machine"]["cpu"], "date": report["machine"]["date"], "batch": report["options"]["batch"]}
-    return {**about, "image": round(parts["in all"] - parts["launch"], 2), "launch": round(launch, 2)}
-
-
 def fit(rows: Sequence[tuple[Features, Work]]) -> Cost:
     """The work of one of each feature: least squares of the relative differences, nothing below 0."""
     names = sorted({name for features, _ in rows for name in features})
@@ -175,7 +165,7 @@ def main() -> None:
         "command": "python examples/benchmarks/kernel_costs.py",
         **{name: machine[name] for name in ("date", "releases", "commit")},
         "tile": STAGE_TILE,
-        "host": host_cost(),
+        "host": host_of(json.loads(HOST_COST.read_text())),
         "decoder_launches": count_decoder_launches(),
         "features": {**count_decoder(), **count_stages()},
     }

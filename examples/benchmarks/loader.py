@@ -35,7 +35,7 @@ from harness import (
     save,
     synchronize,
 )
-from torch_sink.cli.bench import percentiles
+from torch_sink.cli.worker_cost import percentiles
 from torch_sink.sink import SinkLoader
 
 Batch = list[torch.Tensor]

@@ -37,7 +37,7 @@ from torch.nn.functional import cross_entropy
 
 import harness
 import torch_sink
-from torch_sink.cli.bench import percentiles
+from torch_sink.cli.worker_cost import percentiles
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 LEAST_ROUNDS = 3

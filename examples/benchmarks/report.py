@@ -2,31 +2,37 @@
 
     python examples/benchmarks/report.py [--check]
 
-Every number in them comes from a JSON file under `examples/benchmarks/results/`; what has no file, or was measured
-without a GPU where only one counts, is said to be not measured yet. `--check` writes nothing, and fails where a text
-differs from the results.
+Every number comes from a JSON file under `examples/benchmarks/results/`; what has no file, or was measured without a
+GPU where only one counts, is said to be not measured yet. What `explain` assumes of the host is renewed as well.
+`--check` writes nothing, and fails where a text differs from the results.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+import textwrap
 from pathlib import Path
 
+import report_worker
 from report_charts import CHARTS, chart, chart_of
 from report_kernels import kernels_page
 from report_picture import PICTURE, picture, read_figures
-from report_tables import GPU_FIGURES, SECTIONS, Report, insert_between, provenance, table
+from report_tables import GPU_FIGURES, Report, host_of, insert_between, provenance
+from report_tables import SECTIONS as OTHER_SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "examples" / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
 KERNELS_PAGE = ROOT / "docs" / "inside" / "kernels.md"
+COSTS = ROOT / "torch_sink" / "cli" / "kernel_costs.json"
 README = ROOT / "README.md"
 BEGIN = "<!-- figures: written by examples/benchmarks/report.py -->\n"
 END = "<!-- end of figures -->"
 STATUS_BEGIN, STATUS_END = "<!-- status: written by examples/benchmarks/report.py -->\n", "<!-- end of status -->"
+SECTIONS = {"worker_cost": ("Data workers", report_worker.SAYS, False, report_worker.section), **OTHER_SECTIONS}
 FIRST_SCREENS = (README, ROOT / "docs" / "index.md", ROOT / "docs" / "start.md")
 
 
@@ -81,35 +87,23 @@ def missing(results: dict[str, Report]) -> list[str]:
 
 def readme_figures(results: dict[str, Report]) -> str:
     """The README's figures: what a worker spends on three pipelines, and training speed once there is one."""
-    report = results["worker_cost"]
-    chosen = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment")
-    rows = []
-    for name in chosen:
-        result = report["worker_cost"][name]
-        times = [f"{result[key]['p50']:.2f}" for key in ("stock_ms", "torch_sink_ms")]
-        rows.append([name, *times, f"{result['ratio']:.1f}"])
-    text = (
-        "CPU time per image for a batch collated in one process, in ms. Measured without a GPU: the pixels that a GPU\n"
-    )
-    text += "would compute were not computed.\n\n"
-    text += table(["pipeline", "stock", "torch_sink", "stock / torch_sink"], rows)
-    text += f"\n\n{provenance(report)}\n"
-    if "train" not in results:
-        return text + "Training speed on a GPU: not measured yet.\n"
-    return text + best_training(results["train"]) + "\n"
+    said = best_training(results["train"]) if "train" in results else "Training speed on a GPU: not measured yet."
+    more = "All figures: [performance.md](docs/performance.md), written by `make report`."
+    return f"{report_worker.readme(results['worker_cost'])}{said} {more}\n"
 
 
 def status(results: dict[str, Report]) -> str:
     """What is measured and what is not, for the first screen of the README and of the pages."""
-    report = results["worker_cost"]
-    ratio, machine = report["worker_cost"]["v1 train"]["ratio"], report["machine"]
-    text = (
-        f"**Measured:** a batch of photographs takes the host {ratio:.1f} times less CPU time than stock torchvision\n"
-    )
-    text += f"(ImageNet training transforms, one process, {machine['cpu']}). "
+    measured = report_worker.headline(results["worker_cost"])
+    on_gpu = "**Not yet run on a GPU:** speed there is unknown."
     if "train" in results:
-        return f"{text}On a GPU: {best_training(results['train'])}\n"
-    return f"{text}**Not yet run on a GPU:** speed there is unknown.\n"
+        on_gpu = f"On a GPU: {best_training(results['train'])}"
+    return f"{textwrap.fill(f'{measured} {on_gpu}', report_worker.COLUMNS)}\n"
+
+
+def with_host(costs: str, report: Report) -> str:
+    """What `explain` counts with: the host's cost is the latest that was measured."""
+    return re.sub(r'"host": \{.*\}', f'"host": {json.dumps(host_of(report))}', costs)
 
 
 def best_training(report: Report) -> str:
@@ -134,6 +128,8 @@ def main() -> int:
         PICTURE: picture(read_figures(RESULTS)),
         **{chart_of(name): chart(name, results[name]) for name in CHARTS.keys() & results.keys()},
     }
+    if "host_cost" in results:
+        texts[COSTS] = with_host(COSTS.read_text(), results["host_cost"])
     for screen in FIRST_SCREENS:
         texts[screen] = insert_between(screen.read_text(), STATUS_BEGIN, STATUS_END, status(results))
     texts[README] = insert_between(texts[README], BEGIN, END, readme_figures(results))

@@ -6,36 +6,46 @@ from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
+import report_worker
 from report_tables import Report
+from report_worker import Spread
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
-# Result file -> the bars of its chart: what they measure, and (name, value) of each.
-CHARTS: dict[str, Callable[[Report], tuple[str, list[tuple[str, float]]]]] = {
+Bar = tuple[str, float, float, float]  # name, value, and where its error bar begins and ends
+
+
+def bar(name: str, values: Spread) -> Bar:
+    """The median, and the middle of the rounds."""
+    return name, values["p50"], values["p20"], values["p80"]
+
+
+# Result file -> the bars of its chart: what they measure, and each of them.
+CHARTS: dict[str, Callable[[Report], tuple[str, list[Bar]]]] = {
     "worker_cost": lambda report: (
-        "stock / torch_sink, CPU time per sample in a worker",
-        [(name, result["ratio"]) for name, result in report["worker_cost"].items()],
+        "stock / torch_sink, CPU time of a sample in a worker; least to most of the rounds",
+        [(name, values["p50"], values["least"], values["most"]) for name, values in report_worker.bars(report)],
     ),
     "loader": lambda report: (
         "images/s",
-        [(name, result["images_per_second"]["p50"]) for name, result in report["loaders"].items()],
+        [bar(name, result["images_per_second"]) for name, result in report["loaders"].items()],
     ),
     "loop": lambda report: (
-        "ms a step",
+        "time of a step, divided by the plain loop's",
         [
-            (f"{model}: {name}", result["step_milliseconds"]["p50"])
+            bar(f"{model}: {name}", {key: 1 + share for key, share in result["extra_share"].items()})
             for model, measured in report["models"].items()
             for name, result in measured["loops"].items()
         ],
     ),
     "decode": lambda report: (
         "images/s, largest batch",
-        [(name, list(r["images_per_second"].values())[-1]["p50"]) for name, r in report["decoders"].items()],
+        [bar(name, list(r["images_per_second"].values())[-1]) for name, r in report["decoders"].items()],
     ),
     "train": lambda report: (
         "images/s from JPEG files",
         [
-            (f"{model}: {name}, {workers} workers", result["images_per_second"]["p50"])
+            bar(f"{model}: {name}, {workers} workers", result["images_per_second"])
             for model, measured in report["models"].items()
             for name, counts in measured["contenders"].items()
             for workers, result in counts.items()
@@ -44,7 +54,7 @@ CHARTS: dict[str, Callable[[Report], tuple[str, list[tuple[str, float]]]]] = {
     "transforms": lambda report: (
         "images/s, largest batch",
         [
-            (f"{pipeline}: {name}", list(result["images_per_second"].values())[-1]["p50"])
+            bar(f"{pipeline}: {name}", list(result["images_per_second"].values())[-1])
             for pipeline, contenders in report["pipelines"].items()
             for name, result in contenders.items()
         ],
@@ -59,11 +69,13 @@ STYLE = """
     .note { font-size: 12px; fill: #59636e; }
     .page { fill: #ffffff; }
     .bar { fill: #0969da; }
+    .spread { stroke: #1f2328; fill: none; }
     @media (prefers-color-scheme: dark) {
       text { fill: #f0f6fc; }
       .note { fill: #a8b1bb; }
       .page { fill: #0d1117; }
       .bar { fill: #58a6ff; }
+      .spread { stroke: #f0f6fc; }
     }"""
 
 
@@ -72,10 +84,10 @@ def chart_of(name: str) -> Path:
 
 
 def chart(name: str, report: Report) -> str:
-    """One section's bars as an SVG, for light and dark pages: the name of each above it, its value behind it."""
+    """One section's bars as an SVG, for light and dark pages: each with its name, its value and its spread."""
     unit, bars = CHARTS[name](report)
     height = TOP + ROW * len(bars) + MARGIN
-    scale = (WIDTH - 2 * MARGIN - 60) / max(value for _, value in bars)
+    scale = (WIDTH - 2 * MARGIN - 60) / max(high for *_, high in bars)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
         'role="img">',
@@ -85,12 +97,14 @@ def chart(name: str, report: Report) -> str:
         f'<text class="head" x="{MARGIN}" y="26">{escape(unit)}</text>',
         f'<text class="note" x="{MARGIN}" y="46">{escape(_machine(report))}</text>',
     ]
-    for number, (label, value) in enumerate(bars):
+    for number, (label, value, low, high) in enumerate(bars):
         top, length = TOP + ROW * number, max(scale * value, 1)
+        begin, end = MARGIN + scale * low, MARGIN + scale * high
         lines += [
             f'<text x="{MARGIN}" y="{top + 14}">{escape(label)}</text>',
             f'<rect class="bar" x="{MARGIN}" y="{top + 20}" width="{length:.1f}" height="{BAR}" rx="3"/>',
-            f'<text x="{MARGIN + length + 6:.1f}" y="{top + 34}">{value:.4g}</text>',
+            f'<path class="spread" d="M{begin:.1f} {top + 25}v8m0 -4H{end:.1f}m0 -4v8"/>',
+            f'<text x="{max(MARGIN + length, end) + 6:.1f}" y="{top + 34}">{value:.3g}</text>',
         ]
     return "\n".join([*lines, "</svg>", ""])
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from report_tables import Report
 from torch_sink.cli.pipelines import CROP
+from worker_rows import LARGE
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "docs" / "images" / "jpeg_to_batch.svg"
@@ -117,7 +118,7 @@ def picture(results: dict[str, Report]) -> str:
         results: by the names of their files: "worker_cost", "slabs", "host_cost" and "kernels".
     """
     worker, slabs = results["worker_cost"], results["slabs"]
-    cost, counts = worker["worker_cost"][PIPELINE], results["kernels"]["counts"]
+    cost, counts = worker["worker_cost"][f"{PIPELINE}, batch {LARGE}"], results["kernels"]["counts"]
     host = results["host_cost"]["host_cost"][PIPELINE]["pinned"]
     size = results["host_cost"]["options"]["batch"]
     file_kb = slabs["photographs"]["mean_bytes"] / 1e3
@@ -142,7 +143,7 @@ def picture(results: dict[str, Report]) -> str:
     ])  # fmt: skip
     last, first = in_worker[-1], on_gpu[0]
     pieces = [
-        band(24, 132, "Data worker", f"CPU for one image: {cost['torch_sink_ms']['p50']:.2f} ms; "
+        band(24, 132, "Data worker", f"CPU for one image: {cost['slabs_ms']['p50']:.2f} ms; "
              f"with stock torchvision {cost['stock_ms']['p50']:.2f} ms"),
         band(264, 122, "Training process", "times on CPU and GPU are for one image of a batch"),
         band(394, 144, "GPU", f"modeled for an {GPU}, not measured: "

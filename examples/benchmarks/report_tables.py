@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch_sink.cli.machine import costs
+
 Report = dict[str, Any]
+HOST_PARTS = ("receive the batch", "copy the files", "decode", "add addresses", "launch", "the rest")
+EXPLAIN_BATCH = 64  # the command's default
 PEAKS = ("allocated", "reserved", "page_locked")
 
 
@@ -21,12 +25,15 @@ def provenance(report: Report) -> str:
     releases = machine["releases"]
     hardware = machine["gpu"] or f"{machine['cpu']}, {machine['cpu_cores']} cores, no GPU"
     photographs = report.get("photographs")
+    load = f", load average {machine['load_average']}" if "load_average" in machine else ""
     files = ""
     if photographs:
         kind = "photographs" if photographs.get("given", True) else "generated images"
         files = f", {photographs['count']} {kind} of {photographs['mean_bytes'] / 1000:.0f} kB"
+        files += f" ({photographs['name']})" if photographs.get("name") else ""
     return (
-        f"{hardware}; torch {releases['torch']}, torchvision {releases['torchvision']}, Triton {releases['triton']}, "
+        f"{hardware}{load}; torch {releases['torch']}, torchvision {releases['torchvision']}, "
+        f"Triton {releases['triton']}, "
         f"Pillow {releases['pillow']}{files}; commit {machine['commit']}, {machine['date']}: `{report['command']}`."
     )
 
@@ -44,17 +51,6 @@ def insert_between(text: str, begin: str, end: str, written: str) -> str:
     return f"{before}{begin}{written}{end}{after}"
 
 
-def worker_cost(report: Report) -> str:
-    rows = []
-    for name, result in report["worker_cost"].items():
-        mark = " (partly in stock code)" if result["fallbacks"] else ""
-        times = [f"{result[key]['p50']:.2f}" for key in ("stock_ms", "torch_sink_ms")]
-        on_cpu = [f"{result['on_cpu_ms']['p50']:.2f}", f"{result['on_cpu_ratio']:.2f}"]
-        rows.append([name + mark, *times, f"{result['ratio']:.1f}", *on_cpu])
-    heads = ["pipeline", "stock", "torch_sink, device elsewhere", "ratio", "torch_sink, no device", "ratio"]
-    return table(heads, rows)
-
-
 def slabs(report: Report) -> str:
     rows = [
         [name, *(f"{result[side]['p50']:.1f}" for side in ("worker", "training"))]
@@ -69,13 +65,37 @@ def host_cost(report: Report) -> str:
         for pipeline, blocks in report["host_cost"].items()
         for block, result in blocks.items()
     ]
-    parts = ["receive the batch", "copy the files", "decode", "add addresses", "launch", "the rest", "in all"]
+    parts, size = [*HOST_PARTS, "in all"], report["options"]["batch"]
     rows = []
     for name, result in results:
         costs = [f"{result['us_an_image'].get(part, {'p50': 0})['p50']:.2f}" for part in parts]
         copied = [f"{value:.0f}" for value in result["bytes_copied_an_image"].values()]
         rows.append([name, *costs, *copied, str(result["launches"])])
-    return table(["us an image", *parts, "bytes of files copied", "of tables", "launches a batch"], rows)
+    heads = ["us an image", *parts, "bytes of files copied", "of tables", f"launches for a batch of {size}"]
+    return f"{table(heads, rows)}\n\n{launches_of_decoder(report)}"
+
+
+def host_of(report: Report) -> Report:
+    """What the process that trains spends on an image and on a launch, in microseconds, as `explain` counts with it."""
+    measured, machine, size = report["host_cost"]["v1 train"]["pinned"], report["machine"], report["options"]["batch"]
+    parts = {name: part["p50"] for name, part in measured["us_an_image"].items()}
+    costs = {"image": parts["in all"] - parts["launch"], "launch": parts["launch"] * size / measured["launches"]}
+    about = {"cpu": machine["cpu"], "date": machine["date"], "batch": size}
+    return {**about, **{name: round(value, 2) for name, value in costs.items()}}
+
+
+def launches_of_decoder(report: Report) -> str:
+    """How many of the launches decode JPEG files, and what they depend on."""
+    counts = costs()["decoder_launches"]
+    encoded = report["options"]["batch"] * report["photographs"]["mean_bytes"]
+    here = [count for least, count in counts if least < encoded][-1]
+    steps = [f"{count} from {least / 1e6:.1f} MB on" for least, count in counts[1:]]
+    return (
+        f"Of the launches, {here} decode {encoded / 1e6:.0f} MB of JPEG files. A batch of fewer bytes is cut into "
+        f"shorter pieces, which need more rounds to agree: {counts[0][1]} launches for a small batch, "
+        f"{', '.join(steps)}. The others do not depend on the batch size. `explain` counts both kinds, for a batch of "
+        f"{EXPLAIN_BATCH} unless told otherwise."
+    )
 
 
 def loader(report: Report) -> str:
@@ -83,7 +103,7 @@ def loader(report: Report) -> str:
         [
             name,
             f"{result['images_per_second']['p50']:.0f}",
-            f"{result['ratio']['p50']:.3f}",
+            beside_1(result["ratio"]),
             f"{result['wait_p50_ms']:.2f}",
             f"{result['wait_p99_ms']:.2f}",
             f"{result['cpu_ms_per_image']['p50']:.2f}",
@@ -91,23 +111,39 @@ def loader(report: Report) -> str:
         ]
         for name, result in report["loaders"].items()
     ]
-    heads = ["loader", "images/s", "ratio in one round, median", "p50 wait, ms", "p99 wait, ms"]
+    heads = ["loader", "images/s", "images/s, divided by DataLoader's", "p50 wait, ms", "p99 wait, ms"]
     return table([*heads, "CPU ms an image", "resident, MiB"], rows)
+
+
+def beside_1(ratio: dict[str, float]) -> str:
+    """A ratio and the middle of its rounds; what lies on both sides of 1 is no difference."""
+    if ratio["p20"] == ratio["p80"]:
+        return "1"
+    shown = f"{ratio['p50']:.2f} ({ratio['p20']:.2f} to {ratio['p80']:.2f})"
+    return f"{shown}, no difference" if ratio["p20"] <= 1 <= ratio["p80"] else shown
 
 
 def loop(report: Report) -> str:
     parts = []
     for model, measured in report["models"].items():
-        rows = []
-        for name, result in measured["loops"].items():
-            idle = f"{result['gpu_idle_share']:.1%}" if "gpu_idle_share" in result else "-"
-            medians = [result[key]["p50"] for key in ("steps_per_second", "host_microseconds", "extra_microseconds")]
-            figures = [f"{medians[0]:.1f}", f"{medians[1]:.0f}", f"{medians[2]:+.0f}"]
-            share = f"{result['extra_share']['p50']:+.1%}"
-            rows.append([name, *figures, share, f"{result['syncs_per_step']:.2f}", idle])
-        heads = ["steps/s", "host us a step", "us over plain", "share", "syncs a step", "GPU idle"]
+        on_gpu = any("gpu_idle_share" in result for result in measured["loops"].values())
+        rows = [[name, *(_on_gpu(result) if on_gpu else _on_cpu(result))] for name, result in measured["loops"].items()]
+        beside = "time of a step, divided by the plain loop's"
+        heads = ["steps/s", "host us a step", "us over plain", beside, "syncs a step", "GPU idle"]
+        heads = heads if on_gpu else [beside, "syncs a step"]
         parts.append(table([f"{model}, {measured['rounds']} rounds", *heads], rows))
     return "\n\n".join(parts)
+
+
+def _on_gpu(result: Report) -> list[str]:
+    idle = f"{result['gpu_idle_share']:.1%}" if result.get("gpu_idle_share") is not None else "-"
+    medians = [result[key]["p50"] for key in ("steps_per_second", "host_microseconds", "extra_microseconds")]
+    return [f"{medians[0]:.1f}", f"{medians[1]:.0f}", f"{medians[2]:+.0f}", *_on_cpu(result), idle]
+
+
+def _on_cpu(result: Report) -> list[str]:
+    ratio = {key: 1 + share for key, share in result["extra_share"].items()}
+    return [beside_1(ratio), f"{result['syncs_per_step']:.2f}"]
 
 
 def transforms(report: Report) -> str:
@@ -213,9 +249,10 @@ HOW_LOOPS_ARE_MEASURED = """\
 What a loop costs besides the model: batches lie on the device already. All loops get the same batches without an end, \
 the same weights and SGD, which is fused for all of them on a GPU; `cudnn.benchmark` is on. Each compiles and captures \
 before the first round. Then the loops take turns, in the opposite order in every second round, so that a busy machine \
-slows all of them. A figure is the median of the rounds. Host time is what the training thread spends on the CPU. \
-"Over plain" is the difference within a round: to the plain loop where a `StepLoop` runs eager code, to \
-`torch.compile` where it compiles or captures. "reduce-overhead" is PyTorch's own way to CUDA graphs."""
+slows all of them. A figure is the median of the rounds. Ratios are those within a round, with the 20th and the 80th \
+percentile, and "no difference" where 1 lies between these; a loop that compiles or captures is compared with \
+`torch.compile`. On a CPU a `StepLoop` gains nothing, and must not cost anything. On a GPU, host time is what the \
+training thread spends on the CPU; "reduce-overhead" is PyTorch's own way to CUDA graphs."""
 
 # Result file -> the figures in it that only a GPU gives.
 GPU_FIGURES = {
@@ -232,14 +269,6 @@ GPU_FIGURES = {
 }
 # Result file -> title, what it says, whether only a GPU's figures count, and the section's table.
 SECTIONS: dict[str, tuple[str, str, bool, Callable[[Report], str]]] = {
-    "worker_cost": (
-        "Data workers",
-        "What an image costs a data worker: CPU milliseconds for dataset and collate, on one thread, with files in the "
-        'page cache. "Device elsewhere" is a worker on a machine with a GPU, which makes the pixels. With "no device" '
-        "the worker makes them itself, in stock code.",
-        False,
-        worker_cost,
-    ),
     "slabs": (
         "From a worker to the training process",
         "What it costs to hand over encoded files: CPU microseconds for an image, until it is ready for the copy to a "
@@ -258,7 +287,8 @@ SECTIONS: dict[str, tuple[str, str, bool, Callable[[Report], str]]] = {
     "loader": (
         "Loaders",
         "Stock torchvision code behind three loaders that take turns. Without a GPU all three do the same work, and a "
-        "`SinkLoader` must not cost anything.",
+        "`SinkLoader` must not cost anything. Ratios are those within a round: the median, the 20th and the 80th "
+        'percentile, and "no difference" where 1 lies between these.',
         False,
         loader,
     ),

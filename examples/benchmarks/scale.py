@@ -24,9 +24,9 @@ from torchvision.datasets import ImageFolder
 
 import torch_sink
 from harness import describe, device_here, finish, in_turns, make_parser, photographs, positive, save, seconds_of
-from torch_sink.cli.bench import percentiles
 from torch_sink.cli.photos import make_photo
 from torch_sink.cli.pipelines import build_pipeline
+from torch_sink.cli.worker_cost import percentiles
 
 PIPELINE = "v1 train"
 

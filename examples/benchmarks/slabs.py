@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from harness import describe, make_parser, photographs, positive, read_files, save, write
-from torch_sink.cli.bench import percentiles
+from torch_sink.cli.worker_cost import percentiles
 from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
 

@@ -46,7 +46,7 @@ from harness import (
     seconds_of,
 )
 from peaks import Peaks
-from torch_sink.cli.bench import percentiles
+from torch_sink.cli.worker_cost import percentiles
 
 SLOTS = 3  # of a SinkLoader
 ROUND = 4  # a round takes so many times the batches that may be ready or under way when it begins

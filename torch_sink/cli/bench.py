@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -18,14 +15,10 @@ import torch_sink
 from torch_sink.cli.machine import describe_machine
 from torch_sink.cli.pipelines import Pipeline, find_images, open_pipeline, seed_everything
 from torch_sink.cli.report import Report, Table, bars
+from torch_sink.cli.worker_cost import measure_worker_cost, worker_cost_table
 
-# Recording is an order of magnitude cheaper than stock: more passes a round keep both above the clock's noise.
-RECORDING_PASSES = 6
 TITLE = "torch_sink beside stock torchvision"
 _NO_GPU = "Without a GPU both make the same pixels on the CPU: nothing is gained here."
-_WORKER_NOTE = (
-    "recording: a GPU makes the pixels elsewhere; on the CPU: the worker makes them. Ratios: stock / torch_sink."
-)
 _EQUAL = {
     True: "yes, every value",
     False: "no",
@@ -40,7 +33,7 @@ def run(folder: Path | None, name: str, *, workers: int | None, quick: bool = Fa
     """
     if workers is not None and workers < 0:
         raise ValueError(f"--workers {workers} cannot be; give 1 or more, or 0 to make batches in this process")
-    rounds, turns, batch_size, images = (2, 1, 16, 16) if quick else (5, 3, 40, 80)
+    rounds, turns, batch_size, images = (2, 1, 32, 32) if quick else (7, 3, 32, 96)
     pipeline = open_pipeline(name, folder, batch_size)
     report = describe_run("torch-sink bench", folder)
     report["equal"] = {name: is_equal(pipeline)}
@@ -56,41 +49,6 @@ def describe_run(command: str, folder: str | Path | None) -> dict[str, Any]:
     sizes = [path.stat().st_size for path in find_images(folder)] if folder is not None else []
     photographs = {"count": len(sizes), "mean_bytes": round(statistics.mean(sizes))} if sizes else None
     return {"command": command, "machine": describe_machine(), "photographs": photographs}
-
-
-def measure_worker_cost(pipeline: Pipeline, *, rounds: int = 7, images: int = 120) -> dict[str, Any]:
-    """Measure the CPU time that dataset and collate function take in a data worker, stock and recording.
-
-    All run in this process on one thread, on files in the page cache, in turns and with equal seeds: stock; torch_sink
-    recording for the device "meta", as a worker does when the device executes elsewhere; torch_sink making the pixels
-    on the CPU, as a worker does where there is no device.
-
-    Returns:
-        `stock_ms`, `torch_sink_ms` (recording) and `on_cpu_ms` (making the pixels), each p20, p50 and p80 over the
-        rounds, in CPU milliseconds a sample; `ratio` and `on_cpu_ratio` (median over the rounds of stock divided by
-        each) and `fallbacks` (what ran in stock code while recording one pass, and how often).
-    """
-
-    def cost(backend: str, device: str | None, passes: int, seed: int) -> float:
-        with one_thread(), torch_sink.image_backend(backend, device=device):
-            return 1000 * worker_seconds(pipeline, passes * images, seed)
-
-    kinds: list[tuple[str, str | None, int]]
-    kinds = [("PIL", None, 1), ("device", "meta", RECORDING_PASSES), ("device", "cpu", 1)]
-    cost("PIL", None, 1, 0)
-    cost("device", "meta", 1, 0)
-    fallbacks = torch_sink.fallback_report().counts
-    # A seed for each round: no result of an earlier round can be found in a cache.
-    turns = [[cost(*kind, seed) for kind in kinds] for seed in range(1, rounds + 1)]
-    stock, recording, on_cpu = (percentiles(column) for column in zip(*turns, strict=True))
-    return {
-        "stock_ms": stock,
-        "torch_sink_ms": recording,
-        "on_cpu_ms": on_cpu,
-        "ratio": statistics.median(stock / recording for stock, recording, _ in turns),
-        "on_cpu_ratio": statistics.median(stock / on_cpu for stock, _, on_cpu in turns),
-        "fallbacks": {f"{operation}: {reason}": count for (operation, reason), count in fallbacks.items()},
-    }
 
 
 def measure_loader(pipeline: Pipeline, *, workers: int, turns: int, seconds: float) -> dict[str, dict[str, float]]:
@@ -118,7 +76,7 @@ def is_equal(pipeline: Pipeline) -> bool | None:
     def values(backend: str) -> list[torch.Tensor]:
         with torch_sink.image_backend(backend):
             seed_everything(0)
-            _, batch = next(pipeline.batches())
+            *_, batch = next(pipeline.batches())
             leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
             return [leaf.to(_device()).cpu().as_subclass(torch.Tensor) for leaf in leaves]
 
@@ -131,33 +89,6 @@ def _same(stock: list[torch.Tensor], ours: list[torch.Tensor]) -> bool:
     return len(stock) == len(ours) and all(one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)
 
 
-def worker_seconds(pipeline: Pipeline, images: int, seed: int) -> float:
-    """CPU seconds that an image costs in this process, without what the backend is set to execute elsewhere."""
-    seed_everything(seed)
-    gc.collect()
-    batches, made, started = pipeline.batches(), 0, time.process_time()
-    while made < images:
-        made += next(batches)[0]
-    return (time.process_time() - started) / made
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Inside, torch computes on one thread, as in a data worker."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """The 20th, 50th and 80th percentile of some measurements."""
-    cuts = statistics.quantiles(values, n=10, method="inclusive") if len(values) > 1 else [values[0]] * 9
-    return {"p20": cuts[1], "p50": cuts[4], "p80": cuts[7]}
-
-
 def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -166,7 +97,7 @@ def _images_per_second(loader: Any, seconds: float) -> float:
     batches, device = chain.from_iterable(repeat(loader)), _device()
 
     def move_batch() -> int:
-        count, batch = next(batches)
+        count, _, batch = next(batches)
         tree_map_only(torch.Tensor, lambda leaf: leaf.to(device, non_blocking=True), batch)
         return int(count)
 
@@ -182,17 +113,6 @@ def _images_per_second(loader: Any, seconds: float) -> float:
     return images / (now() - started)
 
 
-def worker_cost_table(results: dict[str, dict[str, Any]]) -> Table:
-    """The worker cost: CPU milliseconds a sample (median), and stock divided by torch_sink."""
-    rows: list[tuple[str, ...]] = []
-    for name, result in results.items():
-        stock, recording, on_cpu = (f"{result[key]['p50']:.3f}" for key in ("stock_ms", "torch_sink_ms", "on_cpu_ms"))
-        rows.append((name, stock, recording, f"{result['ratio']:.1f}x", on_cpu, f"{result['on_cpu_ratio']:.2f}x"))
-        rows += [(f"  stock code: {what} ({count})", *[""] * 5) for what, count in result["fallbacks"].items()]
-    head = ("pipeline", " stock", " recording", " ratio", " on the CPU", " ratio")
-    return Table("A data worker: CPU milliseconds for a sample", head, rows, _WORKER_NOTE)
-
-
 def report_of(found: dict[str, Any]) -> Report:
     """What `run` found, for readers."""
     loader, photographs = found["loader"], found["photographs"]
@@ -200,10 +120,11 @@ def report_of(found: dict[str, Any]) -> Report:
     if photographs:
         about.append(f"{photographs['count']} images, {photographs['mean_bytes'] / 1e3:.0f} kB on average")
     (in_a_worker, costs), (end_to_end, speeds) = _charts(found).items()
+    cost = found["worker_cost"][loader["pipeline"]]
     verdict = (
         f"Here {speeds['torch_sink'] / speeds['stock']:.2f}x the images a second, end to end with "
-        f"{loader['workers']} workers; {found['worker_cost'][loader['pipeline']]['ratio']:.1f}x less work for a worker "
-        "where a GPU makes the pixels."
+        f"{loader['workers']} workers. Where a GPU makes the pixels, a data worker takes "
+        f"{cost['ratio']['p50']:.1f} times less CPU time for a sample, at batch {cost['batch_size']}."
     )
     equal = [(pipeline, _EQUAL[is_same]) for pipeline, is_same in found["equal"].items()]
     parts = [

@@ -1,6 +1,6 @@
 """What `torch-sink explain` says: what of a pipeline is recorded, what is launched, what falls back, what limits.
 
-Counted is what one recorded batch holds. The worker is measured in this process. The other stages are modeled: the copy
+Counted is what one recorded batch holds. A data worker is measured. The other stages are modeled: the copy
 by the bandwidth of the bus, kernels by `machine`, the host by what it was measured to spend on an image and a launch.
 """
 
@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_leaves
 
 import torch_sink
 from torch_sink.cli import machine
-from torch_sink.cli.bench import one_thread, worker_seconds
 from torch_sink.cli.machine import DEVICES, costs, features_of_batch, launches_of
 from torch_sink.cli.pipelines import Pipeline, seed_everything
 from torch_sink.cli.report import Report, Table, bars
 from torch_sink.cli.without import Cost, cost_of_fallbacks, said_of
+from torch_sink.cli.worker_cost import worker_seconds
 from torch_sink.common import usable_cores
 from torch_sink.damage.report import current_policy
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
@@ -114,8 +114,7 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
         images, tensors = _recorded(pipeline)
         fallbacks = torch_sink.fallback_report().counts
     place = CPU if chosen == CPU else "meta"
-    with one_thread(), torch_sink.image_backend("device", device=place, on_decode_error=policy):
-        worker_seconds(pipeline, images, seed=0)  # fills caches
+    with torch_sink.image_backend("device", device=place, on_decode_error=policy):
         seconds = worker_seconds(pipeline, max(images, MEASURED_IMAGES), seed=1)
     at_once = count if device is not None and chosen != CPU else min(count, cores)
     worker = Stage(WORKER, f"this machine, {machine.cpu_name()}", None, 0, seconds, at_once)
@@ -129,7 +128,7 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
 def _recorded(pipeline: Pipeline) -> tuple[int, list[torch.Tensor]]:
     """(samples, tensors) of a batch, where the backend records; images that are not collated are too."""
     seed_everything(0)
-    images, batch = next(pipeline.batches())
+    images, _, batch = next(pipeline.batches())
     leaves = (collate_handles([leaf]) if isinstance(leaf, HANDLES) else leaf for leaf in tree_leaves(batch))
     return images, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
@@ -287,7 +286,7 @@ def _stages_part(found: Explained) -> Table:
         amounts = ["?" if each is None else f"{each:,.0f}" for each in (stage.bytes_in, stage.bytes_out)]
         how = "measured" if stage.name == WORKER else "modeled"
         rows.append((stage.name, stage.place, *amounts, f"{1e6 * stage.seconds:,.2f}", how))
-    note = "measured: CPU time of this process for the dataset and its batch."
+    note = "measured: CPU time of a data worker for the dataset, the batch, and handing it over."
     if found.device != CPU:
         note += " modeled: a lower bound from counted instructions and from bandwidth; the host as measured on "
         note += f"{host['cpu']}, {host['date']}."

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,14 +73,15 @@ class Images(Dataset[Any]):
 
 
 class Counted:
-    """A collate function that says how many samples its batch is made of."""
+    """A collate function that says how many samples its batch is made of, and its process's CPU seconds so far."""
 
     def __init__(self, collate: Callable[[Any], Any], is_batch: bool) -> None:
         self.collate, self.is_batch = collate, is_batch
 
-    def __call__(self, samples: Any) -> tuple[int, Any]:
+    def __call__(self, samples: Any) -> tuple[int, float, Any]:
         batch = self.collate(samples)
-        return (len(samples) if self.is_batch else max(map(len, tree_leaves(batch)))), batch
+        count = len(samples) if self.is_batch else max(map(len, tree_leaves(batch)))
+        return count, time.process_time(), batch
 
 
 class Pipeline(NamedTuple):
@@ -94,24 +96,25 @@ class Pipeline(NamedTuple):
         """A new loader; `options` are those of `DataLoader`."""
         return DataLoader(self.dataset, num_workers=workers, **self.batching, **options)
 
-    def batches(self) -> Iterator[tuple[int, Any]]:
-        """(samples, batch) without end, made in this process.
+    def batches(self, workers: int = 0) -> Generator[tuple[int, float, Any], None, None]:
+        """(samples, CPU seconds so far of the process that made it, batch) without end; 0 workers for this process.
 
         Raises:
             ValueError: the pipeline raised, or has no samples.
         """
-        while True:
-            batch = None
-            try:
-                for batch in self.loader(0):
+        try:
+            loader, has_samples = self.loader(workers, persistent_workers=workers > 0), True
+            while has_samples:
+                has_samples = False
+                for batch in loader:
+                    has_samples = True
                     yield batch
-            except SinkError:
-                raise
-            except Exception as error:  # of the user's code
-                advice = _GOT_AN_IMAGE if isinstance(self.dataset, Images) else ELSEWHERE_TOO
-                raise ValueError(said_by(self.name, error, advice)) from error
-            if batch is None:
-                raise ValueError(f"{self.name} gives no samples; give a dataset that has some")
+        except SinkError:
+            raise
+        except Exception as error:  # of the user's code
+            advice = _GOT_AN_IMAGE if isinstance(self.dataset, Images) else ELSEWHERE_TOO
+            raise ValueError(said_by(self.name, error, advice)) from error
+        raise ValueError(f"{self.name} gives no samples; give a dataset that has some")
 
 
 def open_pipeline(name: str, folder: str | Path | None, batch_size: int = 64) -> Pipeline:

@@ -37,9 +37,9 @@ def explain(device: str | None = None) -> AbstractContextManager[None]:
     Put `with torch_sink.explain():` around a loop over a DataLoader or a SinkLoader, or around `loop.run(...)`, with
     the image backend on or off. The code inside runs as it would without. At the end, or after Ctrl-C, a report on each
     DataLoader that was read inside is printed, as `python -m torch_sink explain` prints it: what is recorded, launches,
-    fallbacks with their remedies, and what an image costs at each stage. For it, at least 256 samples of each loader
-    are made once more, in this process, and measured. Random generators are put back, but for those inside of a
-    dataset.
+    fallbacks with their remedies, and what an image costs at each stage. For it, some batches of each loader
+    are made once more, at least 128 samples in a data worker, and measured. Random generators are put back, but for
+    those inside of a dataset.
 
     Args:
         device: "cpu", or a GPU to ask about: "h200", "h100", "a100", "b200" or "rtx4090". Default: this machine's.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import torch_sink
-from torch_sink.cli.bench import one_thread, worker_seconds
 from torch_sink.cli.pipelines import Pipeline
+from torch_sink.cli.worker_cost import worker_seconds
 from torch_sink.common.patches import Patches
 from torch_sink.errors import SinkError
 from torch_sink.image.core.fallback import ledger
@@ -54,6 +55,9 @@ class _Chains:
         return outputs
 
 
+_seconds = partial(worker_seconds, workers=0)  # in this process, where the layer lies
+
+
 def cost_of_fallbacks(pipeline: Pipeline, images: int) -> Cost | None:
     """Measures a pipeline on so many images with its fallbacks and without the transforms that they come from.
 
@@ -63,14 +67,13 @@ def cost_of_fallbacks(pipeline: Pipeline, images: int) -> Cost | None:
     try:
         patches.replace(v1.Compose, "__call__", chains.over)
         patches.replace(v2.Compose, "forward", chains.over)
-        with one_thread(), torch_sink.image_backend("device", device="meta"):
-            worker_seconds(pipeline, images, seed=0)  # finds them, and fills caches
+        with torch_sink.image_backend("device", device="meta"):
+            _seconds(pipeline, images, seed=0)  # finds them
             if not chains.found:
                 return None
-            with_them = worker_seconds(pipeline, images, seed=1)
+            with_them = _seconds(pipeline, images, seed=1)
             chains.leaves_out = True
-            worker_seconds(pipeline, 1, seed=0)
-            without = worker_seconds(pipeline, images, seed=1)
+            without = _seconds(pipeline, images, seed=1)
     except (ValueError, SinkError):
         return None
     finally:
@@ -88,8 +91,9 @@ def said_of(cost: Cost | None) -> str:
     names, *seconds = cost
     with_them, without = (f"{1e6 * each:,.0f} us" for each in seconds)
     return (
-        f"Measured, where a GPU makes the pixels: an image costs a worker {with_them} with {' and '.join(names)}, and "
-        f"{without} without. The difference is the calls, the decoding, and every transform before them."
+        f"Measured, where a GPU makes the pixels: an image costs {with_them} with {' and '.join(names)}, and {without} "
+        "without, a batch's way out of the worker not counted. The difference is the calls, the decoding, and every "
+        "transform before them."
     )
 
 

@@ -1,0 +1,112 @@
+"""What pages say about the cost of a data worker: the tables, the README's figures, the first screens' line, bars."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+
+from report_tables import Report, provenance, table
+from worker_rows import HEADLINE, LARGE, SMALL
+
+Spread = Mapping[str, float]
+COLUMNS = 118
+NO_DIFFERENCE = ", no difference"
+SAYS = (
+    "What a sample costs a data worker: CPU milliseconds of a worker process of a plain `DataLoader`, for files, "
+    "transforms, collate, shared memory and its message, with files in the page cache. The file of a photograph comes "
+    "once in a batch. Each figure is the median of the rounds; ratios are stock's time divided by torch_sink's, with "
+    'the least and the most of the rounds, and "no difference" where 1 lies between them. "Recorded" is a worker on a '
+    'machine with a GPU, which makes the pixels; "in slabs" is the same in front of a `SinkLoader`. "Without a device" '
+    "the worker makes the pixels itself, in stock code."
+)
+ONE_PROCESS = "The same in one process, as with `num_workers=0`: no batch is handed over to another process."
+START = "What a new process pays once, in CPU seconds (median, least to most):"
+
+
+def of_rounds(values: Spread, digits: int | None = None) -> str:
+    """The median, the least and the most."""
+    digits = digits if digits is not None else 1 if values["p50"] >= 3 else 2
+    return f"{values['p50']:.{digits}f} ({values['least']:.{digits}f} to {values['most']:.{digits}f})"
+
+
+def section(report: Report) -> str:
+    """The body of the section "Data workers"."""
+    rows = report["worker_cost"]
+    ways = [("recorded", "torch_sink_ms", "ratio"), ("in slabs", "slabs_ms", "slabs_ratio")]
+    ways.append(("without a device", "on_cpu_ms", "on_cpu_ratio"))
+    alone = {name: result["one_process"] for name, result in rows.items() if "one_process" in result}
+    in_workers = [
+        [_name(name, result), str(result["batch_size"]), *_cells(result, ways)] for name, result in rows.items()
+    ]
+    in_process = [[name, *_cells(result, [ways[0], ways[2]])] for name, result in alone.items()]
+    parts = [table(["pipeline", "batch", *_heads(ways)], in_workers)]
+    parts += [ONE_PROCESS, table(["pipeline", *_heads([ways[0], ways[2]])], in_process)] if alone else []
+    if start := report.get("start"):
+        steps = list(start["stock"])
+        lines = [[step, *(of_rounds(start[side][step], 2) for side in ("stock", "torch_sink"))] for step in steps]
+        parts += [START, table(["", "stock", "torch_sink"], lines)]
+    return "\n\n".join(parts)
+
+
+def _name(name: str, result: Report) -> str:
+    mark = " (partly in stock code)" if result["fallbacks"] else ""
+    return name.removesuffix(f", batch {result['batch_size']}") + mark
+
+
+def _heads(ways: list[tuple[str, str, str]]) -> list[str]:
+    return ["stock, ms", *[head for way, *_ in ways for head in (f"{way}, ms", f"stock / {way}")]]
+
+
+def _cells(result: Report, ways: list[tuple[str, str, str]]) -> list[str]:
+    cells = [_milliseconds(result["stock_ms"])]
+    for _, milliseconds, ratio in ways:
+        found = milliseconds in result
+        cells += [_milliseconds(result[milliseconds]), _ratio(result[ratio])] if found else ["-", "-"]
+    return cells
+
+
+def _milliseconds(values: Spread) -> str:
+    return f"{values['p50']:.2f}" if values["p50"] >= 1 else f"{values['p50']:.3f}"
+
+
+def _ratio(values: Spread) -> str:
+    return of_rounds(values) + (NO_DIFFERENCE if values["least"] <= 1 <= values["most"] else "")
+
+
+def readme(report: Report) -> str:
+    """The README's figures: three pipelines, at both batch sizes."""
+    rows = []
+    for name in HEADLINE:
+        results = [report["worker_cost"][f"{name}, batch {size}"] for size in (LARGE, SMALL)]
+        cells = [[_milliseconds(found["stock_ms"]), _milliseconds(found["torch_sink_ms"]), of_rounds(found["ratio"], 1)]
+                 for found in results]  # fmt: skip
+        rows.append([name, *cells[0], *cells[1]])
+    says = (
+        "CPU time of a data worker (a process of a plain `DataLoader`) for a photograph, in ms, and stock's divided by "
+        f"torch_sink's, with the least and the most of {report['options']['rounds']} rounds. Measured without a GPU: "
+        "the pixels were not computed. `make demo` and `bench` measure the same, at batch 32."
+    )
+    sides = ["stock", "torch_sink", "ratio"]
+    heads = ["pipeline", *[f"{side}, batch {size}" for size in (LARGE, SMALL) for side in sides]]
+    return f"{textwrap.fill(says, COLUMNS)}\n\n{table(heads, rows)}\n\n{provenance(report)}\n"
+
+
+def headline(report: Report) -> str:
+    """The first screens' sentence on what is measured."""
+    large, small = (report["worker_cost"][f"{HEADLINE[0]}, batch {size}"]["ratio"] for size in (LARGE, SMALL))
+    rounds, cpu = report["options"]["rounds"], report["machine"]["cpu"]
+    return (
+        f"**Measured:** for a photograph, a data worker takes {large['p50']:.1f} times less CPU time than with stock "
+        f"torchvision at batch {LARGE} ({large['least']:.1f} to {large['most']:.1f} in {rounds} rounds), and "
+        f"{small['p50']:.1f} times less at batch {SMALL} ({small['least']:.1f} to {small['most']:.1f}): ImageNet "
+        f"training transforms, plain `DataLoader`, {cpu}."
+    )
+
+
+def bars(report: Report) -> list[tuple[str, Spread]]:
+    """What the chart shows: stock divided by torch_sink."""
+    return [(_full(name, result), result["ratio"]) for name, result in report["worker_cost"].items()]
+
+
+def _full(name: str, result: Report) -> str:
+    return name if name.endswith(f"batch {result['batch_size']}") else f"{name}, batch {result['batch_size']}"
