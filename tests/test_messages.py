@@ -373,6 +373,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         TypeError,
         r"SinkLoader has no argument 'batch_size'; it belongs to the loader: SinkLoader\(DataLoader\(",
     ),
+    "a longer queue": (lambda: SinkLoader(BATCHES, prefetch=4), TypeError, "no argument 'prefetch'; pass slots="),
     # what a loop is made of
     "a class for a loss": (lambda: loop(loss=nn.CrossEntropyLoss), TypeError, r"pass an instance: CrossEntropyLoss\(\)"),
     "a class for a model": (lambda: StepLoop(nn.Linear, loss_of, None), TypeError, "model is a type; pass a torch.nn.Module"),
@@ -472,6 +473,31 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         lambda: loop().run(BATCHES, callbacks=[print]),
         TypeError,
         "each must be a torch_sink.Callback",
+    ),
+    "a schedule for fewer steps": (
+        lambda: scheduled(lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=3)).run(BATCHES),
+        ValueError,
+        r"step 4.*total_steps is epochs x len\(loader\)",
+    ),
+    "a folder for checkpoints, by another name": (
+        lambda: torch_sink.ModelCheckpoint(dirpath="checkpoints"),
+        TypeError,
+        "ModelCheckpoint has no argument 'dirpath'; pass directory=",
+    ),
+    "when to save, in the wrong place": (
+        lambda: torch_sink.ModelCheckpoint(save_checkpoint_steps=5),
+        TypeError,
+        r"it belongs to config=torch_sink.CheckpointConfig\(save_checkpoint_steps=",
+    ),
+    "how often to evaluate, by another name": (
+        lambda: torch_sink.Evaluation(BATCHES, every_n_epochs=2),
+        TypeError,
+        "Evaluation has no argument 'every_n_epochs'; pass every_epochs=",
+    ),
+    "an unknown metric of an evaluation": (
+        lambda: torch_sink.Evaluation(BATCHES, {"f1"}),
+        ValueError,
+        "unknown metric 'f1'; the names are",
     ),
     "an event without a context": (
         lambda: loop().run(BATCHES, callbacks=[NoContext()]),
@@ -594,6 +620,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
     # checkpoints
     "a checkpoint of another model": (resume_another_model, RuntimeError, "size mismatch.*while loading.*another model"),
     "a checkpoint instead of its folder": (resume_inside_a_checkpoint, ValueError, "itself a checkpoint; pass the directory"),
+    "the weights of a model for a state": (
+        lambda: loop().load_state_dict(network().state_dict()),
+        ValueError,
+        r"no state of a StepLoop; pass what StepLoop.state_dict\(\) returned, or resume",
+    ),
     "a checkpoint of another optimizer": (
         resume_with_another_optimizer,
         ValueError,
@@ -716,3 +747,17 @@ def test_a_position_that_is_not_resumed(tmp_path: Path, caplog: pytest.LogCaptur
     saved.save(tmp_path / "end")
     resumed.resume(tmp_path / "end")
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "says"),
+    [
+        (lambda: torch_sink.Evaluation(TensorDataset(torch.zeros(3))), "samples, not batches"),
+        (lambda: torch_sink.Evaluation(BATCHES, ema=True), "keeps no average of the weights"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_told_before_the_first_step(evaluation: Callable[[], Any], says: str) -> None:
+    mine = loop()
+    with pytest.raises((TypeError, torch_sink.SinkError), match=says):
+        mine.run(BATCHES, callbacks=[evaluation()])
+    assert mine.step_count == 0

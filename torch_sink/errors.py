@@ -168,6 +168,11 @@ _HINTS = (
         "compare the model's first layer with the images: transforms.Grayscale(3) makes three channels of one",
     ),
     (
+        r"Tried to step \d+ times. The specified number of total steps is",
+        "the schedule is shorter than the run: with schedule='step' it counts updates, so that total_steps is epochs x "
+        "len(loader), divided by accumulate",
+    ),
+    (
         r"size mismatch for [\w.]+: copying a param",
         "the checkpoint is of another model: build the model with the arguments of the run that saved it",
     ),

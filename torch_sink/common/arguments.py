@@ -15,6 +15,14 @@ _OF_AN_EVALUATION = ("valid_loader", "val_loader", "test_loader", "eval_dataset"
 # it.
 _SAME = {
     "batches_per_epoch": ("sink_size",),
+    "slots": ("prefetch", "queue_size", "buffer_size"),
+    "directory": ("dirpath", "path"),
+    "prefix": ("filename", "name"),
+    "keep": ("save_top_k", "keep_checkpoint_max"),
+    "save_checkpoint_steps": ("every_n_train_steps", "every_steps", "steps"),
+    "keep_checkpoint_max": ("save_top_k", "keep"),
+    "every_epochs": ("every_n_epochs", "valid_frequency", "check_val_every_n_epoch"),
+    "every_steps": ("every_n_steps", "val_check_interval"),
     "steps_per_sync": ("sink_size", "steps_per_execution"),
     "loss_fn": ("criterion", "loss"),
     "network": ("model", "net"),

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from torch_sink.common.arguments import explains_other_names
 from torch_sink.common.random_state import global_random_state, set_global_random_state
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, check_monitor, older_events
 from torch_sink.loop.core.arguments import check_bool, check_choice, check_count
@@ -59,6 +60,7 @@ class Evaluation(Callback):
     comes_first = on_all_ranks = True
     evaluate: Callable[..., dict[str, Any]] | None = None  # instead of the loop's evaluator
 
+    @explains_other_names()
     def __init__(
         self,
         loader: Any,
@@ -76,6 +78,7 @@ class Evaluation(Callback):
         if every_epochs is not None:
             check_epochs("every_epochs", every_epochs)
         check_bool("ema", ema)
+        make_metrics(metrics)  # a name that is none is told now, and not after the first epoch
         self._dataset, self._metrics, self._forward, self._ema = loader, metrics, forward, ema
         self._every_epochs, self._every_steps = every_epochs, every_steps
         self._loader: Any = None
@@ -91,7 +94,10 @@ class Evaluation(Callback):
         return self._every_steps - step_count % self._every_steps if self._every_steps else None
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        self._evaluated_at = None
+        self._evaluated_at, loop = None, run_context.original_args().loop
+        with loop.wrappers.over(self._dataset):  # what cannot be evaluated is told now, too
+            if self._ema and loop.average is None:
+                loop.ema_model()
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         run_context.original_args().eval_results = {}

@@ -66,6 +66,10 @@ def _plain_numbers(value: Any) -> Any:
 @torch.no_grad()
 def load_loop_state(loop: StepLoop, state: dict[str, Any]) -> None:
     """Put a state back, in place wherever a tensor exists."""
+    if not isinstance(state, dict) or not {"accumulate", "progress", "random"} <= state.keys():
+        raise ValueError(
+            "this is no state of a StepLoop; pass what StepLoop.state_dict() returned, or use resume(folder)"
+        )
     if state["accumulate"] != loop.accumulate:
         raise ValueError(
             f"the state was taken with accumulate={state['accumulate']}, this loop has {loop.accumulate}; "

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from torch_sink.common.arguments import explains_other_names
 from torch_sink.loop.callbacks import Callback, RunContext, check_monitor, save_checkpoint, was_told_to_stop
 from torch_sink.loop.checkpoints import list_checkpoints, monitored_value, remove_checkpoint, step_of
 from torch_sink.loop.core.arguments import check_bool, check_choice, check_count
@@ -71,6 +72,12 @@ class ModelCheckpoint(Callback):
 
     on_all_ranks = True
 
+    @explains_other_names(
+        **dict.fromkeys(
+            ("every_n_train_steps", "every_steps", "save_checkpoint_steps", "keep_checkpoint_max"),
+            "it belongs to config=torch_sink.CheckpointConfig(save_checkpoint_steps=..., keep_checkpoint_max=...)",
+        )
+    )
     def __init__(
         self,
         prefix: str = "CKP",
