@@ -623,7 +623,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "the weights of a model for a state": (
         lambda: loop().load_state_dict(network().state_dict()),
         ValueError,
-        r"no state of a StepLoop; pass what StepLoop.state_dict\(\) returned, or resume",
+        r"no state of a StepLoop; pass what StepLoop.state_dict\(\) returned, or use resume",
     ),
     "a checkpoint of another optimizer": (
         resume_with_another_optimizer,
