@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -166,6 +167,7 @@ USES: dict[str, Callable[[Any], Any]] = {
     "swapped": swapped,
     "copied": lambda x: [copy.deepcopy(x) + 0, copy.copy(x) + 0, x + 0],
     "pickled": lambda x: [pickle.loads(pickle.dumps(x, protocol)) + 0 for protocol in (2, pickle.HIGHEST_PROTOCOL)],
+    "hashed": lambda x: [joblib.hash(x) == (x.sum(), joblib.hash(x))[1], joblib.hash(x.numpy())],
     "in shared memory": lambda x: [x.share_memory_() is x, x.is_shared(), x + 0],
     "held weakly": held_weakly,
     "numpy": lambda x: [x.numpy().tolist(), np.asarray(x).tolist(), np.from_dlpack(x).tolist(), x.__array__().tolist()],

@@ -6,11 +6,14 @@ import copy
 import io
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import joblib
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps, ImageTransform
@@ -22,7 +25,7 @@ from torchvision.transforms.functional import hflip, resize
 import torch_sink
 from image.cases import array_opener, encoded
 from torch_sink.image.handles.file import LazyJpegImageFile
-from torch_sink.image.handles.image import LazyImage, lazy_image
+from torch_sink.image.handles.image import LazyImage, LazyPixels, lazy_image
 
 
 @pytest.fixture(params=["RGB", "L"])
@@ -289,6 +292,41 @@ def test_a_verified_file_has_to_be_opened_again(path: Path, use: Callable[[Image
     stock = error()
     with torch_sink.image_backend("device", device="cpu"):
         assert error() == stock
+
+
+def test_what_replaced_image_open_earlier_reaches_the_default_loader(path: Path) -> None:
+    program = f"""
+import functools, PIL.Image
+from torchvision.datasets.folder import default_loader
+stock = PIL.Image.open
+PIL.Image.open = functools.wraps(stock)(lambda *args: stock(*args).resize((7, 5)))
+import torch_sink
+torch_sink.set_image_backend("device", device="cpu")
+print(default_loader({str(path)!r}).size)
+"""
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "(7, 5)\n"
+
+
+OPENED: dict[str, Callable[[Path], Image.Image]] = {
+    "opened": Image.open,
+    "loaded": opened,
+    "default loader": lambda path: default_loader(str(path)),
+    "recorded on": lambda path: resize(hflip(default_loader(str(path))), [9, 8]),
+}
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 3])
+@pytest.mark.parametrize("name", OPENED)
+def test_pickles_for_other_programs_are_those_of_stock_images(path: Path, name: str, protocol: int) -> None:
+    """Those that `torch.save` writes, and that joblib takes hashes of."""
+    with torch_sink.image_backend("PIL"):
+        stock = OPENED[name](path)
+        expected = pickle.dumps(stock, protocol), joblib.hash({"image": stock})
+    with torch_sink.image_backend("device", device="cpu"):
+        image = OPENED[name](path)
+        assert isinstance(image, LazyPixels)
+        assert joblib.hash({"image": image}) == expected[1]
+        assert pickle.dumps(OPENED[name](path), protocol) == expected[0]
 
 
 def test_what_replaces_image_open_reaches_the_default_loader(path: Path, active: None) -> None:

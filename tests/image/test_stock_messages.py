@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import re
 from collections.abc import Callable
@@ -127,5 +128,29 @@ def test_the_report_names_the_dtype_that_has_no_kernel_and_the_attribute_that_is
         F.convert_image_dtype(T.ToTensor()(default_loader(str(photo))), torch.float64)
         T.ToTensor()(default_loader(str(photo))).requires_grad = True
         report = str(torch_sink.fallback_report())
-    assert "no kernel for torch.float32 tensors that become torch.float64" in report
+    assert "no kernel for torch.float32 tensors that become torch.float64 " in report
     assert "torch: requires_grad = ..." in report
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "==": lambda x: x == 1,
+    "-": lambda x: 1 - x.numel() ** 2 - x,
+    "|": lambda x: x | x,
+    "&": lambda x: x & 3,
+    "x[...]": lambda x: x[0, 0, 0],
+    "x[...] = ...": lambda x: x.__setitem__((0, 0, 0), 1),
+    "mul": lambda x: torch.ops.aten.mul.Tensor(x, x),
+    "grad": lambda x: x.grad,
+    "grad = ...": lambda x: setattr(x, "grad", None),
+    "bool": bool,
+    "numpy.asarray": np.asarray,
+    "sum": torch.sum,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_report_writes_what_a_program_writes(photo: Path, way: str) -> None:
+    with torch_sink.image_backend("device"):
+        with contextlib.suppress(RuntimeError):  # it has many values
+            WAYS[way](T.PILToTensor()(default_loader(str(photo))))
+        assert {operation for operation, _ in torch_sink.fallback_report().counts} == {f"torch: {way}"}

@@ -37,6 +37,8 @@ Named = tuple[str, Callable[..., Any]]
 
 def differences(named: Sequence[Named]) -> list[str]:
     """What differs, of functions, between recorded images and batches and stock tensors."""
+    with torch_sink.image_backend("device", device="cpu"):
+        pass  # what it imports is there for all children
     found, begin = [], 0
     while begin < len(named):
         said, status = _said_of_child(named[begin:])

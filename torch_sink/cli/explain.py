@@ -41,6 +41,7 @@ REMEDIES = {
     "them). The call costs more than itself: the worker decodes the image and runs every transform before it",
     "with these arguments": "another interpolation, fill, size or type, or do it earlier, on the Pillow image: "
     "python -m torch_sink support lists the limits",
+    "that become": "convert the batch behind that, on the device: batch.to(device).double()",
     "no kernel for mode": 'convert the image first: image.convert("RGB"), as ImageFolder does',
     "x height x width": "read the file with mode=ImageReadMode.RGB",
     "no kernel for": "do it on the Pillow image, before the conversion to a tensor",

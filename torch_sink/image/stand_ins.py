@@ -133,8 +133,9 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
                 # Wrong arguments raise here, and are no fallback.
                 result = stock(image.materialize(), *args, **kwargs)
             if is_recording:
-                arguments = " with these arguments" if recorder is not None else ""
-                becomes = f" that become {made}" if (made := getattr(result, "dtype", dtype)) != dtype else ""
+                made = getattr(result, "dtype", dtype)
+                arguments = " with these arguments" if recorder is not None and made == dtype else ""
+                becomes = f" that become {made}" if made != dtype else ""
                 report_fallback(name, f"no kernel for {dtype} tensors{becomes}{arguments}")
             return result
 

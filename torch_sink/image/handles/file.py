@@ -39,7 +39,7 @@ from torch_sink.image.decode.source import (
     read_file,
 )
 from torch_sink.image.handles.image import RECORDED_MODES, LazyImage, LazyPixels, handle_of_file, lazy_image
-from torch_sink.image.handles.names import named_as
+from torch_sink.image.handles.names import named_as, stays
 from torch_sink.image.handles.tensor import LazyTensor
 
 
@@ -87,6 +87,9 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """As Pillow's own file, whose pixels travel."""
+        if stays(protocol):
+            self.__class__ = JpegImageFile  # type: ignore[assignment]
+            return self.__reduce_ex__(protocol)
         if state.sends_pixels():
             with executing():
                 self._load()
@@ -154,17 +157,12 @@ def pil_loader(stock: Callable[..., Any], path: Any) -> Image.Image:
     return or_placeholder(_loaded, stock, path)
 
 
-_stock_open = Image.open
-
-
 def _is_open_replaced() -> bool:
-    """True where somebody else, such as `mock.patch`, has put a function in the place of `Image.open`."""
+    """True where somebody else, such as `mock.patch`, has put a function in the place of `Image.open`, ever."""
     function: Any = Image.open
-    while function is not _stock_open:
-        if not getattr(function, "__globals__", {}).get("__name__", "").startswith("torch_sink."):
-            return True
+    while getattr(function, "__globals__", {}).get("__name__", "").startswith("torch_sink."):
         function = function.__wrapped__
-    return False
+    return getattr(function, "__globals__", None) is not vars(Image)
 
 
 def _loaded(stock: Callable[..., Any], path: Any) -> Image.Image:

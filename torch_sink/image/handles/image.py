@@ -26,7 +26,7 @@ from torch_sink.image.decode.source import (
     is_worth_keeping,
     palette_of,
 )
-from torch_sink.image.handles.names import named_as, unpickled
+from torch_sink.image.handles.names import named_as, stays, unpickled
 from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS
 
@@ -243,6 +243,9 @@ class LazyImage(LazyPixels, metaclass=_StockType):
         self.__dict__["info"] = value
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        if stays(protocol):
+            self.__class__ = Image.Image  # type: ignore[assignment]
+            return self.__reduce_ex__(protocol)
         if self.is_recording and not state.sends_pixels():
             source, ops = self._recipe()
             uses.note_batch()

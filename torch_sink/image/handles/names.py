@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+
 Class = TypeVar("Class", bound=type)
 
 
@@ -20,7 +22,44 @@ def named_as(stock: type) -> Callable[[Class], Class]:
     return name
 
 
+def stays(protocol: Any) -> bool:
+    """Whether a pickle of this protocol goes to no other process of this program, which has this package.
+
+    `torch.save` writes protocol 2, and joblib takes its hashes of protocol 3; multiprocessing writes Python's default.
+    """
+    return protocol < 4  # type: ignore[no-any-return]
+
+
 def unpickled(sink_class: tuple[str, str], *args: Any) -> Any:
     """An object of the class that was defined in that module under that name: what pickles call."""
     module, name = sink_class
     return getattr(importlib.import_module(module), name)(*args)
+
+
+# Methods that Python calls, as programs write them; those of operators also with their operands exchanged or in place.
+_OPERATORS = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
+    "matmul": "@", "and": "&", "or": "|", "xor": "^", "lshift": "<<", "rshift": ">>",
+}  # fmt: skip
+_WRITTEN = {
+    "__eq__": "==", "__ne__": "!=", "__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">=", "__invert__": "~",
+    "__getitem__": "x[...]", "__setitem__": "x[...] = ...", "__contains__": "in", "__array__": "numpy.asarray",
+    "__dlpack__": "from_dlpack", "__deepcopy__": "copy.deepcopy",
+    **{f"__{way}{name}__": sign for name, sign in _OPERATORS.items() for way in ("", "r")},
+    **{f"__i{name}__": f"{sign}=" for name, sign in _OPERATORS.items()},
+}  # fmt: skip
+
+
+def written(function: Any) -> str:
+    """A function, a method, an operator or an attribute of torch as a program writes it."""
+    name = getattr(function, "__name__", str(function))
+    if isinstance(function, torch._ops.OpOverload):  # reached below Python, as `mul.Tensor` or `_to_copy.default`
+        return function.overloadpacket.__name__.removeprefix("_")
+    if name in ("__get__", "__set__"):
+        owners = (vars(cls).items() for cls in torch.Tensor.__mro__)
+        # A property has no name of its own before Python 3.13.
+        found = next(
+            (known for items in owners for known, value in items if value is function.__self__), "an attribute"
+        )
+        return f"{found} = ..." if name == "__set__" else found
+    return _WRITTEN.get(name, name.strip("_") if name.startswith("__") else name)

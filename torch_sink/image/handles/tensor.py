@@ -18,7 +18,7 @@ from torch_sink.image.core.fallback import executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, Recorder, replay
 from torch_sink.image.decode.source import FinishedSource, Source
 from torch_sink.image.handles.lazy import Lazy, without_memory
-from torch_sink.image.handles.names import named_as, unpickled
+from torch_sink.image.handles.names import named_as, stays, unpickled, written
 from torch_sink.image.operations import RECORDERS
 
 
@@ -161,11 +161,7 @@ class _Handle(Lazy):
             is_moved = function is torch.Tensor.cuda or (function is torch.Tensor.to and places not in ([], ["cpu"]))
             moved = "one image is moved by itself, a batch is made on the device"
             reason = moved if is_moved else "tensor read by other code"
-            name = getattr(function, "__name__", str(function))
-            if name == "__set__":  # of `x.requires_grad = True`
-                # A property has no name before Python 3.13.
-                name = f"{getattr(getattr(function, '__self__', None), '__name__', 'an attribute')} = ..."
-            report_fallback(f"torch: {name}", reason, "torch")
+            report_fallback(f"torch: {written(function)}", reason, "torch")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """As of the stock tensor. The handle goes on recording: a debugger's look at it changes nothing."""
@@ -197,8 +193,7 @@ class _Handle(Lazy):
         return LazyImage(self.sink_source, ops, (width, height), "RGB" if channels == 3 else "L")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Protocol 2 is that of torch.save: what it writes has to be readable without this package.
-        if protocol == 2 or not self.is_recording or state.sends_pixels():
+        if stays(protocol) or not self.is_recording or state.sends_pixels():
             return self.materialize().__reduce_ex__(protocol)
         uses.note_batch()
         return unpickled, (self.sink_class, self.sink_source, self.sink_ops, tuple(self.sink_shape), self.sink_dtype)

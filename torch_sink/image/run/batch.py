@@ -13,7 +13,7 @@ from torch_sink.errors import SinkError
 from torch_sink.image.core.fallback import report_fallback
 from torch_sink.image.core.ops import Op
 from torch_sink.image.handles.lazy import Lazy, without_memory
-from torch_sink.image.handles.names import named_as, unpickled
+from torch_sink.image.handles.names import named_as, stays, unpickled
 from torch_sink.image.program.program import Program
 from torch_sink.image.run.device import make_on_device
 from torch_sink.image.run.proof import kernels_make
@@ -50,8 +50,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         super().__init__()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Protocol 2 is that of torch.save: what it writes has to be readable without this package.
-        if protocol == 2 or not self.is_recording:
+        if stays(protocol) or not self.is_recording:
             return self.materialize().__reduce_ex__(protocol)
         return unpickled, (self.sink_class, self.program)
 

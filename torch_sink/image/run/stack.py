@@ -17,7 +17,7 @@ from torch_sink.errors import DecodeError
 from torch_sink.image.core import state as backend_state
 from torch_sink.image.core.fallback import executing, report_fallback
 from torch_sink.image.handles.lazy import without_memory
-from torch_sink.image.handles.names import named_as
+from torch_sink.image.handles.names import named_as, stays
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, recorded
 from torch_sink.image.program.program import Program
 from torch_sink.image.run.batch import LazyBatch
@@ -124,7 +124,7 @@ class LazyStack(LazyBatch):
             self._images.handles = []
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if protocol == 2 or not self.is_recording:
+        if stays(protocol) or not self.is_recording:
             return self.materialize().__reduce_ex__(protocol)
         return _unpickled, (self._images.packed(), self._size)
 
