@@ -19,6 +19,7 @@ from clients import CLIENTS
 from clients.client import write_photos
 from clients.test_clients import ROOT, installed
 
+pytestmark = pytest.mark.once
 SEED = 24
 FACTORS = {
     "lines": ("before the imports", "after the imports"),
