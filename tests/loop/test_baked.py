@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from torch_sink.amp import DynamicLossScaler
 from torch_sink.loop import StepLoop
-from torch_sink.loop.engines.graph import fingerprint
+from torch_sink.loop.engines.places import fingerprint
 
 from .reference import make_batches, make_model, plain_loop
 from .test_capture_faults import Wrapped, at_step

@@ -136,7 +136,7 @@ def test_a_loss_that_is_still_alive_keeps_gradients_on_its_stream(fake_cuda: Fak
 def test_ddp_is_captured_where_its_streams_can_be_overridden(fake_cuda: FakeCuda) -> None:
     loop = make_loop(steps_per_sync=4)
     loop.ranks.size = 2
-    obstacle = build._capture_obstacle(loop)
+    obstacle = build._capture_obstacle(loop.state)
     assert (obstacle is not None and "needs a newer torch" in obstacle) == fake_cuda.leaks_failed_captures
 
 

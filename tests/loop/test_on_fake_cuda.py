@@ -266,7 +266,7 @@ def test_a_scheduler_runs_ahead_while_the_device_works(fake_cuda: FakeCuda, monk
     plan_on = loop.schedule.plan_on
 
     def noted(steps: int, iteration: int) -> list[list[float]]:
-        planned.append((loop._engine._executed, steps))
+        planned.append((loop.runner.engine._executed, steps))
         return plan_on(steps, iteration)
 
     monkeypatch.setattr(loop.schedule, "plan_on", noted)
@@ -279,7 +279,7 @@ def test_a_scheduler_runs_ahead_while_the_device_works(fake_cuda: FakeCuda, monk
 def test_rates_that_stay_as_they_are_are_sent_once(fake_cuda: FakeCuda, scheduler: Any, writes: int) -> None:
     loop = make_loop(steps_per_sync=2, scheduler=scheduler)
     loop.run(make_batches(8))
-    assert loop._engine._rates._table._version == writes
+    assert loop.runner.engine._rates._table._version == writes
     loop.close()
 
 

@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,6 +62,28 @@ def explains_other_names(**places: str) -> Callable[[Callable[P, R]], Callable[P
             return function(*args, **kwargs)
 
         return checked
+
+    return decorate
+
+
+def takes_options_of(owner: Callable[..., Any], **names: str | None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator: `**options` stands for the keyword arguments of `owner`, which signature and messages then name.
+
+    `names` has other names for some of them, and None for those that are not among the options.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        own = list(inspect.signature(function).parameters.values())[:-1]
+        options = inspect.signature(owner).parameters.values()
+        keywords = [
+            one.replace(name=name)
+            for one in options
+            if one.kind is one.KEYWORD_ONLY and (name := names.get(one.name, one.name)) is not None
+        ]
+        first = [one for one in own if one.kind is not one.KEYWORD_ONLY]
+        last = [one for one in own if one.kind is one.KEYWORD_ONLY]
+        function.__signature__ = inspect.Signature([*first, *keywords, *last])  # type: ignore[attr-defined]
+        return function
 
     return decorate
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import random
 import struct
+from collections.abc import Iterable
 from typing import Any
 
 import numpy
@@ -72,6 +73,11 @@ def as_tensor(state: bytes) -> torch.Tensor:
     return torch.tensor(list(state), dtype=torch.uint8, device="cpu")
 
 
+def as_tensors(states: Iterable[bytes]) -> list[torch.Tensor]:
+    """`as_tensor` of each."""
+    return [torch.tensor(list(state), dtype=torch.uint8, device="cpu") for state in states]
+
+
 def as_bytes(state: torch.Tensor) -> bytes:
     """The inverse of `as_tensor`."""
     return state.cpu().numpy().tobytes()  # host sync, only where the checkpoint was mapped to a device
@@ -109,15 +115,16 @@ def find_private_generators(dataset: Any, depth: int = 3) -> list[str]:
     """Names of the generator objects that a dataset (or its transforms) keeps: their states are not recorded."""
     kinds = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
     found: list[str] = []
-    owners = [("dataset", dataset)]
+    owners: list[tuple[str, Any]] = [("dataset", dataset)]
     for _ in range(depth):
-        parts = [part for owner in owners for part in _parts(*owner)]
-        found += [name for name, value in parts if isinstance(value, kinds)]
-        owners = [(name, value) for name, value in parts if not isinstance(value, (*kinds, torch.Tensor, type))]
+        parts: list[tuple[str, Any]] = []
+        for name, owner in owners:
+            inside: list[tuple[Any, Any]]
+            if isinstance(owner, (list, tuple)):
+                inside, form = list(enumerate(owner[:32])), "{}[{}]"
+            else:
+                inside, form = list(getattr(owner, "__dict__", {}).items())[:64], "{}.{}"
+            parts += ((form.format(name, key), value) for key, value in inside)
+        found += (name for name, value in parts if isinstance(value, kinds))
+        owners = [one for one in parts if not isinstance(one[1], (*kinds, torch.Tensor, type))]
     return found
-
-
-def _parts(name: str, owner: Any) -> list[tuple[str, Any]]:
-    if isinstance(owner, (list, tuple)):
-        return [(f"{name}[{i}]", value) for i, value in enumerate(owner[:32])]
-    return [(f"{name}.{key}", value) for key, value in list(getattr(owner, "__dict__", {}).items())[:64]]

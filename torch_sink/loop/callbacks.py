@@ -6,15 +6,14 @@ import difflib
 import json
 import logging
 import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from torch_sink.loop.core.arguments import check_takes
 from torch_sink.loop.core.distributed import Ranks, set_learning_rate
+from torch_sink.loop.saving import save_in_run
 from torch_sink.thread_waits import host_sync_allowed
 
 _log = logging.getLogger("torch_sink")
@@ -226,48 +225,7 @@ class OnRequestExit(Callback):
     def on_train_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
         if self._save and was_told_to_stop(arguments):
-            save_checkpoint(arguments, self._directory, self._file_name)
-
-
-def signals_asked_for(callbacks: Iterable[Callback]) -> set[int]:
-    """The signals after which `run` returns."""
-    return {number for callback in callbacks for number in callback.stop_signals}
-
-
-@contextmanager
-def stop_signals(callbacks: Iterable[Callback]) -> Iterator[list[str]]:
-    """Gives a list to which SIGINT, SIGTERM and the callbacks' `stop_signals` add their names when they arrive.
-
-    On leaving, also by an error, the handlers that were there are restored, and a SIGINT or SIGTERM that no callback
-    asked for does what it would have done: KeyboardInterrupt, the end of the process, or a handler of the user's. A
-    second SIGINT is a KeyboardInterrupt at once. Signals that the process ignores, as SIGINT where a script starts it
-    in the background, stay ignored. In the main thread only.
-    """
-    received: list[str] = []
-
-    def handle(number: int, frame: Any) -> None:
-        if number == signal.SIGINT and received:
-            raise KeyboardInterrupt
-        received.append(signal.Signals(number).name)
-
-    asked_for = signals_asked_for(callbacks)
-    usual = {number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN}
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    previous: dict[int, Any] = {}
-    try:
-        for number in (usual | asked_for) if in_main_thread else ():
-            previous[number] = signal.signal(number, handle)
-        yield received
-    except KeyboardInterrupt:
-        asked_for.add(signal.SIGINT)  # a second one has done what it does
-        raise
-    finally:
-        for number, handler in previous.items():
-            # None: the handler was not installed from Python and cannot be put back by it.
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        for number in previous:
-            if number not in asked_for and signal.Signals(number).name in received:
-                signal.raise_signal(number)
+            save_in_run(arguments, self._directory, self._file_name)
 
 
 def ranks_in_context(ranks: Ranks) -> dict[str, Any]:
@@ -309,14 +267,6 @@ def check_monitor(monitor: str, callbacks: Iterable[Callback], known: tuple[str,
     if difflib.get_close_matches(monitor, evaluated):
         raise ValueError(message)
     _log.warning("%s", message)
-
-
-def save_checkpoint(
-    arguments: RunArguments, directory: str | Path, prefix: str, about: dict[str, Any] | None = None
-) -> None:
-    """Save the loop and its position in the data, and tell the other callbacks of it."""
-    path = arguments.loop.save(directory, arguments.train_dataset, prefix=prefix, about=about)
-    arguments.last_save_ckpt_step, arguments.latest_ckpt_file = arguments.loop.step_count, str(path)
 
 
 def tell(callbacks: Iterable[Callback], event: str, context: RunContext) -> None:

@@ -66,29 +66,31 @@ def _write(
     write_shards: Callable[[str], None] | None,
     about: dict[str, Any],
 ) -> None:
-    directory = final.parent
+    directory, many = final.parent, ranks.size > 1
     if ranks.rank == 0:
         directory.mkdir(parents=True, exist_ok=True)
         for path in directory.iterdir():
             if re.fullmatch(rf"\.{re.escape(prefix)}-\d+\.tmp", path.name):  # left by a process that was killed
                 shutil.rmtree(path, ignore_errors=True)
         temporary.mkdir()
-    ranks.wait()
-    own = {name: state[name] for name in PER_RANK if name in state} if ranks.many else {}
-    if ranks.many:
+    own = {name: state[name] for name in PER_RANK if name in state} if many else {}
+    if many:
+        ranks.wait()
         _write_tensors(temporary / RANK_FILE.format(ranks.rank), own)
     if write_shards is not None:
         write_shards(str(temporary / SHARDS_FOLDER))
     if ranks.rank == 0:
         _write_tensors(temporary / STATE_FILE, {name: value for name, value in state.items() if name not in own})
-    ranks.wait()
+    if many:
+        ranks.wait()
     if ranks.rank == 0:
         mine = {temporary / STATE_FILE, temporary / RANK_FILE.format(0)}  # sizes of others' files may look old here
         files = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
         sizes = {str(path.relative_to(temporary)): path.stat().st_size if path in mine else None for path in files}
         about = {**about, "format": FORMAT, "ranks": ranks.size, "torch": torch.__version__}
         _complete(temporary, final, {**about, "files": sizes})
-    ranks.wait()
+    if many:
+        ranks.wait()
 
 
 def _write_tensors(path: Path, state: dict[str, Any]) -> None:

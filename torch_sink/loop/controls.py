@@ -95,8 +95,8 @@ class Evaluation(Callback):
 
     def on_train_begin(self, run_context: RunContext) -> None:
         self._evaluated_at, loop = None, run_context.original_args().loop
-        with loop.wrappers.over(self._dataset):  # what cannot be evaluated is told now, too
-            if self._ema and loop.average is None:
+        with loop.runner.wrappers.over(self._dataset):  # what cannot be evaluated is told now, too
+            if self._ema and loop.state.average is None:
                 loop.ema_model()
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
@@ -125,11 +125,11 @@ class Evaluation(Callback):
 
     def _run(self, arguments: RunArguments) -> None:
         if self._loader is None:  # persistent workers live as long as the run
-            self._loader = self._closing.enter_context(arguments.loop.wrappers.over(self._dataset))
+            self._loader = self._closing.enter_context(arguments.loop.runner.wrappers.over(self._dataset))
         if self._loader is not self._dataset:
             self._loader.is_last_epoch = True  # no batch is made ahead for an evaluation that is an epoch away
         members = [one for one in arguments.list_callback if not older_events(one)]
-        evaluate = self.evaluate or partial(arguments.loop.evaluator(self._ema).evaluate, forward=self._forward)
+        evaluate = self.evaluate or partial(arguments.loop.runner.evaluator(self._ema).evaluate, forward=self._forward)
         draws = global_random_state()  # training goes on with the draws that it would have had
         try:
             with waits_watched():

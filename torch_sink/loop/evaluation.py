@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader, Dataset
 from torch_sink.errors import add_note
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
 from torch_sink.loop.core.batches import call_with, epoch_length, map_tensors
-from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.core.loaders import Wrappers
 from torch_sink.loop.engines.build import Inference, Settings
-from torch_sink.loop.metrics import Forward, Judged, Loss, MeanMetric, collect_results, judge_by, make_metrics
-from torch_sink.loop.step.precision import Precision
+from torch_sink.loop.metrics import Loss, MeanMetric, collect_results, make_metrics
+from torch_sink.loop.step.forward import ForwardPass, Function, Judged
+from torch_sink.loop.step.train_state import TrainState
 
 _KEPT = 8
 
@@ -32,25 +32,16 @@ class Evaluator:
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        ranks: Ranks,
-        loss_fn: Callable[..., Any] | None,
-        precision: Precision,
-        settings: Settings,
-        wrappers: Wrappers,
-        *,
-        forward: Forward | None = None,
-        eval_network: nn.Module | None = None,
+        self, state: TrainState, settings: Settings, wrappers: Wrappers, *, eval_network: nn.Module | None = None
     ) -> None:
-        self._network, self._ranks, self._loss_fn = network, ranks, loss_fn
-        self._precision, self._settings, self._wrappers = precision, settings, wrappers
-        self._evaluated = eval_network if eval_network is not None else network
-        self._function = forward
+        self._network, self._ranks, self._loss_fn = state.model, state.ranks, state.loss_fn
+        self._precision, self._settings, self._wrappers = state.precision, settings, wrappers
+        self._evaluated = eval_network if eval_network is not None else state.model
+        self._function = state.forward
         if eval_network is not None:
             self._function = lambda _, batch: call_with(eval_network, batch)
-        self._has_loss = any(one is not None for one in (loss_fn, forward, eval_network))
-        self._trains = forward is not None and eval_network is None
+        self._has_loss = any(one is not None for one in (state.loss_fn, state.forward, eval_network))
+        self._trains = state.forward is not None and eval_network is None
         self._judges: OrderedDict[Hashable, Inference] = OrderedDict()
         self._predictor: Inference | None = None
 
@@ -59,7 +50,7 @@ class Evaluator:
         dataset: Any,
         metrics: Any,
         *,
-        forward: Forward | None = None,
+        forward: Function | None = None,
         callbacks: Iterable[Callback] = (),
         sink_mode: bool = True,
     ) -> dict[str, Any]:
@@ -170,12 +161,13 @@ class Evaluator:
         event("on_eval_end")
         return results
 
-    def _judge(self, forward: Forward | None) -> Inference:
+    def _judge(self, forward: Function | None) -> Inference:
         """What makes Judged of a batch; made anew unless it is among the latest few."""
         key = forward if isinstance(forward, Hashable) else id(forward)
         if key not in self._judges:
             function, trains = forward or self._function, self._trains and forward is None
-            judge = judge_by(function, self._network, self._loss_fn, self._precision, trains=trains)
+            passes = ForwardPass(self._network, self._loss_fn, function, self._precision)
+            judge = passes.mean_loss if trains else passes.judged
             self._judges[key] = Inference(judge, self._evaluated, self._settings, (self._loss_fn, function))
             if len(self._judges) > _KEPT:
                 self._judges.popitem(last=False)[1].close()

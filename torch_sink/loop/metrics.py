@@ -1,75 +1,20 @@
-"""What an evaluation makes of a batch, and metrics.
-
-Metrics keep their state on the device until the end, when one collective and one copy make numbers of it.
-"""
+"""Metrics, which keep their state on the device until the end, when one collective and one copy make numbers of it."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from torch_sink.loop.core.batches import batch_tensors
 from torch_sink.loop.core.distributed import Ranks
-from torch_sink.loop.step.precision import Precision
 from torch_sink.thread_waits import host_sync_allowed
 
 _log = logging.getLogger("torch_sink")
-Forward = Callable[[nn.Module, Any], Any]
-
-
-class Judged(NamedTuple):
-    """A batch, evaluated: losses and other means count by its samples, metrics get output and labels."""
-
-    loss: Tensor | None
-    output: Any
-    labels: tuple[Any, ...]
-    named: dict[str, Tensor]
-    samples: int
-
-
-def judge_by(
-    function: Forward | None, network: nn.Module, loss_fn: Any, precision: Precision, *, trains: bool
-) -> Callable[[Any], Judged]:
-    """Batches evaluated by `function(network, batch)` -> (loss, output, *labels), or by the loss function.
-
-    A function that a loop `trains` by gives the loss, or (loss, dict of named tensors).
-    """
-
-    def supervised(network: nn.Module, batch: Any) -> tuple[Any, ...]:
-        if not isinstance(batch, (tuple, list)) or len(batch) < 2:
-            raise TypeError(
-                f"the batch is a {type(batch).__name__}; an evaluation takes (x, y) batches, or a function that gives "
-                "(loss, output, labels): Model(..., eval_network=...), StepLoop.evaluate(..., forward=...)"
-            )
-        inputs, *labels = batch
-        output = precision.outputs(network(inputs))
-        with precision.loss_context():
-            return (loss_fn(output, *labels) if loss_fn is not None else None, output, *labels)
-
-    def judge(batch: Any) -> Judged:
-        with precision.context():
-            result = (function or supervised)(network, batch)
-        if trains:
-            loss, named = result if isinstance(result, tuple) else (result, {})
-            return Judged(loss, None, (), dict(named), _count_samples((), batch))
-        if not isinstance(result, (tuple, list)) or not result:
-            raise TypeError(f"the evaluation gave a {type(result).__name__}; return (loss, output, labels)")
-        loss, output, *labels = (*result, None) if len(result) == 1 else result
-        return Judged(loss, precision.outputs(output), tuple(labels), {}, _count_samples(labels, batch))
-
-    return judge
-
-
-def _count_samples(labels: Any, batch: Any) -> int:
-    """The length of the first label with a dimension, else of the batch's first tensor with one."""
-    tensors = (*batch_tensors(list(labels)), *batch_tensors(batch))
-    return next((tensor.shape[0] for tensor in tensors if tensor.dim()), 1)
 
 
 class MeanMetric:

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from torch_sink.common.arguments import evaluation_places, explains_other_names, run_places
+from torch_sink.common.arguments import evaluation_places, explains_other_names, run_places, takes_options_of
 from torch_sink.loop.callbacks import Callback, LambdaCallback, RunContext, check_callbacks, older_events
 from torch_sink.loop.controls import Evaluation, check_epochs
 from torch_sink.loop.core import arguments as check
 from torch_sink.loop.core.batches import call_with
-from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.core.history import RunHistory
-from torch_sink.loop.core.loaders import Wrappers
-from torch_sink.loop.engines.build import Settings
 from torch_sink.loop.engines.jit import JitConfig
-from torch_sink.loop.evaluation import Evaluator
 from torch_sink.loop.metrics import Loss, make_metrics
-from torch_sink.loop.run import compile_ahead
-from torch_sink.loop.step.precision import Precision
-from torch_sink.loop.step.scaler import StaticLossScaler
 from torch_sink.loop.step_loop import StepLoop
 from torch_sink.thread_waits import host_sync_allowed
 
@@ -58,6 +50,7 @@ class Model:
         eval_indexes="eval_network returns (loss, output, labels) in this order",
         boost_level="there are no boost levels; amp_level and jit_config choose how steps run",
     )
+    @takes_options_of(StepLoop, steps_per_sync=None, amp="amp_level", forward=None, device=None)
     def __init__(
         self,
         network: nn.Module,
@@ -65,64 +58,29 @@ class Model:
         optimizer: torch.optim.Optimizer | None = None,
         metrics: Any = None,
         *,
-        amp_level: str = "O0",
-        amp_dtype: torch.dtype = torch.bfloat16,
-        loss_scaler: str | StaticLossScaler | None = "default",
-        scheduler: Any | None = None,
-        schedule: str | None = None,
-        clip_grad_norm: float | None = None,
-        accumulate: int = 1,
-        ema: float | None = None,
-        mode: str = "auto",
-        jit_config: JitConfig | None = None,
         eval_network: nn.Module | None = None,
+        **options: Any,
     ) -> None:
         if not isinstance(network, nn.Module):
             raise TypeError(f"network is a {type(network).__name__}; pass a torch.nn.Module")
-        if amp_level != "O0" and optimizer is None:
+        level = options.pop("amp_level", "O0")
+        if level != "O0" and optimizer is None:
             raise ValueError(
-                f"amp_level={amp_level!r} needs an optimizer; for evaluation alone convert the network with "
+                f"amp_level={level!r} needs an optimizer; for evaluation alone convert the network with "
                 "torch_sink.amp.auto_mixed_precision"
             )
-        check.check_choice("mode", mode, check.MODES)
-        mode = _mode(jit_config) if mode == "auto" else mode
-        self._network, self._loss_fn = network, loss_fn
+        mode = options.pop("mode", "auto")
+        options["mode"] = _mode(options.get("jit_config")) if mode == "auto" else mode
+        if loss_fn is None and optimizer is not None:
+            options["forward"] = call_with
+        self._network, self._loss_fn, self._optimizer = network, loss_fn, optimizer
         self._eval_network, self._metrics = eval_network, make_metrics(metrics)
-        self._loop: StepLoop | None = None
-        if optimizer is not None:
-            self._loop = StepLoop(
-                network,
-                loss_fn,
-                optimizer,
-                amp=amp_level,
-                amp_dtype=amp_dtype,
-                loss_scaler=loss_scaler,
-                scheduler=scheduler,
-                schedule=schedule,
-                clip_grad_norm=clip_grad_norm,
-                accumulate=accumulate,
-                ema=ema,
-                mode=mode,
-                jit_config=jit_config,
-                forward=None if loss_fn is not None else call_with,
-            )
-        ranks = self._loop.ranks if self._loop is not None else Ranks(network)
-        settings = Settings(mode, jit_config or JitConfig(), ranks.device)
-        if self._loop is not None:
-            settings = replace(settings, memory=self._loop.settings.memory)
-        self._evaluator = Evaluator(
-            ranks.inner,
-            ranks,
-            loss_fn,
-            self._loop.precision if self._loop is not None else Precision("O0", amp_dtype),
-            settings,
-            self._loop.wrappers if self._loop is not None else Wrappers(ranks.device),
-            eval_network=eval_network,
-        )
+        self._loop = loop = StepLoop(network, loss_fn, optimizer, steps_per_sync=-1, amp=level, **options)
+        self._evaluator = loop.runner.make_evaluator(loop.state.judging(loop.ranks.inner, None), eval_network)
 
     def __repr__(self) -> str:
         """What is trained, by what, and how."""
-        trained = type(self._network).__name__ if self._loop is None else repr(self._loop)
+        trained = type(self._network).__name__ if self._optimizer is None else repr(self._loop)
         return f"Model({trained}, metrics={list(self._metrics)})"
 
     @property
@@ -142,7 +100,7 @@ class Model:
         Raises:
             ValueError: the model has no optimizer.
         """
-        if self._loop is None:
+        if self._optimizer is None:
             raise ValueError(
                 "this Model has no optimizer, so it cannot train; pass one: Model(network, loss_fn, optimizer)"
             )
@@ -231,10 +189,11 @@ class Model:
             own.append(LambdaCallback(on_train_step_begin=_check_two_columns))
         loop = self.loop
         self._network.train()
-        return loop.run_with(
+        return loop.runner.train(
             train_dataset,
-            epoch - initial_epoch,
             [*own, *members],
+            loop=loop,
+            epochs=epoch - initial_epoch,
             sink_size=sink_size if dataset_sink_mode else -1,
             steps_per_sync=-1 if dataset_sink_mode else 1,
             dataset_sink_mode=dataset_sink_mode,
@@ -295,14 +254,13 @@ class Model:
         if train_dataset is not None:
             loop = self.loop
             self._network.train()
-            compile_ahead(loop, train_dataset)
+            loop.runner.compile_ahead(train_dataset)
 
     @host_sync_allowed()
     def close(self) -> None:
         """Release what the device holds. Idempotent."""
         self._evaluator.close()
-        if self._loop is not None:
-            self._loop.close()
+        self._loop.close()
 
     def _check_metrics(self, what: str) -> None:
         if not self._metrics:

@@ -12,10 +12,11 @@ from types import TracebackType
 from typing import Any
 
 from torch_sink.common.arguments import explains_other_names
-from torch_sink.loop.callbacks import Callback, RunContext, check_monitor, save_checkpoint, was_told_to_stop
+from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, check_monitor, was_told_to_stop
 from torch_sink.loop.checkpoints import list_checkpoints, monitored_value, remove_checkpoint, step_of
 from torch_sink.loop.core.arguments import check_bool, check_choice, check_count
 from torch_sink.loop.core.distributed import Ranks
+from torch_sink.loop.saving import save_in_run
 
 _log = logging.getLogger("torch_sink")
 
@@ -148,7 +149,7 @@ class ModelCheckpoint(Callback):
         rank = self._rank_of(value)
         if len(self._best) >= self._keep and rank >= max(self._best)[0]:
             return
-        path = self._save(run_context, monitored={self._monitor: value})
+        path = self._save(arguments, monitored={self._monitor: value})
         self._best = sorted([(rank, path), *(one for one in self._best if one[1] != path)])
         for _, worse in self._best[self._keep :]:
             if arguments.loop.ranks.rank == 0:
@@ -159,13 +160,15 @@ class ModelCheckpoint(Callback):
         if self._monitor is not None:
             self._keep_the_best(run_context)
             return
-        loop, every = run_context.original_args().loop, self._config.save_checkpoint_steps
-        if loop.step_count % every == 0 if every else self._is_time(loop.ranks):
-            self._save(run_context)
+        arguments, every = run_context.original_args(), self._config.save_checkpoint_steps
+        state = arguments["loop"].state
+        if state.step_count % every == 0 if every else self._is_time(state.ranks):
+            self._save(arguments)
 
     def on_train_end(self, run_context: RunContext) -> None:
-        if self._monitor is None and was_told_to_stop(run_context.original_args()):
-            self._save(run_context)
+        arguments = run_context.original_args()
+        if self._monitor is None and was_told_to_stop(arguments):
+            self._save(arguments)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -179,7 +182,7 @@ class ModelCheckpoint(Callback):
             _log.warning("no checkpoint of the failed run: the error came %s", where)
             return
         try:
-            self._save(context, prefix=f"{self._prefix}_breakpoint")
+            self._save(arguments, prefix=f"{self._prefix}_breakpoint")
         except Exception:
             _log.warning("no checkpoint of the failed run: saving it failed too", exc_info=True)
 
@@ -188,15 +191,14 @@ class ModelCheckpoint(Callback):
         due = time.monotonic() - self._saved_at >= self._config.save_checkpoint_seconds
         return ranks.any_of([due])[0] if ranks.many and self._config.save_checkpoint_seconds else due
 
-    def _save(self, run_context: RunContext, prefix: str | None = None, **about: Any) -> Path:
+    def _save(self, arguments: RunArguments, prefix: str | None = None, **about: Any) -> Path:
         """Save, unless this callback has done so at this step; returns where it lies."""
-        arguments = run_context.original_args()
-        if arguments.loop.step_count == self._saved_step:
+        state = arguments["loop"].state
+        if state.step_count == self._saved_step:
             return self._saved_to
-        save_checkpoint(arguments, self._directory, prefix or self._prefix, about)
-        self._saved_step, self._saved_at = arguments.loop.step_count, time.monotonic()
-        self._saved_to = Path(arguments.latest_ckpt_file)
-        if self._monitor is None and self._config.keep_checkpoint_max and arguments.loop.ranks.rank == 0:
+        self._saved_to = save_in_run(arguments, self._directory, prefix or self._prefix, **about)
+        self._saved_step, self._saved_at = state.step_count, time.monotonic()
+        if self._monitor is None and self._config.keep_checkpoint_max and state.ranks.rank == 0:
             for old in list_checkpoints(self._directory, self._prefix)[: -self._config.keep_checkpoint_max]:
                 remove_checkpoint(old)
         return self._saved_to

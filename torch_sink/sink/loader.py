@@ -267,7 +267,6 @@ class SinkLoader:
         with self._producer.gate:
             yield
 
-    @host_sync_allowed()
     def state_dict(self) -> dict[str, Any]:
         """Counts of consumed batches and all that is needed to go on after them.
 
@@ -276,8 +275,11 @@ class SinkLoader:
         what could differ. With `num_workers=0` the dataset shares the process's global generators: their states are
         part of the state, and are set again at the first `iter()` after `load_state_dict`.
         """
-        self._check_usable()
-        return self._traversal.state_dict()
+        if self._life.ended is not None:
+            raise SinkError(self._life.ended)
+        traversal = self._traversal
+        with host_sync_allowed() if here.watches and not here.allowances else contextlib.nullcontext():
+            return traversal.position.state_dict(traversal.source)
 
     @host_sync_allowed()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

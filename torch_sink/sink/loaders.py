@@ -91,11 +91,13 @@ class WatchedSource(Source):
             self.slabs = Slabs(workers, ahead + -(-batches // workers)) if workers else None
         return self.slabs
 
-    def sampling(self) -> dict[str, int | None]:
-        if self.loader.batch_size is not None and self.is_map_style:
+    def described(self) -> dict[str, Any]:
+        loader, samples = self.loader, None
+        if loader.batch_size is not None and self.is_map_style:
             with contextlib.suppress(TypeError, NotImplementedError):
-                return {"samples": len(self.loader.sampler), "batch_size": self.loader.batch_size}
-        return super().sampling()
+                samples = len(loader.sampler)
+        cut = {"samples": samples, "batch_size": None if samples is None else loader.batch_size}
+        return {"num_workers": loader.num_workers, **cut, "not_covered": self.not_covered()}
 
     def make_iterator(self) -> Any:
         """A new iterator of the copy, whose workers write to slabs and report what they cannot send."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -100,7 +100,7 @@ def open_source(loader: Any) -> Source:
             f"{type(loader).__name__} gives samples, not batches: this is a Dataset; wrap it in a "
             "DataLoader(dataset, batch_size=...)"
         )
-    if isinstance(loader, type):
+    if isinstance(loader, type) and not issubclass(loader, Iterator):
         raise TypeError(f"loader is the class {loader.__name__}; pass an instance: {loader.__name__}(...)")
     if isinstance(loader, Mapping):
         raise TypeError(f"loader is a {type(loader).__name__}; pass one of its values, or make a SinkLoader of each")

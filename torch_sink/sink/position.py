@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from torch_sink.common.random_state import RandomState, as_bytes, as_tensor
+from torch_sink.common.random_state import RandomState, as_bytes, as_tensor, as_tensors, global_random_state
 
 FORMAT_VERSION = 1
 COUNTS = ("epoch", "batch_in_epoch", "batches", "pass_number", "batch_in_pass")
@@ -33,6 +33,18 @@ class ResumePoint(NamedTuple):
     loader_state: Any
 
 
+class Resumable(Protocol):
+    """What a position has to know of its source."""
+
+    has_workers: bool
+
+    def next_start(self, number: int) -> PassStart:
+        """How pass `number` would begin if it began now."""
+
+    def described(self) -> dict[str, Any]:
+        """What is saved of the source itself."""
+
+
 @dataclass
 class Position:
     """Counts of consumed batches, and the pass that they come from."""
@@ -46,6 +58,8 @@ class Position:
     # After the last consumed batch of each; the dictionary itself does not change.
     worker_states: dict[int, RandomState] = field(default_factory=dict)
     loader_state: Any = None  # of a loader that keeps its own, after the last consumed batch
+    resume: ResumePoint | None = None  # where the pass is to be entered, once it is begun: after a state was loaded
+    loaded_state: dict[str, Any] = field(default_factory=dict)  # the state that `resume` comes from
 
     def next_pass(self, keeps_workers: bool) -> None:
         """The pass is over; workers that are started anew for the next one have no state to remember."""
@@ -60,33 +74,32 @@ class Position:
         self.epoch += 1
         self.batch_in_epoch = 0
 
+    def state_dict(self, source: Resumable) -> dict[str, Any]:
+        """Numbers, strings and uint8 tensors, which `torch.load(weights_only=True)` reads; see `read_state`.
 
-def write_state(
-    position: Position, start: PassStart, random_state: RandomState, num_workers: int, sampling: dict[str, int | None]
-) -> dict[str, Any]:
-    """A state dict of numbers, strings and uint8 tensors: `torch.load(weights_only=True)` reads it.
-
-    `start` is that of the next pass where none is under way; `random_state` is that of the global generators now, where
-    batches draw from them.
-    """
-    return {
-        "version": FORMAT_VERSION,
-        **{name: getattr(position, name) for name in COUNTS},
-        "pass_has_begun": position.start is not None,
-        "generators": [as_tensor(state) for state in start.generators],
-        "worker_generators": [as_tensor(state) for state in start.worker_generators],
-        "pass_random_state": as_tensor(start.random_state),
-        "kept_workers": start.kept_workers,
-        "worker_states": {worker: as_tensor(state) for worker, state in position.worker_states.items()},
-        "random_state": as_tensor(random_state),
-        "loader_state": position.loader_state,
-        "num_workers": num_workers,
-        **sampling,
-    }
+        Where no pass is under way, the state is that of the next one. The state of the global generators is part of it
+        where batches draw from them.
+        """
+        if self.resume is not None:
+            return self.loaded_state
+        start = self.start or source.next_start(self.pass_number)
+        return {
+            "version": FORMAT_VERSION,
+            **{name: getattr(self, name) for name in COUNTS},
+            "pass_has_begun": self.start is not None,
+            "generators": as_tensors(start.generators),
+            "worker_generators": as_tensors(start.worker_generators),
+            "pass_random_state": as_tensor(start.random_state),
+            "kept_workers": start.kept_workers,
+            "worker_states": dict(zip(self.worker_states, as_tensors(self.worker_states.values()), strict=True)),
+            "random_state": as_tensor(b"" if source.has_workers else global_random_state()),
+            "loader_state": self.loader_state,
+            **source.described(),
+        }
 
 
-def read_state(state: dict[str, Any]) -> tuple[Position, ResumePoint]:
-    """The inverse of `write_state`.
+def read_state(state: dict[str, Any]) -> Position:
+    """The position that `Position.state_dict` has written: the next pass is entered there.
 
     Raises:
         ValueError: the dictionary was not written by `SinkLoader.state_dict`.
@@ -113,16 +126,18 @@ def read_state(state: dict[str, Any]) -> tuple[Position, ResumePoint]:
         position.start = start
     else:
         random_state = b""  # the pass draws from it on, so it is not set a second time
-    return position, ResumePoint(start, position.batch_in_pass, worker_states, random_state, position.loader_state)
+    position.resume = ResumePoint(start, position.batch_in_pass, worker_states, random_state, position.loader_state)
+    position.loaded_state = dict(state)
+    return position
 
 
-def check_sampling(state: dict[str, Any], now: dict[str, int | None]) -> None:
+def check_sampling(state: dict[str, Any], now: dict[str, Any]) -> None:
     """Compares what a position in the middle of a pass refers to with what the loader has now.
 
     Raises:
         ValueError: they differ, so samples would be lost or come twice.
     """
-    then = {name: state[name] for name in now}
+    then, now = ({name: one[name] for name in ("samples", "batch_size")} for one in (state, now))
     if state["batch_in_pass"] and then != now and None not in (*then.values(), *now.values()):
         raise ValueError(
             f"the state is that of a pass over {then['samples']} samples in batches of {then['batch_size']}, after "

@@ -202,9 +202,16 @@ class Source:
         """
         return None
 
-    def sampling(self) -> dict[str, int | None]:
-        """How a pass is cut into batches, where that is known: a position in it means nothing under another one."""
-        return {"samples": None, "batch_size": None}
+    def described(self) -> dict[str, Any]:
+        """What a state says of the loader: what may differ in a resumed run, and, where they are known, `num_workers`
+        and how a pass is cut into batches, for a position in it means nothing under another one.
+        """
+        return {
+            "num_workers": self.num_workers,
+            "samples": None,
+            "batch_size": None,
+            "not_covered": self.not_covered(),
+        }
 
     def begin(self, number: int, resume: ResumePoint | None = None) -> Pass:
         """Begins pass `number`, or enters it, in the calling thread: workers are started and seeded here."""

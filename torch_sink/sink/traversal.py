@@ -12,7 +12,7 @@ from torch_sink.common.random_state import RandomState, global_random_state, set
 from torch_sink.damage.loaders import end_pass
 from torch_sink.damage.report import add_to_report
 from torch_sink.errors import SinkError, add_hints, add_note
-from torch_sink.sink.position import Position, ResumePoint, check_sampling, read_state, write_state
+from torch_sink.sink.position import Position, check_sampling, read_state
 from torch_sink.sink.producer import Producer
 from torch_sink.sink.source import Item, Pass, Source
 
@@ -38,8 +38,6 @@ class Traversal:
         self.was_interrupted = False
         self.is_handed_out = False  # an iterator of the epoch exists that has not seen its end
         self.is_loaded = False
-        self.resume: ResumePoint | None = None
-        self.loaded_state: dict[str, Any] = {}
         self.given_back: Item | None = None
         # States of the workers and of the loader before the latest batch.
         self._before: tuple[dict[int, RandomState], Any] = {}, None
@@ -137,7 +135,7 @@ class Traversal:
         has_begun = bool(self.passes) or self.is_inside_pass
         ahead = self.passes[0].start if self.passes and not (self.is_handed_out or self.is_inside_pass) else None
         self._drop_passes()
-        self.resume = None
+        self.position.resume = None
         if ahead is not None:  # whether it was begun depends on who was faster; nobody has asked for it yet
             self.source.rewind(ahead)
             self.position.start = None
@@ -154,18 +152,12 @@ class Traversal:
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and what it takes to go on from it."""
-        if self.resume is not None:
-            return self.loaded_state
-        source, position = self.source, self.position
-        start = position.start or source.next_start(position.pass_number)
-        draws = b"" if source.has_workers else global_random_state()
-        state = write_state(position, start, draws, source.num_workers, source.sampling())
-        return {**state, "not_covered": source.not_covered()}
+        return self.position.state_dict(self.source)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to the position of `state`; the source follows at the next `begin_epoch`."""
-        position, resume = read_state(state)
-        check_sampling(state, self.source.sampling())
+        position = read_state(state)
+        check_sampling(state, self.source.described())
         if state["num_workers"] != self.source.num_workers:
             warnings.warn(
                 f"the state was taken with num_workers={state['num_workers']}, this loader has "
@@ -174,8 +166,7 @@ class Traversal:
                 stacklevel=3,
             )
         self.restart()
-        self.position, self.resume, self.loaded_state = position, resume, dict(state)
-        self.is_loaded = True
+        self.position, self.is_loaded = position, True
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
@@ -185,7 +176,7 @@ class Traversal:
             raise ValueError("a generator object can be traversed only once; pass the generator function, or a list")
         position = replace(self.position)
         start, draws = source.next_start(position.pass_number), global_random_state()
-        state = self.state_dict() if self.passes or self.resume is not None else None
+        state = self.state_dict() if self.passes or position.resume is not None else None
         try:
             yield
         finally:
@@ -245,12 +236,12 @@ class Traversal:
     def _begin_pass(self) -> None:
         number = self.passes[-1].start.number + 1 if self.passes else self.position.pass_number
         self.producer.park()
-        begun = self.source.begin(number, self.resume)
+        begun = self.source.begin(number, self.position.resume)
         self.passes.append(begun)
         if len(self.passes) == 1:
             self.position.start = begun.start
         self.producer.submit(begun)
-        self.resume = None  # last, so that an interrupt on the way does not lose it
+        self.position.resume = None  # last, so that an interrupt on the way does not lose it
 
     def _keep_ahead(self) -> None:
         """Begins the next pass: when there is none, or ahead of time where the source allows that."""
@@ -268,10 +259,9 @@ class Traversal:
     def _reenter(self) -> None:
         """After Ctrl-C inside, or what a signal handler raised: goes on behind the batch that was consumed last."""
         if self.source.can_reenter and self.passes:
-            if self.resume is None:
-                self.loaded_state = self.state_dict()
+            if self.position.resume is None:
                 # Before anything is dropped: a second interrupt finds where to go on.
-                self.position, self.resume = read_state(self.loaded_state)
+                self.position = read_state(self.state_dict())
             self._drop_passes()
 
     def _end_pass(self, item: Item) -> None:

@@ -34,11 +34,11 @@ def check_count(name: str, value: Any, *, minimum: int, special: int | None = No
         raise ValueError(f"{name}={value}; pass {allowed}")
 
 
-def check_model(model: Any) -> None:
-    """Raise TypeError unless `model` is a module with parameters that train."""
+def check_model(model: Any, *, trains: bool) -> None:
+    """Raise TypeError unless `model` is a module, and ValueError if it `trains` and has no parameter that does."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; pass a torch.nn.Module")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    if trains and not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("model has no parameter that requires a gradient, so there is nothing to train")
 
 
@@ -126,9 +126,15 @@ def check_schedule(schedule: Any, scheduler: Any) -> None:
         )
 
 
-def resolve_device(model: nn.Module, device: torch.device | str | None) -> torch.device:
+def check_needs_no_optimizer(scheduler: Any, schedule: Any) -> None:
+    """Raise ValueError for options that change an optimizer, where there is none."""
+    if scheduler is not None or schedule is not None:
+        name = "scheduler" if scheduler is not None else "schedule"
+        raise ValueError(f"{name}= needs an optimizer; without one a loop evaluates and predicts only")
+
+
+def resolve_device(actual: torch.device, device: torch.device | str | None) -> torch.device:
     """The device the loop runs on: where the model's parameters are, and nowhere else if `device` is given."""
-    actual = next(model.parameters()).device
     if device is None:
         return actual
     try:
@@ -162,8 +168,8 @@ def check_takes(name: str, function: Any, *arguments: str) -> None:
         raise TypeError(f"{name} is called with ({', '.join(arguments)}), which it does not take: {error}") from error
 
 
-def check_functions(loss_fn: Any, forward: Any) -> None:
-    """Raise TypeError unless one of both computes the loss."""
+def check_functions(loss_fn: Any, forward: Any, *, trains: bool) -> None:
+    """Raise TypeError unless one of both computes the loss; to evaluate and predict, none has to."""
     if forward is not None and not callable(forward):
         raise TypeError(f"forward is a {type(forward).__name__}; pass a function of (model, batch)")
     if forward is not None:
@@ -172,7 +178,7 @@ def check_functions(loss_fn: Any, forward: Any) -> None:
         raise TypeError(f"loss_fn is the optimizer, a {type(loss_fn).__name__}; the order is model, loss_fn, optimizer")
     if forward is None and isinstance(loss_fn, type):
         raise TypeError(f"loss_fn is the class {loss_fn.__name__}; pass an instance: {loss_fn.__name__}()")
-    if forward is None and not callable(loss_fn):
+    if forward is None and not callable(loss_fn) and (trains or loss_fn is not None):
         raise TypeError(
             f"loss_fn is a {type(loss_fn).__name__}; pass a function of (outputs, targets), "
             "or forward= for batches that are not (x, y)"

@@ -101,9 +101,8 @@ class Ranks:
         dist.all_reduce(table)
 
     def wait(self) -> None:
-        """Wait until every rank is here."""
-        if self.many:
-            dist.barrier()
+        """Wait until every rank is here; to be asked where there are `many`."""
+        dist.barrier()
 
     def any_of(self, flags: list[bool]) -> list[bool]:
         """Whether each flag is set on any rank: one collective, one wait."""

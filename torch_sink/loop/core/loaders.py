@@ -3,14 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol, TypeGuard
 
 import torch
 
 from torch_sink.common.references import reference
 
 KEPT = 3  # such as one to train and two to evaluate
+
+
+class Sink(Protocol):
+    """A SinkLoader, as a loop uses it."""
+
+    is_last_epoch: bool
+
+    @property
+    def loader(self) -> Any: ...
+    @property
+    def batches_per_epoch(self) -> int | None: ...
+    @property
+    def slot_index(self) -> int | None: ...
+    def epoch(self, batches: int | None) -> Iterator[Any]: ...
+    def static_batches(self, batch: Any) -> dict[int, Any]: ...
+    def paused(self) -> AbstractContextManager[None]: ...
+    def rehearsal(self) -> AbstractContextManager[Iterator[Any]]: ...
+    def whole_pass(self) -> AbstractContextManager[None]: ...
+    def give_back(self) -> None: ...
+    def wait_for_loader(self) -> bool: ...
+    def start_over(self) -> bool: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+def is_sink(loader: Any) -> TypeGuard[Sink]:
+    """Whether a loader is a SinkLoader."""
+    from torch_sink.sink import SinkLoader
+
+    return isinstance(loader, SinkLoader)
 
 
 class Wrappers:
@@ -25,11 +56,11 @@ class Wrappers:
         self._waiting: list[tuple[Any, Any]] = []  # a reference to the loader, and its SinkLoader
 
     @contextmanager
-    def over(self, dataset: Any) -> Iterator[Any]:
+    def over(self, dataset: Any) -> Iterator[Sink]:
         """The dataset itself if it is a SinkLoader, else one over it."""
         from torch_sink.sink import SinkLoader
 
-        if isinstance(dataset, SinkLoader):
+        if is_sink(dataset):
             yield dataset
             return
         sink = self._take(dataset) or SinkLoader(dataset, device=self._device)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,16 +17,15 @@ from torch_sink.loop.core.distributed import spread_by_threads
 from torch_sink.loop.core.history import Reasons, StepLog, first_line
 from torch_sink.loop.core.host_sync import user_place
 from torch_sink.loop.engines.capture import LEFT_BEHIND, CudaCapture, Recordings, overrides_stale_streams
-from torch_sink.loop.engines.graph import LEAST_CAPACITY, GraphEngine, Places
+from torch_sink.loop.engines.graph import LEAST_CAPACITY, GraphEngine
 from torch_sink.loop.engines.jit import CompiledLoss, JitConfig, compiler_problem
 from torch_sink.loop.engines.memory import GraphMemory
+from torch_sink.loop.engines.places import Places
 from torch_sink.loop.step.optimizers import backward_context, capture_obstacle, cycles_momentum, takes_betas_from_device
-from torch_sink.loop.step.step import Engine, LossFunction, TrainingStep
+from torch_sink.loop.step.step import Engine, TrainingStep
+from torch_sink.loop.step.train_state import TrainState
 from torch_sink.loop.step.update import OptimizerUpdate
 from torch_sink.thread_waits import waits_watched
-
-if TYPE_CHECKING:
-    from torch_sink.loop.step_loop import StepLoop
 
 _log = logging.getLogger("torch_sink")
 
@@ -45,39 +44,42 @@ class Settings:
     memory: GraphMemory = field(default_factory=GraphMemory)
 
 
-def build_engine(loop: StepLoop, capacity: int) -> Engine:
+def build_engine(state: TrainState, settings: Settings, capacity: int) -> Engine:
     """The engine for sinks of up to `capacity` steps, in the mode asked for or the next lower one that works."""
-    settings, model = loop.settings, loop.model
-    mode, lower_mode = resolve_modes(model, settings, lambda: _capture_obstacle(loop))
-    loss_function: Any = LossFunction(model, loop.loss_fn, loop.forward, loop.precision)
+    model = state.model
+    mode, lower_mode = resolve_modes(model, settings, lambda: _capture_obstacle(state))
+    loss_function: Any = state.forward_pass().loss
     if lower_mode == "compile":
         if settings.jit_config.fast_random:
             settings.reasons.note("fast_random: compiled dropout draws other random numbers than eager code")
         loss_function = CompiledLoss(loss_function, model, settings.jit_config, settings.reasons)
     update = OptimizerUpdate(
         model,
-        loop.optimizer,
-        loop.scaler,
-        loop.device,
-        clip_grad_norm=loop.clip_grad_norm,
-        agrees=loop.ranks.many,
-        average=loop.average,
-        cycles_betas=loop.schedule.cycles_betas,
+        state.optimizer,
+        state.scaler,
+        state.device,
+        clip_grad_norm=state.clip_grad_norm,
+        agrees=state.ranks.many,
+        average=state.average,
+        cycles_betas=state.schedule.cycles_betas,
     )
     step = TrainingStep(
         loss_function,
         update,
-        StepLog(loop.device, max(capacity, LEAST_CAPACITY) if mode == "graph" else capacity),
-        accumulate=loop.accumulate,
-        gradient_sync=loop.ranks.gradient_sync,
+        StepLog(state.device, max(capacity, LEAST_CAPACITY) if mode == "graph" else capacity),
+        accumulate=state.accumulate,
+        gradient_sync=state.ranks.gradient_sync,
         backward_context=backward_context(model),
-        static_gradients=mode == "graph" and loop.accumulate > 1,
+        static_gradients=mode == "graph" and state.accumulate > 1,
     )
-    watchable = lower_mode == "eager" and not is_compiled(model) and not loop.ranks.sharded
-    capture = make_capture(loop.device, settings.memory)
+    watchable = lower_mode == "eager" and not is_compiled(model) and not state.ranks.sharded
+    capture = make_capture(state.device, settings.memory)
     if mode != "graph" or capture is None:
-        return Engine(mode, step, loop.schedule, loop.ranks, watchable=watchable)
-    return GraphEngine(loop, step, capture, lower_mode=lower_mode, watchable=watchable)
+        return Engine(mode, step, state.schedule, state.ranks, watchable=watchable)
+    refuses = settings.mode == "graph"
+    return GraphEngine(
+        state, step, capture, settings.reasons, lower_mode=lower_mode, watchable=watchable, refuses_python_state=refuses
+    )
 
 
 def make_capture(device: torch.device, memory: GraphMemory) -> CudaCapture | None:
@@ -122,17 +124,17 @@ def resolve_modes(
     return (mode if mode == "graph" else lower), lower
 
 
-def _capture_obstacle(loop: StepLoop) -> str | None:
-    """Why no step of the loop can be captured, as far as that can be told beforehand."""
-    if cycles_momentum(loop.schedule.scheduler) and not takes_betas_from_device(loop.optimizer):
-        return f"the scheduler cycles momentum, which {type(loop.optimizer).__name__} cannot read from the device"
-    if problem := _nested_graphs(loop.model, loop.loss_fn, loop.forward):
+def _capture_obstacle(state: TrainState) -> str | None:
+    """Why no step can be captured, as far as that can be told beforehand."""
+    if cycles_momentum(state.schedule.scheduler) and not takes_betas_from_device(state.optimizer):
+        return f"the scheduler cycles momentum, which {type(state.optimizer).__name__} cannot read from the device"
+    if problem := _nested_graphs(state.model, state.loss_fn, state.forward):
         return problem
-    if any(isinstance(one, (nn.Embedding, nn.EmbeddingBag)) and one.sparse for one in loop.model.modules()):
+    if any(isinstance(one, (nn.Embedding, nn.EmbeddingBag)) and one.sparse for one in state.model.modules()):
         return "an embedding makes sparse gradients, whose update waits for the device (sparse=False makes dense ones)"
-    if loop.ranks.many and not overrides_stale_streams():
+    if state.ranks.many and not overrides_stale_streams():
         return "DistributedDataParallel binds gradients to another stream, which needs a newer torch to be captured"
-    return capture_obstacle(loop.optimizer, loop.device)
+    return capture_obstacle(state.optimizer, state.device)
 
 
 def _sharding(model: nn.Module) -> str | None:

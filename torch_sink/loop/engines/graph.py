@@ -1,26 +1,23 @@
-"""The engine that replays captured steps, a graph for each ring slot, and what such a graph holds as constants."""
+"""The engine that replays captured steps, a graph for each ring slot."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
+from torch import Tensor
 
 from torch_sink.errors import SinkError, UnsupportedOperation
 from torch_sink.loop.core.batches import batch_constants
-from torch_sink.loop.core.history import SinkRecord, first_line
+from torch_sink.loop.core.history import Reasons, SinkRecord, first_line
 from torch_sink.loop.core.host_sync import user_place
 from torch_sink.loop.engines.capture import LEFT_BEHIND, ODD_BATCHES, STAGED, CudaCapture, Recordings, Replay
+from torch_sink.loop.engines.places import Places, fingerprint
 from torch_sink.loop.step.optimizers import RateTable, hidden_state, make_capturable, refuse_python_state
 from torch_sink.loop.step.step import Engine, TrainingStep
-
-if TYPE_CHECKING:
-    from torch_sink.loop.step_loop import StepLoop
+from torch_sink.loop.step.train_state import TrainState
 
 _log = logging.getLogger("torch_sink")
 GIVEN_UP = "graphs were forgotten at the end of a run, because other code would have had no room beside them"
@@ -43,17 +40,25 @@ class GraphEngine(Engine):
     """
 
     def __init__(
-        self, loop: StepLoop, step: TrainingStep, capture: CudaCapture, *, lower_mode: str, watchable: bool
+        self,
+        state: TrainState,
+        step: TrainingStep,
+        capture: CudaCapture,
+        reasons: Reasons,
+        *,
+        lower_mode: str,
+        watchable: bool,
+        refuses_python_state: bool,
     ) -> None:
-        super().__init__("graph", step, loop.schedule, loop.ranks, watchable=watchable)
+        super().__init__("graph", step, state.schedule, state.ranks, watchable=watchable)
         self.captures = 0
-        self._model, self._tried = loop.model, set[bool]()
-        self._tabled = {"params", "lr", "initial_lr"}.union(["betas"] if loop.schedule.cycles_betas else [])
-        self._capture, self._reasons, self._lower_mode = capture, loop.settings.reasons, lower_mode
-        self._refuses_python_state = loop.settings.mode == "graph"
-        self._warmup_left = DISTRIBUTED_WARMUP_STEPS if loop.ranks.many else WARMUP_STEPS
-        make_capturable(loop.optimizer, cycles_betas=loop.schedule.cycles_betas)
-        self._rates = RateTable(loop.schedule, self.log)
+        self._model, self._tried = state.model, set[bool]()
+        self._tabled = {"params", "lr", "initial_lr"}.union(["betas"] if self.schedule.cycles_betas else [])
+        self._capture, self._reasons, self._lower_mode = capture, reasons, lower_mode
+        self._refuses_python_state = refuses_python_state
+        self._warmup_left = DISTRIBUTED_WARMUP_STEPS if self.ranks.many else WARMUP_STEPS
+        make_capturable(state.optimizer, cycles_betas=self.schedule.cycles_betas)
+        self._rates = RateTable(self.schedule, self.log)
         self._recordings = Recordings(capture, self._reasons)
         self._fingerprint: Any = None
         self._may_have_changed = self._callbacks = True
@@ -245,78 +250,3 @@ class GraphEngine(Engine):
 
     def _baked(self) -> Any:
         return fingerprint(self._model, self.training_step, self.schedule.optimizer, self._tabled)
-
-
-class Places:
-    """Where the tensors lie that a step may write to: optimizer state and the model's buffers, as they are now."""
-
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-        self._model, self._kind = model, type(optimizer).__name__
-        self._state: Any = optimizer.state if optimizer is not None else {}
-        self._before = {key: (value, address(value)) for key, value in self._tensors().items()}
-
-    def problem(self) -> str | None:
-        """What a step since then has put elsewhere, where each replay would begin with the old one; None if nothing."""
-        now, kind = self._tensors(), self._kind
-        moved = [key for key, (_, place) in self._before.items() if key not in now or address(now[key]) != place]
-        names = {f"the buffer {name}" if isinstance(owner, nn.Module) else f"{name} of {kind}" for owner, name in moved}
-        if not names:
-            return None
-        return (
-            f"the step puts new tensors in the place of {', '.join(sorted(names))}, and a graph would go on with the "
-            "old ones; what is written in place can be captured"
-        )
-
-    def has_new_state(self) -> bool:
-        """Whether the optimizer has made state since then."""
-        return bool(self._new_state())
-
-    def put_back(self) -> None:
-        """Undo what a step that was only recorded has done to state and buffers."""
-        for parameter, name in self._new_state():
-            del self._state[parameter][name]
-        for (owner, name), (value, _) in self._before.items():
-            entries = owner._buffers if isinstance(owner, nn.Module) else self._state[owner]
-            entries[name] = value
-
-    def _new_state(self) -> set[Any]:
-        return _tensors(self._state).keys() - self._before.keys()
-
-    def _tensors(self) -> dict[tuple[Any, str], Tensor]:
-        buffers = {module: module._buffers for module in self._model.modules()}
-        return _tensors(self._state) | _tensors(buffers)
-
-
-def _tensors(owners: Any) -> dict[tuple[Any, str], Tensor]:
-    entries = ((owner, name, value) for owner, named in owners.items() for name, value in named.items())
-    return {(owner, name): value for owner, name, value in entries if isinstance(value, Tensor)}
-
-
-def fingerprint(model: nn.Module, step: TrainingStep, optimizer: torch.optim.Optimizer, tabled: set[str]) -> Any:
-    """All constants of a graph of `step`; unequal to an earlier one when it must be recorded anew.
-
-    `tabled` are names of the optimizer's numbers that a graph reads from the device instead.
-    """
-    numbers = [
-        (name, value if not isinstance(value, Tensor) else address(value))
-        for group in optimizer.param_groups
-        for name, value in group.items()
-        if name not in tabled
-    ]
-    modules = [*model.modules()]
-    states = [(one, one.training, one.p if isinstance(one, _DropoutNd) else None) for one in modules]
-    # Not by model.buffers(), which takes four times as long: the device has nothing to do meanwhile.
-    buffers = [address(buffer) for one in modules for buffer in one._buffers.values() if buffer is not None]
-    parameters = [(address(p), p.requires_grad) for p in step.update.parameters]
-    gradients = [address(p.grad) if p.grad is not None else 0 for p in step.update.parameters if step.static_gradients]
-    entries = (entry for of_parameter in optimizer.state.values() for entry in of_parameter.values())
-    optimizer_state = [address(entry) for entry in entries if isinstance(entry, Tensor)]
-    return numbers, states, buffers, parameters, gradients, optimizer_state
-
-
-def address(tensor: Tensor) -> int:
-    """Where a tensor's values lie; of a sharded one, where this rank's part does."""
-    if type(tensor) is Tensor or type(tensor) is nn.Parameter:
-        return tensor.data_ptr()
-    local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # a DTensor's own address is 0
-    return int(local.data_ptr())

@@ -12,45 +12,7 @@ from torch import Tensor, nn
 from torch_sink.loop.core.distributed import Ranks
 from torch_sink.loop.core.history import SinkRecord, StepLog
 from torch_sink.loop.step.optimizers import Schedule
-from torch_sink.loop.step.precision import Precision
 from torch_sink.loop.step.update import OptimizerUpdate
-
-Forward = Callable[[nn.Module, Any], Any]
-
-
-class LossFunction:
-    """Forward pass and loss of a batch under a precision: what "compile" compiles.
-
-    `loss_fn(model(x), y)` for batches of two, unless there is a `forward(model, batch)`.
-    """
-
-    def __init__(
-        self, model: nn.Module, loss_fn: Callable[..., Any] | None, forward: Forward | None, precision: Precision
-    ) -> None:
-        self._model, self._loss_fn, self._forward, self._precision = model, loss_fn, forward, precision
-
-    def __call__(self, batch: Any) -> tuple[Any, dict[str, Tensor]]:
-        """Returns the loss, still attached to its graph, and the metrics by name."""
-        forward = self._forward or self._supervised
-        with self._precision.context():
-            result = forward(self._model, batch)
-        loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
-        if not isinstance(metrics, dict):
-            raise TypeError(f"forward returned (loss, {type(metrics).__name__}); return loss, or (loss, dict)")
-        return self._precision.outputs(loss), metrics
-
-    def _supervised(self, model: nn.Module, batch: Any) -> Any:
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            size = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
-            raise TypeError(
-                f"the batch is a {type(batch).__name__}{size}; a tuple or list (x, y) trains by loss_fn(model(x), y), "
-                "for anything else pass forward=lambda model, batch: loss"
-            )
-        (inputs, targets), loss_fn = batch, self._loss_fn
-        assert loss_fn is not None, "StepLoop has checked it"
-        outputs = model(inputs)
-        with self._precision.loss_context():
-            return loss_fn(self._precision.outputs(outputs), targets)
 
 
 def check_loss(loss: Any) -> None:

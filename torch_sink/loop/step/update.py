@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,13 @@ from torch_sink.loop.step.optimizers import (
 )
 from torch_sink.thread_waits import host_sync_allowed
 
-if TYPE_CHECKING:
-    from torch_sink.loop.step.scaler import StaticLossScaler
+
+class Scaler(Protocol):
+    """A loss scaler, as an update uses it."""
+
+    def scale(self, inputs: Any) -> Any: ...
+    def inverse(self) -> Tensor: ...
+    def adjust(self, grads_finite: Tensor | bool) -> bool: ...
 
 
 class WeightAverage:
@@ -96,7 +101,7 @@ class OptimizerUpdate:
         self,
         model: nn.Module | None,
         optimizer: torch.optim.Optimizer,
-        scaler: StaticLossScaler | None,
+        scaler: Scaler | None,
         device: torch.device,
         *,
         clip_grad_norm: float | None = None,

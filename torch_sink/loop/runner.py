@@ -1,0 +1,150 @@
+"""What runs a training and evaluates it: an engine, evaluators, and SinkLoaders, which are kept from run to run."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_sink.loop.callbacks import Callback
+from torch_sink.loop.core.batches import epoch_length
+from torch_sink.loop.core.distributed import forget_shardings
+from torch_sink.loop.core.history import Progress, Reasons, RunHistory
+from torch_sink.loop.core.loaders import Wrappers
+from torch_sink.loop.engines.build import Settings, build_engine
+from torch_sink.loop.evaluation import Evaluator
+from torch_sink.loop.run import TrainingRun
+from torch_sink.loop.saving import LoaderPositions
+from torch_sink.loop.signals import stop_signals
+from torch_sink.loop.step.precision import make_precision
+from torch_sink.loop.step.step import Engine
+from torch_sink.loop.step.train_state import TrainState
+from torch_sink.thread_waits import host_sync_allowed
+from torch_sink.tracing import timeline as record_timeline
+
+_log = logging.getLogger("torch_sink")
+
+
+class Runner:
+    """Trains and evaluates a TrainState by the settings of a loop.
+
+    Attributes:
+        engine: of the steps; None before the first run and after a state was loaded.
+        wrappers: the SinkLoaders over plain loaders.
+        positions: of the loaders of runs.
+    """
+
+    def __init__(self, state: TrainState, settings: Settings) -> None:
+        self.state, self.settings = state, settings
+        self.engine: Engine | None = None
+        self.wrappers, self.positions = Wrappers(state.device), LoaderPositions()
+        self._evaluators: dict[bool, Evaluator] = {}  # of the model, and of its average (True)
+
+    def train(
+        self,
+        loader: Any,
+        callbacks: list[Callback],
+        *,
+        sink_size: int | None = None,
+        max_steps: int | None = None,
+        timeline: str | Path | None = None,
+        **options: Any,
+    ) -> RunHistory:
+        """Train over a loader or SinkLoader, by epochs of `sink_size` batches: None for its own, -1 for one pass.
+
+        The other options are those of a `TrainingRun`. A resumed run that fails before its first step can be run again.
+        """
+        state = self.state
+        if state.optimizer is None:
+            raise ValueError(
+                "this StepLoop has no optimizer, so it evaluates and predicts and cannot train; pass one: "
+                "StepLoop(model, loss_fn, optimizer)"
+            )
+        resumed, state.is_resumed, began = state.is_resumed, False, state.step_count
+        if not resumed:
+            state.progress = Progress()
+        with (
+            stop_signals(callbacks) as signals,
+            nullcontext() if timeline is None else record_timeline(timeline),
+            self.positions.opened(loader, self.wrappers) as sink,
+        ):
+            try:
+                batches = sink.batches_per_epoch if sink_size is None else sink_size if sink_size > 0 else None
+                state.ranks.check_lengths(epoch_length(sink, batches), max_steps)
+                note = self.settings.reasons.note
+                run = TrainingRun(
+                    state, sink, callbacks, signals, note, batches=batches, max_steps=max_steps, **options
+                )
+                return run.execute(self.prepare)
+            except BaseException:
+                if resumed and state.step_count == began:
+                    state.is_resumed = True
+                    self.positions.keep(loader)
+                raise
+
+    @host_sync_allowed()
+    def prepare(self, longest_sink: int) -> Engine:
+        """The engine for sinks of up to `longest_sink` steps."""
+        if not self.state.model.training:
+            _log.warning("the model is in eval mode; call model.train() before the run unless that is meant")
+        if self.engine is None:
+            self.engine = build_engine(self.state, self.settings, longest_sink)
+        self.engine.reserve(longest_sink)
+        return self.engine
+
+    def compile_ahead(self, dataset: Any) -> None:
+        """Run forward and backward pass of one batch, so that everything compiled of them is compiled.
+
+        Weights, gradients, statistics, random generators and the position in the data are left as they were.
+        """
+        engine, device = self.prepare(1), self.state.device
+        generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
+        with self.wrappers.over(dataset) as loader, loader.rehearsal() as batches, engine.running(), generators:
+            engine.training_step.rehearse(self.state.model, next(batches))
+
+    def evaluator(self, ema: bool = False) -> Evaluator:
+        """What evaluates the model, or its average; kept with all that was compiled and captured."""
+        state = self.state
+        if ema:
+            state.ranks.share_buffers()  # before the average copies them
+        network = state.ema_model() if ema else state.ranks.inner
+        if ema not in self._evaluators:
+            own = state.precision
+            precision = make_precision(own.level, own.dtype, state.device.type, network) if ema else own
+            self._evaluators[ema] = self.make_evaluator(state.judging(network, state.forward, precision))
+        return self._evaluators[ema]
+
+    def make_evaluator(self, state: TrainState, eval_network: nn.Module | None = None) -> Evaluator:
+        """An evaluator of the model in `state`, with the mode and the memory of the training; the caller closes it."""
+        settings = replace(self.settings, reasons=Reasons())
+        return Evaluator(state, settings, self.wrappers, eval_network=eval_network)
+
+    def explain(self) -> list[str]:
+        """How the steps run, and why, in lines for a reader."""
+        mode, settings = self.engine.mode if self.engine is not None else "not started", self.settings
+        lines = [f"mode: {mode} (asked for {settings.mode!r}, device {self.state.device})", *self.state.describe()]
+        if (memory := settings.memory).graphs:
+            lines.append(f"graphs: {memory.graphs}, which keep {memory.reserved / 2**20:.0f} MiB of device memory")
+        lines += [f"note: {reason}" for reason in settings.reasons.lines()]
+        return lines + [line for evaluator in self._evaluators.values() for line in evaluator.explain()]
+
+    def drop_engine(self) -> None:
+        """Release the engine, which the next run makes anew."""
+        if self.engine is not None:
+            self.engine.close()
+        self.engine = None
+
+    def close(self) -> None:
+        """Release what the device holds and leave the model as it was found. Idempotent."""
+        self.drop_engine()
+        for evaluator in self._evaluators.values():
+            evaluator.close()
+        self.wrappers.close()
+        self.state.precision.close()
+        if self.state.ranks.sharded:
+            forget_shardings()
