@@ -24,9 +24,9 @@ from torch_sink.cli.machine import DEVICES, launches_of
 from torch_sink.cli.photos import make_photo
 from torch_sink.cli.pipelines import Counted, Images, open_pipeline
 from torch_sink.image.decode.jpeg_decoder import launch_jpegs
+from torch_sink.image.program.program import Wanted
 from torch_sink.image.run.batch import LazyBatch
 from torch_sink.image.run.device import make_on_device
-from torch_sink.image.run.results import Wanted
 from torch_sink.triton_kernels.launching import Launcher
 
 pytestmark = pytest.mark.once

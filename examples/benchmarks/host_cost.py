@@ -35,9 +35,9 @@ from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
 from torch_sink.image.core import state
 from torch_sink.image.decode import providers
+from torch_sink.image.program.program import Wanted
 from torch_sink.image.run import ahead
 from torch_sink.image.run import device as on_device
-from torch_sink.image.run.results import Wanted
 from torch_sink.triton_kernels.launching import Launcher, is_interpreted
 
 PIPELINES = ("v1 train", "v1 train + ColorJitter", "v1 train + RandAugment")

@@ -18,7 +18,7 @@ from torch_sink import decode_images
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode import providers as decode
 from torch_sink.image.decode.jpeg_block import MARKER_BYTES, JpegFile, JpegFiles
-from torch_sink.image.decode.jpeg_tables import JpegBatch, batch_of
+from torch_sink.image.decode.jpeg_tables import COLUMN, JpegBatch, batch_of
 from torch_sink.triton_kernels.shapes import TileShape
 
 SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0", "4:4:0", "gray")
@@ -166,4 +166,9 @@ def segments_of(file: JpegFile) -> list[tuple[int, int]]:
 def batch_and_tables(files: JpegFiles, boxes: np.ndarray, bits: int, *tile: TileShape) -> tuple[JpegBatch, list[Any]]:
     """A batch, and the tables of its images, segments and windows."""
     batch, tables, _ = batch_of(files, boxes, bits, *tile)
-    return batch, batch._replace(tables=0).tables_in(tables.view(np.uint8))
+    columns = [COLUMN[f"{name}_COLUMNS"] for name in ("IMAGE", "SEGMENT", "WINDOW")]
+    shapes = zip((batch.sizes.images, batch.sizes.segments, batch.sizes.images), columns, strict=True)
+    begins = [begin // 4 for begin in (batch.images, batch.segments, batch.windows)]
+    return batch, [
+        tables[at:][: rows * columns].reshape(rows, columns) for at, (rows, columns) in zip(begins, shapes, strict=True)
+    ]

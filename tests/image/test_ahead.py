@@ -32,9 +32,9 @@ from torch_sink.image.decode.jpeg_block import lay_out_jpegs
 from torch_sink.image.decode.jpeg_decoder import launch_jpegs
 from torch_sink.image.decode.jpeg_tables import plan_jpegs
 from torch_sink.image.decode.proof import cases
+from torch_sink.image.program.program import Wanted
 from torch_sink.image.run import ahead
 from torch_sink.image.run.device import make_on_device
-from torch_sink.image.run.results import Wanted
 from torch_sink.triton_kernels.jpeg import jpeg_variants
 from torch_sink.triton_kernels.launching import compiler_options
 from torch_sink.triton_kernels.shapes import LANE_SHAPES

@@ -103,7 +103,7 @@ def test_the_arrays_of_a_batch() -> None:
     places = [(file.source.data, *place) for file in files for place in segments_of(file)]
     ends = [-64]
     for row, (data, begin, length) in zip(segments, places, strict=True):
-        first = batch.first_byte + row[COLUMN["FIRST_BYTE"]]
+        first = batch.stream + row[COLUMN["FIRST_BYTE"]]
         assert first % 16 == 0
         assert together[first : first + length] == data[begin : begin + length]
         assert first >= ends[-1] + 64
@@ -181,9 +181,9 @@ def test_files_can_be_launched_in_parts() -> None:
     whole, (whole_images, whole_segments, _) = batch_and_tables(files, files.whole_images(), 256)
     for first, last in ((0, 5), (0, 2), (1, 4), (4, 5)):
         part, (images, segments, _) = batch_and_tables(files.part(first, last), files.whole_images()[first:last], 256)
-        begins = part.first_byte + segments[:, COLUMN["FIRST_BYTE"]]
+        begins = part.stream + segments[:, COLUMN["FIRST_BYTE"]]
         is_inside = (whole_segments[:, 0] >= first) & (whole_segments[:, 0] < last)
-        assert begins.tolist() == (whole.first_byte + whole_segments[is_inside, COLUMN["FIRST_BYTE"]]).tolist()
+        assert begins.tolist() == (whole.stream + whole_segments[is_inside, COLUMN["FIRST_BYTE"]]).tolist()
         begins, of_part = whole_images[first:last, COLUMN["FIRST_BLOCK"]], images[:, COLUMN["FIRST_BLOCK"]]
         assert of_part.tolist() == (begins - begins[0]).tolist()
 

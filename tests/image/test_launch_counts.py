@@ -15,8 +15,8 @@ from torchvision.transforms import v2
 
 import torch_sink
 from image.cases import encoded, opener
+from torch_sink.image.program.program import Wanted
 from torch_sink.image.run.device import make_on_device
-from torch_sink.image.run.results import Wanted
 from torch_sink.triton_kernels.launching import Launcher
 
 TO_FLOATS = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]

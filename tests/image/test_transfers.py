@@ -20,8 +20,8 @@ from image.cases import encoded
 from torch_sink.cli.photos import make_photo
 from torch_sink.image.core import state
 from torch_sink.image.decode import decode_images
+from torch_sink.image.program.program import Wanted
 from torch_sink.image.run.device import make_on_device
-from torch_sink.image.run.results import Wanted
 from torch_sink.triton_kernels.launching import Launcher
 from torch_sink.triton_kernels.stages import stage
 

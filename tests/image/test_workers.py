@@ -18,7 +18,8 @@ from image.check import assert_same_bits
 from image.worker_data import WatchedCollate, count_decodes, jitter_transform, sharpened_transform, train_transform
 from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
-from torch_sink.image.program.program import ARRAYS, make_program
+from torch_sink.image.program.launches import make_program
+from torch_sink.image.program.program import ARRAYS
 from torch_sink.image.run.batch import LazyBatch
 
 SAMPLES, EPOCHS = 10, 3

@@ -168,7 +168,7 @@ def pack_files(files: Sequence[JpegFile], bits: int, tile: TileShape | None = No
     laid_out = lay_out_jpegs([file.source for file in files])
     assert len(laid_out.files.headers) == len(files)
     batch, tables, _ = batch_of(laid_out.files, laid_out.files.whole_images(), bits, tile or tile_shape())
-    batch = batch._replace(tables=laid_out.chunks.add_array(tables))
+    batch = batch.moved(laid_out.chunks.add_array(tables))
     return PackedFiles(batch, Inputs.of_block(block_on_device(laid_out, torch.device(device_in_use())), batch))
 
 

@@ -20,7 +20,7 @@ from torch_sink.cli.photos import make_photo
 from torch_sink.image.decode.jpeg_decoder import JpegDecoder
 from torch_sink.image.decode.source import Decoded, FinishedSource
 from torch_sink.image.handles.tensor import HANDLES
-from torch_sink.image.program.program import make_program
+from torch_sink.image.program.launches import make_program
 from torch_sink.image.run.device import places_of, run_launches
 from torch_sink.triton_kernels import launching
 from torch_sink.triton_kernels.jpeg import color, entropy, idct, jpeg_variants, lanes

@@ -183,9 +183,8 @@ def test_batches_decode_what_their_crops_read() -> None:
     with mock.patch.object(jpeg_decode, "launch_jpegs", wraps=jpeg_decode.launch_jpegs) as calls:
         check_pipeline(pipeline, openers, seed=3)
     ((plan, block, _),) = [call.args for call in calls.call_args_list]
-    sizes = plan.batches[0].tables_in(block.cpu().numpy())[2][
-        :, [jpeg_tables.COLUMN["BOX_WIDTH"], jpeg_tables.COLUMN["BOX_HEIGHT"]]
-    ]
+    windows = jpeg_decode.Inputs.of_block(block, plan.batches[0]).windows.cpu()
+    sizes = windows[:, [jpeg_tables.COLUMN["BOX_WIDTH"], jpeg_tables.COLUMN["BOX_HEIGHT"]]].numpy()
     assert len(sizes) == 2
     assert sizes.prod(axis=1).sum() < 0.5 * (61 * 47 + 40 * 53)
 

@@ -10,7 +10,7 @@ from image.cases import CORE, rgb_images
 from image.check import check_pipeline
 
 from torch_sink.image.operations import resize as lower_resize
-from torch_sink.image.program import program
+from torch_sink.image.program import launches
 from torch_sink.image.run import device
 from torch_sink.triton_kernels.stages import stage
 
@@ -45,13 +45,13 @@ def test_one_tap_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_tile_that_nobody_makes(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = program.lay_out_launches
+    stock = launches.lay_out_launches
 
     def one_less(*args: Any) -> Any:
-        launches, arrays = stock(*args)
-        return [launch._replace(end=launch.end - 1) for launch in launches], arrays
+        found, arrays = stock(*args)
+        return [launch._replace(end=launch.end - 1) for launch in found], arrays
 
-    monkeypatch.setattr(program, "lay_out_launches", one_less)
+    monkeypatch.setattr(launches, "lay_out_launches", one_less)
     with pytest.raises(AssertionError, match=r"values differ.*nan"):
         check()
 

@@ -11,13 +11,15 @@ import torch
 
 from torch_sink.image.core.state import host_buffer, pins, to_host
 from torch_sink.image.decode.jpeg_block import JpegBlock, lay_out_jpegs
-from torch_sink.image.decode.jpeg_tables import COLUMN, JpegBatch, JpegPlan, plan_jpegs
+from torch_sink.image.decode.jpeg_tables import JpegBatch, JpegPlan, plan_jpegs
 from torch_sink.image.decode.source import Box, Decoded, EncodedSource
+from torch_sink.triton_kernels import jpeg_rows as rows
 from torch_sink.triton_kernels.jpeg import color, entropy, idct, lanes
 from torch_sink.triton_kernels.launching import allocated
 from torch_sink.triton_kernels.shapes import LaneShape, TileShape, tile_shape
 
 _INT32_BYTES = 4
+_TABLE_VALUES = 64
 
 
 class Inputs(NamedTuple):
@@ -33,11 +35,20 @@ class Inputs(NamedTuple):
     @classmethod
     def of_block(cls, block: torch.Tensor, batch: JpegBatch) -> Inputs:
         """Views of a block that lies on the device."""
-        columns, sizes = COLUMN["HUFFMAN_COLUMNS"], batch.sizes
-        stream = block.narrow(0, batch.first_byte, sizes.stream_bytes)
-        huffman = block.narrow(0, batch.huffman, columns * sizes.huffman_tables).view(-1, columns)
-        values = block.narrow(0, batch.quantization, 64 * _INT32_BYTES * sizes.quantization_tables)
-        return cls(stream, huffman, values.view(torch.int32).view(-1, 64), *batch.tables_in(block))
+        sizes = batch.sizes
+        huffman = block.narrow(0, batch.huffman, rows.HUFFMAN_COLUMNS * sizes.huffman_tables)
+
+        def table(begin: int, count: int, columns: int) -> torch.Tensor:
+            return block.narrow(0, begin, _INT32_BYTES * count * columns).view(torch.int32).view(count, columns)
+
+        return cls(
+            block.narrow(0, batch.stream, sizes.stream_bytes),
+            huffman.view(-1, rows.HUFFMAN_COLUMNS),
+            table(batch.quantization, sizes.quantization_tables, _TABLE_VALUES),
+            table(batch.images, sizes.images, rows.IMAGE_COLUMNS),
+            table(batch.segments, sizes.segments, rows.SEGMENT_COLUMNS),
+            table(batch.windows, sizes.images, rows.WINDOW_COLUMNS),
+        )
 
 
 class JpegDecoder:
@@ -122,7 +133,7 @@ def launch_jpegs(plan: JpegPlan, block: torch.Tensor, pixels: torch.Tensor) -> t
     """
     statuses, begin = [], 0  # and no decoder: what it has is used again by the next
     # Triton launches on the current device, wherever the tensors are.
-    with torch.accelerator.device_index(block.device.index) if pins(block.device) else nullcontext():
+    with nullcontext() if block.device.type == "cpu" else torch.accelerator.device_index(block.device.index):
         for batch in plan.batches:
             part = pixels.narrow(0, begin, batch.sizes.pixels_bytes)
             decoder = JpegDecoder(batch, Inputs.of_block(block, batch), plan.shape, tile=plan.tile, pixels=part)

@@ -5,11 +5,11 @@ What each column means: `triton_kernels/jpeg_rows.py`. They are made in a data w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES, Headers, JpegFiles, aligned
 from torch_sink.triton_kernels import jpeg_rows as rows
@@ -30,8 +30,6 @@ _BLOCK_SAMPLES = 64
 # Blocks of a launch: 1 GiB of coefficients, which 1,000 photographs of 500 x 375 have.
 _MOST_BLOCKS = 1 << 23
 _MOST_STREAM_BYTES = 1 << 29
-# A tensor that does not begin at a multiple of 16 bytes would need another variant of each kernel.
-_ALIGNED_VALUES = 4
 
 
 class Sizes(NamedTuple):
@@ -51,27 +49,20 @@ class Sizes(NamedTuple):
 
 
 class JpegBatch(NamedTuple):
-    """Files that are decoded in one go, as positions in the block that holds them, in bytes.
+    """Files that are decoded in one go: where everything begins in the block that holds them, in bytes."""
 
-    Attributes:
-        first_byte: where the stream begins: its first segment.
-        huffman: of uint8 [tables, HUFFMAN_COLUMNS].
-        quantization: of int32 [tables, 64].
-        tables: of int32 [values], those of images, segments and windows.
-        sizes: what it needs.
-    """
+    stream: int  # the first segment
+    huffman: int  # uint8 [tables, HUFFMAN_COLUMNS]
+    quantization: int  # int32 [tables, 64]
+    images: int  # int32 [images, IMAGE_COLUMNS]
+    segments: int  # int32 [segments, SEGMENT_COLUMNS]
+    windows: int  # int32 [images, WINDOW_COLUMNS]
+    sizes: Sizes  # what it needs
 
-    first_byte: int
-    huffman: int
-    quantization: int
-    tables: int
-    sizes: Sizes
-
-    def tables_in(self, block: Any) -> list[Any]:
-        """Those of images, segments and windows, int32 [rows, columns], in a block of bytes: an array or a tensor."""
-        shapes = _shapes(self.sizes.images, self.sizes.segments)
-        values = block[self.tables : self.tables + 4 * sum(map(_room, shapes))]
-        return _split(values.view(torch.int32 if isinstance(block, torch.Tensor) else np.int32), shapes)
+    def moved(self, first: int) -> JpegBatch:
+        """The batch with its last three tables behind a byte, from which they were counted."""
+        tables = self.images + first, self.segments + first, self.windows + first
+        return JpegBatch(self.stream, self.huffman, self.quantization, *tables, self.sizes)
 
 
 class JpegPlan(NamedTuple):
@@ -82,11 +73,7 @@ class JpegPlan(NamedTuple):
     shape: LaneShape  # of the lanes
     tile: TileShape  # how much a program of the pixel kernels makes
     encoded_bytes: int  # of all segments
-
-    @property
-    def pixels_bytes(self) -> int:
-        """Of the pixels of all boxes, batch behind batch."""
-        return sum(batch.sizes.pixels_bytes for batch in self.batches)
+    pixels_bytes: int  # for the pixels of all boxes, batch behind batch
 
 
 def plan_jpegs(
@@ -110,14 +97,15 @@ def plan_jpegs(
     batches, places = [], []
     for batch, tables, of_batch in _batches(files, boxes, shape.bits, tile):
         begin = write(tables)
-        batches.append(batch._replace(tables=begin))
+        batches.append(batch.moved(begin))
         of_batch[:, 0] += pixels_bytes
         places.append(of_batch)
         size, pixels_bytes = begin + tables.nbytes, pixels_bytes + batch.sizes.pixels_bytes
-    return JpegPlan(size, tuple(batches), shape, tile, encoded_bytes), np.concatenate(places)
+    return JpegPlan(size, tuple(batches), shape, tile, encoded_bytes, pixels_bytes), np.concatenate(places)
 
 
-# A batch whose tables are not written yet, these, and the places of its images from the first byte of its pixels.
+# A batch, the tables of its images, segments and windows, from whose first byte it counts where these begin, and the
+# places of its images from the first byte of its pixels.
 _Laid = tuple[JpegBatch, np.ndarray, np.ndarray]
 
 
@@ -132,25 +120,6 @@ def _batches(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
         yield from _batches(files.part(first, last), boxes[first:last], lane_bits, tile)
 
 
-def _split(tables: Any, shapes: list[tuple[int, int]]) -> list[Any]:
-    """Tables that lie one after the other in an array or a tensor."""
-    found, begin = [], 0
-    for shape in shapes:
-        found.append(tables[begin : begin + shape[0] * shape[1]].reshape(shape))
-        begin += _room(shape)
-    return found
-
-
-def _shapes(images: int, segments: int) -> list[tuple[int, int]]:
-    columns = COLUMN["IMAGE_COLUMNS"], COLUMN["SEGMENT_COLUMNS"], COLUMN["WINDOW_COLUMNS"]
-    return list(zip((images, segments, images), columns, strict=True))
-
-
-def _room(shape: tuple[int, int]) -> int:
-    """Values from the beginning of a table to that of the next."""
-    return -(-shape[0] * shape[1] // _ALIGNED_VALUES) * _ALIGNED_VALUES
-
-
 def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShape = TILE_SHAPE) -> _Laid:
     """A batch, the tables that it needs, and where its pixels will lie; made without a look at any single file.
 
@@ -161,9 +130,14 @@ def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
         tile: how much a program of the pixel kernels makes.
     """
     headers, (first_byte, lengths) = files.columns(), files.segments.T
-    shapes = _shapes(len(boxes), len(lengths))
-    tables = np.zeros(sum(map(_room, shapes)), np.int32)
-    images, segments, windows = _split(tables, shapes)
+    columns = rows.IMAGE_COLUMNS, rows.SEGMENT_COLUMNS, rows.WINDOW_COLUMNS
+    shapes = list(zip((len(boxes), len(lengths), len(boxes)), columns, strict=True))
+    *begins, end = list(itertools.accumulate((aligned(4 * count * width) for count, width in shapes), initial=0))
+    tables = np.zeros(end // 4, np.int32)
+    images, segments, windows = (
+        tables[begin // 4 :][: count * width].reshape(count, width)
+        for begin, (count, width) in zip(begins, shapes, strict=True)
+    )
     mcus = -(-headers.size // (8 * headers.sampling))
     units = _product(headers.sampling) + headers.components - 1
     blocks = _product(mcus) * units
@@ -209,7 +183,7 @@ def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
         block_tiles=block_tiles,
         pixel_tiles=pixel_tiles,
     )
-    batch = JpegBatch(int(first_byte[0]), files.huffman[0], files.quantization[0], -1, sizes)
+    batch = JpegBatch._make((int(first_byte[0]), files.huffman[0], files.quantization[0], *begins, sizes))
     return batch, tables, _places(windows, box)
 
 

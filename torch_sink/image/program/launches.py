@@ -1,4 +1,4 @@
-"""The jobs of all images -> launches, and the arrays that the kernels read.
+"""Sources and calls -> the `Program` of a batch: the jobs of all images in launches, and the arrays that kernels read.
 
 Every image's last stage runs in the last launch, whether it holds bytes or floats, so a batch costs as many launches as
 its longest image has stages, and one more before each in which some image needs to know its whole input. Branches end
@@ -7,35 +7,82 @@ before the launch that mixes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 
 from torch_sink.image.core.atoms import ResizeWeights
+from torch_sink.image.core.ops import Op
+from torch_sink.image.decode.jpeg_tables import plan_jpegs
+from torch_sink.image.decode.source import FinishedSource, Source
+from torch_sink.image.program.block import Packing
 from torch_sink.image.program.jobs import COLUMNS, IS_HEAVY, LAUNCH, RowBuilder
+from torch_sink.image.program.lowering import lower
+from torch_sink.image.program.program import ALIGNMENT_BYTES, ARRAYS, Launch, Program
 from torch_sink.triton_kernels import rows
+from torch_sink.triton_kernels.shapes import stage_tile
 
 # The tiles of a launch begin where their address is a multiple of 16 bytes: other kernels are compiled elsewhere.
 _TILE_ALIGNMENT = 4
 
 
-class Launch(NamedTuple):
-    """One launch of the stage kernel, and of the one for statistics before it where there are any.
+def make_program(
+    sources: Sequence[Source],
+    calls: Sequence[tuple[Op, ...]],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    destination: str = "cpu",
+    interpreted: bool = False,
+) -> Program:
+    """The program of a batch.
 
-    Attributes:
-        begin: of its tiles.
-        end: of the same.
-        is_heavy: some image needs what only the larger variant can do.
-        statistics_begin: of its rows among the statistics.
-        statistics_end: of the same.
+    Args:
+        sources: of each image.
+        calls: recorded on each; images that are not finished tensors end in `shape`.
+        shape: [N, C, H, W].
+        dtype: as of `Program`, like the other two.
     """
+    packing, tile = Packing(sources, calls), stage_tile()
+    made_rows = [row for row, source in enumerate(sources) if not isinstance(source, FinishedSource)]
+    launched: dict[str, Any] = {"arrays": {}}
+    if made_rows:
+        launched = _launched(packing, [(row, sources[row], calls[row]) for row in made_rows], tile)
+    program = Program(packing.write(), shape, dtype, destination, interpreted, tile, **launched)
+    return program._replace(has_finished=len(made_rows) < len(sources))
 
-    begin: int
-    end: int
-    is_heavy: bool
-    statistics_begin: int
-    statistics_end: int
+
+def _launched(
+    packing: Packing, images: Sequence[tuple[int, Any, tuple[Op, ...]]], tile: tuple[int, int]
+) -> dict[str, Any]:
+    """What a program says of its launches, with their arrays in the block.
+
+    Args:
+        packing: of all sources.
+        images: row in the batch, source, and calls of each that is made.
+        tile: as of `Program`.
+    """
+    lowered = [lower(source.size, 3 if source.mode == "RGB" else 1, ops) for _, source, ops in images]
+    builder = RowBuilder(lowered)
+    for (row, source, _), state in zip(images, lowered, strict=True):
+        builder.add_image(packing.entry_of_image[row], row, source.size, state)
+    launches, arrays = lay_out_launches(builder, tile)
+    files, workspace_bytes = packing.jpegs.sources, builder.workspace + ALIGNMENT_BYTES
+    boxes = boxes_read(builder, len(packing.sources))
+    places, jpegs = np.zeros((len(boxes), rows.PLACE_COLUMNS), np.int64), None
+    if len(files):
+        jpegs, places[files] = plan_jpegs(packing.jpegs, boxes[files], packing.add_array)
+        places[files, 0] += workspace_bytes
+    arrays |= {"files": files[:, None], "boxes": boxes, "places": places}
+    return {
+        "jpegs": jpegs,
+        "launches": tuple(launches),
+        "arrays": {name: (packing.add_array(arrays[name]), *arrays[name].shape) for name in ARRAYS},
+        "made_entries": builder.entries - builder.host_entries,
+        "workspace_bytes": workspace_bytes,
+        "has_other_images": int((boxes[:, 2] > 0).sum()) > int((boxes[files, 2] > 0).sum()),
+    }
 
 
 def lay_out_launches(builder: RowBuilder, tile: tuple[int, int]) -> tuple[list[Launch], dict[str, np.ndarray]]:

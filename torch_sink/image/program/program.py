@@ -1,4 +1,6 @@
-"""A batch that is not computed yet, as one record: made where it is collated, once, and run wherever its device is.
+"""A batch that is not computed yet, as one record; what it can be asked for, and what is made of it.
+
+It is made where the batch is collated, once, and run wherever its device is.
 
 A program knows neither addresses nor strides: its jobs name the decoded images that they read and the rows of the batch
 that they write. Who runs it gives the places of the images, and the batch.
@@ -7,30 +9,47 @@ that they write. Who runs it gives the places of the images, and the batch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from torch_sink.damage.report import BrokenFile
+from torch_sink.errors import DecodeError
 from torch_sink.image.core.ops import Op
 from torch_sink.image.core.state import default_device
-from torch_sink.image.decode.jpeg_tables import JpegPlan, plan_jpegs
+from torch_sink.image.decode.jpeg_tables import JpegPlan
 from torch_sink.image.decode.providers import candidates
-from torch_sink.image.decode.source import FinishedSource, Source
-from torch_sink.image.program.block import Packed, Packing
-from torch_sink.image.program.jobs import RowBuilder
-from torch_sink.image.program.launches import Launch, boxes_read, lay_out_launches
-from torch_sink.image.program.lowering import lower
+from torch_sink.image.decode.source import FinishedSource
+from torch_sink.image.program.block import Packed
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.rows import Kind
-from torch_sink.triton_kernels.shapes import stage_tile
 
 # The arrays of a program in the order in which they lie in the block. The first two stay on the host.
 ARRAYS = ("files", "boxes", "places", "jobs", "operations", "work", "statistics", "tables")
 _INT64 = ("places", "jobs")
-_ALIGNMENT_BYTES = 16
+ALIGNMENT_BYTES = 16
 _MOST_SHOWN = 4
+# What the kernels convert values to, other than the dtype of the batch.
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class Launch(NamedTuple):
+    """One launch of the stage kernel, and of the one for statistics before it where there are any.
+
+    Attributes:
+        begin: of its tiles.
+        end: of the same.
+        is_heavy: some image needs what only the larger variant can do.
+        statistics_begin: of its rows among the statistics.
+        statistics_end: of the same.
+    """
+
+    begin: int
+    end: int
+    is_heavy: bool
+    statistics_begin: int
+    statistics_end: int
 
 
 class Program(NamedTuple):
@@ -67,7 +86,7 @@ class Program(NamedTuple):
     mixes: tuple[Op, ...] = ()
     jpegs: JpegPlan | None = None
     made_entries: int = 0
-    workspace_bytes: int = _ALIGNMENT_BYTES
+    workspace_bytes: int = ALIGNMENT_BYTES
     has_other_images: bool = False
     has_finished: bool = False
 
@@ -128,58 +147,73 @@ class Program(NamedTuple):
         return str(self)
 
 
-def make_program(
-    sources: Sequence[Source],
-    calls: Sequence[tuple[Op, ...]],
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    destination: str = "cpu",
-    interpreted: bool = False,
-) -> Program:
-    """The program of a batch.
+class Wanted(NamedTuple):
+    """What is asked for."""
+
+    device: torch.device  # where
+    dtype: torch.dtype | None = None  # of the result; None for the batch's own
+    memory_format: torch.memory_format = torch.contiguous_format  # of a new result
+    out: torch.Tensor | None = None  # written to instead of a new tensor, [N, C, H, W]
+    on_decode_error: str = "raise"  # "raise", "skip" or "replace"
+
+    def dtype_of_result(self, program: Program) -> torch.dtype:
+        """That of what is written to."""
+        return self.out.dtype if self.out is not None else self.dtype or program.dtype
+
+    def kernel_dtype(self, program: Program) -> torch.dtype:
+        """The type of what the kernels write: that of the result, where nothing follows and they convert to it.
+
+        Half precision is made as such, for what is asked for may be wider; the kernels write no other integers.
+        """
+        made, asked = program.dtype, self.dtype_of_result(program)
+        converts = made.itemsize != 2 and asked in _FLOATS
+        return asked if converts and not program.mixes else made
+
+    def result(self, program: Program, count: int) -> torch.Tensor:
+        """What `count` rows of a batch are written to."""
+        if self.out is not None:
+            return self.out[:count]
+        shape, dtype = (count, *program.shape[1:]), self.dtype_of_result(program)
+        return torch.empty(shape, dtype=dtype, device=self.device, memory_format=self.memory_format)
+
+    @property
+    def keeps_rows(self) -> bool:
+        """True where damaged images are to leave rows of a given tensor as they are."""
+        return self.out is not None and self.on_decode_error == "skip"
+
+
+class Made(NamedTuple):
+    """A batch that was made."""
+
+    tensor: torch.Tensor  # the result
+    rows: list[int] | None  # the images that its rows show; None where they are those of the batch, in order
+    broken_files: tuple[BrokenFile, ...]  # those whose images were skipped or replaced
+
+
+def survivors(
+    errors: dict[int, DecodeError], count: int, mixes: int, policy: str
+) -> tuple[list[int] | None, tuple[BrokenFile, ...]]:
+    """The images that a result shows, in order, or None where it shows every image; and the files of the others.
 
     Args:
-        sources: of each image.
-        calls: recorded on each; images that are not finished tensors end in `shape`.
-        shape: [N, C, H, W].
-        dtype: as of `Program`, like the other two.
+        errors: of the images that are damaged, in order.
+        count: how many images there are.
+        mixes: how often each image takes a part of the one before it, damage included.
+        policy: "raise", "skip" a damaged image, or "replace" it by the next good one.
+
+    Raises:
+        DecodeError: that of the first image that is damaged, where the policy says so or none is good.
     """
-    packing, tile = Packing(sources, calls), stage_tile()
-    made_rows = [row for row, source in enumerate(sources) if not isinstance(source, FinishedSource)]
-    launched: dict[str, Any] = {"arrays": {}}
-    if made_rows:
-        launched = _launched(packing, [(row, sources[row], calls[row]) for row in made_rows], tile)
-    program = Program(packing.write(), shape, dtype, destination, interpreted, tile, **launched)
-    return program._replace(has_finished=len(made_rows) < len(sources))
-
-
-def _launched(
-    packing: Packing, images: Sequence[tuple[int, Any, tuple[Op, ...]]], tile: tuple[int, int]
-) -> dict[str, Any]:
-    """What a program says of its launches, with their arrays in the block.
-
-    Args:
-        packing: of all sources.
-        images: row in the batch, source, and calls of each that is made.
-        tile: as of `Program`.
-    """
-    lowered = [lower(source.size, 3 if source.mode == "RGB" else 1, ops) for _, source, ops in images]
-    builder = RowBuilder(lowered)
-    for (row, source, _), state in zip(images, lowered, strict=True):
-        builder.add_image(packing.entry_of_image[row], row, source.size, state)
-    launches, arrays = lay_out_launches(builder, tile)
-    files, workspace_bytes = packing.jpegs.sources, builder.workspace + _ALIGNMENT_BYTES
-    boxes = boxes_read(builder, len(packing.sources))
-    places, jpegs = np.zeros((len(boxes), rows.PLACE_COLUMNS), np.int64), None
-    if len(files):
-        jpegs, places[files] = plan_jpegs(packing.jpegs, boxes[files], packing.add_array)
-        places[files, 0] += workspace_bytes
-    arrays |= {"files": files[:, None], "boxes": boxes, "places": places}
-    return {
-        "jpegs": jpegs,
-        "launches": tuple(launches),
-        "arrays": {name: (packing.add_array(arrays[name]), *arrays[name].shape) for name in ARRAYS},
-        "made_entries": builder.entries - builder.host_entries,
-        "workspace_bytes": workspace_bytes,
-        "has_other_images": int((boxes[:, 2] > 0).sum()) > int((boxes[files, 2] > 0).sum()),
-    }
+    if not errors:
+        return None, ()
+    broken_files = tuple(BrokenFile(error.path, error.reason) for error in errors.values())
+    for _ in range(mixes):
+        errors = errors | {(row + 1) % count: error for row, error in errors.items()}
+    first = min(errors)
+    if policy == "raise" or len(errors) == count:
+        error = errors[first]
+        raise DecodeError(error.path, first, error.reason) from error
+    good = [row for row in range(count) if row not in errors]
+    if policy == "replace":
+        return [next((row for row in good if row >= place), good[0]) for place in range(count)], broken_files
+    return good, broken_files

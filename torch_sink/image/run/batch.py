@@ -14,10 +14,9 @@ from torch_sink.image.core.fallback import report_fallback
 from torch_sink.image.core.ops import Op
 from torch_sink.image.handles.lazy import Lazy, without_memory
 from torch_sink.image.handles.names import named_as, stays, unpickled
-from torch_sink.image.program.program import Program
+from torch_sink.image.program.program import Program, Wanted
 from torch_sink.image.run.device import make_on_device
 from torch_sink.image.run.proof import kernels_make
-from torch_sink.image.run.results import Wanted
 from torch_sink.image.run.stock import make_for_device, make_in_stock_code
 
 

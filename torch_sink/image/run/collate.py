@@ -15,7 +15,7 @@ from torch_sink.image.core import uses
 from torch_sink.image.decode.source import BrokenSource, FinishedSource
 from torch_sink.image.handles.tensor import HANDLES, RECORDED, LazyTVImage, finished_handle, recorded
 from torch_sink.image.program.block import collated_tensor
-from torch_sink.image.program.program import make_program
+from torch_sink.image.program.launches import make_program
 from torch_sink.image.run.batch import LazyBatch, parsed_to
 from torch_sink.image.run.stock import decoded_once, run_image_on_cpu
 

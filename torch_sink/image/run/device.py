@@ -17,11 +17,8 @@ from torch_sink.image.core.ops import replay
 from torch_sink.image.core.state import host_buffer, send, to_device, to_host_later
 from torch_sink.image.decode.providers import decode_sources, kernels_decode
 from torch_sink.image.decode.source import Box, Decoded
-from torch_sink.image.program.program import Program
-from torch_sink.image.run.results import Made, Wanted, survivors
+from torch_sink.image.program.program import Made, Program, Wanted, survivors
 
-# What the kernels convert values to, other than the dtype of the batch.
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _INT32_BYTES = 4
 _ALIGNED_VALUES = 4
 _TILE_COLUMNS = 3
@@ -51,7 +48,7 @@ class Images:
         if jpegs is not None:
             from torch_sink.image.decode.jpeg_decoder import launch_jpegs
 
-            block = to_device(program.block.narrow(0, 0, jpegs.size), device)
+            block = to_device(program.packed.blob.narrow(0, 0, jpegs.size), device)
             status = launch_jpegs(jpegs, block, self.memory.narrow(0, program.workspace_bytes, pixels_bytes))
             self._status = to_host_later(status)  # it travels while the host goes on
         if program.launches and (jpegs is None or program.has_other_images):
@@ -62,8 +59,9 @@ class Images:
             self._decode(np.flatnonzero(is_read).tolist(), boxes=list(map(Box._make, boxes[is_read].tolist())))
 
     def decode_damaged(self) -> bool:
-        """Waits for the kernels; Pillow decodes what they found damaged. True where there are new pixels."""
-        found = [] if self._status is None else self._status().tolist()
+        """Waits for the kernels; Pillow decodes what they found damaged. True where there are new pixels, once."""
+        status, self._status = self._status, None
+        found = [] if status is None else status().tolist()
         damaged = self._program.array("files")[np.flatnonzero(found), 0].tolist() if any(found) else []
         if damaged:
             self._decode(damaged, provider="pillow")
@@ -119,25 +117,27 @@ def make_on_device(program: Program, wanted: Wanted) -> Made:
         DecodeError: as `survivors` says.
     """
     images = Images(program, wanted.device)
-    result = wanted.result(program, program.shape[0])
-    whole = result if _is_direct(program, wanted) else torch.empty_like(result, dtype=program.dtype)
-    run_launches(program, images.memory, whole, images.places)
-    if program.has_finished:
-        _copy_finished(program, whole)
-    if not _keeps_rows(wanted):
-        _finish(program, whole, result)
-    is_new = images.decode_damaged()
-    if is_new:
+    result, dtype = wanted.result(program, program.shape[0]), wanted.kernel_dtype(program)
+    made = torch.empty_like(result) if wanted.keeps_rows else result
+    is_last = made.dtype == dtype and not program.mixes
+    whole = made if is_last else torch.empty_like(made, dtype=dtype)
+    is_new = True
+    while is_new:  # again at most once
         run_launches(program, images.memory, whole, images.places)
+        if program.has_finished:
+            _copy_finished(program, whole)
+        if whole is not made:
+            made.copy_(replay(whole, program.mixes))
+        is_new = images.decode_damaged()
     errors = {}
     if images.errors:
         entries = enumerate(program.packed.entry_of_image)
         errors = {row: images.errors[at] for row, at in entries if at in images.errors}
     shown, broken_files = survivors(errors, program.shape[0], len(program.mixes), wanted.on_decode_error)
     if shown is not None:
-        result = wanted.result(program, len(shown))
-    if is_new or errors or _keeps_rows(wanted):
-        _finish(program, whole, result, shown)
+        result = wanted.result(program, len(shown)).copy_(made[to_device(np.array(shown), wanted.device)])
+    elif made is not result:
+        result.copy_(made)
     return Made(result, shown, broken_files)
 
 
@@ -148,35 +148,6 @@ def _copy_finished(program: Program, whole: torch.Tensor) -> None:
     for row, at in enumerate(packed.entry_of_image):
         if not is_read[at]:
             whole[row].copy_(packed.source(at).decode(), non_blocking=True)  # type: ignore[arg-type]
-
-
-def _finish(program: Program, whole: torch.Tensor, result: torch.Tensor, rows: list[int] | None = None) -> None:
-    """Mixes a batch and copies it to the result; of some rows only those."""
-    mixed = replay(whole, program.mixes)
-    if rows is not None:
-        mixed = mixed[to_device(np.array(rows), whole.device)]
-    if mixed is not result:
-        result.copy_(mixed)
-
-
-def _keeps_rows(wanted: Wanted) -> bool:
-    """True where damaged images are to leave rows of a given tensor as they are."""
-    return wanted.out is not None and wanted.on_decode_error == "skip"
-
-
-def _is_direct(program: Program, wanted: Wanted) -> bool:
-    """True where the kernels write the result itself: nothing follows them, and they write the type that is asked for.
-
-    Half precision is made as such, for what is asked for may be wider; the kernels write no other integers.
-    """
-    made, asked = program.dtype, wanted.dtype_of_result(program)
-    writes = asked == made or (made.itemsize != 2 and asked in _FLOATS)
-    return writes and not program.mixes and not _keeps_rows(wanted)
-
-
-def kernel_dtype(program: Program, wanted: Wanted) -> torch.dtype:
-    """The type of the values that the kernels write."""
-    return wanted.dtype_of_result(program) if _is_direct(program, wanted) else program.dtype
 
 
 def run_launches(
@@ -198,7 +169,7 @@ def run_launches(
 
     device = target.device
     begin, (last, count, _) = program.arrays["places"][0], program.arrays["tables"]
-    given = program.block.narrow(0, begin, last - begin + _INT32_BYTES * count).view(torch.int32)
+    given = program.packed.blob.narrow(0, begin, last - begin + _INT32_BYTES * count).view(torch.int32)
     if places is not None:
         in_their_place = torch.from_numpy(places).view(torch.int32).flatten()
         given = torch.cat([in_their_place, given[len(in_their_place) :]])

@@ -19,9 +19,9 @@ from torch_sink.image.core.state import to_host
 from torch_sink.image.decode.proof import picture
 from torch_sink.image.decode.source import PixelSource
 from torch_sink.image.handles.image import LazyImage
-from torch_sink.image.program.program import Program, make_program
-from torch_sink.image.run.device import kernel_dtype, make_on_device
-from torch_sink.image.run.results import Wanted
+from torch_sink.image.program.launches import make_program
+from torch_sink.image.program.program import Program, Wanted
+from torch_sink.image.run.device import make_on_device
 
 _SOURCE_SIZE = 97, 41  # pixels, width and height
 _WIDTH, _HEIGHT = 70, 19  # of the results: some tiles are whole, and some are not
@@ -176,7 +176,7 @@ def kernels_make(program: Program, wanted: Wanted) -> bool:
     """
     if not program.launches:
         return True
-    found = STAGE_KERNELS[kernel_dtype(program, wanted)].verdict(wanted.device)
+    found = STAGE_KERNELS[wanted.kernel_dtype(program)].verdict(wanted.device)
     if not found.holds:
         report_fallback(
             "batch", f"the kernels did not prove themselves: {found.reason}; see python -m torch_sink doctor"

@@ -19,10 +19,9 @@ from torch_sink.image.core.fallback import executing, report_fallback
 from torch_sink.image.handles.lazy import without_memory
 from torch_sink.image.handles.names import named_as, stays
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, recorded
-from torch_sink.image.program.program import Program
+from torch_sink.image.program.program import Program, Wanted, survivors
 from torch_sink.image.run.batch import LazyBatch
 from torch_sink.image.run.collate import collate_handles, lazy_batch
-from torch_sink.image.run.results import Wanted, survivors
 
 
 class _Images:

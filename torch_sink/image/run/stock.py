@@ -13,8 +13,7 @@ from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.core.state import send
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
-from torch_sink.image.program.program import Program
-from torch_sink.image.run.results import Made, Wanted, survivors
+from torch_sink.image.program.program import Made, Program, Wanted, survivors
 
 
 def make_in_stock_code(program: Program, wanted: Wanted) -> Made:
