@@ -139,8 +139,9 @@ class Lowering:
 
     def extend(self, other: Lowering) -> None:
         """Adds atoms with tables that keep the size of an image, whatever it is."""
-        self.tables |= {len(self.atoms) + at: tables for at, tables in other.tables.items()}
-        self.atoms += [row.copy() for row in other.atoms]
+        for at, tables in other.tables.items():
+            self.tables[len(self.atoms) + at] = tables
+        self.atoms += map(list.copy, other.atoms)
         self.codes += other.codes
         self.sizes += [(self.height, self.width)] * len(other.atoms)
 

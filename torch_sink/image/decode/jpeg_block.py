@@ -60,8 +60,8 @@ def jpeg_file(source: EncodedSource) -> JpegFile | None:
     scan = source.header.scan
     if scan is None:
         return None
-    (width, height), (across, down), data = source.size, scan.sampling, source.data
-    mcus = -(-width // (8 * across)) * -(-height // (8 * down))
+    header, (across, down), data = source.header, scan.sampling, source.data
+    mcus = -(-header.width // (8 * across)) * -(-header.height // (8 * down))
     blocks = mcus * (across * down + len(scan.dc) - 1)
     end = len(data) - MARKER_BYTES
     scan_bytes = end - scan.begin
@@ -134,20 +134,23 @@ class Chunks:
         self.size = 0
         self._chunks: list[bytes | memoryview] = []
 
-    def add(self, chunk: bytes | memoryview, alignment: int = ALIGNMENT_BYTES) -> tuple[int, int]:
-        """Where it begins, a multiple of the alignment in bytes, and where it ends."""
-        begin = -(-self.size // alignment) * alignment
-        self.place(begin, chunk)
+    def add(
+        self, chunk: bytes | memoryview, alignment: int = ALIGNMENT_BYTES, spare: int = 0, lead: int = 0
+    ) -> tuple[int, int]:
+        """Adds a chunk behind `spare` bytes, its byte `lead` at a multiple of the alignment.
+
+        Returns:
+            Where it begins, and where it ends, in bytes.
+        """
+        begin = -(-(self.size + spare) // alignment) * alignment if self.size else 0
+        begin += -lead % alignment
+        self._chunks += [bytes(begin - self.size), chunk]
+        self.size = begin + len(chunk)
         return begin, self.size
 
     def add_array(self, array: np.ndarray) -> int:
         """Where the values of an array begin."""
         return self.add(array.reshape(-1).view(np.uint8).data)[0]
-
-    def place(self, begin: int, chunk: bytes | memoryview) -> None:
-        """Adds what has to begin somewhere, after zeros."""
-        self._chunks += [bytes(begin - self.size), chunk]
-        self.size = begin + len(chunk)
 
     def write(self, memory: torch.Tensor) -> torch.Tensor:
         """Writes all of it to uint8 [size], on the host; returns that."""
@@ -182,12 +185,12 @@ def lay_out_jpegs(sources: Sequence[Source]) -> JpegBlock:
         file = jpeg_file(source) if isinstance(source, EncodedSource) else None
         if file is not None and len(tables.huffman) < _MOST_TABLES:
             files[at] = file
-            headers.append(_header(file, tables))
+            header, scan, channels = file.source.header, file.scan, 1 if file.source.mode == "L" else 3
+            about = header.width, header.height, len(scan.dc), *scan.sampling, scan.restart_interval
+            headers.append((*about, len(file.cuts) - 1, channels, *tables.of_file(file.source.data, scan)))
     pieces, segments, chunks = _cut(files)
-    huffman = b"".join(tables.huffman)
-    quantization = np.frombuffer(b"".join(tables.quantization), ">u2").astype(np.int32).tobytes()
-    first_table = _begin_behind(chunks)
-    second_table = aligned(first_table + len(huffman))
+    first_table, _ = chunks.add(b"".join(tables.huffman), spare=_SPARE_BYTES)
+    second_table = chunks.add_array(np.frombuffer(b"".join(tables.quantization), ">u2").astype(np.int32))
     laid_out = JpegFiles(
         np.array(list(files), np.int32),
         np.array(headers, np.int32).reshape(-1, _HEADER_COLUMNS),
@@ -195,8 +198,6 @@ def lay_out_jpegs(sources: Sequence[Source]) -> JpegBlock:
         (first_table, len(tables.huffman)),
         (second_table, len(tables.quantization)),
     )
-    chunks.place(first_table, huffman)
-    chunks.place(second_table, quantization)
     return JpegBlock(laid_out, pieces, chunks)
 
 
@@ -223,17 +224,11 @@ def _cut(files: dict[int, JpegFile]) -> tuple[dict[int, _Places], _Places, Chunk
         pieces[at] = []
         data, lead = memoryview(file.source.data), file.scan.begin  # bytes before the entropy-coded data
         for first, last in pairwise(file.cuts):
-            begin = _begin_behind(chunks) + -lead % ALIGNMENT_BYTES
-            chunks.place(begin, data[first:last])
-            pieces[at].append((begin, chunks.size))
+            begin, end = chunks.add(data[first:last], spare=_SPARE_BYTES, lead=lead)
+            pieces[at].append((begin, end))
             segments.append((begin + lead, last - first - lead - MARKER_BYTES))
             lead = 0
     return pieces, segments, chunks
-
-
-def _begin_behind(chunks: Chunks) -> int:
-    """Where something may begin that kernels do not reach while they read and write what comes before."""
-    return aligned(chunks.size + _SPARE_BYTES) if chunks.size else 0
 
 
 class _Tables:
@@ -258,44 +253,26 @@ class _Tables:
         known = self._known_codes.get(codes)
         if known is None:
             at = {place: _numbered(self.huffman, _huffman_row(data, place)) for place in {*scan.dc, *scan.ac}}
-            known = _of_three([at[place] for place in scan.dc]) + _of_three([at[place] for place in scan.ac])
+            known = tuple(at[place] for of_class in (scan.dc, scan.ac) for place in of_class * (3 // len(of_class)))
             self._known_codes[codes] = known
-        return _of_three([self._quantization_of(data, at) for at in scan.quantization]) + known
-
-    def _quantization_of(self, data: bytes | memoryview, at: int) -> int:
-        """`at` is the byte before the values, which says how many bytes these have."""
-        is_wide = data[at] >= _WIDE_QUANTIZATION
-        values = bytes(data[at : at + 1 + (2 if is_wide else 1) * _TABLE_VALUES])
-        known = self._known_values.get(values)
-        if known is None:
-            row = bytearray(2 * _TABLE_VALUES)
-            row[0 if is_wide else 1 :: 1 if is_wide else 2] = values[1:]
-            known = self._known_values[values] = _numbered(self.quantization, bytes(row))
-        return known
+        numbers: list[int] = []
+        for at_values in scan.quantization:  # the byte before the values, which says how many bytes these have
+            is_wide = data[at_values] >= _WIDE_QUANTIZATION
+            values = bytes(data[at_values : at_values + 1 + (2 if is_wide else 1) * _TABLE_VALUES])
+            number = self._known_values.get(values)
+            if number is None:
+                row = bytearray(2 * _TABLE_VALUES)
+                row[0 if is_wide else 1 :: 1 if is_wide else 2] = values[1:]
+                number = self._known_values[values] = _numbered(self.quantization, bytes(row))
+            numbers.append(number)
+        return *numbers * (3 // len(numbers)), *known
 
 
 def _numbered(numbers: dict[bytes, int], row: bytes) -> int:
     return numbers.setdefault(row, len(numbers))
 
 
-def _of_three(numbers: list[int]) -> tuple[int, ...]:
-    return tuple(numbers) * (3 // len(numbers))
-
-
 def _huffman_row(data: bytes | memoryview, at: int) -> bytes:
     """`at` is the first of the counts of a table; the byte before says its class."""
     used = rows.SYMBOLS + sum(data[at : at + rows.SYMBOLS])
     return bytes(data[at : at + used]).ljust(rows.TABLE_CLASS, b"\0") + (b"\1" if data[at - 1] >> 4 else b"\0")
-
-
-def _header(file: JpegFile, tables: _Tables) -> tuple[int, ...]:
-    data, scan = file.source.data, file.scan
-    return (
-        *file.source.size,
-        len(scan.dc),
-        *scan.sampling,
-        scan.restart_interval,
-        len(file.cuts) - 1,
-        1 if file.source.mode == "L" else 3,
-        *tables.of_file(data, scan),
-    )

@@ -36,7 +36,7 @@ def shift(state: Lowering, top: int, left: int, height: int, width: int, fill: A
     if inside and len(state.atoms) > 1 and narrow_resize(state, top, left):
         return
     if left or top or width != old_width or height != old_height:
-        state.add(Kind.SHIFT, left, top, old_width, old_height, fill=state.fill_of(fill))
+        state.add(Kind.SHIFT, left, top, old_width, old_height, fill=() if inside else state.fill_of(fill))
 
 
 _ACROSS_FIRST = [Kind.RESAMPLE_X, Kind.RESAMPLE_Y], [Kind.FILTER_X, Kind.FILTER_Y]

@@ -111,15 +111,6 @@ def tap_count(in_size: int, out_size: int, resample: int) -> int:
     return math.ceil(SUPPORT[resample] * max(in_size / out_size, 1.0)) * 2 + 1
 
 
-def tap_range(in_size: int, out_size: int, resample: int, first: int, last: int) -> tuple[int, int]:
-    """Source positions [begin, end) that the output positions first..last (both included) read."""
-    scale = in_size / out_size
-    support = SUPPORT[resample] * max(scale, 1.0)
-    begin = max(int((first + 0.5) * scale - support + 0.5), 0)
-    end = min(int((last + 0.5) * scale + support + 0.5), in_size)
-    return begin, end
-
-
 def _normalized(in_size: int, out_size: int, resample: int) -> tuple[np.ndarray, np.ndarray]:
     scale = in_size / out_size
     filter_scale = max(scale, 1.0)
@@ -243,10 +234,13 @@ def needed_rows(state: Lowering, down: int) -> tuple[int, int]:
     last = first + state.sizes[down][0] - 1
     weights = state.weights.get(down)
     if weights is not None:
-        begin, end = tap_range(weights.in_size, weights.out_size, weights.resample, first, last)
+        scale = weights.in_size / weights.out_size
+        support = SUPPORT[weights.resample] * max(scale, 1.0)
         # Ranges that are rounded in float32 may hold one row more.
         more = int(kind == Kind.FILTER_Y)
-        return max(begin - more, 0), min(end + more, rows)
+        begin = max(int((first + 0.5) * scale - support + 0.5), 0) - more
+        end = min(int((last + 0.5) * scale + support + 0.5), weights.in_size) + more
+        return max(begin, 0), min(end, rows)
     if kind == Kind.FILTER_Y and state.atoms[down][MIRRORS]:
         return 0, rows
     starts, taps = state.tables[down]

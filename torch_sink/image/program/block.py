@@ -131,7 +131,8 @@ def _distinct(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:
     entry_of_image = []
     distinct: list[Source] = []
     for source in sources:
-        key = _identity(source)
+        # Equal for one file in one mode, and for handles that were recorded from one image in memory.
+        key = (source.path, source.mode) if isinstance(source, EncodedSource) else id(source[0])
         place = places.get(key)
         # A file may change between two reads of it, and images in memory share a name: compare the bytes as well.
         if place is None or (isinstance(source, EncodedSource) and source.data != distinct[place].data):  # type: ignore[union-attr]
@@ -153,13 +154,6 @@ def _payload(source: Source) -> tuple[Any, ...]:
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     values = tensor.detach().as_subclass(torch.Tensor).contiguous().reshape(-1)
     return memoryview(values.view(torch.uint8).numpy())  # type: ignore[arg-type]
-
-
-def _identity(source: Source) -> tuple[Any, ...]:
-    """Equal for one file in one mode, and for handles that were recorded from one image in memory."""
-    if isinstance(source, EncodedSource):
-        return source.path, source.mode
-    return (id(source[0]),)
 
 
 def collated_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

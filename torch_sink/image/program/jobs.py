@@ -62,9 +62,8 @@ class RowBuilder:
         self.read: list[tuple[int, int, int, int, int]] = []
         self.depths: list[tuple[int, int]] = []
         self.entries = self.workspace = 0
-        self._tables_at: dict[int, int] = {}
-        for image in images:
-            self._add_tables(image)
+        self._tables_at: dict[int, list[int]] = {}  # of a table, or of several, by `id`
+        self._add_tables(list(images))
         self.host_entries = self.entries
 
     def add_image(self, source: int, row: int, size: tuple[int, int], state: Lowering) -> None:
@@ -98,7 +97,11 @@ class RowBuilder:
         codes, first = tuple(state.codes), len(self.atoms)
         self.atoms += state.atoms
         for at, weights in state.weights.items():
-            state.atoms[at][rows.TABLE : rows.TABLE + 2] = self._weights_at(weights)
+            found = self.resizes.get(weights)
+            if found is None:
+                found = self.resizes[weights] = self.entries, self.entries + weights.out_size
+                self.entries = found[1] + weights.taps * weights.out_size
+            state.atoms[at][rows.TABLE : rows.TABLE + 2] = found
         view, leading = view_through(read.view, state, codes, self.atoms, first)
         read = Input(read.position, read.job, view)
         stages = stages_of(codes, leading)
@@ -151,7 +154,10 @@ class RowBuilder:
         values, head, begin, end, source_kind, target_kind, top, measured, is_heavy, _ = stage
         height, width = size
         if target is None:
-            channels, target = 3, self._reserve(height, width, _VALUE_BYTES[target_kind])
+            # Planes of the three channels, one after the other: neighbors in a row are neighbors in memory.
+            value_bytes = _VALUE_BYTES[target_kind]
+            channels, target = 3, (self.workspace // value_bytes, width, 1, height * width)
+            self.workspace += -(-3 * height * width * value_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         else:
             target_kind = rows.OUTPUT
         number = len(self.jobs) // COLUMNS
@@ -167,50 +173,36 @@ class RowBuilder:
             self._measure(number, job, first + begin, measured)
         return Input(target, number, whole_view(size))
 
-    def _reserve(self, height: int, width: int, value_bytes: int) -> Position:
-        """Planes of the three channels, one after the other: neighbors in a row are neighbors in memory."""
-        offset = self.workspace
-        self.workspace += -(-3 * height * width * value_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        return offset // value_bytes, width, 1, height * width
-
     # --- tables
 
-    def _add_tables(self, state: Lowering) -> None:
+    def _add_tables(self, images: list[Lowering]) -> None:
         """Adds those of the host, and says in their atoms where they are."""
-        for at, tables in state.tables.items():
-            row = state.atoms[at]
-            for column, table in enumerate(tables, rows.PASTED if row[0] == Kind.PASTE else rows.TABLE):
-                row[column] = self._table_at(table)
-        for branches in state.branches.values():
-            for branch in branches:
-                self._add_tables(branch)
+        for image in images:  # and the branches of these, as they come
+            for at, tables in image.tables.items():
+                row = image.atoms[at]
+                column = rows.PASTED if row[0] == Kind.PASTE else rows.TABLE
+                # Tables come from caches, so the same ones may serve many images.
+                found = self._tables_at.get(id(tables)) or self._places_of(tables)
+                row[column : column + len(found)] = found
+            for branches in image.branches.values():
+                images += branches
 
-    def _table_at(self, table: np.ndarray) -> int:
-        # Tables come from caches, so the same one may serve many images.
-        found = self._tables_at.get(id(table))
-        if found is None:
-            found = self._tables_at[id(table)] = self._add_entries(table.size)
-            self.tables.append(table)
-        return found
-
-    def _weights_at(self, weights: ResizeWeights) -> tuple[int, int]:
-        found = self.resizes.get(weights)
-        if found is None:
-            made = self._add_entries(weights.out_size), self._add_entries(weights.taps * weights.out_size)
-            found = self.resizes[weights] = made
+    def _places_of(self, tables: tuple[np.ndarray, ...]) -> list[int]:
+        for table in tables:
+            if id(table) not in self._tables_at:
+                self._tables_at[id(table)] = [self.entries]
+                self.entries += table.size
+                self.tables.append(table)
+        found = self._tables_at[id(tables)] = [self._tables_at[id(table)][0] for table in tables]
         return found
 
     def _measure(self, number: int, job: int, row: int, channels: int) -> None:
         """Has something of the output of `job` found for a row, in tables of its own, before another job."""
         entries = 1 if self.atoms[row][0] == Kind.BLEND_MEAN else _HISTOGRAM
-        made = [self._add_entries(entries) for _ in range(channels)]
+        made = [self.entries + entries * channel for channel in range(channels)]
+        self.entries += entries * channels
         self.atoms[row][rows.TABLE : rows.TABLE + 3] = made * (3 // channels)
         self.statistics += [(number, job, row, channel) for channel in range(channels)]
-
-    def _add_entries(self, count: int) -> int:
-        offset = self.entries
-        self.entries += count
-        return offset
 
 
 def _begins_with_statistic(state: Lowering) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_sink.image.core.atoms import ResizeWeights
+from torch_sink.image.core.atoms import Lowering, ResizeWeights
 from torch_sink.image.core.ops import Op
 from torch_sink.image.decode.jpeg_tables import plan_jpegs
 from torch_sink.image.decode.source import FinishedSource, Source
@@ -46,27 +46,29 @@ def make_program(
     """
     packing, tile = Packing(sources, calls), stage_tile()
     made_rows = [row for row, source in enumerate(sources) if not isinstance(source, FinishedSource)]
-    launched: dict[str, Any] = {"arrays": {}}
+    launched: dict[str, Any] = {"arrays": {}, "has_finished": len(made_rows) < len(sources)}
     if made_rows:
-        launched = _launched(packing, [(row, sources[row], calls[row]) for row in made_rows], tile)
-    program = Program(packing.write(), shape, dtype, destination, interpreted, tile, **launched)
-    return program._replace(has_finished=len(made_rows) < len(sources))
+        images: dict[int, tuple[tuple[int, int], Lowering]] = {}
+        for row in made_rows:
+            size, channels = sources[row].size, 3 if sources[row].mode == "RGB" else 1  # type: ignore[union-attr]
+            images[row] = size, lower(size, channels, calls[row])
+        launched |= _launched(packing, images, tile)
+    return Program(packing.write(), shape, dtype, destination, interpreted, tile, **launched)
 
 
 def _launched(
-    packing: Packing, images: Sequence[tuple[int, Any, tuple[Op, ...]]], tile: tuple[int, int]
+    packing: Packing, images: Mapping[int, tuple[tuple[int, int], Lowering]], tile: tuple[int, int]
 ) -> dict[str, Any]:
     """What a program says of its launches, with their arrays in the block.
 
     Args:
         packing: of all sources.
-        images: row in the batch, source, and calls of each that is made.
+        images: {row in the batch: width and height of the source, and what is made of it}.
         tile: as of `Program`.
     """
-    lowered = [lower(source.size, 3 if source.mode == "RGB" else 1, ops) for _, source, ops in images]
-    builder = RowBuilder(lowered)
-    for (row, source, _), state in zip(images, lowered, strict=True):
-        builder.add_image(packing.entry_of_image[row], row, source.size, state)
+    builder = RowBuilder([image for _, image in images.values()])
+    for row, (size, image) in images.items():
+        builder.add_image(packing.entry_of_image[row], row, size, image)
     launches, arrays = lay_out_launches(builder, tile)
     files, workspace_bytes = packing.jpegs.sources, builder.workspace + ALIGNMENT_BYTES
     boxes = boxes_read(builder, len(packing.sources))

@@ -8,6 +8,7 @@ on in float32 from there.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +19,8 @@ from torch_sink.image.core.atoms import Lowering, float_bits
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import LOWER, PIXEL_CALLS, VALUE_CALLS, Op, makes_bytes, makes_floats, replay
 from torch_sink.triton_kernels.rows import Kind
+
+_NAME = operator.itemgetter(0)  # of a call
 
 
 def lower(size: tuple[int, int], channels: int, ops: Sequence[Op]) -> Lowering:
@@ -35,7 +38,7 @@ def lower(size: tuple[int, int], channels: int, ops: Sequence[Op]) -> Lowering:
             _lower_call(state, op)
         elif op.name in PIXEL_CALLS:
             LOWER[op.name](state, *op.args)
-        elif not state.value_ops and VALUE_CALLS.issuperset([later.name for later in ops[at:]]):
+        elif not state.value_ops and VALUE_CALLS.issuperset(map(_NAME, ops[at:])):
             state.extend(_ending(state.channels, tuple(ops[at:])))
             return state
         else:

@@ -128,6 +128,7 @@ class View(NamedTuple):
     fill: int = 0
 
 
+@functools.lru_cache(maxsize=1024)
 def whole_view(size: tuple[int, int]) -> View:
     """Every pixel at its own place."""
     height, width = size

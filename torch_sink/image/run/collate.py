@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,20 +32,23 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
         RuntimeError: the images differ in shape, with the message of `torch.stack`.
         TypeError, AttributeError: some are no tensors, as stock code says it.
     """
-    if not all(isinstance(item, torch.Tensor) for item in handles):
+    if not all(map(isinstance, handles, itertools.repeat(torch.Tensor))):
         return collate_tensor_fn(handles)
     active = backend_state.settled()
     at_once = active is None or active.executes_at_once
     items = [_packable(item, at_once) for item in handles]
     shape, dtype = items[0].sink_shape, items[0].sink_dtype
+    is_stacked = False  # as ordinary tensors
     for position, item in enumerate(items):
         if item.sink_shape != shape:
             raise RuntimeError(
                 f"stack expects each tensor to be equal size, but got {list(shape)} at entry 0 and "
                 f"{list(item.sink_shape)} at entry {position}"
             )
-    dtypes = {item.sink_dtype for item in items}
-    if len(dtypes) > 1 or any(_wants_gradient(item) for item in items):
+        source = item.sink_source
+        wants_gradient = isinstance(source, FinishedSource) and source.tensor.requires_grad
+        is_stacked = is_stacked or wants_gradient or item.sink_dtype != dtype
+    if is_stacked:
         return torch.stack([item.materialize() for item in items])
     full_shape = (len(items), *shape)
     if at_once:
@@ -81,10 +85,6 @@ def _packable(item: Any, at_once: bool) -> Any:
     if item.is_recording and not (at_once and item.sink_was_collated):
         return item
     return finished_handle(item.materialize())
-
-
-def _wants_gradient(item: Any) -> bool:
-    return isinstance(item.sink_source, FinishedSource) and item.sink_source.tensor.requires_grad
 
 
 @recorded(torch.unsqueeze)
