@@ -12,6 +12,7 @@ around its input; nothing is masked elsewhere, so positions have to lie in the v
 from __future__ import annotations
 
 import os
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -136,13 +137,30 @@ def as_element(value, element: tl.constexpr):
     return value.to(element)
 
 
+class View(NamedTuple):
+    """How a job sees its input. Strides have the flips worked in; what lies outside of the bounds is filled."""
+
+    bytes: Any  # pointers to its first pixel
+    floats: Any
+    row: Any  # strides
+    column: Any
+    channel: Any
+    kind: Any  # BYTES, FLOATS or VALUED
+    table: Any  # pointer to the one that turns VALUED bytes into floats
+    left: Any  # bounds
+    right: Any
+    top: Any
+    bottom: Any
+    fill: Any  # pointer to three float32 by their bits
+
+
 @triton.jit
 def load_view(workspace, tables, operations, job):
-    """How a job sees its input: the first pixel as bytes and as floats, strides with the flips worked in, and more."""
+    """The view of a job."""
     row = tl.load(job + SOURCE_ROW)
     column = tl.load(job + SOURCE_COLUMN)
     origin = tl.load(job + SOURCE) + tl.load(job + VIEW_Y_OFFSET) * row + tl.load(job + VIEW_X_OFFSET) * column
-    return (
+    return View(
         workspace + origin,
         workspace.to(tl.pointer_type(tl.float32)) + origin,
         tl.load(job + VIEW_Y_STEP) * row,
@@ -161,11 +179,11 @@ def load_view(workspace, tables, operations, job):
 @triton.jit
 def load_byte(view, x, y, channel, IS_HEAVY: tl.constexpr):
     """One channel, int32."""
-    pixel = view[0] + y * view[2] + x * view[3] + channel * view[4]
+    pixel = view.bytes + y * view.row + x * view.column + channel * view.channel
     if IS_HEAVY:
-        inside = (x >= view[7]) & (x < view[8]) & (y >= view[9]) & (y < view[10])
+        inside = (x >= view.left) & (x < view.right) & (y >= view.top) & (y < view.bottom)
         value = tl.load(pixel, mask=inside, other=0).to(tl.int32)
-        value = tl.where(inside, value, load_float(view[11], channel).to(tl.int32))
+        value = tl.where(inside, value, load_float(view.fill, channel).to(tl.int32))
     else:
         value = tl.load(pixel).to(tl.int32)
     return value
@@ -182,14 +200,16 @@ def fetch_bytes(view, x, y, IS_HEAVY: tl.constexpr):
 @triton.jit
 def fetch(view, x, y, IS_HEAVY: tl.constexpr):
     """Three float32 values. `x` and `y` int32, of shapes that broadcast to the tile."""
-    if IS_HEAVY and view[5] == FLOATS:
-        pixel = view[1] + y * view[2] + x * view[3]
+    if IS_HEAVY and view.kind == FLOATS:
+        pixel = view.floats + y * view.row + x * view.column
         red = tl.load(pixel)
-        green = tl.load(pixel + view[4])
-        blue = tl.load(pixel + 2 * view[4])
+        green = tl.load(pixel + view.channel)
+        blue = tl.load(pixel + 2 * view.channel)
     else:
         r, g, b = fetch_bytes(view, x, y, IS_HEAVY)
         red, green, blue = r.to(tl.float32), g.to(tl.float32), b.to(tl.float32)
-        if IS_HEAVY and view[5] == VALUED:
-            red, green, blue = load_float(view[6], r), load_float(view[6] + 256, g), load_float(view[6] + 512, b)
+        if IS_HEAVY and view.kind == VALUED:
+            red = load_float(view.table, r)
+            green = load_float(view.table + 256, g)
+            blue = load_float(view.table + 512, b)
     return red, green, blue

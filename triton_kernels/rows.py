@@ -54,10 +54,59 @@ OUTPUT = 2  # the batch
 # Columns of an operation, int32: its code, then up to OPERATION_COLUMNS - 1 parameters. Floats lie there by their bits.
 OPERATION_COLUMNS = 12
 TABLE = 4  # entries where its tables begin; the next columns hold those of its further tables
-PASTED = 5  # where those of a PASTE begin
+PASTED = 5  # where those of a PASTE begin; the next column holds the pixels of its box
 FILL = 7  # a float32 for each of three channels
 FORMULA = 10  # whose formula, of those below
 FACTOR = 11  # a float32
+# Of maps, a column for each axis, x first.
+OFFSET = 1  # input position = output position + offset; of FLIP, whether the axis is turned
+MAP_SIZE = 3  # positions of the input
+# Of ERASE and PASTE: the box that is written over.
+BOX_LEFT = 1
+BOX_TOP = 2
+BOX_RIGHT = 3
+BOX_BOTTOM = 4
+# Of points.
+VALUE = 1  # a float32: the weight of what is blended in, a threshold, a share, or the largest value that follows
+POSTERIZE_STEP = 2  # a float32
+CONTRAST_REST = 2  # a float32, the weight of the mean
+GRAY_CHANNELS = 3  # of the image whose mean is taken
+HUE_TURN = 1  # of 256
+PERMUTED = 1  # three columns, the number of the channel that goes to each
+MEAN = 1  # three columns, float32
+DEVIATION = 4  # three columns, float32
+# Of heads.
+INPUT_WIDTH = 1
+INPUT_HEIGHT = 2
+AFFINE_MATRIX = 1  # six columns, 16.16
+AFFINE_WIDTH = 10  # of the input
+AFFINE_HEIGHT = 11
+SMOOTHED_WEIGHT = 3  # of SHARPNESS, a float32
+SAMPLING = 3  # the filter of a WARP, or of a GRID, where 0 is the nearest pixel
+HAS_DEPTH = 5  # whether a WARP divides by a third coordinate
+GRID_KIND = 6
+KERNEL_SIZE = 3  # of CONVOLUTION: 3 or 5 weights a line
+RADIUS = 3  # of BOX_BLUR, whole pixels
+WHOLE_WEIGHT = 4  # of these, and of the two that the box covers in part: 8.24
+PART_WEIGHT = 5
+ACROSS = 6  # 1 and 0, or 0 and 1: the direction of the blur
+DOWN = 7
+BRANCHES = 1  # of MIX: how many rows follow it
+BRANCH_JOB = 1  # of such a row: the job that wrote the branch
+# Of one axis of a resize or a filter.
+LAST_INPUT = 1  # the last position of the input
+WEIGHT_STRIDE = 2  # output positions, for each of which every tap has a weight
+TAP_COUNT = 3
+FIRST_OUTPUT = 6  # the output position that is made first
+FIRST_INPUT = 7  # the first position of the input that exists
+WEIGHT_BITS = 8  # after the point of whole weights
+MIRRORS = 8  # of floats: whether it is a blur, whose input is mirrored at the border
+
+# Columns of a tile, int32.
+TILE_JOB = 0
+TILE_ROW = 1  # its first row and column
+TILE_COLUMN = 2
+TILE_COLUMNS = 3
 
 
 class Kind(enum.IntEnum):

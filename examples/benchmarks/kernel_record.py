@@ -61,7 +61,10 @@ def _reader() -> str:
 
 @functools.cache
 def code_of(kernel: JITFunction[Any]) -> dict[str, str]:
-    """{name: code} of a kernel and of all functions that it calls, and {name: value} of the constants they name."""
+    """{name: code} of a kernel and of all functions that it calls, and {name: value} of the constants they name.
+
+    Of a named tuple the value is the names of its fields.
+    """
     found: dict[str, str] = {}
     waiting, seen = [kernel], set[JITFunction[Any]]()
     while waiting:
@@ -79,6 +82,8 @@ def code_of(kernel: JITFunction[Any]) -> dict[str, str]:
                 waiting.append(value)
             elif isinstance(value, tl.constexpr):
                 found[f"{name}.{used}"] = repr(value.value)
+            elif isinstance(value, type) and hasattr(value, "_fields"):  # a named tuple
+                found[f"{name}.{used}"] = repr(value._fields)
             elif value is not None and not _belongs_to_triton(value):
                 raise TypeError(f"{name} uses {used}, which is neither a kernel's function nor a tl.constexpr")
     return found

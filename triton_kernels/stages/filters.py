@@ -12,16 +12,34 @@ import triton.language as tl
 
 from ..pixels import blend, clamp, cut, fetch, fetch_bytes, fused, load_float, reflected
 from ..program import (
+    ACROSS,
+    BRANCH_JOB,
+    BRANCHES,
+    DOWN,
     FACTOR,
+    FIRST_INPUT,
+    FIRST_OUTPUT,
     FORMULA,
+    INPUT_HEIGHT,
+    INPUT_WIDTH,
     JOB_COLUMNS,
+    KERNEL_SIZE,
+    LAST_INPUT,
+    MIRRORS,
     OPERATION_COLUMNS,
+    PART_WEIGHT,
+    RADIUS,
+    SMOOTHED_WEIGHT,
     TABLE,
+    TAP_COUNT,
     TARGET,
     TARGET_CHANNEL,
     TARGET_COLUMN,
     TARGET_ROW,
     TENSOR_V2,
+    WEIGHT_BITS,
+    WEIGHT_STRIDE,
+    WHOLE_WEIGHT,
 )
 
 
@@ -43,12 +61,12 @@ def filter_axis(
 
     `x` int32 [X], `y` int32 [Y]: positions of the head's output. `red` float32 [Y, X]: zero.
     """
-    last = tl.load(head + 1)
-    out_size = tl.load(head + 2)
-    taps = tl.load(head + 3)
-    origin = tl.load(head + 7)
-    kind = tl.load(head + 8)  # bits after the point of whole weights; of floats, whether it is a blur
-    position = (x if is_x else y) + tl.load(head + 6)
+    last = tl.load(head + LAST_INPUT)
+    stride = tl.load(head + WEIGHT_STRIDE)
+    taps = tl.load(head + TAP_COUNT)
+    origin = tl.load(head + FIRST_INPUT)
+    kind = tl.load(head + (WEIGHT_BITS if IS_WHOLE else MIRRORS))
+    position = (x if is_x else y) + tl.load(head + FIRST_OUTPUT)
     place = position if IS_WHOLE else tl.where(kind != 0, 0, position)
     first = tl.load(tables + tl.load(head + TABLE) + place)
     weights = tables + tl.load(head + TABLE + 1) + place
@@ -59,7 +77,7 @@ def filter_axis(
     green = red
     blue = red
     for tap in range(taps):
-        weight = tl.load(weights + tap * out_size)
+        weight = tl.load(weights + tap * stride)
         at = first + tap
         if IS_WHOLE:
             # Past the last tap the weight is zero; the position only has to exist.
@@ -96,13 +114,13 @@ def box_blur(view, head, x, y, red):
 
     `x` int32 [1, X], `y` int32 [Y, 1]; `red` float32 [Y, X]: zero.
     """
-    width = tl.load(head + 1)
-    height = tl.load(head + 2)
-    radius = tl.load(head + 3)
-    whole = tl.load(head + 4).to(tl.int64)
-    part = tl.load(head + 5).to(tl.int64)
-    across = tl.load(head + 6)
-    down = tl.load(head + 7)
+    width = tl.load(head + INPUT_WIDTH)
+    height = tl.load(head + INPUT_HEIGHT)
+    radius = tl.load(head + RADIUS)
+    whole = tl.load(head + WHOLE_WEIGHT).to(tl.int64)
+    part = tl.load(head + PART_WEIGHT).to(tl.int64)
+    across = tl.load(head + ACROSS)
+    down = tl.load(head + DOWN)
     red_sum = tl.zeros_like(red).to(tl.int64)
     green_sum = red_sum
     blue_sum = red_sum
@@ -141,9 +159,9 @@ def sharpened(total, value, border, factor, rest, formula, top, IS_HEAVY: tl.con
 @triton.jit
 def sharpen(view, head, x, y, red, top, IS_HEAVY: tl.constexpr):
     """`x` int32 [1, X], `y` int32 [Y, 1]; `red` float32 [Y, X]: zero."""
-    width = tl.load(head + 1)
-    height = tl.load(head + 2)
-    rest = load_float(head, 3)
+    width = tl.load(head + INPUT_WIDTH)
+    height = tl.load(head + INPUT_HEIGHT)
+    rest = load_float(head, SMOOTHED_WEIGHT)
     factor = load_float(head, FACTOR)
     formula = tl.load(head + FORMULA)
     red_sum = red
@@ -170,9 +188,9 @@ def convolve(view, head, tables, x, y, red):
 
     `x` int32 [1, X], `y` int32 [Y, 1]; `red` float32 [Y, X]: zero.
     """
-    width = tl.load(head + 1)
-    height = tl.load(head + 2)
-    size = tl.load(head + 3)
+    width = tl.load(head + INPUT_WIDTH)
+    height = tl.load(head + INPUT_HEIGHT)
+    size = tl.load(head + KERNEL_SIZE)
     weights = tables + tl.load(head + TABLE)
     reach = size // 2
     border = (x < reach) | (y < reach) | (x >= width - reach) | (y >= height - reach)
@@ -207,9 +225,9 @@ def mix(view, workspace, jobs, head, x, y, IS_HEAVY: tl.constexpr):
     weight = load_float(head, FACTOR)
     red, green, blue = fetch(view, x, y, IS_HEAVY)
     red, green, blue = red * weight, green * weight, blue * weight
-    for number in range(1, tl.load(head + 1) + 1):
+    for number in range(1, tl.load(head + BRANCHES) + 1):
         branch = head + number * OPERATION_COLUMNS
-        job = jobs + tl.load(branch + 1).to(tl.int64) * JOB_COLUMNS
+        job = jobs + tl.load(branch + BRANCH_JOB).to(tl.int64) * JOB_COLUMNS
         weight = load_float(branch, FACTOR)
         step = tl.load(job + TARGET_CHANNEL)
         pixel = workspace + tl.load(job + TARGET) + y * tl.load(job + TARGET_ROW) + x * tl.load(job + TARGET_COLUMN)

@@ -12,19 +12,30 @@ import triton.language as tl
 from ..pixels import blend, clamp, cut, gray_value, load_float, reflected
 from ..program import (
     BLEND_MEAN,
+    BOX_BOTTOM,
+    BOX_LEFT,
+    BOX_RIGHT,
+    BOX_TOP,
     BRIGHTNESS,
+    DEVIATION,
     EDGE,
     FACTOR,
     FLIP,
     FORMULA,
     GRAY,
     HUE,
+    HUE_TURN,
     INVERT,
     LOOKUP,
+    MAP_SIZE,
+    MEAN,
     NORMALIZE,
+    OFFSET,
     PERMUTE,
+    PERMUTED,
     PILLOW,
     POSTERIZE,
+    POSTERIZE_STEP,
     REFLECT,
     REMAP,
     SATURATION,
@@ -32,6 +43,7 @@ from ..program import (
     SOLARIZE,
     TABLE,
     TENSOR_V1,
+    VALUE,
 )
 
 BYTE_SCALE = tl.constexpr(255.0 + 1.0 - 1e-3)  # what a float is multiplied by before it is cut off to a byte
@@ -161,15 +173,15 @@ def map_axis(code, operation, is_x: tl.constexpr, tables, index, position, left_
     """
     axis: tl.constexpr = 0 if is_x else 1
     if code == FLIP:
-        mirrored = tl.load(operation + 3 + axis) - 1 - position
-        position = tl.where(tl.load(operation + 1 + axis) != 0, mirrored, position)
+        mirrored = tl.load(operation + MAP_SIZE + axis) - 1 - position
+        position = tl.where(tl.load(operation + OFFSET + axis) != 0, mirrored, position)
     elif code == REMAP:
         safe = tl.where(left_at < 0, position, 0)
         position = tl.load(tables + tl.load(operation + TABLE + axis) + safe)
         left_at = tl.where((position < 0) & (left_at < 0), index, left_at)
     else:
-        size = tl.load(operation + 3 + axis)
-        position = position + tl.load(operation + 1 + axis)
+        size = tl.load(operation + MAP_SIZE + axis)
+        position = position + tl.load(operation + OFFSET + axis)
         if code == SHIFT:
             left_at = tl.where(((position < 0) | (position >= size)) & (left_at < 0), index, left_at)
         elif code == EDGE:
@@ -185,16 +197,16 @@ def map_axis(code, operation, is_x: tl.constexpr, tables, index, position, left_
 @triton.jit
 def in_box(operation, x, y):
     """Which positions an ERASE or PASTE writes. `x` int32 [X], `y` int32 [Y]."""
-    across = (x >= tl.load(operation + 1)) & (x < tl.load(operation + 3))
-    down = (y >= tl.load(operation + 2)) & (y < tl.load(operation + 4))
+    across = (x >= tl.load(operation + BOX_LEFT)) & (x < tl.load(operation + BOX_RIGHT))
+    down = (y >= tl.load(operation + BOX_TOP)) & (y < tl.load(operation + BOX_BOTTOM))
     return down[:, None] & across[None, :]
 
 
 @triton.jit
 def place_in_box(operation, x, y):
     """What the row and the column of a position in its box add to its place among the pixels of a PASTE."""
-    left = tl.load(operation + 1)
-    return (y - tl.load(operation + 2)) * (tl.load(operation + 3) - left), x - left
+    left = tl.load(operation + BOX_LEFT)
+    return (y - tl.load(operation + BOX_TOP)) * (tl.load(operation + BOX_RIGHT) - left), x - left
 
 
 @triton.jit
@@ -216,7 +228,9 @@ def solarized(value, threshold):
 
 @triton.jit
 def normalized(value, operation, CHANNEL: tl.constexpr):
-    return tl.div_rn(value - load_float(operation, 1 + CHANNEL), load_float(operation, 4 + CHANNEL) + value * 0.0)
+    return tl.div_rn(
+        value - load_float(operation, MEAN + CHANNEL), load_float(operation, DEVIATION + CHANNEL) + value * 0.0
+    )
 
 
 @triton.jit
@@ -224,7 +238,7 @@ def apply_point(code, operation, tables, red, green, blue, top, IS_HEAVY: tl.con
     """One operation that turns each pixel into another, and `top` after it. `IS_HEAVY`: with those of tensors."""
     factor = load_float(operation, FACTOR)
     formula = tl.load(operation + FORMULA)
-    first = load_float(operation, 1)
+    first = load_float(operation, VALUE)
     if code == BRIGHTNESS:
         red, green, blue = cut(red * factor, top), cut(green * factor, top), cut(blue * factor, top)
     elif code == SATURATION:
@@ -235,7 +249,7 @@ def apply_point(code, operation, tables, red, green, blue, top, IS_HEAVY: tl.con
     elif code == INVERT:
         red, green, blue = top - red, top - green, top - blue
     elif code == POSTERIZE:
-        step = load_float(operation, 2)
+        step = load_float(operation, POSTERIZE_STEP)
         red, green, blue = posterized(red, first, step), posterized(green, first, step), posterized(blue, first, step)
     elif code == SOLARIZE:
         red, green, blue = solarized(red, first), solarized(green, first), solarized(blue, first)
@@ -247,12 +261,12 @@ def apply_point(code, operation, tables, red, green, blue, top, IS_HEAVY: tl.con
         if IS_HEAVY and formula != PILLOW:
             red, green, blue = turn_tensor_hue(red, green, blue, formula, factor, top)
         else:
-            red, green, blue = turn_hue(red, green, blue, tl.load(operation + 1))
+            red, green, blue = turn_hue(red, green, blue, tl.load(operation + HUE_TURN))
     elif code == PERMUTE:
         old_red, old_green, old_blue = red, green, blue
-        red = chosen(tl.load(operation + 1), old_red, old_green, old_blue)
-        green = chosen(tl.load(operation + 2), old_red, old_green, old_blue)
-        blue = chosen(tl.load(operation + 3), old_red, old_green, old_blue)
+        red = chosen(tl.load(operation + PERMUTED), old_red, old_green, old_blue)
+        green = chosen(tl.load(operation + PERMUTED + 1), old_red, old_green, old_blue)
+        blue = chosen(tl.load(operation + PERMUTED + 2), old_red, old_green, old_blue)
     elif (code >= LOOKUP) & (code < BLEND_MEAN):
         red = load_float(tables + tl.load(operation + TABLE), red.to(tl.int32))
         green = load_float(tables + tl.load(operation + TABLE + 1), green.to(tl.int32))

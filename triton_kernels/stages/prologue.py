@@ -31,6 +31,10 @@ from ..program import (
     TARGET_CHANNEL,
     TARGET_COLUMN,
     TARGET_ROW,
+    TILE_COLUMN,
+    TILE_COLUMNS,
+    TILE_JOB,
+    TILE_ROW,
     TILED_JOB,
     TILES_ACROSS,
     TILES_DOWN,
@@ -108,14 +112,15 @@ def write_tiles(row, tiles, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK:
     """Writes job, first row and first column of each tile of one job."""
     across = tl.load(row + TILES_ACROSS)
     count = tl.load(row + TILES_DOWN) * across
-    first = tiles + tl.load(row + FIRST_TILE).to(tl.int64) * 3
+    first = tiles + tl.load(row + FIRST_TILE).to(tl.int64) * TILE_COLUMNS
     job = tl.load(row + TILED_JOB)
     for begin in range(0, count, BLOCK):
         number = begin + tl.arange(0, BLOCK)
         here = number < count
-        tl.store(first + number * 3, job + number * 0, mask=here)
-        tl.store(first + number * 3 + 1, number // across * BLOCK_Y, mask=here)
-        tl.store(first + number * 3 + 2, number % across * BLOCK_X, mask=here)
+        tile = first + number * TILE_COLUMNS
+        tl.store(tile + TILE_JOB, job + number * 0, mask=here)
+        tl.store(tile + TILE_ROW, number // across * BLOCK_Y, mask=here)
+        tl.store(tile + TILE_COLUMN, number % across * BLOCK_X, mask=here)
 
 
 @triton.jit

@@ -49,6 +49,10 @@ from ..program import (
     TARGET_COLUMN,
     TARGET_KIND,
     TARGET_ROW,
+    TILE_COLUMN,
+    TILE_COLUMNS,
+    TILE_JOB,
+    TILE_ROW,
     TOP,
     WARP,
     WIDTH,
@@ -76,12 +80,12 @@ def stage_kernel(
         IS_HEAVY: with floats, the formulas of tensors, and what works in float64 or int64.
     """
     # This program makes the tile that row `program_id` of `tiles` names.
-    tile = tiles + tl.program_id(0).to(tl.int64) * 3
-    job = jobs + tl.load(tile).to(tl.int64) * JOB_COLUMNS
+    tile = tiles + tl.program_id(0).to(tl.int64) * TILE_COLUMNS
+    job = jobs + tl.load(tile + TILE_JOB).to(tl.int64) * JOB_COLUMNS
     height = tl.load(job + HEIGHT).to(tl.int32)
     width = tl.load(job + WIDTH).to(tl.int32)
-    rows = tl.load(tile + 1) + tl.arange(0, BLOCK_Y)
-    columns = tl.load(tile + 2) + tl.arange(0, BLOCK_X)
+    rows = tl.load(tile + TILE_ROW) + tl.arange(0, BLOCK_Y)
+    columns = tl.load(tile + TILE_COLUMN) + tl.arange(0, BLOCK_X)
     tail_begin = tl.load(job + TAIL_BEGIN).to(tl.int32)
     tail_end = tl.load(job + TAIL_END).to(tl.int32)
 
@@ -163,8 +167,8 @@ def stage_kernel(
             red, green, blue, top = apply_point(code, operation, tables, red, green, blue, top, IS_HEAVY)
 
     # Looked up again, which `volatile` keeps the compiler from leaving out: kept, they would take registers all along.
-    rows = tl.load(tile + 1, volatile=True) + tl.arange(0, BLOCK_Y)
-    columns = tl.load(tile + 2, volatile=True) + tl.arange(0, BLOCK_X)
+    rows = tl.load(tile + TILE_ROW, volatile=True) + tl.arange(0, BLOCK_Y)
+    columns = tl.load(tile + TILE_COLUMN, volatile=True) + tl.arange(0, BLOCK_X)
     height = tl.load(job + HEIGHT, volatile=True).to(tl.int32)
     width = tl.load(job + WIDTH, volatile=True).to(tl.int32)
     inside = (rows < height)[:, None] & (columns < width)[None, :]

@@ -16,8 +16,10 @@ from ..program import (
     AUTOCONTRAST,
     BLEND_MEAN,
     CONTRAST,
+    CONTRAST_REST,
     FACTOR,
     FORMULA,
+    GRAY_CHANNELS,
     HEIGHT,
     JOB_COLUMNS,
     MEASURED_CHANNEL,
@@ -56,7 +58,7 @@ def contrast_table(total, pixels, bins, operation, formula):
     made = mean + factor * (value - mean)
     if formula != PILLOW:
         mean = tl.div_rn(total.to(tl.float32) + value * 0.0, pixels.to(tl.float32) + value * 0.0)
-        rest = load_float(operation, 2)
+        rest = load_float(operation, CONTRAST_REST)
         made = value * factor
         made = made + mean * rest if formula == TENSOR_V1 else fused(mean, rest, made)
     return cut(made, 255.0)
@@ -113,7 +115,7 @@ def statistics_kernel(workspace, jobs, operations, tables, statistics, BLOCK: tl
     pixels = (tl.load(job + HEIGHT) * tl.load(job + WIDTH)).to(tl.int32)
     code = tl.load(operation)
     formula = tl.load(operation + FORMULA)
-    channels = tl.load(operation + 3)
+    channels = tl.load(operation + GRAY_CHANNELS)
     table = tables + tl.load(operation + TABLE + channel)
     bins = tl.arange(0, 256)
     if code == BLEND_MEAN:

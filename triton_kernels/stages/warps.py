@@ -11,15 +11,36 @@ import triton
 import triton.language as tl
 
 from ..pixels import as_filtered, clamp, fetch, fetch_bytes, fused, load_byte, load_float, round_half_even
-from ..program import BICUBIC, BILINEAR, DISPLACED, FILL, FORMULA, NO_FILL, PERSPECTIVE, TABLE, TENSOR_V2
+from ..program import (
+    AFFINE_HEIGHT,
+    AFFINE_MATRIX,
+    AFFINE_WIDTH,
+    BICUBIC,
+    BILINEAR,
+    DISPLACED,
+    FILL,
+    FORMULA,
+    GRID_KIND,
+    HAS_DEPTH,
+    INPUT_HEIGHT,
+    INPUT_WIDTH,
+    NO_FILL,
+    PERSPECTIVE,
+    SAMPLING,
+    TABLE,
+    TENSOR_V2,
+)
 
 
 @triton.jit
 def warp_fixed(view, head, x, y, IS_HEAVY: tl.constexpr):
     """Nearest-neighbor affine transform in 16.16 integers. `x` int32 [1, X], `y` int32 [Y, 1]."""
-    column = (tl.load(head + 1) * x + tl.load(head + 2) * y + tl.load(head + 3)) >> 16
-    row = (tl.load(head + 4) * x + tl.load(head + 5) * y + tl.load(head + 6)) >> 16
-    inside = (column >= 0) & (column < tl.load(head + 10)) & (row >= 0) & (row < tl.load(head + 11))
+    matrix = head + AFFINE_MATRIX
+    column = (tl.load(matrix) * x + tl.load(matrix + 1) * y + tl.load(matrix + 2)) >> 16
+    row = (tl.load(matrix + 3) * x + tl.load(matrix + 4) * y + tl.load(matrix + 5)) >> 16
+    width = tl.load(head + AFFINE_WIDTH)
+    height = tl.load(head + AFFINE_HEIGHT)
+    inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     red, green, blue = fetch(view, tl.where(inside, column, 0), tl.where(inside, row, 0), IS_HEAVY)
     return or_fill(head, inside, red, green, blue)
 
@@ -94,15 +115,15 @@ def filtered(view, column, row, width, height, dx, dy, channel, FILTER_KIND):
 @triton.jit
 def warp_float(view, head, tables, x, y, red):
     """Affine or perspective transform in float64. `x` int32 [1, X], `y` int32 [Y, 1]; `red` float32 [Y, X]: zero."""
-    width = tl.load(head + 1)
-    height = tl.load(head + 2)
-    filter_kind = tl.load(head + 3)
+    width = tl.load(head + INPUT_WIDTH)
+    height = tl.load(head + INPUT_HEIGHT)
+    filter_kind = tl.load(head + SAMPLING)
     matrix = tables + tl.load(head + TABLE)
     column = x.to(tl.float64) + 0.5
     row = y.to(tl.float64) + 0.5
     u = load_double(matrix, 0) * column + load_double(matrix, 1) * row + load_double(matrix, 2)
     v = load_double(matrix, 3) * column + load_double(matrix, 4) * row + load_double(matrix, 5)
-    if tl.load(head + 5) != 0:
+    if tl.load(head + HAS_DEPTH) != 0:
         depth = load_double(matrix, 6) * column + load_double(matrix, 7) * row + 1.0
         u = u / depth
         v = v / depth
@@ -137,10 +158,10 @@ def grid_row(table, index: tl.constexpr, column, row):
 @triton.jit
 def grid_position(head, tables, x, y):
     """Where each output pixel comes from, in [-1, 1]; float32 [Y, X] each. `x` int32 [1, X], `y` int32 [Y, 1]."""
-    kind = tl.load(head + 6)
+    kind = tl.load(head + GRID_KIND)
     table = tables + tl.load(head + TABLE)
     if kind == DISPLACED:
-        width = tl.load(head + 1)
+        width = tl.load(head + INPUT_WIDTH)
         displacement = tables + tl.load(head + TABLE + 1) + 2 * (y * width + x)
         u = load_float(table, x) + load_float(displacement, 0)
         v = load_float(table + width, y) + load_float(displacement, 1)
@@ -174,9 +195,9 @@ def with_fill(value, mask, fill, is_nearest, rule):
 @triton.jit
 def sample_grid(view, head, tables, x, y, red, top):
     """Warp by a grid. `x` int32 [1, X], `y` int32 [Y, 1]; `red` float32 [Y, X]: zero."""
-    width = tl.load(head + 1)
-    height = tl.load(head + 2)
-    is_nearest = tl.load(head + 3) == 0
+    width = tl.load(head + INPUT_WIDTH)
+    height = tl.load(head + INPUT_HEIGHT)
+    is_nearest = tl.load(head + SAMPLING) == 0
     u, v = grid_position(head, tables, x, y)
     across = source_position(u, width)
     down = source_position(v, height)

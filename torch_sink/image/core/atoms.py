@@ -39,9 +39,6 @@ class ResizeWeights(NamedTuple):
     precision: int
 
 
-# Columns of one axis of a resize or a filter: the last input position, the first output position, the first input
-# position that exists, and of floats whether they are mirrored at the border.
-LAST_INPUT, FIRST_OUTPUT, FIRST_INPUT, MIRRORS = 1, 6, 7, 8
 # What follows the values of an atom in its row, by how many columns are filled.
 _PADDING = [[0] * length for length in range(rows.OPERATION_COLUMNS, -1, -1)]
 _FLOATS, _BITS = ([struct.Struct(f"={count}{kind}") for count in range(rows.OPERATION_COLUMNS)] for kind in "fi")

@@ -17,13 +17,13 @@ from torchvision.transforms.v2.functional._geometry import (
 
 from torch_sink.image.core.arguments import Sides, fits_range, is_number, padding_fits, sides_of, size_of
 from torch_sink.image.core.arguments import color_of as pillow_color_of
-from torch_sink.image.core.atoms import FIRST_OUTPUT, Lowering
+from torch_sink.image.core.atoms import Lowering
 from torch_sink.image.core.examples import Arguments, Example, Sample, sample
 from torch_sink.image.core.ops import RECORDERS, Op, Operation, always, both
 from torch_sink.image.operations.colors import permute_channels
 from torch_sink.image.operations.flips import flip, flip_vertically
 from torch_sink.image.operations.functionals import functional
-from torch_sink.triton_kernels.rows import Kind
+from torch_sink.triton_kernels.rows import FIRST_OUTPUT, Kind
 
 # --- to kernel work
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from torch_sink.image.core.atoms import FIRST_OUTPUT, LAST_INPUT, MIRRORS, Lowering
-from torch_sink.triton_kernels.rows import Kind
+from torch_sink.image.core.atoms import Lowering
+from torch_sink.triton_kernels.rows import FIRST_OUTPUT, LAST_INPUT, MIRRORS, Kind
 
 Resampling = Image.Resampling
 PILLOW_PRECISION_BITS = 32 - 8 - 2

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torch_sink.image.core.atoms import FIRST_INPUT, KIND_MASK, LAST_INPUT, Lowering, ResizeWeights
+from torch_sink.image.core.atoms import KIND_MASK, Lowering, ResizeWeights
 from torch_sink.image.operations.resize_tables import needed_rows
 from torch_sink.image.program.stages import Stage, View, shifted, stages_of, view_through, whole_view
 from torch_sink.triton_kernels import rows
@@ -114,7 +114,7 @@ class RowBuilder:
                 read, launch = self._add_branches(state, head, first, read, launch)
             if needed is not None:
                 row = self.atoms[first + head] = self.atoms[first + head].copy()
-                row[LAST_INPUT], row[FIRST_INPUT] = needed[1] - 1, needed[0]
+                row[rows.LAST_INPUT], row[rows.FIRST_INPUT] = needed[1] - 1, needed[0]
                 needed = None
             size = read.view.size
             if stage.begin < stage.end:
@@ -122,7 +122,7 @@ class RowBuilder:
             elif stage.down >= 0:
                 needed = begin, end = needed_rows(state, stage.down)
                 x, y, shown, fill = read.view
-                y = shifted(y, begin, state.atoms[stage.down][LAST_INPUT] + 1)
+                y = shifted(y, begin, state.atoms[stage.down][rows.LAST_INPUT] + 1)
                 read = Input(read.position, read.job, View(x, y, shown, fill))
                 size = end - begin, state.sizes[head][1]
             elif head >= 0:
@@ -141,7 +141,7 @@ class RowBuilder:
         behind = launch
         for number, branch in enumerate(branches, 1):
             end, after = self._add_stages(branch, read, launch)
-            state.atoms[head + number][1] = end.job
+            state.atoms[head + number][rows.BRANCH_JOB] = end.job
             behind = max(behind, after)
         return read, behind
 

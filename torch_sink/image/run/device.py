@@ -18,10 +18,10 @@ from torch_sink.image.core.state import host_buffer, send, to_device, to_host_la
 from torch_sink.image.decode.providers import decode_sources, kernels_decode
 from torch_sink.image.decode.source import Box, Decoded
 from torch_sink.image.program.program import Made, Program, Wanted, survivors
+from torch_sink.triton_kernels.rows import TILE_COLUMNS
 
 _INT32_BYTES = 4
 _ALIGNED_VALUES = 4
-_TILE_COLUMNS = 3
 
 
 class Images:
@@ -176,7 +176,7 @@ def run_launches(
     # What the device makes lies behind the tables, which are never empty; then come the tiles.
     entries = count + program.made_entries + 1
     first_tile = -(-((last - begin) // _INT32_BYTES + entries) // _ALIGNED_VALUES) * _ALIGNED_VALUES
-    values = torch.empty(first_tile + _TILE_COLUMNS * program.launches[-1].end, dtype=torch.int32, device=device)
+    values = torch.empty(first_tile + TILE_COLUMNS * program.launches[-1].end, dtype=torch.int32, device=device)
     send(given, values.narrow(0, 0, len(given)))
 
     def there(name: str, values_each: int = 1) -> torch.Tensor:
@@ -187,7 +187,7 @@ def run_launches(
     places_there, jobs = (there(name, 2).view(torch.int64) for name in ("places", "jobs"))
     operations, work, statistics = map(there, ("operations", "work", "statistics"))
     tables = values.narrow(0, (last - begin) // _INT32_BYTES, entries)
-    tiles = values[first_tile:].view(-1, _TILE_COLUMNS)
+    tiles = values[first_tile:].view(-1, TILE_COLUMNS)
     # Triton launches on the current device, wherever the tensors are.
     with nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index):
         run_prologue(work, places_there, jobs, tables, tiles, target.stride(), program.tile)
