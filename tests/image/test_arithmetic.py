@@ -17,8 +17,8 @@ import torch_sink
 from image.cases import encoded, opener
 from image.cases_float import scaled_in_place
 from image.check import assert_same_bits
+from torch_sink.image.core.lowering import value_planes
 from torch_sink.image.handles.tensor import HANDLES
-from torch_sink.image.program.lowering import value_planes
 
 TO_FLOAT = {
     "v1": v1.ToTensor(),

@@ -13,9 +13,9 @@ from image.check import device_in_use
 from image.parity import ImageKind, measure, promise_of
 from torchvision.transforms import InterpolationMode
 
+from torch_sink.image.core import lowering
 from torch_sink.image.core.examples import REFERENCES
 from torch_sink.image.core.ops import Op
-from torch_sink.image.program import lowering
 from torch_sink.triton_kernels.stages import stage
 
 

@@ -104,7 +104,7 @@ class Operation:
             "v2.pad" are its kernels on tensors, "Image.crop" is Pillow's own method, and a function is torch's.
             Recorders for "v1." and "v2." get "v1" or "v2" as their first argument.
         lower: turns its calls into kernel work: {name: function}, or one function for all names. It takes the
-            `Lowering`, and the arguments of the recorded call. Calls that a table of 256 values holds need none.
+            `LoweredImage`, and the arguments of the recorded call. Calls that a table of 256 values holds need none.
         promise: how close the kernels come to it on tensors, or a function of the call that says so.
         examples: calls with arguments drawn at random: the parity table compares them, the support table tries them.
         transforms: {transform class: ways to construct it}, for the support table.

@@ -11,8 +11,8 @@ from torchvision.transforms import _functional_pil as F_pil
 from torchvision.transforms.v2 import functional as F_v2
 
 from torch_sink.image.core.arguments import is_computed_in_float32, is_number, leaves_range, permutation_of
-from torch_sink.image.core.atoms import FAMILIES, Lowering, by_formula, float_bits
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
+from torch_sink.image.core.lowering import FAMILIES, LoweredImage, by_formula, float_bits
 from torch_sink.image.core.ops import BLENDED, EXACT_BYTES, NUMERIC, Op, Operation, always, both
 from torch_sink.image.operations.functionals import adjusted, functional, stock_of, unchanged
 from torch_sink.triton_kernels.rows import Formula, Kind
@@ -29,7 +29,7 @@ def _brightness(family: str, handle: Any, brightness_factor: Any) -> Any:
 functional(
     "adjust_brightness",
     _brightness,
-    lambda state, factor: state.add(Kind.BRIGHTNESS, factor=factor),
+    lambda lowered, factor: lowered.add(Kind.BRIGHTNESS, factor=factor),
     lambda a: (a.factor(),),
     transforms={
         "ColorJitter": [
@@ -51,14 +51,14 @@ def _contrast(family: str, handle: Any, contrast_factor: Any) -> Any:
     return adjusted(f"{family}.adjust_contrast", handle, contrast_factor)
 
 
-def _lower_contrast(state: Lowering, factor: float, formula: Formula) -> None:
+def _lower_contrast(lowered: LoweredImage, factor: float, formula: Formula) -> None:
     """CONTRAST: (bits of 255, bits of 1 - factor, channels) and the factor.
     BLEND_MEAN, of floats: (bits of 1 - factor, -, channels) and the factor."""
     rest = float_bits(1.0 - factor)
-    if state.is_float:
-        state.add(Kind.BLEND_MEAN, *rest, 0, state.channels, factor=factor, formula=formula)
+    if lowered.is_float:
+        lowered.add(Kind.BLEND_MEAN, *rest, 0, lowered.channels, factor=factor, formula=formula)
     else:
-        state.add(Kind.CONTRAST, *float_bits(255.0), *rest, state.channels, factor=factor, formula=formula)
+        lowered.add(Kind.CONTRAST, *float_bits(255.0), *rest, lowered.channels, factor=factor, formula=formula)
 
 
 functional(
@@ -79,10 +79,10 @@ def _saturation(family: str, handle: Any, saturation_factor: Any) -> Any:
     return made if made is NotImplemented or handle.sink_shape[0] == 3 else unchanged(family, handle)
 
 
-def _lower_saturation(state: Lowering, factor: float, formula: Formula) -> None:
+def _lower_saturation(lowered: LoweredImage, factor: float, formula: Formula) -> None:
     """SATURATION: (bits of 1 - factor,) and the factor."""
-    if state.channels == 3:
-        state.add(Kind.SATURATION, *float_bits(1.0 - factor), factor=factor, formula=formula)
+    if lowered.channels == 3:
+        lowered.add(Kind.SATURATION, *float_bits(1.0 - factor), factor=factor, formula=formula)
 
 
 functional(
@@ -107,15 +107,15 @@ def _hue(family: str, handle: Any, hue_factor: Any) -> Any:
     return handle.record(Op(f"{family}.adjust_hue", (hue_factor,)))
 
 
-def _lower_hue_of_image(state: Lowering, factor: float) -> None:
+def _lower_hue_of_image(lowered: LoweredImage, factor: float) -> None:
     """HUE: (the shift of the 8-bit hue, modulo 256,)."""
-    state.add(Kind.HUE, int(np.int32(factor * 255).astype(np.uint8)))
+    lowered.add(Kind.HUE, int(np.int32(factor * 255).astype(np.uint8)))
 
 
-def _lower_hue(state: Lowering, factor: float, formula: Formula) -> None:
+def _lower_hue(lowered: LoweredImage, factor: float, formula: Formula) -> None:
     """HUE: the part of a turn as the factor."""
-    if state.channels == 3:
-        state.add(Kind.HUE, factor=factor, formula=formula)
+    if lowered.channels == 3:
+        lowered.add(Kind.HUE, factor=factor, formula=formula)
 
 
 functional(
@@ -157,19 +157,19 @@ def _convert(image: Any, mode: Any = None) -> Any:
     return image.record(Op("pil.convert", (mode,)), mode=mode)
 
 
-def _lower_gray(state: Lowering, channels: int, formula: Formula = Formula.PILLOW) -> None:
-    if state.channels == 3:
-        state.add(Kind.GRAY, formula=formula)
+def _lower_gray(lowered: LoweredImage, channels: int, formula: Formula = Formula.PILLOW) -> None:
+    if lowered.channels == 3:
+        lowered.add(Kind.GRAY, formula=formula)
     elif formula == Formula.TENSOR_V1:
         return
-    state.channels = channels
+    lowered.channels = channels
 
 
-def _lower_convert(state: Lowering, mode: str) -> None:
+def _lower_convert(lowered: LoweredImage, mode: str) -> None:
     if mode == "RGB":
-        _lower_to_rgb(state)
+        _lower_to_rgb(lowered)
     else:
-        _lower_gray(state, 1)
+        _lower_gray(lowered, 1)
 
 
 def _gray_examples(a: Arguments) -> Iterator[Example]:
@@ -217,8 +217,8 @@ def _spread(handle: Any, name: str) -> Any:
     return handle.record(Op(name), shape=(3, height, width), is_view=name == "expand")
 
 
-def _lower_to_rgb(state: Lowering) -> None:
-    state.channels = 3
+def _lower_to_rgb(lowered: LoweredImage) -> None:
+    lowered.channels = 3
 
 
 def _rgb_examples(a: Arguments) -> Iterator[Example]:
@@ -280,10 +280,10 @@ def permute_channels(family: str, handle: Any, permutation: Any) -> Any:
     return handle.record(Op("v2.permute_channels", (order,)))
 
 
-def _lower_permute(state: Lowering, permutation: tuple[int, ...]) -> None:
+def _lower_permute(lowered: LoweredImage, permutation: tuple[int, ...]) -> None:
     """PERMUTE: for each channel of the output the channel of the input."""
-    if state.channels == 3:
-        state.add(Kind.PERMUTE, *permutation)
+    if lowered.channels == 3:
+        lowered.add(Kind.PERMUTE, *permutation)
 
 
 def _permutations(a: Arguments) -> Iterator[Example]:

@@ -15,10 +15,9 @@ from torchvision.transforms.v2.functional._geometry import (
     _center_crop_compute_padding,
 )
 
-from torch_sink.image.core.arguments import Sides, fits_range, is_number, padding_fits, sides_of, size_of
-from torch_sink.image.core.arguments import color_of as pillow_color_of
-from torch_sink.image.core.atoms import Lowering
+from torch_sink.image.core.arguments import Sides, color_of, fits_range, is_number, padding_fits, sides_of, size_of
 from torch_sink.image.core.examples import Arguments, Example, Sample, sample
+from torch_sink.image.core.lowering import LoweredImage
 from torch_sink.image.core.ops import RECORDERS, Op, Operation, always, both
 from torch_sink.image.operations.colors import permute_channels
 from torch_sink.image.operations.flips import flip, flip_vertically
@@ -28,59 +27,59 @@ from torch_sink.triton_kernels.rows import FIRST_OUTPUT, Kind
 # --- to kernel work
 
 
-def shift(state: Lowering, top: int, left: int, height: int, width: int, fill: Any = 0) -> None:
+def shift(lowered: LoweredImage, top: int, left: int, height: int, width: int, fill: Any = 0) -> None:
     """SHIFT: (left, top, input width, input height), and a fill. Input position = output position + (left, top)."""
-    old_height, old_width = state.height, state.width
-    state.height, state.width = height, width
+    old_height, old_width = lowered.height, lowered.width
+    lowered.height, lowered.width = height, width
     inside = top >= 0 and left >= 0 and top + height <= old_height and left + width <= old_width
-    if inside and len(state.atoms) > 1 and narrow_resize(state, top, left):
+    if inside and len(lowered.atoms) > 1 and narrow_resize(lowered, top, left):
         return
     if left or top or width != old_width or height != old_height:
-        state.add(Kind.SHIFT, left, top, old_width, old_height, fill=() if inside else state.fill_of(fill))
+        lowered.add(Kind.SHIFT, left, top, old_width, old_height, fill=() if inside else lowered.fill_of(fill))
 
 
 _ACROSS_FIRST = [Kind.RESAMPLE_X, Kind.RESAMPLE_Y], [Kind.FILTER_X, Kind.FILTER_Y]
 _DOWN_FIRST = [Kind.RESAMPLE_Y, Kind.RESAMPLE_X], [Kind.FILTER_Y, Kind.FILTER_X]
 
 
-def narrow_resize(state: Lowering, top: int, left: int) -> bool:
+def narrow_resize(lowered: LoweredImage, top: int, left: int) -> bool:
     """A crop right after a filter of both axes: only the pixels inside the crop are computed at all."""
-    kinds, (height, width) = state.codes[-2:], state.sizes[-2]
+    kinds, (height, width) = lowered.codes[-2:], lowered.sizes[-2]
     if kinds in _ACROSS_FIRST:
-        offsets, size = (left, top), (height, state.width)
+        offsets, size = (left, top), (height, lowered.width)
     elif kinds in _DOWN_FIRST:
-        offsets, size = (top, left), (state.height, width)
+        offsets, size = (top, left), (lowered.height, width)
     else:
         return False
-    for atom, offset in zip(state.atoms[-2:], offsets, strict=True):
+    for atom, offset in zip(lowered.atoms[-2:], offsets, strict=True):
         atom[FIRST_OUTPUT] += offset
-    state.sizes[-2:] = size, (state.height, state.width)
+    lowered.sizes[-2:] = size, (lowered.height, lowered.width)
     return True
 
 
-def _lower_crop_image(state: Lowering, box: tuple[int, int, int, int]) -> None:
+def _lower_crop_image(lowered: LoweredImage, box: tuple[int, int, int, int]) -> None:
     left, upper, right, lower_ = box
-    shift(state, upper, left, lower_ - upper, right - left)
+    shift(lowered, upper, left, lower_ - upper, right - left)
 
 
 _PAD_KINDS = {"edge": Kind.EDGE, "reflect": Kind.REFLECT, "symmetric": Kind.SYMMETRIC}
 
 
-def _lower_pad(state: Lowering, sides: Sides, fill: Any, mode: str) -> None:
+def _lower_pad(lowered: LoweredImage, sides: Sides, fill: Any, mode: str) -> None:
     """EDGE, REFLECT, SYMMETRIC: (left, top, input width, input height), added as for SHIFT, then brought inside."""
     left, top, right, bottom = sides
-    height, width = state.height + top + bottom, state.width + left + right
+    height, width = lowered.height + top + bottom, lowered.width + left + right
     if mode == "constant":
-        shift(state, -top, -left, height, width, fill)
+        shift(lowered, -top, -left, height, width, fill)
     elif any(sides):
-        old_height, old_width = state.resize_to(height, width)
-        state.add(_PAD_KINDS[mode], -left, -top, old_width, old_height)
+        old_height, old_width = lowered.resize_to(height, width)
+        lowered.add(_PAD_KINDS[mode], -left, -top, old_width, old_height)
 
 
-def remap(state: Lowering, x_table: np.ndarray, y_table: np.ndarray, fill: Any = 0) -> None:
+def remap(lowered: LoweredImage, x_table: np.ndarray, y_table: np.ndarray, fill: Any = 0) -> None:
     """REMAP: a fill, and two tables: input x by output x, input y by output y; -1 is outside."""
-    state.resize_to(len(y_table), len(x_table))
-    state.add(Kind.REMAP, fill=state.fill_of(fill), tables=(x_table, y_table))
+    lowered.resize_to(len(y_table), len(x_table))
+    lowered.add(Kind.REMAP, fill=lowered.fill_of(fill), tables=(x_table, y_table))
 
 
 # --- crops
@@ -237,7 +236,7 @@ def _pad(family: str, handle: Any, padding: Any, fill: Any = None, padding_mode:
     height, width = height + top + bottom, width + left + right
     if family == "pil":
         unused = padding_mode != "constant" and isinstance(fill, (int, float, tuple, list))
-        color = pillow_color_of(0 if unused else fill, channels)
+        color = color_of(0 if unused else fill, channels)
         if color is None:
             return NotImplemented
         return handle.record(Op("pil.pad", (sides, color, padding_mode)), size=(width, height))

@@ -14,8 +14,8 @@ from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2.functional import _misc as v2_misc
 
 from torch_sink.image.core.arguments import is_number, is_rounded_by_torch
-from torch_sink.image.core.atoms import FAMILIES, Lowering, by_formula, float_bits
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
+from torch_sink.image.core.lowering import FAMILIES, LoweredImage, by_formula, float_bits
 from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, ROUNDED, Op, Operation
 from torch_sink.image.operations.functionals import adjusted, functional
 from torch_sink.triton_kernels.rows import Formula, Kind
@@ -29,18 +29,18 @@ _AXIS: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def _lower_gaussian_blur(
-    family: str, state: Lowering, kernel_size: tuple[int, int], sigma: tuple[float, float]
+    family: str, lowered: LoweredImage, kernel_size: tuple[int, int], sigma: tuple[float, float]
 ) -> None:
     """FILTER_X, FILTER_Y: (last position, positions between weights, taps, -, -, first output position, first input
     position that exists, mirrored at the border), and a table of weights, the same ones for each position."""
     if kernel_size == (1, 1):
         return
     for kind, taps, last, width in (
-        (Kind.FILTER_X, kernel_size[0], state.width - 1, sigma[0]),
-        (Kind.FILTER_Y, kernel_size[1], state.height - 1, sigma[1]),
+        (Kind.FILTER_X, kernel_size[0], lowered.width - 1, sigma[0]),
+        (Kind.FILTER_Y, kernel_size[1], lowered.height - 1, sigma[1]),
     ):
         weights = _weights(family, taps, width)
-        state.add(kind, last, 1, taps, 0, 0, 0, 0, 1, tables=(weights, weights))
+        lowered.add(kind, last, 1, taps, 0, 0, 0, 0, 1, tables=(weights, weights))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -92,7 +92,7 @@ _PASSES = 3  # of a box, in Pillow's Gaussian blur
 _ONE = 1 << 24
 
 
-def _lower_blur_of_image(state: Lowering, sigma: float) -> None:
+def _lower_blur_of_image(lowered: LoweredImage, sigma: float) -> None:
     """BOX_BLUR: (width, height, whole radius, weight of whole pixels, of the two in part, step across, step down)."""
     radius = _box_radius(sigma)
     whole_radius = int(radius)
@@ -100,7 +100,7 @@ def _lower_blur_of_image(state: Lowering, sigma: float) -> None:
     part = (_ONE - (2 * whole_radius + 1) * weight) // 2
     for across, down in ((1, 0), (0, 1)):
         for _ in range(_PASSES):
-            state.add(Kind.BOX_BLUR, state.width, state.height, whole_radius, weight, part, across, down)
+            lowered.add(Kind.BOX_BLUR, lowered.width, lowered.height, whole_radius, weight, part, across, down)
 
 
 def _box_radius(sigma: float) -> np.float32:
@@ -126,12 +126,14 @@ _NUMBERS = (int, float, np.integer, np.floating)
 _FAR = 1e30  # 25 weights below this, times 255, add up to less than the largest float32
 
 
-def _lower_kernel(state: Lowering, kernel: tuple[float, ...], scale: float, offset: float) -> None:
+def _lower_kernel(lowered: LoweredImage, kernel: tuple[float, ...], scale: float, offset: float) -> None:
     """CONVOLUTION: (width, height, weights a side), what a sum begins with as the factor, and a table of the weights,
     float32 by their bits."""
     weights = _kernel_weights(kernel, scale)
     begin = float(np.float32(offset) + np.float32(0.5))
-    state.add(Kind.CONVOLUTION, state.width, state.height, math.isqrt(len(kernel)), factor=begin, tables=(weights,))
+    lowered.add(
+        Kind.CONVOLUTION, lowered.width, lowered.height, math.isqrt(len(kernel)), factor=begin, tables=(weights,)
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -231,10 +233,10 @@ def _sharpness(family: str, handle: Any, sharpness_factor: Any) -> Any:
     return made if made is NotImplemented or has_inner_pixels else handle
 
 
-def _lower_sharpness(state: Lowering, factor: float, formula: Formula) -> None:
+def _lower_sharpness(lowered: LoweredImage, factor: float, formula: Formula) -> None:
     """SHARPNESS: (width, height, bits of 1 - factor) and the factor."""
-    values = state.width, state.height, *float_bits(1.0 - factor)
-    state.add(Kind.SHARPNESS, *values, factor=factor, formula=formula)
+    values = lowered.width, lowered.height, *float_bits(1.0 - factor)
+    lowered.add(Kind.SHARPNESS, *values, factor=factor, formula=formula)
 
 
 functional(

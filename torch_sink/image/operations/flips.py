@@ -12,41 +12,41 @@ from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
 
-from torch_sink.image.core.atoms import Lowering, color_of
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
+from torch_sink.image.core.lowering import LoweredImage, byte_fill
 from torch_sink.image.core.ops import Op, Operation, always
 from torch_sink.triton_kernels.rows import Kind
 
 # --- to kernel work
 
 
-def _lower_flip(state: Lowering, x: bool, y: bool) -> None:
+def _lower_flip(lowered: LoweredImage, x: bool, y: bool) -> None:
     """FLIP: (flip x, flip y, width, height)."""
-    state.add(Kind.FLIP, int(x), int(y), state.width, state.height)
+    lowered.add(Kind.FLIP, int(x), int(y), lowered.width, lowered.height)
 
 
 # Those that keep the shape.
 _HALF_TURNS = (Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM, Image.Transpose.ROTATE_180)
 
 
-def _lower_transpose(state: Lowering, method: int) -> None:
+def _lower_transpose(lowered: LoweredImage, method: int) -> None:
     if method in _HALF_TURNS:
-        _lower_flip(state, x=method != Image.Transpose.FLIP_TOP_BOTTOM, y=method != Image.Transpose.FLIP_LEFT_RIGHT)
+        _lower_flip(lowered, x=method != Image.Transpose.FLIP_TOP_BOTTOM, y=method != Image.Transpose.FLIP_LEFT_RIGHT)
         return
-    height, width = state.resize_to(state.width, state.height)
+    height, width = lowered.resize_to(lowered.width, lowered.height)
     # Input x from output y, input y from output x; mirrored where the turn asks for it.
     mirror_x = method in (Image.Transpose.ROTATE_90, Image.Transpose.TRANSVERSE)
     mirror_y = method in (Image.Transpose.ROTATE_270, Image.Transpose.TRANSVERSE)
     x_row = (0, -65536, (width - 1) << 16) if mirror_x else (0, 65536, 0)
     y_row = (-65536, 0, (height - 1) << 16) if mirror_y else (65536, 0, 0)
-    add_affine(state, x_row, y_row, (width, height), 0)
+    add_affine(lowered, x_row, y_row, (width, height), 0)
 
 
 def add_affine(
-    state: Lowering, x_row: tuple[int, ...], y_row: tuple[int, ...], old_size: tuple[int, int], fill: Any
+    lowered: LoweredImage, x_row: tuple[int, ...], y_row: tuple[int, ...], old_size: tuple[int, int], fill: Any
 ) -> None:
     """AFFINE: (two rows of three coefficients in 16.16, -, -, -, input width, input height), and a fill."""
-    state.add(Kind.AFFINE, *x_row, *y_row, 0, 0, 0, *old_size, fill=color_of(fill))
+    lowered.add(Kind.AFFINE, *x_row, *y_row, 0, 0, 0, *old_size, fill=byte_fill(fill))
 
 
 # --- flips
@@ -121,9 +121,9 @@ def turned(handle: Any, turns: int) -> Any:
 _TURNS = {1: Image.Transpose.ROTATE_90, 2: Image.Transpose.ROTATE_180, 3: Image.Transpose.ROTATE_270}
 
 
-def _lower_turns(state: Lowering, turns: int) -> None:
+def _lower_turns(lowered: LoweredImage, turns: int) -> None:
     if turns:
-        _lower_transpose(state, _TURNS[turns])
+        _lower_transpose(lowered, _TURNS[turns])
 
 
 def _turn_examples(a: Arguments) -> Iterator[Example]:

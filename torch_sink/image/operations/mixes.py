@@ -11,8 +11,8 @@ import torch
 from torchvision.transforms import v2
 
 from torch_sink.image.core.arguments import fits_range
-from torch_sink.image.core.atoms import Lowering, three
 from torch_sink.image.core.examples import MANY_DRAWS, Arguments, Example, sample
+from torch_sink.image.core.lowering import LoweredImage, three
 from torch_sink.image.core.ops import (
     LOWER,
     Op,
@@ -53,16 +53,16 @@ def _erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inp
     return record_maybe_in_place(handle, inplace, f"{family}.erase", (i, j, h, w, values))
 
 
-def _lower_erase(state: Lowering, top: int, left: int, height: int, width: int, written: Any) -> None:
+def _lower_erase(lowered: LoweredImage, top: int, left: int, height: int, width: int, written: Any) -> None:
     """ERASE: (left, top, right, bottom), and a fill.
     PASTE: (left, top, right, bottom, -, pixels of the box), and its pixels, three planes of float32.
     """
     box = left, top, left + width, top + height
     if isinstance(written, TensorArgument):
         planes = written.tensor.float().expand(3, -1, -1).contiguous()  # one channel stands for all
-        state.add(Kind.PASTE, *box, 0, height * width, tables=(planes.view(torch.int32).numpy(),))
+        lowered.add(Kind.PASTE, *box, 0, height * width, tables=(planes.view(torch.int32).numpy(),))
     else:
-        state.add(Kind.ERASE, *box, fill=three(tuple(map(int, written)) if state.is_uint8 else written))
+        lowered.add(Kind.ERASE, *box, fill=three(tuple(map(int, written)) if lowered.is_uint8 else written))
 
 
 def _stock(function: Stock, image: Any, i: int, j: int, h: int, w: int, written: Any) -> Any:
@@ -106,14 +106,14 @@ def _augmix(image: torch.Tensor, terms: tuple[tuple[float, tuple[Op, ...]], ...]
     return mix.reshape(image.shape).to(dtype)
 
 
-def _lower_augmix(state: Lowering, terms: tuple[tuple[float, tuple[Op, ...]], ...], dtype: torch.dtype) -> None:
+def _lower_augmix(lowered: LoweredImage, terms: tuple[tuple[float, tuple[Op, ...]], ...], dtype: torch.dtype) -> None:
     branches = []
     for weight, chain in terms[1:]:
-        branch = Lowering(state.height, state.width, state.channels)
+        branch = LoweredImage(lowered.height, lowered.width, lowered.channels)
         for op in chain:
             LOWER[op.name](branch, *op.args)
         branches.append((weight, branch))
-    state.add_mix(terms[0][0], branches)
+    lowered.add_mix(terms[0][0], branches)
 
 
 def _augmix_examples(a: Arguments) -> Iterator[Example]:

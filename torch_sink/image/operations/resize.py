@@ -14,8 +14,8 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
-from torch_sink.image.core.atoms import Lowering, ResizeWeights
 from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
+from torch_sink.image.core.lowering import LoweredImage, ResizeWeights
 from torch_sink.image.core.ops import CLOSE, EXACT, MOVED, NUMERIC, Op, Operation, Promise
 from torch_sink.image.operations import resize_tables as tables
 from torch_sink.image.operations.crops import crop, remap
@@ -151,59 +151,59 @@ _WHOLE = (Kind.RESAMPLE_X, Kind.RESAMPLE_Y)
 _FLOAT = (Kind.FILTER_X, Kind.FILTER_Y)
 
 
-def _lower_image(state: Lowering, size: tuple[int, int], resample: int) -> None:
+def _lower_image(lowered: LoweredImage, size: tuple[int, int], resample: int) -> None:
     width, height = size
     if resample == Image.Resampling.NEAREST:
-        x_scale, y_scale = state.width / width, state.height / height
-        x_table = tables.nearest_table(x_scale * 0.5, x_scale, width, state.width)
-        remap(state, x_table, tables.nearest_table(y_scale * 0.5, y_scale, height, state.height))
+        x_scale, y_scale = lowered.width / width, lowered.height / height
+        x_table = tables.nearest_table(x_scale * 0.5, x_scale, width, lowered.width)
+        remap(lowered, x_table, tables.nearest_table(y_scale * 0.5, y_scale, height, lowered.height))
         return
     table = tables.pillow_table if resample in (Image.Resampling.HAMMING, Image.Resampling.LANCZOS) else None
-    kinds = _WHOLE[::-1] if tables.begins_with_rows(state.height, state.width, height, width) else _WHOLE
+    kinds = _WHOLE[::-1] if tables.begins_with_rows(lowered.height, lowered.width, height, width) else _WHOLE
     for kind in kinds:
-        _add_axis(state, kind, height, width, resample, tables.PILLOW_PRECISION_BITS, table)
+        _add_axis(lowered, kind, height, width, resample, tables.PILLOW_PRECISION_BITS, table)
 
 
-def _lower_bytes(state: Lowering, size: tuple[int, int], mode: Mode, antialias: bool) -> None:
+def _lower_bytes(lowered: LoweredImage, size: tuple[int, int], mode: Mode, antialias: bool) -> None:
     """In whole numbers, where stock torchvision does so on this host."""
-    if state.is_float or not integer_resize_fits(mode):
-        _lower_floats(state, size, mode, antialias)
+    if lowered.is_float or not integer_resize_fits(mode):
+        _lower_floats(lowered, size, mode, antialias)
         return
     # torch's bicubic uses the coefficient -0.5 when it antialiases, as Pillow does.
     table = tables.tensor_table if antialias else tables.tensor_table_without_antialias
     for kind in _WHOLE:
-        _add_axis(state, kind, *size, _FILTERS[mode], 0, table)
+        _add_axis(lowered, kind, *size, _FILTERS[mode], 0, table)
 
 
-def _lower_floats(state: Lowering, size: tuple[int, int], mode: Mode, antialias: bool) -> None:
+def _lower_floats(lowered: LoweredImage, size: tuple[int, int], mode: Mode, antialias: bool) -> None:
     """In float32: floats, and what v1 makes of bytes; v2 as well, where this host has no AVX2."""
     if mode in NEAREST_MODES:
-        x_table = tables.tensor_nearest_table(state.width, size[1], mode.value)
-        remap(state, x_table, tables.tensor_nearest_table(state.height, size[0], mode.value))
+        x_table = tables.tensor_nearest_table(lowered.width, size[1], mode.value)
+        remap(lowered, x_table, tables.tensor_nearest_table(lowered.height, size[0], mode.value))
         return
     for kind in _FLOAT:
-        _add_axis(state, kind, *size, _FILTERS[mode], 0, None if antialias else tables.float_taps)
+        _add_axis(lowered, kind, *size, _FILTERS[mode], 0, None if antialias else tables.float_taps)
 
 
 def _add_axis(
-    state: Lowering, kind: Kind, height: int, width: int, resample: int, precision: int, table: _Table | None
+    lowered: LoweredImage, kind: Kind, height: int, width: int, resample: int, precision: int, table: _Table | None
 ) -> None:
     """RESAMPLE_X, RESAMPLE_Y, FILTER_X, FILTER_Y: (last input position, full output size, taps, -, -, first output
     position, first input position that exists, precision), and weights on the device, or two tables: first input
     positions, and weights [taps, output positions]. Where float32 values are mirrored at the border, precision is 1."""
     if kind in (Kind.RESAMPLE_X, Kind.FILTER_X):
-        old, new, state.width = state.width, width, width
+        old, new, lowered.width = lowered.width, width, width
     else:
-        old, new, state.height = state.height, height, height
-    if old == new and (kind in _WHOLE or state.is_float):
+        old, new, lowered.height = lowered.height, height, height
+    if old == new and (kind in _WHOLE or lowered.is_float):
         return
     if table is None:
         taps = tables.tap_count(old, new, resample)
         weights = ResizeWeights(old, new, taps, int(resample), precision)
-        state.add(kind, old - 1, new, taps, 0, 0, 0, 0, precision, weights=weights)
+        lowered.add(kind, old - 1, new, taps, 0, 0, 0, 0, precision, weights=weights)
     else:
         first, taps_first, precision = table(old, new, int(resample))
-        state.add(kind, old - 1, new, len(taps_first), 0, 0, 0, 0, precision, tables=(first, taps_first))
+        lowered.add(kind, old - 1, new, len(taps_first), 0, 0, 0, 0, precision, tables=(first, taps_first))
 
 
 # --- the record

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from torch_sink.image.core.atoms import Lowering
+from torch_sink.image.core.lowering import LoweredImage
 from torch_sink.triton_kernels.rows import FIRST_OUTPUT, LAST_INPUT, MIRRORS, Kind
 
 Resampling = Image.Resampling
@@ -228,11 +228,11 @@ def nearest_table(start: float, step: float, out_size: int, in_size: int) -> np.
     return np.where(index < in_size, index, -1).astype(np.int32)
 
 
-def needed_rows(state: Lowering, down: int) -> tuple[int, int]:
-    """Input rows [begin, end) that a RESAMPLE_Y or FILTER_Y, an atom of `state`, reads for the output rows it makes."""
-    kind, rows, first = state.atoms[down][0], state.atoms[down][LAST_INPUT] + 1, state.atoms[down][FIRST_OUTPUT]
-    last = first + state.sizes[down][0] - 1
-    weights = state.weights.get(down)
+def needed_rows(lowered: LoweredImage, down: int) -> tuple[int, int]:
+    """Input rows [begin, end) that a RESAMPLE_Y or FILTER_Y, an atom of `lowered`, reads for the rows it makes."""
+    kind, rows, first = lowered.atoms[down][0], lowered.atoms[down][LAST_INPUT] + 1, lowered.atoms[down][FIRST_OUTPUT]
+    last = first + lowered.sizes[down][0] - 1
+    weights = lowered.weights.get(down)
     if weights is not None:
         scale = weights.in_size / weights.out_size
         support = SUPPORT[weights.resample] * max(scale, 1.0)
@@ -241,7 +241,7 @@ def needed_rows(state: Lowering, down: int) -> tuple[int, int]:
         begin = max(int((first + 0.5) * scale - support + 0.5), 0) - more
         end = min(int((last + 0.5) * scale + support + 0.5), weights.in_size) + more
         return max(begin, 0), min(end, rows)
-    if kind == Kind.FILTER_Y and state.atoms[down][MIRRORS]:
+    if kind == Kind.FILTER_Y and lowered.atoms[down][MIRRORS]:
         return 0, rows
-    starts, taps = state.tables[down]
+    starts, taps = lowered.tables[down]
     return max(int(starts[first]), 0), min(int(starts[last]) + len(taps), rows)

@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 from torch_sink.image.core.arguments import is_computed_in_float32, is_factor, is_number, is_rounded_by_torch
-from torch_sink.image.core.atoms import FAMILIES, Lowering, by_formula, float_bits, three
 from torch_sink.image.core.examples import Arguments, Example, of_method, sample
+from torch_sink.image.core.lowering import FAMILIES, LoweredImage, by_formula, float_bits, three
 from torch_sink.image.core.ops import NUMERIC, STOCK, Op, Operation
 from torch_sink.image.operations.functionals import functional
 from torch_sink.triton_kernels.rows import Formula, Kind
@@ -35,9 +35,9 @@ def _autocontrast(family: str, handle: Any) -> Any:
     return handle.record(Op(f"{family}.autocontrast")) if _is_steep(handle) else NotImplemented
 
 
-def _lower_autocontrast(state: Lowering, formula: Formula) -> None:
+def _lower_autocontrast(lowered: LoweredImage, formula: Formula) -> None:
     """AUTOCONTRAST: (bits of 255,)."""
-    state.add(Kind.AUTOCONTRAST, *float_bits(255.0), formula=formula)
+    lowered.add(Kind.AUTOCONTRAST, *float_bits(255.0), formula=formula)
 
 
 functional(
@@ -52,9 +52,9 @@ def _equalize(family: str, handle: Any) -> Any:
     return handle.record(Op(f"{family}.equalize")) if _is_steep(handle) else NotImplemented
 
 
-def _lower_equalize(state: Lowering) -> None:
+def _lower_equalize(lowered: LoweredImage) -> None:
     """EQUALIZE: (bits of 255,)."""
-    state.add(Kind.EQUALIZE, *float_bits(255.0))
+    lowered.add(Kind.EQUALIZE, *float_bits(255.0))
 
 
 functional(
@@ -74,10 +74,10 @@ def _posterize(family: str, handle: Any, bits: Any) -> Any:
     return handle.record(Op(f"{family}.posterize", (bits,)))
 
 
-def _lower_posterize(state: Lowering, bits: int) -> None:
+def _lower_posterize(lowered: LoweredImage, bits: int) -> None:
     """POSTERIZE: (bits of 1 / the distance of the values that stay, bits of that distance)."""
     step = 2.0 ** (8 - bits)
-    state.add(Kind.POSTERIZE, *float_bits(1 / step, step))
+    lowered.add(Kind.POSTERIZE, *float_bits(1 / step, step))
 
 
 functional(
@@ -97,14 +97,14 @@ def _solarize(family: str, handle: Any, threshold: Any) -> Any:
     return handle.record(Op(f"{family}.solarize", (threshold,)))
 
 
-def _lower_solarize_image(state: Lowering, threshold: float) -> None:
+def _lower_solarize_image(lowered: LoweredImage, threshold: float) -> None:
     """SOLARIZE: (bits of the first value that is inverted,)."""
-    state.add(Kind.SOLARIZE, *float_bits(min(max(math.ceil(threshold), 0), 256)))
+    lowered.add(Kind.SOLARIZE, *float_bits(min(max(math.ceil(threshold), 0), 256)))
 
 
-def _lower_solarize(state: Lowering, threshold: float) -> None:
+def _lower_solarize(lowered: LoweredImage, threshold: float) -> None:
     # torch compares bytes with a float in float32.
-    _lower_solarize_image(state, float(np.float32(threshold)))
+    _lower_solarize_image(lowered, float(np.float32(threshold)))
 
 
 def _solarize_examples(a: Arguments) -> Iterator[Example]:
@@ -130,7 +130,7 @@ def _invert(family: str, handle: Any) -> Any:
 functional(
     "invert",
     _invert,
-    lambda state: state.add(Kind.INVERT),
+    lambda lowered: lowered.add(Kind.INVERT),
     transforms={"RandomInvert": [sample(p=1.0)]},
 )
 
@@ -143,8 +143,8 @@ def _gamma(family: str, handle: Any, gamma: Any, gain: Any = 1) -> Any:
     return handle.record(Op(f"{family}.adjust_gamma", (gamma, gain)))
 
 
-def _lower_gamma(family: str, state: Lowering, gamma: float, gain: float) -> None:
-    look_up(state, stock_table(f"{family}.adjust_gamma", gamma, gain))
+def _lower_gamma(family: str, lowered: LoweredImage, gamma: float, gain: float) -> None:
+    look_up(lowered, stock_table(f"{family}.adjust_gamma", gamma, gain))
 
 
 functional(
@@ -171,8 +171,8 @@ def _byte_table(lut: Any, channels: int) -> bytes | None:
     return bytes(min(max(round(value), 0), 255) for value in lut)
 
 
-def _lower_point(state: Lowering, table: bytes) -> None:
-    look_up(state, *_point_tables(table))
+def _lower_point(lowered: LoweredImage, table: bytes) -> None:
+    look_up(lowered, *_point_tables(table))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -180,9 +180,9 @@ def _point_tables(table: bytes) -> tuple[np.ndarray, ...]:
     return tuple(np.frombuffer(table, np.uint8).astype(np.float32).view(np.int32).reshape(-1, 256))
 
 
-def look_up(state: Lowering, *tables: np.ndarray) -> None:
+def look_up(lowered: LoweredImage, *tables: np.ndarray) -> None:
     """LOOKUP: (bits of 255,), and a table of 256 values for each of three channels, float32 by their bits."""
-    state.add(Kind.LOOKUP, *float_bits(255.0), tables=three(tables))
+    lowered.add(Kind.LOOKUP, *float_bits(255.0), tables=three(tables))
 
 
 @functools.lru_cache(maxsize=1024, typed=True)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from torch_sink.image.core.atoms import Lowering, color_of
 from torch_sink.image.core.examples import Arguments, Example, of_method
+from torch_sink.image.core.lowering import LoweredImage, byte_fill
 from torch_sink.image.core.ops import Op, Operation
 from torch_sink.image.operations.crops import remap, shift
 from torch_sink.image.operations.flips import add_affine
@@ -58,34 +58,34 @@ def _fits_16_bits(data: Sequence[float], width: int, height: int) -> bool:
 
 
 def _lower(
-    state: Lowering, size: tuple[int, int], method: int, data: tuple[float, ...], resample: int, fill: Any
+    lowered: LoweredImage, size: tuple[int, int], method: int, data: tuple[float, ...], resample: int, fill: Any
 ) -> None:
     """WARP: (input width, input height, filter, -, perspective), and a table of 8 float64 in two int32 each."""
     width, height = size
     is_affine = method == Image.Transform.AFFINE
     if is_affine and resample == Image.Resampling.NEAREST:
-        _lower_nearest(state, height, width, data, fill)
+        _lower_nearest(lowered, height, width, data, fill)
         return
     coefficients = np.zeros(8)
     count = _COEFFICIENTS[Image.Transform(method)]
     coefficients[:count] = data[:count]
-    old_height, old_width = state.resize_to(height, width)
+    old_height, old_width = lowered.resize_to(height, width)
     values = (old_width, old_height, resample, 0, int(not is_affine))
-    state.add(Kind.WARP, *values, fill=color_of(fill), tables=(coefficients.view(np.int32),))
+    lowered.add(Kind.WARP, *values, fill=byte_fill(fill), tables=(coefficients.view(np.int32),))
 
 
-def _lower_nearest(state: Lowering, height: int, width: int, data: tuple[float, ...], fill: Any) -> None:
+def _lower_nearest(lowered: LoweredImage, height: int, width: int, data: tuple[float, ...], fill: Any) -> None:
     a0, a1, a2, a3, a4, a5 = data[:6]
     if a1 or a3:
-        old_height, old_width = state.resize_to(height, width)
+        old_height, old_width = lowered.resize_to(height, width)
         x_row = _fixed(a0), _fixed(a1), _fixed(a2 + a0 * 0.5 + a1 * 0.5)
         y_row = _fixed(a3), _fixed(a4), _fixed(a5 + a3 * 0.5 + a4 * 0.5)
-        add_affine(state, x_row, y_row, (old_width, old_height), fill)
+        add_affine(lowered, x_row, y_row, (old_width, old_height), fill)
     elif a0 == a4 == 1.0 and a2.is_integer() and a5.is_integer():
-        shift(state, int(a5), int(a2), height, width, fill)
+        shift(lowered, int(a5), int(a2), height, width, fill)
     else:
-        x_table = nearest_table(a2 + a0 * 0.5, a0, width, state.width)
-        remap(state, x_table, nearest_table(a5 + a4 * 0.5, a4, height, state.height), fill)
+        x_table = nearest_table(a2 + a0 * 0.5, a0, width, lowered.width)
+        remap(lowered, x_table, nearest_table(a5 + a4 * 0.5, a4, height, lowered.height), fill)
 
 
 def _fixed(value: float) -> int:

@@ -19,8 +19,8 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import functional as F_v2
 
 from torch_sink.image.core.arguments import has_minus_zero, is_number, is_scaled_bytes, is_tabled
-from torch_sink.image.core.atoms import Lowering, float_bits, three
 from torch_sink.image.core.examples import STATISTICS, Arguments, Example, sample
+from torch_sink.image.core.lowering import LoweredImage, float_bits, three
 from torch_sink.image.core.ops import (
     EXACT_BYTES,
     NUMERIC,
@@ -153,9 +153,9 @@ Operation(
 # --- normalization
 
 
-def _lower_normalize(state: Lowering, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+def _lower_normalize(lowered: LoweredImage, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     """NORMALIZE: (three means, three standard deviations), by their bits."""
-    state.add(Kind.NORMALIZE, *float_bits(*three(mean), *three(std)))
+    lowered.add(Kind.NORMALIZE, *float_bits(*three(mean), *three(std)))
 
 
 # Less may be zero in the image's dtype, which stock code refuses.
@@ -322,7 +322,7 @@ Operation(
     "product",
     stock={"mul": lambda image, factor: image * factor},
     record=_ways("mul", _multiplied),
-    lower=lambda state, factor: _lower_normalize(state, (0.0,), (1 / factor,)),
+    lower=lambda lowered, factor: _lower_normalize(lowered, (0.0,), (1 / factor,)),
     promise=EXACT_BYTES,
     is_value=True,
     examples=_product_examples,

@@ -18,8 +18,8 @@ from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
 from torch_sink.image.core.arguments import fits_range, is_number
-from torch_sink.image.core.atoms import FORMULAS, Lowering, three
 from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
+from torch_sink.image.core.lowering import FORMULAS, LoweredImage, three
 from torch_sink.image.core.ops import MOVED, NEAREST, NUMERIC, Op, Operation, Promise, TensorArgument
 from torch_sink.image.operations.flips import turned
 from torch_sink.triton_kernels.rows import DISPLACED, MATRIX, NO_FILL, PERSPECTIVE, Kind
@@ -88,39 +88,43 @@ _Size = tuple[int, int] | None
 
 
 def _lower_grid(
-    family: str, state: Lowering, kind: int, tables: tuple[np.ndarray, ...], size: _Size, mode: str, fill: _Fill
+    family: str, lowered: LoweredImage, kind: int, tables: tuple[np.ndarray, ...], size: _Size, mode: str, fill: _Fill
 ) -> None:
     """GRID: (input width, input height, mode, -, -, kind of grid), a fill, and the tables of the grid."""
-    height, width = state.resize_to(*(size or (state.height, state.width)))
+    height, width = lowered.resize_to(*(size or (lowered.height, lowered.width)))
     # How the fill is worked in: not at all, or as v1 or v2 do it.
     rule = NO_FILL if fill is None else FORMULAS[family]
     values = width, height, _MODES.index(mode), 0, 0, kind
-    state.add(Kind.GRID, *values, fill=three(fill or (0.0,)), formula=rule, tables=tables)
+    lowered.add(Kind.GRID, *values, fill=three(fill or (0.0,)), formula=rule, tables=tables)
 
 
-def _lower_affine(family: str, state: Lowering, matrix: Sequence[float], size: _Size, mode: str, fill: _Fill) -> None:
+def _lower_affine(
+    family: str, lowered: LoweredImage, matrix: Sequence[float], size: _Size, mode: str, fill: _Fill
+) -> None:
     """The origin is the middle of the image, before and after it."""
-    new_height, new_width = size or (state.height, state.width)
-    table = _bits((1 - new_width) * 0.5, (1 - new_height) * 0.5, *_halved(state, matrix), 0, 0, 0)
-    _lower_grid(family, state, MATRIX, (table,), size, mode, fill)
+    new_height, new_width = size or (lowered.height, lowered.width)
+    table = _bits((1 - new_width) * 0.5, (1 - new_height) * 0.5, *_halved(lowered, matrix), 0, 0, 0)
+    _lower_grid(family, lowered, MATRIX, (table,), size, mode, fill)
 
 
-def _lower_perspective(family: str, state: Lowering, coefficients: Sequence[float], mode: str, fill: _Fill) -> None:
+def _lower_perspective(
+    family: str, lowered: LoweredImage, coefficients: Sequence[float], mode: str, fill: _Fill
+) -> None:
     """In pixels whose centers are at halves."""
     *matrix, g, h = coefficients
-    table = _bits(0.5, 0.5, *_halved(state, matrix), g, h, 1)
-    _lower_grid(family, state, PERSPECTIVE, (table,), None, mode, fill)
+    table = _bits(0.5, 0.5, *_halved(lowered, matrix), g, h, 1)
+    _lower_grid(family, lowered, PERSPECTIVE, (table,), None, mode, fill)
 
 
-def _lower_elastic(family: str, state: Lowering, field: TensorArgument, mode: str, fill: _Fill) -> None:
+def _lower_elastic(family: str, lowered: LoweredImage, field: TensorArgument, mode: str, fill: _Fill) -> None:
     displacement = field.tensor.contiguous().view(torch.int32).flatten().numpy()
-    tables = _identity_positions(state.height, state.width), displacement
-    _lower_grid(family, state, DISPLACED, tables, None, mode, fill)
+    tables = _identity_positions(lowered.height, lowered.width), displacement
+    _lower_grid(family, lowered, DISPLACED, tables, None, mode, fill)
 
 
-def _halved(state: Lowering, matrix: Sequence[float]) -> np.ndarray:
+def _halved(lowered: LoweredImage, matrix: Sequence[float]) -> np.ndarray:
     """Two rows of three coefficients, in fractions of half the image."""
-    halves = np.array([[0.5 * state.width], [0.5 * state.height]], np.float32)
+    halves = np.array([[0.5 * lowered.width], [0.5 * lowered.height]], np.float32)
     return (np.array(matrix, np.float32).reshape(2, 3) / halves).ravel()
 
 
@@ -159,10 +163,10 @@ def _affine_v2(
 
 
 def _lower_affine_v2(
-    state: Lowering, angle: float, translate: Any, scale: float, shear: Any, center: Any, *sampling: Any
+    lowered: LoweredImage, angle: float, translate: Any, scale: float, shear: Any, center: Any, *sampling: Any
 ) -> None:
-    matrix = _inverse_affine(state.height, state.width, angle, translate, scale, shear, center)
-    _lower_affine("v2", state, matrix, None, *sampling)
+    matrix = _inverse_affine(lowered.height, lowered.width, angle, translate, scale, shear, center)
+    _lower_affine("v2", lowered, matrix, None, *sampling)
 
 
 def _inverse_affine(
@@ -233,9 +237,9 @@ def _inverse_rotation(height: int, width: int, angle: float, center: Any) -> lis
     return _inverse_affine(height, width, -angle, (0.0, 0.0), 1.0, (0.0, 0.0), center)
 
 
-def _lower_rotated(state: Lowering, angle: float, expand: bool, center: Any, size: _Size, *sampling: Any) -> None:
-    matrix = _inverse_rotation(state.height, state.width, angle, center)
-    _lower_affine("v2", state, matrix, size, *sampling)
+def _lower_rotated(lowered: LoweredImage, angle: float, expand: bool, center: Any, size: _Size, *sampling: Any) -> None:
+    matrix = _inverse_rotation(lowered.height, lowered.width, angle, center)
+    _lower_affine("v2", lowered, matrix, size, *sampling)
 
 
 def _rotate_examples(a: Arguments) -> Iterator[Example]:

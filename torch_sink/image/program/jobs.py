@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torch_sink.image.core.atoms import KIND_MASK, Lowering, ResizeWeights
+from torch_sink.image.core.lowering import KIND_MASK, LoweredImage, ResizeWeights
 from torch_sink.image.operations.resize_tables import needed_rows
 from torch_sink.image.program.stages import Stage, View, shifted, stages_of, view_through, whole_view
 from torch_sink.triton_kernels import rows
@@ -53,7 +53,7 @@ class RowBuilder:
         workspace: bytes.
     """
 
-    def __init__(self, images: Sequence[Lowering]) -> None:
+    def __init__(self, images: Sequence[LoweredImage]) -> None:
         self.jobs: list[int] = []
         self.atoms: list[list[int]] = [[0] * rows.OPERATION_COLUMNS]
         self.tables: list[np.ndarray] = []
@@ -66,27 +66,27 @@ class RowBuilder:
         self._add_tables(list(images))
         self.host_entries = self.entries
 
-    def add_image(self, source: int, row: int, size: tuple[int, int], state: Lowering) -> None:
+    def add_image(self, source: int, row: int, size: tuple[int, int], lowered: LoweredImage) -> None:
         """Adds an image.
 
         Args:
             source: the number of the decoded image that it begins with.
             row: of the result, which it becomes.
             size: width and height of the decoded image.
-            state: what it goes through.
+            lowered: what it goes through.
         """
         self._image_size, before = (size[1], size[0]), len(self.jobs)
         read = Input((rows.NAMED, source, 0, 0), -1, whole_view(self._image_size))
-        _, launches = self._add_stages(state, read, 0, (rows.NAMED, row, 0, 0))
+        _, launches = self._add_stages(lowered, read, 0, (rows.NAMED, row, 0, 0))
         self.depths.append((launches, (len(self.jobs) - before) // COLUMNS))
 
     def _add_stages(
-        self, state: Lowering, read: Input, launch: int, result: Position | None = None
+        self, lowered: LoweredImage, read: Input, launch: int, result: Position | None = None
     ) -> tuple[Input, int]:
         """Adds the stages of an image, or of a branch of one, which has no row of the result.
 
         Args:
-            state: what it goes through.
+            lowered: what it goes through.
             read: what it begins with.
             launch: of its first stage.
             result: where the last stage writes; None for the workspace.
@@ -94,54 +94,56 @@ class RowBuilder:
         Returns:
             What the last stage wrote, and the launch behind it.
         """
-        codes, first = tuple(state.codes), len(self.atoms)
-        self.atoms += state.atoms
-        for at, weights in state.weights.items():
+        codes, first = tuple(lowered.codes), len(self.atoms)
+        self.atoms += lowered.atoms
+        for at, weights in lowered.weights.items():
             found = self.resizes.get(weights)
             if found is None:
                 found = self.resizes[weights] = self.entries, self.entries + weights.out_size
                 self.entries = found[1] + weights.taps * weights.out_size
-            state.atoms[at][rows.TABLE : rows.TABLE + 2] = found
-        view, leading = view_through(read.view, state, codes, self.atoms, first)
+            lowered.atoms[at][rows.TABLE : rows.TABLE + 2] = found
+        view, leading = view_through(read.view, lowered, codes, self.atoms, first)
         read = Input(read.position, read.job, view)
         stages = stages_of(codes, leading)
-        if read.job >= 0 and _begins_with_statistic(state):
+        if read.job >= 0 and _begins_with_statistic(lowered):
             stages = stages[1:]  # what it measures lies in the workspace
         needed: tuple[int, int] | None = None
         for stage in stages:
             head = stage.head
-            if head in state.branches:
-                read, launch = self._add_branches(state, head, first, read, launch)
+            if head in lowered.branches:
+                read, launch = self._add_branches(lowered, head, first, read, launch)
             if needed is not None:
                 row = self.atoms[first + head] = self.atoms[first + head].copy()
                 row[rows.LAST_INPUT], row[rows.FIRST_INPUT] = needed[1] - 1, needed[0]
                 needed = None
             size = read.view.size
             if stage.begin < stage.end:
-                size = state.sizes[stage.end - 1]
+                size = lowered.sizes[stage.end - 1]
             elif stage.down >= 0:
-                needed = begin, end = needed_rows(state, stage.down)
+                needed = begin, end = needed_rows(lowered, stage.down)
                 x, y, shown, fill = read.view
-                y = shifted(y, begin, state.atoms[stage.down][rows.LAST_INPUT] + 1)
+                y = shifted(y, begin, lowered.atoms[stage.down][rows.LAST_INPUT] + 1)
                 read = Input(read.position, read.job, View(x, y, shown, fill))
-                size = end - begin, state.sizes[head][1]
+                size = end - begin, lowered.sizes[head][1]
             elif head >= 0:
-                size = state.sizes[head]
+                size = lowered.sizes[head]
             target = result if stage is stages[-1] else None
-            read = self._add_job(stage, first, read, size, launch, target, state.channels)
+            read = self._add_job(stage, first, read, size, launch, target, lowered.channels)
             launch += 1
         return read, launch
 
-    def _add_branches(self, state: Lowering, head: int, first: int, read: Input, launch: int) -> tuple[Input, int]:
+    def _add_branches(
+        self, lowered: LoweredImage, head: int, first: int, read: Input, launch: int
+    ) -> tuple[Input, int]:
         """Adds what a MIX reads; returns what it reads besides, and its launch."""
-        branches = state.branches[head]
+        branches = lowered.branches[head]
         if read.job < 0 and any(map(_begins_with_statistic, branches)):
             # What is measured has to lie in the workspace.
             read, launch = self._add_job(_COPY, first, read, read.view.size, launch), launch + 1
         behind = launch
         for number, branch in enumerate(branches, 1):
             end, after = self._add_stages(branch, read, launch)
-            state.atoms[head + number][rows.BRANCH_JOB] = end.job
+            lowered.atoms[head + number][rows.BRANCH_JOB] = end.job
             behind = max(behind, after)
         return read, behind
 
@@ -175,7 +177,7 @@ class RowBuilder:
 
     # --- tables
 
-    def _add_tables(self, images: list[Lowering]) -> None:
+    def _add_tables(self, images: list[LoweredImage]) -> None:
         """Adds those of the host, and says in their atoms where they are."""
         for image in images:  # and the branches of these, as they come
             for at, tables in image.tables.items():
@@ -205,5 +207,5 @@ class RowBuilder:
         self.statistics += [(number, job, row, channel) for channel in range(channels)]
 
 
-def _begins_with_statistic(state: Lowering) -> bool:
-    return bool(state.codes) and state.codes[0] & KIND_MASK in _STATISTICS
+def _begins_with_statistic(lowered: LoweredImage) -> bool:
+    return bool(lowered.codes) and lowered.codes[0] & KIND_MASK in _STATISTICS

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_sink.image.core.atoms import Lowering, ResizeWeights
+from torch_sink.image.core.lowering import LoweredImage, ResizeWeights, lower
 from torch_sink.image.core.ops import Op
 from torch_sink.image.decode.jpeg_tables import plan_jpegs
 from torch_sink.image.decode.source import FinishedSource, Source
 from torch_sink.image.program.block import Packing
 from torch_sink.image.program.jobs import COLUMNS, IS_HEAVY, LAUNCH, RowBuilder
-from torch_sink.image.program.lowering import lower
 from torch_sink.image.program.program import ALIGNMENT_BYTES, ARRAYS, Launch, Program
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.shapes import stage_tile
@@ -48,7 +47,7 @@ def make_program(
     made_rows = [row for row, source in enumerate(sources) if not isinstance(source, FinishedSource)]
     launched: dict[str, Any] = {"arrays": {}, "has_finished": len(made_rows) < len(sources)}
     if made_rows:
-        images: dict[int, tuple[tuple[int, int], Lowering]] = {}
+        images: dict[int, tuple[tuple[int, int], LoweredImage]] = {}
         for row in made_rows:
             size, channels = sources[row].size, 3 if sources[row].mode == "RGB" else 1  # type: ignore[union-attr]
             images[row] = size, lower(size, channels, calls[row])
@@ -57,7 +56,7 @@ def make_program(
 
 
 def _launched(
-    packing: Packing, images: Mapping[int, tuple[tuple[int, int], Lowering]], tile: tuple[int, int]
+    packing: Packing, images: Mapping[int, tuple[tuple[int, int], LoweredImage]], tile: tuple[int, int]
 ) -> dict[str, Any]:
     """What a program says of its launches, with their arrays in the block.
 

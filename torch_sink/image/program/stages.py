@@ -11,7 +11,7 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch_sink.image.core.atoms import KIND_MASK, MIXED, Lowering
+from torch_sink.image.core.lowering import KIND_MASK, MIXED, LoweredImage
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.rows import Kind
 
@@ -136,7 +136,7 @@ def whole_view(size: tuple[int, int]) -> View:
 
 
 def view_through(
-    view: View, state: Lowering, codes: tuple[int, ...], atoms: Sequence[list[int]], begin: int
+    view: View, lowered: LoweredImage, codes: tuple[int, ...], atoms: Sequence[list[int]], begin: int
 ) -> tuple[View, int]:
     """A view, and the first maps of an image, as one view; and how many maps these are.
 
@@ -144,7 +144,7 @@ def view_through(
 
     Args:
         view: what the image begins with.
-        state: its atoms.
+        lowered: its atoms.
         codes: of these.
         atoms: those of all images, by their rows.
         begin: the row of its first atom.
@@ -152,8 +152,8 @@ def view_through(
     x, y, size, fill = view
     maps, may_leave = _beginning(codes)
     for at in range(maps):
-        kind, left, top, old_width, old_height = state.atoms[at][:5]
-        height, width = state.sizes[at]
+        kind, left, top, old_width, old_height = lowered.atoms[at][:5]
+        height, width = lowered.sizes[at]
         if kind == Kind.FLIP:
             x = _flipped(x, old_width) if left else x
             y = _flipped(y, old_height) if top else y

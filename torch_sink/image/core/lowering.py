@@ -1,6 +1,10 @@
-"""Atoms: the few kinds of work that the kernels know, and what calls are turned into.
+"""Recorded calls -> atoms: the few kinds of work that the kernels know.
 
-Four classes (`Kind.role`):
+What follows the conversion to a float tensor is often a function of one uint8 value and becomes a table of 256 entries
+a channel, made by the stock code itself. Where a call needs more (other channels, neighbors, a fill), the image goes
+on in float32 from there.
+
+Atoms are of four classes (`Kind.role`):
     map: output position -> input position, each axis by itself. Crops, pads, flips, nearest resizing, translation.
     point: pixel -> pixel. Color operations.
     gather: reads several pixels or arbitrary positions. One axis of a resize, warps, sharpness, blur.
@@ -10,13 +14,17 @@ Four classes (`Kind.role`):
 from __future__ import annotations
 
 import functools
+import operator
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from PIL import Image
 
-from torch_sink.image.core.ops import Op
+from torch_sink.image.core.fallback import executing
+from torch_sink.image.core.ops import LOWER, PIXEL_CALLS, VALUE_CALLS, Op, makes_bytes, makes_floats, replay
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.rows import Formula, Kind
 
@@ -39,6 +47,7 @@ class ResizeWeights(NamedTuple):
     precision: int
 
 
+_NAME = operator.itemgetter(0)  # of a call
 # What follows the values of an atom in its row, by how many columns are filled.
 _PADDING = [[0] * length for length in range(rows.OPERATION_COLUMNS, -1, -1)]
 _FLOATS, _BITS = ([struct.Struct(f"={count}{kind}") for count in range(rows.OPERATION_COLUMNS)] for kind in "fi")
@@ -60,7 +69,7 @@ KIND_MASK = (1 << KIND_BITS) - 1
 MIXED = KIND_MASK
 
 
-class Lowering:
+class LoweredImage:
     """The calls of one image, lowered in order: the atoms that it goes through, as the kernels read them.
 
     Attributes:
@@ -92,7 +101,7 @@ class Lowering:
         self.sizes: list[tuple[int, int]] = []
         self.tables: dict[int, tuple[np.ndarray, ...]] = {}
         self.weights: dict[int, ResizeWeights] = {}
-        self.branches: dict[int, Sequence[Lowering]] = {}
+        self.branches: dict[int, Sequence[LoweredImage]] = {}
         self.value_ops: list[Op] = []
 
     def add(
@@ -125,7 +134,7 @@ class Lowering:
         self.codes.append(row[0] | formula << KIND_BITS)
         self.sizes.append((self.height, self.width))
 
-    def add_mix(self, weight: float, branches: Sequence[tuple[float, Lowering]]) -> None:
+    def add_mix(self, weight: float, branches: Sequence[tuple[float, LoweredImage]]) -> None:
         """MIX: (number of branches,), the weight of the image itself as the factor; then for each branch a row of
         (the job that ends it,) and its weight."""
         self.branches[len(self.atoms)] = [branch for _, branch in branches]
@@ -134,7 +143,7 @@ class Lowering:
             self.add(Kind.MIX, factor=weight_of_branch)
             self.codes[-1] = MIXED
 
-    def extend(self, other: Lowering) -> None:
+    def extend(self, other: LoweredImage) -> None:
         """Adds atoms with tables that keep the size of an image, whatever it is."""
         for at, tables in other.tables.items():
             self.tables[len(self.atoms) + at] = tables
@@ -145,7 +154,7 @@ class Lowering:
     def fill_of(self, fill: Any) -> tuple[float, ...]:
         """A fill as the kernels have it: bytes, or floats as they are."""
         if not self.is_float:
-            return color_of(tuple(fill) if isinstance(fill, list) else fill)
+            return byte_fill(tuple(fill) if isinstance(fill, list) else fill)
         return three(fill if isinstance(fill, (tuple, list)) else (fill,))
 
     def resize_to(self, height: int, width: int) -> tuple[int, int]:
@@ -165,7 +174,7 @@ def by_formula(name: str, function: Callable[..., None], families: Sequence[str]
 
 
 @functools.lru_cache(maxsize=1024)
-def color_of(fill: Any) -> tuple[float, ...]:
+def byte_fill(fill: Any) -> tuple[float, ...]:
     """A fill of bytes: a value for each of three channels, cut off at 0 and 255 as Pillow does; None is black."""
     values = fill if isinstance(fill, tuple) else (0 if fill is None else fill,)
     return three(tuple(float(int(min(max(value, 0), 255))) for value in values))
@@ -174,3 +183,74 @@ def color_of(fill: Any) -> tuple[float, ...]:
 def three(values: Any) -> tuple[Any, ...]:
     """One value a channel; one alone stands for all."""
     return tuple(values) * 3 if len(values) == 1 else tuple(values)
+
+
+def lower(size: tuple[int, int], channels: int, ops: Sequence[Op]) -> LoweredImage:
+    """What an image goes through.
+
+    Args:
+        size: width and height of the decoded source, pixels.
+        channels: 1 or 3.
+        ops: the calls that are recorded on it.
+    """
+    width, height = size
+    lowered = LoweredImage(height, width, channels)
+    for at, op in enumerate(ops):
+        if not lowered.is_uint8:
+            _lower_call(lowered, op)
+        elif op.name in PIXEL_CALLS:
+            LOWER[op.name](lowered, *op.args)
+        elif not lowered.value_ops and VALUE_CALLS.issuperset(map(_NAME, ops[at:])):
+            lowered.extend(_ending(lowered.channels, tuple(ops[at:])))
+            return lowered
+        else:
+            _lower_call(lowered, op)
+    _look_up_values(lowered)
+    return lowered
+
+
+def _lower_call(lowered: LoweredImage, op: Op) -> None:
+    """Lowers one call, whatever comes before it."""
+    if makes_bytes(op) and (op.name == "to_pil_image" or not lowered.is_uint8):
+        # Bytes that were at most scaled and moved are what they were.
+        lowered.value_ops[:] = [] if op.name == "to_pil_image" else [Op("pil_to_tensor")]
+        lowered.is_uint8 = True
+    elif op.operation.is_value and not lowered.is_float:
+        lowered.value_ops.append(op)
+        lowered.is_uint8 = lowered.is_uint8 and not makes_floats(op)
+    elif op.name in LOWER:  # others say nothing about values
+        if not lowered.is_uint8 and not op.operation.moves:
+            _look_up_values(lowered)
+        LOWER[op.name](lowered, *op.args)
+
+
+@functools.lru_cache(maxsize=256)
+def _ending(channels: int, ops: tuple[Op, ...]) -> LoweredImage:
+    """Calls on bytes that make one value of each, lowered for an image of any size."""
+    lowered = LoweredImage(1, 1, channels)
+    lowered.value_ops += ops
+    lowered.is_uint8 = not any(map(makes_floats, ops))
+    _look_up_values(lowered)
+    return lowered
+
+
+def _look_up_values(lowered: LoweredImage) -> None:
+    """VALUES: (bits of the largest value that follows,), and a table [3, 256] of float32: bytes become floats."""
+    if not (lowered.is_uint8 or lowered.is_float):
+        tables = value_planes(lowered.channels, tuple(lowered.value_ops))
+        lowered.add(Kind.VALUES, *float_bits(1.0), tables=tables)
+        lowered.is_float = True
+    lowered.value_ops.clear()
+
+
+@functools.lru_cache(maxsize=256)
+def value_planes(channels: int, value_ops: tuple[Op, ...]) -> tuple[np.ndarray, ...]:
+    """What stock code makes of each uint8 value of each of three channels: float32 by their bits as int32 [256].
+
+    The stock functions run on an image whose columns are the values 0 to 255, so the table holds their very bits.
+    """
+    ramp = np.tile(np.arange(256, dtype=np.uint8)[None, :, None], (1, 1, channels))
+    image = Image.fromarray(ramp if channels == 3 else ramp[:, :, 0])
+    with executing():
+        made = replay(image, value_ops).as_subclass(torch.Tensor)
+    return tuple(made[:, 0].float().expand(3, -1).contiguous().view(torch.int32).numpy())
