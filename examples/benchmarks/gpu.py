@@ -107,7 +107,7 @@ STEPS = (
         "worker_cost",
         "transforms",
         13,
-        ("--rounds", "2", "--images", "40", "--rows", "v1 train, batch 256"),
+        ("--rounds", "2", "--images", "40", "--rows", "v1 train, batch"),
         ("--images", "8", "--rounds", "1", "--rows", "v1 train, batch 256"),
     ),
     Step(

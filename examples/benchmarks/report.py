@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 import textwrap
@@ -29,6 +30,7 @@ PAGE = ROOT / "docs" / "performance.md"
 KERNELS_PAGE = ROOT / "docs" / "inside" / "kernels.md"
 COSTS = ROOT / "torch_sink" / "cli" / "kernel_costs.json"
 README = ROOT / "README.md"
+SETUP, MAKE_ENVIRONMENT = RESULTS / "setup_cost.json", ROOT / ".ci" / "make_environment"
 BEGIN = "<!-- figures: written by examples/benchmarks/report.py -->\n"
 END = "<!-- end of figures -->"
 STATUS_BEGIN, STATUS_END = "<!-- status: written by examples/benchmarks/report.py -->\n", "<!-- end of status -->"
@@ -106,6 +108,12 @@ def with_host(costs: str, report: Report) -> str:
     return re.sub(r'"host": \{.*\}', f'"host": {json.dumps(host_of(report))}', costs)
 
 
+def with_setup(text: str, report: Report) -> str:
+    """Minutes and disk of a new environment, wherever a text names them."""
+    minutes, gigabytes = math.ceil(report["setup_seconds"] / 60), math.ceil(report["bytes"] / 1e9)
+    return re.sub(r"about \d+ minutes(,| and) \d+ GB", rf"about {minutes} minutes\1 {gigabytes} GB", text)
+
+
 def best_training(report: Report) -> str:
     """Images per second from files with the fewest workers that both were measured with, against stock."""
     model, measured = next(iter(report["models"].items()))
@@ -133,6 +141,9 @@ def main() -> int:
     for screen in FIRST_SCREENS:
         texts[screen] = insert_between(screen.read_text(), STATUS_BEGIN, STATUS_END, status(results))
     texts[README] = insert_between(texts[README], BEGIN, END, readme_figures(results))
+    if SETUP.is_file():
+        texts[README] = with_setup(texts[README], json.loads(SETUP.read_text()))
+        texts[MAKE_ENVIRONMENT] = with_setup(MAKE_ENVIRONMENT.read_text(), json.loads(SETUP.read_text()))
     outdated = [path for path, text in texts.items() if not path.is_file() or path.read_text() != text]
     if arguments.check:
         for path in outdated:
