@@ -23,7 +23,7 @@ def bar(name: str, values: Spread) -> Bar:
 # Result file -> the bars of its chart: what they measure, and each of them.
 CHARTS: dict[str, Callable[[Report], tuple[str, list[Bar]]]] = {
     "worker_cost": lambda report: (
-        "stock / torch_sink, CPU time of a sample in a worker; least to most of the rounds",
+        "stock / torch_sink, CPU time of a sample in a worker",
         [(name, values["p50"], values["least"], values["most"]) for name, values in report_worker.bars(report)],
     ),
     "loader": lambda report: (
@@ -63,6 +63,7 @@ CHARTS: dict[str, Callable[[Report], tuple[str, list[Bar]]]] = {
 
 
 WIDTH, ROW, BAR, TOP, MARGIN = 520, 44, 18, 64, 14  # in pixels; narrow, for a phone shows it whole
+MIDDLE, SPREADS = "20th to 80th percentile", {"worker_cost": "least to most of the rounds"}
 STYLE = """
     text { font: 14px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328; }
     .head { font-weight: 600; }
@@ -86,6 +87,7 @@ def chart_of(name: str) -> Path:
 def chart(name: str, report: Report) -> str:
     """One section's bars as an SVG, for light and dark pages: each with its name, its value and its spread."""
     unit, bars = CHARTS[name](report)
+    spread = SPREADS.get(name, MIDDLE)
     height = TOP + ROW * len(bars) + MARGIN
     scale = (WIDTH - 2 * MARGIN - 60) / max(high for *_, high in bars)
     lines = [
@@ -95,7 +97,7 @@ def chart(name: str, report: Report) -> str:
         f"<style>{STYLE}\n</style>",
         f'<rect class="page" width="{WIDTH}" height="{height}" rx="6"/>',
         f'<text class="head" x="{MARGIN}" y="26">{escape(unit)}</text>',
-        f'<text class="note" x="{MARGIN}" y="46">{escape(_machine(report))}</text>',
+        f'<text class="note" x="{MARGIN}" y="46">{escape(f"{_machine(report)}; thin line: {spread}")}</text>',
     ]
     for number, (label, value, low, high) in enumerate(bars):
         top, length = TOP + ROW * number, max(scale * value, 1)
