@@ -382,7 +382,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         TypeError,
         "loss_fn is the optimizer, a SGD; the order is model, loss_fn, optimizer",
     ),
-    "no optimizer": (lambda: StepLoop(network(), loss_of, None), TypeError, "NoneType; pass a torch.optim.Optimizer"),
+    "no optimizer": (lambda: StepLoop(network(), loss_of).run(BATCHES), ValueError, "no optimizer.*cannot train; pass one"),
+    "not an optimizer": (lambda: StepLoop(network(), loss_of, 0.1), TypeError, "float; pass a torch.optim.Optimizer"),
     "a class for an optimizer": (
         lambda: StepLoop(network(), loss_of, torch.optim.SGD),
         TypeError,

@@ -13,8 +13,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from torch_sink.amp import DynamicLossScaler
+from torch_sink.common import integrations as prepared
 from torch_sink.loop import StepLoop
-from torch_sink.loop.core import arguments as prepared
 
 from .reference import make_batches, make_model
 

@@ -10,19 +10,17 @@ from typing import Any
 import torch
 
 from torch_sink.common.arguments import explains_other_names, loader_places
+from torch_sink.common.integrations import is_lightning_s_check, warn_if_unsharded
 from torch_sink.common.references import reference
 from torch_sink.errors import SinkError
+from torch_sink.sink.batches import Batches
 from torch_sink.sink.lifetime import Life
-from torch_sink.sink.options import check_arguments, make_slots, open_source, resolve_device, warn_if_unsharded
+from torch_sink.sink.options import check_arguments, make_slots, open_source, resolve_device
 from torch_sink.sink.producer import Producer, ThreadProducer
 from torch_sink.sink.slots import ImageFormat
 from torch_sink.sink.stats import QueueStats
 from torch_sink.sink.traversal import Traversal
 from torch_sink.thread_waits import here, host_sync_allowed
-
-# Lightning makes an iterator of any loader but a DataLoader, to see whether it can, and throws it away. Begun for it, a
-# pass would draw seeds that the plain program does not draw, and lose a position that was loaded.
-LIGHTNING_S_CHECK = "_check_dataloader_iterable"
 
 
 class SinkLoader:
@@ -58,11 +56,10 @@ class SinkLoader:
         memory_format: layout of image batches.
         on_decode_error: what becomes of samples whose files stock code cannot open or decode, with or without the
             image backend; for loaders with an `__iter__` of their own, with it, and `decode_report()` counts in the
-            place of `stats()`. None leaves it to `set_image_backend`, whose default is "raise". Under "raise" the error
-            of the file is raised. Under "skip" the sample is dropped from its batch, and a batch of which nothing is
-            left is left out, so that a pass may have fewer batches than `len()`. Under "replace" the next good sample
-            of the batch stands in its place, and where there is none, the next good one of the dataset. `stats()`
-            counts them and lists path and reason.
+            place of `stats()`. None leaves it to `set_image_backend`; "raise" raises the error of the file. "skip"
+            drops the sample, and leaves out a batch of which nothing is left, so that a pass may have fewer batches
+            than `len()`. "replace" puts the next good sample of the batch in its place, and where there is none, the
+            next good one of the dataset. `stats()` counts them and lists path and reason.
         timeout_seconds: longest wait for a batch of a worker.
 
     Attributes:
@@ -99,9 +96,8 @@ class SinkLoader:
         self._source.policy = on_decode_error
         self._slots = make_slots(self._form, slots, max_bytes, self._source.pins_batches)
         self._slots.share(self._source.make_slabs)
-        self._producer = Producer(self._slots)
-        if self._source.runs_in_thread:
-            self._producer = ThreadProducer(self._slots, self._source.has_workers)
+        threads = self._source.runs_in_thread
+        self._producer = ThreadProducer(self._slots, self._source.has_workers) if threads else Producer(self._slots)
         self._traversal = Traversal(self._source, self._producer, timeout_seconds)
         self._batches_per_epoch = batches_per_epoch
         self._is_checked = False
@@ -153,10 +149,7 @@ class SinkLoader:
         return None if held is None else self._slots.static_index(held.slot)
 
     def static_batches(self, batch: Any) -> dict[int, Any]:
-        """By slot, where batches like `batch` will lie, the one delivered last; empty if it is in no static slot.
-
-        What reads slots in place can be prepared for all of them at the first batch. Their values are of any batch.
-        """
+        """By slot, where batches like `batch`, delivered last, will lie, with any values; empty if it is in none."""
         return {} if self.slot_index is None else self._slots.static_batches(batch)
 
     def __len__(self) -> int:
@@ -191,7 +184,7 @@ class SinkLoader:
             source.renew()
 
     def __iter__(self) -> Iterator[Any]:
-        if sys._getframe(1).f_code.co_name == LIGHTNING_S_CHECK:
+        if is_lightning_s_check(sys._getframe(1)):
             return iter(())
         return self._begin(self._batches_per_epoch, goes_on=self._batches_per_epoch is not None)
 
@@ -211,7 +204,8 @@ class SinkLoader:
         if not self._is_checked:
             self._is_checked = True
             warn_if_unsharded(self.loader)
-        return _Batches(self, self._traversal.begin_epoch(batches, goes_on=goes_on))
+        iteration = self._traversal.begin_epoch(batches, goes_on=goes_on)
+        return Batches(self, self._life, self._traversal, self._slots, iteration)
 
     @contextlib.contextmanager
     def whole_pass(self) -> Iterator[None]:
@@ -243,8 +237,7 @@ class SinkLoader:
     def give_back(self) -> None:
         """Takes the batch back that was delivered last and not used: it comes again, and is not counted before.
 
-        A batch that is made in the calling thread has made its random draws: a run that resumes from a state taken
-        then makes it anew, with others.
+        One made in the calling thread has drawn: what resumes from a state taken then makes it anew, with other draws.
         """
         self._traversal.give_back()
 
@@ -277,9 +270,8 @@ class SinkLoader:
         """
         if self._life.ended is not None:
             raise SinkError(self._life.ended)
-        traversal = self._traversal
         with host_sync_allowed() if here.watches and not here.allowances else contextlib.nullcontext():
-            return traversal.position.state_dict(traversal.source)
+            return self._traversal.position.state_dict(self._source)
 
     @host_sync_allowed()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -294,11 +286,7 @@ class SinkLoader:
 
     @host_sync_allowed()
     def wait_for_loader(self) -> bool:
-        """Ends thread and workers, forgets the position and lets go of the loader, but keeps slots and slabs.
-
-        Returns:
-            Whether it can start over.
-        """
+        """Ends thread and workers and lets go of the loader, but keeps slots and slabs; whether it can start over."""
         if self._life.ended is not None or not self._source.can_start_over:
             return False
         self._traversal.start_over()
@@ -329,35 +317,3 @@ class SinkLoader:
     def _check_process(self) -> None:
         if self._life.is_foreign:
             raise SinkError(self._life.ended)
-
-
-class _Batches(Iterator[Any]):
-    """Iterates over one epoch; keeps its SinkLoader alive until the end.
-
-    After a training step the caches hold little of what a fetch runs, and every function on the way costs a
-    microsecond. So this way is short, here and in `Traversal.next_item` and the producers.
-    """
-
-    def __init__(self, loader: SinkLoader, iteration: int) -> None:
-        self.loader: SinkLoader | None = loader
-        self.iteration = iteration
-
-    def __next__(self) -> Any:
-        loader = self.loader
-        if loader is None:
-            raise StopIteration
-        if loader._life.ended is not None:
-            raise SinkError(loader._life.ended)
-        if here.watches and not here.allowances:
-            return self._next_unwatched()
-        try:
-            item = loader._traversal.next_item(self.iteration)
-        except StopIteration:
-            self.loader = None
-            raise
-        return loader._slots.open(item.slot, item.batch)
-
-    @host_sync_allowed()
-    def _next_unwatched(self) -> Any:
-        """Making batches is not what `no_host_sync()` looks at."""
-        return next(self)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from torch_sink.common.integrations import without_fabric
 from torch_sink.sink.device import DeviceOps
-from torch_sink.sink.loaders import DataLoaderSource, StatefulSource
+from torch_sink.sink.loaders import DataLoaderSource
 from torch_sink.sink.ring import DeviceRing
 from torch_sink.sink.slots import ImageFormat, Slots
 from torch_sink.sink.source import FactorySource, Source
+from torch_sink.sink.stateful import StatefulSource
 
 DEFAULT_SLOTS = 3
 
@@ -85,8 +85,7 @@ def open_source(loader: Any) -> Source:
     Raises:
         TypeError: neither iterable nor callable, a dataset of samples, a class, or a dict of loaders.
     """
-    if type(loader).__name__ == "_FabricDataLoader":
-        loader = loader._dataloader  # Lightning Fabric's wrapper moves batches to the device, which the slots do
+    loader = without_fabric(loader)
     if isinstance(loader, DataLoader):
         iterates = type(loader).__iter__
         if iterates is DataLoader.__iter__:
@@ -116,19 +115,3 @@ def open_source(loader: Any) -> Source:
     raise TypeError(
         f"loader must be an iterable of batches or a function that returns an iterator, got {type(loader).__name__}"
     )
-
-
-def warn_if_unsharded(loader: Any) -> None:
-    """Warns where `Accelerator.prepare` was given a SinkLoader instead of the DataLoader; it returns that as it is."""
-    state = sys.modules.get("accelerate.state")
-    processes = 1 if state is None else state.PartialState._shared_state.get("num_processes", 1)
-    if processes < 2 or type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
-        return
-    # torch's own samplers, of which none knows of other processes.
-    samplers, batch_samplers = (SequentialSampler, RandomSampler), (BatchSampler, type(None))
-    if type(loader.sampler) in samplers and type(loader.batch_sampler) in batch_samplers:
-        warnings.warn(
-            f"each of the {processes} processes reads all samples: accelerator.prepare() shards DataLoaders and "
-            "returns a SinkLoader as it is. Wrap what it returns: SinkLoader(accelerator.prepare(loader)).",
-            stacklevel=4,
-        )

@@ -6,8 +6,10 @@ import inspect
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.optim import lr_scheduler
+
+from torch_sink.common.integrations import scaler_of
 
 MODES = ("auto", "eager", "compile", "graph")
 
@@ -44,7 +46,7 @@ def check_model(model: Any, *, trains: bool) -> None:
 
 def unwrap_optimizer(optimizer: Any, amp: str) -> torch.optim.Optimizer:
     """Look through the wrappers of Accelerate and Lightning Fabric, and refuse what cannot be stepped here."""
-    if _scaler_of(optimizer) is not None and amp != "O0":
+    if scaler_of(optimizer) is not None and amp != "O0":
         raise ValueError(
             f"the optimizer was prepared with a loss scaler of its own and amp={amp!r} brings another; "
             "prepare it without mixed precision, or pass amp='O0'"
@@ -64,30 +66,6 @@ def unwrap_optimizer(optimizer: Any, amp: str) -> torch.optim.Optimizer:
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise TypeError("SparseAdam counts steps on the host and takes sparse gradients; pass a dense optimizer")
     return optimizer
-
-
-def own_scaler(optimizer: Any) -> torch.amp.GradScaler | None:
-    """The enabled GradScaler that a prepared optimizer would step through: its model computes in float16."""
-    scaler = _scaler_of(optimizer)
-    return scaler if isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled() else None
-
-
-def scheduler_repeats(scheduler: Any) -> int:
-    """Steps of a prepared scheduler per optimizer update.
-
-    Accelerate's wrapper steps once for every process, because a schedule is written for the steps of one: each
-    process sees its share of the batches only.
-    """
-    if not getattr(scheduler, "step_with_optimizer", False) or getattr(scheduler, "split_batches", True):
-        return 1
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-
-
-def _scaler_of(optimizer: Any) -> Any:
-    scaler = getattr(optimizer, "scaler", None)  # Accelerate
-    if scaler is None:
-        scaler = getattr(getattr(getattr(optimizer, "_strategy", None), "precision", None), "scaler", None)  # Fabric
-    return scaler
 
 
 def unwrap_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_sink.common.integrations import backward_context
 from torch_sink.loop.core.batches import batch_tensors, map_tensors
 from torch_sink.loop.core.distributed import spread_by_threads
 from torch_sink.loop.core.history import Reasons, StepLog, first_line
@@ -21,7 +22,7 @@ from torch_sink.loop.engines.graph import LEAST_CAPACITY, GraphEngine
 from torch_sink.loop.engines.jit import CompiledLoss, JitConfig, compiler_problem
 from torch_sink.loop.engines.memory import GraphMemory
 from torch_sink.loop.engines.places import Places
-from torch_sink.loop.step.optimizers import backward_context, capture_obstacle, cycles_momentum, takes_betas_from_device
+from torch_sink.loop.step.optimizers import capture_obstacle, cycles_momentum, takes_betas_from_device
 from torch_sink.loop.step.step import Engine, TrainingStep
 from torch_sink.loop.step.train_state import TrainState
 from torch_sink.loop.step.update import OptimizerUpdate

@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torch_sink.errors import UnsupportedOperation
 from torch_sink.loop.core.history import StepLog
 from torch_sink.thread_waits import host_sync_allowed
 
 _ADAMS = (torch.optim.Adam, torch.optim.AdamW)
-
-
-def backward_context(model: nn.Module) -> Callable[[], AbstractContextManager[None]]:
-    """What a backward pass through the model has to run in.
-
-    A model that Fabric set up with mixed precision accepts backward passes of `fabric.backward` only, which scales the
-    loss and does nothing else; the loop scales it itself.
-    """
-    module: Any = sys.modules.get(type(model).__module__)
-    if type(model).__name__ != "_FabricModule" or not hasattr(module, "_in_fabric_backward"):
-        return nullcontext
-
-    @contextmanager
-    def inside() -> Iterator[None]:
-        before, module._in_fabric_backward = module._in_fabric_backward, True
-        try:
-            yield
-        finally:
-            module._in_fabric_backward = before
-
-    return inside
 
 
 def make_capturable(optimizer: torch.optim.Optimizer, *, cycles_betas: bool = False) -> None:

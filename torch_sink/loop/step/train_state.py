@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_sink.common.integrations import own_scaler, scheduler_repeats
 from torch_sink.errors import SinkError
 from torch_sink.loop.core import arguments as check
 from torch_sink.loop.core.distributed import Ranks
@@ -70,7 +71,7 @@ class TrainState:
         self.average = WeightAverage(model, ema) if ema is not None else None
         level = resolve_level(amp, amp_dtype, model, self.device)
         self.optimizer, self.scheduler, self.schedule = self._trained_by(optimizer, level, scheduler, schedule)
-        self.scaler = resolve_loss_scaler(loss_scaler, level, amp_dtype, self.device, check.own_scaler(optimizer))
+        self.scaler = resolve_loss_scaler(loss_scaler, level, amp_dtype, self.device, own_scaler(optimizer))
         if isinstance(self.scaler, DynamicLossScaler) and level != "O0" and amp_dtype is torch.bfloat16:
             _log.warning("bfloat16 has the range of float32, so a DynamicLossScaler does nothing for it; leave it out")
         self.overflows = OverflowCount(self.scaler, accumulate)
@@ -90,7 +91,7 @@ class TrainState:
         check.check_optimizer_covers(self.model, optimizer)
         scheduler = check.unwrap_scheduler(given_scheduler, optimizer)
         check.check_schedule(schedule, scheduler)
-        repeats, per_epoch = check.scheduler_repeats(given_scheduler), schedule == "epoch"
+        repeats, per_epoch = scheduler_repeats(given_scheduler), schedule == "epoch"
         made = Schedule(optimizer, scheduler, per_epoch=per_epoch, accumulate=self.accumulate, repeats=repeats)
         return optimizer, scheduler, made
 
