@@ -49,11 +49,15 @@ MODULES = modules()
 
 def imported(module: str) -> Iterator[str]:
     """The modules of the package that one imports, but for those that only a type checker needs."""
+    return _imported(module, for_types=False)
+
+
+def _imported(module: str, *, for_types: bool) -> Iterator[str]:
     tree = ast.parse(MODULES[module].read_text())
     unneeded = {
         id(node)
         for branch in ast.walk(tree)
-        if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.dump(branch.test)
+        if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.dump(branch.test) and not for_types
         for node in ast.walk(branch)
     }
     for node in ast.walk(tree):
@@ -98,3 +102,17 @@ def test_imports_are_seen() -> None:
 def test_no_folder_is_crowded(floor: str) -> None:
     files = [module for module in MODULES if floor_of(module) == floor and not module.endswith("__init__")]
     assert len(files) <= MOST_FILES
+
+
+@pytest.mark.parametrize("floor", ["damage", "sink", "loop.core", "loop.step", "loop.engines", "loop"])
+def test_no_module_imports_itself_through_others(floor: str) -> None:
+    """Imports for type checkers count: a circle that only they close is one for whoever reads."""
+    arrows = {module: {*_imported(module, for_types=True)} - {"", module} for module in MODULES}
+    for module in (one for one in MODULES if floor_of(one) == floor):
+        reached, todo = set[str](), [*arrows[module]]
+        while todo:
+            name = todo.pop()
+            if name not in reached:
+                reached.add(name)
+                todo += arrows[name]
+        assert module not in reached
