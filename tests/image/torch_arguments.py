@@ -22,11 +22,13 @@ from image.cases import encoded, opener
 SIZE = 20  # of the images, which are square: much of linear algebra wants it
 
 # What has no values that could be compared, takes minutes, or changes the process: not functions of tensors. And
-# `pin_memory`, which stock code refuses without an accelerator, where a batch that waits for one is as it should be.
+# `pin_memory`, which stock code refuses without an accelerator, where a batch that waits for one is as it should be;
+# and `lstsq`, whose last bits depend on where its arguments lie, in stock code too.
 LEFT_OUT = re.compile(
     r"(^|\.)(compile|save|load|import_ir_module.*|set_\w+|hub|seed|manual_seed|fork|wait|_fork|_wait|register_\w+"
     r"|use_deterministic_algorithms|get_file_path|classproperty|typename|_\w*callback\w*|unify_type_list|__class__"
     r"|__init__|__dict__|__getstate__|__weakref__|_python_dispatch|_version|_functionalize\w+|_weight_norm_interface"
+    r"|_(en|dis)able_functionalization|lstsq"
     r"|has_torch_function\w*|__subclasshook__|__init_subclass__|__new__|__dir__|__setstate__|__reduce\w*__|_make_\w+"
     r"|vitals_enabled|set_vital|prepare_multiprocessing_environment|_running_with_deploy|initial_seed|__delattr__"
     r"|__setattr__|__getattribute__|pin_memory)$"

@@ -24,7 +24,8 @@ from image.torch_arguments import ARGUMENTS, FAMILIES, SUBJECTS, functions
 from torch_sink.image.core import state
 from torch_sink.image.handles.lazy import Lazy
 
-SECONDS_PER_FUNCTION = 60
+SECONDS_PER_FUNCTION = 60  # of the processor
+SECONDS_WITHOUT_WORK = 600
 
 # Memory that nobody wrote to, in stock code as well.
 _UNWRITTEN = re.compile(r"empty|resize|new$|Tensor$|fbgemm_pack")
@@ -65,7 +66,8 @@ def _said_of_child(named: Sequence[Named]) -> tuple[list[str], int]:
             torch.set_num_threads(1)
             warnings.simplefilter("ignore")
             for name, function in named:
-                signal.alarm(SECONDS_PER_FUNCTION)
+                signal.setitimer(signal.ITIMER_PROF, SECONDS_PER_FUNCTION)
+                signal.alarm(SECONDS_WITHOUT_WORK)
                 try:
                     _compare_all(name, function, pipe)
                 except BaseException:
