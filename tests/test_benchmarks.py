@@ -187,7 +187,7 @@ def test_a_script_runs_small(script: str, options: tuple[str, ...], tmp_path: Pa
 
 @pytest.mark.parametrize("text", ["in `.venv`, about 4 minutes, 6 GB):", "(takes about 4 minutes and 6 GB)."])
 def test_what_a_new_environment_takes_is_what_was_measured(text: str) -> None:
-    written = report.with_setup(text, {"setup_seconds": 100.0, "bytes": 6_500_000_000})
+    written = report.with_setup(text, {"setup_seconds": 100.0, "bytes": 7_190_000_000})
     assert written == text.replace("4", "2").replace("6", "7")
 
 

@@ -110,7 +110,7 @@ def with_host(costs: str, report: Report) -> str:
 
 def with_setup(text: str, report: Report) -> str:
     """Minutes and disk of a new environment, wherever a text names them."""
-    minutes, gigabytes = math.ceil(report["setup_seconds"] / 60), math.ceil(report["bytes"] / 1e9)
+    minutes, gigabytes = math.ceil(report["setup_seconds"] / 60), round(report["bytes"] / 1e9)
     return re.sub(r"about \d+ minutes(,| and) \d+ GB", rf"about {minutes} minutes\1 {gigabytes} GB", text)
 
 
