@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from image.check import lazy_batch
+from image.check import device_in_use, lazy_batch
 from PIL import Image, ImageFilter
 from torchvision.transforms import functional as F
 
@@ -34,10 +34,10 @@ def noise(seed: int, mode: str, width: int, height: int) -> Image.Image:
 def check(images: Sequence[Image.Image], filters: Sequence[Any]) -> None:
     """All in one batch."""
     expected = torch.stack([F.pil_to_tensor(image.filter(each)) for image, each in zip(images, filters, strict=True)])
-    with torch_sink.image_backend("device", strict=True):
+    with torch_sink.image_backend("device", device=device_in_use(), strict=True):
         recorded = [F.hflip(F.hflip(image)) for image in images]
         made = lazy_batch([F.pil_to_tensor(image.filter(each)) for image, each in zip(recorded, filters, strict=True)])
-        different = (made.to("cpu") != expected).flatten(1).sum(1)
+        different = (made.to(device_in_use()).cpu() != expected).flatten(1).sum(1)
     assert not different.any(), f"{different.tolist()} of {expected[0].numel()} values differ"
 
 
