@@ -16,8 +16,11 @@ from unittest import mock
 import joblib
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps, ImageTransform
 from PIL.JpegImagePlugin import JpegImageFile
+from torch import Tensor
+from torchvision import transforms
 from torchvision.datasets.folder import default_loader
 from torchvision.transforms import functional as F
 from torchvision.transforms.functional import hflip, resize
@@ -280,7 +283,10 @@ def test_transform_by_every_method(path: Path, name: str) -> None:
     assert lazy == stock
 
 
-@pytest.mark.parametrize("use", [F.to_tensor, lambda image: image.load(), lambda image: image.convert("RGB")])
+TO_TENSOR = transforms.ToTensor()  # which looks its function up when it is called
+
+
+@pytest.mark.parametrize("use", [TO_TENSOR, lambda image: image.load(), lambda image: image.convert("RGB")])
 def test_a_verified_file_has_to_be_opened_again(path: Path, use: Callable[[Image.Image], Any]) -> None:
     def error() -> tuple[type, str]:
         image = Image.open(path)
@@ -292,6 +298,19 @@ def test_a_verified_file_has_to_be_opened_again(path: Path, use: Callable[[Image
     stock = error()
     with torch_sink.image_backend("device", device="cpu"):
         assert error() == stock
+
+
+@pytest.mark.parametrize("pickled", [joblib.hash, lambda image: pickle.dumps(image, protocol=2)])
+def test_an_open_file_is_used_after_it_was_pickled(path: Path, pickled: Callable[[Image.Image], Any]) -> None:
+    def used(image: Image.Image) -> Tensor:
+        pickled(image)
+        return TO_TENSOR(image)
+
+    stock = used(Image.open(path))
+    with torch_sink.image_backend("device", device="cpu"):
+        image = Image.open(path)
+        assert isinstance(image, LazyJpegImageFile)
+        assert torch.equal(used(image), stock)
 
 
 def test_what_replaced_image_open_earlier_reaches_the_default_loader(path: Path) -> None:

@@ -98,6 +98,7 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile):
     def verify(self) -> None:
         """As Pillow's own, after which the file has to be opened again: what is left is Pillow's own image."""
         super().verify()
+        self._forget()
         object.__setattr__(self, "__class__", JpegImageFile)
 
     def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
