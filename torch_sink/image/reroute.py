@@ -48,6 +48,8 @@ from torch_sink.image.operations import RECORDERS
 from torch_sink.image.run.collate import collate_handles
 from torch_sink.image.run.stack import EACH_ALONE, LazyStack
 from torch_sink.image.stand_ins import around
+from torch_sink.image.steps import containers, moves, registry, values  # noqa: F401  the middle two fill the registry
+from torch_sink.image.steps.draws import applies_at_random
 
 
 class Row(NamedTuple):
@@ -104,6 +106,8 @@ def _rows() -> Iterator[Row]:
         yield Row(module, "convert_image_dtype", make)
     yield from _kernel_rows()
 
+    yield Row(transforms.Compose, "__call__", around(containers.compose_v1))
+    yield Row(v2.Compose, "forward", around(containers.compose_v2))
     yield Row(transforms.RandomResizedCrop, "get_params", transform_methods.resized_crop_v1)
     yield Row(v2.RandomResizedCrop, "make_params", transform_methods.resized_crop_v2)
     for kind in (transforms.RandomHorizontalFlip, transforms.RandomVerticalFlip):
@@ -133,9 +137,7 @@ def _rows() -> Iterator[Row]:
         yield Row(module, "_get_fill", around(transform_methods.get_fill))
     yield Row(v2.ToDtype, "transform", around(transform_methods.to_dtype))
     yield Row(v2_transform.Transform, "forward", transform_methods.forward(lambda transform: True))
-    yield Row(
-        v2_transform._RandomApplyTransform, "forward", transform_methods.forward(transform_methods.applies_at_random)
-    )
+    yield Row(v2_transform._RandomApplyTransform, "forward", transform_methods.forward(applies_at_random))
 
     yield from itertools.starmap(Row, below.PLACES)
     yield Row(torch.jit, "script", around(_script))
@@ -279,6 +281,7 @@ def install(settings: State) -> None:
         if not was_installed:
             uninstall()
         raise
+    registry.learn()
     openers.set_backend(True)
     state.active = settings
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -25,36 +24,9 @@ from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 from torch_sink.image.handles.augmix import BatchOfOne
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
+from torch_sink.image.steps.draws import Room, applies_at_random, log_ratio, resized_crop
 
 _HANDLE_TYPES = (LazyImage, *HANDLES)
-
-
-@functools.lru_cache(maxsize=64)
-def _log_ratio(ratio: tuple[float, ...], dtype: torch.dtype) -> tuple[float, float]:
-    low, high = torch.log(torch.tensor(ratio, dtype=dtype)).tolist()
-    return low, high
-
-
-def _resized_crop(height: int, width: int, scale: Sequence[float], ratio: Sequence[float]) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of a random resized crop."""
-    area = height * width
-    low, high = _log_ratio(tuple(ratio), torch.get_default_dtype())
-    value = torch.empty(1)
-    for _ in range(10):
-        target_area = area * value.uniform_(scale[0], scale[1]).item()
-        aspect_ratio = value.uniform_(low, high).exp_().item()
-        w = round(math.sqrt(target_area * aspect_ratio))
-        h = round(math.sqrt(target_area / aspect_ratio))
-        if 0 < w <= width and 0 < h <= height:
-            index = torch.empty(1, dtype=torch.int64)
-            return index.random_(0, height - h + 1).item(), index.random_(0, width - w + 1).item(), h, w  # type: ignore[return-value]
-    in_ratio = float(width) / float(height)
-    w, h = width, height
-    if in_ratio < min(ratio):
-        h = round(w / min(ratio))
-    elif in_ratio > max(ratio):
-        w = round(h * max(ratio))
-    return (height - h) // 2, (width - w) // 2, h, w
 
 
 def get_kernel(stock: Callable[..., Any], functional: Any, input_type: Any, **kwargs: Any) -> Any:
@@ -72,7 +44,8 @@ def resized_crop_v1(stock: Callable[..., Any]) -> Any:
 
     def get_params(img: Any, scale: Any, ratio: Any) -> tuple[int, int, int, int]:
         _, height, width = F.get_dimensions(img)
-        return _resized_crop(height, width, scale, ratio)
+        logs = log_ratio(tuple(ratio), torch.get_default_dtype())
+        return resized_crop(height, width, scale, ratio, logs, Room())
 
     return staticmethod(get_params)
 
@@ -84,7 +57,7 @@ def resized_crop_v2(stock: Callable[..., Any]) -> Any:
         first: Any = flat_inputs[0] if len(flat_inputs) == 1 else None
         is_lazy = type(first) in _HANDLE_TYPES and first.is_recording
         height, width = first.sink_shape[1:] if is_lazy else query_size(flat_inputs)
-        top, left, h, w = _resized_crop(height, width, self.scale, self.ratio)
+        top, left, h, w = resized_crop(height, width, self.scale, self.ratio, self._log_ratio.tolist(), Room())
         return {"top": top, "left": left, "height": h, "width": w}
 
     return make_params
@@ -226,18 +199,6 @@ def forward(applies: Callable[[Any], bool]) -> Callable[..., Any]:
         return forward
 
     return make
-
-
-def applies_at_random(transform: Any) -> bool:
-    """`torch.rand(1) < p` with Python's numbers, which costs a third."""
-    draw, p = torch.rand(1), transform.p
-    return draw.item() < _as_drawn(p, draw.dtype) if type(p) is float else not draw >= p
-
-
-@functools.lru_cache(maxsize=64)
-def _as_drawn(probability: float, dtype: torch.dtype) -> float:
-    """A probability in the type of a draw, in which torch compares the two."""
-    return torch.tensor(probability, dtype=dtype, device="cpu").item()
 
 
 def _chooses_inputs(kind: type[Transform]) -> bool:

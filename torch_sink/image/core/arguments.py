@@ -14,6 +14,11 @@ from torch_sink.image.core.ops import Op, makes_bytes, makes_floats
 Sides = tuple[int, int, int, int]
 
 
+def is_pillow(handle: Any) -> bool:
+    """True for what stands for a Pillow image, False for a tensor."""
+    return hasattr(handle, "as_tensor")
+
+
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 

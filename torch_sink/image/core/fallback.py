@@ -247,6 +247,7 @@ _CONTAINERS = (
     "torchvision.transforms.transforms",
     "torchvision.transforms.v2._container",
     "torchvision.transforms.v2._misc",
+    "torch_sink.image.steps.containers",
 )
 
 
@@ -256,8 +257,8 @@ def _caller(inner_module: str) -> str:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         module, code = frame.f_globals.get("__name__", ""), frame.f_code
-        if module.partition(".")[0] not in inner:
-            called = _name_of_called(frame.f_locals) if module in _CONTAINERS else None
+        called = _name_of_called(frame.f_locals) if module in _CONTAINERS else None
+        if called or module.partition(".")[0] not in inner:
             return called or f"{module}.{_qualified_name(code, frame.f_locals)}"
         frame = frame.f_back
     return "unknown caller"

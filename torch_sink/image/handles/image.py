@@ -179,7 +179,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
 
     def record(self, *ops: Op, size: tuple[int, int] | None = None, mode: str | None = None) -> LazyImage:
         """A new handle with more calls; `size` (width, height) and `mode` where they change them."""
-        source, before = self._recipe()
+        source, before = self.recipe()
         fields = self.__dict__
         recorded = LazyImage(source, before + ops, size or fields["_size"], mode or fields["_mode"])
         return recorded._with_info(self) if "info" in fields and all(map(_keeps_info, ops)) else recorded
@@ -190,7 +190,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
             self.__dict__["info"] = dict(other.info)
         return self
 
-    def _recipe(self) -> tuple[Source, tuple[Op, ...]]:
+    def recipe(self) -> tuple[Source, tuple[Op, ...]]:
         """What a new handle begins with: the pixels, where this one is used for a second sample."""
         fields, now = self.__dict__, uses.batches
         if fields.get("sink_used", now) != now:
@@ -247,7 +247,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
             self.__class__ = Image.Image  # type: ignore[assignment]
             return self.__reduce_ex__(protocol)
         if self.is_recording and not state.sends_pixels():
-            source, ops = self._recipe()
+            source, ops = self.recipe()
             uses.note_batch()
             fields = self.__dict__
             info = {"info": fields["info"]} if "info" in fields else None
@@ -271,7 +271,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
 
     def as_tensor(self, op: Op, dtype: torch.dtype, *, as_tv_image: bool = False) -> LazyTensor | LazyTVImage:
         """The tensor [C, H, W] that a conversion makes."""
-        source, before = self._recipe()
+        source, before = self.recipe()
         kind = LazyTVImage if as_tv_image else LazyTensor
         return kind(source, (*before, op), self.sink_shape, dtype)
 
@@ -312,9 +312,13 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
         return None
     if not image.width or not image.height:
         return None
-    plain = image._new(image.im.copy())
+    return LazyImage(pixels_of(image), (), image.size, image.mode)
+
+
+def pixels_of(image: Image.Image) -> PixelSource:
+    """A copy of the pixels of an ordinary image, so that later writes to it are not seen."""
     uses.note_opened()
-    return LazyImage(PixelSource(plain), (), plain.size, plain.mode)
+    return PixelSource(image._new(image.im.copy()))
 
 
 def handle_of_file(image: Image.Image, source: EncodedSource) -> LazyImage:

@@ -97,7 +97,7 @@ class _Handle(Lazy):
     @property
     def changes_in_place(self) -> bool:
         """True where a call in place can be recorded: nobody else holds another part of what it changes."""
-        if _is_expanded(self.sink_ops):
+        if is_expanded(self.sink_ops):
             return False
         return bool(self._twins()) or (not self.sink_views and _is_last_of_its_memory(self))
 
@@ -234,7 +234,7 @@ def _is_last_of_its_memory(view: Any) -> bool:
     base = view.sink_base
     if base is None:
         return True
-    if not isinstance(base, _Handle) or len(base.sink_views) > 1 or _is_expanded(base.sink_ops):
+    if not isinstance(base, _Handle) or len(base.sink_views) > 1 or is_expanded(base.sink_ops):
         return False
     del base
     return _references_to_base(view) == _LEAST_REFERENCES and _is_last_of_its_memory(view.sink_base)
@@ -253,7 +253,7 @@ def _other_than(held: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor
     return tensor.as_subclass(type(tensor)) if tensor is held else tensor
 
 
-def _is_expanded(ops: Sequence[Op]) -> bool:
+def is_expanded(ops: Sequence[Op]) -> bool:
     """True where the channels of stock code's tensor share memory, which it does not write to in place."""
     name = ops[-1].name.partition(".")[2] if ops else ""
     return name == "grayscale_to_rgb" or (name == "rgb_to_grayscale" and ops[-1].args[0] == 3)

@@ -14,6 +14,7 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
+from torch_sink.image.core.arguments import is_pillow
 from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
 from torch_sink.image.core.lowering import LoweredImage, ResizeWeights
 from torch_sink.image.core.ops import CLOSE, EXACT, MOVED, NUMERIC, Op, Operation, Promise
@@ -54,7 +55,7 @@ def filter_of(image: Any, resample: int) -> int:
 
 # The filter that an interpolation means. Transforms of v2 keep its name, at which functionals of v1 raise.
 _FILTERS_BY_MODE: dict[Any, int] = dict(F.pil_modes_mapping)
-_FILTERS_BY_NAME: dict[Any, int] = {**_FILTERS_BY_MODE, **{mode.value: each for mode, each in _FILTERS_BY_MODE.items()}}
+FILTERS_BY_NAME: dict[Any, int] = {**_FILTERS_BY_MODE, **{mode.value: each for mode, each in _FILTERS_BY_MODE.items()}}
 
 
 def _resized_crop_image(
@@ -63,7 +64,7 @@ def _resized_crop_image(
 ) -> Any:  # fmt: skip
     """A crop inside of the image, resized to a height and a width; stock code calls two methods of the image."""
     is_size = isinstance(size, (list, tuple)) and len(size) == 2 and _is_size(size)
-    is_box = type(top) is type(left) is type(height) is type(width) is int and isinstance(image, Image.Image)
+    is_box = type(top) is type(left) is type(height) is type(width) is int and is_pillow(image)
     resample = filters.get(interpolation) if type(interpolation) in (Mode, str) else None
     if not (is_size and is_box) or resample is None or antialias is False:
         return NotImplemented
@@ -73,7 +74,7 @@ def _resized_crop_image(
     sides, ops = (size[1], size[0]), [Op("pil.crop", (box,))]
     if sides != (width, height):
         ops.append(Op("pil.resize", (sides, int(filter_of(image, resample)))))
-    return image.record(*ops, size=sides)  # type: ignore[attr-defined]
+    return image.record(*ops, size=sides)
 
 
 # --- tensors
@@ -249,7 +250,7 @@ Operation(
     record={
         "v1.resize": _resize_v1, "v2.resize": _resize_v2, "v2.resized_crop": _resized_crop,
         "Image.resize": _resize_image, "pil.resized_crop": functools.partial(_resized_crop_image, _FILTERS_BY_MODE),
-        "pil.resized_crop_v2": functools.partial(_resized_crop_image, _FILTERS_BY_NAME),
+        "pil.resized_crop_v2": functools.partial(_resized_crop_image, FILTERS_BY_NAME),
     },
     lower={"pil.resize": _lower_image, "v1.resize": _lower_floats, "v2.resize": _lower_bytes},
     promise=_promise,

@@ -18,7 +18,7 @@ from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import functional as F_v2
 
-from torch_sink.image.core.arguments import has_minus_zero, is_number, is_scaled_bytes, is_tabled
+from torch_sink.image.core.arguments import has_minus_zero, is_number, is_pillow, is_scaled_bytes, is_tabled
 from torch_sink.image.core.examples import STATISTICS, Arguments, Example, sample
 from torch_sink.image.core.lowering import LoweredImage, float_bits, three
 from torch_sink.image.core.ops import (
@@ -53,9 +53,9 @@ def _to_image(image: Any) -> Any:
 
 
 def _converted(image: Any, name: str, dtype: torch.dtype, as_tv_image: bool = False) -> Any:
-    if not isinstance(image, Image.Image) or dtype not in (torch.uint8, torch.float32):
+    if not is_pillow(image) or dtype not in (torch.uint8, torch.float32):
         return NotImplemented
-    return image.as_tensor(Op(name), dtype, as_tv_image=as_tv_image)  # type: ignore[attr-defined]
+    return image.as_tensor(Op(name), dtype, as_tv_image=as_tv_image)
 
 
 def _to_pil_image(handle: Any, mode: str | None = None) -> Any:

@@ -1,0 +1,398 @@
+"""Containers of transforms: what they record, and draw, is what their transforms do when they are called one by one."""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchvision import transforms as v1
+from torchvision.transforms import functional as F
+from torchvision.transforms import v2
+
+import torch_sink
+from image.cases import array_opener
+from image.random_pipelines import Scenario, compare_scenario, same_value
+from torch_sink.image.handles.image import LazyImage
+from torch_sink.image.handles.tensor import HANDLES
+from torch_sink.image.steps.registry import STEPS
+
+STATISTICS = (0.5, 0.4, 0.3), (0.2, 0.3, 0.1)
+
+
+def photo(seed: int = 0, size: tuple[int, int] = (40, 36)) -> Image.Image:
+    return array_opener(*size, seed)()
+
+
+def _cifar(module: Any) -> list[Any]:
+    crop = [module.RandomCrop(32, padding=4), module.RandomHorizontalFlip()]
+    if module is v1:
+        return [*crop, v1.ToTensor(), v1.Normalize(*STATISTICS)]
+    return [v2.ToImage(), *crop, v2.ToDtype(torch.float32, scale=True), v2.Normalize(*STATISTICS)]
+
+
+def _noise(image: Any) -> Any:
+    random.random()
+    np.random.rand()
+    torch.rand(1)
+    return image
+
+
+def _random_transforms(chance: random.Random, module: Any, depth: int = 0) -> list[Any]:
+    makers: list[Callable[[], Any]] = [
+        lambda: module.RandomCrop(chance.choice((8, 20, (30, 25), 36)), padding=chance.choice((None, 2, (1, 3)))),
+        lambda: module.RandomCrop(60, pad_if_needed=True),
+        lambda: module.RandomResizedCrop(chance.choice((12, 30)), scale=(0.01, 4.0) if chance.random() < 0.2 else (0.1, 1)),
+        lambda: module.RandomHorizontalFlip(chance.choice((0, 0.3, 1))),
+        lambda: module.RandomVerticalFlip(chance.random()),
+        lambda: module.Resize(chance.choice((20, (24, 30), [18]))),
+        lambda: module.Resize(20, max_size=30),
+        lambda: module.CenterCrop(chance.choice((10, (20, 50)))),
+        lambda: module.Pad(chance.choice((1, (2, 3), (1, 2, 3, 4))), fill=chance.choice((0, (1, 2, 3)))),
+        lambda: module.Pad(3, padding_mode=chance.choice(("edge", "reflect", "symmetric"))),
+        lambda: module.ColorJitter(0.4, 0.3, chance.choice((0, 0.2)), chance.choice((0, 0.1))),
+        lambda: module.RandomGrayscale(0.5),
+        lambda: module.Grayscale(chance.choice((1, 3))),
+        lambda: module.RandAugment(),
+        lambda: module.RandomInvert(0.5),
+        lambda: module.Lambda(_noise),
+        lambda: module.RandomRotation(20),
+    ]  # fmt: skip
+    inside = functools.partial(_random_transforms, chance, module, depth + 1)
+    if depth < 2:
+        makers += [
+            lambda: module.Compose(inside()),
+            lambda: nn.Sequential(*filter(lambda made: isinstance(made, nn.Module), inside())),
+            lambda: module.RandomApply(inside(), chance.random()),
+            lambda: module.RandomChoice(inside(), [0.5, 2.0, 1.0]),
+            lambda: module.RandomOrder(inside()),
+        ]
+    return [chance.choice(makers)() for _ in range(3)]
+
+
+def _tail(chance: random.Random, module: Any) -> list[Any]:
+    in_place = chance.random() < 0.3
+    if module is v1:
+        return [v1.ToTensor(), v1.Normalize((0.5,), (0.2,), in_place)] if chance.random() < 0.8 else [v1.PILToTensor()]
+    tail = [v2.ToDtype(torch.float32, scale=chance.random() < 0.8), v2.Normalize([0.5], [0.2], in_place)]
+    return [chance.choice((v2.ToImage, v2.PILToTensor))(), *tail, *([v2.ToPureTensor()] * chance.randint(0, 1))]
+
+
+def random_container(seed: int) -> Any:
+    """The same for the same seed."""
+    chance = random.Random(seed)
+    module: Any = chance.choice((v1, v2))
+    before, tail = _random_transforms(chance, module), _tail(chance, module)
+    if module is v2 and chance.random() < 0.4:
+        return v2.Compose([tail[0], *before, *tail[1:]])
+    return module.Compose([*before, *tail])
+
+
+class OneByOne:
+    """A container, the transforms of which are called without it, those of containers inside of it as well."""
+
+    def __init__(self, container: Any) -> None:
+        self.transforms = container.transforms
+
+    def __call__(self, image: Any) -> Any:
+        for transform in self.transforms:
+            image = transform(image)
+        return image
+
+
+def seeded(seed: int, run: Callable[[], Any]) -> tuple[Any, Any]:
+    """A result or an error, and the states of the generators behind it."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        result = run()
+    except Exception as error:
+        result = type(error), str(error)
+    return result, (torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
+
+
+def assert_recorded_alike(actual: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
+    (made, state), (expected_made, expected_state) = actual, expected
+    assert type(made) is type(expected_made)
+    assert state == expected_state
+    if isinstance(made, (LazyImage, *HANDLES)):
+        assert made.sink_ops == expected_made.sink_ops
+        assert list(map(type, made.sink_ops)) == list(map(type, expected_made.sink_ops))
+        assert (made.sink_shape, made.sink_dtype) == (expected_made.sink_shape, expected_made.sink_dtype)
+        assert not isinstance(made, LazyImage) or (made.size, made.mode) == (expected_made.size, expected_made.mode)
+    else:
+        same_value(made, expected_made) if isinstance(made, (Image.Image, torch.Tensor)) else None
+        assert isinstance(made, (Image.Image, torch.Tensor)) or made == expected_made
+
+
+@pytest.mark.parametrize("first", range(0, 160, 40))
+@pytest.mark.filterwarnings("ignore")
+def test_a_container_records_what_its_transforms_do(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = 0
+    for seed in range(first, first + 40):
+        container = random_container(seed)
+        image = photo(seed).convert("L") if seed % 7 == 0 else photo(seed)
+        with torch_sink.image_backend("device", device="cpu"):
+            actual = seeded(seed, lambda image=image, run=container: run(image))
+            with monkeypatch.context() as patch:
+                for kind in STEPS:
+                    patch.setitem(STEPS, kind, STEPS[kind]._replace(known=None))  # none is a step
+                one_by_one = OneByOne(container)
+                expected = seeded(seed, lambda image=image, run=one_by_one: run(image))
+            recorded += isinstance(actual[0], HANDLES)
+            assert_recorded_alike(actual, expected)
+    assert recorded > 15
+
+
+@pytest.mark.parametrize("first", range(200, 280, 40))
+@pytest.mark.filterwarnings("ignore")
+def test_a_container_gives_stocks_values_and_draws(first: int, tmp_path: Path) -> None:
+    path = tmp_path / "photo.jpg"
+    photo(3, (50, 70)).save(path)
+    openers = [photo, lambda: Image.open(path).convert("RGB"), lambda: Image.open(path)]
+    for seed in range(first, first + 40):
+        compare_scenario(Scenario(functools.partial(random_container, seed), openers), seed)
+
+
+@pytest.mark.parametrize("module", [v1, v2])
+def test_attributes_are_read_at_each_call(module: Any) -> None:
+    transforms = _cifar(module)
+    crop, flip = (transform for transform in transforms if type(transform).__name__.startswith("Random"))
+    order = random.Random(1)
+
+    def change() -> None:
+        crop.size = order.choice(((20, 24), (32, 32)))
+        crop.padding_mode = order.choice(("constant", "reflect"))
+        flip.p = order.choice((0.0, 0.5, 1))
+        transforms[-1].mean = [order.random()] * 3
+        if module is v1:
+            crop.padding = order.choice((None, 2))
+
+    assert_equal_samples(module.Compose(transforms), change, lambda: order.seed(1))
+
+
+def test_a_ratio_of_v2_is_what_it_was_when_made() -> None:
+    crop = v2.RandomResizedCrop(12)
+    change = lambda: setattr(crop, "ratio", (0.2, 0.3))  # noqa: E731
+    assert_equal_samples(v2.Compose([crop, v2.ToImage()]), change, lambda: setattr(crop, "ratio", (3 / 4, 4 / 3)))
+
+
+def assert_equal_samples(
+    container: Any, change: Callable[[], None] = lambda: None, begin: Callable[[], None] = lambda: None
+) -> list[Any]:
+    """Samples as stock code makes them, with a change before each; returns what the backend recorded."""
+
+    def samples() -> list[Any]:
+        begin()
+        made = []
+        for seed in range(8):
+            change()
+            made.append(seeded(seed, lambda seed=seed: container(photo(seed))))
+        return made
+
+    expected = samples()
+    with torch_sink.image_backend("device", device="cpu"):
+        actual = samples()
+        handles = [made for made, _ in actual]
+        for (made, state), (stock_made, stock_state) in zip(actual, expected, strict=True):
+            assert state == stock_state
+            same_value(made, stock_made)
+    return handles
+
+
+# --- what is somebody else's code
+
+
+class _OwnForward(v1.RandomHorizontalFlip):
+    def forward(self, img: Any) -> Any:
+        return F.vflip(img)
+
+
+class _OwnParams(v1.RandomCrop):
+    @staticmethod
+    def get_params(img: Any, output_size: Any) -> tuple[int, int, int, int]:
+        return 1, 2, 5, 6
+
+
+class _OwnTransform(v2.RandomHorizontalFlip):
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        return v2.functional.vertical_flip(inpt)
+
+
+class _OwnCall(v1.ToTensor):
+    def __call__(self, pic: Any) -> Any:
+        return super().__call__(pic) + 1.5
+
+
+def _with_own(transform: Any, **methods: Any) -> Any:
+    for name, method in methods.items():
+        setattr(transform, name, method)
+    return transform
+
+
+OWN_CODE = {
+    "forward": lambda: v1.Compose([_OwnForward(1.0), v1.ToTensor()]),
+    "get_params": lambda: v1.Compose([v1.Pad(1), _OwnParams(8), v1.ToTensor()]),
+    "transform": lambda: v2.Compose([v2.Pad(1), _OwnTransform(1.0), v2.ToImage()]),
+    "call": lambda: v1.Compose([v1.Pad(1), _OwnCall()]),
+    "of an instance": lambda: v1.Compose(
+        [v1.Pad(1), _with_own(v1.RandomCrop(8), get_params=lambda img, size: (1, 2, 5, 6)), v1.ToTensor()]
+    ),
+    "forward of an instance": lambda: v2.Compose(
+        [v2.Pad(1), _with_own(v2.CenterCrop(8), forward=lambda image: v2.functional.pad(image, 2)), v2.ToImage()]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN_CODE)
+def test_own_methods_are_called(name: str) -> None:
+    assert_equal_samples(OWN_CODE[name]())
+
+
+def test_hooks_are_called() -> None:
+    calls: list[str] = []
+    crop, flip = v1.RandomCrop(20), v2.RandomHorizontalFlip(1.0)
+    crop.register_forward_pre_hook(lambda module, inputs: calls.append("before"))
+    flip.register_forward_hook(lambda module, inputs, output: v2.functional.vflip(output))
+    assert_equal_samples(v1.Compose([v1.Pad(2), crop, flip, v1.ToTensor()]))
+    assert len(calls) == 16
+    hook = nn.modules.module.register_module_forward_pre_hook(lambda module, inputs: calls.append("any"))
+    try:
+        assert_equal_samples(v1.Compose([v1.Pad(2), v1.ToTensor()]))
+    finally:
+        hook.remove()
+    assert calls.count("any") == 16
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    stock = owner.__dict__[name]
+    setattr(owner, name, make(stock))
+    try:
+        yield
+    finally:
+        setattr(owner, name, stock)
+
+
+def _moved_crop(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def crop(img: Any, top: int, left: int, height: int, width: int) -> Any:
+        return stock(img, 0, 0, height, width)
+
+    return crop
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+@pytest.mark.parametrize(
+    ("owner", "name", "make"),
+    [
+        (F, "crop", _moved_crop),
+        (v1.RandomCrop, "get_params", lambda stock: staticmethod(lambda img, size: (1, 2, 5, 6))),
+        (v1.RandomCrop, "forward", lambda stock: lambda self, img: F.vflip(img)),
+    ],
+)
+def test_replaced_functions_are_called(owner: Any, name: str, make: Any, is_before: bool) -> None:
+    """Whether they were replaced before the backend was set, or later."""
+    container = v1.Compose([v1.Pad(2), v1.RandomCrop(20), v1.ToTensor()])
+    with _replaced(owner, name, make):
+        expected = container(photo())
+    outside: AbstractContextManager[None] = _replaced(owner, name, make) if is_before else nullcontext()
+    with outside, torch_sink.image_backend("device", device="cpu"):
+        with nullcontext() if is_before else _replaced(owner, name, make):
+            made = container(photo())
+        same_value(made, expected)
+
+
+class _Counts(TorchFunctionMode):
+    calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += func in (torch.rand, torch.randint, torch.Tensor.random_)
+        return func(*args, **(kwargs or {}))
+
+
+class _CountsBelow(TorchDispatchMode):
+    calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += func in (torch.ops.aten.rand.default, torch.ops.aten.randint.low)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", [_Counts, _CountsBelow])
+def test_modes_see_stocks_draws(kind: Any) -> None:
+    container = v1.Compose([v1.RandomCrop(20), v1.ToTensor()])
+    with torch_sink.image_backend("device", device="meta"), kind() as mode:
+        container(photo())
+    assert mode.calls == 2
+
+
+def test_what_is_no_handle_is_stocks() -> None:
+    container = v1.Compose([v1.RandomCrop(5), v1.RandomHorizontalFlip(), v1.Normalize((0.5,), (0.5,))])
+    values = torch.rand(3, 9, 8)
+    expected = seeded(3, lambda: container(values))
+    with torch_sink.image_backend("device", device="cpu"):
+        made, state = seeded(3, lambda: container(values))
+    assert type(made) is torch.Tensor
+    assert torch.equal(made, expected[0])
+    assert state == expected[1]
+
+
+def test_an_image_that_nothing_changes_is_the_image_itself() -> None:
+    seen: list[Any] = []
+    image = photo()
+    with torch_sink.image_backend("device", device="cpu"):
+        container = v1.Compose([v1.RandomHorizontalFlip(0.0), lambda given: seen.append(given) or given])
+        assert container(image) is image
+    assert seen[0] is image
+
+
+def test_writes_behind_a_container_are_not_seen() -> None:
+    image = photo()
+    expected = v1.ToTensor()(image)
+    with torch_sink.image_backend("device", device="cpu"):
+        made = v1.Compose([v1.ToTensor()])(image)
+        image.putpixel((0, 0), (1, 2, 3))
+        assert torch.equal(made.clone(), expected)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("module", "most"), [(v1, 85), (v2, 105)])
+def test_a_small_image_takes_few_calls(module: Any, most: int) -> None:
+    """Of Python functions; called one by one, the transforms of CIFAR's pipeline make about twice as many."""
+    container, image = module.Compose(_cifar(module)), photo(size=(32, 32))
+    counts = []
+    with torch_sink.image_backend("device", device="meta"):
+        for run in (container, OneByOne(container)):
+            for seed in range(3):
+                run(photo(seed))
+            counts.append(_python_calls(lambda run=run: run(image)))
+    assert counts[0] <= most
+    assert counts[1] > 1.7 * counts[0]
+
+
+def _python_calls(run: Callable[[], Any]) -> int:
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return calls

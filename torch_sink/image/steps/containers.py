@@ -1,0 +1,95 @@
+"""Containers of transforms: one loop, which hands an image from step to step as a draft."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import nn
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+
+from torch_sink.image.steps.draft import Draft, draft_of, finished
+from torch_sink.image.steps.draws import as_drawn, chance, is_probability
+from torch_sink.image.steps.registry import run_of, step
+
+
+def run_all(transforms: Iterable[Any], image: Any) -> Any:
+    """What transforms make of an image or a draft, one after the other; a draft where it still is one."""
+    for transform in transforms:
+        if type(image) is Draft:
+            run = run_of(transform)
+            made = NotImplemented if run is None else run(transform, image)
+            if made is not NotImplemented:
+                image = made
+                continue
+            image = image.handle()
+        image = draft_of(transform(image))
+    return image
+
+
+def compose_v1(stock: Callable[..., Any], compose: Any, img: Any) -> Any:
+    """For `transforms.Compose.__call__`."""
+    return finished(run_all(compose.transforms, draft_of(img))) if isinstance(img, Image.Image) else stock(compose, img)
+
+
+def compose_v2(stock: Callable[..., Any], compose: Any, *inputs: Any) -> Any:
+    """For `v2.Compose.forward`."""
+    if len(inputs) != 1 or not isinstance(inputs[0], Image.Image) or not compose.transforms:
+        return stock(compose, *inputs)
+    return finished(run_all(compose.transforms, draft_of(inputs[0])))
+
+
+# Their own code is all that they call.
+_contains = "pad crop"
+
+
+@step(v1.Compose, v2.Compose, calls=_contains)
+def _compose(compose: Any, draft: Draft) -> Any:
+    return run_all(compose.transforms, draft) if compose.transforms else NotImplemented
+
+
+@step(nn.Sequential, calls=_contains)
+def _sequential(sequential: Any, draft: Draft) -> Any:
+    return run_all(sequential, draft)
+
+
+@step(v1.RandomApply, calls=_contains)
+def _apply_v1(apply: Any, draft: Draft) -> Any:
+    if not is_probability(apply.p):
+        return NotImplemented
+    return run_all(apply.transforms, draft) if as_drawn(apply.p) >= chance() else draft
+
+
+@step(v2.RandomApply, calls=_contains)
+def _apply_v2(apply: Any, draft: Draft) -> Any:
+    if not is_probability(apply.p) or not len(apply.transforms):
+        return NotImplemented
+    return run_all(apply.transforms, draft) if chance() < as_drawn(apply.p) else draft
+
+
+@step(v1.RandomChoice, calls=_contains)
+def _choice_v1(choice: Any, draft: Draft) -> Any:
+    return run_all(random.choices(choice.transforms, weights=choice.p), draft)
+
+
+@step(v2.RandomChoice, calls=_contains)
+def _choice_v2(choice: Any, draft: Draft) -> Any:
+    return run_all([choice.transforms[int(torch.multinomial(torch.tensor(choice.p), 1))]], draft)
+
+
+@step(v1.RandomOrder, calls=_contains)
+def _order_v1(order: Any, draft: Draft) -> Any:
+    places = list(range(len(order.transforms)))
+    random.shuffle(places)
+    return run_all((order.transforms[place] for place in places), draft)
+
+
+@step(v2.RandomOrder, calls=_contains)
+def _order_v2(order: Any, draft: Draft) -> Any:
+    if not order.transforms:
+        return NotImplemented
+    return run_all((order.transforms[place] for place in torch.randperm(len(order.transforms)).tolist()), draft)

@@ -1,0 +1,124 @@
+"""Draft: a handle in the making, between two transforms of a container, which nobody but the container holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from PIL import Image
+from torch.nn.modules.module import _has_any_global_hook
+
+from torch_sink.image.core.fallback import is_executing
+from torch_sink.image.core.ops import InPlaceOp, Op
+from torch_sink.image.handles.image import RECORDED_MODES, LazyImage, pixels_of
+from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage, is_expanded
+
+Shape = tuple[int, int, int]
+
+
+class Draft:
+    """A Pillow image, and the calls that are recorded on it. Recorders take one as they take a handle.
+
+    Attributes:
+        origin: the image, which nothing was recorded on yet; a handle or an ordinary one.
+        kind: of the handle that it becomes.
+        sink_ops: the calls.
+        sink_shape: (channels, height, width) behind them.
+        sink_dtype: of the values behind them.
+    """
+
+    __slots__ = ("kind", "origin", "sink_dtype", "sink_ops", "sink_shape")
+
+    def __init__(self, origin: Any, ops: tuple[Op, ...], shape: Shape, kind: type, dtype: torch.dtype) -> None:
+        self.origin, self.sink_ops, self.sink_shape, self.kind, self.sink_dtype = origin, ops, shape, kind, dtype
+
+    @property
+    def size(self) -> tuple[int, int]:
+        _, height, width = self.sink_shape
+        return width, height
+
+    @property
+    def mode(self) -> str:
+        """Of a Pillow image."""
+        return "RGB" if self.sink_shape[0] == 3 else "L"
+
+    def record(
+        self, *ops: Op, size: tuple[int, int] | None = None, mode: str | None = None, shape: Shape | None = None,
+        dtype: torch.dtype | None = None, is_view: bool = False,
+    ) -> Draft:  # fmt: skip
+        """A new draft with more calls; the others as for the handles. Nobody sees what it would be a view of."""
+        if shape is None:
+            channels, height, width = self.sink_shape
+            width, height = size or (width, height)
+            shape = (3 if mode == "RGB" else 1) if mode else channels, height, width
+        return Draft(self.origin, self.sink_ops + ops, shape, self.kind, dtype or self.sink_dtype)
+
+    def copy(self) -> Draft:
+        """Another image of the same pixels."""
+        if self.sink_ops:
+            return self
+        is_lazy = type(self.origin) is LazyImage
+        copied = self.origin.copy() if is_lazy else LazyImage(pixels_of(self.origin), (), self.size, self.mode)
+        return Draft(copied, (), self.sink_shape, self.kind, self.sink_dtype)
+
+    def crop(self, box: tuple[int, int, int, int]) -> Draft:
+        """Of a Pillow image, at whole positions."""
+        left, upper, right, lower = box
+        return self.record(Op("pil.crop", (box,)), size=(right - left, lower - upper))
+
+    def as_tensor(self, op: Op, dtype: torch.dtype, *, as_tv_image: bool = False) -> Draft:
+        """The tensor [C, H, W] that a conversion of a Pillow image makes."""
+        kind = LazyTVImage if as_tv_image else LazyTensor
+        return Draft(self.origin, (*self.sink_ops, op), self.sink_shape, kind, dtype)
+
+    def as_pure_tensor(self) -> Draft:
+        return Draft(self.origin, self.sink_ops, self.sink_shape, LazyTensor, self.sink_dtype)
+
+    @property
+    def changes_in_place(self) -> bool:
+        """True where a call in place can be recorded."""
+        return not is_expanded(self.sink_ops)
+
+    def record_in_place(self, op: InPlaceOp) -> Draft:
+        return self.record(op)
+
+    def handle(self) -> Any:
+        """The handle; the image itself where nothing was recorded."""
+        origin, ops = self.origin, self.sink_ops
+        if self.kind is LazyImage:
+            if not ops:
+                return origin
+            if type(origin) is LazyImage:
+                return origin.record(*ops, size=self.size, mode=self.mode)
+            return LazyImage(pixels_of(origin), ops, self.size, self.mode)
+        source, before = origin.recipe() if type(origin) is LazyImage else (pixels_of(origin), ())
+        return self.kind(source, before + ops, self.sink_shape, self.sink_dtype)
+
+
+# How many modes stand between a call and torch; a default device is one. Unknown: 1.
+_count_function_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
+_count_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+
+
+def draft_of(image: Any) -> Any:
+    """The draft that begins with an image; the image itself, where each of its transforms has to be called.
+
+    That is where no handle could stand for it, and where calls of torch or of modules mean something else than usual.
+    """
+    kind = type(image)
+    if (kind is not LazyImage or not image.is_recording) and kind is not Image.Image:
+        return image
+    width, height = image.size
+    if image.mode not in RECORDED_MODES or not width or not height or is_executing() or not _is_usual():
+        return image
+    return Draft(image, (), (3 if image.mode == "RGB" else 1, height, width), LazyImage, torch.uint8)
+
+
+def _is_usual() -> bool:
+    is_plain = torch.get_default_dtype() is torch.float32 and not _has_any_global_hook()
+    return is_plain and not _count_function_modes() and not _count_dispatch_modes()
+
+
+def finished(image: Any) -> Any:
+    """The handle of a draft; anything else as it is."""
+    return image.handle() if type(image) is Draft else image

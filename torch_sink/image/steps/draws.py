@@ -1,0 +1,97 @@
+"""Numbers from torch's global generator, as torchvision's transforms draw them.
+
+Each function makes the same draws in the same order as torchvision's code, so results and the state of the generator
+afterwards are equal.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+class Room:
+    """Tensors of one element that numbers are drawn into, of the default dtype and on the default device."""
+
+    def __init__(self) -> None:
+        self.whole = torch.empty(1, dtype=torch.int64)
+        self.real = torch.empty(1)
+
+
+class _KeptRoom(threading.local):
+    """One that is kept, as a new one costs more than a draw: for float32 on the CPU. Each thread has its own."""
+
+    def __init__(self) -> None:
+        with torch.inference_mode(False):
+            self.whole = torch.empty(1, dtype=torch.int64, device="cpu")
+            self.real = torch.empty(1, dtype=torch.float32, device="cpu")
+
+
+kept = _KeptRoom()
+
+
+def whole(end: int) -> int:
+    """One of 0 to `end` - 1."""
+    return kept.whole.random_(0, end).item()  # type: ignore[return-value]
+
+
+def real(low: float, high: float) -> float:
+    """A float32 in [low, high)."""
+    return kept.real.uniform_(low, high).item()
+
+
+def chance() -> float:
+    """A float32 in [0, 1)."""
+    return kept.real.uniform_().item()
+
+
+def is_probability(p: Any) -> bool:
+    """True for what `drawn_probability` takes."""
+    return type(p) in (float, int) and 0 <= p <= 1
+
+
+@functools.lru_cache(maxsize=256)
+def as_drawn(probability: float, dtype: torch.dtype = torch.float32) -> float:
+    """A probability in the type of a draw, in which torch compares the two."""
+    return torch.tensor(probability, dtype=dtype, device="cpu").item()
+
+
+def applies_at_random(transform: Any) -> bool:
+    """`torch.rand(1) < p` with Python's numbers, which costs a third."""
+    draw, p = torch.rand(1), transform.p
+    return draw.item() < as_drawn(p, draw.dtype) if type(p) is float else not draw >= p
+
+
+@functools.lru_cache(maxsize=64)
+def log_ratio(ratio: tuple[float, ...], dtype: torch.dtype = torch.float32) -> tuple[float, float]:
+    """The logarithms of the least and the largest ratio, as torch computes them in a type."""
+    low, high = torch.log(torch.tensor(ratio, dtype=dtype)).tolist()
+    return low, high
+
+
+def resized_crop(
+    height: int, width: int, scale: Sequence[float], ratio: Sequence[float], logs: Sequence[float],
+    room: Room | _KeptRoom,
+) -> tuple[int, int, int, int]:  # fmt: skip
+    """(top, left, height, width) of a random resized crop; `logs` are the two logarithms of the ratio."""
+    area, value, index = height * width, room.real, room.whole
+    low, high = logs
+    for _ in range(10):
+        target_area = area * value.uniform_(scale[0], scale[1]).item()
+        aspect_ratio = value.uniform_(low, high).exp_().item()
+        w = round(math.sqrt(target_area * aspect_ratio))
+        h = round(math.sqrt(target_area / aspect_ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return index.random_(0, height - h + 1).item(), index.random_(0, width - w + 1).item(), h, w  # type: ignore[return-value]
+    in_ratio = float(width) / float(height)
+    w, h = width, height
+    if in_ratio < min(ratio):
+        h = round(w / min(ratio))
+    elif in_ratio > max(ratio):
+        w = round(h * max(ratio))
+    return (height - h) // 2, (width - w) // 2, h, w

@@ -1,0 +1,159 @@
+"""Crops, flips, pads and resizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+from torchvision.transforms import InterpolationMode as Mode
+from torchvision.transforms import functional as F
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+from torchvision.transforms.v2._utils import _get_fill
+from torchvision.transforms.v2.functional._geometry import _compute_resized_output_size
+
+from torch_sink.image.core.ops import Op
+from torch_sink.image.handles.image import LazyImage
+from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage
+from torch_sink.image.operations.resize import FILTERS_BY_NAME
+from torch_sink.image.steps.draft import Draft
+from torch_sink.image.steps.draws import as_drawn, chance, is_probability, kept, log_ratio, resized_crop, whole
+from torch_sink.image.steps.registry import Functional, family_of, recorder, step
+
+# --- pads and crops
+
+_pad = Functional("pad", recorder("pil.pad"), v1="pad", v2="pad")
+_STOCK_TYPES = {LazyImage: Image.Image, LazyTensor: torch.Tensor, LazyTVImage: tv_tensors.Image}
+
+
+def _crop_image(draft: Draft, top: int, left: int, height: int, width: int) -> Draft:
+    return draft.crop((left, top, left + width, top + height))
+
+
+_crop = Functional("crop", _crop_image, v1="crop", v2="crop")
+_center_crop = Functional("center_crop", recorder("pil.center_crop"), v2="center_crop")
+
+
+def _fill(transform: Any, draft: Draft) -> Any:
+    """What a transform of v2 fills with, which may depend on the type."""
+    return _get_fill(transform._fill, _STOCK_TYPES[draft.kind])
+
+
+def _is_size(size: Any) -> bool:
+    return type(size) in (tuple, list) and len(size) == 2 and type(size[0]) is type(size[1]) is int and min(size) > 0
+
+
+@step(v1.CenterCrop, v2.CenterCrop, calls="center_crop crop pad get_dimensions")
+def _centered(transform: Any, draft: Draft) -> Any:
+    return _center_crop.record(family_of(transform), draft, transform.size)
+
+
+@step(v1.Pad, calls="pad crop")
+def _padded_v1(pad: Any, draft: Draft) -> Any:
+    return _pad.record("v1", draft, pad.padding, pad.fill, pad.padding_mode)
+
+
+@step(v2.Pad, calls="pad crop")
+def _padded_v2(pad: Any, draft: Draft) -> Any:
+    return _pad.record("v2", draft, pad.padding, _fill(pad, draft), pad.padding_mode)
+
+
+@step(v1.RandomCrop, calls="pad crop get_dimensions")
+def _cropped_v1(crop: Any, draft: Draft) -> Any:
+    padded: Any = draft
+    if crop.padding is not None:
+        padded = _pad.record("v1", draft, crop.padding, crop.fill, crop.padding_mode)
+    if padded is NotImplemented or not _is_size(crop.size):
+        return NotImplemented
+    _, height, width = padded.sink_shape
+    new_height, new_width = crop.size
+    if height < new_height or width < new_width:
+        return NotImplemented
+    if (height, width) == (new_height, new_width):
+        return _crop("v1", padded, 0, 0, height, width)
+    top, left = whole(height - new_height + 1), whole(width - new_width + 1)
+    return _crop("v1", padded, top, left, new_height, new_width)
+
+
+@step(v2.RandomCrop, calls="pad crop")
+def _cropped_v2(crop: Any, draft: Draft) -> Any:
+    padded: Any = draft
+    if crop.padding is not None and any(crop.padding):
+        left, right, top, bottom = crop.padding
+        padded = _pad.record("v2", draft, [left, top, right, bottom], _fill(crop, draft), crop.padding_mode)
+    if padded is NotImplemented or not _is_size(crop.size):
+        return NotImplemented
+    _, height, width = padded.sink_shape
+    new_height, new_width = crop.size
+    if height < new_height or width < new_width:
+        return NotImplemented
+    top = whole(height - new_height + 1) if height > new_height else 0
+    left = whole(width - new_width + 1) if width > new_width else 0
+    return padded if (height, width) == (new_height, new_width) else _crop("v2", padded, top, left, *crop.size)
+
+
+# --- resizes
+
+
+def _resize_image_v1(draft: Draft, size: Any, interpolation: Any, max_size: Any, antialias: Any) -> Any:
+    sides = [size] if type(size) is int else size
+    is_plain = type(sides) in (tuple, list) and len(sides) in (1, 2) and (max_size is None or len(sides) == 1)
+    if not is_plain or type(interpolation) is not Mode or antialias is False:
+        return NotImplemented
+    height, width = F._compute_resized_output_size(draft.sink_shape[1:], sides, max_size)
+    return _resized(draft, height, width, F.pil_modes_mapping[interpolation])
+
+
+def _resize_image_v2(draft: Draft, size: Any, interpolation: Any, max_size: Any, antialias: Any) -> Any:
+    if type(interpolation) not in (Mode, str) or interpolation not in FILTERS_BY_NAME or antialias is False:
+        return NotImplemented
+    height, width = _compute_resized_output_size(draft.sink_shape[1:], size=size, max_size=max_size)
+    return _resized(draft, height, width, FILTERS_BY_NAME[interpolation])
+
+
+_record_resize = recorder("Image.resize")
+
+
+def _resized(draft: Draft, height: int, width: int, resample: int) -> Any:
+    return draft if (height, width) == draft.sink_shape[1:] else _record_resize(draft, (width, height), resample)
+
+
+_resize = Functional("resize", {"v1": _resize_image_v1, "v2": _resize_image_v2}, v2="resize")
+_resize_crop = Functional(
+    "resized_crop", {"v1": recorder("pil.resized_crop"), "v2": recorder("pil.resized_crop_v2")}, v2="resized_crop"
+)
+
+
+@step(v1.Resize, v2.Resize, calls="resize get_dimensions")
+def _resized_whole(resize: Any, draft: Draft) -> Any:
+    arguments = resize.size, resize.interpolation, resize.max_size, resize.antialias
+    return _resize.record(family_of(resize), draft, *arguments)
+
+
+@step(v1.RandomResizedCrop, v2.RandomResizedCrop, calls="resized_crop crop resize get_dimensions")
+def _resized_part(crop: Any, draft: Draft) -> Any:
+    family = family_of(crop)
+    logs = crop._log_ratio.tolist() if family == "v2" else log_ratio(tuple(crop.ratio))
+    box = resized_crop(*draft.sink_shape[1:], crop.scale, crop.ratio, logs, kept)
+    return _resize_crop(family, draft, *box, crop.size, crop.interpolation, crop.antialias)
+
+
+# --- flips
+
+_MIRROR, _TURN_OVER = (Op("pil.transpose", (int(method),)) for method in (
+    Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM,
+))  # fmt: skip
+_flips = {
+    "RandomHorizontalFlip": Functional("hflip", lambda draft: draft.record(_MIRROR), v1="hflip", v2="horizontal_flip"),
+    "RandomVerticalFlip": Functional("vflip", lambda draft: draft.record(_TURN_OVER), v1="vflip", v2="vertical_flip"),
+}
+
+
+@step(v1.RandomHorizontalFlip, v1.RandomVerticalFlip, calls="hflip vflip")
+@step(v2.RandomHorizontalFlip, v2.RandomVerticalFlip, calls="horizontal_flip vertical_flip")
+def _flipped(flip: Any, draft: Draft) -> Any:
+    if not is_probability(flip.p):
+        return NotImplemented
+    return _flips[type(flip).__name__](family_of(flip), draft) if chance() < as_drawn(flip.p) else draft
