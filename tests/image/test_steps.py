@@ -371,7 +371,7 @@ def test_writes_behind_a_container_are_not_seen() -> None:
 @pytest.mark.once
 @pytest.mark.parametrize(("module", "most"), [(v1, 85), (v2, 105)])
 def test_a_small_image_takes_few_calls(module: Any, most: int) -> None:
-    """Of Python functions; called one by one, the transforms of CIFAR's pipeline make about twice as many."""
+    """Of Python functions; called one by one, the transforms of CIFAR's pipeline make half as many again."""
     container, image = module.Compose(_cifar(module)), photo(size=(32, 32))
     counts = []
     with torch_sink.image_backend("device", device="meta"):
@@ -380,7 +380,7 @@ def test_a_small_image_takes_few_calls(module: Any, most: int) -> None:
                 run(photo(seed))
             counts.append(_python_calls(lambda run=run: run(image)))
     assert counts[0] <= most
-    assert counts[1] > 1.7 * counts[0]
+    assert counts[1] > 1.4 * counts[0]
 
 
 def _python_calls(run: Callable[[], Any]) -> int:
