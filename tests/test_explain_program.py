@@ -87,6 +87,8 @@ def test_a_plain_loop_runs_as_without(
     assert "Pipeline DataLoader of ImageFolder" in printed
     assert "read 2 times in this run" in printed
     assert printed.count("The limit: ") == 1
+    assert ("the loader has none\n" in printed) == (not options)
+    assert ("; 1 data worker\n" in printed) == bool(options)
     found = command.explain(pipeline_of("again", loader_of(folder)), "h200")
     launches = next(part.title for part in command.report_of(found).parts if "Launches" in part.title)
     for line in (launches, "none: every transform can run on the GPU", f"float32 [3, 3, {SIDE}, {SIDE}]"):

@@ -83,6 +83,7 @@ class Explained(NamedTuple):
     stages: list[Stage]
     cost: Cost | None = None  # of the fallbacks, where it can be measured
     kept: str = ""  # what is said of images that the dataset keeps
+    assumes_workers: bool = False  # the loader has none
 
     @property
     def rates(self) -> dict[str, float]:
@@ -123,7 +124,8 @@ def explain(pipeline: Pipeline, device: str | None = None, workers: int | None =
     stages = list(_stages(worker, tensors, batches, images, chosen))
     cost = cost_of_fallbacks(pipeline, max(images, MEASURED_IMAGES)) if _are_costly(fallbacks) else None
     kept = said_of_images_in(pipeline.dataset)
-    return Explained(pipeline.name, images, chosen, count, batches, fallbacks, stages, cost, kept)
+    assumed = workers is None and pipeline.workers == 0
+    return Explained(pipeline.name, images, chosen, count, batches, fallbacks, stages, cost, kept, assumed)
 
 
 def _recorded(pipeline: Pipeline) -> tuple[int, list[torch.Tensor]]:
@@ -208,6 +210,7 @@ def _seconds_of_pillow(batch: LazyBatch) -> float:
 
 def report_of(found: Explained) -> Report:
     """What was found, for readers."""
+    assumed = ", one for each core: the loader has none" * found.assumes_workers
     shapes = [f"{str(batch.dtype).removeprefix('torch.')} {list(batch.shape)}" for batch in found.batches]
     where = "the CPU, in the workers" if found.device == CPU else f"an {found.device} (modeled)"
     names = {EncodedSource: "JPEG files", PixelSource: "images decoded by the worker"}
@@ -217,7 +220,7 @@ def report_of(found: Explained) -> Report:
     listed = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     about = [
         f"a batch of {found.images} samples{': ' if listed else ''}{listed}",
-        f"made on {where}; {found.workers} data worker{'s' * (found.workers > 1)}",
+        f"made on {where}; {found.workers} data worker{'s' * (found.workers > 1)}{assumed}",
         f"-> {', '.join(_some(shapes)) or 'nothing that is recorded'}",
         *([found.kept] if found.kept else []),
     ]
