@@ -28,6 +28,7 @@ from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES
 from torch_sink.image.steps.registry import STEPS
 
+_MODES = (v1.InterpolationMode.NEAREST, v1.InterpolationMode.BILINEAR, v1.InterpolationMode.BICUBIC)
 STATISTICS = (0.5, 0.4, 0.3), (0.2, 0.3, 0.1)
 
 
@@ -49,7 +50,7 @@ def _noise(image: Any) -> Any:
     return image
 
 
-def _random_transforms(chance: random.Random, module: Any, depth: int = 0) -> list[Any]:
+def random_transforms(chance: random.Random, module: Any, depth: int = 0) -> list[Any]:
     makers: list[Callable[[], Any]] = [
         lambda: module.RandomCrop(chance.choice((8, 20, (30, 25), 36)), padding=chance.choice((None, 2, (1, 3)))),
         lambda: module.RandomCrop(60, pad_if_needed=True),
@@ -64,12 +65,14 @@ def _random_transforms(chance: random.Random, module: Any, depth: int = 0) -> li
         lambda: module.ColorJitter(0.4, 0.3, chance.choice((0, 0.2)), chance.choice((0, 0.1))),
         lambda: module.RandomGrayscale(0.5),
         lambda: module.Grayscale(chance.choice((1, 3))),
-        lambda: module.RandAugment(),
+        lambda: module.RandAugment(chance.randint(1, 4), chance.randint(0, 30), interpolation=chance.choice(_MODES)),
+        lambda: module.AutoAugment(chance.choice(list(v1.AutoAugmentPolicy)), fill=chance.choice((None, 7, [1, 2, 3]))),
+        lambda: module.TrivialAugmentWide(fill=chance.choice((None, 9.0, [1.5, 2, 3]))),
         lambda: module.RandomInvert(0.5),
         lambda: module.Lambda(_noise),
         lambda: module.RandomRotation(20),
     ]  # fmt: skip
-    inside = functools.partial(_random_transforms, chance, module, depth + 1)
+    inside = functools.partial(random_transforms, chance, module, depth + 1)
     if depth < 2:
         makers += [
             lambda: module.Compose(inside()),
@@ -93,7 +96,7 @@ def random_container(seed: int) -> Any:
     """The same for the same seed."""
     chance = random.Random(seed)
     module: Any = chance.choice((v1, v2))
-    before, tail = _random_transforms(chance, module), _tail(chance, module)
+    before, tail = random_transforms(chance, module), _tail(chance, module)
     if module is v2 and chance.random() < 0.4:
         return v2.Compose([tail[0], *before, *tail[1:]])
     return module.Compose([*before, *tail])
@@ -164,6 +167,15 @@ def test_a_container_gives_stocks_values_and_draws(first: int, tmp_path: Path) -
     openers = [photo, lambda: Image.open(path).convert("RGB"), lambda: Image.open(path)]
     for seed in range(first, first + 40):
         compare_scenario(Scenario(functools.partial(random_container, seed), openers), seed)
+
+
+@pytest.mark.parametrize("module", [v1, v2])
+@pytest.mark.parametrize("name", ["AutoAugment", "RandAugment", "TrivialAugmentWide"])
+def test_automatic_augmentations(module: Any, name: str) -> None:
+    for is_tensor in (False, True):
+        first = [module.PILToTensor()] if is_tensor else []
+        augment = getattr(module, name)(fill=[5, 6, 7])
+        assert_equal_samples(module.Compose([*first, augment, augment, augment, module.RandomCrop(8)]))
 
 
 @pytest.mark.parametrize("module", [v1, v2])

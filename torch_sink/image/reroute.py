@@ -48,7 +48,7 @@ from torch_sink.image.operations import RECORDERS
 from torch_sink.image.run.collate import collate_handles
 from torch_sink.image.run.stack import EACH_ALONE, LazyStack
 from torch_sink.image.stand_ins import around
-from torch_sink.image.steps import containers, moves, registry, values  # noqa: F401  the middle two fill the registry
+from torch_sink.image.steps import augment, containers, moves, registry, values  # noqa: F401  they fill the registry
 from torch_sink.image.steps.draws import applies_at_random
 
 
@@ -112,7 +112,8 @@ def _rows() -> Iterator[Row]:
     yield Row(v2.RandomResizedCrop, "make_params", transform_methods.resized_crop_v2)
     for kind in (transforms.RandomHorizontalFlip, transforms.RandomVerticalFlip):
         yield Row(kind, "forward", around(transform_methods.flip_v1))
-    yield Row(autoaugment.RandAugment, "forward", around(transform_methods.rand_augment_v1))
+    for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
+        yield Row(kind, "forward", around(containers.alone))
     yield Row(functional, "get_dimensions", around(transform_methods.dimensions))
     for module in (functional, _geometry):
         yield Row(module, "_get_inverse_affine_matrix", transform_methods.inverse_matrix)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from PIL import Image
 from torchvision import tv_tensors
-from torchvision.transforms import autoaugment, transforms
 from torchvision.transforms import functional as F
+from torchvision.transforms import transforms
 from torchvision.transforms.v2 import Transform
 from torchvision.transforms.v2._utils import check_type, query_size
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
@@ -76,23 +76,6 @@ def augmentation_space(stock: Callable[..., Any]) -> Any:
 def _as_arrays(space: dict[str, Any]) -> dict[str, Any]:
     """A number comes out of an array in a tenth of the time that a tensor takes."""
     return {name: (magnitudes.numpy(), signed) for name, (magnitudes, signed) in space.items()}
-
-
-def rand_augment_v1(stock: Callable[..., Any], augment: Any, img: Any) -> Any:
-    """For `transforms.RandAugment.forward`."""
-    if type(img) is not LazyImage:
-        return stock(augment, img)
-    width, height = img.size
-    space = augment._augmentation_space(augment.num_magnitude_bins, (height, width))
-    names, draw = list(space), torch.empty(1, dtype=torch.int64)
-    for _ in range(augment.num_ops):
-        name = names[draw.random_(0, len(names)).item()]  # type: ignore[index]
-        magnitudes, signed = space[name]
-        magnitude = float(magnitudes[augment.magnitude].item()) if magnitudes.ndim > 0 else 0.0
-        if signed and draw.random_(0, 2).item():
-            magnitude *= -1.0
-        img = autoaugment._apply_op(img, name, magnitude, interpolation=augment.interpolation, fill=augment.fill)
-    return img
 
 
 def inverse_matrix(stock: Callable[..., Any]) -> Any:

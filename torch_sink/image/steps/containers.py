@@ -43,6 +43,14 @@ def compose_v2(stock: Callable[..., Any], compose: Any, *inputs: Any) -> Any:
     return finished(run_all(compose.transforms, draft_of(inputs[0])))
 
 
+def alone(stock: Callable[..., Any], transform: Any, img: Any) -> Any:
+    """For `forward` of a transform of v1 that no container calls."""
+    draft = draft_of(img)
+    run = run_of(transform) if type(draft) is Draft else None
+    made = NotImplemented if run is None else run(transform, draft)
+    return stock(transform, img) if made is NotImplemented else finished(made)
+
+
 # Their own code is all that they call.
 _contains = "pad crop"
 

@@ -36,7 +36,7 @@ _crop = Functional("crop", _crop_image, v1="crop", v2="crop")
 _center_crop = Functional("center_crop", recorder("pil.center_crop"), v2="center_crop")
 
 
-def _fill(transform: Any, draft: Draft) -> Any:
+def fill_of(transform: Any, draft: Draft) -> Any:
     """What a transform of v2 fills with, which may depend on the type."""
     return _get_fill(transform._fill, _STOCK_TYPES[draft.kind])
 
@@ -57,7 +57,7 @@ def _padded_v1(pad: Any, draft: Draft) -> Any:
 
 @step(v2.Pad, calls="pad crop")
 def _padded_v2(pad: Any, draft: Draft) -> Any:
-    return _pad.record("v2", draft, pad.padding, _fill(pad, draft), pad.padding_mode)
+    return _pad.record("v2", draft, pad.padding, fill_of(pad, draft), pad.padding_mode)
 
 
 @step(v1.RandomCrop, calls="pad crop get_dimensions")
@@ -82,7 +82,7 @@ def _cropped_v2(crop: Any, draft: Draft) -> Any:
     padded: Any = draft
     if crop.padding is not None and any(crop.padding):
         left, right, top, bottom = crop.padding
-        padded = _pad.record("v2", draft, [left, top, right, bottom], _fill(crop, draft), crop.padding_mode)
+        padded = _pad.record("v2", draft, [left, top, right, bottom], fill_of(crop, draft), crop.padding_mode)
     if padded is NotImplemented or not _is_size(crop.size):
         return NotImplemented
     _, height, width = padded.sink_shape

@@ -48,8 +48,11 @@ STEPS: dict[type, Step] = {}
 
 _METHODS = {
     "v1": ("__call__", "forward", "get_params", "_augmentation_space"),
-    "v2": ("__call__", "forward", "transform", "make_params", "check_inputs", "_call_kernel", "_transformed_types"),
-}
+    "v2": (
+        "__call__", "forward", "transform", "make_params", "check_inputs", "_call_kernel", "_transformed_types",
+        "_AUGMENTATION_SPACE", "_get_random_item", "_apply_image_or_video_transform",
+    ),
+}  # fmt: skip
 _FUNCTIONALS = {"v1": F, "v2": F_v2}
 
 
