@@ -115,6 +115,7 @@ def test_bench_writes_what_it_prints(
     report = json.loads((tmp_path / "torch_sink_bench.json").read_text())
     assert report["machine"]["releases"]["torch"]
     assert report["given"] is False
+    assert ("the images a second, end to end" in printed) == (report["machine"]["gpu"] is not None)
     assert set(report["equal"].values()) == {True}
     for name, cost in report["worker_cost"].items():
         assert name in printed

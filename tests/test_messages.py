@@ -449,6 +449,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
         TypeError,
         r"belongs to a callback: run\(loader, callbacks=\[torch_sink.Evaluation\(valid_loader\)\]\)",
     ),
+    "epochs without a name": (
+        lambda: loop().run(BATCHES, 2),
+        TypeError,
+        "StepLoop.run got an argument without a name that needs one: epochs=, callbacks=",
+    ),
     "a loader to evaluate on, of Model": (
         lambda: Model(network(), loss_of).train(1, BATCHES, val_loader=BATCHES),
         TypeError,

@@ -83,7 +83,7 @@ _HINTS = (
         "this transform takes images or bytes: put it before transforms.ToTensor()",
     ),
     (
-        r"torchvision/transforms/(.|\n)*\.__init__\(\) (takes|missing|got)",
+        r"(torchvision/transforms|torch_sink/image)/(.|\n)*\.__init__\(\) (takes|missing|got)",
         "a class stands among the transforms: write ToTensor(), an instance, instead of ToTensor",
     ),
     (

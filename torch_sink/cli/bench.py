@@ -121,9 +121,12 @@ def report_of(found: dict[str, Any]) -> Report:
         about.append(f"{photographs['count']} images, {photographs['mean_bytes'] / 1e3:.0f} kB on average")
     (in_a_worker, costs), (end_to_end, speeds) = _charts(found).items()
     cost = found["worker_cost"][loader["pipeline"]]
-    verdict = (
+    faster = (
         f"Here {speeds['torch_sink'] / speeds['stock']:.2f}x the images a second, end to end with "
-        f"{loader['workers']} workers. Where a GPU makes the pixels, a data worker takes "
+        f"{loader['workers']} workers. "
+    )
+    verdict = (
+        f"{faster if found['machine']['gpu'] else ''}Where a GPU makes the pixels, a data worker takes "
         f"{cost['ratio']['p50']:.1f} times less CPU time for a sample, at batch {cost['batch_size']}."
     )
     equal = [(pipeline, _EQUAL[is_same]) for pipeline, is_same in found["equal"].items()]

@@ -1,4 +1,4 @@
-"""What a caller is told whose keyword argument a function does not have."""
+"""What a caller is told whose argument a function does not have, or not without a name."""
 
 from __future__ import annotations
 
@@ -44,10 +44,15 @@ _OF_A_RUN = ("callbacks", "epochs", "max_steps", "timeline", "epoch", "loader", 
 
 
 def explains_other_names(**places: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator: an unknown keyword argument is a TypeError that names the right one, or its place (`places`)."""
+    """Decorator: an unknown keyword argument is a TypeError that names the right one, or its place (`places`).
+
+    So is an argument without a name that needs one.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        known = [name for name in inspect.signature(function).parameters if name != "self"]
+        parameters = inspect.signature(function).parameters
+        known = [name for name in parameters if name != "self"]
+        to_name = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
         owner = function.__qualname__.removesuffix(".__init__")
         meant = {other: name for name in known for other in _SAME.get(name, ()) if other not in known}
 
@@ -59,6 +64,10 @@ def explains_other_names(**places: str) -> Callable[[Callable[P, R]], Callable[P
                     advice = f"did you mean {close[0]}=?" if close else f"its arguments are {', '.join(known)}"
                     advice = f"pass {meant[name]}=" if name in meant else advice
                     raise TypeError(f"{owner} has no argument {name!r}; {places.get(name, advice)}")
+            if to_name and len(args) > len(parameters) - len(to_name):
+                raise TypeError(
+                    f"{owner} got an argument without a name that needs one: {', '.join(f'{name}=' for name in to_name)}"
+                )
             return function(*args, **kwargs)
 
         return checked
