@@ -34,9 +34,9 @@ OLDEST_RELEASES = torch==2.11.0 torchvision==0.26.0 triton==3.6.0 "numpy<2.4"
 ALL_EXTRAS = examples,test,third-party
 
 # Where Pythons differ: references that are counted, frames, fork beside threads, exit; and that all can be imported.
-CORE_TESTS = tests/test_packaging.py tests/test_cli.py tests/test_messages.py \
-    tests/image/test_arithmetic.py tests/image/test_fallback.py tests/image/test_shared_memory.py \
-    tests/image/test_tensor_methods.py tests/image/test_lazy_image.py \
+CORE_TESTS = tests/project/test_packaging.py tests/cli/test_cli.py tests/test_messages.py \
+    tests/image/operations/test_arithmetic.py tests/image/core/test_fallback.py tests/image/handles/test_shared_memory.py \
+    tests/image/operations/test_tensor_methods.py tests/image/handles/test_lazy_image.py \
     tests/sink/test_left_open.py tests/sink/test_loader.py tests/sink/test_own_iterators.py tests/sink/test_resume.py \
     tests/loop/test_step_loop.py tests/loop/test_checkpoint.py
 
@@ -75,12 +75,12 @@ test-slow: setup
 	$(VENV)/bin/python -m pytest -m slow $(PYTEST_FLAGS) -n 0
 
 test-clone: setup-oldest
-	$(VENV_OLDEST)/bin/python -m pytest tests/test_clone.py
+	$(VENV_OLDEST)/bin/python -m pytest tests/project/test_clone.py
 
 # As on a GPU machine: the oldest releases beside NumPy's newest.
 rehearsal: setup-oldest
 	$(VENV_OLDEST)/bin/python -m pip install -q --disable-pip-version-check --upgrade --target local/numpy "numpy>=2.5"
-	NEWER_PACKAGES="$(CURDIR)/local/numpy" $(VENV_OLDEST)/bin/python -m pytest -m slow tests/test_rehearsal.py
+	NEWER_PACKAGES="$(CURDIR)/local/numpy" $(VENV_OLDEST)/bin/python -m pytest -m slow tests/project/test_rehearsal.py
 
 check: setup
 	$(VENV)/bin/python -m pip install -q ruff mypy

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from image.backend.test_workers import epochs_of, jpegs, some_images, what_workers_did
 from image.check import assert_same_bits, device_in_use
-from image.test_bad_input import *  # noqa: F403
-from image.test_batch_of_one import test_one_image_is_moved  # noqa: F401
-from image.test_collate import *  # noqa: F403
-from image.test_collate import images
-from image.test_workers import epochs_of, jpegs, some_images, what_workers_did
+from image.decode.test_bad_input import *  # noqa: F403
+from image.handles.test_batch_of_one import test_one_image_is_moved  # noqa: F401
+from image.run.test_collate import *  # noqa: F403
+from image.run.test_collate import images
 from image.worker_data import train_transform
 from torch.utils.data import default_collate
 
@@ -43,13 +43,13 @@ def test_workers_decode_nothing_and_batches_equal_stock(
     assert seen == [{"decodes": 0, "cuda": False, "kernels": False}] * workers
 
 
-# Loads torch anew, which takes seconds; every day, a spawned worker of `image/test_workers.py` shows the same.
+# Loads torch anew, which takes seconds; every day, a spawned worker of `image/backend/test_workers.py` shows the same.
 @pytest.mark.slow
 def test_recording_and_collating_import_no_kernels() -> None:
     code = """
 import sys, torch
 sys.path.insert(0, "tests")
-from image.test_collate import images
+from image.run.test_collate import images
 from image.worker_data import kernel_modules
 from torch.utils.data import default_collate
 import torch_sink

@@ -14,8 +14,8 @@ import pytest
 import torch
 from image.cases import encoded, opener
 from image.check import assert_same_bits, check_pipeline, device_in_use, lazy_batch
+from image.decode.test_bad_input import handles, test_damaged_images_are_skipped_or_replaced  # noqa: F401
 from image.jpeg_files import SAMPLINGS, check_files, jpeg, stock, watched_pillow
-from image.test_bad_input import handles, test_damaged_images_are_skipped_or_replaced  # noqa: F401
 from PIL import Image
 from torchvision import transforms as v1
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from image.check import assert_same_bits, device_in_use
 from image.jpeg_files import jpeg
-from image.test_mixes import CLASSES
+from image.operations.test_mixes import CLASSES
 from torch.utils.data import DataLoader, default_collate
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder

@@ -17,7 +17,7 @@ from image.cases import (
     some_rgb_images,
 )
 from image.check import assert_same_bits, check_pipeline, device_in_use
-from image.test_mixes import batches as mixed_batches
+from image.operations.test_mixes import batches as mixed_batches
 
 import torch_sink
 

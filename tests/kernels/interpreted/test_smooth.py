@@ -6,8 +6,8 @@ import pytest
 import torch
 from image.cases import some_rgb_images
 from image.check import check_pipeline
+from image.operations.test_tensor_arguments import *  # noqa: F403
 from image.smooth_cases import BLUR, RANDOM_ERASE, WARPS
-from image.test_tensor_arguments import *  # noqa: F403
 
 
 @pytest.mark.parametrize("name", RANDOM_ERASE)

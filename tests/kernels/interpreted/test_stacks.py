@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from image.check import assert_same_bits, device_in_use
-from image.test_bad_input import corrupt
-from image.test_stacks import TRANSFORMS, check_transform, folder, loader  # noqa: F401
+from image.decode.test_bad_input import corrupt
+from image.run.test_stacks import TRANSFORMS, check_transform, folder, loader  # noqa: F401
 from torchvision.datasets import ImageFolder
 
 import torch_sink

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from image.test_tensor_files import check_pipeline, folder, test_turned_images_in_a_batch  # noqa: F401
+from image.decode.test_tensor_files import check_pipeline, folder, test_turned_images_in_a_batch  # noqa: F401
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),

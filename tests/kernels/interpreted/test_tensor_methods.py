@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from image.test_tensor_methods import BATCHES, RECORDED, check_batch
+from image.operations.test_tensor_methods import BATCHES, RECORDED, check_batch
 
 
 @pytest.mark.parametrize(("kind", "name"), [(RECORDED[name][0][0], name) for name in BATCHES])

@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 
 import torch_sink
 from image.check import assert_same_bits
-from image.test_lazy_tensor import KINDS, OPEN, stock_and_lazy
+from image.handles.test_lazy_tensor import KINDS, OPEN, stock_and_lazy
 
 
 def copied(tensor: Any) -> torch.Tensor:

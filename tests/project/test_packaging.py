@@ -18,7 +18,7 @@ from torch_sink.cli.doctor import oldest_releases
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def listed_packages() -> list[str]:

@@ -15,7 +15,7 @@ from PIL import Image
 import torch_sink
 from torch_sink.cli.photos import write_photos
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 LINES = 60
 # What the examples need beyond torchvision.
 OTHERS = {

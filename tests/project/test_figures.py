@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "examples" / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import contenders  # noqa: E402

@@ -19,7 +19,7 @@ from torch_sink.cli.photos import make_photo
 from torch_sink.image.core.examples import REFERENCES
 from torch_sink.image.operations import OPERATIONS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # torch's own arithmetic on a finished batch.
 NOT_IN_KERNELS = {"batch.mix_up", "batch.cut_mix"}
 

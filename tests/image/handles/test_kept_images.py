@@ -21,7 +21,7 @@ from torchvision.transforms import functional as F
 import torch_sink
 from image.cases import encoded
 from image.check import assert_same_bits
-from image.test_bad_input import corrupt
+from image.decode.test_bad_input import corrupt
 from torch_sink.cli.explain import explain, report_of
 from torch_sink.cli.pipelines import pipeline_of
 from torch_sink.image.core import uses

@@ -24,7 +24,7 @@ from torch_sink.cli.photos import write_photos
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 # What the pages behind "Get started" take for granted: a model, an optimizer, loaders of small batches.
 PRELUDE = """

@@ -31,7 +31,7 @@ from torch_sink.triton_kernels.launching import Launcher
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 META = torch.device("meta")
 FILES, SIDE = 6, 32
 MODULE = """

@@ -19,7 +19,7 @@ from torch_sink.image.decode.jpeg_tables import COLUMN
 from torch_sink.image.decode.source import Box, EncodedSource, PixelSource
 from torch_sink.triton_kernels.shapes import TileShape, lane_count
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FACTORS = {"4:4:4": (1, 1), "4:2:2": (2, 1), "4:2:0": (2, 2), "4:4:0": (1, 2), "gray": (1, 1)}
 
 

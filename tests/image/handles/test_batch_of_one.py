@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 import torch_sink
 from image.check import INTERPRETED, assert_same_bits, device_in_use
-from image.test_lazy_tensor import KINDS, OPEN
+from image.handles.test_lazy_tensor import KINDS, OPEN
 from torch_sink.image.core import state
 from torch_sink.image.run.batch import LazyBatch
 

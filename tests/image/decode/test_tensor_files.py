@@ -23,9 +23,9 @@ from torchvision.transforms import v2
 import torch_sink
 from image.cases import RESIZES_BYTES_IN_INTEGERS, encoded
 from image.check import assert_same_bits, device_in_use
+from image.decode.test_bad_input import BROKEN, outcome
+from image.run.test_collate import assert_same_structure, stock_and_lazy
 from image.source_files import FILES, PHOTO, saved
-from image.test_bad_input import BROKEN, outcome
-from image.test_collate import assert_same_structure, stock_and_lazy
 from torch_sink.image.decode.source import EncodedSource
 from torch_sink.image.handles import file
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor

@@ -21,7 +21,7 @@ from torch_sink.image import support
 from torch_sink.image.core import state
 from torch_sink.image.support import FALLBACK, NOT_TRIED, PASSES, RECORDED, REFUSED, SupportRow, Trial
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 WAYS = {RECORDED, FALLBACK, PASSES, REFUSED}
 
 

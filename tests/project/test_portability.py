@@ -14,7 +14,7 @@ from torch_sink.cli.photos import write_photos
 
 pytestmark = pytest.mark.once_on_oldest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 # Read by every interpreter at its start, those of spawned workers included.
 HIDE = """

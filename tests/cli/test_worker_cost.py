@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, default_collate
 from torch_sink.cli import worker_cost
 from torch_sink.cli.pipelines import Counted, Pipeline
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "examples" / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import report_worker  # noqa: E402

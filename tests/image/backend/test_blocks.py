@@ -12,7 +12,7 @@ import torchvision
 from torch.utils.data import DataLoader
 
 import torch_sink
-from image.test_backend import assert_same_objects, places
+from image.backend.test_backend import assert_same_objects, places
 from torch_sink.image import backend, reroute
 from torch_sink.image.core.fallback import ledger, report_fallback
 

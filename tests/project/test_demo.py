@@ -14,7 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.once_on_oldest
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def load_example(name: str) -> ModuleType:

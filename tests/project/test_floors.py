@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MOST_FILES = 16
 
 # The lowest first: what a floor imports stands before it.

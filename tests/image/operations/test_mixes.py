@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 import torch_sink
 from image.cases import CORE, encoded, opener
 from image.check import assert_same_bits, device_in_use, lazy_batch
-from image.test_bad_input import corrupt
+from image.decode.test_bad_input import corrupt
 from torch_sink.errors import DecodeError
 from torch_sink.image.run.batch import LazyBatch
 

@@ -22,8 +22,8 @@ from torchvision.transforms import v2
 import torch_sink
 from image.cases import encoded, opener
 from image.check import assert_same_bits, device_in_use, runs_kernels
-from image.test_bad_input import corrupt
-from image.test_collate import assert_same_structure, stock_and_lazy
+from image.decode.test_bad_input import corrupt
+from image.run.test_collate import assert_same_structure, stock_and_lazy
 from torch_sink.image.core import state
 from torch_sink.image.run.batch import LazyBatch
 from torch_sink.image.run.collate import lazy_batch

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "examples" / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import gpu  # noqa: E402
