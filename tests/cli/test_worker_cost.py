@@ -81,7 +81,9 @@ def test_what_a_worker_burns_to_send_a_batch_is_measured() -> None:
     def collate(samples: Any) -> Sent:
         return Sent(BATCH * BURNED)
 
-    assert BURNED < seconds(Burning(), collate) < BURNED + OVERHEAD
+    # A thread sends what is collated: at each of the two readings, up to two batches are prefetched and not sent yet.
+    unsent = 2 * BURNED / (BATCHES - worker_cost.WARM_UP_BATCHES)
+    assert BURNED - unsent < seconds(Burning(), collate) < BURNED + unsent + OVERHEAD
 
 
 def test_what_the_receiver_burns_is_not_measured() -> None:
