@@ -37,7 +37,7 @@ ALL_EXTRAS = examples,test,third-party
 CORE_TESTS = tests/project/test_packaging.py tests/cli/test_cli.py tests/test_messages.py \
     tests/image/operations/test_arithmetic.py tests/image/core/test_fallback.py tests/image/handles/test_shared_memory.py \
     tests/image/operations/test_tensor_methods.py tests/image/handles/test_lazy_image.py \
-    tests/sink/test_left_open.py tests/sink/test_loader.py tests/sink/test_own_iterators.py tests/sink/test_resume.py \
+    tests/sink/test_left_open.py tests/sink/test_loader.py tests/sink/test_own_iterators.py tests/sink/resume/test_resume.py \
     tests/loop/test_step_loop.py tests/loop/test_checkpoint.py
 
 .DEFAULT_GOAL := help

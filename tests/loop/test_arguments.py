@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.optim import lr_scheduler
 from torch.utils.data import Subset, TensorDataset
 
+from loop.reference import make_batches, make_model
 from torch_sink import amp
 from torch_sink.loop import (
     Callback,
@@ -24,8 +25,6 @@ from torch_sink.loop import (
     data_sink,
 )
 from torch_sink.sink import SinkLoader
-
-from .reference import make_batches, make_model
 
 
 def make_loop(**options: Any) -> StepLoop:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from loop.reference import make_batches, make_model
 from torch_sink.loop import (
     Callback,
     CheckpointConfig,
@@ -26,8 +27,6 @@ from torch_sink.loop import (
     StepLoop,
 )
 from torch_sink.loop.callbacks import EVENTS
-
-from .reference import make_batches, make_model
 
 
 class Recorder(Callback):

@@ -17,13 +17,12 @@ from torch.nn import functional
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
+from loop.reference import assert_equal_training, make_batches, make_model
 from torch_sink.amp import DynamicLossScaler
 from torch_sink.errors import SinkError
 from torch_sink.loop import CheckpointConfig, LambdaCallback, ModelCheckpoint, StepLoop
 from torch_sink.loop.checkpoints import list_checkpoints
 from torch_sink.sink import SinkLoader
-
-from .reference import assert_equal_training, make_batches, make_model
 
 
 def make_loop(seed: int = 0, scheduler: Callable[..., Any] | None = None, **options: Any) -> StepLoop:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from loop.reference import assert_equal_training, make_batches, make_model, plain_loop
 from torch_sink.errors import SinkError
 from torch_sink.loop import (
     Callback,
@@ -26,8 +27,6 @@ from torch_sink.loop import (
 )
 from torch_sink.loop.evaluation import monitored
 from torch_sink.sink import SinkLoader
-
-from .reference import assert_equal_training, make_batches, make_model, plain_loop
 
 VALID = [*make_batches(3, seed=40), *make_batches(1, seed=41, size=3)]
 

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
+from loop.reference import make_batches, make_model
 from torch_sink.loop import Callback, CheckpointConfig, LambdaCallback, ModelCheckpoint, OnRequestExit, StepLoop
 from torch_sink.loop.checkpoints import list_checkpoints
 from torch_sink.sink import SinkLoader
-
-from .reference import make_batches, make_model
 
 SCRIPT = Path(__file__).with_name("interrupted_run.py")
 LIMIT = 300  # seconds; a run takes a few on a machine at rest

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+from loop.reference import assert_equal_training, make_batches, make_model, plain_loop
+from loop.test_callbacks import Recorder
 from torch_sink.loop import (
     Callback,
     JitConfig,
@@ -24,9 +26,6 @@ from torch_sink.loop import (
     no_host_sync,
 )
 from torch_sink.sink import SinkLoader
-
-from .reference import assert_equal_training, make_batches, make_model, plain_loop
-from .test_callbacks import Recorder
 
 
 def make(metrics: Any = None, **options: Any) -> Model:

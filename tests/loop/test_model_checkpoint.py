@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from loop.reference import make_batches, make_model
 from torch_sink.errors import NonFiniteLoss
 from torch_sink.loop import (
     Callback,
@@ -22,8 +23,6 @@ from torch_sink.loop import (
     ReduceLROnPlateau,
     StepLoop,
 )
-
-from .reference import make_batches, make_model
 
 
 def make_loop(**options: Any) -> StepLoop:

@@ -15,13 +15,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from loop.reference import make_batches, make_model
+from loop.test_callbacks import Results
 from torch_sink.amp import StaticLossScaler
 from torch_sink.errors import NonFiniteLoss
 from torch_sink.loop import History, LossMonitor, Model, ProgressBar, ReduceLROnPlateau, StepLoop, TimeMonitor
 from torch_sink.sink import SinkLoader
-
-from .reference import make_batches, make_model
-from .test_callbacks import Results
 
 
 def make_loop(**options: Any) -> StepLoop:

@@ -12,9 +12,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+from loop.earlier import STEPS, STEPS_BEFORE, make_loader, make_loop
 from torch_sink import Model, ModelCheckpoint, SinkLoader
-
-from .earlier import STEPS, STEPS_BEFORE, make_loader, make_loop
 
 EARLIER = Path(__file__).with_name("earlier_checkpoint")
 

@@ -13,11 +13,10 @@ from torch.nn import functional
 from torch.optim import lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from loop.reference import make_batches, make_model, plain_loop
 from torch_sink.amp import StaticLossScaler
 from torch_sink.loop import LambdaCallback, StepLoop, SummaryCollector, no_host_sync
 from torch_sink.sink import SinkLoader
-
-from .reference import make_batches, make_model, plain_loop
 
 
 def make_loop(**options: Any) -> StepLoop:

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from loop.reference import make_batches, make_model
 from torch_sink import StepLoop
 from torch_sink.amp import DynamicLossScaler
-
-from .reference import make_batches, make_model
 
 BATCHES = make_batches(5)
 

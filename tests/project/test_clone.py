@@ -67,7 +67,7 @@ def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(clone: Clone) -
 
 
 def test_a_file_of_tests(clone: Clone) -> None:
-    assert " passed" in clone.python("-m", "pytest", "-q", "tests/sink/test_ring_protocol.py")
+    assert " passed" in clone.python("-m", "pytest", "-q", "tests/sink/ring/test_ring_protocol.py")
 
 
 @pytest.mark.slow

@@ -137,8 +137,12 @@ def test_everything_takes_less_than_nine_minutes() -> None:
 
 def test_only_files_with_cuda_tests_are_imported_on_a_gpu() -> None:
     named = {str(path.relative_to(gpu.ROOT)) for path in gpu_tests.files_with_cuda_tests()}
-    assert {"tests/loop/test_cuda.py", "tests/sink/test_cuda.py", "tests/kernels/interpreted/test_uint8.py"} <= named
-    assert not {"tests/sink/test_ring_protocol.py", "tests/project/test_rules.py"} & named
+    assert {
+        "tests/loop/engines/test_cuda.py",
+        "tests/sink/ring/test_cuda.py",
+        "tests/kernels/interpreted/test_uint8.py",
+    } <= named
+    assert not {"tests/sink/ring/test_ring_protocol.py", "tests/project/test_rules.py"} & named
 
 
 def p50(value: float) -> dict[str, float]:

@@ -12,11 +12,10 @@ import psutil
 import pytest
 from simulators.fake_cuda import fake_cuda, rehearse
 
+from sink.simulated_device import ImmediateOps
 from torch_sink.sink import loader as loader_module
 from torch_sink.sink.producer import ThreadProducer
 from torch_sink.sink.ring import DeviceRing
-
-from .simulated_device import ImmediateOps
 
 __all__ = ["fake_cuda", "rehearse"]
 

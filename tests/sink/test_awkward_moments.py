@@ -16,11 +16,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from sink.test_faults import hang
+from sink.test_worker_faults import Faulty
 from torch_sink.errors import SinkError
 from torch_sink.sink import SinkLoader
-
-from .test_faults import hang
-from .test_worker_faults import Faulty
 
 ALL = [list(range(i, i + 4)) for i in range(0, 40, 4)]
 

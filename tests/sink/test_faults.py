@@ -21,10 +21,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from sink.conftest import wait_for
 from torch_sink.errors import SinkError, SinkTimeout
 from torch_sink.sink import SinkLoader
-
-from .conftest import wait_for
 
 
 class Flag:

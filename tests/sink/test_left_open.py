@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from .left_open import STATES
-from .test_awkward_moments import wait_until_gone
+from sink.left_open import STATES
+from sink.test_awkward_moments import wait_until_gone
 
 PROGRAM = Path(__file__).with_name("left_open.py")
 CONTEXTS = ["spawn", "forkserver"]

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from sink.numbered import numbered, values
 from torch_sink.errors import SinkTimeout
 from torch_sink.sink import SinkLoader
-
-from .numbered import numbered, values
 
 
 class Shards(IterableDataset):

@@ -12,9 +12,8 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torchvision import tv_tensors
 
+from sink.ring.test_ring_protocol import FORMS, Simulation
 from torch_sink.sink import SinkLoader
-
-from .test_ring_protocol import FORMS, Simulation
 
 pytestmark = pytest.mark.usefixtures("place")
 

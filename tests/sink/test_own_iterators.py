@@ -14,9 +14,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from sink.test_matches_plain_loop import Augmented, train
 from torch_sink.sink import SinkLoader
-
-from .test_matches_plain_loop import Augmented, train
 
 
 class Generated(DataLoader):

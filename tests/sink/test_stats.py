@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from sink.conftest import wait_for
 from torch_sink.sink import QueueStats, SinkLoader
 from torch_sink.sink.producer import ThreadProducer
 from torch_sink.sink.stats import StatsRecorder
-
-from .conftest import wait_for
 
 
 class Throttled(Dataset):

@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from sink.conftest import wait_for
+from sink.numbered import numbered, values
 from torch_sink.errors import SinkError
 from torch_sink.sink import SinkLoader, workers
 from torch_sink.sink import producer as thread_producer
-
-from .conftest import wait_for
-from .numbered import numbered, values
 
 POLL_SECONDS = 0.05  # in place of torch_sink's, for a test
 

@@ -15,6 +15,7 @@ import torch
 from simulators.fake_cuda import FakeCuda
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from sink.test_faults import read_until_error, wait_until_received
 from torch_sink.errors import SinkError, SinkTimeout
 from torch_sink.sink import SinkLoader, workers
 from torch_sink.sink import producer as thread_producer
@@ -22,8 +23,6 @@ from torch_sink.sink.position import PassStart
 from torch_sink.sink.producer import ThreadProducer
 from torch_sink.sink.slots import ImageFormat, Slots
 from torch_sink.sink.source import Item, Pass, Source
-
-from .test_faults import read_until_error, wait_until_received
 
 
 class Faulty(Dataset):

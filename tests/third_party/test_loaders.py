@@ -11,8 +11,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from sink.ring.test_slabs import files_in_shared_memory, slab_files
 from sink.simulated_device import ImmediateOps
-from sink.test_slabs import files_in_shared_memory, slab_files
 from torch.utils.data import DataLoader, Dataset
 
 from torch_sink.sink import SinkLoader

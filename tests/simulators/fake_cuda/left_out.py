@@ -7,7 +7,7 @@ import pytest
 # Name of a test behind "tests/", its parameters left out -> the reason.
 REASONS = {
     "image/decode/test_decode.py::test_nvjpeg_where_it_is_named": "nvJPEG decodes on a real device only",
-    "loop/test_cuda.py::test_compiled_and_captured": "torch.compile writes kernels for a real device",
+    "loop/engines/test_cuda.py::test_compiled_and_captured": "torch.compile writes kernels for a real device",
 }
 
 

@@ -1,0 +1,112 @@
+"""Two processes on the CPU: equal to a plain distributed loop, agreed on overflows and stops, resumable."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torch_sink.cli.photos import write_photos
+
+SCRIPT = Path(__file__).with_name("distributed_run.py")
+EXAMPLE = Path(__file__).parents[3] / "examples" / "train_distributed.py"
+
+
+def torchrun(*arguments: str, restarts: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run on two processes. The limit is for a machine ten times slower than usual; a hang ends there."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--max-restarts", str(restarts), "--monitor-interval", "0.2", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """One job with two lives, since each process of a life loads torch anew; and the folder that it wrote to."""
+    directory = tmp_path_factory.mktemp("cases")
+    return torchrun(str(SCRIPT), str(directory), restarts=2), directory
+
+
+@pytest.fixture(scope="module")
+def results(job: tuple[subprocess.CompletedProcess[str], Path]) -> dict[str, Any]:
+    finished, directory = job
+    assert (directory / "rank-0.json").is_file(), finished.stderr[:6000]
+    first, second = (json.loads((directory / f"rank-{rank}.json").read_text()) for rank in (0, 1))
+    assert {name: case for name, case in first.items() if name != "signal"} == {
+        name: case for name, case in second.items() if name != "signal"
+    }, "both ranks see the same history and the same model"
+    first["signal"] = [first["signal"], second["signal"]]
+    return first
+
+
+@pytest.mark.parametrize("case", ["ddp 1", "ddp 2", "fsdp 1", "fsdp 2", "fsdp parts 2"])
+def test_equals_a_plain_distributed_loop(results: dict[str, Any], case: str) -> None:
+    assert results[case]["parameters"] == 0
+    assert results[case]["losses"] < 1e-6
+    assert results[case]["single"] < 1e-4
+    assert results[case]["syncs"] == 3
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_an_overflow_on_one_rank_is_skipped_by_all(results: dict[str, Any], kind: str) -> None:
+    assert results[f"{kind} overflow"] == {"overflows": [0, 4], "finite": True, "equal": True, "scale": 4.0}
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_resume_is_bit_identical(results: dict[str, Any], kind: str) -> None:
+    expected = {"step": 6, "name": "CKP-00000006", "losses": True, "parameters": True, "buffers": True}
+    assert results[f"{kind} resume"] == expected
+
+
+def test_epochs_of_different_lengths_are_refused(results: dict[str, Any]) -> None:
+    assert "an epoch has 3 steps on one rank and 4 on another" in results["uneven"]
+
+
+def test_what_needs_whole_parameters_is_refused_for_a_sharded_model(results: dict[str, Any]) -> None:
+    assert "pass ema=None" in results["refusal"]
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_sharded_models_train_in_low_precision(results: dict[str, Any], level: str) -> None:
+    case = results[level]
+    assert case["losses"] < 1e-5
+    assert case["parameters"] < 1e-5
+    assert 1e-4 < case["rounding"] < 0.05, "it is low precision"
+
+
+def test_a_signal_to_one_rank_stops_all_after_the_same_sink(results: dict[str, Any]) -> None:
+    assert results["signal"] == [
+        {"steps": 4, "raised": "a signal to another rank ended the run after step 4 on all of them"},
+        {"steps": 4, "handled": [signal.SIGTERM]},
+    ]
+
+
+def test_a_rank_that_dies_ends_the_life_of_a_job_and_the_next_resumes(
+    job: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    finished, directory = job
+    assert finished.returncode == 0, finished.stderr[:6000]
+    assert "rank 1 was told to die" in finished.stderr
+    first, second = (json.loads((directory / "crash" / f"crash-{rank}.json").read_text()) for rank in (0, 1))
+    assert first["resumed"] == 4
+    assert first["steps"] == 8
+    assert first["parameters"] == second["parameters"]
+
+
+@pytest.mark.once_on_oldest
+def test_the_example_trains_on_images_and_resumes(tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos", count=24)
+    options = ["--wrap", "fsdp", "--accumulate", "2", "--batch-size", "4", "--workers", "0"]
+    options += ["--directory", str(tmp_path / "checkpoints"), "--checkpoint-steps", "6"]
+    finished = torchrun(str(EXAMPLE), str(tmp_path / "photos"), "--steps", "12", *options)
+    assert finished.returncode == 0, finished.stderr[:6000]
+    assert "12 steps on 2 processes" in finished.stdout
+    finished = torchrun(str(EXAMPLE), str(tmp_path / "photos"), "--steps", "15", *options)
+    assert finished.returncode == 0, finished.stderr[:6000]
+    assert "resumed at step 12" in finished.stdout
