@@ -19,12 +19,12 @@ MOST_AT_A_TIME = 8  # each has a CUDA context, and its share of the cores
 def files_with_cuda_tests() -> list[Path]:
     """They alone are imported, for others need libraries that a GPU machine may lack; the largest first.
 
-    What lies at the top of the folder tests the project itself.
+    `tests/project` and what lies at the top test the project itself.
     """
     folder = ROOT / "tests"
     interpreted = folder / "kernels" / "interpreted"
     files = [path for path in folder.glob("*/**/test_*.py") if "mark.cuda" in path.read_text()]
-    files = [path for path in files if path.parent != interpreted]
+    files = [path for path in files if path.parent not in (interpreted, folder / "project")]
     return sorted([*files, *interpreted.glob("test_*.py")], key=lambda path: (-path.stat().st_size, path))
 
 

@@ -148,10 +148,8 @@ def test_no_loop_leaves_its_hooks(end: str) -> None:
 
 def test_auto_is_float32_on_the_cpu() -> None:
     model = make_model()
-    assert (
-        StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters()), amp="auto").precision.level
-        == "O0"
-    )
+    loop = StepLoop(model, functional.cross_entropy, torch.optim.SGD(model.parameters()), amp="auto")
+    assert loop.state.precision.level == "O0"
 
 
 @pytest.mark.parametrize("level", ["O1", "auto", "O2", "O3"])
