@@ -65,9 +65,8 @@ def explains_other_names(**places: str) -> Callable[[Callable[P, R]], Callable[P
                     advice = f"pass {meant[name]}=" if name in meant else advice
                     raise TypeError(f"{owner} has no argument {name!r}; {places.get(name, advice)}")
             if to_name and len(args) > len(parameters) - len(to_name):
-                raise TypeError(
-                    f"{owner} got an argument without a name that needs one: {', '.join(f'{name}=' for name in to_name)}"
-                )
+                names = ", ".join(f"{name}=" for name in to_name)
+                raise TypeError(f"{owner} got an argument without a name that needs one: {names}")
             return function(*args, **kwargs)
 
         return checked
