@@ -70,7 +70,14 @@ def random_transforms(chance: random.Random, module: Any, depth: int = 0) -> lis
         lambda: module.TrivialAugmentWide(fill=chance.choice((None, 9.0, [1.5, 2, 3]))),
         lambda: module.RandomInvert(0.5),
         lambda: module.Lambda(_noise),
-        lambda: module.RandomRotation(20),
+        lambda: module.RandomRotation(
+            chance.choice((20, (90, 90), (180, 180), 0)), expand=chance.random() < 0.3, fill=chance.choice((0, 9)),
+            center=chance.choice((None, (3, 5))), interpolation=chance.choice(_MODES),
+        ),
+        lambda: module.RandomAffine(
+            30, chance.choice((None, (0.1, 0.3))), chance.choice((None, (0.7, 1.4))),
+            chance.choice((None, 9, (1, 5, -4, 8))), fill=chance.choice((0, 9)), interpolation=chance.choice(_MODES),
+        ),
     ]  # fmt: skip
     inside = functools.partial(random_transforms, chance, module, depth + 1)
     if depth < 2:
@@ -176,6 +183,16 @@ def test_automatic_augmentations(module: Any, name: str) -> None:
         first = [module.PILToTensor()] if is_tensor else []
         augment = getattr(module, name)(fill=[5, 6, 7])
         assert_equal_samples(module.Compose([*first, augment, augment, augment, module.RandomCrop(8)]))
+
+
+@pytest.mark.parametrize("module", [v1, v2])
+def test_affine_transforms_and_rotations(module: Any) -> None:
+    moves = module.RandomAffine(30, (0.1, 0.3), (0.7, 1.4), (1, 5, -4, 8), fill=9)
+    for rotation in (module.RandomRotation(40, expand=True), module.RandomRotation((90, 90)), module.RandomAffine(0)):
+        container = module.Compose(
+            [rotation, moves, module.RandomGrayscale(0.5), module.PILToTensor(), rotation, moves]
+        )
+        assert_equal_samples(container)
 
 
 @pytest.mark.parametrize("module", [v1, v2])

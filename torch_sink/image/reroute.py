@@ -48,7 +48,7 @@ from torch_sink.image.operations import RECORDERS
 from torch_sink.image.run.collate import collate_handles
 from torch_sink.image.run.stack import EACH_ALONE, LazyStack
 from torch_sink.image.stand_ins import around
-from torch_sink.image.steps import augment, containers, moves, registry, values  # noqa: F401  they fill the registry
+from torch_sink.image.steps import augment, containers, registry, values  # noqa: F401  they fill the registry
 from torch_sink.image.steps.draws import applies_at_random
 
 

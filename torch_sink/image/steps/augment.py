@@ -8,36 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from PIL import Image
 from torchvision.transforms import autoaugment as v1
-from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
-from torch_sink.image.core.arguments import color_of
 from torch_sink.image.handles.image import LazyImage
-from torch_sink.image.operations.resize import FILTERS_BY_NAME
 from torch_sink.image.steps.draft import Draft
 from torch_sink.image.steps.draws import as_drawn, chance, whole
 from torch_sink.image.steps.moves import fill_of
 from torch_sink.image.steps.registry import Functional, recorder, step
-
-_record_transform = recorder("Image.transform")
-
-
-def _affine_image(
-    draft: Draft, angle: Any, translate: Any, scale: Any, shear: Any, interpolation: Any, fill: Any, center: Any = None
-) -> Any:
-    color, resample = color_of(fill, draft.sink_shape[0]), FILTERS_BY_NAME.get(interpolation)
-    if color is None or resample is None:
-        return NotImplemented
-    width, height = draft.size
-    middle = [width * 0.5, height * 0.5] if center is None else center
-    matrix = F._get_inverse_affine_matrix(middle, angle, translate, scale, shear)
-    return _record_transform(draft, draft.size, Image.Transform.AFFINE, matrix, resample, 1, color)
-
-
-_affine = Functional("affine", _affine_image, v2="affine")
-_rotate = Functional("rotate", {})  # Pillow's own way depends on the angle
+from torch_sink.image.steps.warps import affine, rotate
 
 
 def _shear(angle: float) -> float:
@@ -47,19 +26,19 @@ def _shear(angle: float) -> float:
 # What takes the family, an image, a magnitude, an interpolation and a fill.
 _Apply = Callable[[str, Any, float, Any, Any], Any]
 _MOVES: dict[str, _Apply] = {
-    "ShearX": lambda family, image, magnitude, mode, fill: _affine(
+    "ShearX": lambda family, image, magnitude, mode, fill: affine(
         family, image, 0.0, [0, 0], 1.0, [_shear(magnitude), 0.0], mode, fill, [0, 0]
     ),
-    "ShearY": lambda family, image, magnitude, mode, fill: _affine(
+    "ShearY": lambda family, image, magnitude, mode, fill: affine(
         family, image, 0.0, [0, 0], 1.0, [0.0, _shear(magnitude)], mode, fill, [0, 0]
     ),
-    "TranslateX": lambda family, image, magnitude, mode, fill: _affine(
+    "TranslateX": lambda family, image, magnitude, mode, fill: affine(
         family, image, 0.0, [int(magnitude), 0], 1.0, [0.0, 0.0], mode, fill
     ),
-    "TranslateY": lambda family, image, magnitude, mode, fill: _affine(
+    "TranslateY": lambda family, image, magnitude, mode, fill: affine(
         family, image, 0.0, [0, int(magnitude)], 1.0, [0.0, 0.0], mode, fill
     ),
-    "Rotate": lambda family, image, magnitude, mode, fill: _rotate(family, image, magnitude, mode, False, None, fill),
+    "Rotate": lambda family, image, magnitude, mode, fill: rotate(family, image, magnitude, mode, False, None, fill),
 }
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 from torch.nn.modules.module import _has_any_global_hook
 
 from torch_sink.image.core.fallback import is_executing
-from torch_sink.image.core.ops import InPlaceOp, Op
+from torch_sink.image.core.ops import RECORDERS, InPlaceOp, Op
 from torch_sink.image.handles.image import RECORDED_MODES, LazyImage, pixels_of
 from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage, is_expanded
 
@@ -38,6 +38,14 @@ class Draft:
         return width, height
 
     @property
+    def width(self) -> int:
+        return self.sink_shape[2]
+
+    @property
+    def height(self) -> int:
+        return self.sink_shape[1]
+
+    @property
     def mode(self) -> str:
         """Of a Pillow image."""
         return "RGB" if self.sink_shape[0] == 3 else "L"
@@ -64,7 +72,12 @@ class Draft:
     def crop(self, box: tuple[int, int, int, int]) -> Draft:
         """Of a Pillow image, at whole positions."""
         left, upper, right, lower = box
-        return self.record(Op("pil.crop", (box,)), size=(right - left, lower - upper))
+        shape = self.sink_shape[0], lower - upper, right - left
+        return Draft(self.origin, (*self.sink_ops, Op("pil.crop", (box,))), shape, self.kind, self.sink_dtype)
+
+    # What Pillow's `rotate` calls.
+    transform = vars(RECORDERS["Image.transform"])["__wrapped__"]
+    transpose = vars(RECORDERS["Image.transpose"])["__wrapped__"]
 
     def as_tensor(self, op: Op, dtype: torch.dtype, *, as_tv_image: bool = False) -> Draft:
         """The tensor [C, H, W] that a conversion of a Pillow image makes."""

@@ -28,11 +28,15 @@ _pad = Functional("pad", recorder("pil.pad"), v1="pad", v2="pad")
 _STOCK_TYPES = {LazyImage: Image.Image, LazyTensor: torch.Tensor, LazyTVImage: tv_tensors.Image}
 
 
-def _crop_image(draft: Draft, top: int, left: int, height: int, width: int) -> Draft:
-    return draft.crop((left, top, left + width, top + height))
+_crop_tensor = Functional("crop", {}, v1="crop", v2="crop")
 
 
-_crop = Functional("crop", _crop_image, v1="crop", v2="crop")
+def _crop(family: str, draft: Draft, top: int, left: int, height: int, width: int) -> Any:
+    if draft.kind is LazyImage:
+        return draft.crop((left, top, left + width, top + height))
+    return _crop_tensor(family, draft, top, left, height, width)
+
+
 _center_crop = Functional("center_crop", recorder("pil.center_crop"), v2="center_crop")
 
 

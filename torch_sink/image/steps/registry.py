@@ -65,7 +65,7 @@ def step(*kinds: type, calls: str) -> Callable[[Run], Run]:
             methods = tuple(name for name in _METHODS[family] if hasattr(kind, name))
             namespace = vars(_FUNCTIONALS[family])
             functions = itemgetter(*(name for name in calls.split() if name in namespace))
-            STEPS[kind] = Step(run, methods, attrgetter(*methods, "__init__"), functions, namespace)
+            STEPS[kind] = Step(run, methods, attrgetter(*methods), functions, namespace)
         return run
 
     return register
@@ -74,8 +74,9 @@ def step(*kinds: type, calls: str) -> Callable[[Run], Run]:
 def learn() -> None:
     """Notes the code of the classes and functionals, which stays what it is while steps stand for it."""
     for kind, found in STEPS.items():
-        known = found.read(kind), found.functions(found.namespace)
-        STEPS[kind] = found._replace(known=known if all(map(_is_known, (*known[0], *known[1]))) else None)
+        values = [*(getattr(kind, name) for name in found.methods), *found.functions(found.namespace)]
+        known = (found.read(kind), found.functions(found.namespace)) if all(map(_is_known, values)) else None
+        STEPS[kind] = found._replace(known=known)
 
 
 _ROOTS = (torch.__path__[0], torchvision.__path__[0], str(Path(__file__).parents[2]))

@@ -93,12 +93,12 @@ def _jittered(jitter: Any, draft: Draft) -> Any:
 _to_gray = recorder("pil.to_grayscale")
 
 
-@step(v1.Grayscale, calls="rgb_to_grayscale get_dimensions")
+@step(v1.Grayscale, v2.Grayscale, calls="rgb_to_grayscale to_grayscale")
 def _gray(transform: Any, draft: Draft) -> Any:
     return _to_gray(draft, transform.num_output_channels) if draft.kind is LazyImage else NotImplemented
 
 
-@step(v1.RandomGrayscale, calls="rgb_to_grayscale get_dimensions")
+@step(v1.RandomGrayscale, v2.RandomGrayscale, calls="rgb_to_grayscale to_grayscale")
 def _gray_at_random(transform: Any, draft: Draft) -> Any:
     if draft.kind is not LazyImage or not is_probability(transform.p):
         return NotImplemented
