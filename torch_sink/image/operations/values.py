@@ -169,14 +169,14 @@ def _statistics(values: Any, channels: int) -> tuple[float, ...] | None:
     if not isinstance(values, (list, tuple)) or len(values) not in (1, channels):
         return None
     try:
-        numbers = _numbers(tuple(values), tuple(map(type, values)))
+        numbers = _numbers(*values)
     except TypeError:  # lists, which have no hash
         return None
-    return None if numbers is None or has_minus_zero(values) else numbers
+    return None if numbers is None or (0 in numbers and has_minus_zero(values)) else numbers
 
 
-@functools.lru_cache(maxsize=256)
-def _numbers(values: tuple[Any, ...], types: tuple[type, ...]) -> tuple[float, ...] | None:
+@functools.lru_cache(maxsize=256, typed=True)
+def _numbers(*values: Any) -> tuple[float, ...] | None:
     return tuple(map(float, values)) if all(map(is_number, values)) else None
 
 
