@@ -7,6 +7,7 @@ import functools
 import importlib
 import os
 import pkgutil
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from simulators.executor.ptx.findings import Finding, Findings
 from simulators.executor.ptx.machine import Executable, Launch, Options
 from simulators.executor.ptx.program import parse
 from simulators.executor.target import Launched, target_only
+from torch_sink.image.run import device
 from torch_sink.image.run.device import Images
 from torch_sink.triton_kernels.jpeg_rows import NOT_CONVERGED
 
@@ -113,7 +115,8 @@ def compiled_on_cpu(options: Options | None = None, change: Callable[[str], str]
 @contextlib.contextmanager
 def noting_pixels(note: Callable[[tuple[torch.Tensor, ...]], None]) -> Iterator[None]:
     """Before launches that read pixels at places that they are told, `note` gets the tensors these lie in."""
-    begin, decode = Images.__init__, Images._decode
+    begin, decode, places_of, run = Images.__init__, Images._decode, device.places_of, device.run_launches
+    owners_of: dict[int, tuple[torch.Tensor, ...]] = {}  # by the array of their places, while it lives
 
     def noting_begin(images: Images, *arguments: Any) -> None:
         note(())
@@ -123,7 +126,23 @@ def noting_pixels(note: Callable[[tuple[torch.Tensor, ...]], None]) -> Iterator[
         decode(images, *arguments, **how)
         note(tuple(images._owners))
 
-    with mock.patch.object(Images, "__init__", noting_begin), mock.patch.object(Images, "_decode", noting_decoded):
+    def noting_places(images: Any, memory: torch.Tensor) -> Any:
+        places, owners = places_of(images, memory)
+        owners_of[id(places)] = tuple(owners)
+        weakref.finalize(places, owners_of.pop, id(places), None)
+        return places, owners
+
+    def noting_run(program: Any, memory: torch.Tensor, target: torch.Tensor, places: Any = None) -> None:
+        if id(places) in owners_of:
+            note(owners_of[id(places)])
+        run(program, memory, target, places)
+
+    with (
+        mock.patch.object(Images, "__init__", noting_begin),
+        mock.patch.object(Images, "_decode", noting_decoded),
+        mock.patch.object(device, "places_of", noting_places),
+        mock.patch.object(device, "run_launches", noting_run),
+    ):
         yield
 
 
