@@ -31,7 +31,7 @@ def test_cuda_tests_skip_with_a_reason_and_fail_where_a_device_is_expected(
 ) -> None:
     monkeypatch.setenv("FAIL_WITHOUT_CUDA", fails_without)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text())
+    pytester.makeconftest(Path(__file__).parents[1].joinpath("conftest.py").read_text())
     pytester.makeini("[pytest]\nmarkers = cuda: needs a device\n")
     pytester.makepyfile(CUDA_TEST)
     found = pytester.runpytest_inprocess("-rs", "-p", "no:cacheprovider")
