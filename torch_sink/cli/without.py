@@ -65,9 +65,9 @@ def cost_of_fallbacks(pipeline: Pipeline, images: int) -> Cost | None:
     """
     chains, patches = _Chains(), Patches()
     try:
-        patches.replace(v1.Compose, "__call__", chains.over)
-        patches.replace(v2.Compose, "forward", chains.over)
-        with torch_sink.image_backend("device", device="meta"):
+        with torch_sink.image_backend("device", device="meta"):  # it has stand-ins of its own, under this layer
+            patches.replace(v1.Compose, "__call__", chains.over)
+            patches.replace(v2.Compose, "forward", chains.over)
             _seconds(pipeline, images, seed=0)  # finds them
             if not chains.found:
                 return None
