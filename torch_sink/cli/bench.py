@@ -18,7 +18,7 @@ from torch_sink.cli.report import Report, Table, bars
 from torch_sink.cli.worker_cost import measure_worker_cost, worker_cost_table
 
 TITLE = "torch_sink beside stock torchvision"
-_NO_GPU = "Without a GPU both make the same pixels on the CPU: nothing is gained here."
+_NO_GPU = "Without a GPU both make the same pixels on the CPU, and either may be faster."
 _EQUAL = {
     True: "yes, every value",
     False: "no",
