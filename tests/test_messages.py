@@ -206,7 +206,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "images instead of tensors": (
         lambda: deliver(lambda index: Image.new("RGB", (4, 4)), backend="device"),
         TypeError,
-        r"batch 0.*end its transform with transforms.ToTensor\(\)",
+        r"(?=.*batch 0).*end its transform with transforms.ToTensor\(\)",
     ),
     "None for a sample": (lambda: deliver(lambda index: None), TypeError, "returned None.*on_decode_error='skip'"),
     "None for a label": (

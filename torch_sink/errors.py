@@ -191,5 +191,6 @@ def add_hints(error: BaseException) -> None:
     """Adds what to do, where the message is one of a common mistake."""
     text = "".join([*traceback.format_tb(error.__traceback__), str(error)])
     for pattern, advice in _HINTS:
-        if re.search(pattern, text) and advice not in getattr(error, "__notes__", ()):
+        # A data worker's notes are in the text of its error already.
+        if re.search(pattern, text) and advice not in "".join([text, *getattr(error, "__notes__", ())]):
             add_note(error, advice)

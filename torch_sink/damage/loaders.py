@@ -24,6 +24,7 @@ from torch_sink.damage.report import (
     set_policy,
 )
 from torch_sink.damage.samples import GuardedCollate, GuardedDataset, GuardedStream, PartialBatch, raise_without_samples
+from torch_sink.errors import add_hints
 
 
 class _Guarded:
@@ -83,6 +84,17 @@ def create_fetcher(stock: Callable[..., Any]) -> Any:
         return fetcher
 
     return staticmethod(create)
+
+
+def next_with_hints(stock: Callable[..., Any], iterator: Any) -> Any:
+    """For `_BaseDataLoaderIter.__next__`: errors of the dataset say what to do, as those of a `SinkLoader` do."""
+    try:
+        return stock(iterator)
+    except StopIteration:
+        raise
+    except Exception as error:
+        add_hints(error)
+        raise
 
 
 def guard_worker(policy: str) -> None:

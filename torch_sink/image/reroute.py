@@ -147,6 +147,7 @@ def _rows() -> Iterator[Row]:
     yield Row(collate.default_collate_fn_map, torch.Tensor, around(stand_ins.collate_tensors))
     yield Row(_DatasetKind, "create_fetcher", loaders.create_fetcher)
     yield Row(dataloader._BaseDataLoaderIter, "__init__", _begin_iterator)
+    yield Row(dataloader._BaseDataLoaderIter, "__next__", around(loaders.next_with_hints))
     # torch's and torchdata's, where they start data workers; the latter, and timm, where they are imported.
     for name in WORKER_LOOPS:
         if name in sys.modules:

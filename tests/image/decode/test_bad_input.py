@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch.utils.data import DataLoader, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
@@ -279,3 +279,14 @@ def test_damage_found_in_a_worker_is_still_an_error_of_the_file(tmp_path: Path) 
         loader = DataLoader(ReadsPixels(path), num_workers=1, multiprocessing_context="fork")
         with pytest.raises(OSError, match=r"1\.jpg"):
             next(iter(loader))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_plain_loader_names_the_argument_that_leaves_broken_files_out(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "broken.jpg").write_bytes(b"no image")
+    loader = DataLoader(ImageFolder(str(tmp_path), train_transform()), num_workers=workers)
+    with torch_sink.image_backend("device", device="cpu"), pytest.raises(UnidentifiedImageError) as caught:
+        next(iter(loader))
+    said = "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert said.count("on_decode_error='skip'") == 1
