@@ -36,7 +36,10 @@ def check(processors: list[dict[str, Any]], capabilities: list[str], rows: int) 
 
 def test_pipelines_record_on_processors_without_avx2() -> None:
     """Where torchvision resizes bytes through float32, as kernels do then."""
-    files = [str(SCRIPT.parents[1] / "image" / name) for name in ("test_float_pipelines.py", "test_uncommon.py")]
+    files = [
+        str(SCRIPT.parents[1] / "image" / "operations" / name)
+        for name in ("test_float_pipelines.py", "test_uncommon.py")
+    ]
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     finished = subprocess.run(

@@ -103,7 +103,7 @@ class LazyPixels(Image.Image):
 
     def _forget(self) -> None:
         """Lets go of the file, once there are other pixels."""
-        for field in ("sink_source", "sink_ops", "sink_file_source"):
+        for field in ("sink_source", "sink_ops", "sink_file_source", "sink_used"):
             self.__dict__.pop(field, None)
 
     def load(self) -> Any:
