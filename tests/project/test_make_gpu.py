@@ -280,4 +280,5 @@ def test_the_whole_of_it_without_a_gpu(tmp_path: Path) -> None:
         "JPEG decoding in kernels, images/s",
         "  the kernels alone",
         "StepLoop, graph mode, host us a step",
+        *(f"  peak GiB {kind}, stock -> torch_sink" for kind in ("allocated", "reserved", "page-locked")),
     }
