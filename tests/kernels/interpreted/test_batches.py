@@ -34,7 +34,7 @@ def test_workers_decode_nothing_and_batches_equal_stock(
     loader = {"num_workers": workers, "multiprocessing_context": start_method}
     with torch_sink.image_backend("device", device=device_in_use()):
         made = epochs_of(dataset, **loader)[:2]
-        seen = what_workers_did(tmp_path, jpegs(photos), workers, start_method)
+        seen = what_workers_did(tmp_path, jpegs(photos, train_transform()), workers, start_method)
         for (images, targets), (stock_images, stock_targets) in zip(made, expected, strict=True):
             assert isinstance(images, LazyBatch)
             assert images.program.packed.blob.is_shared()
