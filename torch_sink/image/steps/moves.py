@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from PIL import Image
-from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import functional as F
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
-from torchvision.transforms.v2._utils import _get_fill
 from torchvision.transforms.v2.functional._geometry import _compute_resized_output_size
 
 from torch_sink.image.core.ops import Op
 from torch_sink.image.handles.image import LazyImage
-from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage
 from torch_sink.image.operations.resize import FILTERS_BY_NAME
 from torch_sink.image.steps.draft import Draft
 from torch_sink.image.steps.draws import as_drawn, chance, is_probability, kept, log_ratio, resized_crop, whole
@@ -25,9 +21,6 @@ from torch_sink.image.steps.registry import Functional, family_of, recorder, ste
 # --- pads and crops
 
 _pad = Functional("pad", recorder("pil.pad"), v1="pad", v2="pad")
-_STOCK_TYPES = {LazyImage: Image.Image, LazyTensor: torch.Tensor, LazyTVImage: tv_tensors.Image}
-
-
 _crop_tensor = Functional("crop", {}, v1="crop", v2="crop")
 
 
@@ -42,11 +35,18 @@ _center_crop = Functional("center_crop", recorder("pil.center_crop"), v2="center
 
 def fill_of(transform: Any, draft: Draft) -> Any:
     """What a transform of v2 fills with, which may depend on the type."""
-    return _get_fill(transform._fill, _STOCK_TYPES[draft.kind])
+    return v2._utils._get_fill(transform._fill, draft.kind)
 
 
-def _is_size(size: Any) -> bool:
-    return type(size) in (tuple, list) and len(size) == 2 and type(size[0]) is type(size[1]) is int and min(size) > 0
+def _room(padded: Any, size: Any) -> tuple[int, int] | None:
+    """Rows and columns beside a crop; None where it does not fit, or its size is no two numbers."""
+    if padded is NotImplemented or type(size) not in (tuple, list) or len(size) != 2:
+        return None
+    if not (type(size[0]) is type(size[1]) is int and min(size) > 0):
+        return None
+    _, height, width = padded.sink_shape
+    room = height - size[0], width - size[1]
+    return room if min(room) >= 0 else None
 
 
 @step(v1.CenterCrop, v2.CenterCrop, calls="center_crop crop pad get_dimensions")
@@ -69,16 +69,10 @@ def _cropped_v1(crop: Any, draft: Draft) -> Any:
     padded: Any = draft
     if crop.padding is not None:
         padded = _pad.record("v1", draft, crop.padding, crop.fill, crop.padding_mode)
-    if padded is NotImplemented or not _is_size(crop.size):
+    if (room := _room(padded, crop.size)) is None:
         return NotImplemented
-    _, height, width = padded.sink_shape
-    new_height, new_width = crop.size
-    if height < new_height or width < new_width:
-        return NotImplemented
-    if (height, width) == (new_height, new_width):
-        return _crop("v1", padded, 0, 0, height, width)
-    top, left = whole(height - new_height + 1), whole(width - new_width + 1)
-    return _crop("v1", padded, top, left, new_height, new_width)
+    corner = (whole(room[0] + 1), whole(room[1] + 1)) if any(room) else (0, 0)
+    return _crop("v1", padded, *corner, *crop.size)
 
 
 @step(v2.RandomCrop, calls="pad crop")
@@ -87,15 +81,10 @@ def _cropped_v2(crop: Any, draft: Draft) -> Any:
     if crop.padding is not None and any(crop.padding):
         left, right, top, bottom = crop.padding
         padded = _pad.record("v2", draft, [left, top, right, bottom], fill_of(crop, draft), crop.padding_mode)
-    if padded is NotImplemented or not _is_size(crop.size):
+    if (room := _room(padded, crop.size)) is None:
         return NotImplemented
-    _, height, width = padded.sink_shape
-    new_height, new_width = crop.size
-    if height < new_height or width < new_width:
-        return NotImplemented
-    top = whole(height - new_height + 1) if height > new_height else 0
-    left = whole(width - new_width + 1) if width > new_width else 0
-    return padded if (height, width) == (new_height, new_width) else _crop("v2", padded, top, left, *crop.size)
+    corner = [whole(free + 1) if free else 0 for free in room]
+    return _crop("v2", padded, *corner, *crop.size) if any(room) else padded
 
 
 # --- resizes
