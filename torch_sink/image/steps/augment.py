@@ -89,12 +89,7 @@ def _rand_augment_v1(augment: Any, draft: Draft) -> Any:
         return NotImplemented
     names, image = list(space), draft
     for _ in range(augment.num_ops):
-        name = names[whole(len(names))]
-        magnitudes, signed = space[name]
-        magnitude = float(magnitudes[augment.magnitude].item()) if magnitudes.ndim > 0 else 0.0
-        if signed and whole(2):
-            magnitude *= -1.0
-        image = _applied("v1", image, name, magnitude, augment.interpolation, augment.fill)
+        image = _applied_v1(augment, image, space, names[whole(len(names))], lambda magnitudes: augment.magnitude)
     return image
 
 
@@ -104,11 +99,15 @@ def _trivial_augment_v1(augment: Any, draft: Draft) -> Any:
     if draft.kind is not LazyImage or not _is_known(space):
         return NotImplemented
     name = list(space)[whole(len(space))]
+    return _applied_v1(augment, draft, space, name, lambda magnitudes: whole(len(magnitudes)))
+
+
+def _applied_v1(augment: Any, image: Any, space: Any, name: str, choose: Callable[[Any], int]) -> Any:
     magnitudes, signed = space[name]
-    magnitude = float(magnitudes[whole(len(magnitudes))].item()) if magnitudes.ndim > 0 else 0.0
+    magnitude = float(magnitudes[choose(magnitudes)].item()) if magnitudes.ndim > 0 else 0.0
     if signed and whole(2):
         magnitude *= -1.0
-    return _applied("v1", draft, name, magnitude, augment.interpolation, augment.fill)
+    return _applied("v1", image, name, magnitude, augment.interpolation, augment.fill)
 
 
 @step(v1.AutoAugment, calls=_CALLS)
