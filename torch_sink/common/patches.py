@@ -11,6 +11,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 MISSING = object()
 WORKER_LOOPS = ("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.stateful_dataloader")
 Make = Callable[[Any], Any]
@@ -86,6 +88,16 @@ class Patches:
 def read(owner: Any, name: Any) -> Any:
     """What is stored there, a `staticmethod` as such; MISSING where nothing is, or where it is inherited."""
     return (owner if isinstance(owner, dict) else vars(owner)).get(name, MISSING)
+
+
+def unknown_releases(what: str) -> RuntimeError:
+    """The error for something of torch or torchvision that the installed releases lack."""
+    import torchvision
+
+    return RuntimeError(
+        f"{what}: this version of torch_sink does not know torchvision {torchvision.__version__} and torch "
+        f"{torch.__version__}; install a newer torch_sink, or releases of torch and torchvision that it names"
+    )
 
 
 def _function(value: Any) -> Any:

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from torch_sink.common import after_fork_in_child
+from torch_sink.common.patches import unknown_releases
 from torch_sink.damage.report import check_policy, clear_report
 from torch_sink.errors import SinkError
 from torch_sink.image.core import state
@@ -63,6 +64,9 @@ def set_image_backend(
             clear_report()
 
 
+state.set_backend = set_image_backend
+
+
 def _check_thread() -> None:
     # A thread that has ended hinders nobody, whether or not it has left its blocks.
     if any(thread is not threading.current_thread() and thread.is_alive() for thread in _inside):
@@ -110,16 +114,6 @@ def _switch(name: str, settings: State | None = None) -> None:
     else:
         reroute.uninstall()
         torchvision.set_image_backend(name)
-
-
-def unknown_releases(what: str) -> RuntimeError:
-    """The error for something of torch or torchvision that the installed releases lack."""
-    import torchvision
-
-    return RuntimeError(
-        f"{what}: this version of torch_sink does not know torchvision {torchvision.__version__} and torch "
-        f"{torch.__version__}; install a newer torch_sink, or releases of torch and torchvision that it names"
-    )
 
 
 @contextmanager

@@ -31,11 +31,10 @@ from torchvision.transforms.v2.functional import _augment, _color, _geometry, _m
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.common.containers import values_in
-from torch_sink.common.patches import MISSING, WORKER_LOOPS, Make, Patches, WorkerLoop, read
+from torch_sink.common.patches import MISSING, WORKER_LOOPS, Make, Patches, WorkerLoop, read, unknown_releases
 from torch_sink.damage import loaders, openers
 from torch_sink.damage import report as damage
 from torch_sink.image import below, stand_ins, transform_methods
-from torch_sink.image.backend import set_image_backend, unknown_releases
 from torch_sink.image.core import state
 from torch_sink.image.core.fallback import executing, ledger
 from torch_sink.image.core.state import State
@@ -78,7 +77,7 @@ _CONVERSIONS = {
 
 def _rows() -> Iterator[Row]:
     """All rows, for the packages as they are installed and imported now."""
-    yield Row(torchvision, "set_image_backend", lambda stock: set_image_backend)
+    yield Row(torchvision, "set_image_backend", lambda stock: state.set_backend)
     yield Row(torchvision, "_image_backend", lambda stock: "device")
     yield Row(folder, "pil_loader", around(pil_loader))
     yield Row(PIL.Image.OPEN, "JPEG", lambda entry: (around(jpeg_factory)(entry[0]), *entry[1:]))

@@ -37,6 +37,8 @@ class State(NamedTuple):
         return self.device == "cpu" and not self.interpreted
 
 
+# `torch_sink.set_image_backend`, which stands in for torchvision's; its module imports the table of stand-ins.
+set_backend: Callable[..., None]
 active: State | None = None  # the settings of this process; None while the backend is off
 
 

@@ -27,7 +27,7 @@ from torch_sink.image.decode.source import (
     palette_of,
 )
 from torch_sink.image.handles.names import named_as, stays, unpickled
-from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage
+from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
 from torch_sink.image.operations import RECORDERS
 
 RECORDED_MODES = ("L", "RGB")
@@ -275,6 +275,9 @@ class LazyImage(LazyPixels, metaclass=_StockType):
         kind = LazyTVImage if as_tv_image else LazyTensor
         return kind(source, (*before, op), self.sink_shape, dtype)
 
+
+for _kind in HANDLES:
+    _kind.image_class = LazyImage
 
 # Of the fields of an image: those of one moment, whatever another thread does meanwhile.
 _source_and_ops = operator.itemgetter("sink_source", "sink_ops")

@@ -26,6 +26,7 @@ class _Handle(Lazy):
     """What both kinds of handle share: a source, and the calls recorded on it."""
 
     sink_class: ClassVar[tuple[str, str]]
+    image_class: ClassVar[type]  # LazyImage, once its module, which imports this one, is loaded
     sink_source: Source
     sink_ops: tuple[Op, ...]
     sink_shape: torch.Size
@@ -183,14 +184,12 @@ class _Handle(Lazy):
 
     def as_image(self) -> Any:
         """The Pillow image with these values, as `to_pil_image` makes it; `NotImplemented` where they are no bytes."""
-        from torch_sink.image.handles.image import LazyImage
-
         channels, height, width = self.sink_shape
         is_bytes = self.sink_dtype == torch.uint8 or is_scaled_bytes(self)
         if isinstance(self.sink_source, FinishedSource) or not is_bytes:
             return NotImplemented
         ops = (*self.sink_ops, Op("to_pil_image"))
-        return LazyImage(self.sink_source, ops, (width, height), "RGB" if channels == 3 else "L")
+        return self.image_class(self.sink_source, ops, (width, height), "RGB" if channels == 3 else "L")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if stays(protocol) or not self.is_recording or state.sends_pixels():
