@@ -190,7 +190,7 @@ def check_pipeline(
             assert (handle.shape, handle.dtype, handle.ndim) == (tensor.shape, tensor.dtype, tensor.ndim)
             assert isinstance(handle, type(tensor))
         together = default_collate(expected)
-        kept = promise_of_calls([handle.sink_ops for handle in handles], together) if promise is None else promise
+        kept = promise_of_calls([handle.lazy_ops for handle in handles], together) if promise is None else promise
         kept = kept if runs_kernels() else EXACT
         collated = default_collate(handles)
         assert isinstance(collated, LazyBatch) == runs_kernels()

@@ -140,12 +140,12 @@ def measure(
             expected = _expected(image, reference, calls)
             handles = _handles(image, reference, {name: calls[name] for name in expected}, device)
             promises = {
-                name: promise_of(handle.sink_ops, handle.is_floating_point()) for name, handle in handles.items()
+                name: promise_of(handle.lazy_ops, handle.is_floating_point()) for name, handle in handles.items()
             }
             fallbacks |= {(operation, reference): None for operation in expected if operation not in handles}
             handles = {name: each for name, each in handles.items() if chosen(name, reference, promises[name])}
             for name, handle in handles.items():
-                recorded[name, reference] |= {op.name for op in handle.sink_ops}
+                recorded[name, reference] |= {op.name for op in handle.lazy_ops}
             with image_backend("device", device=device):
                 for operation, made in _executed(handles, device):
                     row = operation, reference, promises[operation]

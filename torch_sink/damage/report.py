@@ -97,7 +97,7 @@ def _path(frames: list[FrameType]) -> str:
     for names in (frame.f_locals for frame in reversed(frames)):
         image = names.get("self")
         candidates = [names.get("filename"), names.get("path"), names.get("input")]
-        candidates += [getattr(image, name, None) for name in ("filename", "sink_name")]
+        candidates += [getattr(image, name, None) for name in ("filename", "lazy_name")]
         candidates += [getattr(file, "name", None) for file in (names.get("fp"), getattr(image, "fp", None))]
         if found := next(filter(None, map(_text, candidates)), ""):
             return found

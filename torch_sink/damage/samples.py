@@ -243,7 +243,7 @@ class GuardedStream:
         self.count += 1
         read = self._checked(opened, read)
         self.is_searched = self.is_searched or first is not None
-        sources = [getattr(leaf, "sink_source", None) for leaf in leaves(sample)] if self.is_searched else []
+        sources = [getattr(leaf, "lazy_source", None) for leaf in leaves(sample)] if self.is_searched else []
         files: list[BrokenFile] = [found for one in sources if (found := getattr(one, "broken_file", None))]
         files += [] if read is None else [read]
         if not files:

@@ -123,11 +123,11 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
                 each = type(image) is LazyStack and recorder is not None and name in EACH_ALONE
                 made = image.record_each(recorder, *args, **kwargs) if each else NotImplemented
                 return stock(image, *args, **kwargs) if made is NotImplemented else made
-            is_recording, ops, dtype = image.is_recording, image.sink_ops, image.dtype
+            is_recording, ops, dtype = image.is_recording, image.lazy_ops, image.dtype
             if is_recording and recorder is not None:
                 made = recorder(image, *args, **kwargs)
                 if made is not NotImplemented:
-                    is_computed = type(made) is LazyTVImage and (made is not image or made.sink_ops is not ops)
+                    is_computed = type(made) is LazyTVImage and (made is not image or made.lazy_ops is not ops)
                     return made.as_subclass(torch.Tensor) if makes_pure and is_computed else made
             with executing():
                 # Wrong arguments raise here, and are no fallback.
@@ -145,11 +145,11 @@ def on_tensor(name: str, recorder: Recorder | None, makes_pure: bool = False) ->
 
 
 _QUERIES: dict[str, Recorder] = {
-    "get_dimensions": lambda handle: list(handle.sink_shape),
-    "get_image_num_channels": lambda handle: handle.sink_shape[0],
-    "get_image_size": lambda handle: [handle.sink_shape[2], handle.sink_shape[1]],
-    "get_num_channels": lambda handle: handle.sink_shape[0],
-    "get_size": lambda handle: list(handle.sink_shape[1:]),
+    "get_dimensions": lambda handle: list(handle.lazy_shape),
+    "get_image_num_channels": lambda handle: handle.lazy_shape[0],
+    "get_image_size": lambda handle: [handle.lazy_shape[2], handle.lazy_shape[1]],
+    "get_num_channels": lambda handle: handle.lazy_shape[0],
+    "get_size": lambda handle: list(handle.lazy_shape[1:]),
 }
 
 

@@ -261,7 +261,7 @@ def arranged(image: Any, form: str) -> tuple[Any, ...]:
 
 
 def _try_once(call: Callable[..., Any], image: Any, form: str) -> str:
-    inputs, before = arranged(image, form), image.sink_ops
+    inputs, before = arranged(image, form), image.lazy_ops
     ledger.counts.clear()
     try:
         result = call(*inputs)
@@ -287,7 +287,7 @@ def _way(result: Any, before: tuple[Any, ...]) -> str:
         return RECORDED
     if not all(type(part) in (LazyImage, *HANDLES) and part.is_recording for part in parts):
         return FALLBACK
-    return PASSES if all(part.sink_ops == before for part in parts) else RECORDED
+    return PASSES if all(part.lazy_ops == before for part in parts) else RECORDED
 
 
 @contextmanager

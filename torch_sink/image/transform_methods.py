@@ -35,7 +35,7 @@ def get_kernel(stock: Callable[..., Any], functional: Any, input_type: Any, **kw
         return stock(functional, input_type, **kwargs)
     except TypeError as error:
         kernels = _KERNEL_REGISTRY[functional]
-        own = {kind: None for kind in kernels if not hasattr(kind, "sink_class")}
+        own = {kind: None for kind in kernels if not hasattr(kind, "lazy_class")}
         raise TypeError(str(error).replace(str(kernels.keys()), str(own.keys()))) from None
 
 
@@ -56,7 +56,7 @@ def resized_crop_v2(stock: Callable[..., Any]) -> Any:
     def make_params(self: Any, flat_inputs: list[Any]) -> dict[str, Any]:
         first: Any = flat_inputs[0] if len(flat_inputs) == 1 else None
         is_lazy = type(first) in _HANDLE_TYPES and first.is_recording
-        height, width = first.sink_shape[1:] if is_lazy else query_size(flat_inputs)
+        height, width = first.lazy_shape[1:] if is_lazy else query_size(flat_inputs)
         top, left, h, w = resized_crop(height, width, self.scale, self.ratio, self._log_ratio.tolist(), Room())
         return {"top": top, "left": left, "height": h, "width": w}
 

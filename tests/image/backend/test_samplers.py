@@ -221,5 +221,5 @@ def test_a_crop_is_resized_in_one_call(module: Any, monkeypatch: pytest.MonkeyPa
         image = lazy_image(array_opener(40, 50)())
         for method in ("crop", "resize"):
             monkeypatch.delattr(LazyPixels, method)
-        ops = module.RandomResizedCrop(8)(image).sink_ops
+        ops = module.RandomResizedCrop(8)(image).lazy_ops
     assert [op.name for op in ops] == ["pil.crop", "pil.resize"]

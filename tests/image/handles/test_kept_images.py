@@ -144,7 +144,7 @@ def assert_same_batches(made: Sequence[Any], expected: Sequence[Any]) -> None:
 
 def files_in(dataset: Any) -> int:
     """Whole files that are still held."""
-    return sum(isinstance(getattr(image, "sink_source", None), EncodedSource) for image in images_in(dataset))
+    return sum(isinstance(getattr(image, "lazy_source", None), EncodedSource) for image in images_in(dataset))
 
 
 MODES: dict[str, dict[str, Any]] = {
@@ -347,7 +347,7 @@ def test_threads_share_a_kept_image(paths: list[Path]) -> None:
                 thread.start()
             for thread in threads:
                 thread.join()
-            assert isinstance(image.sink_source, PixelSource)
+            assert isinstance(image.lazy_source, PixelSource)
     assert not wrong
 
 

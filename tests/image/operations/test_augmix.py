@@ -60,9 +60,9 @@ def test_a_recorded_image_is_small_and_crosses_pickle() -> None:
     expected = run(WAYS["v1, resized"](), images(1), 4)[0][0]
     with torch_sink.image_backend("device", device="cpu", strict=True):
         handle = run(WAYS["v1, resized"](), images(1), 4)[0][0]
-        assert [op.name for op in handle.sink_ops][-3:] == ["to_pil_image", "to_tensor", "v1.normalize"]
+        assert [op.name for op in handle.lazy_ops][-3:] == ["to_pil_image", "to_tensor", "v1.normalize"]
         sent = pickle.dumps(handle)
-        assert len(sent) < len(handle.sink_source.data) + 4000
+        assert len(sent) < len(handle.lazy_source.data) + 4000
         assert_same_bits(pickle.loads(sent).materialize(), expected)
 
 

@@ -129,7 +129,7 @@ def test_what_is_recorded(name: str) -> None:
         image = F.hflip(opener(encoded(23, 17))())
         made = RECORDERS["Image.filter"](image, kernel)
         assert (made is not NotImplemented) == (name in RECORDED)
-        assert name not in RECORDED or (made.is_recording and made.sink_ops[-1].name == "pil.kernel")
+        assert name not in RECORDED or (made.is_recording and made.lazy_ops[-1].name == "pil.kernel")
 
 
 @pytest.mark.parametrize("mode", ["1", "P", "LA", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "I", "I;16", "F"])
@@ -148,7 +148,7 @@ def test_smaller_images_than_the_kernel(size: tuple[int, int]) -> None:
         expected = outcome(image, kernel)
         with torch_sink.image_backend("device", device="cpu"):
             made = F.hflip(F.hflip(image)).filter(kernel)
-            assert len(made.sink_ops) == 2 + (min(size) >= kernel.filterargs[0][0])
+            assert len(made.lazy_ops) == 2 + (min(size) >= kernel.filterargs[0][0])
             assert made.tobytes() == expected[0][-1]
 
 

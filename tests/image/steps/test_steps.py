@@ -138,9 +138,9 @@ def assert_recorded_alike(actual: tuple[Any, Any], expected: tuple[Any, Any]) ->
     assert type(made) is type(expected_made)
     assert state == expected_state
     if isinstance(made, (LazyImage, *HANDLES)):
-        assert made.sink_ops == expected_made.sink_ops
-        assert list(map(type, made.sink_ops)) == list(map(type, expected_made.sink_ops))
-        assert (made.sink_shape, made.sink_dtype) == (expected_made.sink_shape, expected_made.sink_dtype)
+        assert made.lazy_ops == expected_made.lazy_ops
+        assert list(map(type, made.lazy_ops)) == list(map(type, expected_made.lazy_ops))
+        assert (made.lazy_shape, made.lazy_dtype) == (expected_made.lazy_shape, expected_made.lazy_dtype)
         assert not isinstance(made, LazyImage) or (made.size, made.mode) == (expected_made.size, expected_made.mode)
     else:
         same_value(made, expected_made) if isinstance(made, (Image.Image, torch.Tensor)) else None

@@ -78,7 +78,7 @@ def padding_fits(sides: Sides, mode: str, height: int, width: int) -> bool:
 
 def is_computed_in_float32(family: str, handle: Any) -> bool:
     """False for tensors of bytes where a script has set a default dtype: torch multiplies and compares them in that."""
-    return family == "pil" or handle.sink_dtype != torch.uint8 or torch.get_default_dtype() == torch.float32
+    return family == "pil" or handle.lazy_dtype != torch.uint8 or torch.get_default_dtype() == torch.float32
 
 
 def is_factor(factor: Any) -> bool:
@@ -107,12 +107,12 @@ def is_rounded_by_torch(handle: Any) -> bool:
 
     Inside AugMix, whose promise is one of how many values are equal, it is False.
     """
-    return not getattr(handle, "is_branch_of_augmix", False) and any(op.promise.is_rounded for op in handle.sink_ops)
+    return not getattr(handle, "is_branch_of_augmix", False) and any(op.promise.is_rounded for op in handle.lazy_ops)
 
 
 def _since_conversion(handle: Any) -> tuple[Op, ...]:
     """The call that last turned bytes into floats, and those after it."""
-    ops = handle.sink_ops
+    ops = handle.lazy_ops
     end_of_bytes = max((at for at, op in enumerate(ops) if makes_bytes(op)), default=-1) + 1
     return ops[next(at for at in range(end_of_bytes, len(ops)) if makes_floats(ops[at])) :]
 
@@ -125,13 +125,13 @@ def is_tabled(handle: Any) -> bool:
 def is_scaled_bytes(handle: Any) -> bool:
     """True for float32 values that are bytes divided by 255, and only moved: turned back they are these bytes."""
     conversion, *others = _since_conversion(handle)
-    is_scaled = handle.sink_dtype == torch.float32 and not conversion.operation.leaves_range(conversion)
+    is_scaled = handle.lazy_dtype == torch.float32 and not conversion.operation.leaves_range(conversion)
     return is_scaled and all(op.operation.moves for op in others)
 
 
 def leaves_range(handle: Any, also_by_overshoot: bool = False) -> bool:
     """True where float32 values may lie anywhere, as after `Normalize`, or close to [0, 1] by a bicubic filter."""
-    ops = _since_conversion(handle) if handle.sink_dtype == torch.float32 else ()
+    ops = _since_conversion(handle) if handle.lazy_dtype == torch.float32 else ()
     clamped = max((at for at, op in enumerate(ops) if op.operation.clamps), default=-1)
     return any(
         op.operation.leaves_range(op) or (also_by_overshoot and op.operation.overshoots(op))

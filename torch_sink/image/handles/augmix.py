@@ -36,19 +36,19 @@ def forward(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @named_as(torch.Tensor)
 class BatchOfOne(LazyTensor):
-    """A handle viewed as [1, C, H, W]; it records as the image [C, H, W] that `sink_shape` speaks of."""
+    """A handle viewed as [1, C, H, W]; it records as the image [C, H, W] that `lazy_shape` speaks of."""
 
     is_branch_of_augmix = True
 
     @staticmethod
     def __new__(cls: Any, source: Any, ops: tuple[Op, ...], shape: Sequence[int], dtype: torch.dtype) -> Any:
         handle = without_memory(cls, torch.Size((1, *shape)), dtype)
-        handle.__dict__.update(sink_source=source, sink_ops=ops, sink_shape=torch.Size(shape), sink_dtype=dtype)
+        handle.__dict__.update(lazy_source=source, lazy_ops=ops, lazy_shape=torch.Size(shape), lazy_dtype=dtype)
         return handle
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
-        return torch.Size((1, *self.sink_shape)) if self.is_recording else super().shape
+        return torch.Size((1, *self.lazy_shape)) if self.is_recording else super().shape
 
     @staticmethod
     def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ class _Sum(LazyTensor):
     """float32 [1, C, H, W] or [C, H, W]: results of chains times their weights; "augmix" is its last call."""
 
     def _stock_type(self, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return tensor.view(self.sink_shape)
+        return tensor.view(self.lazy_shape)
 
 
 @recorded(torch.Tensor.view)
@@ -70,13 +70,13 @@ def _view(handle: Any, *sizes: Any, **kwargs: Any) -> Any:
     sizes = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
     if not _inside.get() or not handle.is_recording or kwargs:
         return NotImplemented
-    if type(handle) is _Sum and sizes == tuple(handle.sink_shape)[1:]:
-        return _Sum(handle.sink_source, handle.sink_ops, sizes, torch.float32)
+    if type(handle) is _Sum and sizes == tuple(handle.lazy_shape)[1:]:
+        return _Sum(handle.lazy_source, handle.lazy_ops, sizes, torch.float32)
     keeps_type = type(handle) is LazyTVImage and return_types._must_return_subclass()
-    is_image = type(handle) in HANDLES and handle.sink_dtype == torch.uint8 and not keeps_type
-    if not is_image or sizes != (1, *handle.sink_shape):
+    is_image = type(handle) in HANDLES and handle.lazy_dtype == torch.uint8 and not keeps_type
+    if not is_image or sizes != (1, *handle.lazy_shape):
         return NotImplemented
-    return BatchOfOne(handle.sink_source, handle.sink_ops, handle.sink_shape, handle.sink_dtype)
+    return BatchOfOne(handle.lazy_source, handle.lazy_ops, handle.lazy_shape, handle.lazy_dtype)
 
 
 _multiply, _add_constant, _convert = (RECORDED[each] for each in (torch.Tensor.mul, torch.Tensor.add_, torch.Tensor.to))
@@ -94,8 +94,8 @@ def _weigh(weight: Any, batch: Any = None, *args: Any, **kwargs: Any) -> Any:
     value = weight.item()
     if not 0 <= value < math.inf:
         return NotImplemented
-    ops = (*batch.sink_ops, _augmix(((value, ()),), torch.float32))
-    return _Sum(batch.sink_source, ops, (1, *batch.sink_shape), torch.float32)
+    ops = (*batch.lazy_ops, _augmix(((value, ()),), torch.float32))
+    return _Sum(batch.lazy_source, ops, (1, *batch.lazy_shape), torch.float32)
 
 
 @recorded(torch.Tensor.add_)
@@ -103,17 +103,17 @@ def _add(total: Any, other: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Adds the weighted result of a chain to what began as the weighted image, in place."""
     if type(total) is not _Sum:
         return _add_constant(total, other, *args, **kwargs)
-    if type(other) is not _Sum or args or kwargs or total.sink_source is not other.sink_source:
+    if type(other) is not _Sum or args or kwargs or total.lazy_source is not other.lazy_source:
         return NotImplemented
-    *image, (_, (terms, _)) = total.sink_ops
-    *result, (_, (added, _)) = other.sink_ops
+    *image, (_, (terms, _)) = total.lazy_ops
+    *result, (_, (added, _)) = other.lazy_ops
     if not (total.is_recording and other.is_recording) or result[: len(image)] != image or len(added) > 1:
         return NotImplemented
     chain = tuple(result[len(image) :])
     if next(tensor_arguments([chain]), None) is not None:
         return NotImplemented  # only among a call's own arguments are they packed with the batch
     ops = (*image, _augmix((*terms, (added[0][0], chain)), torch.float32))
-    total.__dict__["sink_ops"] = ops
+    total.__dict__["lazy_ops"] = ops
     return total
 
 
@@ -125,11 +125,11 @@ def _to(total: Any, *args: Any, **kwargs: Any) -> Any:
     dtype = kwargs.get("dtype")
     if not total.is_recording or args or len(kwargs) != 1 or total.ndim != 3:
         return NotImplemented
-    *image, (_, (terms, _)) = total.sink_ops
+    *image, (_, (terms, _)) = total.lazy_ops
     # What is no byte when it is cut off becomes another one on another machine.
     if dtype != torch.uint8 or 255 * sum(weight for weight, _ in terms) >= 255.9:
         return NotImplemented
-    return LazyTensor(total.sink_source, (*image, _augmix(terms, dtype)), total.sink_shape, dtype)
+    return LazyTensor(total.lazy_source, (*image, _augmix(terms, dtype)), total.lazy_shape, dtype)
 
 
 def _augmix(terms: tuple[tuple[float, tuple[Op, ...]], ...], dtype: torch.dtype) -> Op:

@@ -50,13 +50,13 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile):
     `format`, `info`, `draft`, `verify`, `load` and the rest are Pillow's own.
     """
 
-    sink_file_source: EncodedSource
+    lazy_file_source: EncodedSource
 
     @property
     def waits(self) -> bool:
         return self._im is None and bool(self.tile)
 
-    def sink_handle(self) -> LazyImage | None:
+    def lazy_handle(self) -> LazyImage | None:
         return lazy_image(self) if self._im is None and not self.decoderconfig else None
 
     def records(self) -> bool:
@@ -64,14 +64,14 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile):
         if self._im is not None or self.decoderconfig:
             return False
         fields, now = vars(self), uses.batches
-        if fields.get("sink_used", now) != now:
+        if fields.get("lazy_used", now) != now:
             self.keep_pixels()
-        fields["sink_used"] = now
+        fields["lazy_used"] = now
         return self._im is None
 
     def keep_pixels(self) -> None:
         """Becomes what it is in stock code once it was used, under the conditions of `LazyImage.keep_pixels`."""
-        source, pixel_bytes = vars(self).get("sink_file_source"), self.width * self.height * len(self.mode)
+        source, pixel_bytes = vars(self).get("lazy_file_source"), self.width * self.height * len(self.mode)
         if source is None or self.decoderconfig or not is_worth_keeping(source, pixel_bytes):
             return
         with contextlib.suppress(DecodeError):
@@ -102,7 +102,7 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile):
         object.__setattr__(self, "__class__", JpegImageFile)
 
     def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
-        wanted, source = mode or self.mode, vars(self).get("sink_file_source")
+        wanted, source = mode or self.mode, vars(self).get("lazy_file_source")
         if source is not None and not args and not kwargs and wanted in RECORDED_MODES and self.records():
             return handle_of_file(self, source._replace(mode=wanted))
         return super().convert(mode, *args, **kwargs)
@@ -120,10 +120,10 @@ def jpeg_factory(stock: Callable[..., Any], fp: Any, filename: Any = None) -> An
     source = encoded_source(data, str(name or "an image in memory"))
     if source is None:
         fp.seek(position)
-        vars(image)["sink_name"] = name  # for messages, when the file is closed
+        vars(image)["lazy_name"] = name  # for messages, when the file is closed
         return image
     image.__class__ = LazyJpegImageFile
-    image.sink_file_source = source  # type: ignore[attr-defined]
+    image.lazy_file_source = source  # type: ignore[attr-defined]
     image.fp = io.BytesIO(data)
     image.fp.seek(position)
     if filename:

@@ -56,7 +56,7 @@ def _recording(name: str) -> Any:
 
     @functools.wraps(stock)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        handle = self.sink_handle()
+        handle = self.lazy_handle()
         made = record(handle, *args, **kwargs) if handle is not None else NotImplemented
         return stock(self, *args, **kwargs) if made is NotImplemented else made
 
@@ -72,7 +72,7 @@ class LazyPixels(Image.Image):
         raise NotImplementedError
 
     _load: Callable[[], Any]  # the pixels themselves, as Pillow gives access to them
-    sink_handle: Callable[[], LazyImage | None]  # what calls are recorded on; None once there are pixels
+    lazy_handle: Callable[[], LazyImage | None]  # what calls are recorded on; None once there are pixels
     keep_pixels: Callable[[], None]  # makes them for what is used again: no later use decodes
 
     crop = _recording("crop")
@@ -83,7 +83,7 @@ class LazyPixels(Image.Image):
     transpose = _recording("transpose")
 
     def copy(self) -> Image.Image:
-        handle = self.sink_handle()
+        handle = self.lazy_handle()
         return super().copy() if handle is None else handle.record()
 
     __copy__ = copy
@@ -103,7 +103,7 @@ class LazyPixels(Image.Image):
 
     def _forget(self) -> None:
         """Lets go of the file, once there are other pixels."""
-        for field in ("sink_source", "sink_ops", "sink_file_source", "sink_used"):
+        for field in ("lazy_source", "lazy_ops", "lazy_file_source", "lazy_used"):
             self.__dict__.pop(field, None)
 
     def load(self) -> Any:
@@ -113,7 +113,7 @@ class LazyPixels(Image.Image):
         # Where Pillow or this package asks, it goes on to use the pixels.
         if goes_on or is_executing() or not self.waits:
             return self._load()
-        self.__dict__.setdefault("sink_used", uses.batches)
+        self.__dict__.setdefault("lazy_used", uses.batches)
         return _PixelAccess(self._load)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -146,10 +146,10 @@ class LazyImage(LazyPixels, metaclass=_StockType):
     never reach handles that were recorded earlier.
     """
 
-    sink_class: ClassVar[tuple[str, str]]
-    sink_source: EncodedSource | PixelSource
-    sink_ops: tuple[Op, ...]
-    sink_dtype = torch.uint8
+    lazy_class: ClassVar[tuple[str, str]]
+    lazy_source: EncodedSource | PixelSource
+    lazy_ops: tuple[Op, ...]
+    lazy_dtype = torch.uint8
 
     def __init__(self, source: Source, ops: tuple[Op, ...], size: tuple[int, int], mode: str) -> None:
         # The fields of Image.Image, filled directly: its __init__ would use the `im` setter, and `update` is slow.
@@ -157,7 +157,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
         fields["_im"], fields["_mode"], fields["_size"] = None, mode, size
         fields["palette"] = palette_of(source) if mode == "P" else None
         fields["_readonly"], fields["_exif"] = 0, None
-        fields["sink_source"], fields["sink_ops"] = source, ops
+        fields["lazy_source"], fields["lazy_ops"] = source, ops
         if not ledger.has_recorded:
             ledger.note_recorded()
 
@@ -168,11 +168,11 @@ class LazyImage(LazyPixels, metaclass=_StockType):
 
     waits = is_recording
 
-    def sink_handle(self) -> LazyImage | None:
+    def lazy_handle(self) -> LazyImage | None:
         return self if self.is_recording else None
 
     @property
-    def sink_shape(self) -> tuple[int, int, int]:
+    def lazy_shape(self) -> tuple[int, int, int]:
         """Of the tensor that it would become."""
         width, height = self._size
         return 3 if self._mode == "RGB" else 1, height, width
@@ -193,9 +193,9 @@ class LazyImage(LazyPixels, metaclass=_StockType):
     def recipe(self) -> tuple[Source, tuple[Op, ...]]:
         """What a new handle begins with: the pixels, where this one is used for a second sample."""
         fields, now = self.__dict__, uses.batches
-        if fields.get("sink_used", now) != now:
+        if fields.get("lazy_used", now) != now:
             self.keep_pixels()
-        fields["sink_used"] = now
+        fields["lazy_used"] = now
         return _source_and_ops(fields)
 
     def keep_pixels(self) -> None:
@@ -206,10 +206,10 @@ class LazyImage(LazyPixels, metaclass=_StockType):
         """
         source, ops = _source_and_ops(self.__dict__)
         is_done = isinstance(source, PixelSource) and not ops
-        if not is_done and is_worth_keeping(source, math.prod(self.sink_shape)):
+        if not is_done and is_worth_keeping(source, math.prod(self.lazy_shape)):
             with contextlib.suppress(DecodeError), executing():
                 kept = PixelSource(replay(source.decode(), ops), source.path)
-                self.__dict__.update({"sink_source": kept, "sink_ops": ()})
+                self.__dict__.update({"lazy_source": kept, "lazy_ops": ()})
                 ledger.note_kept()
 
     def _load(self) -> Any:
@@ -223,15 +223,15 @@ class LazyImage(LazyPixels, metaclass=_StockType):
                     image = image.copy()  # somebody may write to it
             self.__dict__.setdefault("info", image.info)
             # Another thread may be about to record on what it was before.
-            self.__dict__.update({"_im": image.im, "sink_source": PixelSource(image, source.path), "sink_ops": ()})
+            self.__dict__.update({"_im": image.im, "lazy_source": PixelSource(image, source.path), "lazy_ops": ()})
         return Image.Image.load(self)
 
     @property
     def info(self) -> dict[Any, Any]:
         fields = self.__dict__
         if "info" not in fields:
-            if all(map(_keeps_info, fields["sink_ops"])):
-                source = fields["sink_source"]
+            if all(map(_keeps_info, fields["lazy_ops"])):
+                source = fields["lazy_source"]
                 fields["info"] = dict((source.open() if isinstance(source, EncodedSource) else source.image).info)
             else:
                 with executing():
@@ -251,7 +251,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
             uses.note_batch()
             fields = self.__dict__
             info = {"info": fields["info"]} if "info" in fields else None
-            return unpickled, (self.sink_class, source, ops, self._size, self._mode), info
+            return unpickled, (self.lazy_class, source, ops, self._size, self._mode), info
         with executing():
             return copyreg._reconstructor, (Image.Image, object, None), self.__getstate__()  # type: ignore[attr-defined]
 
@@ -273,14 +273,14 @@ class LazyImage(LazyPixels, metaclass=_StockType):
         """The tensor [C, H, W] that a conversion makes."""
         source, before = self.recipe()
         kind = LazyTVImage if as_tv_image else LazyTensor
-        return kind(source, (*before, op), self.sink_shape, dtype)
+        return kind(source, (*before, op), self.lazy_shape, dtype)
 
 
 for _kind in HANDLES:
     _kind.image_class = LazyImage
 
 # Of the fields of an image: those of one moment, whatever another thread does meanwhile.
-_source_and_ops = operator.itemgetter("sink_source", "sink_ops")
+_source_and_ops = operator.itemgetter("lazy_source", "lazy_ops")
 
 
 def _keeps_info(op: Op) -> bool:
@@ -299,7 +299,7 @@ def lazy_image(image: Image.Image, *, palettes: bool = False) -> LazyImage | Non
         return image
     if is_executing():
         return None
-    source = getattr(image, "sink_file_source", None)
+    source = getattr(image, "lazy_file_source", None)
     if source is not None and source.mode == image.mode and image.records():  # type: ignore[attr-defined]
         return handle_of_file(image, source)
     if not type(image).__module__.startswith(("PIL.", "torch_sink.image.")):  # Pillow's plugins are of the former

@@ -39,7 +39,7 @@ def keep_images_of(dataset: object) -> None:
     for image in waiting:
         if type(image) in HANDLES:
             _keep_tensor(image)
-        elif type(image) is not LazyJpegImageFile or "sink_used" in vars(image):
+        elif type(image) is not LazyJpegImageFile or "lazy_used" in vars(image):
             image.keep_pixels()
     uses.were_opened = bool(waiting)
     if waiting:
@@ -49,7 +49,7 @@ def keep_images_of(dataset: object) -> None:
 def said_of_images_in(dataset: object) -> str:
     """For readers: how many images a dataset keeps in memory, and as what; "" where there are none."""
     images = images_in(dataset)
-    files = sum(isinstance(getattr(image, "sink_source", None), EncodedSource) for image in images if _waits(image))
+    files = sum(isinstance(getattr(image, "lazy_source", None), EncodedSource) for image in images if _waits(image))
     as_files = f"; {files} of them as files, which the GPU decodes for each batch" if files else ""
     return f"{len(images)} images are kept in memory by the dataset: decoded once{as_files}" if images else ""
 
@@ -90,7 +90,7 @@ def images_in(dataset: object) -> list[Any]:
 
 def _keep_tensor(handle: Any) -> None:
     """Makes the values; where a device makes them, the image that they are made of."""
-    source, ops = handle.sink_source, handle.sink_ops
+    source, ops = handle.lazy_source, handle.lazy_ops
     if not isinstance(source, (EncodedSource, PixelSource)):
         return
     with contextlib.suppress(DecodeError), executing():
@@ -99,10 +99,10 @@ def _keep_tensor(handle: Any) -> None:
             ledger.note_kept()
             return
         of_pixels = tuple(op for op in ops if op.name not in VALUE_CALLS)
-        is_alone = handle.sink_base is None and not handle.sink_views
+        is_alone = handle.lazy_base is None and not handle.lazy_views
         has_its_size = ops[: len(of_pixels)] == of_pixels
         is_done = isinstance(source, PixelSource) and not of_pixels
-        if is_alone and has_its_size and not is_done and is_worth_keeping(source, handle.sink_shape.numel()):
+        if is_alone and has_its_size and not is_done and is_worth_keeping(source, handle.lazy_shape.numel()):
             kept = PixelSource(replay(source.decode(), of_pixels), source.path)
-            handle.__dict__.update({"sink_source": kept, "sink_ops": ops[len(of_pixels) :]})
+            handle.__dict__.update({"lazy_source": kept, "lazy_ops": ops[len(of_pixels) :]})
             ledger.note_kept()

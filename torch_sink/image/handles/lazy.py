@@ -84,7 +84,7 @@ class Lazy:
     calls: ClassVar[dict[Callable[..., Any], Callable[..., Any]]]
     # The attributes that a lazy tensor has and a real one has not.
     fields: ClassVar[frozenset[str]]
-    sink_real: torch.Tensor | None = None  # only while C++ code holds this one
+    lazy_real: torch.Tensor | None = None  # only while C++ code holds this one
 
     @property
     def is_recording(self) -> bool:
@@ -97,12 +97,12 @@ class Lazy:
 
     def materialize(self) -> torch.Tensor:
         """The real tensor: this object, unless C++ code holds it."""
-        if self.sink_real is None:
+        if self.lazy_real is None:
             with _as_it_was_recorded():
                 self.make()
-        elif not self.sink_real.requires_grad:
-            self.become(self.sink_real.detach())  # if nobody holds it any more
-        return vars(self).get("sink_real", self)
+        elif not self.lazy_real.requires_grad:
+            self.become(self.lazy_real.detach())  # if nobody holds it any more
+        return vars(self).get("lazy_real", self)
 
     def become(self, real: torch.Tensor) -> torch.Tensor:
         """Becomes a tensor that nobody else holds. Returns the real tensor, as `materialize` does."""
@@ -111,10 +111,10 @@ class Lazy:
         kept = {name: value for name, value in vars(self).items() if name not in self.fields}
         with _plain_call():
             if _use_count(self) > 1:  # type: ignore[arg-type]
-                if self.sink_real is None:
-                    self.sink_real = real
+                if self.lazy_real is None:
+                    self.lazy_real = real
                     torch.Tensor.data.__set__(self, real.detach())  # type: ignore[attr-defined]
-                return self.sink_real
+                return self.lazy_real
         _swap_contents(self, real)  # type: ignore[arg-type]
         self.__class__, real.__class__ = type(real), type(self)  # type: ignore[assignment]
         self.__dict__.clear()
@@ -155,7 +155,7 @@ def run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
             if isinstance(value, Lazy):
                 held[id(real)] = value
     if held:
-        args, kwargs = tree_map(lambda value: value.sink_real if isinstance(value, Lazy) else value, (args, kwargs))
+        args, kwargs = tree_map(lambda value: value.lazy_real if isinstance(value, Lazy) else value, (args, kwargs))
     result = func(*args, **kwargs)
     # A call in place returns its tensor: give back what the caller holds.
     return held.get(id(result), result)

@@ -12,10 +12,10 @@ Class = TypeVar("Class", bound=type)
 
 
 def named_as(stock: type) -> Callable[[Class], Class]:
-    """Gives a class the name of the stock class that its objects stand for; pickles find it by `sink_class`."""
+    """Gives a class the name of the stock class that its objects stand for; pickles find it by `lazy_class`."""
 
     def name(cls: Class) -> Class:
-        cls.sink_class = cls.__module__, cls.__qualname__  # type: ignore[attr-defined]
+        cls.lazy_class = cls.__module__, cls.__qualname__  # type: ignore[attr-defined]
         cls.__module__, cls.__qualname__, cls.__name__ = stock.__module__, stock.__qualname__, stock.__name__
         return cls
 
@@ -30,9 +30,9 @@ def stays(protocol: Any) -> bool:
     return protocol < 4  # type: ignore[no-any-return]
 
 
-def unpickled(sink_class: tuple[str, str], *args: Any) -> Any:
+def unpickled(lazy_class: tuple[str, str], *args: Any) -> Any:
     """An object of the class that was defined in that module under that name: what pickles call."""
-    module, name = sink_class
+    module, name = lazy_class
     return getattr(importlib.import_module(module), name)(*args)
 
 

@@ -25,19 +25,19 @@ from torch_sink.image.operations import RECORDERS
 class _Handle(Lazy):
     """What both kinds of handle share: a source, and the calls recorded on it."""
 
-    sink_class: ClassVar[tuple[str, str]]
+    lazy_class: ClassVar[tuple[str, str]]
     image_class: ClassVar[type]  # LazyImage, once its module, which imports this one, is loaded
-    sink_source: Source
-    sink_ops: tuple[Op, ...]
-    sink_shape: torch.Size
-    sink_dtype: torch.dtype
-    sink_was_collated = False  # its values were made for a batch, in this process
+    lazy_source: Source
+    lazy_ops: tuple[Op, ...]
+    lazy_shape: torch.Size
+    lazy_dtype: torch.dtype
+    lazy_was_collated = False  # its values were made for a batch, in this process
     # What stock code's tensor is a view of, as a crop is one of its image: a handle, or a part of a stack. Once one of
     # the two is real, so is the other: what changes one of them in place changes the other.
-    sink_base: Any = None
-    sink_views: Mapping[int, Any] = {}
+    lazy_base: Any = None
+    lazy_views: Mapping[int, Any] = {}
     fields = frozenset(
-        f"sink_{name}" for name in ("source", "ops", "shape", "dtype", "was_collated", "base", "views", "real")
+        f"lazy_{name}" for name in ("source", "ops", "shape", "dtype", "was_collated", "base", "views", "real")
     )
 
     @staticmethod
@@ -45,8 +45,8 @@ class _Handle(Lazy):
         shape = shape if type(shape) is torch.Size else torch.Size(shape)
         handle = without_memory(cls, shape, dtype)
         fields = handle.__dict__
-        fields["sink_source"], fields["sink_ops"] = source, ops
-        fields["sink_shape"], fields["sink_dtype"] = shape, dtype
+        fields["lazy_source"], fields["lazy_ops"] = source, ops
+        fields["lazy_shape"], fields["lazy_dtype"] = shape, dtype
         if ops and not ledger.has_recorded:
             ledger.note_recorded()
         return handle
@@ -56,12 +56,12 @@ class _Handle(Lazy):
     @property
     def shape(self) -> torch.Size:
         fields = self.__dict__
-        return fields["sink_real"].shape if "sink_real" in fields else fields["sink_shape"]
+        return fields["lazy_real"].shape if "lazy_real" in fields else fields["lazy_shape"]
 
     @property
     def dtype(self) -> torch.dtype:
         fields = self.__dict__
-        return fields["sink_real"].dtype if "sink_real" in fields else fields["sink_dtype"]
+        return fields["lazy_real"].dtype if "lazy_real" in fields else fields["lazy_dtype"]
 
     @property
     def ndim(self) -> int:
@@ -70,7 +70,7 @@ class _Handle(Lazy):
     @property
     def is_recording(self) -> bool:
         """False once somebody has asked for the values, or for those that it is a view of."""
-        return "sink_real" not in self.__dict__ and (self.sink_base is None or self.sink_base.is_recording)
+        return "lazy_real" not in self.__dict__ and (self.lazy_base is None or self.lazy_base.is_recording)
 
     def record(
         self,
@@ -85,51 +85,51 @@ class _Handle(Lazy):
         code's result shares memory with the tensor that it is called on.
         """
         fields = self.__dict__
-        ops = (*fields["sink_ops"], op)
-        made = type(self)(fields["sink_source"], ops, shape or fields["sink_shape"], dtype or fields["sink_dtype"])  # type: ignore[call-arg]
+        ops = (*fields["lazy_ops"], op)
+        made = type(self)(fields["lazy_source"], ops, shape or fields["lazy_shape"], dtype or fields["lazy_dtype"])  # type: ignore[call-arg]
         return self.lend_to(made) if is_view else made
 
     def lend_to(self, view: Any) -> Any:
         """`view`, which is one of this handle."""
-        view.__dict__["sink_base"] = self
-        self.__dict__.setdefault("sink_views", weakref.WeakValueDictionary())[id(view)] = view
+        view.__dict__["lazy_base"] = self
+        self.__dict__.setdefault("lazy_views", weakref.WeakValueDictionary())[id(view)] = view
         return view
 
     @property
     def changes_in_place(self) -> bool:
         """True where a call in place can be recorded: nobody else holds another part of what it changes."""
-        if is_expanded(self.sink_ops):
+        if is_expanded(self.lazy_ops):
             return False
-        return bool(self._twins()) or (not self.sink_views and _is_last_of_its_memory(self))
+        return bool(self._twins()) or (not self.lazy_views and _is_last_of_its_memory(self))
 
     def record_in_place(self, op: Op) -> Any:
         """Records a call that changes what this handle stands for; returns the handle."""
         twins = self._twins()
         if not twins:
-            self.__dict__.pop("sink_base", None)  # nobody sees it any more
+            self.__dict__.pop("lazy_base", None)  # nobody sees it any more
         for handle in twins or [self]:
-            handle.__dict__["sink_ops"] = (*handle.sink_ops, op)
+            handle.__dict__["lazy_ops"] = (*handle.lazy_ops, op)
         return self
 
     def _twins(self) -> list[Any]:
         """All handles of this memory, itself included; [] where one of them stands for another part of it."""
         found: list[Any] = [self]
-        while found[0].sink_base is not None:
-            found[0] = found[0].sink_base
+        while found[0].lazy_base is not None:
+            found[0] = found[0].lazy_base
             if not isinstance(found[0], _Handle):
                 return []
         for handle in found:
-            if not isinstance(handle, _Handle) or len(handle.sink_ops) != len(self.sink_ops):
+            if not isinstance(handle, _Handle) or len(handle.lazy_ops) != len(self.lazy_ops):
                 return []
-            found += handle.sink_views.values()
+            found += handle.lazy_views.values()
         return found
 
     def make(self) -> None:
         """Makes the values; those of what this is a view of, where it is one."""
-        if self.sink_base is None:
+        if self.lazy_base is None:
             self.become_all(self._replayed())
         else:
-            self.sink_base.make_view(self)
+            self.lazy_base.make_view(self)
 
     def make_view(self, view: Any) -> None:
         """Makes the values of a view of this handle, which are a part of its own."""
@@ -137,20 +137,20 @@ class _Handle(Lazy):
 
     def become_all(self, values: torch.Tensor) -> None:
         """Becomes a tensor of values that nobody else holds; the views of this handle become views of that."""
-        views, ops = list(self.sink_views.values()), self.sink_ops
+        views, ops = list(self.lazy_views.values()), self.lazy_ops
         real = self.become(self._stock_type(values))
         for view in views:
             view.become_view(real, ops)
 
     def become_view(self, real: torch.Tensor, ops: tuple[Op, ...]) -> None:
         """Becomes a view of `real`, which `ops` made, the first of the calls of this handle."""
-        self.become_all(_other_than(real, replay(real, self.sink_ops[len(ops) :])))
+        self.become_all(_other_than(real, replay(real, self.lazy_ops[len(ops) :])))
 
     def _replayed(self) -> torch.Tensor:
         uses.note_batch()
         with executing():
-            source = self.sink_source
-            return _other_than(getattr(source, "tensor", None), replay(source.decode(), self.sink_ops, in_place=True))
+            source = self.lazy_source
+            return _other_than(getattr(source, "tensor", None), replay(source.decode(), self.lazy_ops, in_place=True))
 
     @staticmethod
     def _stock_type(tensor: torch.Tensor) -> torch.Tensor:
@@ -184,18 +184,18 @@ class _Handle(Lazy):
 
     def as_image(self) -> Any:
         """The Pillow image with these values, as `to_pil_image` makes it; `NotImplemented` where they are no bytes."""
-        channels, height, width = self.sink_shape
-        is_bytes = self.sink_dtype == torch.uint8 or is_scaled_bytes(self)
-        if isinstance(self.sink_source, FinishedSource) or not is_bytes:
+        channels, height, width = self.lazy_shape
+        is_bytes = self.lazy_dtype == torch.uint8 or is_scaled_bytes(self)
+        if isinstance(self.lazy_source, FinishedSource) or not is_bytes:
             return NotImplemented
-        ops = (*self.sink_ops, Op("to_pil_image"))
-        return self.image_class(self.sink_source, ops, (width, height), "RGB" if channels == 3 else "L")
+        ops = (*self.lazy_ops, Op("to_pil_image"))
+        return self.image_class(self.lazy_source, ops, (width, height), "RGB" if channels == 3 else "L")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if stays(protocol) or not self.is_recording or state.sends_pixels():
             return self.materialize().__reduce_ex__(protocol)
         uses.note_batch()
-        return unpickled, (self.sink_class, self.sink_source, self.sink_ops, tuple(self.sink_shape), self.sink_dtype)
+        return unpickled, (self.lazy_class, self.lazy_source, self.lazy_ops, tuple(self.lazy_shape), self.lazy_dtype)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if not self.is_recording:
@@ -204,7 +204,7 @@ class _Handle(Lazy):
 
     def record_nothing(self, kind: Any = None) -> Any:
         """A second, independent handle for the same values, of another kind where one is given."""
-        return (kind or type(self))(self.sink_source, self.sink_ops, self.sink_shape, self.sink_dtype)
+        return (kind or type(self))(self.lazy_source, self.lazy_ops, self.lazy_shape, self.lazy_dtype)
 
 
 @named_as(torch.Tensor)
@@ -230,21 +230,21 @@ HANDLES = (LazyTensor, LazyTVImage)
 
 def _is_last_of_its_memory(view: Any) -> bool:
     """Whether nobody holds what it is a view of, or another view of that: true behind a crop in a `Compose`."""
-    base = view.sink_base
+    base = view.lazy_base
     if base is None:
         return True
-    if not isinstance(base, _Handle) or len(base.sink_views) > 1 or is_expanded(base.sink_ops):
+    if not isinstance(base, _Handle) or len(base.lazy_views) > 1 or is_expanded(base.lazy_ops):
         return False
     del base
-    return _references_to_base(view) == _LEAST_REFERENCES and _is_last_of_its_memory(view.sink_base)
+    return _references_to_base(view) == _LEAST_REFERENCES and _is_last_of_its_memory(view.lazy_base)
 
 
 def _references_to_base(view: Any) -> int:
-    base = vars(view)["sink_base"]
+    base = vars(view)["lazy_base"]
     return sys.getrefcount(base)
 
 
-_LEAST_REFERENCES = _references_to_base(SimpleNamespace(sink_base=object()))
+_LEAST_REFERENCES = _references_to_base(SimpleNamespace(lazy_base=object()))
 
 
 def _other_than(held: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor:
@@ -273,7 +273,7 @@ def _on_handles(recorder: Recorder, keeps_type: bool) -> Recorder:
         is_image = type(result) is LazyTVImage and not (keeps_type or return_types._must_return_subclass())
         if not is_image:
             return result
-        is_shared = result is handle or result.sink_base is not None
+        is_shared = result is handle or result.lazy_base is not None
         return result.as_subclass(torch.Tensor) if is_shared else result.record_nothing(LazyTensor)
 
     return record

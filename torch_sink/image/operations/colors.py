@@ -21,7 +21,7 @@ from torch_sink.triton_kernels.rows import Formula, Kind
 
 
 def _brightness(family: str, handle: Any, brightness_factor: Any) -> Any:
-    if family == "v2" and handle.sink_dtype == torch.uint8 and type(brightness_factor) is int:
+    if family == "v2" and handle.lazy_dtype == torch.uint8 and type(brightness_factor) is int:
         return NotImplemented  # stock code multiplies by it modulo 256
     return adjusted(f"{family}.adjust_brightness", handle, brightness_factor)
 
@@ -76,7 +76,7 @@ functional(
 
 def _saturation(family: str, handle: Any, saturation_factor: Any) -> Any:
     made = adjusted(f"{family}.adjust_saturation", handle, saturation_factor)
-    return made if made is NotImplemented or handle.sink_shape[0] == 3 else unchanged(family, handle)
+    return made if made is NotImplemented or handle.lazy_shape[0] == 3 else unchanged(family, handle)
 
 
 def _lower_saturation(lowered: LoweredImage, factor: float, formula: Formula) -> None:
@@ -98,9 +98,9 @@ functional(
 
 
 def _hue(family: str, handle: Any, hue_factor: Any) -> Any:
-    if handle.sink_dtype not in NUMERIC or not is_number(hue_factor) or not -0.5 <= hue_factor <= 0.5:
+    if handle.lazy_dtype not in NUMERIC or not is_number(hue_factor) or not -0.5 <= hue_factor <= 0.5:
         return NotImplemented
-    if handle.sink_shape[0] == 1:
+    if handle.lazy_shape[0] == 1:
         return NotImplemented if family == "pil" else handle
     if leaves_range(handle, also_by_overshoot=True):
         return NotImplemented  # stock code makes NaN of some values below 0
@@ -132,10 +132,10 @@ functional(
 
 
 def _gray(family: str, handle: Any, num_output_channels: Any = 1) -> Any:
-    channels, height, width = handle.sink_shape
+    channels, height, width = handle.lazy_shape
     if type(num_output_channels) is not int or num_output_channels not in (1, 3):
         return NotImplemented
-    if handle.sink_dtype not in NUMERIC or not is_computed_in_float32(family, handle):
+    if handle.lazy_dtype not in NUMERIC or not is_computed_in_float32(family, handle):
         return NotImplemented
     # The kernel of v1 leaves an image of one channel as it is.
     made = channels if (family, channels) == ("v1", 1) else num_output_channels
@@ -206,13 +206,13 @@ Operation(
 
 
 def _to_rgb(family: str, handle: Any) -> Any:
-    return handle if handle.sink_shape[0] == 3 else _spread(handle, "v2.grayscale_to_rgb")
+    return handle if handle.lazy_shape[0] == 3 else _spread(handle, "v2.grayscale_to_rgb")
 
 
 def _spread(handle: Any, name: str) -> Any:
     """Records a call that makes three equal channels of one."""
-    channels, height, width = handle.sink_shape
-    if channels != 1 or handle.sink_dtype not in NUMERIC:
+    channels, height, width = handle.lazy_shape
+    if channels != 1 or handle.lazy_dtype not in NUMERIC:
         return NotImplemented
     return handle.record(Op(name), shape=(3, height, width), is_view=name == "expand")
 
@@ -245,7 +245,7 @@ def _repeat(handle: Any, channels: Any, down: Any = None, across: Any = None) ->
 
 def _expand(handle: Any, channels: Any, height: Any = None, width: Any = None) -> Any:
     sizes = tuple(channels) if isinstance(channels, (list, tuple)) else (channels, height, width)
-    kept = zip(sizes[1:], handle.sink_shape[1:], strict=False)
+    kept = zip(sizes[1:], handle.lazy_shape[1:], strict=False)
     fits = len(sizes) == 3 and sizes[0] == 3 and all(size in (-1, side) for size, side in kept)
     return _spread(handle, "expand") if fits else NotImplemented
 
@@ -274,8 +274,8 @@ Operation(
 
 
 def permute_channels(family: str, handle: Any, permutation: Any) -> Any:
-    order = permutation_of(permutation, handle.sink_shape[0])
-    if order is None or handle.sink_dtype not in NUMERIC:
+    order = permutation_of(permutation, handle.lazy_shape[0])
+    if order is None or handle.lazy_dtype not in NUMERIC:
         return NotImplemented
     return handle.record(Op("v2.permute_channels", (order,)))
 

@@ -91,13 +91,13 @@ def _crop(family: str, handle: Any, top: Any, left: Any, height: Any, width: Any
 
 def crop(family: str, handle: Any, top: Any, left: Any, height: Any, width: Any, *, is_seen: bool = True) -> Any:
     """A crop of a handle; one that nobody sees shares no memory with it."""
-    channels, old_height, old_width = handle.sink_shape
+    channels, old_height, old_width = handle.lazy_shape
     if not all(isinstance(value, int) for value in (top, left, height, width)):
         return NotImplemented
     inside = top >= 0 and left >= 0 and top + height <= old_height and left + width <= old_width
     # What stock code makes of a box that ends above the image or left of it has another size than the box.
     fits = height > 0 and width > 0 and top + height >= 0 and left + width >= 0
-    if not fits or not (inside or handle.sink_dtype == torch.uint8):
+    if not fits or not (inside or handle.lazy_dtype == torch.uint8):
         return NotImplemented
     op = Op(f"{family}.crop", (top, left, height, width))
     return handle.record(op, shape=(channels, height, width), is_view=inside and is_seen)
@@ -115,14 +115,14 @@ def _crop_image(image: Any, box: Any = None) -> Any:
 
 
 def _center_crop(family: str, handle: Any, output_size: Any) -> Any:
-    size, (_, height, width) = size_of(output_size), handle.sink_shape
+    size, (_, height, width) = size_of(output_size), handle.lazy_shape
     if size is None:
         return NotImplemented
     if size[0] > height or size[1] > width:
         handle = _pad(family, handle, _center_crop_compute_padding(*size, height, width))
-        if handle is NotImplemented or handle.sink_shape[1:] == size:
+        if handle is NotImplemented or handle.lazy_shape[1:] == size:
             return handle
-        _, height, width = handle.sink_shape
+        _, height, width = handle.lazy_shape
     top, left = _center_crop_compute_crop_anchor(*size, height, width)
     if family == "pil":
         return handle.crop((left, top, left + size[1], top + size[0]))
@@ -131,9 +131,9 @@ def _center_crop(family: str, handle: Any, output_size: Any) -> Any:
 
 def _five_crop(family: str, handle: Any, size: Any) -> Any:
     sides = size_of(size)
-    if sides is None or sides[0] > handle.sink_shape[1] or sides[1] > handle.sink_shape[2]:
+    if sides is None or sides[0] > handle.lazy_shape[1] or sides[1] > handle.lazy_shape[2]:
         return NotImplemented
-    below, right = handle.sink_shape[1] - sides[0], handle.sink_shape[2] - sides[1]
+    below, right = handle.lazy_shape[1] - sides[0], handle.lazy_shape[2] - sides[1]
     corners = (0, 0), (0, right), (below, 0), (below, right)
     return *(crop(family, handle, top, left, *sides) for top, left in corners), _center_crop(family, handle, size)
 
@@ -213,9 +213,9 @@ def _box(handle: Any, parts: tuple[Any, ...]) -> tuple[int, int, int, int] | Non
     is_plain = len(places) < 2 and missing >= 0
     if not is_plain or not all(type(part) is slice and part.step in (None, 1) for part in slices):
         return None
-    ends = [part.indices(side) for part, side in zip(slices, handle.sink_shape, strict=True)]
+    ends = [part.indices(side) for part, side in zip(slices, handle.lazy_shape, strict=True)]
     (first, last, _), (top, bottom, _), (left, right, _) = ends
-    is_box = (first, last) == (0, handle.sink_shape[0]) and bottom > top and right > left
+    is_box = (first, last) == (0, handle.lazy_shape[0]) and bottom > top and right > left
     return (top, left, bottom - top, right - left) if is_box else None
 
 
@@ -229,7 +229,7 @@ Operation(
 
 
 def _pad(family: str, handle: Any, padding: Any, fill: Any = None, padding_mode: Any = "constant") -> Any:
-    sides, (channels, height, width) = sides_of(padding), handle.sink_shape
+    sides, (channels, height, width) = sides_of(padding), handle.lazy_shape
     if sides is None or not padding_fits(sides, padding_mode, height, width):
         return NotImplemented
     left, top, right, bottom = sides
@@ -252,12 +252,12 @@ def _fills(family: str, handle: Any, fill: Any, is_used: bool) -> tuple[Any, ...
     if family == "v1" and isinstance(fill, (list, tuple)):
         return None
     values = (0,) if fill is None else tuple(fill) if isinstance(fill, (list, tuple)) else (fill,)
-    if len(values) not in (1, handle.sink_shape[0]) or not all(map(is_number, values)):
+    if len(values) not in (1, handle.lazy_shape[0]) or not all(map(is_number, values)):
         return None
-    if handle.sink_dtype == torch.float32:
+    if handle.lazy_dtype == torch.float32:
         return values
     values = tuple(map(int, values))
-    return values if not is_used or (handle.sink_dtype == torch.uint8 and _are_bytes(values)) else None
+    return values if not is_used or (handle.lazy_dtype == torch.uint8 and _are_bytes(values)) else None
 
 
 def _are_bytes(values: tuple[int, ...]) -> bool:

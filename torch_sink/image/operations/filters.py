@@ -50,10 +50,10 @@ def _weights(family: str, size: int, sigma: float) -> np.ndarray:
 
 def _gaussian_blur(family: str, handle: Any, kernel_size: Any, sigma: Any = None) -> Any:
     """Not recorded: a kernel that reaches further than the image is large, which stock code refuses."""
-    _, height, width = handle.sink_shape
+    _, height, width = handle.lazy_shape
     if family == "v2" and isinstance(kernel_size, int):
         kernel_size = (kernel_size, kernel_size)
-    if handle.sink_dtype not in NUMERIC or not _is_pair(kernel_size, lambda size: type(size) is int and size % 2 == 1):
+    if handle.lazy_dtype not in NUMERIC or not _is_pair(kernel_size, lambda size: type(size) is int and size % 2 == 1):
         return NotImplemented
     if sigma is None and family == "v2":
         sigma = [size * 0.15 + 0.35 for size in kernel_size]
@@ -156,7 +156,7 @@ def _convolve_image(image: Any, size: Any, scale: Any, offset: Any, kernel: Any)
         return NotImplemented
     if not (_rounds_each_product() or _is_exact(_kernel_weights(weights, scale), offset)):
         return NotImplemented
-    if min(image.sink_shape[1:]) < size[0]:
+    if min(image.lazy_shape[1:]) < size[0]:
         return image.copy()
     return image.record(Op("pil.kernel", (weights, scale, offset)))
 
@@ -229,7 +229,7 @@ Operation(
 
 def _sharpness(family: str, handle: Any, sharpness_factor: Any) -> Any:
     made = adjusted(f"{family}.adjust_sharpness", handle, sharpness_factor)
-    has_inner_pixels = family == "pil" or min(handle.sink_shape[1:]) > 2
+    has_inner_pixels = family == "pil" or min(handle.lazy_shape[1:]) > 2
     return made if made is NotImplemented or has_inner_pixels else handle
 
 

@@ -113,7 +113,7 @@ Operation(
 
 def turned(handle: Any, turns: int) -> Any:
     """Records quarter turns against the clock."""
-    channels, height, width = handle.sink_shape
+    channels, height, width = handle.lazy_shape
     shape = (channels, width, height) if turns % 2 else (channels, height, width)
     return handle.record(Op("v2.quarter_turns", (turns,)), shape=shape)
 
@@ -149,11 +149,11 @@ def _contiguous(handle: Any, memory_format: torch.memory_format = torch.contiguo
 
 def _is_contiguous(handle: Any) -> bool:
     """Whether stock code's tensor is known to be contiguous, so that `contiguous` returns the tensor itself."""
-    for op in reversed(handle.sink_ops):
+    for op in reversed(handle.lazy_ops):
         if op.name in ("to_tensor", "contiguous"):
             return True
         if op.name in ("pil_to_tensor", "to_image"):
-            return bool(handle.sink_shape[0] == 1)  # else the channels of a pixel lie side by side
+            return bool(handle.lazy_shape[0] == 1)  # else the channels of a pixel lie side by side
         if op.operation.changes_layout(op):
             break
     return False

@@ -54,7 +54,7 @@ def adjusted(name: str, handle: Any, factor: Any) -> Any:
     """Records a call with a factor, which on tensors may not be negative."""
     family = name.partition(".")[0]
     takes = is_number if family == "pil" else is_factor
-    if handle.sink_dtype not in NUMERIC or not takes(factor) or not is_computed_in_float32(family, handle):
+    if handle.lazy_dtype not in NUMERIC or not takes(factor) or not is_computed_in_float32(family, handle):
         return NotImplemented
     return handle.record(Op(name, (factor,)))
 

@@ -32,7 +32,7 @@ _NO_BOX = 0, 0, 0, 0, (0.0,)
 
 
 def _erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inplace: bool = False) -> Any:
-    channels, height, width = handle.sink_shape
+    channels, height, width = handle.lazy_shape
     if v is handle:
         # What `RandomErasing` asks for where it finds no box: nothing is erased.
         return handle if inplace else handle.record(Op(f"{family}.erase", _NO_BOX))
@@ -43,12 +43,12 @@ def _erase(family: str, handle: Any, i: int, j: int, h: int, w: int, v: Any, inp
         return NotImplemented
     if v.shape == (channels, h, w) and v.numel() > channels:
         # Converted as the assignment in stock code does it; a copy, for the caller may go on to write to its own.
-        pixels = TensorArgument(v.detach().to(handle.sink_dtype, copy=True))
+        pixels = TensorArgument(v.detach().to(handle.lazy_dtype, copy=True))
         return record_maybe_in_place(handle, inplace, f"{family}.erase", (i, j, h, w, pixels))
     if v.shape[1:] != (1, 1) or len(v) not in (1, channels):
         return NotImplemented
     values = tuple(v.flatten().tolist())
-    if handle.sink_dtype == torch.uint8 and not all(0 <= value < 256 for value in values):
+    if handle.lazy_dtype == torch.uint8 and not all(0 <= value < 256 for value in values):
         return NotImplemented
     return record_maybe_in_place(handle, inplace, f"{family}.erase", (i, j, h, w, values))
 

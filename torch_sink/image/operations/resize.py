@@ -93,12 +93,12 @@ def _resize_v2(
     family: str, handle: Any, size: Any, interpolation: Any = Mode.BILINEAR, max_size: Any = None,
     antialias: bool | None = True,
 ) -> Any:  # fmt: skip
-    channels, *old_size = handle.sink_shape
+    channels, *old_size = handle.lazy_shape
     new_size = tuple(v2_geometry._compute_resized_output_size(old_size, size=size, max_size=max_size))
     if new_size == tuple(old_size):
         return handle
     mode = Mode(v2_geometry._check_interpolation(interpolation))
-    if handle.sink_dtype != torch.uint8 or not (mode in NEAREST_MODES or integer_resize_fits(mode)):
+    if handle.lazy_dtype != torch.uint8 or not (mode in NEAREST_MODES or integer_resize_fits(mode)):
         return _in_floats("v2.resize", handle, new_size, mode, antialias)
     if not _is_size(new_size):
         return NotImplemented
@@ -115,9 +115,9 @@ def integer_resize_fits(interpolation: Mode) -> bool:
 
 def _in_floats(name: str, handle: Any, size: tuple[Any, ...], mode: Mode, antialias: Any) -> Any:
     """What stock code computes in float32."""
-    if handle.sink_dtype not in NUMERIC or not _is_size(size) or mode not in (*NEAREST_MODES, *SMOOTH_MODES):
+    if handle.lazy_dtype not in NUMERIC or not _is_size(size) or mode not in (*NEAREST_MODES, *SMOOTH_MODES):
         return NotImplemented
-    if handle.sink_dtype == torch.float32 and size == tuple(handle.sink_shape[1:]):
+    if handle.lazy_dtype == torch.float32 and size == tuple(handle.lazy_shape[1:]):
         return handle
     # To one column torch's result depends on how pixels lie in memory.
     if antialias and size[1] == 1 and mode not in NEAREST_MODES:
@@ -130,7 +130,7 @@ def _is_size(size: Any) -> bool:
 
 
 def _record(name: str, handle: Any, size: tuple[int, int], mode: Mode, antialias: Any) -> Any:
-    return handle.record(Op(name, (size, mode, bool(antialias))), shape=(handle.sink_shape[0], *size))
+    return handle.record(Op(name, (size, mode, bool(antialias))), shape=(handle.lazy_shape[0], *size))
 
 
 def _resized_crop(

@@ -25,7 +25,7 @@ from torch_sink.triton_kernels.rows import Formula, Kind
 
 def _is_steep(handle: Any) -> bool:
     """True for bytes that nothing has rounded."""
-    return handle.sink_dtype == torch.uint8 and not is_rounded_by_torch(handle)
+    return handle.lazy_dtype == torch.uint8 and not is_rounded_by_torch(handle)
 
 
 # --- what the histogram says
@@ -124,7 +124,7 @@ functional(
 
 
 def _invert(family: str, handle: Any) -> Any:
-    return handle.record(Op(f"{family}.invert")) if handle.sink_dtype in NUMERIC else NotImplemented
+    return handle.record(Op(f"{family}.invert")) if handle.lazy_dtype in NUMERIC else NotImplemented
 
 
 functional(
@@ -156,7 +156,7 @@ functional(
 
 
 def _point(image: Any, lut: Any, mode: str | None = None) -> Any:
-    table = _byte_table(lut, image.sink_shape[0])
+    table = _byte_table(lut, image.lazy_shape[0])
     if image.mode == "P" or mode not in (None, image.mode) or table is None or not _is_steep(image):
         return NotImplemented
     return image.record(Op("pil.point", (table,)))

@@ -101,9 +101,9 @@ def _to_dtype(family: str, handle: Any, dtype: torch.dtype = torch.float32, scal
 
 
 def _to_type(handle: Any, dtype: torch.dtype, op: Op) -> Any:
-    if handle.sink_dtype == dtype:
+    if handle.lazy_dtype == dtype:
         return handle
-    makes_floats = handle.sink_dtype in NUMERIC and dtype in (torch.float32, torch.float16, torch.bfloat16)
+    makes_floats = handle.lazy_dtype in NUMERIC and dtype in (torch.float32, torch.float16, torch.bfloat16)
     makes_bytes = dtype == torch.uint8 and not op.operation.leaves_range(op) and is_scaled_bytes(handle)
     return handle.record(op, dtype=dtype) if makes_floats or makes_bytes else NotImplemented
 
@@ -181,13 +181,13 @@ def _numbers(*values: Any) -> tuple[float, ...] | None:
 
 
 def _normalize(family: str, handle: Any, mean: Any, std: Any, inplace: bool = False) -> Any:
-    if family == "v2" and handle.sink_dtype == torch.float32 and not inplace:
+    if family == "v2" and handle.lazy_dtype == torch.float32 and not inplace:
         handle = _spread(handle, mean, std)
-    channels = handle.sink_shape[0]
+    channels = handle.lazy_shape[0]
     mean, std = _statistics(mean, channels), _statistics(std, channels)
-    if mean is None or std is None or not handle.sink_dtype.is_floating_point:
+    if mean is None or std is None or not handle.lazy_dtype.is_floating_point:
         return NotImplemented
-    if handle.sink_dtype != torch.float32 and not is_tabled(handle):
+    if handle.lazy_dtype != torch.float32 and not is_tabled(handle):
         return NotImplemented
     if min(map(abs, std)) < _SMALLEST_STD or (inplace and not handle.changes_in_place):
         return NotImplemented
@@ -196,7 +196,7 @@ def _normalize(family: str, handle: Any, mean: Any, std: Any, inplace: bool = Fa
 
 def _spread(handle: Any, mean: Any, std: Any) -> Any:
     """A gray image with as many channels as there are statistics: the kernel of `transforms.v2` makes so many."""
-    channels, height, width = handle.sink_shape
+    channels, height, width = handle.lazy_shape
     if channels != 1 or _statistics(mean, 3) is None or _statistics(std, 3) is None or len(mean) == len(std) == 1:
         return handle
     return handle.record(Op("v2.grayscale_to_rgb"), shape=(3, height, width))
@@ -257,14 +257,14 @@ def _multiplied(image: Any, factor: Any, in_place: bool) -> Any:
 
 def _subtracted_from(image: Any, constant: Any = None) -> Any:
     """`constant - image`; of bytes `255 - image`, which is an inversion."""
-    if getattr(image, "sink_dtype", None) == torch.uint8 and type(constant) is int:
+    if getattr(image, "lazy_dtype", None) == torch.uint8 and type(constant) is int:
         return image.record(Op("v1.invert")) if constant == 255 else NotImplemented
     negative = _multiplied(image, -1.0, False) if is_number(constant) and constant != 0 else NotImplemented
     return negative if negative is NotImplemented else _shifted(negative, -constant, False)
 
 
 def _is_bytes(image: Any) -> bool:
-    return getattr(image, "sink_dtype", None) == torch.uint8 and torch.get_default_dtype() == torch.float32
+    return getattr(image, "lazy_dtype", None) == torch.uint8 and torch.get_default_dtype() == torch.float32
 
 
 def _as_floats(image: Any, becomes_floats: bool) -> Any:
@@ -274,9 +274,9 @@ def _as_floats(image: Any, becomes_floats: bool) -> Any:
 
 def _constants(image: Any, constant: Any, in_place: bool) -> tuple[float, ...] | None:
     """A constant for float32 values, or one a channel, which leaves them far from infinity; None if unsupported."""
-    if getattr(image, "sink_dtype", None) != torch.float32 or (in_place and not image.changes_in_place):
+    if getattr(image, "lazy_dtype", None) != torch.float32 or (in_place and not image.changes_in_place):
         return None
-    values = (float(constant),) if is_number(constant) else _of_each_channel(constant, image.sink_shape[0])
+    values = (float(constant),) if is_number(constant) else _of_each_channel(constant, image.lazy_shape[0])
     fits = values and all(abs(value) <= _LARGEST for value in values) and not has_minus_zero(values)
     return values if fits else None
 

@@ -33,10 +33,10 @@ _Fill = tuple[float, ...] | None
 
 def _record(handle: Any, name: str, parameters: tuple[Any, ...], mode: Any, fill: Any, size: Any = None) -> Any:
     """Records `name(*parameters, mode, fill)`; `size` (height, width) where the call changes it."""
-    channels, height, width = handle.sink_shape
+    channels, height, width = handle.lazy_shape
     fills = _fill_of(handle, fill)
     height, width = size or (height, width)
-    if handle.sink_dtype not in NUMERIC or fills is NotImplemented or mode not in _MODES or min(height, width) <= 0:
+    if handle.lazy_dtype not in NUMERIC or fills is NotImplemented or mode not in _MODES or min(height, width) <= 0:
         return NotImplemented
     return handle.record(Op(name, (*parameters, mode, fills)), shape=(channels, height, width))
 
@@ -46,10 +46,10 @@ def _fill_of(handle: Any, fill: Any) -> Any:
     if fill is None:
         return None
     values = tuple(fill) if isinstance(fill, (list, tuple)) else (fill,)
-    channels = handle.sink_shape[0]
+    channels = handle.lazy_shape[0]
     if len(values) not in (1, channels) or not all(map(is_number, values)):
         return NotImplemented
-    if handle.sink_dtype == torch.uint8 and not all(0 <= value <= 255 for value in values):
+    if handle.lazy_dtype == torch.uint8 and not all(0 <= value <= 255 for value in values):
         return NotImplemented
     return tuple(map(float, values)) * (channels if len(values) == 1 else 1)
 
@@ -212,7 +212,7 @@ def _rotate_v1(
 ) -> Any:
     if not expand:
         return _affine_v1(family, handle, matrix, interpolation, fill)
-    _, height, width = handle.sink_shape
+    _, height, width = handle.lazy_shape
     size = F_tensor._compute_affine_output_size(matrix, width, height)[::-1]
     return _record(handle, "v1.affine", (tuple(matrix), size), interpolation, fill, size)
 
@@ -221,7 +221,7 @@ def _rotate_v2(
     family: str, handle: Any, angle: Any, interpolation: Any = Mode.NEAREST, expand: bool = False, center: Any = None,
     fill: Any = None,
 ) -> Any:  # fmt: skip
-    _, height, width = handle.sink_shape
+    _, height, width = handle.lazy_shape
     angle = angle % 360
     if center is None and (angle in (0, 180) or (angle in (90, 270) and (expand or height == width))):
         return turned(handle, int(angle) // 90)
@@ -312,7 +312,7 @@ def _elastic_v2(
 
 
 def _deform(name: str, handle: Any, displacement: torch.Tensor, mode: str, fill: Any) -> Any:
-    if displacement.shape != (1, *handle.sink_shape[1:], 2) or displacement.device.type != "cpu":
+    if displacement.shape != (1, *handle.lazy_shape[1:], 2) or displacement.device.type != "cpu":
         return NotImplemented
     # The caller may go on to write to its own.
     return _record(handle, name, (TensorArgument(displacement.detach().clone()),), mode, fill)

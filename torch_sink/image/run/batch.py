@@ -33,11 +33,11 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
     """
 
     calls: ClassVar[dict[Callable[..., Any], Callable[..., Any]]] = {}  # filled where stacks are
-    sink_class: ClassVar[tuple[str, str]]
+    lazy_class: ClassVar[tuple[str, str]]
     program: Program
     broken_files: tuple[BrokenFile, ...]
-    sink_base: Any = None  # the handle whose memory a batch of one shares
-    fields = frozenset(("program", "broken_files", "sink_base", "sink_real"))
+    lazy_base: Any = None  # the handle whose memory a batch of one shares
+    fields = frozenset(("program", "broken_files", "lazy_base", "lazy_real"))
 
     @staticmethod
     def __new__(cls: Any, program: Program) -> Any:
@@ -51,12 +51,12 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
     def __reduce_ex__(self, protocol: Any) -> Any:
         if stays(protocol) or not self.is_recording:
             return self.materialize().__reduce_ex__(protocol)
-        return unpickled, (self.sink_class, self.program)
+        return unpickled, (self.lazy_class, self.program)
 
     @property
     def is_recording(self) -> bool:
         """False once somebody has asked for the values."""
-        return self.sink_real is None
+        return self.lazy_real is None
 
     def record_mix(self, op: Op) -> LazyBatch:
         """A new batch with one more call that mixes its images; they run after every image is made."""
@@ -104,7 +104,7 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
 
     def _is_already(self, dtype: torch.dtype | None, memory_format: torch.memory_format | None) -> bool:
         """Whether a batch that is still to be made will have this dtype and layout."""
-        waits = self.is_recording and self.sink_base is None
+        waits = self.is_recording and self.lazy_base is None
         as_made = memory_format in (None, torch.preserve_format, torch.contiguous_format)
         return waits and as_made and dtype in (None, self.dtype)
 
@@ -176,10 +176,10 @@ class LazyBatch(Lazy, torch.Tensor):  # type: ignore[misc]
         """Makes the values on the CPU, in stock code."""
         self._refuse_meta()
         report_fallback("batch", "used on the CPU before it was moved to the device", "torch")
-        if self.sink_base is None:
+        if self.lazy_base is None:
             self.become(self._made_on_cpu().data)  # nobody has written to it
         else:
-            self.sink_base.make_view(self)
+            self.lazy_base.make_view(self)
 
     def become_view(self, real: torch.Tensor, ops: tuple[Op, ...]) -> None:
         """A batch of one becomes a view of its image."""

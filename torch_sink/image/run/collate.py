@@ -37,17 +37,17 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
     active = backend_state.settled()
     at_once = active is None or active.executes_at_once
     items = [_packable(item, at_once) for item in handles]
-    shape, dtype = items[0].sink_shape, items[0].sink_dtype
+    shape, dtype = items[0].lazy_shape, items[0].lazy_dtype
     is_stacked = False  # as ordinary tensors
     for position, item in enumerate(items):
-        if item.sink_shape != shape:
+        if item.lazy_shape != shape:
             raise RuntimeError(
                 f"stack expects each tensor to be equal size, but got {list(shape)} at entry 0 and "
-                f"{list(item.sink_shape)} at entry {position}"
+                f"{list(item.lazy_shape)} at entry {position}"
             )
-        source = item.sink_source
+        source = item.lazy_source
         wants_gradient = isinstance(source, FinishedSource) and source.tensor.requires_grad
-        is_stacked = is_stacked or wants_gradient or item.sink_dtype != dtype
+        is_stacked = is_stacked or wants_gradient or item.lazy_dtype != dtype
     if is_stacked:
         return torch.stack([item.materialize() for item in items])
     full_shape = (len(items), *shape)
@@ -57,7 +57,7 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
         try:
             for row, (item, (source, ops)) in enumerate(zip(items, decoded_once(items), strict=True)):
                 run_image_on_cpu(source, ops, out[row])
-                item.sink_was_collated = True
+                item.lazy_was_collated = True
             return out
         except DecodeError:
             # Whoever uses the batch decides what becomes of a damaged image.
@@ -68,9 +68,9 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
 def lazy_batch(items: Sequence[Any], destination: str, interpreted: bool = False) -> LazyBatch:
     """The batch of handles of one shape and dtype; the other arguments are those of `make_program`."""
     uses.note_batch()
-    sources, calls = [item.sink_source for item in items], [item.sink_ops for item in items]
-    shape = len(items), *items[0].sink_shape
-    return LazyBatch(make_program(sources, calls, shape, items[0].sink_dtype, destination, interpreted))
+    sources, calls = [item.lazy_source for item in items], [item.lazy_ops for item in items]
+    shape = len(items), *items[0].lazy_shape
+    return LazyBatch(make_program(sources, calls, shape, items[0].lazy_dtype, destination, interpreted))
 
 
 def _packable(item: Any, at_once: bool) -> Any:
@@ -80,9 +80,9 @@ def _packable(item: Any, at_once: bool) -> Any:
     """
     if not isinstance(item, HANDLES):
         return finished_handle(item)
-    if isinstance(item.sink_source, BrokenSource):
+    if isinstance(item.lazy_source, BrokenSource):
         return finished_handle(item.materialize())
-    if item.is_recording and not (at_once and item.sink_was_collated):
+    if item.is_recording and not (at_once and item.lazy_was_collated):
         return item
     return finished_handle(item.materialize())
 

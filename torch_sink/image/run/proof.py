@@ -113,7 +113,7 @@ def _recorded_calls(source: PixelSource, calls: _Calls) -> tuple[Op, ...]:
     handle: Any = LazyImage(source, (), source.size, source.mode)
     for place, *arguments in calls:
         handle = RECORDERS[place](handle, *arguments)
-    ops: tuple[Op, ...] = handle.sink_ops
+    ops: tuple[Op, ...] = handle.lazy_ops
     return ops
 
 

@@ -49,7 +49,7 @@ class _Images:
     def give(self, at: int) -> LazyTensor:
         """One image, which shares memory with the stack as a view of it does."""
         part = self.handles[at].record_nothing()
-        part.sink_base = _Part(self, at)
+        part.lazy_base = _Part(self, at)
         return part
 
 
@@ -90,7 +90,7 @@ class LazyStack(LazyBatch):
     @staticmethod
     def __new__(cls: Any, images: _Images, size: tuple[int, ...]) -> Any:  # type: ignore[override]
         LazyStack.were_made = True
-        dtype = images.handles[0].sink_dtype if images.batch is None else images.batch.program.dtype
+        dtype = images.handles[0].lazy_dtype if images.batch is None else images.batch.program.dtype
         stack = without_memory(cls, torch.Size(size), dtype)
         stack._images, stack._size = images, size
         return stack
@@ -134,7 +134,7 @@ class LazyStack(LazyBatch):
         if not made or any(image is NotImplemented for image in made):
             return NotImplemented
         is_same = all(image is handle for image, handle in zip(made, handles, strict=True))
-        return self if is_same else LazyStack(_Images(made), (*self._size[:-3], *made[0].sink_shape))
+        return self if is_same else LazyStack(_Images(made), (*self._size[:-3], *made[0].lazy_shape))
 
     def _holding(self, program: Program) -> LazyBatch:
         return _unpickled(LazyBatch(program), self._size)
@@ -190,9 +190,9 @@ def _cat_channels(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     if not isinstance(tensors, (list, tuple)) or len(tensors) != 3 or dim not in (0, -3) or kwargs:
         return NotImplemented
     first = tensors[0]
-    if not all(type(image) in HANDLES and image.is_recording for image in tensors) or first.sink_shape[0] != 1:
+    if not all(type(image) in HANDLES and image.is_recording for image in tensors) or first.lazy_shape[0] != 1:
         return NotImplemented
-    same = all(image.sink_source is first.sink_source and image.sink_ops == first.sink_ops for image in tensors)
+    same = all(image.lazy_source is first.lazy_source and image.lazy_ops == first.lazy_ops for image in tensors)
     return first.repeat(3, 1, 1) if same else NotImplemented
 
 
@@ -204,8 +204,8 @@ def _stack_of(images: Sequence[Any]) -> LazyStack | None:
     kind = {(item.shape, item.dtype) for item in images}
     if len(kind) > 1 or not all(type(item) in HANDLES and item.is_recording for item in images):
         return None
-    copies = [LazyTensor(item.sink_source, item.sink_ops, item.sink_shape, item.sink_dtype) for item in images]
-    return LazyStack(_Images(copies), (len(copies), *copies[0].sink_shape))
+    copies = [LazyTensor(item.lazy_source, item.lazy_ops, item.lazy_shape, item.lazy_dtype) for item in images]
+    return LazyStack(_Images(copies), (len(copies), *copies[0].lazy_shape))
 
 
 def _joined(items: Any, dim: int = 0, *, is_new: bool, **kwargs: Any) -> Any:
@@ -220,7 +220,7 @@ def _joined(items: Any, dim: int = 0, *, is_new: bool, **kwargs: Any) -> Any:
         return NotImplemented
     handles: list[Any] = []
     for item in items:
-        of_item = item._images.handles if isinstance(item, LazyStack) else [item.sink_base]
+        of_item = item._images.handles if isinstance(item, LazyStack) else [item.lazy_base]
         if not of_item or of_item[0] is None:
             return NotImplemented
         handles += of_item

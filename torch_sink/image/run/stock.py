@@ -98,18 +98,18 @@ def decoded_once(images: Sequence[Any]) -> list[tuple[Source, tuple[Op, ...]]]:
     """
     views: dict[int, list[Any]] = {}
     for image in images:
-        views.setdefault(id(image.sink_source), []).append(image)
+        views.setdefault(id(image.lazy_source), []).append(image)
     begun: dict[int, tuple[Source, int]] = {}
     for key, alike in views.items():
-        source = alike[0].sink_source
+        source = alike[0].lazy_source
         begun[key] = source, 0
         if len(alike) > 1 and not isinstance(source, FinishedSource):
-            common = _common([image.sink_ops for image in alike])
+            common = _common([image.lazy_ops for image in alike])
             with executing():
                 made = replay(source.decode(), common)
             kind = FinishedSource if isinstance(made, torch.Tensor) else PixelSource
             begun[key] = kind(made, source.path), len(common)
-    found = [(*begun[id(image.sink_source)], image.sink_ops) for image in images]
+    found = [(*begun[id(image.lazy_source)], image.lazy_ops) for image in images]
     return [(source, ops[done:]) for source, done, ops in found]
 
 

@@ -84,7 +84,7 @@ _NAMES = {*_COLORS, *_MOVES, "Identity"}
 
 @step(v1.RandAugment, calls=_CALLS)
 def _rand_augment_v1(augment: Any, draft: Draft) -> Any:
-    space = augment._augmentation_space(augment.num_magnitude_bins, draft.sink_shape[1:])
+    space = augment._augmentation_space(augment.num_magnitude_bins, draft.lazy_shape[1:])
     if draft.kind is not LazyImage or not _is_known(space):
         return NotImplemented
     names, image = list(space), draft
@@ -112,7 +112,7 @@ def _applied_v1(augment: Any, image: Any, space: Any, name: str, choose: Callabl
 
 @step(v1.AutoAugment, calls=_CALLS)
 def _auto_augment_v1(augment: Any, draft: Draft) -> Any:
-    space = augment._augmentation_space(10, draft.sink_shape[1:])
+    space = augment._augmentation_space(10, draft.lazy_shape[1:])
     if draft.kind is not LazyImage or not _is_known(space):
         return NotImplemented
     policy, image = augment.policies[whole(len(augment.policies))], draft
@@ -159,12 +159,12 @@ def _auto_augment_v2(augment: Any, draft: Draft) -> Any:
 
 def _takes_v2(draft: Draft, space: Any) -> bool:
     """False for floats, of which a threshold has another bound."""
-    return draft.sink_dtype == torch.uint8 and _is_known(space)
+    return draft.lazy_dtype == torch.uint8 and _is_known(space)
 
 
 def _applied_v2(augment: Any, image: Any, draft: Draft, name: str, bins: int, choose: Callable[[], Any]) -> Any:
     make, signed = augment._AUGMENTATION_SPACE[name]
-    magnitudes, magnitude = make(bins, *draft.sink_shape[1:]), 0.0
+    magnitudes, magnitude = make(bins, *draft.lazy_shape[1:]), 0.0
     if magnitudes is not None:
         magnitude = float(magnitudes[choose()])
         if signed and chance() <= 0.5:

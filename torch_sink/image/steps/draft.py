@@ -22,33 +22,33 @@ class Draft:
     Attributes:
         origin: the image, which nothing was recorded on yet; a handle or an ordinary one.
         kind: of the handle that it becomes.
-        sink_ops: the calls.
-        sink_shape: (channels, height, width) behind them.
-        sink_dtype: of the values behind them.
+        lazy_ops: the calls.
+        lazy_shape: (channels, height, width) behind them.
+        lazy_dtype: of the values behind them.
     """
 
-    __slots__ = ("kind", "origin", "sink_dtype", "sink_ops", "sink_shape")
+    __slots__ = ("kind", "lazy_dtype", "lazy_ops", "lazy_shape", "origin")
 
     def __init__(self, origin: Any, ops: tuple[Op, ...], shape: Shape, kind: type, dtype: torch.dtype) -> None:
-        self.origin, self.sink_ops, self.sink_shape, self.kind, self.sink_dtype = origin, ops, shape, kind, dtype
+        self.origin, self.lazy_ops, self.lazy_shape, self.kind, self.lazy_dtype = origin, ops, shape, kind, dtype
 
     @property
     def size(self) -> tuple[int, int]:
-        _, height, width = self.sink_shape
+        _, height, width = self.lazy_shape
         return width, height
 
     @property
     def width(self) -> int:
-        return self.sink_shape[2]
+        return self.lazy_shape[2]
 
     @property
     def height(self) -> int:
-        return self.sink_shape[1]
+        return self.lazy_shape[1]
 
     @property
     def mode(self) -> str:
         """Of a Pillow image."""
-        return "RGB" if self.sink_shape[0] == 3 else "L"
+        return "RGB" if self.lazy_shape[0] == 3 else "L"
 
     def record(
         self, *ops: Op, size: tuple[int, int] | None = None, mode: str | None = None, shape: Shape | None = None,
@@ -56,24 +56,24 @@ class Draft:
     ) -> Draft:  # fmt: skip
         """A new draft with more calls; the others as for the handles. Nobody sees what it would be a view of."""
         if shape is None:
-            channels, height, width = self.sink_shape
+            channels, height, width = self.lazy_shape
             width, height = size or (width, height)
             shape = (3 if mode == "RGB" else 1) if mode else channels, height, width
-        return Draft(self.origin, self.sink_ops + ops, shape, self.kind, dtype or self.sink_dtype)
+        return Draft(self.origin, self.lazy_ops + ops, shape, self.kind, dtype or self.lazy_dtype)
 
     def copy(self) -> Draft:
         """Another image of the same pixels."""
-        if self.sink_ops:
+        if self.lazy_ops:
             return self
         is_lazy = type(self.origin) is LazyImage
         copied = self.origin.copy() if is_lazy else LazyImage(pixels_of(self.origin), (), self.size, self.mode)
-        return Draft(copied, (), self.sink_shape, self.kind, self.sink_dtype)
+        return Draft(copied, (), self.lazy_shape, self.kind, self.lazy_dtype)
 
     def crop(self, box: tuple[int, int, int, int]) -> Draft:
         """Of a Pillow image, at whole positions."""
         left, upper, right, lower = box
-        shape = self.sink_shape[0], lower - upper, right - left
-        return Draft(self.origin, (*self.sink_ops, Op("pil.crop", (box,))), shape, self.kind, self.sink_dtype)
+        shape = self.lazy_shape[0], lower - upper, right - left
+        return Draft(self.origin, (*self.lazy_ops, Op("pil.crop", (box,))), shape, self.kind, self.lazy_dtype)
 
     # What Pillow's `rotate` calls.
     transform = vars(RECORDERS["Image.transform"])["__wrapped__"]
@@ -82,22 +82,22 @@ class Draft:
     def as_tensor(self, op: Op, dtype: torch.dtype, *, as_tv_image: bool = False) -> Draft:
         """The tensor [C, H, W] that a conversion of a Pillow image makes."""
         kind = LazyTVImage if as_tv_image else LazyTensor
-        return Draft(self.origin, (*self.sink_ops, op), self.sink_shape, kind, dtype)
+        return Draft(self.origin, (*self.lazy_ops, op), self.lazy_shape, kind, dtype)
 
     def as_pure_tensor(self) -> Draft:
-        return Draft(self.origin, self.sink_ops, self.sink_shape, LazyTensor, self.sink_dtype)
+        return Draft(self.origin, self.lazy_ops, self.lazy_shape, LazyTensor, self.lazy_dtype)
 
     @property
     def changes_in_place(self) -> bool:
         """True where a call in place can be recorded."""
-        return not is_expanded(self.sink_ops)
+        return not is_expanded(self.lazy_ops)
 
     def record_in_place(self, op: InPlaceOp) -> Draft:
         return self.record(op)
 
     def handle(self) -> Any:
         """The handle; the image itself where nothing was recorded."""
-        origin, ops = self.origin, self.sink_ops
+        origin, ops = self.origin, self.lazy_ops
         if self.kind is LazyImage:
             if not ops:
                 return origin
@@ -105,7 +105,7 @@ class Draft:
                 return origin.record(*ops, size=self.size, mode=self.mode)
             return LazyImage(pixels_of(origin), ops, self.size, self.mode)
         source, before = origin.recipe() if type(origin) is LazyImage else (pixels_of(origin), ())
-        return self.kind(source, before + ops, self.sink_shape, self.sink_dtype)
+        return self.kind(source, before + ops, self.lazy_shape, self.lazy_dtype)
 
 
 # How many modes stand between a call and torch; a default device is one. Unknown: 1.

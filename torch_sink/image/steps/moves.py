@@ -44,7 +44,7 @@ def _room(padded: Any, size: Any) -> tuple[int, int] | None:
         return None
     if not (type(size[0]) is type(size[1]) is int and min(size) > 0):
         return None
-    _, height, width = padded.sink_shape
+    _, height, width = padded.lazy_shape
     room = height - size[0], width - size[1]
     return room if min(room) >= 0 else None
 
@@ -95,14 +95,14 @@ def _resize_image_v1(draft: Draft, size: Any, interpolation: Any, max_size: Any,
     is_plain = type(sides) in (tuple, list) and len(sides) in (1, 2) and (max_size is None or len(sides) == 1)
     if not is_plain or type(interpolation) is not Mode or antialias is False:
         return NotImplemented
-    height, width = F._compute_resized_output_size(draft.sink_shape[1:], sides, max_size)
+    height, width = F._compute_resized_output_size(draft.lazy_shape[1:], sides, max_size)
     return _resized(draft, height, width, F.pil_modes_mapping[interpolation])
 
 
 def _resize_image_v2(draft: Draft, size: Any, interpolation: Any, max_size: Any, antialias: Any) -> Any:
     if type(interpolation) not in (Mode, str) or interpolation not in FILTERS_BY_NAME or antialias is False:
         return NotImplemented
-    height, width = _compute_resized_output_size(draft.sink_shape[1:], size=size, max_size=max_size)
+    height, width = _compute_resized_output_size(draft.lazy_shape[1:], size=size, max_size=max_size)
     return _resized(draft, height, width, FILTERS_BY_NAME[interpolation])
 
 
@@ -110,7 +110,7 @@ _record_resize = recorder("Image.resize")
 
 
 def _resized(draft: Draft, height: int, width: int, resample: int) -> Any:
-    return draft if (height, width) == draft.sink_shape[1:] else _record_resize(draft, (width, height), resample)
+    return draft if (height, width) == draft.lazy_shape[1:] else _record_resize(draft, (width, height), resample)
 
 
 _resize = Functional("resize", {"v1": _resize_image_v1, "v2": _resize_image_v2}, v2="resize")
@@ -129,7 +129,7 @@ def _resized_whole(resize: Any, draft: Draft) -> Any:
 def _resized_part(crop: Any, draft: Draft) -> Any:
     family = family_of(crop)
     logs = crop._log_ratio.tolist() if family == "v2" else log_ratio(tuple(crop.ratio))
-    box = resized_crop(*draft.sink_shape[1:], crop.scale, crop.ratio, logs, kept)
+    box = resized_crop(*draft.lazy_shape[1:], crop.scale, crop.ratio, logs, kept)
     return _resize_crop(family, draft, *box, crop.size, crop.interpolation, crop.antialias)
 
 

@@ -102,4 +102,4 @@ def _gray(transform: Any, draft: Draft) -> Any:
 def _gray_at_random(transform: Any, draft: Draft) -> Any:
     if draft.kind is not LazyImage or not is_probability(transform.p):
         return NotImplemented
-    return _to_gray(draft, draft.sink_shape[0]) if chance() < as_drawn(transform.p) else draft
+    return _to_gray(draft, draft.lazy_shape[0]) if chance() < as_drawn(transform.p) else draft

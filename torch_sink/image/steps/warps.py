@@ -26,7 +26,7 @@ def _affine_image(
     module: Any, draft: Draft, angle: float, translate: Any, scale: float, shear: Any, interpolation: Any, fill: Any,
     center: Any = None,
 ) -> Any:  # fmt: skip
-    color, resample = color_of(fill, draft.sink_shape[0]), FILTERS_BY_NAME.get(interpolation)
+    color, resample = color_of(fill, draft.lazy_shape[0]), FILTERS_BY_NAME.get(interpolation)
     if color is None or resample is None:
         return NotImplemented
     width, height = draft.size
@@ -36,7 +36,7 @@ def _affine_image(
 
 
 def _rotate_image(draft: Draft, angle: float, interpolation: Any, expand: Any, center: Any, fill: Any) -> Any:
-    color, resample = color_of(fill, draft.sink_shape[0]), FILTERS_BY_NAME.get(interpolation)
+    color, resample = color_of(fill, draft.lazy_shape[0]), FILTERS_BY_NAME.get(interpolation)
     if color is None or resample is None:
         return NotImplemented
     return Image.Image.rotate(draft, angle, resample, expand, center, None, color)  # type: ignore[arg-type]
