@@ -34,7 +34,11 @@ SETUP, MAKE_ENVIRONMENT = RESULTS / "setup_cost.json", ROOT / ".ci" / "make_envi
 BEGIN = "<!-- figures: written by examples/benchmarks/report.py -->\n"
 END = "<!-- end of figures -->"
 STATUS_BEGIN, STATUS_END = "<!-- status: written by examples/benchmarks/report.py -->\n", "<!-- end of status -->"
-SECTIONS = {"worker_cost": ("Data workers", report_worker.SAYS, False, report_worker.section), **OTHER_SECTIONS}
+SECTIONS = {
+    "worker_cost": ("Data workers", report_worker.SAYS, False, report_worker.section),
+    "support_cost": ("Each transform", report_worker.OF_SUPPORT, False, report_worker.support_section),
+    **OTHER_SECTIONS,
+}
 FIRST_SCREENS = (README, ROOT / "docs" / "index.md", ROOT / "docs" / "start.md")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Mapping
 
 from report_tables import Report, provenance, table
+from support_cost import AT_MOST, WAYS, worst
 from worker_rows import HEADLINE, LARGE, SMALL
 
 Spread = Mapping[str, float]
@@ -21,6 +23,12 @@ SAYS = (
 )
 ONE_PROCESS = "The same in one process, as with `num_workers=0`: no batch is handed over to another process."
 START = "What a new process pays once, in CPU seconds (median, least to most):"
+OF_SUPPORT = (
+    "Each row of [the support table](support.md), with each choice of arguments that it tries, is a short pipeline on "
+    "each kind of image that torchvision takes there: CPU time of one process that makes samples and collates them, "
+    'divided by stock torchvision\'s, with the least and the most of the rounds. "Recorded" is for a device '
+    'elsewhere; "without a device" the same process makes the pixels. The ten that cost most:'
+)
 
 
 def of_rounds(values: Spread, digits: int | None = None) -> str:
@@ -45,6 +53,20 @@ def section(report: Report) -> str:
         steps = list(start["stock"])
         lines = [[step, *(of_rounds(start[side][step], 2) for side in ("stock", "torch_sink"))] for step in steps]
         parts += [START, table(["", "stock", "torch_sink"], lines)]
+    return "\n\n".join(parts)
+
+
+def support_section(report: Report) -> str:
+    """The body of the section on the rows of the support table: those that cost most."""
+    parts = []
+    for (way, side), (size, results) in itertools.product(WAYS.items(), report["support_cost"].items()):
+        above = sum(result[side]["p50"] > AT_MOST for result in results.values())
+        lines = [
+            [name, f"{result['stock_us']['p50']:.0f}", of_rounds(result[side], 2)]
+            for name, result in worst(results, side)
+        ]
+        parts += [f"{size}, {way}: {len(results)} pipelines, {above} of them above {AT_MOST}."]
+        parts += [table(["pipeline", "stock, us", "divided by stock's"], lines)]
     return "\n\n".join(parts)
 
 

@@ -27,6 +27,8 @@ import kernel_usage  # noqa: E402
 import report  # noqa: E402
 import report_picture  # noqa: E402
 import report_tables  # noqa: E402
+import support_cost  # noqa: E402
+import torch_sink  # noqa: E402
 from torch_sink.cli.photos import make_photo  # noqa: E402
 
 pytestmark = pytest.mark.once_on_oldest
@@ -162,6 +164,44 @@ def test_what_needs_a_gpu_is_not_measured_without_one(tmp_path: Path, monkeypatc
     assert "\na GPU, load average" in text
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_rows_of_the_support_table_are_pipelines(tmp_path: Path) -> None:
+    openers = support_cost.openers_of("32 x 32", tmp_path)
+    texts = [
+        "v1.CenterCrop",
+        "v1.TenCrop",
+        "v2.MixUp",
+        "v2.RandomZoomOut",
+        "v2.SanitizeBoundingBoxes",
+        "v1.functional.get_",
+    ]
+    found = dict(support_cost.cases(openers, (32, 32), texts))
+    kinds = {text: {name.rpartition(", ")[2] for name in found if name.startswith(text)} for text in texts}
+    everywhere = {"Pillow images", "uint8 tensors", "float tensors"}
+    assert kinds == {**dict.fromkeys(texts, everywhere), "v2.MixUp": {"float tensors"}}
+    assert "v1.CenterCrop (larger than the image), uint8 tensors" in found
+    with torch_sink.image_backend("device", device="meta"):
+        made = found["v1.TenCrop, Pillow images"].batch(openers[:3], seed=1)
+        assert made.is_recording
+        assert made.shape == (3, 10, 3, 8, 8)
+
+
+def test_a_batch_that_differs_is_not_measured(tmp_path: Path) -> None:
+    wrong = support_cost.Case(lambda image: torch.tensor(torch_sink.get_image_backend() == "device"), torch.stack)
+    with pytest.raises(SystemExit, match="a name: the batch differs from stock torchvision's"):
+        support_cost.measure("a name", wrong, support_cost.openers_of("32 x 32", tmp_path)[:2], rounds=1)
+
+
+def test_the_report_lists_what_costs_most() -> None:
+    costs = {f"pipeline {number}": {"least": number, "p50": number, "most": number} for number in range(12)}
+    rows = {name: {"stock_us": {"p50": 30.0}, "torch_sink": cost, "on_cpu": cost} for name, cost in costs.items()}
+    text = report.SECTIONS["support_cost"][3]({"support_cost": {"32 x 32": rows}})
+    assert "32 x 32, recorded: 12 pipelines, 10 of them above 1.15." in text
+    assert "| pipeline 11 | 30 | 11.00 (11.00 to 11.00) |\n| pipeline 10 |" in text
+    assert "pipeline 2 " in text
+    assert "pipeline 1 " not in text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "options"),
@@ -171,6 +211,7 @@ def test_what_needs_a_gpu_is_not_measured_without_one(tmp_path: Path, monkeypatc
         ("loader.py", ("--images", "8", "--workers", "1", "--rounds", "1", "--epochs", "1", "--batch-size", "2")),
         ("scale.py", ("--images", "4", "--rounds", "1")),
         ("worker_cost.py", ("--images", "8", "--rounds", "1", "--rows", "MNIST eval", "start")),
+        ("support_cost.py", ("--rounds", "1", "--rows", "v1.CenterCrop,", "functional.hflip, uint8")),
         ("slabs.py", ("--images", "8", "--rounds", "1", "--batches", "8", "--batch-size", "16")),
     ],
 )

@@ -22,7 +22,8 @@ from torch.utils.data._utils import fetch, worker
 import torch_sink
 from torch_sink.sink.slots import Slots
 from torch_sink.tracing import HOOKS
-from torch_sink.tracing.spans import Span, verdict
+from torch_sink.tracing.spans import Span
+from torch_sink.tracing.verdict import verdict
 
 pytestmark = pytest.mark.once
 
@@ -109,7 +110,7 @@ def test_afterwards_every_function_is_the_same_object(tmp_path: Path) -> None:
 def test_a_second_one_is_refused(tmp_path: Path) -> None:
     with (
         torch_sink.timeline(tmp_path / "a.html"),
-        pytest.raises(RuntimeError, match="another timeline is running"),
+        pytest.raises(RuntimeError, match="records already"),
         torch_sink.timeline(tmp_path / "b.html"),
     ):
         pass

@@ -1,4 +1,4 @@
-"""Messages for calls with an unknown keyword argument, or with a keyword-only argument given by position."""
+"""What a caller is told whose argument a function does not have, or not without a name."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 _OF_AN_EVALUATION = ("valid_loader", "val_loader", "test_loader", "eval_dataset", "val_dataset", "validation_data")
-# Argument of torch_sink -> its names in other libraries and in other functions of this one, as far as they are spelled
-# too differently for `difflib` to find them.
+# Argument of ours -> names that other libraries, or other functions of this one, have for it and that do not look like
+# it.
 _SAME = {
     "batches_per_epoch": ("sink_size",),
     "slots": ("prefetch", "queue_size", "buffer_size"),
@@ -44,12 +44,9 @@ _OF_A_RUN = ("callbacks", "epochs", "max_steps", "timeline", "epoch", "loader", 
 
 
 def explains_other_names(**places: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator: a TypeError for an unknown keyword argument names the right one, or where to pass it instead.
+    """Decorator: an unknown keyword argument is a TypeError that names the right one, or its place (`places`).
 
-    A keyword-only argument given by position is a TypeError that names the keywords.
-
-    Args:
-        places: argument -> the advice for one that belongs to another function.
+    So is an argument without a name that needs one.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -78,11 +75,9 @@ def explains_other_names(**places: str) -> Callable[[Callable[P, R]], Callable[P
 
 
 def takes_options_of(owner: Callable[..., Any], **names: str | None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator: shows the keyword-only arguments of `owner` in place of `**options` in the function's signature.
+    """Decorator: `**options` stands for the keyword arguments of `owner`, which signature and messages then name.
 
-    Args:
-        owner: function or class that the options are passed on to.
-        names: option of `owner` -> its name here, or None for one that cannot be passed.
+    `names` has other names for some of them, and None for those that are not among the options.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -102,15 +97,15 @@ def takes_options_of(owner: Callable[..., Any], **names: str | None) -> Callable
 
 
 def loader_places(text: str) -> dict[str, str]:
-    """The `places` of arguments that belong to the DataLoader, all with the advice `text`."""
+    """The arguments that belong to the DataLoader, all with the same advice."""
     return dict.fromkeys(_OF_A_LOADER, text)
 
 
 def evaluation_places(text: str) -> dict[str, str]:
-    """The `places` of loaders to evaluate on, all with the advice `text`."""
+    """The loaders that a program evaluates on, all with the same advice."""
     return dict.fromkeys(_OF_AN_EVALUATION, text)
 
 
 def run_places(text: str) -> dict[str, str]:
-    """The `places` of arguments that belong to the call that trains, all with the advice `text`."""
+    """The arguments that belong to the call that trains, all with the same advice."""
     return dict.fromkeys(_OF_A_RUN, text)

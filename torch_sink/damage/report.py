@@ -1,7 +1,8 @@
-"""Broken files: which exceptions mean one, the policy for their samples, and the report of what was skipped.
+"""Which exceptions mean that a file is broken, what is to become of such files, and what became of them.
 
-A file is broken if the exception was raised while Pillow or torchvision opened, identified or decoded a file. So the
-functions that open files need no stand-ins, and under the policy "raise" users see stock code's exception.
+A broken file is told by where its exception was raised: while Pillow or torchvision opened, identified or decoded a
+file. So nothing has to stand in for what opens files, and the exception is stock code's own until somebody decides what
+becomes of the sample: it raises, is skipped or is replaced.
 """
 
 from __future__ import annotations
@@ -21,20 +22,19 @@ from torch_sink.errors import DecodeError, SinkError
 
 
 class BrokenFile(NamedTuple):
-    """The path of a file that stock code cannot open or decode, or its sample's number, and stock code's message."""
+    """A file that stock code cannot open or decode, and what it says; of one without a name, which sample it was."""
 
     path: str
     reason: str
 
 
-# Errors of the operating system that concern one file; others (no descriptor left, no memory, no network) concern the
-# machine, and would affect the next file too.
+# What the operating system says about one file; other numbers (no descriptor left, no memory, a network that is gone)
+# are about the machine, and would hit the next file as well.
 _ABOUT_THE_FILE = frozenset(
     (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO,
      errno.ENODEV, errno.EINVAL, errno.EFBIG, errno.EOVERFLOW, errno.EIO)
 )  # fmt: skip
-# Functions of each module that open the file that a caller passes, or None for all of them. An error that they raise
-# themselves, unless it is an OSError or RuntimeError, is about the argument.
+# Functions that are handed a file by their caller: what they raise themselves is about the argument.
 _OPENERS = {
     "PIL.Image": ("open",),
     "torchvision.datasets.folder": ("pil_loader", "accimage_loader", "default_loader"),
@@ -48,11 +48,9 @@ _SUFFIXES = frozenset(
 
 
 def broken_file(error: BaseException, sample: str) -> BrokenFile | None:
-    """The broken file that caused `error`, or an error in its chain of causes; None if no file did.
+    """The file that made stock code raise `error`, or what it was raised from; None where they say something else.
 
-    Args:
-        error: raised by a dataset.
-        sample: takes the place of the path for an image without one.
+    `sample` stands for the name of an image that has none.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -72,7 +70,7 @@ def _broken_file(error: BaseException, sample: str) -> BrokenFile | None:
     reason, named = str(error) or type(error).__name__, _text(getattr(error, "filename", None))
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     decoding = [frame for frame in frames if _opens_files(frame) or _reads_files(frame)]
-    if not decoding:  # code that opens an image file itself, such as by open() and read()
+    if not decoding:  # code that opens an image file itself and hands on what it read
         is_image = isinstance(error, OSError) and os.path.splitext(named)[1].lower() in _SUFFIXES
         return BrokenFile(named, reason) if is_image else None
     if any("save" in frame.f_code.co_name for frame in decoding) or "closed file" in reason:
@@ -89,13 +87,13 @@ def _opens_files(frame: FrameType) -> bool:
 
 
 def _reads_files(frame: FrameType) -> bool:
-    """Whether a frame is in Pillow's code for one format, or in the base of all formats."""
+    """True in Pillow's code for one format, and in what all formats share."""
     module = str(frame.f_globals.get("__name__"))
     return module == "PIL.ImageFile" or module.endswith("ImagePlugin")
 
 
 def _path(frames: list[FrameType]) -> str:
-    """The name of the file that the innermost frame with one works on; "" if none has a name."""
+    """The name of the file that the innermost of these frames has to do with, as far as it is known."""
     for names in (frame.f_locals for frame in reversed(frames)):
         image = names.get("self")
         candidates = [names.get("filename"), names.get("path"), names.get("input")]
@@ -107,27 +105,31 @@ def _path(frames: list[FrameType]) -> str:
 
 
 def _text(path: Any) -> str:
-    """A path as text; "" for an object that is no path."""
+    """A path as text; "" for what is none."""
     return os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
 
 
-# --- the policy: what happens to samples with broken files
+# --- what is to become of them
 
 POLICIES = ("raise", "skip", "replace")
 
 
 class _OfThread(threading.local):
-    policy: str | None = None  # None: that of the process
+    policy: str | None = None
 
 
 _of_process = "raise"
 _of_thread = _OfThread()
-# Functions that are called when a thread's policy becomes another one than that of the process.
+# Called when a thread gets a policy of its own, other than "raise".
 when_one_is_set: list[Callable[[], None]] = []
 
 
 def check_policy(policy: str) -> str:
-    """Returns `policy`; raises ValueError unless it is one of `POLICIES`."""
+    """The policy.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
     if policy not in POLICIES:
         allowed = ", ".join(map(repr, POLICIES))
         raise ValueError(f"on_decode_error={policy!r} is not allowed: give one of {allowed}")
@@ -135,24 +137,24 @@ def check_policy(policy: str) -> str:
 
 
 def current_policy() -> str:
-    """The policy for files that the calling thread opens, and for loaders whose iterators it makes."""
+    """What holds for the files that the calling thread opens, and for the loaders whose iterators it makes."""
     return _of_thread.policy or _of_process
 
 
 def set_policy(policy: str) -> None:
-    """Sets the policy of this process, for threads without another one."""
+    """Says what holds in this process where a thread has nothing else."""
     global _of_process
     _of_process = policy
 
 
 def or_current(policy: str | None) -> str:
-    """Returns `policy`, or the current one for None."""
+    """What holds where `policy` was asked for: None leaves it to the process."""
     return policy or current_policy()
 
 
 @contextmanager
 def policy_of_thread(policy: str | None) -> Iterator[None]:
-    """A context in which `policy` holds in the calling thread; None changes nothing."""
+    """Inside, `policy` holds in the calling thread; None leaves to the process what holds."""
     if policy is None:
         yield
         return
@@ -167,7 +169,7 @@ def policy_of_thread(policy: str | None) -> Iterator[None]:
         _of_thread.policy = before
 
 
-# --- the report
+# --- what became of them
 
 _log = logging.getLogger("torch_sink")
 _LINES_LOGGED = 10
@@ -175,12 +177,12 @@ _LINES_LOGGED = 10
 
 @dataclass
 class DecodeReport:
-    """Files that stock code cannot open or decode. Truthy if there are any; `str()` lists them.
+    """Files that stock code cannot open or decode. Truthy if there were any; `str()` lists them.
 
     Attributes:
-        skipped: samples dropped under `on_decode_error="skip"`; a file counts each time that it is read.
+        skipped: samples dropped under `on_decode_error="skip"`; a file counts each time that it comes.
         replaced: samples replaced under `on_decode_error="replace"`.
-        files: {path: stock code's message}, in the order in which they were first read.
+        files: {path: what stock code said}, in the order in which they came first.
     """
 
     skipped: int = 0
@@ -188,7 +190,7 @@ class DecodeReport:
     files: dict[str, str] = field(default_factory=dict)
 
     def add(self, other: DecodeReport) -> None:
-        """Adds the counts and files of another report, such as that of a batch."""
+        """Counts what a batch lost."""
         self.skipped += other.skipped
         self.replaced += other.replaced
         for path, reason in other.files.items():
@@ -215,7 +217,7 @@ class DecodeReport:
         return f"{self.skipped} samples skipped, {self.replaced} replaced; {len(self.files)} broken files"
 
     def log(self) -> None:
-        """Logs the counts and the first files, as a warning."""
+        """Tells the counts and the first files, as a warning."""
         lines = str(self).splitlines()
         if len(lines) > 1 + _LINES_LOGGED:
             more = len(lines) - 1 - _LINES_LOGGED
@@ -228,7 +230,7 @@ _lock = threading.Lock()
 
 
 def add_to_report(loss: DecodeReport) -> None:
-    """Adds the report of a batch to that of this process."""
+    """Counts what a batch lost, in this process."""
     with _lock:
         _total.add(loss)
 
@@ -236,8 +238,9 @@ def add_to_report(loss: DecodeReport) -> None:
 def decode_report() -> DecodeReport:
     """The broken files of all batches that arrived in this process since the image backend was set.
 
-    Batches of data workers count when they arrive, and those of a `SinkLoader` when the training loop takes them. After
-    each pass with broken files, the counts and the first files are also logged as a warning of the logger "torch_sink".
+    Batches of data workers are counted when they arrive, and those of every `SinkLoader` when they are consumed. At the
+    end of each pass that met broken files, the counts and the first files are also logged as a warning of the logger
+    "torch_sink".
 
     Examples:
         >>> print(decode_report())
@@ -248,7 +251,7 @@ def decode_report() -> DecodeReport:
 
 
 def clear_report() -> None:
-    """Sets the report of this process to zero."""
+    """Begins to count anew."""
     global _total
     with _lock:
         _total = DecodeReport()

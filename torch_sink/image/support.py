@@ -43,8 +43,8 @@ INPUT_KINDS = ("Pillow images", "uint8 tensors", "float tensors")
 _ORDER = (PASSES, RECORDED, FALLBACK, REFUSED)
 _NO_TRANSFORMS = ("AutoAugmentPolicy", "InterpolationMode", "Transform")  # two enums and a base class
 _KERNEL_SUFFIXES = ("_image", "_video", "_mask", "_bounding_boxes", "_keypoints")
-_SIZE = _HEIGHT, _WIDTH = 16, 24
-_PIXELS = 3 * _HEIGHT * _WIDTH
+_SIZE = 16, 24  # height and width
+_LARGEST_MATRIX = 4096  # values of an image that a matrix of all of them is made for
 
 
 class SupportRow(NamedTuple):
@@ -72,8 +72,10 @@ def _read(image: Any) -> Any:
     return image
 
 
-def _other_transforms(module: ModuleType) -> dict[str, list[Sample]]:
+def _other_transforms(module: ModuleType, size: tuple[int, int]) -> dict[str, list[Sample]]:
     """{class name: ways to construct it} for `torchvision.transforms` or `torchvision.transforms.v2`."""
+    values = 3 * size[0] * size[1]
+    linear = [sample(torch.eye(values), torch.zeros(values))] if values <= _LARGEST_MATRIX else []
     flip = module.RandomHorizontalFlip(p=1.0)
     automatic = [way._replace(draws=MANY_DRAWS) for way in interpolations(usual="NEAREST")[:2]]
     return {
@@ -89,7 +91,7 @@ def _other_transforms(module: ModuleType) -> dict[str, list[Sample]]:
             sample(_read),
             sample(module.functional.hflip, label=_ONLY_FUNCTIONALS),
         ],
-        "LinearTransformation": [sample(torch.eye(_PIXELS), torch.zeros(_PIXELS))],
+        "LinearTransformation": linear,
         "RandAugment": automatic,
         "RandomApply": [sample([flip], p=1.0)],
         "RandomChoice": [sample([flip])],
@@ -135,16 +137,25 @@ def support_table() -> list[SupportRow]:
         >>> {row.name: row.on_pillow for row in support_table()}["v1.RandomResizedCrop"]
         'kernel'
     """
-    rows = []
     with _undisturbed(), image_backend("device", device="meta"):
-        for prefix, names_of, trials_of in (
-            ("", transform_names, transform_trials),
-            ("functional.", functional_names, functional_trials),
-        ):
-            for family, module in (("v1", v1), ("v2", v2)):
-                trials = trials_of(family, module)
-                rows += [_row(f"{family}.{prefix}{name}", family, trials.get(name)) for name in names_of(module)]
-    return rows
+        return [_row(name, trials) for name, trials in entries().items()]
+
+
+def entries(size: tuple[int, int] = _SIZE) -> dict[str, list[Trial]]:
+    """{name of a row: the ways to call it, the usual one first}; none where nobody has said how.
+
+    Args:
+        size: (height, width) of the images that it is called on.
+    """
+    found: dict[str, list[Trial]] = {}
+    for prefix, names_of, trials_of in (
+        ("", transform_names, transform_trials),
+        ("functional.", functional_names, functional_trials),
+    ):
+        for family, module in (("v1", v1), ("v2", v2)):
+            trials = trials_of(family, module, size)
+            found.update({f"{family}.{prefix}{name}": trials.get(name, []) for name in names_of(module)})
+    return found
 
 
 def transform_names(module: ModuleType) -> list[str]:
@@ -161,9 +172,9 @@ def functional_names(module: ModuleType) -> list[str]:
     return sorted(functions - kernels - {"register_kernel"})
 
 
-def transform_trials(family: str, module: ModuleType) -> dict[str, list[Trial]]:
+def transform_trials(family: str, module: ModuleType, size: tuple[int, int] = _SIZE) -> dict[str, list[Trial]]:
     """{class: the ways to construct it that are tried, the usual one first}."""
-    ways: dict[str, Sequence[Sample]] = dict(_other_transforms(module))
+    ways: dict[str, Sequence[Sample]] = dict(_other_transforms(module, size))
     for operation in operations():
         ways.update(operation.transforms)
     return {
@@ -176,11 +187,11 @@ def transform_trials(family: str, module: ModuleType) -> dict[str, list[Trial]]:
     }
 
 
-def functional_trials(family: str, module: ModuleType) -> dict[str, list[Trial]]:
+def functional_trials(family: str, module: ModuleType, size: tuple[int, int] = _SIZE) -> dict[str, list[Trial]]:
     """{functional: the calls of it that are tried, the usual one first}; what an example lacks another kind's fills."""
     found: dict[tuple[str, str], list[Any]] = {}
     for at, kind in enumerate(("Pillow", f"{family} uint8", f"{family} float32")):
-        arguments = Arguments(random.Random(0), kind, *_SIZE, channels=3)
+        arguments = Arguments(random.Random(0), kind, *size, channels=3)
         arguments.functional = module.functional
         examples = [example for operation in operations() for example in operation.examples(arguments)]
         for example in (*examples, *_OTHER_FUNCTIONALS):
@@ -193,10 +204,10 @@ def functional_trials(family: str, module: ModuleType) -> dict[str, list[Trial]]
     return {**trials, **{alias: trials[name] for alias, name in _ALIASES.items()}}
 
 
-def _row(label: str, family: str, trials: list[Trial] | None) -> SupportRow:
-    if trials is None:
+def _row(label: str, trials: list[Trial]) -> SupportRow:
+    if not trials:
         return SupportRow(label, NOT_TRIED, NOT_TRIED)
-    usual, *others = (try_it(family, trial) for trial in trials)
+    usual, *others = (try_it(label[:2], trial) for trial in trials)
     on_pillow, on_uint8, on_float = usual
     on_tensor = on_float if on_uint8 == REFUSED else on_uint8
     notes = [f"{kind}: {way}" for kind, way in zip(INPUT_KINDS[1:], usual[1:], strict=True) if way != on_tensor]
@@ -233,12 +244,12 @@ def try_it(family: str, trial: Trial) -> list[str]:
 
 @functools.cache
 def _noise() -> bytes:
-    return np.random.default_rng(0).integers(0, 256, _PIXELS, dtype=np.uint8).tobytes()
+    return np.random.default_rng(0).integers(0, 256, (*_SIZE, 3), dtype=np.uint8).tobytes()
 
 
 def sample_image(family: str, number: int) -> Any:
     """A small image of one of `INPUT_KINDS`: a handle while the backend is on, else what stock code gives."""
-    image = Image.frombytes("RGB", (_WIDTH, _HEIGHT), _noise())
+    image = Image.frombytes("RGB", _SIZE[::-1], _noise())
     pillow = image if state.active is None else lazy_image(image)
     if number == 0:
         return pillow
@@ -250,10 +261,10 @@ def sample_image(family: str, number: int) -> Any:
 
 def arranged(image: Any, form: str) -> tuple[Any, ...]:
     """The arguments of a transform that takes the image in the given form; see `Sample.form`."""
-    labels = torch.tensor([0, 1])
+    labels, size = torch.tensor([0, 1]), v2.functional.get_size(image)
     if form == "detection":
-        boxes = tv_tensors.BoundingBoxes([[1, 2, 9, 12], [4, 3, 20, 14]], format="XYXY", canvas_size=_SIZE)  # type: ignore[arg-type, call-arg]
-        points = tv_tensors.KeyPoints([[3, 4], [12, 9]], canvas_size=_SIZE)  # type: ignore[call-arg]
+        boxes = tv_tensors.BoundingBoxes([[1, 2, 9, 12], [4, 3, 20, 14]], format="XYXY", canvas_size=size)  # type: ignore[arg-type, call-arg]
+        points = tv_tensors.KeyPoints([[3, 4], [12, 9]], canvas_size=size)  # type: ignore[call-arg]
         return ({"image": image, "boxes": boxes, "points": points, "labels": labels},)
     if form == "batch":
         return torch.stack([image, image]) if isinstance(image, torch.Tensor) else image, labels
