@@ -1,4 +1,4 @@
-"""Automatic mixed precision: models at a level, the lists behind the levels, and loss scalers."""
+"""Automatic mixed precision: converted models, lists of module types, and loss scalers."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _BLACK_LIST: list[type[nn.Module]] = [
 
 
 def get_white_list() -> list[type[nn.Module]]:
-    """Module types that gain from low precision; a copy."""
+    """Returns a copy of the list of module types that gain from low precision."""
     return list(_WHITE_LIST)
 
 
 def get_black_list() -> list[type[nn.Module]]:
-    """Module types that O2 keeps in float32; a copy."""
+    """Returns a copy of the list of module types that O2 keeps in float32."""
     return list(_BLACK_LIST)
 
 
@@ -54,10 +54,10 @@ def auto_mixed_precision(
 
     Args:
         model: changed in place.
-        amp_level: "O0" nothing; "O1" and "auto" torch.autocast; "O2" low precision from layer to layer too, but
-            normalization in float32; "O3" normalization in low precision.
+        amp_level: "O0" changes nothing; "O1" and "auto" use torch.autocast; "O2" also passes low precision from layer
+            to layer, with normalization in float32; "O3" is "O2" with normalization in low precision.
         dtype: torch.float16 or torch.bfloat16.
-        keep_batchnorm_fp32: at O2 and O3, whether normalization runs in float32; default what the level says.
+        keep_batchnorm_fp32: at O2 and O3, whether normalization runs in float32; None for the level's default.
 
     Returns:
         The model. Its outputs are float32.
@@ -87,8 +87,8 @@ def custom_mixed_precision(
 
     Args:
         model: changed in place.
-        white_list: only these run in low precision, and hand float32 on.
-        black_list: all but these run in low precision.
+        white_list: only modules of these types run in low precision; their outputs are float32.
+        black_list: all modules but those of these types run in low precision.
         dtype: torch.float16 or torch.bfloat16.
 
     Returns:
@@ -96,7 +96,7 @@ def custom_mixed_precision(
 
     Raises:
         TypeError: not a module, or a list that holds anything but module types.
-        ValueError: both lists or none, unknown dtype, or the model was converted before.
+        ValueError: both lists or neither, unknown dtype, or the model was converted before.
     """
     _check(model, dtype)
     if (white_list is None) == (black_list is None):

@@ -1,6 +1,6 @@
-"""Every error that torch_sink raises for a state it is in (wrong arguments raise `ValueError` or `TypeError`).
+"""torch_sink's errors, and hints that it adds to errors of torch, torchvision and pickle for common mistakes.
 
-And what to do about errors that torch, torchvision and pickle raise for common mistakes: a note under their message.
+Wrong arguments raise `ValueError` or `TypeError`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import traceback
 
 
 class SinkError(RuntimeError):
-    """Base of torch_sink's own errors."""
+    """Base of torch_sink's errors."""
 
 
 class UnsupportedOperation(SinkError):
@@ -21,13 +21,12 @@ class DecodeError(SinkError, OSError):
     """An image of a batch could not be decoded.
 
     Attributes:
-        path: file the image came from, or a description of the source.
+        path: file of the image, or a description of its source.
         index_in_batch: position of the image in its batch; -1 outside a batch.
-        reason: what the decoder said.
-
-    The defaults are for torch's DataLoader, which makes an error of a worker anew from its whole message.
+        reason: the decoder's message.
     """
 
+    # The defaults serve torch's DataLoader, which raises an error of a worker again as `type(error)(message)`.
     def __init__(self, path: str, index_in_batch: int = -1, reason: str = "") -> None:
         super().__init__(path, index_in_batch, reason)
         self.path, self.index_in_batch, self.reason = path, index_in_batch, reason
@@ -44,14 +43,14 @@ class SinkTimeout(SinkError):
 
 
 class HostSyncError(SinkError):
-    """Inside `no_host_sync()` the host waited for the device; the message names file and line."""
+    """The host waited for the device inside `no_host_sync()`; the message names file and line."""
 
 
 class NonFiniteLoss(SinkError):
     """The loss of a training step was NaN or infinite; the message names the first such step."""
 
 
-# --- errors of others
+# --- hints for errors of other libraries
 
 _NONE = (
     "the dataset returned None for a sample: raise an error instead, and leave broken files to "
@@ -59,7 +58,7 @@ _NONE = (
 )
 _TO_TENSOR = "this transform takes tensors: put it behind transforms.ToTensor()"
 _CHANNELS = r", but got \[(\d+), \d+, \d+\] at entry \d+ and \[(?!\1,)"
-# Part of a message, or of the traceback above it -> what to do.
+# A pattern in the message, or in the traceback above it, and what to do.
 _HINTS = (
     (
         r"pic should be PIL Image or ndarray. Got <class '[\w.]*Tensor'>",
@@ -180,7 +179,7 @@ _HINTS = (
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Adds a line under an error's message; Python 3.10 keeps it in the same place, but prints it nowhere."""
+    """Adds a line under an error's message. Python 3.10 keeps such notes too, but does not print them."""
     if hasattr(error, "add_note"):
         error.add_note(text)
     else:
@@ -188,9 +187,9 @@ def add_note(error: BaseException, text: str) -> None:
 
 
 def add_hints(error: BaseException) -> None:
-    """Adds what to do, where the message is one of a common mistake."""
+    """Adds a note that says what to do, if the error is that of a common mistake."""
     text = "".join([*traceback.format_tb(error.__traceback__), str(error)])
     for pattern, advice in _HINTS:
-        # A data worker's notes are in the text of its error already.
+        # An error of a data worker has the worker's notes in its message.
         if re.search(pattern, text) and advice not in "".join([text, *getattr(error, "__notes__", ())]):
             add_note(error, advice)

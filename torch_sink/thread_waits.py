@@ -1,4 +1,7 @@
-"""Where the host may wait, and who is told when it does: for each thread by itself, unlike torch's sync debug mode."""
+"""Where the host may wait for the device, and reports where it does, thread by thread.
+
+torch's sync debug mode, which this uses, is one setting for the whole process.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +17,30 @@ _WAITS = "called a synchronizing CUDA operation"
 
 
 class _Here(threading.local):
-    """What holds for this thread."""
+    """The state of one thread."""
 
-    allowances = watches = 0  # regions that allow waits, and watches that look for them
-    report: Callable[[], None] | None = None  # called when torch sees a wait for the device
+    allowances = watches = 0  # how many regions that allow waits, and watches for waits, the thread is inside of
+    report: Callable[[], None] | None = None  # called when torch sees this thread wait for the device
 
 
 here = _Here()
-# Held while a CUDA graph is captured: a wait for the whole device, in whatever thread, would be the capture's end.
+# Held while a CUDA graph is captured: a wait for the whole device in any thread would make the capture fail.
 capture_lock = threading.RLock()
-_mode_is_ours = False
+_mode_is_ours = False  # whether `device_waits` has set torch's sync debug mode
 
 
 class host_sync_allowed(ContextDecorator):
-    """Inside `no_host_sync()`: a region of this thread in which the host may wait, such as a sink's end.
+    """A region of this thread in which the host may wait, even inside `no_host_sync()`; also a decorator.
 
-    A class, because every step enters it and a generator would cost three times as much. Decorates functions too.
+    It is a class because every step enters it: a generator-based context manager takes three times as long.
     """
 
     def _recreate_cm(self) -> host_sync_allowed:
-        return host_sync_allowed()  # for each call its own
+        return host_sync_allowed()  # a decorated function may be entered by several threads
 
     def __enter__(self) -> None:
         here.allowances += 1
-        # Where the mode is ours, a wait in here is passed over; where it is the user's, only switching it off helps.
+        # `device_waits` ignores waits in here; a mode that the user has set has to be switched off.
         self._cuda_mode = 0 if _mode_is_ours else _cuda_debug_mode()
         if self._cuda_mode:
             _set_cuda_debug_mode(0)
@@ -50,7 +53,7 @@ class host_sync_allowed(ContextDecorator):
 
 @contextmanager
 def waits_watched() -> Iterator[None]:
-    """Inside a region that allows waits: a part that is watched nevertheless, such as an evaluation in a callback."""
+    """A part of a region that allows waits in which they are not allowed, such as an evaluation in a callback."""
     allowances, here.allowances = here.allowances, 0
     try:
         yield
@@ -60,11 +63,11 @@ def waits_watched() -> Iterator[None]:
 
 @contextmanager
 def device_waits(report: Callable[[], None]) -> Iterator[None]:
-    """Call `report()` at each wait of this thread for the device that torch's sync debug mode sees.
+    """Calls `report()` whenever torch's sync debug mode sees this thread wait for the device.
 
-    The mode is one for the process: producers and loaders may wait as they like, so it warns, and only the warnings of
-    this thread count. What `report` raises is raised by the line that waits. Where the user has set the mode, it does
-    what it was set for, and nothing is reported.
+    The mode holds for the whole process, in which producers and loaders may wait. So it is set to warn, and only the
+    warnings of this thread count. An exception of `report` is raised at the line that waits. If the user has set the
+    mode, it keeps its effect and nothing is reported.
     """
     global _mode_is_ours
     if _cuda_debug_mode():
@@ -95,7 +98,7 @@ def _cuda_debug_mode() -> int:
 
 
 def _set_cuda_debug_mode(mode: int | str) -> None:
-    """torch warns that its mode does not see every wait, which is why it is one of three ways of looking here."""
+    """Sets torch's sync debug mode, without its warning that it misses some waits: two other watches see those."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
         torch.cuda.set_sync_debug_mode(mode)

@@ -26,7 +26,7 @@ import torch_sink
 from torch_sink.sink.slots import Slots
 from torch_sink.tracing import _active
 from torch_sink.tracing.outputs import DARK, LIGHT, write_picture
-from torch_sink.tracing.spans import Recorder, Span
+from torch_sink.tracing.spans import Span, SpanLog
 
 IMAGES = Path(__file__).resolve().parents[1] / "images"
 # Milliseconds. A step is many small kernels, as of a ResNet; a graph launches all of them at once.
@@ -109,10 +109,10 @@ def record(run: Callable[[], None]) -> list[Span]:
     """The spans of `WINDOW` ms from the middle of a run, as of 0."""
     with tempfile.TemporaryDirectory() as folder:
         with torch_sink.timeline(Path(folder, "run.html")):
-            recorder: Recorder = _active[-1]
+            log: SpanLog = _active[-1]
             run()
-            begin = (recorder.began + time.perf_counter_ns()) // 2
-            spans = recorder.collected()
+            begin = (log.began + time.perf_counter_ns()) // 2
+            spans = log.collected()
         end = begin + int(WINDOW * 1e6)
         seen = [span for span in spans if span.end > begin and span.begin < end]
         return [span._replace(begin=span.begin - begin, end=span.end - begin) for span in seen]

@@ -22,8 +22,7 @@ from torch.utils.data._utils import fetch, worker
 import torch_sink
 from torch_sink.sink.slots import Slots
 from torch_sink.tracing import HOOKS
-from torch_sink.tracing.spans import Span
-from torch_sink.tracing.verdict import verdict
+from torch_sink.tracing.spans import Span, verdict
 
 pytestmark = pytest.mark.once
 
@@ -110,7 +109,7 @@ def test_afterwards_every_function_is_the_same_object(tmp_path: Path) -> None:
 def test_a_second_one_is_refused(tmp_path: Path) -> None:
     with (
         torch_sink.timeline(tmp_path / "a.html"),
-        pytest.raises(RuntimeError, match="records already"),
+        pytest.raises(RuntimeError, match="another timeline is running"),
         torch_sink.timeline(tmp_path / "b.html"),
     ):
         pass

@@ -1,4 +1,4 @@
-"""What a caller is told whose argument a function does not have, or not without a name."""
+"""Messages for calls with an unknown keyword argument, or with a keyword-only argument given by position."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 _OF_AN_EVALUATION = ("valid_loader", "val_loader", "test_loader", "eval_dataset", "val_dataset", "validation_data")
-# Argument of ours -> names that other libraries, or other functions of this one, have for it and that do not look like
-# it.
+# Argument of torch_sink -> its names in other libraries and in other functions of this one, as far as they are spelled
+# too differently for `difflib` to find them.
 _SAME = {
     "batches_per_epoch": ("sink_size",),
     "slots": ("prefetch", "queue_size", "buffer_size"),
@@ -44,9 +44,12 @@ _OF_A_RUN = ("callbacks", "epochs", "max_steps", "timeline", "epoch", "loader", 
 
 
 def explains_other_names(**places: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator: an unknown keyword argument is a TypeError that names the right one, or its place (`places`).
+    """Decorator: a TypeError for an unknown keyword argument names the right one, or where to pass it instead.
 
-    So is an argument without a name that needs one.
+    A keyword-only argument given by position is a TypeError that names the keywords.
+
+    Args:
+        places: argument -> the advice for one that belongs to another function.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -75,9 +78,11 @@ def explains_other_names(**places: str) -> Callable[[Callable[P, R]], Callable[P
 
 
 def takes_options_of(owner: Callable[..., Any], **names: str | None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator: `**options` stands for the keyword arguments of `owner`, which signature and messages then name.
+    """Decorator: shows the keyword-only arguments of `owner` in place of `**options` in the function's signature.
 
-    `names` has other names for some of them, and None for those that are not among the options.
+    Args:
+        owner: function or class that the options are passed on to.
+        names: option of `owner` -> its name here, or None for one that cannot be passed.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -97,15 +102,15 @@ def takes_options_of(owner: Callable[..., Any], **names: str | None) -> Callable
 
 
 def loader_places(text: str) -> dict[str, str]:
-    """The arguments that belong to the DataLoader, all with the same advice."""
+    """The `places` of arguments that belong to the DataLoader, all with the advice `text`."""
     return dict.fromkeys(_OF_A_LOADER, text)
 
 
 def evaluation_places(text: str) -> dict[str, str]:
-    """The loaders that a program evaluates on, all with the same advice."""
+    """The `places` of loaders to evaluate on, all with the advice `text`."""
     return dict.fromkeys(_OF_AN_EVALUATION, text)
 
 
 def run_places(text: str) -> dict[str, str]:
-    """The arguments that belong to the call that trains, all with the same advice."""
+    """The `places` of arguments that belong to the call that trains, all with the advice `text`."""
     return dict.fromkeys(_OF_A_RUN, text)

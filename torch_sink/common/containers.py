@@ -1,4 +1,4 @@
-"""The inside of a batch: its leaves, the lazy ones among them, and samples that were skipped or replaced."""
+"""Nested batches: their leaves, lazy ones among them, and the rows that stay when samples are skipped or replaced."""
 
 from __future__ import annotations
 
@@ -14,29 +14,32 @@ LEAF_TYPES = (torch.Tensor, str, bytes, PackedSequence)  # the last is a tuple t
 
 
 def is_lazy(leaf: Any) -> bool:
-    """Whether `leaf` still has to be decoded and transformed (it is a Tensor subclass, so ask this first)."""
+    """Whether `leaf` is a lazy batch; it is a Tensor subclass, so check this before `isinstance(leaf, Tensor)`."""
     return hasattr(type(leaf), "__torch_sink_execute__")
 
 
 def is_flat(batch: Any) -> bool:
-    """Whether `batch` is a list or tuple of nothing but ordinary tensors: the usual one, found without a walk."""
+    """Whether `batch` is a list or tuple of ordinary tensors only: the usual case, found without recursion."""
     if type(batch) is not list and type(batch) is not tuple:
         return False
-    for leaf in batch:  # noqa: SIM110 - a generator would cost more than all of this
+    for leaf in batch:  # noqa: SIM110 - a generator costs more than the loop
         if type(leaf) is not torch.Tensor:
             return False
     return True
 
 
 def is_plain(leaf: Any) -> bool:
-    """Whether `leaf` is nothing but dense values: no sparse, nested or quantized tensor, and no subclass."""
+    """Whether `leaf` is an ordinary dense tensor or parameter: not sparse, nested, quantized or of a subclass."""
     if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
         return False
     return leaf.layout is torch.strided and not (leaf.is_nested or leaf.is_quantized)
 
 
 def is_transparent(batch: Any) -> bool:
-    """Whether `batch` is made of ordinary and lazy tensors and plain values, in containers that hold nothing else."""
+    """Whether every part of `batch` is visible to `map_leaves`: dense tensors, lazy batches and plain values.
+
+    Lists, tuples, dicts and dataclasses of these count too; an object of another class may keep hidden references.
+    """
     if batch is None or isinstance(batch, (int, float, complex, str, bytes)):
         return True
     if isinstance(batch, torch.Tensor):
@@ -51,8 +54,8 @@ def is_transparent(batch: Any) -> bool:
 def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
     """Rebuilds `batch` with `function` applied to every leaf; containers keep their type.
 
-    Containers are mappings, lists, tuples (named ones too) and dataclass instances; everything else is a leaf. A
-    container of which no leaf changed is returned itself, so a batch that needs nothing done is not copied.
+    Containers are mappings, lists, tuples, named tuples and dataclass instances; everything else is a leaf. A container
+    in which no leaf changes is returned as it is, not copied.
     """
     values = values_in(batch)
     if values is None:
@@ -63,13 +66,13 @@ def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def leaves(batch: Any) -> list[Any]:
-    """The leaves of `batch` in the order in which `map_leaves` meets them."""
+    """The leaves of `batch`, in the order of `map_leaves`."""
     values = values_in(batch)
     return [batch] if values is None else [leaf for value in values for leaf in leaves(value)]
 
 
 def values_in(batch: Any) -> list[Any] | None:
-    """What a container holds; None for a leaf."""
+    """The values that a container holds, in order; None for a leaf."""
     if isinstance(batch, LEAF_TYPES):
         return None
     if isinstance(batch, Mapping):
@@ -82,39 +85,45 @@ def values_in(batch: Any) -> list[Any] | None:
 
 
 def _rebuilt(batch: Any, values: list[Any]) -> Any:
-    """A container like `batch` that holds other values."""
+    """A container of the type and keys of `batch` that holds `values`."""
     if isinstance(batch, tuple):
         return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
     if type(batch) is list:
         return values
     if type(batch) is dict or (isinstance(batch, Mapping) and not isinstance(batch, MutableMapping)):
-        return dict(zip(batch, values, strict=True))  # of a read-only view, say, who knows how a new one is made?
+        return dict(zip(batch, values, strict=True))  # an immutable mapping of another type cannot be rebuilt
     clone = copy.copy(batch)
     if isinstance(batch, list):
         clone[:] = values
     elif isinstance(batch, Mapping):
         for key, value in zip(batch, values, strict=True):
-            clone[key] = value  # update() is refused by outputs of Hugging Face's models
+            clone[key] = value  # not update(): Hugging Face's ModelOutput refuses it
     else:
         for field, value in zip(dataclasses.fields(batch), values, strict=True):
-            object.__setattr__(clone, field.name, value)  # frozen ones too: the clone is not shared yet
+            object.__setattr__(clone, field.name, value)  # also sets fields of frozen dataclasses
     return clone
 
 
 def tensor_bytes(batch: Any) -> int:
-    """Bytes of the tensors in `batch`; shape and dtype do not execute lazy ones, and nested ones have no shape."""
+    """Bytes of the tensors in `batch`, without executing lazy batches."""
     tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+    # A nested tensor has no shape, and numel() would execute a lazy batch.
     return sum((one.shape.numel() if is_lazy(one) else one.numel()) * one.dtype.itemsize for one in tensors)
 
 
-# --- samples that were lost
+# --- batches with skipped or replaced samples
 
 
 def agree_on_positions(shown: Sequence[list[int] | None], batch_size: int, policy: str) -> list[int] | None:
-    """The original positions that the rows of the whole batch show, when lazy leaves lost different samples.
+    """Chooses the samples that every part of a batch keeps, when its lazy leaves lost different ones.
 
-    `shown` has for each lazy leaf the positions that its rows show, or None for all of them in order; `batch_size` is
-    that before anything was lost. None when nothing was.
+    Args:
+        shown: for each lazy leaf, the original position of the sample in each of its rows; None if it lost no sample.
+        batch_size: number of samples before any was lost.
+        policy: "skip" or "replace".
+
+    Returns:
+        The original position for each row of the batch; None if no sample was lost.
     """
     lost = [positions for positions in shown if positions is not None]
     if not lost:
@@ -128,15 +137,15 @@ def agree_on_positions(shown: Sequence[list[int] | None], batch_size: int, polic
 
 
 def select_rows(shown: list[int] | None, wanted: list[int]) -> list[int]:
-    """Row of a lazy leaf's tensor for each wanted position; `shown` is what its rows show (None: all in order)."""
+    """The row of a lazy leaf that holds each wanted position; `shown` are the positions of its rows, None for all."""
     return wanted if shown is None else [shown.index(position) for position in wanted]
 
 
 def select_samples(value: Any, positions: list[int], batch_size: int, is_done: Callable[[Any], bool]) -> Any:
-    """Indexes everything in `value` that is laid out by sample: tensors `[N, ...]` and lists or tuples of length N.
+    """Keeps the samples at `positions` in every part of `value`: tensors `[N, ...]`, lists and tuples of length N.
 
-    A list or tuple that holds a finished leaf, or only tensors of N rows, is structure and not a list of samples.
-    `is_done` tells whether a leaf was indexed already.
+    A list or tuple that holds a finished leaf, or only tensors of N rows, is taken for a container of batches, not for
+    a list of samples. `is_done(leaf)` is true for leaves that have been indexed already.
     """
 
     def has_rows(leaf: Any) -> bool:

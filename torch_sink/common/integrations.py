@@ -1,4 +1,4 @@
-"""What is known of Lightning, Fabric and Accelerate by name: how they wrap loaders, optimizers and schedulers."""
+"""Support for Lightning, Fabric and Accelerate: how they wrap models, loaders, optimizers and schedulers."""
 
 from __future__ import annotations
 
@@ -11,30 +11,34 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.optim import lr_scheduler
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 
 def is_lightning_s_check(frame: FrameType) -> bool:
-    """Whether an iterator is asked for by Lightning's check that it can have one, which throws it away.
+    """Whether `frame` is Lightning's check that a loader is iterable, which drops the iterator that it makes.
 
-    Begun for it, a pass would draw seeds that the plain program does not draw, and lose a position that was loaded.
-    Lightning checks any loader but a DataLoader.
+    A pass that begins for this check would draw seeds that the plain program does not draw, and would use up a position
+    that was loaded. Lightning checks every loader that is no DataLoader.
     """
     return frame.f_code.co_name == "_check_dataloader_iterable"
 
 
 def without_fabric(loader: Any) -> Any:
-    """The loader inside Fabric's wrapper, which moves batches to the device, as slots do; else the loader."""
+    """The loader inside Fabric's wrapper, which only moves batches to the device; any other loader as it is."""
     return loader._dataloader if type(loader).__name__ == "_FabricDataLoader" else loader
 
 
 def warn_if_unsharded(loader: Any) -> None:
-    """Warns where `Accelerator.prepare` was given a SinkLoader instead of the DataLoader; it returns that as it is."""
+    """Warns if a loader is not sharded although Accelerate runs several processes.
+
+    `Accelerator.prepare` shards DataLoaders, and returns a SinkLoader as it is.
+    """
     state = sys.modules.get("accelerate.state")
     processes = 1 if state is None else state.PartialState._shared_state.get("num_processes", 1)
     if processes < 2 or type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
         return
-    # torch's own samplers, of which none knows of other processes.
+    # torch's samplers for one process.
     samplers, batch_samplers = (SequentialSampler, RandomSampler), (BatchSampler, type(None))
     if type(loader.sampler) in samplers and type(loader.batch_sampler) in batch_samplers:
         warnings.warn(
@@ -45,24 +49,46 @@ def warn_if_unsharded(loader: Any) -> None:
 
 
 def own_scaler(optimizer: Any) -> torch.amp.GradScaler | None:
-    """The enabled GradScaler that a prepared optimizer would step through: its model computes in float16."""
+    """The enabled GradScaler of an optimizer that Accelerate or Fabric prepared for float16; None if there is none."""
     scaler = scaler_of(optimizer)
     return scaler if isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled() else None
 
 
 def scheduler_repeats(scheduler: Any) -> int:
-    """Steps of a prepared scheduler per optimizer update.
+    """How often a scheduler steps per optimizer update.
 
-    Accelerate's wrapper steps once for every process, because a schedule is written for the steps of one: each
-    process sees its share of the batches only.
+    Accelerate's wrapper steps once for each process: a schedule counts the batches of one process, and each of several
+    processes sees only its share of them.
     """
     if not getattr(scheduler, "step_with_optimizer", False) or getattr(scheduler, "split_batches", True):
         return 1
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
+def without_wrappers(model: nn.Module) -> nn.Module:
+    """The distributed or plain module inside the wrappers of torch.compile and Fabric."""
+    while True:
+        inner = getattr(model, "_orig_mod", None) or getattr(model, "_forward_module", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The optimizer inside the wrappers of Accelerate and Fabric; any other object as it is."""
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def inner_scheduler(scheduler: Any) -> Any:
+    """The scheduler inside Accelerate's wrapper; any other object as it is."""
+    inner = getattr(scheduler, "scheduler", None)
+    return inner if isinstance(inner, (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau)) else scheduler
+
+
 def scaler_of(optimizer: Any) -> Any:
-    """The loss scaler of an optimizer that another library has prepared, enabled or not; None if it has none."""
+    """The loss scaler of an optimizer that Accelerate or Fabric prepared, enabled or not; None if there is none."""
     scaler = getattr(optimizer, "scaler", None)  # Accelerate
     if scaler is None:
         scaler = getattr(getattr(getattr(optimizer, "_strategy", None), "precision", None), "scaler", None)  # Fabric
@@ -70,10 +96,10 @@ def scaler_of(optimizer: Any) -> Any:
 
 
 def backward_context(model: nn.Module) -> Callable[[], AbstractContextManager[None]]:
-    """What a backward pass through the model has to run in.
+    """Returns a context manager in which backward passes through the model have to run.
 
-    A model that Fabric set up with mixed precision accepts backward passes of `fabric.backward` only, which scales the
-    loss and does nothing else; the loop scales it itself.
+    A model that Fabric set up with mixed precision accepts backward passes only inside `fabric.backward`, which scales
+    the loss and does nothing else. The loop scales the loss itself, so it sets Fabric's flag instead.
     """
     module: Any = sys.modules.get(type(model).__module__)
     if type(model).__name__ != "_FabricModule" or not hasattr(module, "_in_fabric_backward"):

@@ -1,8 +1,8 @@
-"""Functions of other packages that torch_sink replaces while it needs to, and puts back.
+"""Replaces functions of other packages, and puts them back.
 
-Several features replace the same function: the image backend and a timeline both prepare data workers. What each of
-them replaces is a layer over what was there. Layers go in any order, and with the last of a place the very same object
-is back.
+Several features may replace the same function: the image backend and a timeline both wrap the main loop of data
+workers. Each replacement is a layer over the ones before. Layers can be removed in any order; once the last one is
+gone, the attribute is the original object again.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ Make = Callable[[Any], Any]
 
 
 class _Place:
-    """One replaced attribute or key: what was there, and the layers over it, the lowest first."""
+    """One replaced attribute or key: its original value, and the layers over it, the lowest first."""
 
     def __init__(self, owner: Any, name: Any) -> None:
         self.owner, self.name, self.stock = owner, name, read(owner, name)
         self.layers: list[tuple[Patches, Make]] = []
 
     def original(self) -> Any:
-        """What a call of the stock function calls; for an inherited method, that of the base class."""
+        """The original function; for an inherited method, that of the base class."""
         if self.stock is MISSING and isinstance(self.owner, type):
             return getattr(super(self.owner, self.owner), self.name)
         return _function(self.stock)
 
     def fill(self) -> None:
-        """Make all stand-ins anew, each from what lies below it."""
+        """Build all stand-ins again, each over the one below it."""
         value = self.original() if self.layers else self.stock
         for _, make in self.layers:
             value = make(_function(value))
@@ -43,7 +43,7 @@ _places: dict[tuple[int, Any], _Place] = {}
 
 
 class Patches:
-    """What one feature replaces."""
+    """The functions that one feature replaces."""
 
     def __init__(self) -> None:
         self.places: list[_Place] = []
@@ -52,33 +52,33 @@ class Patches:
         return bool(self.places)
 
     def replaces(self, owner: Any, name: Any) -> bool:
-        """Whether this feature has a layer there."""
+        """Whether this feature replaces the attribute or key `name` of `owner`."""
         place = _places.get((id(owner), name))
         return place is not None and any(feature is self for feature, _ in place.layers)
 
     def replace(self, owner: Any, name: Any, make: Make) -> None:
-        """Put a stand-in over what is there now.
+        """Put a stand-in over the current value of an attribute or key.
 
         Args:
             owner: a module, a class or a dict.
             name: attribute or key.
-            make: what is there -> stand-in. Called again when a layer below this one goes.
+            make: current value -> stand-in. Called again when a layer below this one is removed.
         """
         place = _places.setdefault((id(owner), name), _Place(owner, name))
         place.layers.append((self, make))
         try:
             place.fill()
         except BaseException:
-            self._take_off(place)
+            self._remove_from(place)
             raise
         self.places.append(place)
 
     def undo(self) -> None:
-        """Take all layers of this feature off."""
+        """Remove all layers of this feature."""
         while self.places:
-            self._take_off(self.places.pop())
+            self._remove_from(self.places.pop())
 
-    def _take_off(self, place: _Place) -> None:
+    def _remove_from(self, place: _Place) -> None:
         place.layers = [(feature, make) for feature, make in place.layers if feature is not self]
         if not place.layers:
             del _places[id(place.owner), place.name]
@@ -86,7 +86,7 @@ class Patches:
 
 
 def read(owner: Any, name: Any) -> Any:
-    """What is stored there, a `staticmethod` as such; MISSING where nothing is, or where it is inherited."""
+    """The stored value, a `staticmethod` not unwrapped; MISSING if there is none, or if it is inherited."""
     return (owner if isinstance(owner, dict) else vars(owner)).get(name, MISSING)
 
 
@@ -114,9 +114,10 @@ def _write(owner: Any, name: Any, value: Any) -> None:
 
 
 class WorkerLoop:
-    """Stand-in for the `_worker_loop` of torch or torchdata that prepares the worker before the loop runs.
+    """Base of stand-ins for `_worker_loop` of torch or torchdata, which prepare a data worker before the loop runs.
 
-    It is pickled to spawned workers with those below it; the stock loop is found there by its module.
+    A stand-in is pickled to spawned workers together with the stand-ins below it. The stock loop is not pickled: the
+    worker looks it up in its module.
 
     Args:
         below: the stock loop, or another stand-in.
@@ -130,11 +131,11 @@ class WorkerLoop:
         return {**vars(self), "below": self.below if isinstance(self.below, WorkerLoop) else None}
 
     def stock(self) -> Callable[..., None]:
-        """The loop itself."""
+        """The worker loop of torch or torchdata."""
         module = importlib.import_module(self.module)
         place = _places.get((id(module), "_worker_loop"))
         return place.original() if place is not None else module._worker_loop
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Run what lies below, in the worker."""
+        """Run the stand-in or the stock loop below, in the worker."""
         return (self.below or self.stock())(*args, **kwargs)

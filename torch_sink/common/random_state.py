@@ -1,4 +1,4 @@
-"""The random generators that batches are drawn from, as bytes: small, cheap to send, and safe to load from a file."""
+"""Snapshots of random generators, as bytes: small, cheap to send, and safe to load from a file."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ TAIL = struct.Struct("<iid?d")  # numpy: position, has_gauss, gauss; random: has
 
 
 def global_draws() -> tuple[torch.Tensor, Any, Any]:
-    """States of the global generators of torch (CPU), numpy (any bit generator) and random, to be put back only."""
+    """Takes a snapshot of the global generators of torch (CPU), numpy and random, for `set_global_draws` only."""
     return torch.get_rng_state(), numpy.random.get_state(legacy=False), random.getstate()
 
 
 def set_global_draws(draws: tuple[torch.Tensor, Any, Any]) -> None:
-    """The inverse of `global_draws`."""
+    """Puts the global generators back to a snapshot of `global_draws`."""
     torch.set_rng_state(draws[0])
     numpy.random.set_state(draws[1])
     random.setstate(draws[2])
 
 
 def twister_state(state: Any) -> tuple[numpy.ndarray[Any, Any], int, int, float]:
-    """Words, position, has_gauss and gauss in numpy's part of `global_draws`.
+    """Reads words, position, has_gauss and gauss from numpy's part of `global_draws`.
 
     Raises:
-        SinkError: another bit generator was put in the place of numpy's Mersenne Twister.
+        SinkError: numpy's global generator is no Mersenne Twister.
     """
     if state["bit_generator"] != "MT19937":
         raise SinkError(
@@ -48,7 +48,7 @@ def twister_state(state: Any) -> tuple[numpy.ndarray[Any, Any], int, int, float]
 
 
 def global_random_state() -> RandomState:
-    """State of the global generators of torch (CPU), numpy and random."""
+    """Takes a snapshot of the global generators of torch (CPU), numpy and random, as bytes."""
     torch_state, numpy_state, (_, python_words, python_gauss) = global_draws()
     words, position, has_gauss, gauss = twister_state(numpy_state)
     tail = TAIL.pack(position, has_gauss, gauss, python_gauss is not None, python_gauss or 0.0)
@@ -57,7 +57,7 @@ def global_random_state() -> RandomState:
 
 
 def set_global_random_state(state: RandomState) -> None:
-    """Puts the global generators of torch (CPU), numpy and random back to `state`."""
+    """Puts the global generators back to a snapshot of `global_random_state`."""
     numpy_end = 4 * NUMPY_WORDS
     python_end = numpy_end + 4 * PYTHON_WORDS
     position, has_gauss, gauss, python_has_gauss, python_gauss = TAIL.unpack_from(state, python_end)
@@ -69,22 +69,22 @@ def set_global_random_state(state: RandomState) -> None:
 
 
 def as_tensor(state: bytes) -> torch.Tensor:
-    """uint8 `[bytes]`: what a checkpoint holds (`torch.load(weights_only=True)` reads it)."""
+    """Makes a tensor of a snapshot, uint8 [bytes], which `torch.load(weights_only=True)` reads from a checkpoint."""
     return torch.tensor(list(state), dtype=torch.uint8, device="cpu")
 
 
 def as_tensors(states: Iterable[bytes]) -> list[torch.Tensor]:
-    """`as_tensor` of each."""
-    return [torch.tensor(list(state), dtype=torch.uint8, device="cpu") for state in states]
+    """Makes a tensor of each snapshot, as `as_tensor` does."""
+    return [as_tensor(state) for state in states]
 
 
 def as_bytes(state: torch.Tensor) -> bytes:
-    """The inverse of `as_tensor`."""
+    """Makes a snapshot of a tensor of `as_tensor`."""
     return state.cpu().numpy().tobytes()  # host sync, only where the checkpoint was mapped to a device
 
 
 def _generators_of(loader: Any) -> list[Any]:
-    """Those of a DataLoader and its samplers, None for one that draws from torch's global generator."""
+    """The generators of a DataLoader and its samplers; None stands for torch's global generator."""
     samplers: list[Any] = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
     return [part.generator for part in (loader, *samplers) if hasattr(part, "generator")]
 
@@ -101,18 +101,19 @@ def find_generators(loader: Any) -> list[torch.Generator]:
 
 
 def generator_states(generators: list[torch.Generator]) -> list[bytes]:
-    """The states of `generators`."""
+    """Takes a snapshot of each of `generators`."""
     return [generator.get_state().numpy().tobytes() for generator in generators]
 
 
 def set_generator_states(generators: list[torch.Generator], states: list[bytes]) -> None:
-    """The inverse of `generator_states`; without states, as in a checkpoint of another kind of loader, does nothing."""
+    """Puts generators back to snapshots of `generator_states`; those without a snapshot keep their state."""
+    # A checkpoint of another kind of loader holds no snapshots.
     for generator, state in zip(generators, states, strict=False):
         generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 def find_private_generators(dataset: Any, depth: int = 3) -> list[str]:
-    """Names of the generator objects that a dataset (or its transforms) keeps: their states are not recorded."""
+    """Names of the generator objects inside a dataset or its transforms, whose states no snapshot holds."""
     kinds = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
     found: list[str] = []
     owners: list[tuple[str, Any]] = [("dataset", dataset)]

@@ -1,4 +1,4 @@
-"""The worker's side of slabs: batches are collated into them and sent as the place where they lie."""
+"""The worker's side of slabs: collates batches into shared memory, and sends where in it their tensors lie."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ ALIGNMENT_BYTES = 64
 # Shared memory outside the slabs costs the receiver a connection to the worker.
 MOST_COPIED_BYTES = 1 << 14
 
-_writer: _Writer | None = None  # of this process, when it is a worker
+_writer: _Writer | None = None  # of this process, if it is a data worker
 
 
 class SlabCollate:
-    """The user's `collate_fn`; in a worker, what it makes lies in a slab where one fits."""
+    """Calls the user's `collate_fn`; in a data worker, its tensors are allocated in a slab if one fits."""
 
     def __init__(self, collate: Callable[[Any], Any], slabs: Offer) -> None:
         self.collate, self.slabs = collate, slabs
@@ -56,7 +56,8 @@ class SlabCollate:
             if is_transparent(batch):
                 batch = writer.moved_in(batch)
             else:
-                # Somebody may copy from inside the object at any time, and let go of it before the copy is done.
+                # Code that gets an object of another class may start a copy from its tensors and drop them before
+                # the copy is done; a slab would then be written to again too early.
                 writer.withdraw()
         return _SlabBatch(writer, batch)
 
@@ -67,7 +68,7 @@ def _become_writer(slabs: Offer, worker: int) -> _Writer:
     stock = torch.UntypedStorage._new_shared
 
     def new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
-        """What collate functions allocate by, also those of torch."""
+        """Stand-in for the function by which collate functions allocate shared memory."""
         made = _writer.allocate(size) if _writer and torch.device(device).type == "cpu" else None
         return stock(size, device=device) if made is None else made.untyped_storage()
 
@@ -81,7 +82,7 @@ def _is_on_host(leaf: Any) -> bool:
 
 
 class _SlabBatch:
-    """A batch on its way out of a worker: it arrives as the batch itself."""
+    """A batch that a worker sends; unpickling it gives the batch itself."""
 
     def __init__(self, writer: _Writer, batch: Any) -> None:
         self.writer, self.batch = writer, batch
@@ -91,19 +92,19 @@ class _SlabBatch:
 
 
 class _Writer:
-    """A worker's view of its slabs. One thread collates, another one sends."""
+    """A worker's view of its slabs. One thread of the worker collates, another one sends."""
 
     def __init__(self, slabs: Offer, worker: int) -> None:
         self.slabs, self.worker = slabs, worker
         self.table = slabs.map_table()[worker]
-        self._regions: dict[int, tuple[int, numpy.ndarray[Any, Any]]] = {}  # of a row: address and memory
+        self._regions: dict[int, tuple[int, numpy.ndarray[Any, Any]]] = {}  # row of the table -> address and memory
         self._leases: dict[int, weakref.ref[Lease]] = {}
         self._lease: Lease | None = None  # while a batch is collated
         self._row = self._used = self._asked = self._expected = 0
 
     @contextlib.contextmanager
     def collating(self) -> Iterator[None]:
-        """Inside, what `allocate` gives belongs to one batch."""
+        """A context for one batch: all that `allocate` returns inside belongs to it."""
         self._lease, self._row, self._used, self._asked = Lease(), 0, 0, 0
         try:
             yield
@@ -114,12 +115,12 @@ class _Writer:
                 self.table[0, MISSED] += 1
 
     def withdraw(self) -> None:
-        """The batch that is being collated travels the ordinary way."""
+        """Sends the batch that is being collated through torch's ordinary shared memory."""
         if self._lease is not None:
             self._lease.is_withdrawn = True
 
     def allocate(self, size: int) -> torch.Tensor | None:
-        """uint8 [size] for the batch that is being collated; None when there is no room."""
+        """Memory for the batch that is being collated, uint8 [size]; None if no slab has room."""
         if self._lease is None or size == 0:
             return None
         padded = -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -134,9 +135,9 @@ class _Writer:
         return tensor_over(self._region(self._row)[1], begin, size, self._lease)
 
     def moved_in(self, batch: Any) -> Any:
-        """The batch, with what was allocated otherwise (by NumPy, or in a buffer of its own) copied into the slab.
+        """The batch, with tensors that were allocated elsewhere, such as by NumPy, copied into the slab.
 
-        Sending it would copy it as well, to memory that is mapped anew. What shares memory stays where it is.
+        Sending them would copy them too, to newly mapped memory. Tensors that share memory with others stay in place.
         """
         users = Counter(leaf.untyped_storage().data_ptr() for leaf in leaves(batch) if _is_on_host(leaf))
 
@@ -153,10 +154,10 @@ class _Writer:
         return map_leaves(batch, move)
 
     def _free_row(self, size: int) -> int:
-        """A slab of that size which nobody uses; 0 when there is none."""
+        """The row of a free slab of at least `size` bytes; 0 if there is none."""
         for row in numpy.flatnonzero(self.table[1:, BYTES] >= size) + 1:
             lease = self._leases.get(int(row), lambda: None)()
-            # In this order: who sends a tensor counts before it lets go of it.
+            # First the lease, then the counts: the sender counts a batch before it drops its lease.
             if lease is None and self.table[row, OFFSET] and self.table[row, SENT] == self.table[row, RELEASED]:
                 return int(row)
         return 0
@@ -168,9 +169,9 @@ class _Writer:
         return self._regions[row]
 
     def message(self, batch: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """The batch, pickled: a function and its arguments.
+        """Pickles the batch, as a function and its arguments.
 
-        Tensors in slabs are sent as the place where they lie, other small ones (labels) by value.
+        A tensor in a slab is sent as its place there, another small one (labels) by value.
         """
         rows: list[int] = []
         copies: dict[int, tuple[int, bytes]] = {}
@@ -201,7 +202,7 @@ class _Writer:
         return tensor_of, (*copies[address], *layout, tensor.dtype)
 
     def _find(self, address: int) -> tuple[int, int]:
-        """The slab that a tensor lies in, and where in it; row 0 for one that lies elsewhere."""
+        """The row of the slab that holds an address, and the offset in it; row 0 if no slab does."""
         for row, (start, memory) in list(self._regions.items()):
             lease = self._leases[row]()
             if start <= address < start + memory.size and lease is not None and not lease.is_withdrawn:

@@ -1,1 +1,1 @@
-"""What becomes of samples whose files cannot be opened or decoded; knows torch's loaders, but no image library."""
+"""Skips, replaces or raises samples whose files cannot be opened or decoded; knows loaders, but no image library."""

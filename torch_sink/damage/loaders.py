@@ -1,12 +1,16 @@
-"""torch's DataLoader with broken files: placeholders in its fetchers, whole batches out of its iterators.
+"""torch's DataLoader with broken files: guarded fetchers, stand-ins that open images, iterators without lost samples.
 
-The image backend puts `create_fetcher` and `begin_iterator` in the place of torch's own, for all loaders of a process
-and for its workers. A `SinkLoader` guards its own iterator and workers, also without the backend, and counts itself.
+The image backend replaces torch's functions by `create_fetcher` and `begin_iterator`, for all loaders of a process and
+for its workers. A `SinkLoader` guards its iterator and its workers itself, also without the backend, and does its own
+counting.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
+import threading
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -15,22 +19,34 @@ from typing import Any
 from torch.utils.data import _DatasetKind
 from torch.utils.data._utils import fetch
 
-from torch_sink.damage.openers import place_openers
+from torch_sink.common.patches import Patches
 from torch_sink.damage.report import (
+    BrokenFile,
     DecodeReport,
     add_to_report,
+    broken_file,
     current_policy,
     policy_of_thread,
     set_policy,
 )
-from torch_sink.damage.samples import GuardedCollate, GuardedDataset, GuardedStream, PartialBatch, raise_without_samples
+from torch_sink.damage.samples import (
+    GuardedCollate,
+    GuardedDataset,
+    GuardedStream,
+    PartialBatch,
+    is_reading_stream,
+    note_opened,
+    note_pixels,
+    note_placeholder,
+    raise_without_samples,
+)
 from torch_sink.errors import add_hints
 
 
 class _Guarded:
-    """Part of a fetcher of torch's: for the time of a call it has other samples and another collate function.
+    """Base of torch's fetchers with a guard: a fetch uses guarded samples and a guarded collate function.
 
-    Its own stay in their places, because torchdata looks at them and puts others there.
+    The fetcher's attributes stay as they are, because torchdata reads and replaces them.
     """
 
     policy: str
@@ -43,7 +59,7 @@ class _Guarded:
             with policy_of_thread(self.policy):
                 return type(self).stock.fetch(guarded, index)
         finally:
-            self.ended = getattr(guarded, "ended", False)  # a stream
+            self.ended = getattr(guarded, "ended", False)  # set by the fetcher of an iterable dataset
 
 
 class _GuardedMapFetcher(_Guarded, fetch._MapDatasetFetcher):
@@ -68,14 +84,14 @@ _GUARDED = {kind.stock: kind for kind in (_GuardedMapFetcher, _GuardedIterableFe
 
 
 def guard_fetcher(fetcher: Any, policy: str) -> None:
-    """Makes a fetcher of torch's skip or replace samples with broken files: its batches are then `PartialBatch`es."""
+    """Makes one of torch's fetchers skip or replace samples with broken files; it then returns `PartialBatch`es."""
     if policy != "raise" and type(fetcher) in _GUARDED:
         fetcher.__class__ = _GUARDED[type(fetcher)]
         fetcher.policy = policy
 
 
 def create_fetcher(stock: Callable[..., Any]) -> Any:
-    """Stand-in for `_DatasetKind.create_fetcher`, which every iterator and every worker calls once a pass."""
+    """Stand-in for `_DatasetKind.create_fetcher`, which every iterator and every worker calls once per pass."""
 
     @functools.wraps(stock)
     def create(*args: Any, **kwargs: Any) -> Any:
@@ -87,7 +103,7 @@ def create_fetcher(stock: Callable[..., Any]) -> Any:
 
 
 def next_with_hints(stock: Callable[..., Any], iterator: Any) -> Any:
-    """For `_BaseDataLoaderIter.__next__`: errors of the dataset say what to do, as those of a `SinkLoader` do."""
+    """Stand-in for `_BaseDataLoaderIter.__next__`: adds hints to errors of the dataset, as a `SinkLoader` does."""
     try:
         return stock(iterator)
     except StopIteration:
@@ -98,7 +114,7 @@ def next_with_hints(stock: Callable[..., Any], iterator: Any) -> Any:
 
 
 def guard_worker(policy: str) -> None:
-    """In a worker whose fetcher is not made yet: it skips or replaces samples with broken files."""
+    """Makes a worker skip or replace samples with broken files; called before it makes its fetcher."""
     if policy == "raise":
         return
     set_policy(policy)
@@ -107,14 +123,85 @@ def guard_worker(policy: str) -> None:
         setattr(_DatasetKind, "create_fetcher", create_fetcher(stock))  # noqa: B010 - a method, to a type checker
 
 
-# --- what comes out of iterators
+# --- functions that open images for a stream, while the image backend is off
+
+# Large enough for the checks of stock transforms, such as that a crop fits into the image.
+PLACEHOLDER_SIZE = (1024, 1024)
+_is_on = {"backend": False}
+_inside = threading.local()  # `an_opener`: whether the thread is inside a stand-in, which may call another one
+
+
+def set_backend(is_on: bool) -> None:
+    """Says whether the image backend, which opens files by functions of its own, is on in this process."""
+    _is_on["backend"] = is_on
+
+
+def place_openers() -> Patches:
+    """Replaces the functions that open images by stand-ins; `undo()` of the result puts them back."""
+    patches = Patches()
+    patches.replace(importlib.import_module("PIL.Image"), "open", _or_placeholder)
+    if "torchvision.datasets.folder" in sys.modules:
+        patches.replace(sys.modules["torchvision.datasets.folder"], "pil_loader", _or_placeholder)
+    return patches
+
+
+def _or_placeholder(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def load(*args: Any, **kwargs: Any) -> Any:
+        is_inside = getattr(_inside, "an_opener", False)
+        if is_inside or _is_on["backend"] or not is_reading_stream():
+            return stock(*args, **kwargs)
+        _inside.an_opener = True
+        try:
+            return _opened(stock, *args, **kwargs)
+        finally:
+            _inside.an_opener = False
+
+    return load
+
+
+def _opened(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def load() -> Any:
+        image = stock(*args, **kwargs)
+        try:
+            image.load()
+        except BaseException:
+            image.close()
+            raise
+        return image
+
+    found = open_in_stream(load)
+    if not isinstance(found, BrokenFile):
+        return found
+    note_pixels(found)  # an ordinary image cannot report when its pixels are read
+    return importlib.import_module("PIL.Image").new("RGB", PLACEHOLDER_SIZE)
+
+
+def open_in_stream(load: Callable[[], Any]) -> Any:
+    """Opens an image for a guarded stream; returns the broken file, which is noted, if that fails.
+
+    Args:
+        load: opens and decodes the image; an exception that came later, when the pixels are used, would end the stream.
+    """
+    note_opened()
+    try:
+        return load()
+    except Exception as error:
+        broken = broken_file(error, "")
+        if broken is None:
+            raise
+    note_placeholder(broken)
+    return broken
+
+
+# --- iterators
 
 
 def end_pass(lost: DecodeReport, is_empty: bool) -> None:
-    """Tells what a pass lost.
+    """Logs the broken files of a pass.
 
     Raises:
-        DecodeError: the pass gave no batch at all, because all files are broken.
+        DecodeError: the pass had no batch at all, because all files are broken.
     """
     if lost and is_empty:
         raise_without_samples(next(iter(lost.files.items())))
@@ -123,13 +210,10 @@ def end_pass(lost: DecodeReport, is_empty: bool) -> None:
 
 
 class _NextData:
-    """Stands in for an iterator's `_next_data`; holds it weakly, because a cycle would keep its workers.
-
-    What is lost is counted in the report, and logged at the end of the pass.
-    """
+    """Stand-in for an iterator's `_next_data`, which counts lost samples in the report and logs them after the pass."""
 
     def __init__(self, iterator: Any) -> None:
-        self.iterator = weakref.ref(iterator)
+        self.iterator = weakref.ref(iterator)  # a cycle would keep the workers alive
         self.of_pass = DecodeReport()
 
     def __call__(self) -> Any:
@@ -150,7 +234,7 @@ class _NextData:
 
 
 def begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
-    """Stand-in for `_BaseDataLoaderIter.__init__`: the iterator gives what is left of each batch."""
+    """Stand-in for `_BaseDataLoaderIter.__init__`: the iterator returns the samples that are left of each batch."""
 
     @functools.wraps(stock)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -162,6 +246,6 @@ def begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
 
 
 def give_partial_batches(iterator: Any, policy: str) -> None:
-    """Makes an iterator give `PartialBatch`es as they are, also those that its worker processes send."""
-    vars(iterator).pop("_next_data", None)  # of `begin_iterator`
+    """Makes an iterator return `PartialBatch`es as they are, including those from worker processes."""
+    vars(iterator).pop("_next_data", None)  # set by `begin_iterator`
     guard_fetcher(getattr(iterator, "_dataset_fetcher", None), policy)

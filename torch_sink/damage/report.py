@@ -1,8 +1,7 @@
-"""Which exceptions mean that a file is broken, what is to become of such files, and what became of them.
+"""Broken files: which exceptions mean one, the policy for their samples, and the report of what was skipped.
 
-A broken file is told by where its exception was raised: while Pillow or torchvision opened, identified or decoded a
-file. So nothing has to stand in for what opens files, and the exception is stock code's own until somebody decides what
-becomes of the sample: it raises, is skipped or is replaced.
+A file is broken if the exception was raised while Pillow or torchvision opened, identified or decoded a file. So the
+functions that open files need no stand-ins, and under the policy "raise" users see stock code's exception.
 """
 
 from __future__ import annotations
@@ -22,19 +21,20 @@ from torch_sink.errors import DecodeError, SinkError
 
 
 class BrokenFile(NamedTuple):
-    """A file that stock code cannot open or decode, and what it says; of one without a name, which sample it was."""
+    """The path of a file that stock code cannot open or decode, or its sample's number, and stock code's message."""
 
     path: str
     reason: str
 
 
-# What the operating system says about one file; other numbers (no descriptor left, no memory, a network that is gone)
-# are about the machine, and would hit the next file as well.
+# Errors of the operating system that concern one file; others (no descriptor left, no memory, no network) concern the
+# machine, and would affect the next file too.
 _ABOUT_THE_FILE = frozenset(
     (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO,
      errno.ENODEV, errno.EINVAL, errno.EFBIG, errno.EOVERFLOW, errno.EIO)
 )  # fmt: skip
-# Functions that are handed a file by their caller: what they raise themselves is about the argument.
+# Functions of each module that open the file that a caller passes, or None for all of them. An error that they raise
+# themselves, unless it is an OSError or RuntimeError, is about the argument.
 _OPENERS = {
     "PIL.Image": ("open",),
     "torchvision.datasets.folder": ("pil_loader", "accimage_loader", "default_loader"),
@@ -48,9 +48,11 @@ _SUFFIXES = frozenset(
 
 
 def broken_file(error: BaseException, sample: str) -> BrokenFile | None:
-    """The file that made stock code raise `error`, or what it was raised from; None where they say something else.
+    """The broken file that caused `error`, or an error in its chain of causes; None if no file did.
 
-    `sample` stands for the name of an image that has none.
+    Args:
+        error: raised by a dataset.
+        sample: takes the place of the path for an image without one.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -70,7 +72,7 @@ def _broken_file(error: BaseException, sample: str) -> BrokenFile | None:
     reason, named = str(error) or type(error).__name__, _text(getattr(error, "filename", None))
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     decoding = [frame for frame in frames if _opens_files(frame) or _reads_files(frame)]
-    if not decoding:  # code that opens an image file itself and hands on what it read
+    if not decoding:  # code that opens an image file itself, such as by open() and read()
         is_image = isinstance(error, OSError) and os.path.splitext(named)[1].lower() in _SUFFIXES
         return BrokenFile(named, reason) if is_image else None
     if any("save" in frame.f_code.co_name for frame in decoding) or "closed file" in reason:
@@ -87,13 +89,13 @@ def _opens_files(frame: FrameType) -> bool:
 
 
 def _reads_files(frame: FrameType) -> bool:
-    """True in Pillow's code for one format, and in what all formats share."""
+    """Whether a frame is in Pillow's code for one format, or in the base of all formats."""
     module = str(frame.f_globals.get("__name__"))
     return module == "PIL.ImageFile" or module.endswith("ImagePlugin")
 
 
 def _path(frames: list[FrameType]) -> str:
-    """The name of the file that the innermost of these frames has to do with, as far as it is known."""
+    """The name of the file that the innermost frame with one works on; "" if none has a name."""
     for names in (frame.f_locals for frame in reversed(frames)):
         image = names.get("self")
         candidates = [names.get("filename"), names.get("path"), names.get("input")]
@@ -105,31 +107,27 @@ def _path(frames: list[FrameType]) -> str:
 
 
 def _text(path: Any) -> str:
-    """A path as text; "" for what is none."""
+    """A path as text; "" for an object that is no path."""
     return os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
 
 
-# --- what is to become of them
+# --- the policy: what happens to samples with broken files
 
 POLICIES = ("raise", "skip", "replace")
 
 
 class _OfThread(threading.local):
-    policy: str | None = None
+    policy: str | None = None  # None: that of the process
 
 
 _of_process = "raise"
 _of_thread = _OfThread()
-# Called when a thread gets a policy of its own, other than "raise".
+# Functions that are called when a thread's policy becomes another one than that of the process.
 when_one_is_set: list[Callable[[], None]] = []
 
 
 def check_policy(policy: str) -> str:
-    """The policy.
-
-    Raises:
-        ValueError: there is none of that name.
-    """
+    """Returns `policy`; raises ValueError unless it is one of `POLICIES`."""
     if policy not in POLICIES:
         allowed = ", ".join(map(repr, POLICIES))
         raise ValueError(f"on_decode_error={policy!r} is not allowed: give one of {allowed}")
@@ -137,24 +135,24 @@ def check_policy(policy: str) -> str:
 
 
 def current_policy() -> str:
-    """What holds for the files that the calling thread opens, and for the loaders whose iterators it makes."""
+    """The policy for files that the calling thread opens, and for loaders whose iterators it makes."""
     return _of_thread.policy or _of_process
 
 
 def set_policy(policy: str) -> None:
-    """Says what holds in this process where a thread has nothing else."""
+    """Sets the policy of this process, for threads without another one."""
     global _of_process
     _of_process = policy
 
 
 def or_current(policy: str | None) -> str:
-    """What holds where `policy` was asked for: None leaves it to the process."""
+    """Returns `policy`, or the current one for None."""
     return policy or current_policy()
 
 
 @contextmanager
 def policy_of_thread(policy: str | None) -> Iterator[None]:
-    """Inside, `policy` holds in the calling thread; None leaves to the process what holds."""
+    """A context in which `policy` holds in the calling thread; None changes nothing."""
     if policy is None:
         yield
         return
@@ -169,7 +167,7 @@ def policy_of_thread(policy: str | None) -> Iterator[None]:
         _of_thread.policy = before
 
 
-# --- what became of them
+# --- the report
 
 _log = logging.getLogger("torch_sink")
 _LINES_LOGGED = 10
@@ -177,12 +175,12 @@ _LINES_LOGGED = 10
 
 @dataclass
 class DecodeReport:
-    """Files that stock code cannot open or decode. Truthy if there were any; `str()` lists them.
+    """Files that stock code cannot open or decode. Truthy if there are any; `str()` lists them.
 
     Attributes:
-        skipped: samples dropped under `on_decode_error="skip"`; a file counts each time that it comes.
+        skipped: samples dropped under `on_decode_error="skip"`; a file counts each time that it is read.
         replaced: samples replaced under `on_decode_error="replace"`.
-        files: {path: what stock code said}, in the order in which they came first.
+        files: {path: stock code's message}, in the order in which they were first read.
     """
 
     skipped: int = 0
@@ -190,7 +188,7 @@ class DecodeReport:
     files: dict[str, str] = field(default_factory=dict)
 
     def add(self, other: DecodeReport) -> None:
-        """Counts what a batch lost."""
+        """Adds the counts and files of another report, such as that of a batch."""
         self.skipped += other.skipped
         self.replaced += other.replaced
         for path, reason in other.files.items():
@@ -217,7 +215,7 @@ class DecodeReport:
         return f"{self.skipped} samples skipped, {self.replaced} replaced; {len(self.files)} broken files"
 
     def log(self) -> None:
-        """Tells the counts and the first files, as a warning."""
+        """Logs the counts and the first files, as a warning."""
         lines = str(self).splitlines()
         if len(lines) > 1 + _LINES_LOGGED:
             more = len(lines) - 1 - _LINES_LOGGED
@@ -230,7 +228,7 @@ _lock = threading.Lock()
 
 
 def add_to_report(loss: DecodeReport) -> None:
-    """Counts what a batch lost, in this process."""
+    """Adds the report of a batch to that of this process."""
     with _lock:
         _total.add(loss)
 
@@ -238,9 +236,8 @@ def add_to_report(loss: DecodeReport) -> None:
 def decode_report() -> DecodeReport:
     """The broken files of all batches that arrived in this process since the image backend was set.
 
-    Batches of data workers are counted when they arrive, and those of every `SinkLoader` when they are consumed. At the
-    end of each pass that met broken files, the counts and the first files are also logged as a warning of the logger
-    "torch_sink".
+    Batches of data workers count when they arrive, and those of a `SinkLoader` when the training loop takes them. After
+    each pass with broken files, the counts and the first files are also logged as a warning of the logger "torch_sink".
 
     Examples:
         >>> print(decode_report())
@@ -251,7 +248,7 @@ def decode_report() -> DecodeReport:
 
 
 def clear_report() -> None:
-    """Begins to count anew."""
+    """Sets the report of this process to zero."""
     global _total
     with _lock:
         _total = DecodeReport()

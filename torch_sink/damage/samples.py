@@ -1,8 +1,9 @@
-"""Samples on their way to their batch: a placeholder in the place of each that could not be made.
+"""Datasets, streams and collate functions that put a placeholder in the place of each sample with a broken file.
 
-An exception would end the generator of a stream, so what opens images gives a placeholder image there, whose sample is
-left out. Whoever stands in for an opener asks `is_reading_stream`, and says `note_opened` for each image that it opens,
-`note_placeholder` for each placeholder that it gives, and `note_pixels` where somebody reads the pixels of one.
+An exception would end the generator of an iterable dataset. So while a sample of such a stream is read
+(`is_reading_stream`), functions that open images return a placeholder image for a broken file, and the sample is left
+out afterwards. These functions call `note_opened` for each image, `note_placeholder` for each placeholder, and
+`note_pixels` when code reads the pixels of a placeholder.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from torch_sink.errors import DecodeError
 
 
 class Placeholder(NamedTuple):
-    """In the place of a sample that could not be made."""
+    """Takes the place of a sample whose file is broken."""
 
     file: BrokenFile
 
 
 class PartialBatch(NamedTuple):
-    """What a loader's worker makes of a batch with broken files: the samples that are left, and what is missing."""
+    """A batch with broken files, as a data worker makes it: the samples that are left, and a report of the others."""
 
     batch: Any
     loss: DecodeReport
-    is_empty: bool = False  # nothing is left, and `batch` is none
+    is_empty: bool = False  # no sample is left, and `batch` is not a batch
 
     def pin_memory(self, device: str | None = None) -> PartialBatch:
         """Called by the DataLoader's pinning thread."""
@@ -42,14 +43,14 @@ class PartialBatch(NamedTuple):
 
 
 class GuardedDataset:
-    """A map-style dataset that gives a placeholder for a sample whose file is broken.
+    """A map-style dataset that returns a placeholder for a sample whose file is broken.
 
-    The draws of the samples after it are those of a loop that catches stock code's exception and goes on.
+    The samples after it draw the same random numbers as in a loop that catches stock code's exception and goes on.
     """
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self.first_after = 0  # where to look for what replaces a whole batch
+        self.first_after = 0  # where the search for a sample that replaces a whole batch begins
 
     def __getitem__(self, index: Any) -> Any:
         return self._guarded(functools.partial(operator.getitem, self.dataset), index, index)
@@ -83,7 +84,7 @@ class GuardedDataset:
             self.first_after = -1
 
     def next_good(self) -> Any:
-        """The next sample that can be made, by index; None where there is none. It draws nothing that others miss."""
+        """The next good sample by index, None if there is none; random generators are left as they were."""
         try:
             count = len(self.dataset)
         except (TypeError, NotImplementedError):
@@ -99,10 +100,13 @@ class GuardedDataset:
 
 
 class GuardedCollate:
-    """A `collate_fn` without the placeholders among its samples.
+    """A `collate_fn` that leaves out or replaces the placeholders among its samples.
 
-    `is_batch` says whether the loader's own function gets lists of samples, and not one sample; `next_good` gives a
-    sample that replaces all others of a batch, or None.
+    Args:
+        collate: the loader's function.
+        policy: "skip" or "replace".
+        is_batch: whether `collate` gets a list of samples, as with automatic batching, or a single one.
+        next_good: returns a sample that replaces all samples of a batch, or None.
     """
 
     def __init__(
@@ -122,7 +126,7 @@ class GuardedCollate:
         loss = DecodeReport(len(files), 0, dict(files))
         if good:
             return PartialBatch(self._collated([samples[row] for row in good]), loss)
-        # A collate function may have something to tell about each batch.
+        # A collate function may return data even for a batch without samples.
         of_no_samples = getattr(self.collate, "of_no_samples", None)
         return PartialBatch(None if of_no_samples is None else of_no_samples(), loss, is_empty=True)
 
@@ -141,13 +145,13 @@ class GuardedCollate:
 
 
 def raise_without_samples(first: tuple[str, str]) -> NoReturn:
-    """Raises that there is no good sample at all; `first` is path and reason of a broken file."""
+    """Raises the DecodeError of a pass without any good sample; `first` is path and reason of its first broken file."""
     path, reason = first
     raise DecodeError(path, -1, f"{reason}; not one sample of this pass could be made")
 
 
 def _again(sample: Any) -> Any:
-    """A sample once more, with containers of its own: a collate function may write to them."""
+    """A sample again, in new containers: a collate function may write to them."""
     return copy.copy(sample) if isinstance(sample, (dict, list)) else sample
 
 
@@ -155,38 +159,38 @@ def _again(sample: Any) -> Any:
 
 
 class _Reading(threading.local):
-    """What this thread knows while it waits for a sample of a guarded stream."""
+    """The state of a thread while it reads a sample of a guarded stream."""
 
     is_on = False
-    opened = 0  # images, broken or not
-    first: tuple[BrokenFile, Any] | None = None  # the first placeholder given meanwhile, and the draws before it
-    read: BrokenFile | None = None  # whose placeholder's pixels somebody was given
+    opened = 0  # number of images opened, broken or not
+    first: tuple[BrokenFile, Any] | None = None  # the first placeholder, and the random generators before it
+    read: BrokenFile | None = None  # the file whose placeholder's pixels were read first
 
 
 _reading = _Reading()
 
 
 def is_reading_stream() -> bool:
-    """True while this thread waits for a sample of a guarded stream: a placeholder is wanted for a broken file."""
+    """Whether this thread is reading a sample of a guarded stream, so that a broken file becomes a placeholder."""
     return _reading.is_on
 
 
 def note_opened() -> None:
-    """An image is opened for the sample that is waited for."""
+    """Counts an image that is opened for the sample under way."""
     _reading.opened += 1
 
 
 def note_placeholder(file: BrokenFile) -> None:
-    """A placeholder image was given."""
+    """Notes the placeholder of a broken file, for the sample under way."""
     if _reading.first is None:
         _reading.first = file, global_draws()
 
 
 def note_pixels(file: BrokenFile) -> None:
-    """Somebody is given the pixels of a placeholder.
+    """Notes that code reads the pixels of a placeholder.
 
     Raises:
-        DecodeError: outside of a stream, where they could be taken for those of an image.
+        DecodeError: outside a stream, where they would be taken for the pixels of an image.
     """
     if not _reading.is_on:
         raise DecodeError(file.path, -1, file.reason)
@@ -194,11 +198,11 @@ def note_pixels(file: BrokenFile) -> None:
 
 
 class GuardedStream:
-    """The iterator of an iterable dataset; gives a placeholder for each sample that holds a placeholder image.
+    """The iterator of an iterable dataset; returns a `Placeholder` for each sample with a placeholder image.
 
-    It also does for one whose code read the pixels of a placeholder, which can be told as long as every sample opens as
-    many images: no sample is held back. The samples after it draw what they would draw had the dataset's own code left
-    the file out, unless the stream holds samples back.
+    A sample whose code read the pixels of a placeholder is one too. It can be told which sample that is as long as
+    every sample opens the same number of images, because then the stream holds no sample back, as a shuffle buffer
+    does. The samples after it draw the same random numbers as if the dataset's code had left the file out.
     """
 
     def __init__(self, samples: Iterator[Any], keeps_last: bool) -> None:
@@ -207,10 +211,10 @@ class GuardedStream:
         self.last: Any = None
         self.ahead: list[Any] = []
         self.count = 0
-        self.is_searched = False  # placeholders are on their way
+        self.is_searched = False  # a placeholder image was given, so samples are searched for it
         self.images_of_a_sample = 0
-        self.is_in_step = True  # with the images that are opened: no sample is held back
-        self.read_at_first: BrokenFile | None = None  # for the first sample
+        self.is_in_step = True  # every sample so far has opened as many images as the first: none is held back
+        self.read_at_first: BrokenFile | None = None  # file whose placeholder's pixels were read for the first sample
 
     def __iter__(self) -> GuardedStream:
         return self
@@ -222,7 +226,7 @@ class GuardedStream:
         return sample
 
     def next_good(self) -> Any:
-        """The next sample without broken files, which comes again; at the end of the stream, the last one."""
+        """The next good sample, which the stream returns again later; at its end, the last good one."""
         held: list[Any] = []
         for sample in self:
             held.append(sample)
@@ -232,7 +236,7 @@ class GuardedStream:
         return self.last
 
     def _read(self) -> Any:
-        outer = vars(_reading).copy()  # of a stream that reads this one
+        outer = vars(_reading).copy()  # the state of a stream that reads this one
         vars(_reading).update(is_on=True, opened=0, first=None, read=None)
         try:
             sample = next(self.samples)
@@ -253,7 +257,7 @@ class GuardedStream:
         return Placeholder(files[0] if files[0].path else files[0]._replace(path=self._name()))
 
     def _checked(self, opened: int, read: BrokenFile | None) -> BrokenFile | None:
-        """The file that was read; the sample that came is its own, unless the stream holds samples back."""
+        """Returns `read`; raises if the stream holds samples back, so that another sample may be the broken one."""
         if self.count == 1:
             self.images_of_a_sample, self.read_at_first = opened, read
         self.is_in_step = self.is_in_step and opened == self.images_of_a_sample
@@ -267,7 +271,7 @@ class GuardedStream:
         return read
 
     def _name(self) -> str:
-        """Of the latest sample, for an image without one."""
+        """A name for the latest sample, which takes the place of the path of an image without one."""
         worker = get_worker_info()
         whose = "a stream" if worker is None else f"the stream of worker {worker.id}"
         return f"sample {self.count - 1} of {whose}"

@@ -32,7 +32,7 @@ from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
 from torch_sink.common.containers import values_in
 from torch_sink.common.patches import MISSING, WORKER_LOOPS, Make, Patches, WorkerLoop, read, unknown_releases
-from torch_sink.damage import loaders, openers
+from torch_sink.damage import loaders
 from torch_sink.damage import report as damage
 from torch_sink.image import below, stand_ins, transform_methods
 from torch_sink.image.core import state
@@ -283,7 +283,7 @@ def install(settings: State) -> None:
             uninstall()
         raise
     registry.learn()
-    openers.set_backend(True)
+    loaders.set_backend(True)
     state.active = settings
 
 
@@ -310,5 +310,5 @@ def uninstall() -> None:
     """Puts back the very same objects."""
     _patches.undo()
     damage.set_policy("raise")
-    openers.set_backend(False)
+    loaders.set_backend(False)
     state.active = None

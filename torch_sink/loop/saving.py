@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_sink.common import reference
 from torch_sink.common.random_state import global_draws, twister_state
-from torch_sink.common.references import reference
 from torch_sink.errors import SinkError, add_hints, add_note
 from torch_sink.loop.checkpoints import SHARDS_FOLDER, newest_checkpoint, read_checkpoint, write_checkpoint
 from torch_sink.loop.core.history import Progress

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from torch_sink.common import reference
 from torch_sink.common.arguments import explains_other_names, loader_places
 from torch_sink.common.integrations import is_lightning_s_check, warn_if_unsharded
-from torch_sink.common.references import reference
 from torch_sink.errors import SinkError
 from torch_sink.sink.batches import Batches
 from torch_sink.sink.lifetime import Life

@@ -1,7 +1,7 @@
-"""Timelines: what workers, producer, copies, device and host did when, as a page, a picture and a trace.
+"""Timelines: what data workers, producer, copy stream, device and host do when, as a page, a picture and a trace.
 
-Functions of torch and torch_sink are wrapped while a timeline records, and put back afterwards. So a run without one
-costs nothing: its functions are the very same objects.
+A timeline wraps functions of torch and torch_sink while it runs, and puts the originals back afterwards. So a run
+without a timeline pays nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.utils.data._utils import fetch
 
 from torch_sink.common.patches import WORKER_LOOPS, Patches, WorkerLoop
 from torch_sink.tracing.outputs import write_page, write_picture, write_trace
-from torch_sink.tracing.spans import Recorder, Span, host_lane
+from torch_sink.tracing.spans import Span, SpanLog, host_lane
 
 __all__ = ["timeline"]
 
@@ -32,31 +32,31 @@ _log = logging.getLogger("torch_sink")
 
 SUFFIXES = (".html", ".png", ".json")
 
-_active: list[Recorder] = []
+_active: list[SpanLog] = []
 
 
 @contextmanager
 def timeline(path: str | Path) -> Iterator[None]:
-    """Records what data workers, producer, copy stream, device and host do inside, and when the host syncs.
+    """Shows what data workers, producer, copy stream, device and host do inside the block, and when the host syncs.
 
-    Works around any PyTorch code, with or without torch_sink. Three files are written at the end, side by side: an HTML
-    page to zoom and search in, which needs no network; a PNG; and a JSON trace for https://ui.perfetto.dev. Page and
-    PNG begin with a verdict: whether loader, copy or step limits, and how much of its time the loop waited for data.
+    Works around any PyTorch code, with or without torch_sink. Three files are written at the end: an HTML page to zoom
+    and search in, which needs no network; a PNG; and a JSON trace for https://ui.perfetto.dev. Page and PNG begin with
+    a verdict: whether loader, copy or step limits, and how much of the time the loop waited for data.
 
-    Lanes of the device are there on CUDA only: on the CPU, what computes is the host. Data workers that already run
-    when it begins are not seen.
+    Lanes of the device exist on CUDA only: on the CPU, the host computes. Data workers that were started before the
+    block are missing.
 
-    While nothing records, this costs nothing: no function is changed. Recording costs about 2 microseconds for each
-    span, and 4 more for each that is timed on a CUDA device.
+    Inside the block a span costs about 2 microseconds, and 4 more if it is timed on a CUDA device. Outside it costs
+    nothing.
 
     Args:
-        path: of the page, "run.html"; the others are "run.png" and "run.json". Folders that are missing are made.
+        path: of the page, "run.html"; the others are "run.png" and "run.json". Missing folders are created.
 
     Raises:
         TypeError: not a path.
         ValueError: the path names no file.
-        OSError: a file cannot be written there; found before anything runs.
-        RuntimeError: another timeline records in this process.
+        OSError: a file cannot be written there; raised before the block runs.
+        RuntimeError: another timeline is running in this process.
 
     Examples:
         >>> import tempfile, torch, torch_sink
@@ -70,32 +70,32 @@ def timeline(path: str | Path) -> Iterator[None]:
         >>> folder.cleanup()
     """
     if _active:
-        raise RuntimeError("a timeline records already; leave its block before another one begins")
+        raise RuntimeError("another timeline is running; leave its block before this one begins")
     page = _page_at(path)
     with tempfile.TemporaryDirectory(prefix="torch_sink_timeline_", ignore_cleanup_errors=True) as folder:
-        clock, recorder = DeviceClock(), Recorder(folder)
-        _active.append(recorder)
+        clock, log = DeviceClock(), SpanLog(folder)
+        _active.append(log)
         try:
-            with Hooks(recorder, clock):
+            with Hooks(log, clock):
                 yield
         finally:
-            _active.remove(recorder)
+            _active.remove(log)
             ended = time.perf_counter_ns()
             try:
-                clock.collect(recorder)
-            except RuntimeError as error:  # a device that has failed: what the host did says where
+                clock.collect(log)
+            except RuntimeError as error:  # the device has failed; the spans of the host show where
                 _log.warning("the timeline lacks what the device did: %s", error)
             try:
-                spans = recorder.collected()
-                write_page(page, spans, recorder.began, ended)
-                write_picture(page.with_suffix(".png"), spans, recorder.began, ended)
-                write_trace(page.with_suffix(".json"), spans, recorder.began)
-            except OSError:  # such as a full disk: no reason to lose what ran, or to hide its own error
+                spans = log.collected()
+                write_page(page, spans, log.began, ended)
+                write_picture(page.with_suffix(".png"), spans, log.began, ended)
+                write_trace(page.with_suffix(".json"), spans, log.began)
+            except OSError:  # a full disk must not hide an error of the block
                 _log.exception("the timeline %s is not complete", page)
 
 
 def _page_at(path: str | Path) -> Path:
-    """Where the page goes, where all three files can be written: a run of days shall not fail at its end."""
+    """The path of the page; raises unless all three files can be written, before a long run and not at its end."""
     if not isinstance(path, (str, Path)):
         raise TypeError(f'timeline={path!r}; give the path of a page, such as "run.html"')
     path = Path(path)
@@ -103,9 +103,9 @@ def _page_at(path: str | Path) -> Path:
         raise ValueError(f'timeline={str(path)!r} names no file; give the path of a page, such as "run.html"')
     if path.is_dir():
         raise IsADirectoryError(f"timeline={str(path)!r} is a folder; give the path of a page, such as {path}/run.html")
-    # Only a suffix of ours is replaced: "epoch.5" is not "epoch".
+    # A suffix of another kind is part of the name: "epoch.5" becomes "epoch.5.html".
     page = path.with_suffix(".html") if path.suffix in SUFFIXES else path.with_name(f"{path.name}.html")
-    page = page.absolute()  # whatever changes the working folder meanwhile
+    page = page.absolute()  # the block may change the working folder
     page.parent.mkdir(parents=True, exist_ok=True)
     for suffix in SUFFIXES:
         page.with_suffix(suffix).open("ab").close()
@@ -113,9 +113,9 @@ def _page_at(path: str | Path) -> Path:
 
 
 class DeviceClock:
-    """When devices did what was launched: on CUDA, an event before and one after each launch, 2 us of the host each.
+    """Measures on CUDA when devices ran launched work, by an event before and one after it, 2 us of the host each.
 
-    Nothing waits until `collect`. Elsewhere it does nothing.
+    Nothing waits for the device until `collect`. Without CUDA this does nothing.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class DeviceClock:
         return event
 
     def begin(self, lane: str, name: str, device: Any = None) -> tuple[str, str, Any, Any] | None:
-        """Before something is launched on the current stream of a device; the lane "stream" is found by that."""
+        """Queues an event before a launch on the current stream of a device; that stream decides the lane "stream"."""
         if not self.is_on or torch.cuda.is_current_stream_capturing():
             return None
         stream = torch.cuda.current_stream(device)
@@ -139,22 +139,22 @@ class DeviceClock:
         return lane, name, stream, self._event(stream)
 
     def end(self, begun: tuple[str, str, Any, Any] | None) -> None:
-        """After it was launched."""
+        """Queues an event after the launch that `begun` belongs to."""
         if begun is not None and not torch.cuda.is_current_stream_capturing():
             self.pairs.append((begun, self._event(begun[2])))
 
-    def collect(self, recorder: Recorder) -> None:
-        """Waits for the devices that were used, and adds what they did to the recorder."""
-        nows: dict[torch.device, tuple[Any, int]] = {}  # events of two devices cannot be compared
+    def collect(self, log: SpanLog) -> None:
+        """Waits for the devices in use, and adds their spans to the log."""
+        nows: dict[torch.device, tuple[Any, int]] = {}  # events of different devices cannot be compared
         for (lane, name, stream, begin), end in self.pairs:
             if stream.device not in nows:
                 nows[stream.device] = self._now(stream)
             now, nanoseconds = nows[stream.device]
             first, last = (nanoseconds - round(event.elapsed_time(now) * 1e6) for event in (begin, end))
-            recorder.add(lane, name, first, last)
+            log.add(lane, name, first, last)
 
     def _now(self, stream: Any) -> tuple[Any, int]:
-        """An event on the device of a stream, behind all that was launched there, and the time on the host."""
+        """An event after all work on the device of a stream, and the time of the host at that event."""
         torch.cuda.synchronize(stream.device)
         event = self._event(stream)
         event.synchronize()
@@ -162,16 +162,16 @@ class DeviceClock:
 
 
 class Hook(NamedTuple):
-    """A function to look at; modules that nobody has imported are left alone."""
+    """A function to trace; hooks of modules that are not imported have no effect."""
 
     module: str
-    path: str  # class and name
+    path: str  # class and name of the function
     name: str  # of its spans
-    # Of what it launches on the stream that is current when it is called: "device", "copy stream", or "stream" for the
-    # copy stream unless it is the one that trains; "" for what launches nothing.
+    # The lane of the work that it launches on the current stream: "device", "copy stream", or "stream", which is the
+    # copy stream unless the current stream is the one that trains; "" if it launches nothing.
     lane: str = ""
-    is_part: bool = False  # left out inside of another hook
-    waits: bool = False  # the host waits for the device in it, where the tensor that it is called on lies on one
+    is_part: bool = False  # whether it is left out inside another hook
+    waits: bool = False  # whether the host waits in it, if its first argument is a tensor on a device
 
 
 HOOKS = (
@@ -192,15 +192,15 @@ HOOKS = (
 
 
 class _Inside(threading.local):
-    spans = 0  # hooks that the calling thread is inside of
+    spans = 0  # how many hooks the calling thread is inside of
 
 
 class Hooks(ExitStack):
-    """Wraps the functions when entered, and puts them back when left."""
+    """A context manager that wraps the functions of `HOOKS`, and puts the originals back."""
 
-    def __init__(self, recorder: Recorder, clock: DeviceClock) -> None:
+    def __init__(self, log: SpanLog, clock: DeviceClock) -> None:
         super().__init__()
-        self.recorder, self.clock, self.inside = recorder, clock, _Inside()
+        self.log, self.clock, self.inside = log, clock, _Inside()
 
     def __enter__(self) -> Hooks:
         super().__enter__()
@@ -215,7 +215,7 @@ class Hooks(ExitStack):
         self.callback(register_optimizer_step_post_hook(self._post_update).remove)
         for name in WORKER_LOOPS:
             if name in sys.modules:
-                make = functools.partial(RecordedWorker, folder=self.recorder.folder)
+                make = functools.partial(TracedWorker, folder=self.log.folder)
                 patches.replace(sys.modules[name], "_worker_loop", make)
         return self
 
@@ -234,7 +234,7 @@ class Hooks(ExitStack):
                 inside.spans -= 1
                 self._end(begun, hook.waits)
 
-        traced.untraced = function  # type: ignore[attr-defined] # torch hands modes the function that is in place
+        traced.untraced = function  # type: ignore[attr-defined] # torch passes the wrapper to its modes
         return traced
 
     def _begin(self, name: str, lane: str, owner: Any = None) -> tuple[str, Any, int]:
@@ -245,7 +245,7 @@ class Hooks(ExitStack):
 
     def _end(self, begun: tuple[str, Any, int], is_sync: bool = False) -> None:
         name, mark, begin = begun
-        self.recorder.add(host_lane(), name, begin, time.perf_counter_ns(), is_sync)
+        self.log.add(host_lane(), name, begin, time.perf_counter_ns(), is_sync)
         self.clock.end(mark)
 
     def _pre_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -258,26 +258,26 @@ class Hooks(ExitStack):
 
 
 def _waits_for_device(args: tuple[Any, ...]) -> bool:
-    """Whether a call has to wait: not on a tensor that lies on the CPU, nor inside of what is compiled."""
+    """Whether a call waits for the device: not one on a tensor on the CPU, nor one in code that is being compiled."""
     on_host = bool(args) and isinstance(args[0], torch.Tensor) and args[0].device.type in ("cpu", "meta")
     return not on_host and not torch.compiler.is_compiling()
 
 
-class RecordedWorker(WorkerLoop):
-    """Records in a data worker when it makes its batches, in a file of its own below `folder`."""
+class TracedWorker(WorkerLoop):
+    """Stand-in for a data worker's main loop: writes a span for each batch to a file in `folder`."""
 
     def __init__(self, below: Callable[..., None], folder: str) -> None:
         super().__init__(below)
         self.folder = folder
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        recorder = Recorder(self.folder)
+        log = SpanLog(self.folder)
         for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
-            kind.fetch = _fetching(kind.fetch, recorder)  # type: ignore[method-assign]
+            kind.fetch = _fetching(kind.fetch, log)  # type: ignore[method-assign]
         super().__call__(*args, **kwargs)
 
 
-def _fetching(stock: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+def _fetching(stock: Callable[..., Any], log: SpanLog) -> Callable[..., Any]:
     @functools.wraps(stock)
     def traced(fetcher: Any, indices: Any) -> Any:
         begin = time.perf_counter_ns()
@@ -285,6 +285,6 @@ def _fetching(stock: Callable[..., Any], recorder: Recorder) -> Callable[..., An
             return stock(fetcher, indices)
         finally:
             info = get_worker_info()
-            recorder.leave(Span(f"worker {info.id if info else 0}", "make a batch", begin, time.perf_counter_ns()))
+            log.write(Span(f"worker {info.id if info else 0}", "make a batch", begin, time.perf_counter_ns()))
 
     return traced

@@ -1,4 +1,4 @@
-"""What a timeline writes: a page, a picture, and a trace."""
+"""Writes a timeline as an HTML page, a picture and a trace."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch_sink.tracing.spans import Span
-from torch_sink.tracing.verdict import PERIOD, verdict
+from torch_sink.tracing.spans import PERIOD, Span, verdict
 
 if TYPE_CHECKING:
     from PIL import ImageDraw
 
 
 class Lane(NamedTuple):
-    """How the spans of a thread, process or stream are shown."""
+    """How a page and a picture show the spans of a thread, process or stream."""
 
-    color: str  # of work; what waits is hatched
-    ink: str  # of words on it
+    color: str  # of spans of work; those of waits are hatched
+    ink: str  # of text on that color
     does: str
 
 
-# From top to bottom; workers are numbered. Colors that are told apart on white, on black, and by people who see no red
-# or green (https://jfly.uni-koeln.de/color/).
+# From top to bottom; workers are numbered. The colors differ on white, on black, and for color-blind readers
+# (https://jfly.uni-koeln.de/color/).
 LANES = {
     "worker": Lane("#56B4E9", "black", "makes batches"),
     "producer": Lane("#0072B2", "white", "keeps batches ready for the loop"),
@@ -33,14 +32,14 @@ LANES = {
     "device": Lane("#009E73", "black", "computes the steps"),
     "host": Lane("#8C6239", "white", "runs the training loop"),
 }
-# Of a span, by its number: what it does, and the color of its hatching.
+# The kinds of spans, by number; for those that wait, a description and the color of the hatching.
 WORK, WAIT, SYNC = 0, 1, 2
 WAITS = {WAIT: ("waits for data", "#8A8A8A"), SYNC: ("waits for the device (sync)", "#D55E00")}
 WIDTH, LEFT, ROW, TOP, MARGIN, HATCH = 1600, 150, 44, 50, 40, 7  # of the picture, in pixels
 
 
 class Colors(NamedTuple):
-    """Of a picture."""
+    """Background, text and grid of a picture."""
 
     back: str
     ink: str
@@ -59,20 +58,20 @@ def _kind(lane: str) -> str:
 
 
 def _lanes_of(spans: Iterable[Span]) -> list[str]:
-    """The lanes that have spans, from top to bottom."""
+    """The lanes with spans, from top to bottom."""
     order = [*LANES]
     return sorted({span.lane for span in spans}, key=lambda lane: (order.index(_kind(lane)), len(lane), lane))
 
 
 def write_page(path: Path, spans: Sequence[Span], began: int, ended: int) -> None:
-    """Writes an HTML page with scripts, style and data inside, from `began` to `ended` in nanoseconds."""
+    """Writes a self-contained HTML page of the time from `began` to `ended`, in nanoseconds."""
     lanes, names = _lanes_of(spans), sorted({span.name for span in spans})
     data = {
         "lanes": [{"name": lane, **LANES[_kind(lane)]._asdict()} for lane in lanes],
         "names": names,
         "waits": {number: {"does": does, "color": color} for number, (does, color) in WAITS.items()},
         "length": (ended - began) / 1e3,
-        # Lane, name, begin and length in microseconds, number.
+        # Lane, name, begin and length in microseconds, kind.
         "spans": [
             [
                 lanes.index(span.lane),
@@ -91,9 +90,9 @@ def write_page(path: Path, spans: Sequence[Span], began: int, ended: int) -> Non
 
 
 def write_trace(path: Path, spans: Sequence[Span], began: int) -> None:
-    """Writes trace events, with `began` as the time that is 0.
+    """Writes a trace in Chrome's trace event format, with time 0 at `began`.
 
-    https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU says what they are.
+    The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
     """
     threads = {lane: number for number, lane in enumerate(_lanes_of(spans), 1)}
     events: list[dict[str, Any]] = []
@@ -111,11 +110,11 @@ def write_trace(path: Path, spans: Sequence[Span], began: int) -> None:
 def write_picture(
     path: Path, spans: Sequence[Span], began: int, ended: int, title: str = "", *, is_dark: bool = False
 ) -> None:
-    """Writes a PNG, `WIDTH` pixels wide: one row a lane, from `began` to `ended`; what waits is hatched.
+    """Writes a PNG, `WIDTH` pixels wide, of the time from `began` to `ended`: one row per lane, waits hatched.
 
-    Above it stand `title`, or else the verdict, and what the hatching means.
+    The text above is `title`, or the verdict if it is empty, and a legend of the hatching.
     """
-    from PIL import Image, ImageDraw, ImageFont  # a loop without images loads no Pillow
+    from PIL import Image, ImageDraw, ImageFont  # training without images does not load Pillow
 
     colors = DARK if is_dark else LIGHT
     lanes = _lanes_of(spans)
@@ -149,7 +148,7 @@ def _draw_legend(draw: ImageDraw.ImageDraw, numbers: set[int], colors: Colors) -
 
 def _draw_axis(draw: ImageDraw.ImageDraw, milliseconds: float, bottom: int, colors: Colors) -> None:
     marks = (digit * 10.0**power for power in range(-3, 9) for digit in (1, 2, 5))
-    step = next(mark for mark in marks if milliseconds / mark <= 10)  # at most ten of them
+    step = next(mark for mark in marks if milliseconds / mark <= 10)  # at most ten marks
     for number in range(int(milliseconds / step) + 1):
         x = LEFT + number * step / max(milliseconds, step) * (WIDTH - LEFT - MARGIN)
         draw.line([(x, TOP), (x, bottom)], colors.grid)
@@ -173,7 +172,7 @@ def _draw_span(draw: ImageDraw.ImageDraw, span: Span, box: tuple[float, float, f
 
 
 def _hatch(draw: ImageDraw.ImageDraw, box: tuple[float, float, float, float], color: str) -> None:
-    """Diagonal lines in a box, and its outline."""
+    """Draws diagonal lines in a box, and its outline."""
     left, top, right, bottom = box
     height = bottom - top
     for foot in range(int(left - height), int(right), HATCH):

@@ -22,7 +22,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 from torchvision.io import ImageReadMode
 
-from torch_sink.damage.openers import PLACEHOLDER_SIZE, open_in_stream
+from torch_sink.damage.loaders import PLACEHOLDER_SIZE, open_in_stream
 from torch_sink.damage.report import BrokenFile
 from torch_sink.damage.samples import is_reading_stream
 from torch_sink.errors import DecodeError

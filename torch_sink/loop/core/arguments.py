@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from torch_sink.common.integrations import scaler_of
+from torch_sink.common.integrations import inner_optimizer, inner_scheduler, scaler_of
 
 MODES = ("auto", "eager", "compile", "graph")
 
@@ -45,14 +45,13 @@ def check_model(model: Any, *, trains: bool) -> None:
 
 
 def unwrap_optimizer(optimizer: Any, amp: str) -> torch.optim.Optimizer:
-    """Look through the wrappers of Accelerate and Lightning Fabric, and refuse what cannot be stepped here."""
+    """The optimizer without the wrappers of other libraries; raises if the loop cannot step it."""
     if scaler_of(optimizer) is not None and amp != "O0":
         raise ValueError(
             f"the optimizer was prepared with a loss scaler of its own and amp={amp!r} brings another; "
             "prepare it without mixed precision, or pass amp='O0'"
         )
-    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        optimizer = optimizer.optimizer
+    optimizer = inner_optimizer(optimizer)
     if isinstance(optimizer, type):
         name = optimizer.__name__
         raise TypeError(f"optimizer is the class {name}; pass an instance: {name}(model.parameters(), lr=...)")
@@ -69,12 +68,10 @@ def unwrap_optimizer(optimizer: Any, amp: str) -> torch.optim.Optimizer:
 
 
 def unwrap_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
-    """Look through Accelerate's wrapper, and check that the scheduler belongs to the optimizer."""
+    """The scheduler without another library's wrapper; raises unless it belongs to the optimizer."""
     if scheduler is None:
         return None
-    inner = getattr(scheduler, "scheduler", None)
-    if isinstance(inner, (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau)):
-        scheduler = inner
+    scheduler = inner_scheduler(scheduler)
     if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
         raise TypeError(
             "ReduceLROnPlateau decides by a metric that is on the host only at a sink's end; "
@@ -86,8 +83,7 @@ def unwrap_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
     if not isinstance(scheduler, lr_scheduler.LRScheduler):
         raise TypeError(f"scheduler is a {type(scheduler).__name__}; pass a torch.optim.lr_scheduler.LRScheduler")
     owner = getattr(scheduler, "optimizer", None)
-    owner = getattr(owner, "optimizer", owner) if not isinstance(owner, torch.optim.Optimizer) else owner
-    if owner is not None and owner is not optimizer and getattr(owner, "optimizer", None) is not optimizer:
+    if owner is not None and inner_optimizer(owner) is not optimizer:
         raise ValueError("scheduler changes another optimizer than the one passed; build it from this optimizer")
     return scheduler
 

@@ -11,18 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from torch_sink.common.integrations import without_wrappers
 from torch_sink.thread_waits import host_sync_allowed
 
 _log = logging.getLogger("torch_sink")
-
-
-def without_wrappers(model: nn.Module) -> nn.Module:
-    """Look through torch.compile's and Lightning Fabric's wrappers, down to the distributed or plain module."""
-    while True:
-        inner = getattr(model, "_orig_mod", None) or getattr(model, "_forward_module", None)
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
 
 
 def check_sharding(model: nn.Module) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeGuard
 
 import torch
 
-from torch_sink.common.references import reference
+from torch_sink.common import reference
 
 KEPT = 3  # such as one to train and two to evaluate
 

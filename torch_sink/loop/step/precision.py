@@ -15,8 +15,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.loss import _Loss
 
+from torch_sink.common.integrations import without_wrappers
 from torch_sink.loop.core.batches import batch_tensors, map_tensors
-from torch_sink.loop.core.distributed import without_wrappers
 
 LEVELS = ("O0", "O1", "O2", "O3", "auto")
 LOW = (torch.float16, torch.bfloat16)

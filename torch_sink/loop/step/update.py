@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from torch_sink.loop.core.distributed import largest_of_ranks, without_wrappers
+from torch_sink.common.integrations import without_wrappers
+from torch_sink.loop.core.distributed import largest_of_ranks
 from torch_sink.loop.step.optimizers import (
     add_missing_momentum,
     leave_fused_for_sparse,
