@@ -33,7 +33,7 @@ from torch_sink.cli.pipelines import build_pipeline
 from torch_sink.cli.worker_cost import percentiles
 from torch_sink.common.slab_writer import SlabCollate
 from torch_sink.common.slabs import Slabs
-from torch_sink.image.core import state
+from torch_sink.image.core import transfer
 from torch_sink.image.decode import providers
 from torch_sink.image.program.program import Wanted
 from torch_sink.image.run import ahead
@@ -132,7 +132,7 @@ class PinnedMemory:
         return tensor.data_ptr() in self._registered
 
     def buffer(self, shape: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """`state.host_buffer`."""
+        """`transfer.host_buffer`."""
         shape = torch.Size((shape,) if isinstance(shape, int) else shape)
         count = shape.numel() * dtype.itemsize
         room = 1 << max(count - 1, 0).bit_length()
@@ -196,9 +196,9 @@ def timed_launches(clock: Clock) -> Callable[..., Any]:
 def measured(clock: Clock, memory: PinnedMemory) -> Iterator[None]:
     """The package executes batches on a device that launches nothing, and the clock sees its parts."""
     replaced = [
-        (state, "host_buffer", memory.buffer),
+        (transfer, "host_buffer", memory.buffer),
         (torch.Tensor, "pin_memory", lambda tensor: pinned(memory, clock, tensor)),
-        (state, "pins", lambda device: device.type != "cpu"),
+        (transfer, "pins", lambda device: device.type != "cpu"),
         (triton.compiler, "compile", Compiled),
         *[(providers.TritonProvider, name, lambda *_: True) for name in ("usable", "by_default", "is_right")],
         (on_device.Images, "__init__", clock.timed(DECODING, on_device.Images.__init__)),

@@ -21,7 +21,7 @@ import torch
 
 import torch_sink
 from image.torch_arguments import ARGUMENTS, FAMILIES, SUBJECTS, functions
-from torch_sink.image.core import state
+from torch_sink.image.core import settings
 from torch_sink.image.handles.lazy import Lazy
 
 SECONDS_PER_FUNCTION = 60  # of the processor
@@ -88,7 +88,7 @@ def _compare_all(name: str, function: Callable[..., Any], pipe: Any) -> None:
     # Wrong arguments are wrong for all: those of an image stand for them.
     calls = [call for call in calls if call[0] == "image" or not expected[call][0].startswith("raised")]
     with torch_sink.image_backend("device", device="cpu"):
-        type(state.settled()).executes_at_once = False  # as where a device makes the batch
+        type(settings.settled()).executes_at_once = False  # as where a device makes the batch
         assert all(isinstance(make(), Lazy) for make in SUBJECTS.values())
         made = _outcomes("ours", name, function, calls, stock, pipe)
     unequal = [call for call in calls if made[call] != expected[call]]

@@ -256,7 +256,7 @@ def _check_decoder() -> Finding:
     import torch
     from PIL import features
 
-    from torch_sink.image.core.state import default_device
+    from torch_sink.image.core.settings import default_device
     from torch_sink.image.decode.proof import JPEG_KERNELS
     from torch_sink.image.decode.providers import candidates, decode_providers
 
@@ -277,7 +277,7 @@ def _check_stages() -> Finding:
     """Proves the kernels anew for float32; for other types it reads what a batch or `warm` has found out."""
     import torch
 
-    from torch_sink.image.core.state import default_device
+    from torch_sink.image.core.settings import default_device
     from torch_sink.image.run.proof import STAGE_KERNELS
 
     device = torch.device(default_device())

@@ -15,9 +15,9 @@ from torch_sink.common import after_fork_in_child
 from torch_sink.common.patches import unknown_releases
 from torch_sink.damage.report import check_policy, clear_report
 from torch_sink.errors import SinkError
-from torch_sink.image.core import state
+from torch_sink.image.core import settings
 from torch_sink.image.core.fallback import ledger
-from torch_sink.image.core.state import State, available_device, default_device
+from torch_sink.image.core.settings import Settings, available_device, default_device
 
 _NAMES = ("device", "PIL", "accimage")
 
@@ -64,7 +64,7 @@ def set_image_backend(
             clear_report()
 
 
-state.set_backend = set_image_backend
+settings.set_backend = set_image_backend
 
 
 def _check_thread() -> None:
@@ -86,7 +86,7 @@ def _set(name: str, device: torch.device | str | None, strict: bool, on_decode_e
     if name == "device":
         place = _checked_device(device)
         is_interpreted = place in ("cpu", "") and os.environ.get("TRITON_INTERPRET", "0") == "1"
-        _switch(name, State(place, strict, is_interpreted, ledger.open(None, strict), on_decode_error))
+        _switch(name, Settings(place, strict, is_interpreted, ledger.open(None, strict), on_decode_error))
     elif device is not None or strict or on_decode_error != "raise":
         raise ValueError(f"device, strict and on_decode_error belong to the 'device' backend, not to {name!r}")
     else:
@@ -100,8 +100,8 @@ def get_image_backend() -> str:
     return torchvision.get_image_backend()
 
 
-def _switch(name: str, settings: State | None = None) -> None:
-    """`settings` are those of "device"."""
+def _switch(name: str, of_device: Settings | None = None) -> None:
+    """Switches to a backend; `of_device` are the settings of "device"."""
     import torchvision
 
     try:
@@ -109,8 +109,8 @@ def _switch(name: str, settings: State | None = None) -> None:
     except (ImportError, AttributeError) as error:
         raise unknown_releases(str(error)) from error
 
-    if settings is not None:
-        reroute.install(settings)
+    if of_device is not None:
+        reroute.install(of_device)
     else:
         reroute.uninstall()
         torchvision.set_image_backend(name)
@@ -136,16 +136,16 @@ def image_backend(
     with _switching:
         _check_thread()
         _inside.append(thread)
-        outside, settings = get_image_backend(), state.active
+        outside, before = get_image_backend(), settings.active
     try:
-        with nullcontext() if settings is None else ledger.set_aside():
+        with nullcontext() if before is None else ledger.set_aside():
             try:
                 _set(name, device, strict, on_decode_error)
-                if settings is None and name == "device":
+                if before is None and name == "device":
                     clear_report()
                 yield
             finally:
-                _switch(outside, settings)
+                _switch(outside, before)
     finally:
         if thread in _inside:  # a forked child has left them all
             _inside.remove(thread)

@@ -35,9 +35,9 @@ from torch_sink.common.patches import MISSING, WORKER_LOOPS, Make, Patches, Work
 from torch_sink.damage import loaders
 from torch_sink.damage import report as damage
 from torch_sink.image import below, stand_ins, transform_methods
-from torch_sink.image.core import state
+from torch_sink.image.core import settings
 from torch_sink.image.core.fallback import executing, ledger
-from torch_sink.image.core.state import State
+from torch_sink.image.core.settings import Settings
 from torch_sink.image.handles import augmix
 from torch_sink.image.handles.file import OPERATORS, Operator, jpeg_factory, or_placeholder, pil_loader
 from torch_sink.image.handles.image import LazyPixels
@@ -77,7 +77,7 @@ _CONVERSIONS = {
 
 def _rows() -> Iterator[Row]:
     """All rows, for the packages as they are installed and imported now."""
-    yield Row(torchvision, "set_image_backend", lambda stock: state.set_backend)
+    yield Row(torchvision, "set_image_backend", lambda stock: settings.set_backend)
     yield Row(torchvision, "_image_backend", lambda stock: "device")
     yield Row(folder, "pil_loader", around(pil_loader))
     yield Row(PIL.Image.OPEN, "JPEG", lambda entry: (around(jpeg_factory)(entry[0]), *entry[1:]))
@@ -174,12 +174,12 @@ def _kernel_rows() -> Iterator[Row]:
 
 def _script(stock: Callable[..., Any], obj: Any, optimize: Any = None, _frames_up: int = 0, **kwargs: Any) -> Any:
     """For `torch.jit.script`, which compiles the source of stock functions, and what they refer to."""
-    settings = _settings_of_thread(state.active)
+    before = _settings_of_thread(settings.active)
     uninstall()
     try:
         return stock(obj, optimize, _frames_up + 2, **kwargs)
     finally:
-        install(settings)
+        install(before)
 
 
 # --- workers
@@ -203,26 +203,26 @@ def _begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
 class PreparedWorker(WorkerLoop):
     """Switches the backend on in a data worker, with the settings of the process that starts it."""
 
-    settings: State | None = None
+    settings: Settings | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "settings": self.settings or _settings_of_thread(state.settled())}
+        return {**super().__getstate__(), "settings": self.settings or _settings_of_thread(settings.settled())}
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        settings = self.settings or _settings_of_thread(state.active)
+        given = self.settings or _settings_of_thread(settings.active)
         # A worker never asks for a device; where its parent has not yet either, it makes the pixels itself.
-        settings = settings if settings.device else settings._replace(device="cpu")
-        install(settings)
-        ledger.open(settings.fallback_folder, settings.strict)
+        given = given if given.device else given._replace(device="cpu")
+        install(given)
+        ledger.open(given.fallback_folder, given.strict)
         bound = inspect.signature(self.stock()).bind(*args, **kwargs)
         collate = bound.arguments["collate_fn"]
-        bound.arguments["collate_fn"] = lambda samples: _made_here(collate(samples), settings.executes_at_once)
+        bound.arguments["collate_fn"] = lambda samples: _made_here(collate(samples), given.executes_at_once)
         super().__call__(*bound.args, **bound.kwargs)
 
 
-def _settings_of_thread(settings: State | None) -> State:
-    assert settings is not None  # the stand-in is only there while the backend is on
-    return settings._replace(on_decode_error=damage.current_policy())
+def _settings_of_thread(active: Settings | None) -> Settings:
+    assert active is not None  # the stand-in is only there while the backend is on
+    return active._replace(on_decode_error=damage.current_policy())
 
 
 def _made_here(batch: Any, makes_pixels: bool) -> Any:
@@ -268,14 +268,14 @@ def _leaves(batch: Any) -> Iterator[Any]:
 _patches = Patches()
 
 
-def install(settings: State) -> None:
+def install(wanted: Settings) -> None:
     """Fills every place of the table, or none; when they are filled already, the settings change, and rows are added.
 
     Raises:
         RuntimeError: a place does not exist in the installed releases.
     """
     was_installed = bool(_patches)
-    damage.set_policy(settings.on_decode_error)
+    damage.set_policy(wanted.on_decode_error)
     try:
         _fill_places()
     except BaseException:
@@ -284,7 +284,7 @@ def install(settings: State) -> None:
         raise
     registry.learn()
     loaders.set_backend(True)
-    state.active = settings
+    settings.active = wanted
 
 
 def _fill_places() -> None:
@@ -311,4 +311,4 @@ def uninstall() -> None:
     _patches.undo()
     damage.set_policy("raise")
     loaders.set_backend(False)
-    state.active = None
+    settings.active = None

@@ -24,7 +24,7 @@ from torchvision.transforms import v2
 
 from torch_sink.errors import SinkError
 from torch_sink.image.backend import image_backend
-from torch_sink.image.core import state
+from torch_sink.image.core import settings
 from torch_sink.image.core.examples import MANY_DRAWS, Arguments, Example, Sample, interpolations, sample
 from torch_sink.image.core.fallback import ledger
 from torch_sink.image.handles.image import LazyImage, lazy_image
@@ -250,7 +250,7 @@ def _noise() -> bytes:
 def sample_image(family: str, number: int) -> Any:
     """A small image of one of `INPUT_KINDS`: a handle while the backend is on, else what stock code gives."""
     image = Image.frombytes("RGB", _SIZE[::-1], _noise())
-    pillow = image if state.active is None else lazy_image(image)
+    pillow = image if settings.active is None else lazy_image(image)
     if number == 0:
         return pillow
     if family == "v1":

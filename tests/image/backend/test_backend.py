@@ -57,16 +57,16 @@ def test_nested_switches() -> None:
     with torch_sink.image_backend("device", device="cpu"):
         inside = places()
         with torch_sink.image_backend("device", device="meta", strict=True):
-            assert reroute.state.active.device == "meta"
+            assert reroute.settings.active.device == "meta"
             with torch_sink.image_backend("PIL"):
                 assert_same_objects(before)
                 assert torch_sink.get_image_backend() == "PIL"
             assert torch_sink.get_image_backend() == "device"
-            assert reroute.state.active.strict
-        assert reroute.state.active[:2] == ("cpu", False)
+            assert reroute.settings.active.strict
+        assert reroute.settings.active[:2] == ("cpu", False)
         assert len(inside) == len(places())
     assert_same_objects(before)
-    assert reroute.state.active is None
+    assert reroute.settings.active is None
 
 
 def test_a_place_that_does_not_exist_leaves_nothing_filled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_a_place_that_does_not_exist_leaves_nothing_filled(monkeypatch: pytest.M
         monkeypatch.setattr(reroute, "_rows", lambda: iter(rows))
         assert_same_objects(before)
         assert torch_sink.get_image_backend() == "PIL"
-        assert reroute.state.active is None
+        assert reroute.settings.active is None
         monkeypatch.setattr(reroute, "_rows", lambda: iter([*rows, unknown]))
 
 
@@ -103,7 +103,7 @@ except RuntimeError as error:
 
 def test_an_inner_switch_keeps_the_outer_report() -> None:
     with torch_sink.image_backend("device", device="cpu"):
-        settings, report = reroute.state.active, torch_sink.fallback_report
+        settings, report = reroute.settings.active, torch_sink.fallback_report
         report_fallback("an operation", "a reason")
         for name in ("PIL", "device"):
             with torch_sink.image_backend(name):
@@ -111,7 +111,7 @@ def test_an_inner_switch_keeps_the_outer_report() -> None:
                 report_fallback("another operation", "a reason")
                 assert list(report().counts) == [("another operation", "a reason")]
             assert list(report().counts) == [("an operation", "a reason")]
-            assert reroute.state.active == settings
+            assert reroute.settings.active == settings
 
 
 def test_an_error_inside_switches_back() -> None:
@@ -142,7 +142,7 @@ def test_torchvision_agrees() -> None:
     torch_sink.set_image_backend("device", device="cpu")
     torchvision.set_image_backend("PIL")
     assert torch_sink.get_image_backend() == torchvision.get_image_backend() == "PIL"
-    assert reroute.state.active is None
+    assert reroute.settings.active is None
     torchvision.set_image_backend("PIL")
     torch_sink.set_image_backend("device", device="cpu")
     torchvision.set_image_backend("device")
@@ -186,7 +186,7 @@ def test_a_device_that_is_not_there(device: str) -> None:
 def test_no_device_named_means_the_accelerator_or_the_cpu() -> None:
     torch_sink.set_image_backend("device")
     expected = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
-    assert torch.device(reroute.state.active.device).type == expected
+    assert torch.device(reroute.settings.active.device).type == expected
 
 
 def test_code_that_was_imported_before_gives_handles(tmp_path: Path) -> None:

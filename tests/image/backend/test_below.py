@@ -26,7 +26,7 @@ from torchvision.transforms import v2
 import torch_sink
 from image.cases import encoded, opener
 from image.check import assert_same_bits
-from torch_sink.image.core import state
+from torch_sink.image.core import settings
 from torch_sink.image.handles.lazy import Lazy
 
 OPEN = opener(encoded(31, 27, 4))
@@ -59,7 +59,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 def unmoved(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
     """Makes images and batches that wait for a device."""
     with torch_sink.image_backend("device", device="cpu"):
-        monkeypatch.setattr(type(state.settled()), "executes_at_once", False)
+        monkeypatch.setattr(type(settings.settled()), "executes_at_once", False)
 
         def make(kind: str) -> Any:
             made = KINDS[kind]()

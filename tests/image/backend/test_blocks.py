@@ -25,7 +25,7 @@ def as_before() -> Iterator[None]:
     assert_same_objects(before)
     assert torchvision.set_image_backend is setter
     assert torch_sink.get_image_backend() == torchvision.get_image_backend() == "PIL"
-    assert reroute.state.active is None
+    assert reroute.settings.active is None
 
 
 def device(**options: Any) -> Any:
@@ -34,21 +34,21 @@ def device(**options: Any) -> Any:
 
 def test_blocks_inside_of_each_other() -> None:
     torch_sink.set_image_backend("device", device="meta")
-    settings = reroute.state.active
+    settings = reroute.settings.active
     report_fallback("around the blocks", "a reason")
     folders = [ledger.folder]
     with device(strict=True):
         folders.append(ledger.folder)
-        assert reroute.state.active is not None
-        assert reroute.state.active.strict
+        assert reroute.settings.active is not None
+        assert reroute.settings.active.strict
         assert not torch_sink.fallback_report()
         with torch_sink.image_backend("PIL"):
             assert torch_sink.get_image_backend() == "PIL"
-        assert reroute.state.active.strict
+        assert reroute.settings.active.strict
         with pytest.raises(ValueError, match="unknown image backend"), torch_sink.image_backend("pil"):
             pass
-        assert reroute.state.active.strict
-    assert reroute.state.active == settings
+        assert reroute.settings.active.strict
+    assert reroute.settings.active == settings
     assert list(torch_sink.fallback_report().counts) == [("around the blocks", "a reason")]
     assert [os.path.exists(folder) for folder in folders] == [True, False]
     torch_sink.set_image_backend("PIL")
@@ -93,7 +93,7 @@ def test_many_threads_at_a_time() -> None:
         for _ in range(3):
             try:
                 with device():
-                    assert reroute.state.active is not None
+                    assert reroute.settings.active is not None
                     outcomes.append("inside")
             except torch_sink.SinkError:
                 outcomes.append("refused")

@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 import torch_sink
 from image.cases import RESIZES_BYTES_IN_INTEGERS
 from torch_sink.image import support
-from torch_sink.image.core import state
+from torch_sink.image.core import settings
 from torch_sink.image.support import FALLBACK, NOT_TRIED, PASSES, RECORDED, REFUSED, SupportRow, Trial
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -183,11 +183,11 @@ def test_the_committed_page_is_current(monkeypatch: pytest.MonkeyPatch, table: d
 @pytest.mark.usefixtures("few_entries")
 def test_the_table_keeps_what_workers_counted() -> None:
     with torch_sink.image_backend("device", device="cpu"):
-        settings = state.active
-        assert settings is not None
-        Path(settings.fallback_folder, "a_child").write_text('000000000002 ["blur", "no kernel"]\n')
-        before = torch_sink.fallback_report().counts
-        assert before["blur", "no kernel"] == 2
+        before = settings.active
+        assert before is not None
+        Path(before.fallback_folder, "a_child").write_text('000000000002 ["blur", "no kernel"]\n')
+        counts = torch_sink.fallback_report().counts
+        assert counts["blur", "no kernel"] == 2
         torch_sink.support_table()
-        assert torch_sink.fallback_report().counts == before
-        assert state.active == settings
+        assert torch_sink.fallback_report().counts == counts
+        assert settings.active == before

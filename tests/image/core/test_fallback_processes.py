@@ -19,7 +19,7 @@ from PIL import Image
 import torch_sink
 from image.cases import encoded, opener
 from torch_sink import fallback_report
-from torch_sink.image.core import fallback, state
+from torch_sink.image.core import fallback, settings
 
 TASKS = 10
 
@@ -159,8 +159,8 @@ def file_in_the_way(folder: Path) -> None:
 @pytest.mark.parametrize("damage", [no_folder, file_in_the_way])
 def test_bookkeeping_raises_nothing_into_user_code(damage: Callable[[Path], None]) -> None:
     with torch_sink.image_backend("device", device="cpu"):
-        assert state.active is not None
-        folder = Path(state.active.fallback_folder)
+        assert settings.active is not None
+        folder = Path(settings.active.fallback_folder)
         damage(folder)
         assert map_in_pool(range(4)) == list(map(expected_of, range(4)))
         darkness(0)
@@ -192,8 +192,8 @@ def test_without_a_place_for_temporary_files(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_nothing_is_left_behind() -> None:
     with torch_sink.image_backend("device", device="cpu"):
-        assert state.active is not None
-        folder = Path(state.active.fallback_folder)
+        assert settings.active is not None
+        folder = Path(settings.active.fallback_folder)
         in_child(lambda: darkness(0))
         assert len(list(folder.iterdir())) == 1
         in_child(fallback.ledger.close)  # what runs at exit

@@ -223,7 +223,7 @@ def test_kernels_without_a_verdict_are_tried_again(gpu: pytest.MonkeyPatch) -> N
 )
 def test_doctor_says_who_decodes(fault: Any, state: str, detail: str, gpu: pytest.MonkeyPatch) -> None:
     use(gpu, FakeKernels(fault))
-    gpu.setattr("torch_sink.image.core.state.default_device", lambda: "cuda")
+    gpu.setattr("torch_sink.image.core.settings.default_device", lambda: "cuda")
     found = doctor._check_decoder()
     assert found.state == state
     assert detail in found.detail

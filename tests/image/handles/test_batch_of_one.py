@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 import torch_sink
 from image.check import INTERPRETED, assert_same_bits, device_in_use
 from image.handles.test_lazy_tensor import KINDS, OPEN
-from torch_sink.image.core import state
+from torch_sink.image.core import settings
 from torch_sink.image.run.batch import LazyBatch
 
 BATCHES: dict[str, Callable[[Any], Any]] = {
@@ -54,7 +54,7 @@ def test_batch_of_one(kind: str, name: str, write: str, waits: bool, monkeypatch
     _, expected, (image, _) = made()
     with torch_sink.image_backend("device", device="cpu"):
         if waits:
-            monkeypatch.setattr(type(state.settled()), "executes_at_once", False)
+            monkeypatch.setattr(type(settings.settled()), "executes_at_once", False)
         waited, actual, (ours, reports) = made()
     assert waited == (waits or INTERPRETED)
     assert not reports
@@ -84,7 +84,7 @@ def test_used_after_a_write(use: str, written_to: str, waits: bool, monkeypatch:
     expected = made()
     with torch_sink.image_backend("device", device="cpu"):
         if waits:
-            monkeypatch.setattr(type(state.settled()), "executes_at_once", False)
+            monkeypatch.setattr(type(settings.settled()), "executes_at_once", False)
         actual = made()
     assert actual == expected if isinstance(expected, str) else torch.equal(actual, expected)
 

@@ -13,7 +13,7 @@ from image.cases import gray_images, rgb_images
 from image.check import check_pipeline
 from image.uncommon_cases import UNCOMMON
 from torch_sink.image import reroute
-from torch_sink.image.core import state
+from torch_sink.image.core import settings
 
 
 @pytest.mark.parametrize("name", UNCOMMON)
@@ -29,8 +29,8 @@ def test_gray(name: str) -> None:
 def test_what_tv_tensors_share() -> None:
     """`tv_tensors.Image(tensor)` is a view of the tensor, also where both are handles."""
     values = []
-    for backend, settings in (("PIL", {}), ("device", {"device": "cpu"})):
-        with torch_sink.image_backend(backend, **settings):
+    for backend, options in (("PIL", {}), ("device", {"device": "cpu"})):
+        with torch_sink.image_backend(backend, **options):
             tensor = v1.PILToTensor()(rgb_images()[0]())
             image = tv_tensors.Image(tensor)
             tensor[0, 0, 0] = 77
@@ -50,8 +50,8 @@ WRITES = {
 def test_writes_to_channels_that_share_memory(name: str) -> None:
     """Stock code refuses to write to a gray image of three channels, also to a part of it, but not to what follows."""
     refused = []
-    for backend, settings in (("PIL", {}), ("device", {"device": "cpu"})):
-        with torch_sink.image_backend(backend, **settings):
+    for backend, options in (("PIL", {}), ("device", {"device": "cpu"})):
+        with torch_sink.image_backend(backend, **options):
             gray = F2.rgb_to_grayscale(v1.ToTensor()(rgb_images()[0]()), 3)
             for image in (gray, F2.crop(gray, 1, 2, 9, 8), F2.invert(gray)):
                 try:
@@ -81,9 +81,9 @@ def test_scripting_while_the_backend_is_on(name: str) -> None:
     transform = SCRIPTED[name]()
     pixels = torch.randint(0, 256, (3, 14, 17), dtype=torch.uint8)
     with torch_sink.image_backend("device", device="cpu"):
-        settings, replaced = state.active, [(place.name, place.stock) for place in reroute._patches.places]
+        before, replaced = settings.active, [(place.name, place.stock) for place in reroute._patches.places]
         scripted = torch.jit.script(transform)
-        assert state.active == settings
+        assert settings.active == before
         assert [(place.name, place.stock) for place in reroute._patches.places] == replaced
         torch.manual_seed(5)
         made = scripted(pixels)

@@ -24,7 +24,7 @@ from image.cases import encoded, opener
 from image.check import assert_same_bits, device_in_use, runs_kernels
 from image.decode.test_bad_input import corrupt
 from image.run.test_collate import assert_same_structure, stock_and_lazy
-from torch_sink.image.core import state
+from torch_sink.image.core import settings
 from torch_sink.image.run.batch import LazyBatch
 from torch_sink.image.run.collate import lazy_batch
 from torch_sink.image.run.stack import LazyStack
@@ -153,9 +153,9 @@ def test_lists_of_views_stay_lists(folder: Path, name: str) -> None:
 
 def waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stacks wait, and are then used on the CPU, without Triton's interpreter too."""
-    settings = state.settled()
-    assert settings is not None
-    monkeypatch.setattr(type(settings), "executes_at_once", False)
+    settled = settings.settled()
+    assert settled is not None
+    monkeypatch.setattr(type(settled), "executes_at_once", False)
 
 
 def crops(count: int = 3) -> list[torch.Tensor]:

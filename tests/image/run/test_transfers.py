@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 import torch_sink
 from image.cases import encoded
 from torch_sink.cli.photos import make_photo
-from torch_sink.image.core import state
+from torch_sink.image.core import transfer
 from torch_sink.image.decode import decode_images
 from torch_sink.image.program.program import Wanted
 from torch_sink.image.run.device import make_on_device
@@ -72,7 +72,7 @@ def transfers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Transfers]:
         tensor = stock_empty(*size, **options)
         return pin(tensor) if pin_memory else tensor
 
-    monkeypatch.setattr(state, "pins", lambda device: device.type != "cpu")
+    monkeypatch.setattr(transfer, "pins", lambda device: device.type != "cpu")
     monkeypatch.setattr(torch, "empty", empty)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     monkeypatch.setattr(Launcher, "__call__", lambda kernel, *_, **__: None)
@@ -125,7 +125,7 @@ def test_waiting_for_values_is_no_fault_where_waits_are(fake_cuda: FakeCuda) -> 
     try:
         with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
             values.cpu()
-        assert state.to_host(values).tolist() == [0, 2, 4, 6, 8, 10]
+        assert transfer.to_host(values).tolist() == [0, 2, 4, 6, 8, 10]
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -133,11 +133,11 @@ def test_waiting_for_values_is_no_fault_where_waits_are(fake_cuda: FakeCuda) -> 
 @pytest.mark.parametrize("fake_cuda", [{"seed": seed} for seed in range(4)], indirect=True)
 def test_the_host_waits_for_what_it_reads_and_for_no_more(fake_cuda: FakeCuda) -> None:
     device = torch.device("cuda")
-    values = state.to_device(torch.arange(5), device) * 3
+    values = transfer.to_device(torch.arange(5), device) * 3
     beside = torch.cuda.Stream()
     with torch.cuda.stream(beside):
         torch.ones(2, device=device).add_(1)
-    assert state.to_host(values).tolist() == [0, 3, 6, 9, 12]
+    assert transfer.to_host(values).tolist() == [0, 3, 6, 9, 12]
     assert fake_cuda.host_waits_seen == ["event.synchronize"]
 
 
@@ -145,7 +145,7 @@ def test_the_thread_that_waits_for_values_sleeps(fake_cuda: FakeCuda, monkeypatc
     """It would take a core that training needs."""
     waited, stock = [], FakeEvent.synchronize
     monkeypatch.setattr(FakeEvent, "synchronize", lambda event: waited.append(event.blocking) or stock(event))
-    assert state.to_host(torch.arange(3, device="cuda") * 2).tolist() == [0, 2, 4]
+    assert transfer.to_host(torch.arange(3, device="cuda") * 2).tolist() == [0, 2, 4]
     assert waited == [True]
 
 
@@ -153,7 +153,7 @@ def test_what_lies_in_page_locked_memory_is_copied_by_the_device_alone(fake_cuda
     """As the files of a batch do in a slab: the host is not asked for a copy."""
     memory = torch.arange(64, dtype=torch.uint8)
     fake_cuda.host_register(memory.data_ptr(), memory.nbytes, 0)
-    sent = state.to_device(memory[8:40], torch.device("cuda", 0))
+    sent = transfer.to_device(memory[8:40], torch.device("cuda", 0))
     memory.fill_(9)
     assert sent.cpu().tolist() == [9] * 32, "the device reads the memory itself, once it comes to it"
     assert fake_cuda.host_waits_seen == ["copy to the host"]

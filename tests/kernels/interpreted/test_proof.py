@@ -252,7 +252,7 @@ def test_workers_prove_nothing(device: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def test_doctor_says_who_makes_batches(device: pytest.MonkeyPatch) -> None:
-    device.setattr("torch_sink.image.core.state.default_device", lambda: "cuda")
+    device.setattr("torch_sink.image.core.settings.default_device", lambda: "cuda")
     device.setattr(STAGE_KERNELS[torch.float32], "prove", lambda device: Verdict(True))
     found = doctor._check_stages()
     assert (found.state, found.detail.partition(";")[0]) == ("ok", "kernels make batches")

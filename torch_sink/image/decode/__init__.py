@@ -12,7 +12,8 @@ from PIL import Image
 
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.fallback import executing
-from torch_sink.image.core.state import available_device, default_device, to_device
+from torch_sink.image.core.settings import available_device, default_device
+from torch_sink.image.core.transfer import to_device
 from torch_sink.image.decode.providers import check_provider, decode_sources
 from torch_sink.image.decode.source import EncodedSource, PixelSource, encoded_source, read_file
 

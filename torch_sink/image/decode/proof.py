@@ -13,7 +13,7 @@ from PIL import Image
 
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.proof import Proof
-from torch_sink.image.core.state import to_host
+from torch_sink.image.core.transfer import to_host
 from torch_sink.image.decode.source import Box, EncodedSource, encoded_source
 
 _SIZE = 67, 45  # pixels: no side is a multiple of an MCU's

@@ -12,7 +12,7 @@ import torch
 
 from torch_sink.common import usable_cores
 from torch_sink.errors import DecodeError
-from torch_sink.image.core.state import default_device
+from torch_sink.image.core.settings import default_device
 from torch_sink.image.decode.proof import JPEG_KERNELS
 from torch_sink.image.decode.source import Box, Decoded, EncodedSource, PixelSource
 

@@ -14,7 +14,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from torch_sink.damage.report import BrokenFile, current_policy
 from torch_sink.damage.samples import note_pixels
 from torch_sink.errors import DecodeError
-from torch_sink.image.core import state, uses
+from torch_sink.image.core import settings, uses
 from torch_sink.image.decode.jpeg_header import JpegHeader, read_jpeg_header
 
 
@@ -108,7 +108,7 @@ def is_worth_keeping(source: Source, pixel_bytes: int) -> bool:
     """
     if not isinstance(source, (EncodedSource, PixelSource)):
         return False
-    if state.makes_pixels_here():
+    if settings.makes_pixels_here():
         return True
     held = len(source.data) if isinstance(source, EncodedSource) else math.prod(source.size) * len(source.mode)
     return pixel_bytes <= held

@@ -26,7 +26,7 @@ from torch_sink.damage.loaders import PLACEHOLDER_SIZE, open_in_stream
 from torch_sink.damage.report import BrokenFile
 from torch_sink.damage.samples import is_reading_stream
 from torch_sink.errors import DecodeError
-from torch_sink.image.core import state, uses
+from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, is_executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.decode import proof
@@ -90,7 +90,7 @@ class LazyJpegImageFile(LazyPixels, JpegImageFile):
         if stays(protocol):
             self.__class__ = JpegImageFile  # type: ignore[assignment]
             return self.__reduce_ex__(protocol)
-        if state.sends_pixels():
+        if settings.sends_pixels():
             with executing():
                 self._load()
         return copyreg._reconstructor, (JpegImageFile, object, None), self.__getstate__()  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from torch_sink.errors import DecodeError
-from torch_sink.image.core import state, uses
+from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, is_executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, replay
 from torch_sink.image.decode.source import (
@@ -246,7 +246,7 @@ class LazyImage(LazyPixels, metaclass=_StockType):
         if stays(protocol):
             self.__class__ = Image.Image  # type: ignore[assignment]
             return self.__reduce_ex__(protocol)
-        if self.is_recording and not state.sends_pixels():
+        if self.is_recording and not settings.sends_pixels():
             source, ops = self.recipe()
             uses.note_batch()
             fields = self.__dict__

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from torch_sink.errors import DecodeError
-from torch_sink.image.core import state, uses
+from torch_sink.image.core import settings, uses
 from torch_sink.image.core.fallback import executing, ledger
 from torch_sink.image.core.ops import VALUE_CALLS, replay
 from torch_sink.image.decode.source import EncodedSource, PixelSource, is_worth_keeping
@@ -94,7 +94,7 @@ def _keep_tensor(handle: Any) -> None:
     if not isinstance(source, (EncodedSource, PixelSource)):
         return
     with contextlib.suppress(DecodeError), executing():
-        if state.makes_pixels_here():
+        if settings.makes_pixels_here():
             handle.materialize()
             ledger.note_kept()
             return

@@ -12,7 +12,7 @@ import torch
 from torchvision import tv_tensors
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
-from torch_sink.image.core import state, uses
+from torch_sink.image.core import settings, uses
 from torch_sink.image.core.arguments import is_scaled_bytes
 from torch_sink.image.core.fallback import executing, ledger, report_fallback
 from torch_sink.image.core.ops import Op, Recorder, replay
@@ -192,7 +192,7 @@ class _Handle(Lazy):
         return self.image_class(self.lazy_source, ops, (width, height), "RGB" if channels == 3 else "L")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if stays(protocol) or not self.is_recording or state.sends_pixels():
+        if stays(protocol) or not self.is_recording or settings.sends_pixels():
             return self.materialize().__reduce_ex__(protocol)
         uses.note_batch()
         return unpickled, (self.lazy_class, self.lazy_source, self.lazy_ops, tuple(self.lazy_shape), self.lazy_dtype)

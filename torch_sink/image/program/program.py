@@ -17,7 +17,7 @@ import torch
 from torch_sink.damage.report import BrokenFile
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.ops import Op
-from torch_sink.image.core.state import default_device
+from torch_sink.image.core.settings import default_device
 from torch_sink.image.decode.jpeg_tables import JpegPlan
 from torch_sink.image.decode.providers import candidates
 from torch_sink.image.decode.source import FinishedSource

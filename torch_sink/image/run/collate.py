@@ -11,8 +11,7 @@ from torch.utils.data._utils.collate import collate_tensor_fn
 from torchvision.tv_tensors import _torch_function_helpers as return_types
 
 from torch_sink.errors import DecodeError
-from torch_sink.image.core import state as backend_state
-from torch_sink.image.core import uses
+from torch_sink.image.core import settings, uses
 from torch_sink.image.decode.source import BrokenSource, FinishedSource
 from torch_sink.image.handles.tensor import HANDLES, RECORDED, LazyTVImage, finished_handle, recorded
 from torch_sink.image.program.block import collated_tensor
@@ -34,7 +33,7 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
     """
     if not all(map(isinstance, handles, itertools.repeat(torch.Tensor))):
         return collate_tensor_fn(handles)
-    active = backend_state.settled()
+    active = settings.settled()
     at_once = active is None or active.executes_at_once
     items = [_packable(item, at_once) for item in handles]
     shape, dtype = items[0].lazy_shape, items[0].lazy_dtype
@@ -101,7 +100,7 @@ def _batch_of_one(image: Any, dim: Any = None) -> Any:
 
 
 def _is_made_at_once() -> bool:
-    return backend_state.makes_pixels_here()
+    return settings.makes_pixels_here()
 
 
 _recorded_to = RECORDED[torch.Tensor.to]

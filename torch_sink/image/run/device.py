@@ -14,7 +14,7 @@ import torch
 
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.ops import replay
-from torch_sink.image.core.state import host_buffer, send, to_device, to_host_later
+from torch_sink.image.core.transfer import host_buffer, to_device, to_host_later, transfer
 from torch_sink.image.decode.providers import decode_sources, kernels_decode
 from torch_sink.image.decode.source import Box, Decoded
 from torch_sink.image.program.program import Made, Program, Wanted, survivors
@@ -177,7 +177,7 @@ def run_launches(
     entries = count + program.made_entries + 1
     first_tile = -(-((last - begin) // _INT32_BYTES + entries) // _ALIGNED_VALUES) * _ALIGNED_VALUES
     values = torch.empty(first_tile + TILE_COLUMNS * program.launches[-1].end, dtype=torch.int32, device=device)
-    send(given, values.narrow(0, 0, len(given)))
+    transfer(given, values.narrow(0, 0, len(given)))
 
     def there(name: str, values_each: int = 1) -> torch.Tensor:
         first, count, columns = program.arrays[name]

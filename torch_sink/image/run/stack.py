@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_sink.errors import DecodeError
-from torch_sink.image.core import state as backend_state
+from torch_sink.image.core import settings
 from torch_sink.image.core.fallback import executing, report_fallback
 from torch_sink.image.handles.lazy import without_memory
 from torch_sink.image.handles.names import named_as, stays
@@ -29,7 +29,7 @@ class _Images:
 
     def __init__(self, handles: list[LazyTensor], batch: LazyBatch | None = None) -> None:
         self.handles, self.batch = handles, batch
-        active = backend_state.settled()
+        active = settings.settled()
         self._destination, self._interpreted = (active.device, active.interpreted) if active else ("cpu", False)
         self.values: torch.Tensor | None = None  # [images, C, H, W]
 
@@ -198,7 +198,7 @@ def _cat_channels(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
 
 def _stack_of(images: Sequence[Any]) -> LazyStack | None:
     """A stack of recorded images, or None where they are made at once, or are not all recorded and alike."""
-    active = backend_state.settled()
+    active = settings.settled()
     if active is None or active.executes_at_once:
         return None
     kind = {(item.shape, item.dtype) for item in images}

@@ -11,7 +11,7 @@ import torch
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.fallback import executing
 from torch_sink.image.core.ops import Op, replay
-from torch_sink.image.core.state import send
+from torch_sink.image.core.transfer import transfer
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
 from torch_sink.image.program.program import Made, Program, Wanted, survivors
 
@@ -50,7 +50,7 @@ def make_for_device(program: Program, wanted: Wanted) -> Made:
     on_host = wanted._replace(device=torch.device("cpu"), dtype=wanted.dtype_of_result(program), out=None)
     made = make_in_stock_code(program, on_host)
     result = wanted.result(program, len(made.tensor))
-    send(made.tensor, result)
+    transfer(made.tensor, result)
     return made._replace(tensor=result)
 
 

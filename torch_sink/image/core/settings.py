@@ -1,20 +1,15 @@
-"""The settings of the backend, which travel to every worker; which device there is, and copies to it and from it.
-
-Copies go through pinned memory, in the order of a stream, and the host need not wait. Tensors on the host name it as
-their device: scripts may have set another default.
-"""
+"""The settings of the backend, which travel to every worker, and the devices of this machine."""
 
 from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 
 
-class State(NamedTuple):
+class Settings(NamedTuple):
     """Settings of the active "device" backend.
 
     Attributes:
@@ -39,10 +34,10 @@ class State(NamedTuple):
 
 # `torch_sink.set_image_backend`, which stands in for torchvision's; its module imports the table of stand-ins.
 set_backend: Callable[..., None]
-active: State | None = None  # the settings of this process; None while the backend is off
+active: Settings | None = None  # the settings of this process; None while the backend is off
 
 
-def settled() -> State | None:
+def settled() -> Settings | None:
     """The active settings with the device known: a process that is being started may not ask for it yet."""
     global active
     if active is not None and not active.device:
@@ -98,62 +93,3 @@ def sends_pixels() -> bool:
     """True in a child process on a machine without a device: what it sends elsewhere has its pixels made before."""
     is_child = multiprocessing.parent_process() is not None
     return is_child and (active is None or active.executes_at_once)
-
-
-# --- copies between host and device
-
-
-def pins(device: torch.device) -> bool:
-    """True where copies to and from `device` can go on while the host does something else."""
-    return device.type not in ("cpu", "meta")
-
-
-def host_buffer(shape: int | torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """New memory on the host for what comes from `device` or goes there; pinned unless that is the host itself."""
-    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=pins(device))
-
-
-def to_device(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The values on `device`, copied in the order of its current stream; they themselves where that is the host."""
-    on_host = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
-    if not pins(device) or on_host.device.type != "cpu":
-        return on_host.to(device)
-    return on_host.pin_memory().to(device, non_blocking=True)
-
-
-def send(values: torch.Tensor, room: torch.Tensor) -> None:
-    """Writes values of the host to `room`, in the order of the current stream of its device."""
-    is_pinned = pins(room.device)
-    room.copy_(values.pin_memory() if is_pinned else values, non_blocking=is_pinned)
-
-
-def to_host(values: torch.Tensor) -> torch.Tensor:
-    """The values on the host, once they are there; the wait is for them alone, and no fault where waits are faults."""
-    return to_host_later(values)()
-
-
-def _end_of_work(device: torch.device) -> Any:
-    """An event behind what the current stream of a device was given so far; a thread sleeps while it waits for it."""
-    if device.type == "cuda":
-        # torch.Event takes `blocking`, too, and spins all the same.
-        arrived = torch.cuda.Event(blocking=True)
-        arrived.record(torch.cuda.current_stream(device))
-        return arrived
-    event = torch.Event(device)
-    event.record(torch.accelerator.current_stream(device))
-    return event
-
-
-def to_host_later(values: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Sends values to the host. Returns what waits for them alone, whatever is launched meanwhile, and gives them."""
-    if values.device.type == "cpu":
-        return lambda: values
-    on_host = host_buffer(values.shape, values.dtype, values.device)
-    on_host.copy_(values, non_blocking=True)
-    arrived = _end_of_work(values.device)
-
-    def arrive() -> torch.Tensor:
-        arrived.synchronize()  # host sync
-        return on_host
-
-    return arrive
