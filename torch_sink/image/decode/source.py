@@ -42,7 +42,11 @@ class EncodedSource(NamedTuple):
             DecodeError: the scan of the file is damaged.
         """
         try:
-            return self.open().convert(self.mode)
+            image = self.open()
+            if image.mode != self.mode:
+                return image.convert(self.mode)
+            image.load()
+            return image._new(image.im)  # as its copy, of the same memory
         except (OSError, SyntaxError, ValueError) as error:
             raise DecodeError(self.path, -1, str(error)) from error
 

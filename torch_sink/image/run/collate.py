@@ -17,7 +17,7 @@ from torch_sink.image.handles.tensor import HANDLES, RECORDED, LazyTVImage, fini
 from torch_sink.image.program.block import collated_tensor
 from torch_sink.image.program.launches import make_program
 from torch_sink.image.run.batch import LazyBatch, parsed_to
-from torch_sink.image.run.stock import decoded_once, run_image_on_cpu
+from torch_sink.image.run.stock import decoded_once, run_on_cpu
 
 
 def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
@@ -54,13 +54,13 @@ def collate_handles(handles: Sequence[Any]) -> torch.Tensor:
         uses.note_batch()
         out = collated_tensor(full_shape, dtype)
         try:
-            for row, (item, (source, ops)) in enumerate(zip(items, decoded_once(items), strict=True)):
-                run_image_on_cpu(source, ops, out[row])
+            run_on_cpu(decoded_once(items), out)
+        except DecodeError:
+            pass  # whoever uses the batch decides what becomes of a damaged image
+        else:
+            for item in items:
                 item.lazy_was_collated = True
             return out
-        except DecodeError:
-            # Whoever uses the batch decides what becomes of a damaged image.
-            pass
     return lazy_batch(items, "cpu") if active is None else lazy_batch(items, active.device, active.interpreted)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.fallback import executing
-from torch_sink.image.core.ops import Op, replay
+from torch_sink.image.core.ops import STOCK, VALUE_CALLS, Op, replay
 from torch_sink.image.core.transfer import transfer
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
 from torch_sink.image.program.program import Made, Program, Wanted, survivors
@@ -23,21 +23,21 @@ def make_in_stock_code(program: Program, wanted: Wanted) -> Made:
         DecodeError: as `survivors` says.
     """
     results, calls = [_try_decode(source) for source in program.packed.sources()], program.packed.calls()
-    images = [results[at] for at in program.packed.entry_of_image]
-    errors = {row: image for row, image in enumerate(images) if isinstance(image, DecodeError)}
-    shown, broken_files = survivors(errors, len(images), len(program.mixes), wanted.on_decode_error)
-    rows = list(range(len(images))) if shown is None else shown
+    work: list[tuple[Any, tuple[Op, ...]]] = [
+        (results[at], ops) for at, ops in zip(program.packed.entry_of_image, calls, strict=True)
+    ]
+    errors = {row: image for row, (image, _) in enumerate(work) if isinstance(image, DecodeError)}
+    shown, broken_files = survivors(errors, len(work), len(program.mixes), wanted.on_decode_error)
+    rows = list(range(len(work))) if shown is None else shown
     result = wanted.result(program, len(rows))
     if program.mixes:
-        whole = torch.zeros(program.shape, dtype=program.dtype, device="cpu")
-        for row, image in enumerate(images):
-            if not isinstance(image, DecodeError):
-                run_image_on_cpu(image, calls[row], whole[row])
+        whole = torch.empty(program.shape, dtype=program.dtype, device="cpu")
+        missing: Any = FinishedSource(torch.zeros_like(whole[0])), ()
+        run_on_cpu([missing if row in errors else each for row, each in enumerate(work)], whole)
         mixed = replay(whole, program.mixes)
         result.copy_(mixed if shown is None else mixed[rows])
     else:
-        for place, row in enumerate(rows):
-            run_image_on_cpu(images[row], calls[row], result[place])  # type: ignore[arg-type]
+        run_on_cpu([work[row] for row in rows], result)
     return Made(result, shown, broken_files)
 
 
@@ -64,25 +64,66 @@ def _try_decode(source: Source) -> Source | DecodeError:
         return error
 
 
-def run_image_on_cpu(source: Source, ops: tuple[Op, ...], target: torch.Tensor) -> None:
-    """Makes one image of a batch.
+# What is made of images at a time stays in the cache of a core.
+_BYTES_AT_ONCE = 1 << 20
+
+
+def run_on_cpu(images: Iterable[tuple[Source, tuple[Op, ...]]], out: torch.Tensor) -> None:
+    """Makes the images of a batch. The calls of one value each that come last are made of many images at once.
 
     Args:
-        source: where its pixels come from.
-        ops: calls recorded on it.
-        target: [C, H, W], written to.
+        images: of each, where its pixels come from, and the calls recorded on it.
+        out: [N, C, H, W], written to.
 
     Raises:
-        DecodeError: the file is damaged.
+        DecodeError: a file is damaged.
     """
+    most = max(1, _BYTES_AT_ONCE // (out.shape[1:].numel() * out.itemsize))
+
+    def alike(each: tuple[int, tuple[Any, tuple[Op, ...]]]) -> tuple[Any, ...]:
+        row, (pixels, last_calls) = each
+        return last_calls, getattr(pixels, "dtype", None), row // most
+
     with executing():
-        if target.dtype == torch.float32 and [op.name for op in ops[-2:]] == ["to_tensor", "v1.normalize"]:
-            # The arithmetic of these calls on the same values, without their three temporary tensors.
-            torch.div(replay(source.decode(), (*ops[:-2], Op("pil_to_tensor"))), 255, out=target)
-            mean, std = (torch.tensor(each, dtype=target.dtype, device="cpu") for each in ops[-1].args)
-            target.sub_(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1))
-        else:
-            target.copy_(replay(source.decode(), ops))
+        begin = 0
+        for (last_calls, *_), group in itertools.groupby(enumerate(itertools.starmap(_begun, images)), alike):
+            pixels = [each for _, (each, _) in group]
+            end = begin + len(pixels)
+            _finish(pixels, last_calls, out[begin:end])
+            begin = end
+
+
+def _begun(source: Source, ops: tuple[Op, ...]) -> tuple[Any, tuple[Op, ...]]:
+    """(image or tensor behind the other calls, last calls)."""
+    count = len(ops)
+    while count and ops[count - 1].name in VALUE_CALLS:
+        count -= 1
+    return replay(source.decode(), ops[:count]), ops[count:]
+
+
+def _finish(pixels: list[Any], last_calls: tuple[Op, ...], target: torch.Tensor) -> None:
+    """Writes what the last calls make of images, or of tensors of one dtype, to `target` [N, C, H, W]."""
+    values = _stacked(pixels, target)
+    for op in last_calls:
+        if op.name == "to_tensor":
+            is_own = target.dtype == torch.float32
+            values = torch.div(values, 255, out=target) if is_own else values.to(torch.float32).div_(255)
+        elif op.name.endswith(".normalize"):
+            values = STOCK[op.name](values, *op.args, True)  # in place
+        elif op.name not in ("pil_to_tensor", "to_image"):
+            values = STOCK[op.name](values, *op.args)
+    if values is not target:
+        target.copy_(values)
+
+
+def _stacked(pixels: list[Any], target: torch.Tensor) -> torch.Tensor:
+    """Images or tensors as new memory, of the shape of `target`."""
+    if isinstance(pixels[0], torch.Tensor):
+        return torch.stack(pixels)
+    count, channels, height, width = target.shape
+    data = bytearray().join([image.tobytes() for image in pixels])
+    rows = torch.frombuffer(data, dtype=torch.uint8).view(count, height, width, channels)
+    return rows.permute(0, 3, 1, 2).contiguous()
 
 
 def decoded_once(images: Sequence[Any]) -> list[tuple[Source, tuple[Op, ...]]]:

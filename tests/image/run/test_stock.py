@@ -1,0 +1,125 @@
+"""Batches that a machine without a device makes itself: stock code's bits, and the last calls once for many images."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import default_collate
+from torchvision import transforms as v1
+from torchvision.datasets.folder import default_loader
+from torchvision.transforms import v2
+
+import torch_sink
+from image.cases import array_opener, encoded
+from image.check import assert_same_bits
+
+_STATISTICS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+_SCALED = v2.ToDtype(torch.float32, scale=True)
+Transform = Callable[[Any], Any]
+
+
+def _sometimes(*transforms: Transform) -> Transform:
+    return v1.RandomApply(transforms, p=0.5)
+
+
+def _by_arithmetic(image: Any) -> Any:
+    return (v1.functional.pil_to_tensor(image).float() / 255 - 0.45) / 0.225 * 1.7
+
+
+@pytest.fixture(autouse=True)
+def _without_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+TAILS: dict[str, Transform] = {
+    "ToTensor": v1.ToTensor(),
+    "PILToTensor": v1.PILToTensor(),
+    "Normalize": v1.Compose([v1.ToTensor(), v1.Normalize(*_STATISTICS)]),
+    "Normalize in place": v1.Compose([v1.ToTensor(), v1.Normalize(*_STATISTICS, inplace=True)]),
+    "Normalize sometimes": v1.Compose([v1.ToTensor(), _sometimes(v1.Normalize(*_STATISTICS))]),
+    "ConvertImageDtype": v1.Compose([v1.PILToTensor(), v1.ConvertImageDtype(torch.float32), v1.Normalize(0.5, 0.2)]),
+    "half precision": v1.Compose([v1.ToTensor(), v1.ConvertImageDtype(torch.float16)]),
+    "v2": v2.Compose([v2.ToImage(), _SCALED, v2.Normalize(*_STATISTICS)]),
+    "v2, unscaled": v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32), v2.Normalize([127.0] * 3, [60.0] * 3)]),
+    "v2, tensors flipped": v2.Compose([v2.ToImage(), v2.RandomHorizontalFlip(), _SCALED, v2.Normalize(*_STATISTICS)]),
+    "v2, floats flipped": v2.Compose([v2.ToImage(), _SCALED, v2.RandomHorizontalFlip(), v2.Normalize(*_STATISTICS)]),
+    "arithmetic": _by_arithmetic,
+    "read by other code": v1.Compose([v1.ToTensor(), _sometimes(v1.Lambda(torch.clone)), v1.Normalize(*_STATISTICS)]),
+}
+HEADS: dict[str, list[Transform]] = {
+    "eval": [],
+    "train": [v1.RandomCrop(24, padding=4), v1.RandomHorizontalFlip()],
+    "gray": [v1.RandomGrayscale(0.5)],
+}
+
+
+def _batch(images: Iterable[Any], transform: Transform) -> torch.Tensor:
+    torch.manual_seed(5)
+    batch: torch.Tensor = default_collate([transform(image) for image in images])
+    assert type(batch) is torch.Tensor
+    return batch
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("tail", TAILS)
+def test_a_batch_has_stock_codes_bits(head: str, tail: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_sink.image.run.stock._BYTES_AT_ONCE", 20_000)  # several parts of a batch
+    transform = v1.Compose([*HEADS[head], TAILS[tail]])
+    images = [array_opener(28, 30, seed)() for seed in range(6)]
+    expected, state = _batch(images, transform), torch.get_rng_state()
+    with torch_sink.image_backend("device", device="cpu"):
+        actual = _batch(images, transform)
+    assert_same_bits(actual, expected)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_gray_images_files_and_tensors_in_one_batch(tmp_path: Path) -> None:
+    path = tmp_path / "image.jpg"
+    path.write_bytes(encoded(28, 30, 1))
+    convert, normalize = v1.Compose([v1.Grayscale(), v1.ToTensor()]), v1.Normalize(0.1307, 0.3081)
+    arrays = [array_opener(28, 30, seed)() for seed in range(3)]
+
+    def batch() -> torch.Tensor:
+        images = [*arrays, default_loader(path), *[image.convert("L") for image in arrays], default_loader(path)]
+        finished = normalize(torch.ones(1, 30, 28))
+        return default_collate([finished, *[normalize(convert(image)) for image in images], finished])
+
+    expected = batch()
+    with torch_sink.image_backend("device", device="cpu"):
+        assert_same_bits(batch(), expected)
+
+
+class _Counting(TorchDispatchMode):
+    """How many operators of torch run inside."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("tail", ["Normalize", "v2"])
+def test_small_images_are_converted_and_normalized_together(tail: str) -> None:
+    images = [array_opener(32, 32, seed)() for seed in range(64)]
+    with torch_sink.image_backend("device", device="cpu"):
+        handles = [TAILS[tail](image) for image in images]
+        with _Counting() as counting:
+            default_collate(handles)
+    assert counting.count < len(images)
+
+
+def test_bits_on_a_processor_without_vectors() -> None:
+    """These calls make each value of one value, rounded as IEEE 754 says, wherever it lies."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "test_a_batch_has"]
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stdout
