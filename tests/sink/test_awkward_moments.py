@@ -157,7 +157,7 @@ def test_a_generator_s_cleanup_that_raises_does_not_keep_the_rest_open(monkeypat
     loader = SinkLoader(generate)
     next(iter(loader))
     closed: list[str] = []
-    monkeypatch.setattr(loader._source, "close", lambda: closed.append("source"))
+    monkeypatch.setattr(loader._opener, "close", lambda: closed.append("source"))
     monkeypatch.setattr(loader._slots, "close", lambda: closed.append("slots"))
     with pytest.raises(LookupError, match="in the cleanup"):
         loader.close()
@@ -219,7 +219,7 @@ def test_the_thread_that_pins_memory_is_woken(monkeypatch: pytest.MonkeyPatch) -
     """By a message, for which no thread is started; torch's own looks up every 5 seconds."""
     with SinkLoader(DataLoader(Faulty(), batch_size=4, num_workers=2, persistent_workers=True)) as loader:
         list(loader)
-        iterator = loader._source.guard.iterator
+        iterator = loader._opener.guard.iterator
         got: list[Any] = []
         pinning = threading.Thread(target=lambda: got.append(iterator._worker_result_queue.get()))
         pinning.start()

@@ -19,10 +19,11 @@ from sink.test_faults import read_until_error, wait_until_received
 from torch_sink.errors import SinkError, SinkTimeout
 from torch_sink.sink import SinkLoader, workers
 from torch_sink.sink import producer as thread_producer
+from torch_sink.sink.openers import Opener
+from torch_sink.sink.passes import Item, Pass
 from torch_sink.sink.position import PassStart
 from torch_sink.sink.producer import ThreadProducer
 from torch_sink.sink.slots import ImageFormat, Slots
-from torch_sink.sink.source import Item, Pass, Source
 
 
 class Faulty(Dataset):
@@ -153,7 +154,7 @@ def test_after_the_thread_that_pins_memory_ended_persistent_workers_are_new_ones
     with SinkLoader(DataLoader(Faulty(), batch_size=4, collate_fn=collate, **options)) as loader:
         error = read_until_error(loader)[1]
         assert re.search("Pin memory thread exited|the thread that pins memory has ended", str(error))
-        start = loader._source.next_start(1)
+        start = loader._opener.next_start(1)
         assert not start.kept_workers
         assert start.worker_generators == start.generators
 
@@ -241,9 +242,14 @@ def test_a_death_that_shows_late_is_still_named(monkeypatch: pytest.MonkeyPatch)
     watch.stop()
 
 
-class DeadSource(Source):
+class GuardOfTheDead:
+    """Of workers that nothing brings to an end."""
+
     def has_dead_worker(self) -> bool:
         return True
+
+    def free_reader(self, is_free: Callable[[], bool], seconds: float) -> None:
+        pass
 
 
 def test_a_death_that_never_shows_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +257,9 @@ def test_a_death_that_never_shows_ends_the_wait(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(thread_producer, "DEAD_WORKER_SECONDS", 0.2)
     producer = ThreadProducer(Slots(1, ImageFormat(torch.device("cpu"))))
     monkeypatch.setattr(producer, "free_slots", list)
-    producer.submit(Pass(DeadSource([]), PassStart(0), iter([])))
+    opener = Opener([])
+    opener.guard = GuardOfTheDead()  # type: ignore[assignment]
+    producer.submit(Pass(opener, PassStart(0), iter([])))
     with pytest.raises(SinkError, match="a data worker died"):
         producer.take(timeout_seconds=60)
     producer.close()
@@ -311,7 +319,7 @@ def test_a_pass_that_is_given_up_drops_nothing_more() -> None:
     def cancelled() -> None:
         raise workers.PassCancelled
 
-    given_up = Pass(Source([]), PassStart(0), iter(cancelled, 0), drop=9)
+    given_up = Pass(Opener([]), PassStart(0), iter(cancelled, 0), drop=9)
     with pytest.raises(workers.PassCancelled):
         given_up.receive()
     assert given_up.drop == 8

@@ -13,13 +13,13 @@ from torch_sink.common import reference
 from torch_sink.common.arguments import explains_other_names, loader_places
 from torch_sink.common.integrations import is_lightning_s_check, warn_if_unsharded
 from torch_sink.errors import SinkError
-from torch_sink.sink.batches import Batches
 from torch_sink.sink.lifetime import Life
-from torch_sink.sink.options import check_arguments, make_slots, open_source, resolve_device
+from torch_sink.sink.options import check_arguments, make_slots, resolve_device
 from torch_sink.sink.producer import Producer, ThreadProducer
 from torch_sink.sink.slots import ImageFormat
+from torch_sink.sink.source import open_source
 from torch_sink.sink.stats import QueueStats
-from torch_sink.sink.traversal import Traversal
+from torch_sink.sink.traversal import Batches, Traversal
 from torch_sink.thread_waits import here, host_sync_allowed
 
 
@@ -92,21 +92,21 @@ class SinkLoader:
     ) -> None:
         check_arguments(batches_per_epoch, slots, max_bytes, timeout_seconds)
         self._form = ImageFormat(resolve_device(device), dtype, memory_format, on_decode_error)
-        self._source = open_source(loader)
-        self._source.policy = on_decode_error
-        self._slots = make_slots(self._form, slots, max_bytes, self._source.pins_batches)
-        self._slots.share(self._source.make_slabs)
-        threads = self._source.runs_in_thread
-        self._producer = ThreadProducer(self._slots, self._source.has_workers) if threads else Producer(self._slots)
-        self._traversal = Traversal(self._source, self._producer, timeout_seconds)
+        source = open_source(loader, on_decode_error)
+        self._opener = opener = source.opener
+        self._slots = make_slots(self._form, slots, max_bytes, opener.pins_batches)
+        self._slots.share(opener.make_slabs)
+        in_thread = opener.runs_in_thread
+        self._producer = ThreadProducer(self._slots, opener.has_workers) if in_thread else Producer(self._slots)
+        self._traversal = Traversal(source, self._producer, timeout_seconds)
         self._batches_per_epoch = batches_per_epoch
         self._is_checked = False
-        self._life = Life(self, self._producer, self._source, self._slots)
+        self._life = Life(self, self._producer, opener, self._slots)
 
     @property
     def loader(self) -> Any:
         """The wrapped loader."""
-        return self._source.loader
+        return self._opener.loader
 
     @property
     def batches_per_epoch(self) -> int | None:
@@ -172,16 +172,16 @@ class SinkLoader:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"SinkLoader has no attribute {name!r}")
-        return getattr(self._source.loader, name)
+        return getattr(self._opener.loader, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """What the wrapped loader has and this one has not is set there: Lightning sets `worker_init_fn`."""
-        source = vars(self).get("_source")
-        if source is None or name.startswith("_") or hasattr(type(self), name) or not hasattr(source.loader, name):
+        opener = vars(self).get("_opener")
+        if opener is None or name.startswith("_") or hasattr(type(self), name) or not hasattr(opener.loader, name):
             super().__setattr__(name, value)
         else:
-            setattr(source.loader, name, value)
-            source.renew()
+            setattr(opener.loader, name, value)
+            opener.renew()
 
     def __iter__(self) -> Iterator[Any]:
         if is_lightning_s_check(sys._getframe(1)):
@@ -271,7 +271,7 @@ class SinkLoader:
         if self._life.ended is not None:
             raise SinkError(self._life.ended)
         with host_sync_allowed() if here.watches and not here.allowances else contextlib.nullcontext():
-            return self._traversal.position.state_dict(self._source)
+            return self._traversal.state_dict()
 
     @host_sync_allowed()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -287,18 +287,18 @@ class SinkLoader:
     @host_sync_allowed()
     def wait_for_loader(self) -> bool:
         """Ends thread and workers and lets go of the loader, but keeps slots and slabs; whether it can start over."""
-        if self._life.ended is not None or not self._source.can_start_over:
+        if self._life.ended is not None or not self._traversal.source.resuming.can_start_over:
             return False
         self._traversal.start_over()
-        self._source.close()
+        self._opener.close()
         self._slots.start_over()
-        self._waiting_for, self._source.loader = reference(self._source.loader), None
+        self._waiting_for, self._opener.loader = reference(self._opener.loader), None
         return True
 
     def start_over(self) -> bool:
         """After `wait_for_loader`: it is as when it was made, unless its loader is gone or was changed meanwhile."""
-        self._source.loader = self._waiting_for()
-        return self._life.ended is None and self._source.is_as_it_was()
+        self._opener.loader = self._waiting_for()
+        return self._life.ended is None and self._opener.is_as_it_was()
 
     def close(self) -> None:
         """Stops thread and workers, within 5 s. Idempotent; the loader cannot be iterated afterwards."""

@@ -1,21 +1,12 @@
-"""Checks the arguments of a SinkLoader, and finds what fits them: a source for the loader, slots for the device."""
+"""Checks the arguments of a SinkLoader, and finds the device and the slots that fit them."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
-
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from torch_sink.common.integrations import without_fabric
 from torch_sink.sink.device import DeviceOps
-from torch_sink.sink.loaders import DataLoaderSource
 from torch_sink.sink.ring import DeviceRing
 from torch_sink.sink.slots import ImageFormat, Slots
-from torch_sink.sink.source import FactorySource, Source
-from torch_sink.sink.stateful import StatefulSource
 
 DEFAULT_SLOTS = 3
 
@@ -77,41 +68,3 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
             "Give device='cpu', or None for what this machine has."
         )
     return torch.device("cuda", torch.cuda.current_device() if wanted.index is None else wanted.index)
-
-
-def open_source(loader: Any) -> Source:
-    """The source that fits `loader`.
-
-    Raises:
-        TypeError: neither iterable nor callable, a dataset of samples, a class, or a dict of loaders.
-    """
-    loader = without_fabric(loader)
-    if isinstance(loader, DataLoader):
-        iterates = type(loader).__iter__
-        if iterates is DataLoader.__iter__:
-            return DataLoaderSource(loader)
-        if iterates.__module__.startswith("torchdata."):
-            return StatefulSource(loader)
-        # Others make iterators in their own way (Accelerate's, timm's): as any iterable.
-    is_map_style = hasattr(type(loader), "__getitem__") and not isinstance(loader, Iterable)  # as torch's Datasets are
-    if is_map_style or (isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)):
-        raise TypeError(
-            f"{type(loader).__name__} gives samples, not batches: this is a Dataset; wrap it in a "
-            "DataLoader(dataset, batch_size=...)"
-        )
-    if isinstance(loader, type) and not issubclass(loader, Iterator):
-        raise TypeError(f"loader is the class {loader.__name__}; pass an instance: {loader.__name__}(...)")
-    if isinstance(loader, Mapping):
-        raise TypeError(f"loader is a {type(loader).__name__}; pass one of its values, or make a SinkLoader of each")
-    if isinstance(loader, (str, os.PathLike)):
-        raise TypeError(
-            f"loader is a path, {os.fspath(loader)!r}; pass batches, such as a "
-            "DataLoader(datasets.ImageFolder(path, transform), batch_size=...)"
-        )
-    if isinstance(loader, Iterable):
-        return Source(loader)
-    if callable(loader):
-        return FactorySource(loader)
-    raise TypeError(
-        f"loader must be an iterable of batches or a function that returns an iterator, got {type(loader).__name__}"
-    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from torch_sink.common.random_state import RandomState, as_bytes, as_tensor, as_tensors, global_random_state
+from torch_sink.common.random_state import RandomState, as_bytes, as_tensor, as_tensors
 
 FORMAT_VERSION = 1
 COUNTS = ("epoch", "batch_in_epoch", "batches", "pass_number", "batch_in_pass")
@@ -31,18 +32,6 @@ class ResumePoint(NamedTuple):
     worker_states: dict[int, RandomState]  # after their last consumed batch
     random_state: RandomState  # of the global generators at the checkpoint (batches made in this process)
     loader_state: Any
-
-
-class Resumable(Protocol):
-    """What a position has to know of its source."""
-
-    has_workers: bool
-
-    def next_start(self, number: int) -> PassStart:
-        """How pass `number` would begin if it began now."""
-
-    def described(self) -> dict[str, Any]:
-        """What is saved of the source itself."""
 
 
 @dataclass
@@ -74,15 +63,13 @@ class Position:
         self.epoch += 1
         self.batch_in_epoch = 0
 
-    def state_dict(self, source: Resumable) -> dict[str, Any]:
+    def saved(self, start: PassStart, random_state: RandomState) -> dict[str, Any]:
         """Numbers, strings and uint8 tensors, which `torch.load(weights_only=True)` reads; see `read_state`.
 
-        Where no pass is under way, the state is that of the next one. The state of the global generators is part of it
-        where batches draw from them.
+        Args:
+            start: of the pass under way, or of the next one where none is.
+            random_state: of the global generators, where batches draw from them.
         """
-        if self.resume is not None:
-            return self.loaded_state
-        start = self.start or source.next_start(self.pass_number)
         return {
             "version": FORMAT_VERSION,
             **{name: getattr(self, name) for name in COUNTS},
@@ -92,14 +79,13 @@ class Position:
             "pass_random_state": as_tensor(start.random_state),
             "kept_workers": start.kept_workers,
             "worker_states": dict(zip(self.worker_states, as_tensors(self.worker_states.values()), strict=True)),
-            "random_state": as_tensor(b"" if source.has_workers else global_random_state()),
+            "random_state": as_tensor(random_state),
             "loader_state": self.loader_state,
-            **source.described(),
         }
 
 
 def read_state(state: dict[str, Any]) -> Position:
-    """The position that `Position.state_dict` has written: the next pass is entered there.
+    """The position that `Position.saved` has written: the next pass is entered there.
 
     Raises:
         ValueError: the dictionary was not written by `SinkLoader.state_dict`.
@@ -131,17 +117,24 @@ def read_state(state: dict[str, Any]) -> Position:
     return position
 
 
-def check_sampling(state: dict[str, Any], now: dict[str, Any]) -> None:
-    """Compares what a position in the middle of a pass refers to with what the loader has now.
+def check_resumed(state: dict[str, Any], now: dict[str, Any]) -> None:
+    """Compares what a state says of its loader with what the loader has now; warns of another number of workers.
 
     Raises:
-        ValueError: they differ, so samples would be lost or come twice.
+        ValueError: a pass is cut into other batches than that of the state, so samples would be lost or come twice.
     """
-    then, now = ({name: one[name] for name in ("samples", "batch_size")} for one in (state, now))
-    if state["batch_in_pass"] and then != now and None not in (*then.values(), *now.values()):
+    then, here = ({name: one[name] for name in ("samples", "batch_size")} for one in (state, now))
+    if state["batch_in_pass"] and then != here and None not in (*then.values(), *here.values()):
         raise ValueError(
             f"the state is that of a pass over {then['samples']} samples in batches of {then['batch_size']}, after "
-            f"batch {state['batch_in_pass']}; this loader has {now['samples']} samples in batches of "
-            f"{now['batch_size']}, so samples would be lost or come twice. Use the dataset and the batch size of that "
+            f"batch {state['batch_in_pass']}; this loader has {here['samples']} samples in batches of "
+            f"{here['batch_size']}, so samples would be lost or come twice. Use the dataset and the batch size of that "
             "run, or a state that was taken at the end of a pass."
+        )
+    if state["num_workers"] != now["num_workers"]:
+        warnings.warn(
+            f"the state was taken with num_workers={state['num_workers']}, this loader has {now['num_workers']}: "
+            "samples of a map-style dataset come in the same order, but the workers' random draws differ. Use the same "
+            "number of workers for an exact resume.",
+            stacklevel=4,
         )

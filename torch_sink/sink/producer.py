@@ -11,8 +11,9 @@ from typing import Any
 
 from torch_sink.common.containers import tensor_bytes
 from torch_sink.errors import SinkError, SinkTimeout
+from torch_sink.sink.openers import stop_workers_under
+from torch_sink.sink.passes import Item, Pass
 from torch_sink.sink.slots import Slots
-from torch_sink.sink.source import Item, Pass
 from torch_sink.sink.stats import StatsRecorder
 from torch_sink.sink.workers import PassCancelled
 
@@ -111,7 +112,7 @@ class Producer:
         self.drop()
         self.held = None  # only now: a thread that still runs would fill the slot while its batch is read
         if current is not None:
-            current.source.stop_workers(current.batches)
+            stop_workers_under(current.batches)
             current.stop()
 
 
@@ -186,14 +187,15 @@ class ThreadProducer(Producer):
                     f"no batch within timeout_seconds={timeout_seconds:g}; {self.stats.recent(0, now - asked)}. "
                     "Look at the dataset for what blocks, use more workers, or raise timeout_seconds."
                 )
-            if current is None or not current.source.has_dead_worker():
+            guard = None if current is None else current.opener.guard
+            if guard is None or not guard.has_dead_worker():
                 dead_since = None
             elif dead_since is None:
                 dead_since = now
             elif now - dead_since > DEAD_WORKER_SECONDS:
                 if was_freed:
                     raise SinkError("a data worker died, and the wait for its batch could not be ended otherwise")
-                current.source.free_reader(self._is_outside, FREE_READER_SECONDS)
+                guard.free_reader(self._is_outside, FREE_READER_SECONDS)
                 if not self._leaves_source(0.5):
                     raise SinkError("a data worker died in the middle of a message and its reader could not be freed")
                 dead_since, was_freed = None, True
@@ -214,11 +216,12 @@ class ThreadProducer(Producer):
         with self.changed:
             current, self.current = self.current, None
             self.changed.notify_all()
-        if current is not None:
-            current.source.cancel()
+        guard = None if current is None else current.opener.guard
+        if guard is not None:
+            guard.is_cancelled = True
         # Also when an interrupted call has cancelled the pass already.
-        if not self._leaves_source(JOIN_SECONDS) and current is not None and self.is_reading:
-            current.source.free_reader(self._is_outside, FREE_READER_SECONDS)
+        if not self._leaves_source(JOIN_SECONDS) and guard is not None and self.is_reading:
+            guard.free_reader(self._is_outside, FREE_READER_SECONDS)
         with self.changed:
             self.ready.clear()
             self.is_asked = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,9 +11,13 @@ from torch_sink.common.random_state import RandomState, global_random_state, set
 from torch_sink.damage.loaders import end_pass
 from torch_sink.damage.report import add_to_report
 from torch_sink.errors import SinkError, add_hints, add_note
-from torch_sink.sink.position import Position, check_sampling, read_state
+from torch_sink.sink.lifetime import Life
+from torch_sink.sink.passes import Item, Pass
+from torch_sink.sink.position import Position, check_resumed, read_state
 from torch_sink.sink.producer import Producer
-from torch_sink.sink.source import Item, Pass, Source
+from torch_sink.sink.slots import Slots
+from torch_sink.sink.source import Source
+from torch_sink.thread_waits import here, host_sync_allowed
 
 
 class Traversal:
@@ -81,12 +84,14 @@ class Traversal:
                 if self.given_back is not None:
                     item, self.given_back = self.given_back, None
                     break
-                if self.source.crosses_passes or not self.passes:
+                if self.source.resuming.crosses_passes or not self.passes:
                     self._keep_ahead()
                 item = self.producer.take(self.timeout_seconds)
                 if item.slot >= 0:
                     break
-                self._take_end_or_error(item)
+                if item.error is not None:
+                    self._fail(item)
+                self._end_pass(item)
         except (StopIteration, SinkError):
             self.was_interrupted = False
             raise
@@ -97,8 +102,6 @@ class Traversal:
         position.batch_in_epoch += 1
         position.batches += 1
         self._note(item)
-        if item.loss is not None:
-            self._lose(item)
         self.was_interrupted = False
         return item
 
@@ -119,15 +122,6 @@ class Traversal:
         self.is_handed_out = False
         raise StopIteration
 
-    def _take_end_or_error(self, item: Item) -> None:
-        if item.error is not None:
-            self._fail(item)
-        self._end_pass(item)
-        if self.length is None:
-            if not self.is_rest:
-                self._end_epoch()
-            self.position.next_epoch()  # the rest was empty: this epoch is the next one
-
     def restart(self) -> None:
         """Drops the rest of the epoch and of the pass."""
         self.iterations += 1
@@ -140,7 +134,7 @@ class Traversal:
             self.source.rewind(ahead)
             self.position.start = None
         elif has_begun:
-            self.position.next_pass(self.source.keeps_workers)
+            self.position.next_pass(self.source.opener.keeps_workers)
         self.position.batch_in_epoch = 0
         self.was_interrupted = self.is_loaded = self.is_handed_out = False
 
@@ -151,20 +145,18 @@ class Traversal:
         self.producer.start_over()
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and what it takes to go on from it."""
-        return self.position.state_dict(self.source)
+        """The position, and what it takes to go on from it; where no pass is under way, from the next one."""
+        position, source = self.position, self.source
+        if position.resume is not None:
+            return position.loaded_state
+        start = position.start or source.resuming.next_start(position.pass_number)
+        random_state = b"" if source.opener.has_workers else global_random_state()
+        return {**position.saved(start, random_state), **source.described()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to the position of `state`; the source follows at the next `begin_epoch`."""
         position = read_state(state)
-        check_sampling(state, self.source.described())
-        if state["num_workers"] != self.source.num_workers:
-            warnings.warn(
-                f"the state was taken with num_workers={state['num_workers']}, this loader has "
-                f"{self.source.num_workers}: samples of a map-style dataset come in the same order, but the workers' "
-                "random draws differ. Use the same number of workers for an exact resume.",
-                stacklevel=3,
-            )
+        check_resumed(state, self.source.described())
         self.restart()
         self.position, self.is_loaded = position, True
 
@@ -172,10 +164,10 @@ class Traversal:
     def rehearsing(self) -> Iterator[None]:
         """Inside, batches may be consumed; afterwards position, generators and global draws are as before."""
         source, is_loaded = self.source, self.is_loaded
-        if isinstance(source.loader, Iterator):
+        if isinstance(source.opener.loader, Iterator):
             raise ValueError("a generator object can be traversed only once; pass the generator function, or a list")
         position = replace(self.position)
-        start, draws = source.next_start(position.pass_number), global_random_state()
+        start, draws = source.resuming.next_start(position.pass_number), global_random_state()
         state = self.state_dict() if self.passes or position.resume is not None else None
         try:
             yield
@@ -190,7 +182,7 @@ class Traversal:
             set_global_random_state(draws)
 
     def _note(self, item: Item) -> None:
-        """What a batch, an error or an end says about the source."""
+        """Applies what an item says about the source, and counts samples whose files are broken."""
         position = self.position
         position.batch_in_pass += item.left_out
         self.passes[0].left_out += item.left_out
@@ -199,11 +191,8 @@ class Traversal:
             position.worker_states = {**position.worker_states, **item.worker_states}
         if item.loader_state is not None:
             position.loader_state = item.loader_state
-
-    def _lose(self, item: Item) -> None:
-        """Counts samples of this pass whose files are broken, once: a batch may be given back and come again."""
-        loss, item.loss = item.loss, None
-        if loss is not None:
+        if item.loss is not None:
+            loss, item.loss = item.loss, None  # counted once: a batch may be given back and come again
             self.producer.stats.loss.add(loss)
             add_to_report(loss)
             self.passes[0].lost.add(loss)
@@ -219,13 +208,12 @@ class Traversal:
         self.was_interrupted = not isinstance(error, Exception)  # Ctrl-C while the batch was made here
         if item.is_lost and not self.was_interrupted:
             self._drop_passes()
-            self.source.forget_workers()
+            self.source.opener.forget_workers()
             position.next_pass(keeps_workers=False)
             position.batch_in_epoch = 0
         elif not self.was_interrupted:
             position.batch_in_pass += 1
             self._note(item)
-            self._lose(item)
             self.producer.submit(self.passes[0])
         add_hints(error)
         try:
@@ -258,7 +246,7 @@ class Traversal:
 
     def _reenter(self) -> None:
         """After Ctrl-C inside, or what a signal handler raised: goes on behind the batch that was consumed last."""
-        if self.source.can_reenter and self.passes:
+        if self.source.resuming.can_reenter and self.passes:
             if self.position.resume is None:
                 # Before anything is dropped: a second interrupt finds where to go on.
                 self.position = read_state(self.state_dict())
@@ -266,7 +254,6 @@ class Traversal:
 
     def _end_pass(self, item: Item) -> None:
         self._note(item)
-        self._lose(item)
         self.may_begin_ahead = True
         finished = self.passes.pop(0)
         finished.stop()
@@ -277,13 +264,17 @@ class Traversal:
         end_pass(finished.lost, is_empty)
         if is_empty:
             advice = "Give a loader with at least one batch; with drop_last=True it needs at least batch_size samples."
-            if isinstance(self.source.loader, Iterator):
+            if isinstance(self.source.opener.loader, Iterator):
                 advice = "A generator object can be traversed once only: pass the generator function, or a list."
-            name = type(self.source.loader).__name__
+            name = type(self.source.opener.loader).__name__
             raise ValueError(f"{name} gave no batch in pass {finished.start.number}. {advice}")
-        self.position.next_pass(self.source.keeps_workers)
+        self.position.next_pass(self.source.opener.keeps_workers)
         if self.passes:
             self.position.start = self.passes[0].start
+        if self.length is None:
+            if not self.is_rest:
+                self._end_epoch()
+            self.position.next_epoch()  # the rest was empty: this epoch is the next one
 
     def _drop_passes(self) -> None:
         self.given_back = None
@@ -294,5 +285,37 @@ class Traversal:
         if len(self.passes) > 1:
             self.source.rewind(self.passes[1].start)
         if self.passes:
-            self.source.leave(self.passes[0], self.position.batch_in_pass)
+            self.source.resuming.leave(self.passes[0], self.position.batch_in_pass)
         self.passes = []
+
+
+class Batches(Iterator[Any]):
+    """Iterates over one epoch; keeps its SinkLoader alive until the end.
+
+    After a training step the processor's caches hold little of what a fetch runs, so every call on the way costs a
+    microsecond: few are made here, in `Traversal.next_item` and in the producers.
+    """
+
+    def __init__(self, loader: Any, life: Life, traversal: Traversal, slots: Slots, iteration: int) -> None:
+        self.loader: Any = loader
+        self.iteration = iteration
+        self._life, self._traversal, self._slots = life, traversal, slots
+
+    def __next__(self) -> Any:
+        if self.loader is None:
+            raise StopIteration
+        if self._life.ended is not None:
+            raise SinkError(self._life.ended)
+        if here.watches and not here.allowances:
+            return self._next_unwatched()
+        try:
+            item = self._traversal.next_item(self.iteration)
+        except StopIteration:
+            self.loader = None
+            raise
+        return self._slots.open(item.slot, item.batch)
+
+    @host_sync_allowed()
+    def _next_unwatched(self) -> Any:
+        """Making batches is not what `no_host_sync()` looks at."""
+        return next(self)

@@ -368,7 +368,7 @@ for ending in sys.argv[1:]:
     batches = iter(loader)
     for _ in range(40):
         next(batches)
-    workers = [worker.pid for worker in loader._source.slab_writers]
+    workers = [worker.pid for worker in loader._opener.slab_writers]
     print(loader._slots.slabs.batches_received, os.getpid(), *workers, flush=True)
     exec(ending)
 """

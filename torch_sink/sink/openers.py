@@ -1,0 +1,256 @@
+"""How a pass over a wrapped loader is begun: by its own `iter`, or with worker processes that are watched."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from types import GeneratorType
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from torch_sink.common.random_state import RandomState, find_generators, generator_states
+from torch_sink.common.slab_writer import SlabCollate
+from torch_sink.common.slabs import Slabs
+from torch_sink.damage.loaders import give_partial_batches
+from torch_sink.damage.report import or_current, policy_of_thread
+from torch_sink.errors import add_hints
+from torch_sink.sink.position import PassStart
+from torch_sink.sink.snapshots import ReportingContext, SnapshotCollate, WorkerInit
+from torch_sink.sink.workers import WorkerGuard
+
+_CONTEXT = "_DataLoader__multiprocessing_context"
+_OF_THE_COPY = ("_iterator", "_get_iterator", "batch_sampler")
+
+# Workers of two loaders are not started at the same time: libraries that watch forks (filelock) refuse to fork while
+# another thread does.
+_starting = threading.RLock()
+
+
+class Opener:
+    """Begins passes over any iterable, or over what a function returns; the loader makes its iterators itself.
+
+    An iterable is read in the calling thread. A function is called once a pass, and its iterator is read in the
+    producer's thread, so that a wait for it can end with a timeout. Each batch is begun only when it is asked for: what
+    it draws from global generators comes in the plain loop's order.
+    """
+
+    guard: WorkerGuard | None = None  # of the workers of the latest iterator that was made here
+    has_workers = False  # worker processes that are watched make the batches, so a thread may ask for them ahead
+    keeps_workers = False  # workers, and their generators, go on to the next pass
+    pins_batches = False  # batches come in page-locked memory that nobody writes to again
+
+    def __init__(self, loader: Any, policy: str | None = None, *, is_function: bool = False) -> None:
+        self.loader = loader  # None while nobody uses it
+        self.policy = policy  # on broken files; None leaves it to the image backend
+        self.policy_of_iterators = policy  # the same for iterators that the loader makes itself
+        self.runs_in_thread = self._is_function = is_function  # a thread reads the batches
+        self.generators = find_generators(loader) if isinstance(loader, DataLoader) else []  # its samplers' too
+
+    def open(self) -> Iterator[Any]:
+        """A new iterator over the loader, made in the calling thread."""
+        with policy_of_thread(self.policy):
+            return iter(self.loader() if self._is_function else self.loader)
+
+    def next_start(self, number: int) -> PassStart:
+        """How pass `number` would begin if it began now."""
+        return PassStart(number, generator_states(self.generators))
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes of the loader; 0 when it has or knows none."""
+        return int(getattr(self.loader, "num_workers", 0) or 0)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the pass cannot go on: a worker died, or a result is lost."""
+        return self.guard is not None and self.guard.is_broken
+
+    def sampling(self) -> dict[str, Any]:
+        """How a pass is cut into batches; a position in it means nothing under another sampling. None: not known."""
+        return {"samples": None, "batch_size": None}
+
+    def make_slabs(self, batches: int) -> Slabs | None:
+        """Before the first pass: memory that workers write to, for `batches` beside those that they make ahead.
+
+        Returns:
+            What may be page-locked, because nobody but the ring copies from it.
+        """
+        return None
+
+    def renew(self) -> None:
+        """Makes the next pass go by an attribute of the loader that was set."""
+
+    def is_as_it_was(self) -> bool:
+        """Whether the loader is there and has the attributes that it had when the opener was made."""
+        return self.loader is not None
+
+    def end_pass(self, batches: Iterator[Any]) -> None:
+        """Stops the workers of a pass that do not go on to the next one, or cannot."""
+
+    def forget_workers(self) -> None:
+        """Stops workers that the loader keeps, or that are left of a lost pass: the next pass starts new ones."""
+
+    def close(self) -> None:
+        """Stops the workers of iterators that a DataLoader, or one inside of the loader, keeps for its next pass."""
+        for owner in (self.loader, *getattr(self.loader, "__dict__", {}).values()):
+            attributes = vars(owner) if isinstance(owner, DataLoader) else {}
+            for name, iterator in list(attributes.items()):
+                if hasattr(iterator, "_workers_status"):
+                    WorkerGuard(iterator).stop()
+                    attributes[name] = None
+
+
+class DataLoaderOpener(Opener):
+    """Begins passes over a DataLoader whose iterators are made here: its workers are guarded, and write to slabs.
+
+    What is put around the user's functions sits on a shallow copy; the user's own loader is not touched.
+    """
+
+    def __init__(self, loader: DataLoader[Any], policy: str | None, *, sends_states: bool = False) -> None:
+        super().__init__(loader, policy)
+        self.policy_of_iterators = None
+        self.has_workers = self.runs_in_thread = loader.num_workers > 0
+        self.keeps_workers = self.has_workers and loader.persistent_workers
+        self.pins_batches = self.has_workers and loader.pin_memory
+        self.is_map_style = not isinstance(loader.dataset, IterableDataset)
+        self.sends_states = sends_states  # workers send the state of the loader with each batch, as torchdata's do
+        self.sends_snapshots = False  # and those of their global generators
+        self.worker_generators: list[bytes] = []  # states of `generators` when the latest workers were started
+        self.slabs: Slabs | None = None  # written to by the workers of one iterator at a time
+        self.slab_writers: list[Any] = []
+        self._writing: Callable[[], Any] = lambda: None  # the iterator that these belong to
+        self._found = _attributes_of(loader)
+        self.prepare_workers({})
+        self.copy: Any = copy.copy(loader)
+        # Not through attribute assignment, which a DataLoader refuses after it was made.
+        vars(self.copy).update(_iterator=None, _get_iterator=functools.partial(_make_iterator, weakref.ref(self)))
+
+    def prepare_workers(self, snapshots: dict[int, RandomState], placeholders: int = 0) -> None:
+        """The workers that are started next go on from snapshots of generators, the first ones with an empty batch."""
+        self._snapshots, self._placeholders = snapshots, placeholders
+
+    def open(self) -> Iterator[Any]:
+        if self.is_broken:
+            self.forget_workers()
+        if self.guard is not None:
+            self.guard.is_cancelled = False
+        try:
+            with _starting:
+                return iter(self.copy)
+        except Exception as error:
+            add_hints(error)
+            raise
+
+    def make_iterator(self) -> Any:
+        """A new iterator of the copy, whose workers write to slabs and report what they cannot send."""
+        loader, made_with, policy = self.loader, vars(self.copy), or_current(self.policy)
+        self.worker_generators = generator_states(self.generators)
+        slabs = self._free_slabs()
+        if self.has_workers:
+            collate = loader.collate_fn if slabs is None else SlabCollate(loader.collate_fn, slabs)
+            made_with["collate_fn"] = SnapshotCollate(collate, self._placeholders) if self.sends_snapshots else collate
+            made_with["worker_init_fn"] = WorkerInit(loader.worker_init_fn, self._snapshots, policy)
+            context = vars(loader)[_CONTEXT]  # its setter takes torch's only
+            made_with[_CONTEXT] = ReportingContext(context, sends_states=self.sends_states)
+        with policy_of_thread(policy):
+            iterator = type(self.copy)._get_iterator(self.copy)
+        give_partial_batches(iterator, policy)
+        if self.has_workers:
+            self.guard = WorkerGuard(iterator)
+        if slabs is not None:
+            self.slab_writers, self._writing = getattr(iterator, "_workers", []), weakref.ref(iterator)
+        return iterator
+
+    def _free_slabs(self) -> Slabs | None:
+        """The slabs, when the workers of no iterator write to them, for as many workers as they are made for."""
+        slabs, writing = self.slabs, self._writing()
+        if slabs is None or self.copy.num_workers > slabs.workers:
+            return None
+        if writing is not None and not getattr(writing, "_shutdown", True):
+            return None
+        slabs.begin_generation(self.slab_writers)
+        return slabs
+
+    def next_start(self, number: int) -> PassStart:
+        states = generator_states(self.generators)
+        are_kept = self.keeps_workers and self.guard is not None and not self.is_broken
+        return PassStart(number, states, self.worker_generators if are_kept else states, kept_workers=are_kept)
+
+    def sampling(self) -> dict[str, Any]:
+        samples = None
+        if self.loader.batch_size is not None and self.is_map_style:
+            with contextlib.suppress(TypeError, NotImplementedError):
+                samples = len(self.loader.sampler)
+        return {"samples": samples, "batch_size": None if samples is None else self.loader.batch_size}
+
+    def make_slabs(self, batches: int) -> Slabs | None:
+        """Slabs for what each worker makes ahead, and for its part of the batches that are in use."""
+        workers, ahead = self.loader.num_workers, self.loader.prefetch_factor or 1
+        with contextlib.suppress(OSError):
+            self.slabs = Slabs(workers, ahead + -(-batches // workers)) if workers else None
+        return self.slabs
+
+    def renew(self) -> None:
+        news = {name: value for name, value in vars(self.loader).items() if name not in _OF_THE_COPY}
+        vars(self.copy).update(news)
+
+    def is_as_it_was(self) -> bool:
+        now = {} if self.loader is None else _attributes_of(self.loader)
+        return now.keys() == self._found.keys() and all(now[name] is self._found[name] for name in now)
+
+    def end_pass(self, batches: Iterator[Any]) -> None:
+        """Stops the workers that the loader does not keep for its next pass; all of them after a death."""
+        guard = self.guard
+        if guard is None or guard.iterator is not batches:
+            return  # those of the next pass run already
+        if guard.is_broken:
+            self.forget_workers()
+        elif not self.keeps_workers:
+            guard.stop()
+
+    def forget_workers(self) -> None:
+        if self.guard is not None:
+            self.guard.stop()
+        self.guard, self.copy._iterator = None, None
+
+    def close(self) -> None:
+        self.forget_workers()
+
+
+def _attributes_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The attributes by which a DataLoader makes its iterators, and the generators that it draws from."""
+    shown = {name: value for name, value in vars(loader).items() if not name.startswith("_") or name == _CONTEXT}
+    return shown | {f"generator {number}": one for number, one in enumerate(find_generators(loader))}
+
+
+def _make_iterator(opener_of: weakref.ref[DataLoaderOpener]) -> Any:
+    """Stands in for the copy's `_get_iterator`; holds the opener weakly, because a cycle would keep the workers."""
+    opener: Any = opener_of()
+    return opener.make_iterator()
+
+
+def stop_workers_under(batches: Any) -> None:
+    """Stops the workers of the DataLoader iterators that `batches` is or reads, at the end of all passes.
+
+    torch would wait 5 s for each worker of a generator that is dropped. Workers that a DataLoader keeps may be in use
+    elsewhere, and go on.
+    """
+    for iterator in _iterators_under(batches):
+        if not iterator._persistent_workers:
+            WorkerGuard(iterator).stop()
+
+
+def _iterators_under(batches: Any) -> list[Any]:
+    """The DataLoader iterators with workers that a generator is reading, or generators inside of it."""
+    if "_workers_status" in getattr(batches, "__dict__", {}):
+        return [batches]
+    if not isinstance(batches, GeneratorType) or batches.gi_running:
+        return []
+    # Its variables, and what its loops go over: Python 3.10 keeps these in the frame.
+    return [one for held in gc.get_referents(batches, batches.gi_frame) for one in _iterators_under(held)]

@@ -1,0 +1,293 @@
+"""Three ways to enter a pass in the middle: by index lists, by the loader's own state, by making batches again."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from torch_sink.common.random_state import (
+    find_private_generators,
+    generator_states,
+    global_random_state,
+    is_seeded,
+    set_generator_states,
+    set_global_random_state,
+)
+from torch_sink.sink.openers import DataLoaderOpener, Opener
+from torch_sink.sink.passes import IndexLists, Pass
+from torch_sink.sink.position import PassStart, ResumePoint
+
+Action = Callable[[], None]
+
+
+class Resuming:
+    """Begins the passes of an opener, and enters one behind the batches of it that were consumed."""
+
+    can_reenter = True  # a pass that an exception cut off in the middle is entered once more
+    can_start_over = True  # pass 0 can come a second time, as if the loader were wrapped anew
+
+    def __init__(self, opener: Opener) -> None:
+        self.opener = opener
+        self.generators = opener.generators  # whose states say how a pass begins
+        # The next pass may be begun before the consumer has seen the end of this one.
+        self.crosses_passes = opener.has_workers and is_seeded(opener.loader)
+
+    def next_start(self, number: int) -> PassStart:
+        """How pass `number` would begin if it began now."""
+        return self.opener.next_start(number)
+
+    def begin(self, number: int) -> Pass:
+        """Begins pass `number` at its first batch."""
+        return self._open(replace(self.next_start(number), random_state=global_random_state()))
+
+    def enter(self, resume: ResumePoint) -> Pass:
+        """Begins a pass behind its first `resume.skip` batches."""
+        raise NotImplementedError
+
+    def _open(self, start: PassStart) -> Pass:
+        return Pass(self.opener, start, self.opener.open())
+
+    def _go_back(self, start: PassStart) -> None:
+        """Puts the generators back to where they were when the workers of a pass were started, or else the pass."""
+        self.opener.forget_workers()
+        set_generator_states(self.generators, start.worker_generators or start.generators)
+        if start.random_state:
+            set_global_random_state(start.random_state)
+
+    def leave(self, left: Pass, consumed: int) -> None:
+        """Takes back what a pass drew ahead of the batches that were consumed of it."""
+
+    def not_covered(self) -> list[str]:
+        """What a resumed run could draw differently, in words."""
+        raise NotImplementedError
+
+
+class ByIndexLists(Resuming):
+    """Resumes a DataLoader that has a batch sampler: batches that were consumed are not loaded a second time.
+
+    The generators are put back to where they were when the pass began, the sampler's first index lists are skipped, and
+    each worker starts from the snapshot of its generators after its last batch that was consumed.
+    """
+
+    opener: DataLoaderOpener
+
+    def __init__(self, opener: DataLoaderOpener) -> None:
+        super().__init__(opener)
+        self.sampler = ResumableSampler(opener.loader.batch_sampler, opener.generators)
+        vars(opener.copy)["batch_sampler"] = self.sampler
+        opener.sends_snapshots = True
+
+    def enter(self, resume: ResumePoint) -> Pass:
+        # The global generators are left as the checkpoint (batches made here) or the caller (workers) had them.
+        opener, start, before = self.opener, resume.start, global_random_state()
+        self._go_back(start)
+        at_last_iter = self._at_last_iter(start)
+        if opener.has_workers:
+            # Out of order, a batch could overtake a placeholder and be dropped in its place.
+            placeholders = resume.skip % opener.num_workers if getattr(opener.loader, "in_order", True) else 0
+            opener.prepare_workers(resume.worker_states, placeholders)
+            self.sampler.arm(resume.skip, placeholders, at_last_iter)
+            opened = self._open(start, placeholders)
+            if start.random_state:
+                set_global_random_state(before)
+            return opened
+        put_back = (lambda: set_global_random_state(resume.random_state)) if resume.random_state else None
+        self.sampler.arm(resume.skip, 0, at_last_iter, after_skip=put_back)
+        opened = self._open(start)
+        if put_back is not None and not resume.skip:
+            put_back()
+        return opened
+
+    def _open(self, start: PassStart, drop: int = 0) -> Pass:
+        try:
+            batches = self.opener.open()
+        finally:
+            self.sampler.arm()
+            self.opener.prepare_workers({})
+        return Pass(self.opener, start, batches, drop=drop, lists=self.sampler.lists)
+
+    def _at_last_iter(self, start: PassStart) -> Action | None:
+        """Takes back the seed that starting workers drew, where in that pass those of the one before went on."""
+        if not start.kept_workers and start.generators == start.worker_generators:
+            return None
+        before = global_random_state()
+
+        def take_back() -> None:
+            set_generator_states(self.generators, start.generators)
+            set_global_random_state(before)
+
+        return take_back
+
+    def leave(self, left: Pass, consumed: int) -> None:
+        # What the sampler drew for batches that a plain loader would not have asked for yet.
+        if self.opener.has_workers and left.lists is not None:
+            left.lists.take_back(consumed + self.opener.num_workers * (self.opener.loader.prefetch_factor or 0))
+
+    def not_covered(self) -> list[str]:
+        return _draws_not_covered(self.opener.loader)
+
+
+class ByOwnState(Resuming):
+    """Resumes torchdata's StatefulDataLoader, of which each batch carries the state.
+
+    Without workers the loader's state lacks what its generators have drawn since, which the next pass depends on:
+    their states are added. With workers it lacks those of the workers' global generators: they travel with the batches
+    of a map-style dataset, as for a plain DataLoader.
+    """
+
+    opener: DataLoaderOpener
+    can_start_over = False  # its loader goes on where it stands
+
+    def __init__(self, opener: DataLoaderOpener) -> None:
+        super().__init__(opener)
+        self.crosses_passes = False
+        self.generators = [] if opener.has_workers else opener.generators
+        # A coarser state is followed by batches that are made again, which draws.
+        is_exact = getattr(opener.loader, "snapshot_every_n_steps", 1) == 1
+        opener.sends_snapshots = opener.has_workers and is_exact and opener.is_map_style
+
+    def next_start(self, number: int) -> PassStart:
+        return PassStart(number, generator_states(self.generators))
+
+    def enter(self, resume: ResumePoint) -> Pass:
+        opener, start = self.opener, resume.start
+        opener.forget_workers()
+        opener.prepare_workers(resume.worker_states if opener.sends_snapshots else {})
+        # What the sampler drew when the pass began, it draws again; then the global generators go on where the state
+        # was taken, or where the pass begins if it was taken between two.
+        set_generator_states(self.generators, start.generators)
+        if start.random_state and not opener.has_workers:
+            set_global_random_state(start.random_state)
+        if resume.loader_state is not None:
+            self._load(resume.loader_state, draws_again=len(start.generators) == len(self.generators))
+        if start.random_state and not resume.random_state:
+            set_global_random_state(start.random_state)
+        opened = self._open(start)
+        if resume.random_state and not opener.has_workers:
+            set_global_random_state(resume.random_state)
+        return opened
+
+    def _open(self, start: PassStart) -> Pass:
+        if self.opener.has_workers:
+            start = replace(start, random_state=b"")  # the global generators of this process make no batch
+        batches = self.opener.open()
+        self.opener.prepare_workers({})
+        return Pass(self.opener, start, batches, loader_state=self._state)
+
+    def _state(self) -> dict[str, Any]:
+        return {"loader": self.opener.copy.state_dict(), "generators": [one.get_state() for one in self.generators]}
+
+    def _load(self, state: dict[str, Any], *, draws_again: bool) -> None:
+        stateful = self.opener.copy
+        stateful.load_state_dict(state["loader"])
+        if self.opener.has_workers:
+            return
+        stateful.state_dict()  # makes the loader's iterator
+        iterator: Any = stateful._iterator
+        indices = iterator._sampler_iter
+        if isinstance(indices, itertools.islice):  # of a plain sampler, which would draw at the first batch
+            iterator._sampler_iter = itertools.chain(list(itertools.islice(indices, 1)), indices)
+        if hasattr(getattr(indices, "sampler_iter", indices), "load_state_dict") or not draws_again:
+            # torchdata's own samplers draw less when they are loaded than they had drawn when they were saved.
+            for generator, generator_state in zip(self.generators, state["generators"], strict=True):
+                generator.set_state(generator_state.cpu())
+
+    def not_covered(self) -> list[str]:
+        if self.opener.sends_snapshots or not self.opener.has_workers:
+            return ["the wrapped loader brings its own state; the resumed run is as exact as that state is"]
+        return ["the wrapped loader brings its own state, which does not hold the random generators of its workers"]
+
+
+class ByMakingAgain(Resuming):
+    """Resumes any loader: the pass is begun as it began then, and the batches that were consumed are dropped."""
+
+    def __init__(self, opener: Opener) -> None:
+        super().__init__(opener)
+        self.can_reenter = isinstance(opener, DataLoaderOpener)  # another iterator goes on behind an exception
+        self.can_start_over = not isinstance(opener.loader, Iterator)
+
+    def enter(self, resume: ResumePoint) -> Pass:
+        start, before = resume.start, global_random_state()
+        self._go_back(start)
+        opened = self._open(start)
+        if self.opener.has_workers:
+            opened.drop = resume.skip  # where they are received; the global generators are left as the caller had them
+            if start.random_state:
+                set_global_random_state(before)
+            return opened
+        for _ in range(resume.skip):
+            with contextlib.suppress(Exception):  # what they raise was raised before the checkpoint
+                next(opened.batches)
+        if resume.random_state:
+            set_global_random_state(resume.random_state)
+        return opened
+
+    def not_covered(self) -> list[str]:
+        opener, loader = self.opener, self.opener.loader
+        if not isinstance(opener, DataLoaderOpener):
+            return [
+                f"{type(loader).__name__} makes its batches itself: those that were consumed are made again and "
+                "dropped, and its own random generators are not recorded"
+            ]
+        why = "batch_size=None" if opener.is_map_style else "IterableDataset"
+        notes = [f"{why}: batches that were consumed are loaded again and dropped"]
+        if opener.keeps_workers:
+            notes.append("persistent workers of such a loader start a resumed pass with fresh random generators")
+        return _draws_not_covered(loader) + notes
+
+
+def _draws_not_covered(loader: Any) -> list[str]:
+    notes = []
+    if not is_seeded(loader):
+        notes.append("unseeded generator: later passes are shuffled and seeded by torch's global generator")
+    if not getattr(loader, "in_order", True):
+        notes.append("in_order=False: batches are counted, but which ones came is not known")
+    private = find_private_generators(loader.dataset)
+    if private:
+        notes.append(f"generators inside the dataset are not recorded: {', '.join(private)}")
+    return notes
+
+
+class ResumableSampler:
+    """The user's (batch) sampler; can skip the first index lists of its next traversal."""
+
+    def __init__(self, sampler: Any, generators: list[torch.Generator]) -> None:
+        self.sampler = sampler
+        self.generators = generators
+        self.lists = IndexLists(generators)  # of the latest traversal
+        self.arm()
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "sampler":
+            raise AttributeError(name)  # while it is being unpickled
+        return getattr(self.sampler, name)
+
+    def arm(
+        self, skip: int = 0, placeholders: int = 0, at_last_iter: Action | None = None, after_skip: Action | None = None
+    ) -> None:
+        """Prepares the next traversal. A new DataLoader iterator calls `iter` twice and uses the second one.
+
+        Args:
+            skip: index lists to draw and drop.
+            placeholders: empty index lists to give first, so that batch k goes to worker k mod W again.
+            at_last_iter: called before the traversal that will be used begins.
+            after_skip: called when the last index list was dropped.
+        """
+        self.skip, self.placeholders = skip, placeholders
+        self.at_last_iter, self.after_skip, self._iters = at_last_iter, after_skip, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self._iters += 1
+        if self.at_last_iter is not None and self._iters == 2:
+            self.at_last_iter()
+        lists = iter(self.sampler)  # as often as the plain loader does: a sampler may draw here
+        self.lists = IndexLists(self.generators)
+        return itertools.chain([[]] * self.placeholders, self.lists.read(lists, self.skip, self.after_skip))
