@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import secrets
 import shutil
@@ -89,6 +90,7 @@ class _Ledger:
         self._owner = 0  # the process that made the folder, and reports
         self._closes_at_exit = False
         self._places: dict[Row, int] = {}  # where the counts are in this child's file
+        self._text: Any = b""  # the file, mapped
         self.begin_in_child()
 
     def open(self, folder: str | None, strict: bool) -> str:
@@ -158,20 +160,21 @@ class _Ledger:
         """
         if not self.folder or self._owner == os.getpid():
             return
-        file = Path(self.folder, self._name)
         rows = {_HAS_RECORDED: int(self.has_recorded), _KEPT: self.kept, **self.counts}
+        if row is not None and row in self._places:
+            place = self._places[row]
+            self._text[place : place + 12] = b"%012d" % rows[row]
+            return
+        file = Path(self.folder, self._name)
         with contextlib.suppress(OSError):
-            if row is not None and row in self._places:
-                with open(file, "r+b", buffering=0) as opened:
-                    opened.seek(self._places[row])
-                    opened.write(b"%012d" % rows[row])
-                return
             text, places = b"", {}
             for known, count in rows.items():
                 places[known] = len(text)
                 text += b"%012d %s\n" % (count, json.dumps(known).encode())
             unfinished = file.with_name(f".{self._name}")
             unfinished.write_bytes(text)
+            with open(unfinished, "r+b") as opened:
+                self._text = mmap.mmap(opened.fileno(), 0)
             unfinished.replace(file)
             self._places = places
 

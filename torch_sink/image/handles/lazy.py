@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 _plain_call = torch._C.DisableTorchFunctionSubclass
 _raise_on_access = torch._C._set_storage_data_ptr_access_error_msg
 _swap_contents = torch._C._swap_tensor_impl
+_function_transforms = torch._C._functorch.peek_interpreter_stack
 _use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
 
 # What torch may ask of a lazy tensor without getting its values.
@@ -63,9 +64,15 @@ def _refusing(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-@contextmanager
-def _as_it_was_recorded() -> Iterator[None]:
+def _as_it_was_recorded() -> AbstractContextManager[None]:
     """Inside, modes in which somebody asks for the values do not change how they are made."""
+    has_modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack() or _function_transforms()
+    is_unusual = has_modes or torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu")
+    return _without_modes() if is_unusual else nullcontext()
+
+
+@contextmanager
+def _without_modes() -> Iterator[None]:
     of_functions = temporarily_clear_interpreter_stack()  # those of `torch.func`
     with of_functions, _disable_current_modes(), torch.inference_mode(False), torch.autocast("cpu", enabled=False):
         yield
@@ -145,10 +152,15 @@ class Lazy:
         return run_on_real(func, args, kwargs or {})
 
 
+_LEAVES = frozenset((int, float, bool, str, torch.dtype, torch.device, torch.Tensor))
+
+
 def run_on_real(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call with the real tensors of the lazy ones among its arguments."""
     held: dict[int, Lazy] = {}
-    for value in tree_leaves((args, kwargs)):
+    values = [*args, *kwargs.values()]
+    is_flat = all(value is None or type(value) in _LEAVES or isinstance(value, Lazy) for value in values)
+    for value in values if is_flat else tree_leaves(values):
         if isinstance(value, Lazy):
             value.note_use(func, (*args[1:], *kwargs.values()))
             real = value.materialize()
