@@ -74,7 +74,7 @@ def cases(openers: Sequence[Open], size: tuple[int, int], texts: Sequence[str]) 
     """(name, pipeline) of what stock torchvision can run on images of a size (height, width), as `--rows` says."""
     for row, trials in entries(size).items():
         for trial, (number, kind) in itertools.product(trials, enumerate(INPUT_KINDS)):
-            name = f"{row}{trial.label and f' ({trial.label})'}, {kind}"
+            name = f"{row}{trial[0].label and f' ({trial[0].label})'}, {kind}"
             chosen = ways(row, trial, number) if any(text in name for text in texts) else iter(())
             case = next(filter(functools.partial(works, openers[:8]), chosen), None)
             if case is not None:
@@ -83,17 +83,18 @@ def cases(openers: Sequence[Open], size: tuple[int, int], texts: Sequence[str]) 
 
 def ways(row: str, trial: Trial, number: int) -> Iterator[Case]:
     """A call among conversions, from the likeliest on."""
-    module, call = MODULES[row[:2]], trial.calls[number]
+    module, (example, calls) = MODULES[row[:2]], trial
+    call = calls[number]
     to_tensor = module.ToTensor() if module is v1 else module.ToImage()
     before = [[], [v1.PILToTensor() if module is v1 else to_tensor], [to_tensor]][number]
     before += [module.ToDtype(torch.float32, scale=True)] if number == 2 and module is v2 else []
-    if trial.form == "batch":
+    if example.form == "batch":
         yield Case(module.Compose([*before, _same]), Mixed(call))
         return
     call = functools.partial(_used, call) if ".functional." in row else call
     for after in ([to_tensor], [], [to_tensor, module.CenterCrop(CROP)], [module.CenterCrop(CROP)]):
         compose = module.Compose([*before, call, *after])
-        yield Case(functools.partial(_sample, compose, trial.form), default_collate)
+        yield Case(functools.partial(_sample, compose, example.form), default_collate)
 
 
 def _same(image: Any) -> Any:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import PIL.Image
 import torch
@@ -50,20 +49,8 @@ from torch_sink.image.stand_ins import around
 from torch_sink.image.steps import augment, containers, registry, values  # noqa: F401  they fill the registry
 from torch_sink.image.steps.draws import applies_at_random
 
-
-class Row(NamedTuple):
-    """One replaced place.
-
-    Attributes:
-        owner: a module, a class or a dict.
-        name: attribute or key.
-        make: stock object -> stand-in.
-    """
-
-    owner: Any
-    name: Any
-    make: Make
-
+# One replaced place: its owner (a module, a class or a dict), the attribute or key, and stock object -> stand-in.
+Row = tuple[Any, Any, Make]
 
 # Their stock code calls methods of Pillow's images.
 _THROUGH_METHODS = ("hflip", "vflip", "crop", "resize", "affine", "rotate", "perspective")
@@ -77,86 +64,86 @@ _CONVERSIONS = {
 
 def _rows() -> Iterator[Row]:
     """All rows, for the packages as they are installed and imported now."""
-    yield Row(torchvision, "set_image_backend", lambda stock: settings.set_backend)
-    yield Row(torchvision, "_image_backend", lambda stock: "device")
-    yield Row(folder, "pil_loader", around(pil_loader))
-    yield Row(PIL.Image.OPEN, "JPEG", lambda entry: (around(jpeg_factory)(entry[0]), *entry[1:]))
+    yield torchvision, "set_image_backend", lambda stock: settings.set_backend
+    yield torchvision, "_image_backend", lambda stock: "device"
+    yield folder, "pil_loader", around(pil_loader)
+    yield PIL.Image.OPEN, "JPEG", lambda entry: (around(jpeg_factory)(entry[0]), *entry[1:])
     for name, call in OPERATORS.items():
         if hasattr(torch.ops.image, name):  # as far as this build of torchvision has it; puts it where a row finds it
-            yield Row(torch.ops.image, name, functools.partial(Operator, call=call))
-    yield Row(tv_tensors, "wrap", around(stand_ins.wrap))
-    yield Row(tv_tensors.Image, "__new__", around(stand_ins.new_image))
-    yield Row(tv_tensors.Mask, "__new__", around(stand_ins.new_mask))
+            yield torch.ops.image, name, functools.partial(Operator, call=call)
+    yield tv_tensors, "wrap", around(stand_ins.wrap)
+    yield tv_tensors.Image, "__new__", around(stand_ins.new_image)
+    yield tv_tensors.Mask, "__new__", around(stand_ins.new_mask)
 
     for name in vars(_functional_pil):
         if f"pil.{name}" in RECORDERS:
-            yield Row(_functional_pil, name, stand_ins.on_image(f"pil.{name}"))
+            yield _functional_pil, name, stand_ins.on_image(f"pil.{name}")
         elif name in _THROUGH_METHODS:
-            yield Row(_functional_pil, name, stand_ins.through_methods)
+            yield _functional_pil, name, stand_ins.through_methods
     for name, function in vars(_functional_tensor).items():
         if inspect.isfunction(function) and function.__module__ == _functional_tensor.__name__ and name[0] != "_":
-            yield Row(_functional_tensor, name, stand_ins.tensor_kernel("v1", name))
-    yield Row(functional, "resized_crop", stand_ins.on_image("pil.resized_crop", by_methods=True))
+            yield _functional_tensor, name, stand_ins.tensor_kernel("v1", name)
+    yield functional, "resized_crop", stand_ins.on_image("pil.resized_crop", by_methods=True)
     for name, modules in _CONVERSIONS.items():
         for module in modules:
-            yield Row(module, name, stand_ins.on_image(f"functional.{name}"))
+            yield module, name, stand_ins.on_image(f"functional.{name}")
     make = stand_ins.on_tensor("convert_image_dtype", stand_ins.to_scaled_dtype, makes_pure=True)
     for module in (v2.functional, _misc):
-        yield Row(module, "convert_image_dtype", make)
+        yield module, "convert_image_dtype", make
     yield from _kernel_rows()
 
-    yield Row(transforms.Compose, "__call__", around(containers.compose_v1))
-    yield Row(v2.Compose, "forward", around(containers.compose_v2))
-    yield Row(transforms.RandomResizedCrop, "get_params", transform_methods.resized_crop_v1)
-    yield Row(v2.RandomResizedCrop, "make_params", transform_methods.resized_crop_v2)
+    yield transforms.Compose, "__call__", around(containers.compose_v1)
+    yield v2.Compose, "forward", around(containers.compose_v2)
+    yield transforms.RandomResizedCrop, "get_params", transform_methods.resized_crop_v1
+    yield v2.RandomResizedCrop, "make_params", transform_methods.resized_crop_v2
     for kind in (transforms.RandomHorizontalFlip, transforms.RandomVerticalFlip):
-        yield Row(kind, "forward", around(transform_methods.flip_v1))
+        yield kind, "forward", around(transform_methods.flip_v1)
     for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
-        yield Row(kind, "forward", around(containers.alone))
-    yield Row(functional, "get_dimensions", around(transform_methods.dimensions))
+        yield kind, "forward", around(containers.alone)
+    yield functional, "get_dimensions", around(transform_methods.dimensions)
     for module in (functional, _geometry):
-        yield Row(module, "_get_inverse_affine_matrix", transform_methods.inverse_matrix)
+        yield module, "_get_inverse_affine_matrix", transform_methods.inverse_matrix
     for module in (functional, _augment, _color, _geometry, _meta, _misc):
-        yield Row(module, "_log_api_usage_once", transform_methods.log_usage)
+        yield module, "_log_api_usage_once", transform_methods.log_usage
     for module in (v2_transform, _augment, _color, _geometry, _meta, _misc):
-        yield Row(module, "_get_kernel", around(transform_methods.get_kernel))
+        yield module, "_get_kernel", around(transform_methods.get_kernel)
     for kind in (autoaugment.AutoAugment, autoaugment.RandAugment, autoaugment.TrivialAugmentWide):
-        yield Row(kind, "_augmentation_space", transform_methods.augmentation_space)
+        yield kind, "_augmentation_space", transform_methods.augmentation_space
     for kind in (v2.RandAugment, v2.TrivialAugmentWide, v2.AutoAugment):
-        yield Row(kind, "_AUGMENTATION_SPACE", transform_methods.magnitudes)
+        yield kind, "_AUGMENTATION_SPACE", transform_methods.magnitudes
     base = v2_auto_augment._AutoAugmentBase
-    yield Row(base, "_flatten_and_extract_image_or_video", around(transform_methods.extract_image))
-    yield Row(base, "_unflatten_and_insert_image_or_video", around(transform_methods.insert_image))
-    yield Row(transforms.ColorJitter, "forward", around(transform_methods.jitter_v1))
-    yield Row(v2.ColorJitter, "transform", around(transform_methods.jitter_v2))
+    yield base, "_flatten_and_extract_image_or_video", around(transform_methods.extract_image)
+    yield base, "_unflatten_and_insert_image_or_video", around(transform_methods.insert_image)
+    yield transforms.ColorJitter, "forward", around(transform_methods.jitter_v1)
+    yield v2.ColorJitter, "transform", around(transform_methods.jitter_v2)
     for kind in (autoaugment.AugMix, v2.AugMix):
-        yield Row(kind, "forward", around(augmix.forward))
+        yield kind, "forward", around(augmix.forward)
     for kind in (v2.MixUp, v2.CutMix):
-        yield Row(kind, "transform", around(stand_ins.mix))
+        yield kind, "transform", around(stand_ins.mix)
     for module in (v2_auto_augment, v2_geometry, v2_utils):
-        yield Row(module, "_get_fill", around(transform_methods.get_fill))
-    yield Row(v2.ToDtype, "transform", around(transform_methods.to_dtype))
-    yield Row(v2_transform.Transform, "forward", transform_methods.forward(lambda transform: True))
-    yield Row(v2_transform._RandomApplyTransform, "forward", transform_methods.forward(applies_at_random))
+        yield module, "_get_fill", around(transform_methods.get_fill)
+    yield v2.ToDtype, "transform", around(transform_methods.to_dtype)
+    yield v2_transform.Transform, "forward", transform_methods.forward(lambda transform: True)
+    yield v2_transform._RandomApplyTransform, "forward", transform_methods.forward(applies_at_random)
 
-    yield from itertools.starmap(Row, below.PLACES)
-    yield Row(torch.jit, "script", around(_script))
+    yield from below.PLACES
+    yield torch.jit, "script", around(_script)
     for kind in HANDLES:
-        yield Row(collate.default_collate_fn_map, kind, around(lambda _, batch, **__: collate_handles(batch)))
-    yield Row(collate.default_collate_fn_map, torch.Tensor, around(stand_ins.collate_tensors))
-    yield Row(_DatasetKind, "create_fetcher", loaders.create_fetcher)
-    yield Row(dataloader._BaseDataLoaderIter, "__init__", _begin_iterator)
-    yield Row(dataloader._BaseDataLoaderIter, "__next__", around(loaders.next_with_hints))
+        yield collate.default_collate_fn_map, kind, around(lambda _, batch, **__: collate_handles(batch))
+    yield collate.default_collate_fn_map, torch.Tensor, around(stand_ins.collate_tensors)
+    yield _DatasetKind, "create_fetcher", loaders.create_fetcher
+    yield dataloader._BaseDataLoaderIter, "__init__", _begin_iterator
+    yield dataloader._BaseDataLoaderIter, "__next__", around(loaders.next_with_hints)
     # torch's and torchdata's, where they start data workers; the latter, and timm, where they are imported.
     for name in WORKER_LOOPS:
         if name in sys.modules:
-            yield Row(sys.modules[name], "_worker_loop", PreparedWorker)
+            yield sys.modules[name], "_worker_loop", PreparedWorker
     if "timm.data.auto_augment" in sys.modules:  # Pillow's modules, as timm's augmentations see them
         module = sys.modules["timm.data.auto_augment"]
-        yield Row(module, "ImageEnhance", stand_ins.image_enhance)
-        yield Row(module, "ImageOps", stand_ins.image_ops)
+        yield module, "ImageEnhance", stand_ins.image_enhance
+        yield module, "ImageOps", stand_ins.image_ops
     if damage.current_policy() != "raise":
-        yield Row(PIL.Image, "open", around(or_placeholder))
+        yield PIL.Image, "open", around(or_placeholder)
 
 
 def _kernel_rows() -> Iterator[Row]:
@@ -164,12 +151,12 @@ def _kernel_rows() -> Iterator[Row]:
     for function, kernels in _KERNEL_REGISTRY.items():
         name = function.__name__
         if PIL.Image.Image in kernels and not name.startswith("get_"):
-            yield Row(kernels, PIL.Image.Image, stand_ins.pillow_kernel(name))
+            yield kernels, PIL.Image.Image, stand_ins.pillow_kernel(name)
         for kind, stock_type in ((LazyTensor, torch.Tensor), (LazyTVImage, tv_tensors.Image)):
             if stock_type in kernels:
-                yield Row(kernels, kind, stand_ins.handle_kernel(name, function))
+                yield kernels, kind, stand_ins.handle_kernel(name, function)
         if name in EACH_ALONE:
-            yield Row(kernels, LazyStack, stand_ins.handle_kernel(name, kernels[torch.Tensor]))
+            yield kernels, LazyStack, stand_ins.handle_kernel(name, kernels[torch.Tensor])
 
 
 def _script(stock: Callable[..., Any], obj: Any, optimize: Any = None, _frames_up: int = 0, **kwargs: Any) -> Any:
@@ -288,13 +275,13 @@ def install(wanted: Settings) -> None:
 
 
 def _fill_places() -> None:
-    for row in _rows():
-        if _patches.replaces(row.owner, row.name):
+    for owner, name, make in _rows():
+        if _patches.replaces(owner, name):
             continue
-        is_missing = read(row.owner, row.name) is MISSING and not isinstance(row.owner, dict)
-        if is_missing and not hasattr(row.owner, row.name):
-            raise unknown_releases(f"{row.owner.__name__}.{row.name} does not exist")
-        _patches.replace(*row)
+        is_missing = read(owner, name) is MISSING and not isinstance(owner, dict)
+        if is_missing and not hasattr(owner, name):
+            raise unknown_releases(f"{owner.__name__}.{name} does not exist")
+        _patches.replace(owner, name, make)
 
 
 def _fill_new_places() -> None:

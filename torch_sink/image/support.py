@@ -25,7 +25,7 @@ from torchvision.transforms import v2
 from torch_sink.errors import SinkError
 from torch_sink.image.backend import image_backend
 from torch_sink.image.core import settings
-from torch_sink.image.core.examples import MANY_DRAWS, Arguments, Example, Sample, interpolations, sample
+from torch_sink.image.core.examples import MANY_DRAWS, Arguments, Example, interpolations, sample
 from torch_sink.image.core.fallback import ledger
 from torch_sink.image.handles.image import LazyImage, lazy_image
 from torch_sink.image.handles.tensor import HANDLES
@@ -72,7 +72,7 @@ def _read(image: Any) -> Any:
     return image
 
 
-def _other_transforms(module: ModuleType, size: tuple[int, int]) -> dict[str, list[Sample]]:
+def _other_transforms(module: ModuleType, size: tuple[int, int]) -> dict[str, list[Example]]:
     """{class name: ways to construct it} for `torchvision.transforms` or `torchvision.transforms.v2`."""
     values = 3 * size[0] * size[1]
     linear = [sample(torch.eye(values), torch.zeros(values))] if values <= _LARGEST_MATRIX else []
@@ -117,13 +117,8 @@ _OTHER_FUNCTIONALS = (
 _ALIASES = {"horizontal_flip": "hflip", "vertical_flip": "vflip", "elastic": "elastic_transform"}
 
 
-class Trial(NamedTuple):
-    """One way to call a transform or functional; all but `calls` is as in `Sample`."""
-
-    label: str
-    calls: Sequence[Callable[..., Any]]  # for each of `INPUT_KINDS`
-    draws: int = 1
-    form: str = "image"
+# A way to call a transform or functional, and what calls it so, for each of `INPUT_KINDS`.
+Trial = tuple[Example, Sequence[Callable[..., Any]]]
 
 
 def support_table() -> list[SupportRow]:
@@ -174,13 +169,12 @@ def functional_names(module: ModuleType) -> list[str]:
 
 def transform_trials(family: str, module: ModuleType, size: tuple[int, int] = _SIZE) -> dict[str, list[Trial]]:
     """{class: the ways to construct it that are tried, the usual one first}."""
-    ways: dict[str, Sequence[Sample]] = dict(_other_transforms(module, size))
+    ways: dict[str, Sequence[Example]] = dict(_other_transforms(module, size))
     for operation in operations():
         ways.update(operation.transforms)
     return {
         name: [
-            Trial(way.label, [getattr(module, name)(*way.args, **way.kwargs)] * len(INPUT_KINDS), way.draws, way.form)
-            for way in each
+            (example, [getattr(module, name)(*example.args, **example.kwargs)] * len(INPUT_KINDS)) for example in each
         ]
         for name, each in ways.items()
         if hasattr(module, name)
@@ -200,24 +194,24 @@ def functional_trials(family: str, module: ModuleType, size: tuple[int, int] = _
                 found.setdefault((example.name, example.label), [call] * len(INPUT_KINDS))[at] = call
     trials: dict[str, list[Trial]] = {}
     for (name, label), calls in found.items():
-        trials.setdefault(name, []).append(Trial(label if name in trials else "", calls))
+        trials.setdefault(name, []).append((Example(name, label=label if name in trials else ""), calls))
     return {**trials, **{alias: trials[name] for alias, name in _ALIASES.items()}}
 
 
 def _row(label: str, trials: list[Trial]) -> SupportRow:
     if not trials:
         return SupportRow(label, NOT_TRIED, NOT_TRIED)
-    usual, *others = (try_it(label[:2], trial) for trial in trials)
+    usual, *others = (try_it(label[:2], *trial) for trial in trials)
     on_pillow, on_uint8, on_float = usual
     on_tensor = on_float if on_uint8 == REFUSED else on_uint8
     notes = [f"{kind}: {way}" for kind, way in zip(INPUT_KINDS[1:], usual[1:], strict=True) if way != on_tensor]
     variants: dict[str, list[str]] = {}  # what is to be said about calls with other arguments: their labels
-    for trial, ways in zip(trials[1:], others, strict=True):
+    for (example, _), ways in zip(trials[1:], others, strict=True):
         for way in dict.fromkeys(ways):
             pairs = zip(INPUT_KINDS, ways, usual, strict=True)
             kinds = [kind for kind, own, other in pairs if own == way != other and {own, other} != {RECORDED, PASSES}]
             if kinds:
-                variants.setdefault(f"{way} on {_joined(kinds)}", []).append(trial.label)
+                variants.setdefault(f"{way} on {_joined(kinds)}", []).append(example.label)
     notes += [f"{', '.join(labels)}: {difference}" for difference, labels in variants.items()]
     return SupportRow(label, on_pillow, on_tensor, "; ".join(notes))
 
@@ -231,13 +225,13 @@ def _joined(kinds: list[str]) -> str:
 # --- trying
 
 
-def try_it(family: str, trial: Trial) -> list[str]:
+def try_it(family: str, example: Example, calls: Sequence[Callable[..., Any]]) -> list[str]:
     """How a call runs on each of `INPUT_KINDS`."""
     ways = []
-    for number, call in enumerate(trial.calls):
+    for number, call in enumerate(calls):
         torch.default_generator.manual_seed(0)  # the one that is put back; `torch.manual_seed` seeds the devices' too
         random.seed(0)
-        draws = [_try_once(call, sample_image(family, number), trial.form) for _ in range(trial.draws)]
+        draws = [_try_once(call, sample_image(family, number), example.form) for _ in range(example.draws)]
         ways.append(max(draws, key=_ORDER.index))
     return ways
 
@@ -260,7 +254,7 @@ def sample_image(family: str, number: int) -> Any:
 
 
 def arranged(image: Any, form: str) -> tuple[Any, ...]:
-    """The arguments of a transform that takes the image in the given form; see `Sample.form`."""
+    """The arguments of a transform that takes the image in the given form; see `Example.form`."""
     labels, size = torch.tensor([0, 1]), v2.functional.get_size(image)
     if form == "detection":
         boxes = tv_tensors.BoundingBoxes([[1, 2, 9, 12], [4, 3, 20, 14]], format="XYXY", canvas_size=size)  # type: ignore[arg-type, call-arg]

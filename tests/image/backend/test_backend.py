@@ -33,7 +33,7 @@ def switched_off() -> Iterator[None]:
 
 def places() -> list[tuple[Any, Any, Any]]:
     """What is stored at every place that the backend fills."""
-    return [(row.owner, row.name, read(row.owner, row.name)) for row in reroute._rows()]
+    return [(owner, name, read(owner, name)) for owner, name, _ in reroute._rows()]
 
 
 def assert_same_objects(before: list[tuple[Any, Any, Any]]) -> None:
@@ -72,7 +72,7 @@ def test_nested_switches() -> None:
 def test_a_place_that_does_not_exist_leaves_nothing_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a release of torchvision would do that torch_sink does not know."""
     before, rows = places(), list(reroute._rows())
-    unknown = reroute.Row(torchvision.transforms, "a_function_of_another_release", lambda stock: stock)
+    unknown = torchvision.transforms, "a_function_of_another_release", lambda stock: stock
     monkeypatch.setattr(reroute, "_rows", lambda: iter([*rows, unknown]))
     for _ in range(2):
         with pytest.raises(

@@ -103,7 +103,7 @@ def test_what_is_compiled_ahead_is_what_a_launch_looks_for(wanted: set[str]) -> 
 
 def launch_decoder() -> None:
     """Launches what decodes JPEG files, in every shape that a batch may choose."""
-    laid_out = lay_out_jpegs([case.source for case in cases()])
+    laid_out = lay_out_jpegs([source for source, _ in cases()])
     for shape in LANE_SHAPES:
         plan, _ = plan_jpegs(laid_out.files, laid_out.files.whole_images(), laid_out.chunks.add_array, shape)
         block, pixels = (torch.empty(size, dtype=torch.uint8, device=META) for size in (plan.size, plan.pixels_bytes))

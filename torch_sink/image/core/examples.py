@@ -19,14 +19,16 @@ STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class Example(NamedTuple):
-    """One call.
+    """One way to call a functional, or to construct a transform, that the tables of parity and support try.
 
     Attributes:
-        name: of torchvision's functional.
-        args: behind the image.
-        kwargs: of the functional.
+        name: of torchvision's functional; "" for a transform.
+        args: of the functional, behind the image, or of the constructor.
+        kwargs: the same.
         label: what is special about the arguments; empty for the usual ones, which come first.
         run: what takes the image, where no functional of torchvision does.
+        draws: how often to run a transform that depends on chance.
+        form: the image comes alone ("image"), in a dict with boxes ("detection"), or in a batch with labels ("batch").
     """
 
     name: str
@@ -34,6 +36,8 @@ class Example(NamedTuple):
     kwargs: dict[str, Any] = {}  # noqa: RUF012, never written to
     label: str = ""
     run: Callable[[Any], Any] | None = None
+    draws: int = 1
+    form: str = "image"
 
     @property
     def title(self) -> str:
@@ -56,33 +60,16 @@ def _called(name: str, args: Sequence[Any], image: Any) -> Any:
     return getattr(v1.functional.hflip(image), name)(*args)
 
 
-class Sample(NamedTuple):
-    """One way to construct a transform.
-
-    Attributes:
-        args: of the constructor.
-        kwargs: the same.
-        label: what is special about these arguments; empty for the usual ones, which come first.
-        draws: how often to run it, for what depends on chance.
-        form: the image comes alone ("image"), in a dict with boxes ("detection"), or in a batch with labels ("batch").
-    """
-
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}  # noqa: RUF012, never written to
-    label: str = ""
-    draws: int = 1
-    form: str = "image"
+def sample(*args: Any, label: str = "", draws: int = 1, form: str = "image", **kwargs: Any) -> Example:
+    """One way to construct a transform: what is no field of an `Example` goes to the constructor."""
+    return Example("", args, kwargs, label, None, draws, form)
 
 
-def sample(*args: Any, label: str = "", draws: int = 1, form: str = "image", **kwargs: Any) -> Sample:
-    return Sample(args, kwargs, label, draws, form)
-
-
-def interpolations(*args: Any, usual: str, **kwargs: Any) -> list[Sample]:
+def interpolations(*args: Any, usual: str, **kwargs: Any) -> list[Example]:
     """The usual way, and one for each interpolation that is not the usual one."""
     others = [InterpolationMode[name] for name in ("NEAREST", "BILINEAR", "BICUBIC") if name != usual]
-    labeled = [Sample(args, {**kwargs, "interpolation": mode}, f"interpolation={mode.name}") for mode in others]
-    return [Sample(args, kwargs), *labeled]
+    labeled = [Example("", args, {**kwargs, "interpolation": mode}, f"interpolation={mode.name}") for mode in others]
+    return [Example("", args, kwargs), *labeled]
 
 
 class Arguments:

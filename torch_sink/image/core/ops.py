@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from torch_sink.image.core.examples import Arguments, Example, Sample
+    from torch_sink.image.core.examples import Arguments, Example
 
 Stock = Callable[..., Any]
 Lower = Callable[..., None]
@@ -125,7 +125,7 @@ class Operation:
     lower: Lower | Mapping[str, Lower] | None = None
     promise: Promise | Callable[[Op], Promise] = EXACT
     examples: Callable[[Arguments], Iterator[Example]] = lambda a: iter(())
-    transforms: Mapping[str, Sequence[Sample]] = field(default_factory=dict)
+    transforms: Mapping[str, Sequence[Example]] = field(default_factory=dict)
     takes_palettes: bool = False
     is_value: bool = False
     moves: bool = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,12 +18,8 @@ from torch_sink.image.decode.source import Box, EncodedSource, encoded_source
 _SIZE = 67, 45  # pixels: no side is a multiple of an MCU's
 
 
-class _Case(NamedTuple):
-    """A file, the part of it that is wanted (None for all), and what the file has to show."""
-
-    name: str
-    source: EncodedSource
-    box: Box | None = None
+# A file, and the part of it that is wanted, or None for all of it.
+_Case = tuple[EncodedSource, Box | None]
 
 
 def _first_difference(device: torch.device) -> str:
@@ -37,23 +32,23 @@ def _first_difference(device: torch.device) -> str:
     from torch_sink.triton_kernels.shapes import INTERPRETED_LANE_SHAPE, LANE_SHAPES
 
     files = list(cases())
-    sources, boxes = [case.source for case in files], [case.box for case in files]
+    sources, boxes = zip(*files, strict=True)
     for shape in (INTERPRETED_LANE_SHAPE,) if is_interpreted() else LANE_SHAPES:
-        for case, image in zip(files, decode_jpegs(sources, boxes, device, shape), strict=True):
+        for (source, box), image in zip(files, decode_jpegs(sources, boxes, device, shape), strict=True):
             if image is None:
-                return f"the kernels take a {case.name} file for damaged"
-            expected = _pillows_pixels(case)
+                return f"the kernels take a {source.path} for damaged"
+            expected = _pillows_pixels(source, box)
             wrong = int((to_host(image.pixels) != expected).sum())
             if wrong:
-                return f"{wrong} of {expected.numel()} values of a {case.name} file differ from Pillow's"
+                return f"{wrong} of {expected.numel()} values of a {source.path} differ from Pillow's"
     return ""
 
 
-def _pillows_pixels(case: _Case) -> torch.Tensor:
+def _pillows_pixels(source: EncodedSource, box: Box | None) -> torch.Tensor:
     """uint8 [C, H, W]."""
-    image = case.source.decode()
-    if case.box is not None:
-        left, top, width, height = case.box
+    image = source.decode()
+    if box is not None:
+        left, top, width, height = box
         image = image.crop((left, top, left + width, top + height))
     pixels = torch.from_numpy(np.array(image))
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
@@ -74,9 +69,9 @@ def cases() -> Iterator[_Case]:
 
 
 def _case(name: str, data: bytes, mode: str | None = None, box: Box | None = None) -> _Case:
-    source = encoded_source(data, f"{name} file of torch_sink", mode)
+    source = encoded_source(data, f"{name} file", mode)
     assert source is not None
-    return _Case(name, source, box)
+    return source, box
 
 
 def picture(width: int, height: int) -> Image.Image:

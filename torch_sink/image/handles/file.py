@@ -273,13 +273,13 @@ def _samplings_of_their_own() -> frozenset[tuple[int, int]]:
     """
     found = set()
     with executing():
-        for case in proof.cases():
-            data = torch.frombuffer(bytearray(case.source.data), dtype=torch.uint8)
+        for source, _ in proof.cases():
+            data = torch.frombuffer(bytearray(source.data), dtype=torch.uint8)
             pixels = torch.ops.image.decode_jpeg(data, ImageReadMode.UNCHANGED.value)
-            image = np.asarray(case.source.open())
+            image = np.asarray(source.open())
             is_same = np.array_equal(pixels.permute(1, 2, 0).numpy().reshape(image.shape), image)
-            if case.source.header.scan is not None and not is_same:
-                found.add(case.source.header.scan.sampling)
+            if source.header.scan is not None and not is_same:
+                found.add(source.header.scan.sampling)
     return frozenset(found)
 
 

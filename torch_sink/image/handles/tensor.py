@@ -35,9 +35,10 @@ class _Handle(Lazy):
     # What stock code's tensor is a view of, as a crop is one of its image: a handle, or a part of a stack. Once one of
     # the two is real, so is the other: what changes one of them in place changes the other.
     lazy_base: Any = None
+    lazy_part: int  # of which part of a stack it is a view
     lazy_views: Mapping[int, Any] = {}
     fields = frozenset(
-        f"lazy_{name}" for name in ("source", "ops", "shape", "dtype", "was_collated", "base", "views", "real")
+        f"lazy_{name}" for name in ("source", "ops", "shape", "dtype", "was_collated", "base", "part", "views", "real")
     )
 
     @staticmethod

@@ -16,7 +16,7 @@ from torchvision.transforms.v2.functional._geometry import (
 )
 
 from torch_sink.image.core.arguments import Sides, color_of, fits_range, is_number, padding_fits, sides_of, size_of
-from torch_sink.image.core.examples import Arguments, Example, Sample, sample
+from torch_sink.image.core.examples import Arguments, Example, sample
 from torch_sink.image.core.lowering import LoweredImage
 from torch_sink.image.core.ops import RECORDERS, Op, Operation, always, both
 from torch_sink.image.operations.colors import permute_channels
@@ -279,7 +279,7 @@ functional(
     transforms={
         "Pad": [
             sample(2), sample(2, fill=(1, 2, 3), label="fill of one value a channel"),
-            *(Sample((2,), {"padding_mode": mode}, f"padding_mode={mode!r}") for mode in ("edge", "reflect")),
+            *(sample(2, padding_mode=mode, label=f"padding_mode={mode!r}") for mode in ("edge", "reflect")),
         ],
         "RandomZoomOut": [sample(p=1.0)],
     },

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,18 +29,10 @@ SUPPORT: dict[int, float] = {
 }
 
 
-class ResampleTable(NamedTuple):
-    """Weights of one axis.
-
-    Attributes:
-        first: int32 [out], first source index of each output position.
-        weights: int32 [taps, out], scaled by 2 ** precision; zero past an output's last tap.
-        precision: bits after the binary point; 0 for weights in float32, by their bits.
-    """
-
-    first: np.ndarray
-    weights: np.ndarray
-    precision: int
+# The weights of one axis: int32 [out], the first source index of each output position; int32 [taps, out], the weights,
+# scaled by 2 ** precision, zero past the last tap of an output; and the precision, the bits after the binary point: 0
+# for weights in float32, by their bits.
+ResampleTable = tuple[np.ndarray, np.ndarray, int]
 
 
 def _bilinear(x: np.ndarray) -> np.ndarray:
@@ -173,7 +164,7 @@ def _in_16_bits(first: np.ndarray, weights: np.ndarray) -> ResampleTable:
 def _rounded(first: np.ndarray, scaled: np.ndarray, precision: int) -> ResampleTable:
     """The table of weights [out, taps] that are already scaled."""
     whole = (scaled + np.copysign(0.5, scaled)).astype(np.int32)
-    return ResampleTable(first, np.ascontiguousarray(whole.T), precision)
+    return first, np.ascontiguousarray(whole.T), precision
 
 
 @functools.lru_cache(maxsize=1024)
@@ -193,7 +184,7 @@ def float_taps(in_size: int, out_size: int, resample: int) -> ResampleTable:
         first = np.minimum(position.astype(np.int32), in_size - 1)
         beyond = np.clip(position - first.astype(np.float32), np.float32(0), one)
         weights = [one - beyond, beyond]
-    return ResampleTable(first, np.stack(weights).view(np.int32), 0)
+    return first, np.stack(weights).view(np.int32), 0
 
 
 def _inner_cubic(x: np.ndarray) -> np.ndarray:

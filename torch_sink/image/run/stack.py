@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -49,22 +49,17 @@ class _Images:
     def give(self, at: int) -> LazyTensor:
         """One image, which shares memory with the stack as a view of it does."""
         part = self.handles[at].record_nothing()
-        part.lazy_base = _Part(self, at)
+        part.lazy_base, part.lazy_part = self, at
         return part
-
-
-class _Part(NamedTuple):
-    """What an image of a stack is a view of."""
-
-    images: _Images
-    at: int
 
     @property
     def is_recording(self) -> bool:
-        return self.images.values is None
+        """False once somebody has asked for the values."""
+        return self.values is None
 
     def make_view(self, view: LazyTensor) -> None:
-        view.become_all(self.images.real()[self.at])
+        """Makes the values of what `give` has given."""
+        view.become_all(self.real()[view.lazy_part])
 
 
 # Kernels whose result on a stack is that on each of its images, bit for bit.
