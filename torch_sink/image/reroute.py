@@ -181,7 +181,7 @@ def _begin_iterator(stock: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(stock)
     def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         _fill_new_places()
-        keep_images_of(loader.dataset)
+        keep_images_of(loader)
         begin(self, loader, *args, **kwargs)
 
     return __init__

@@ -398,7 +398,39 @@ def test_a_dataset_is_searched_and_not_the_process(paths: list[Path]) -> None:
 def test_nothing_is_searched_where_nothing_was_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uses, "were_opened", False)
     monkeypatch.setattr("torch_sink.image.handles.kept.images_in", lambda dataset: pytest.fail("searched"))
-    keep_images_of([1, 2, 3])
+    keep_images_of(DataLoader([1, 2, 3]))  # type: ignore[arg-type]
+
+
+class Opening(Dataset[torch.Tensor]):
+    """Opens a file for each sample, and keeps none."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        sample: torch.Tensor = TRANSFORM(opened(self.paths[index]))
+        return sample
+
+
+def test_a_dataset_that_keeps_no_images_is_not_searched_at_every_pass(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among the annotations of COCO a search takes seconds."""
+    searched: list[object] = []
+    monkeypatch.setattr("torch_sink.image.handles.kept.images_in", lambda dataset: searched.append(dataset) or [])
+    with torch_sink.image_backend("device", device="meta"):
+        held = opened(paths[0])  # an image that is none of the dataset's
+        loader = DataLoader(Opening(paths))
+        for _ in range(2 * EPOCHS):
+            assert len(list(loader)) == len(paths)
+        assert len(searched) == 2
+        del held
+        monkeypatch.setattr("torch_sink.image.handles.kept.gc.get_objects", list)
+        assert len(list(DataLoader(Opening(paths)))) == len(paths)
+    assert len(searched) == 2
 
 
 def nothing(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import weakref
 from types import CoroutineType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
@@ -21,21 +22,31 @@ from torch_sink.image.core.fallback import executing, ledger
 from torch_sink.image.core.ops import VALUE_CALLS, replay
 from torch_sink.image.decode.source import EncodedSource, PixelSource, is_worth_keeping
 from torch_sink.image.handles.file import LazyJpegImageFile
-from torch_sink.image.handles.image import LazyPixels
+from torch_sink.image.handles.image import LazyImage, LazyPixels
 from torch_sink.image.handles.tensor import HANDLES
 
 # From these on there is all of a process.
 _NOT_ENTERED = (type, ModuleType, GeneratorType, CoroutineType, FrameType, torch.Tensor)
 
 
-def keep_images_of(dataset: object) -> None:
-    """Makes the pixels of the images in a dataset that wait for them.
+# What a pass has begun of; and, without workers, what was found to keep no images after a pass.
+_begun: weakref.WeakSet[Any] = weakref.WeakSet()
+_keep_none: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    A file that nobody has used or loaded is left alone: its `draft` may still be called.
+
+def keep_images_of(loader: Any) -> None:
+    """Makes the pixels of the images in a DataLoader's dataset that wait for them, when a pass begins.
+
+    A file that nobody has used or loaded is left alone: its `draft` may still be called. A dataset without images is
+    not searched at every pass: the annotations of a large one take seconds.
     """
-    if not uses.were_opened:
+    is_first_pass = loader not in _begun
+    _begun.add(loader)
+    if not uses.were_opened or loader in _keep_none:
         return
-    waiting = [image for image in images_in(dataset) if _waits(image)]
+    waiting = [image for image in images_in(loader.dataset) if _waits(image)] if _are_any() else []
+    if not (waiting or is_first_pass or loader.num_workers):
+        _keep_none.add(loader)
     for image in waiting:
         if type(image) in HANDLES:
             _keep_tensor(image)
@@ -52,6 +63,11 @@ def said_of_images_in(dataset: object) -> str:
     files = sum(isinstance(getattr(image, "lazy_source", None), EncodedSource) for image in images if _waits(image))
     as_files = f"; {files} of them as files, which the GPU decodes for each batch" if files else ""
     return f"{len(images)} images are kept in memory by the dataset: decoded once{as_files}" if images else ""
+
+
+def _are_any() -> bool:
+    """Whether the process holds an image that may wait: a look at all objects costs less than a search."""
+    return not {LazyImage, LazyJpegImageFile, *HANDLES}.isdisjoint(map(type, gc.get_objects()))
 
 
 def _waits(image: Any) -> bool:
