@@ -85,6 +85,7 @@ class _Ledger:
         self.counts: Counter[Row] = Counter()
         self.has_recorded = False
         self.kept = 0
+        self.latest: Row = ()
         self.strict = False
         self.folder = ""
         self._owner = 0  # the process that made the folder, and reports
@@ -137,6 +138,7 @@ class _Ledger:
 
     def add(self, operation: str, reason: str) -> None:
         with self._lock:
+            self.latest = operation, reason
             self.counts[operation, reason] += 1
             self._leave((operation, reason))
 

@@ -163,7 +163,7 @@ Operation(
     lower={"pil.crop": _lower_crop_image, **both("crop", shift)},
     record={
         **both("crop", _crop),
-        "v2.center_crop": _center_crop,
+        **both("center_crop", _center_crop),
         "v2.five_crop": _five_crop,
         "v2.ten_crop": _ten_crop,
         "Image.crop": _crop_image,

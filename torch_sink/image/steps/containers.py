@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from PIL import Image
@@ -12,6 +13,7 @@ from torch import nn
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
+from torch_sink.image.core.fallback import ledger
 from torch_sink.image.steps.draft import Draft, draft_of, finished
 from torch_sink.image.steps.draws import as_drawn, chance, is_probability
 from torch_sink.image.steps.registry import run_of, step
@@ -26,9 +28,38 @@ def run_all(transforms: Iterable[Any], image: Any) -> Any:
             if made is not NotImplemented:
                 image = made
                 continue
-            image = image.handle()
-        image = draft_of(transform(image))
+            image = draft_of(_called(transform, image))
+        else:
+            image = draft_of(transform(image))
     return image
+
+
+# How often in a row a transform has read the image that it was given, and what the report says of it then.
+_readers: WeakKeyDictionary[Any, tuple[int, tuple[str, ...]]] = WeakKeyDictionary()
+# So often in a row, and it gets ordinary images: a handle only costs time. Once in a while it gets one all the same.
+_READS, _ASKED_AGAIN = 16, 64
+
+
+def _called(transform: Any, draft: Draft) -> Any:
+    """What a transform that is no step makes of an image."""
+    if not draft.ops or type(draft.origin) is not Image.Image or ledger.strict:
+        return transform(draft.handle())
+    times, latest = _readers.get(transform, (0, ())) if _is_key(transform) else (-1, ())
+    if times >= _READS and times % _ASKED_AGAIN:
+        _readers[transform] = times + 1, latest
+        ledger.add(*latest)
+        return transform(draft.values())
+    handle, ledger.latest = draft.handle(), ()
+    made = transform(handle)
+    if times >= 0:
+        has_read = ledger.latest and not getattr(handle, "is_recording", False)
+        _readers[transform] = (times + 1, ledger.latest) if has_read else (0, ())
+    return made
+
+
+def _is_key(transform: Any) -> bool:
+    kind: Any = type(transform)
+    return kind.__hash__ is object.__hash__ and kind.__weakrefoffset__ != 0
 
 
 def compose_v1(stock: Callable[..., Any], compose: Any, img: Any) -> Any:

@@ -8,8 +8,9 @@ import torch
 from PIL import Image
 from torch.nn.modules.module import _has_any_global_hook
 
-from torch_sink.image.core.fallback import is_executing
-from torch_sink.image.core.ops import RECORDERS, InPlaceOp, Op
+from torch_sink.image.core import uses
+from torch_sink.image.core.fallback import executing, is_executing
+from torch_sink.image.core.ops import RECORDERS, InPlaceOp, Op, replay
 from torch_sink.image.handles.image import RECORDED_MODES, LazyImage, pixels_of
 from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage, is_expanded
 
@@ -22,15 +23,20 @@ class Draft:
     Attributes:
         origin: the image, which nothing was recorded on yet; a handle or an ordinary one.
         kind: of the handle that it becomes.
-        lazy_ops: the calls.
+        ops: the calls.
         lazy_shape: (channels, height, width) behind them.
         lazy_dtype: of the values behind them.
     """
 
-    __slots__ = ("kind", "lazy_dtype", "lazy_ops", "lazy_shape", "origin")
+    __slots__ = ("kind", "lazy_dtype", "lazy_shape", "ops", "origin")
 
-    def __init__(self, origin: Any, ops: tuple[Op, ...], shape: Shape, kind: type, dtype: torch.dtype) -> None:
-        self.origin, self.lazy_ops, self.lazy_shape, self.kind, self.lazy_dtype = origin, ops, shape, kind, dtype
+    def __init__(self, origin: Any, ops: tuple[Op, ...], shape: Shape, kind: Any, dtype: torch.dtype) -> None:
+        self.origin, self.ops, self.lazy_shape, self.kind, self.lazy_dtype = origin, ops, shape, kind, dtype
+
+    @property
+    def lazy_ops(self) -> tuple[Op, ...]:
+        """The calls behind those that the origin has already."""
+        return self.origin.lazy_ops + self.ops if type(self.origin) is LazyImage else self.ops
 
     @property
     def size(self) -> tuple[int, int]:
@@ -59,11 +65,11 @@ class Draft:
             channels, height, width = self.lazy_shape
             width, height = size or (width, height)
             shape = (3 if mode == "RGB" else 1) if mode else channels, height, width
-        return Draft(self.origin, self.lazy_ops + ops, shape, self.kind, dtype or self.lazy_dtype)
+        return Draft(self.origin, self.ops + ops, shape, self.kind, dtype or self.lazy_dtype)
 
     def copy(self) -> Draft:
         """Another image of the same pixels."""
-        if self.lazy_ops:
+        if self.ops:
             return self
         is_lazy = type(self.origin) is LazyImage
         copied = self.origin.copy() if is_lazy else LazyImage(pixels_of(self.origin), (), self.size, self.mode)
@@ -73,7 +79,7 @@ class Draft:
         """Of a Pillow image, at whole positions."""
         left, upper, right, lower = box
         shape = self.lazy_shape[0], lower - upper, right - left
-        return Draft(self.origin, (*self.lazy_ops, Op("pil.crop", (box,))), shape, self.kind, self.lazy_dtype)
+        return Draft(self.origin, (*self.ops, Op("pil.crop", (box,))), shape, self.kind, self.lazy_dtype)
 
     # What Pillow's `rotate` calls.
     transform = vars(RECORDERS["Image.transform"])["__wrapped__"]
@@ -82,22 +88,26 @@ class Draft:
     def as_tensor(self, op: Op, dtype: torch.dtype, *, as_tv_image: bool = False) -> Draft:
         """The tensor [C, H, W] that a conversion of a Pillow image makes."""
         kind = LazyTVImage if as_tv_image else LazyTensor
-        return Draft(self.origin, (*self.lazy_ops, op), self.lazy_shape, kind, dtype)
+        return Draft(self.origin, (*self.ops, op), self.lazy_shape, kind, dtype)
 
     def as_pure_tensor(self) -> Draft:
-        return Draft(self.origin, self.lazy_ops, self.lazy_shape, LazyTensor, self.lazy_dtype)
+        return Draft(self.origin, self.ops, self.lazy_shape, LazyTensor, self.lazy_dtype)
 
     @property
     def changes_in_place(self) -> bool:
         """True where a call in place can be recorded."""
-        return not is_expanded(self.lazy_ops)
+        return not is_expanded(self.ops)
 
     def record_in_place(self, op: InPlaceOp) -> Draft:
         return self.record(op)
 
+    def as_image(self) -> Draft:
+        """The Pillow image of the bytes of a tensor that was made from one."""
+        return Draft(self.origin, (*self.ops, Op("to_pil_image")), self.lazy_shape, LazyImage, torch.uint8)
+
     def handle(self) -> Any:
         """The handle; the image itself where nothing was recorded."""
-        origin, ops = self.origin, self.lazy_ops
+        origin, ops = self.origin, self.ops
         if self.kind is LazyImage:
             if not ops:
                 return origin
@@ -106,6 +116,13 @@ class Draft:
             return LazyImage(pixels_of(origin), ops, self.size, self.mode)
         source, before = origin.recipe() if type(origin) is LazyImage else (pixels_of(origin), ())
         return self.kind(source, before + ops, self.lazy_shape, self.lazy_dtype)
+
+    def values(self) -> Any:
+        """The ordinary image or tensor of a draft with calls, whose origin is an ordinary image."""
+        uses.note_batch()
+        with executing():
+            made = replay(self.origin, self.ops)
+        return made if self.kind is LazyImage else self.kind._stock_type(made)
 
 
 # How many modes stand between a call and torch; a default device is one. Unknown: 1.

@@ -50,6 +50,11 @@ def chance() -> float:
     return kept.real.uniform_().item()
 
 
+def exponential(low: float, high: float) -> float:
+    """A float32, the logarithm of which lies in [low, high)."""
+    return kept.real.uniform_(low, high).exp_().item()
+
+
 def is_probability(p: Any) -> bool:
     """True for what `drawn_probability` takes."""
     return type(p) in (float, int) and 0 <= p <= 1

@@ -30,7 +30,7 @@ def _crop(family: str, draft: Draft, top: int, left: int, height: int, width: in
     return _crop_tensor(family, draft, top, left, height, width)
 
 
-_center_crop = Functional("center_crop", recorder("pil.center_crop"), v2="center_crop")
+_center_crop = Functional("center_crop", recorder("pil.center_crop"), v1="center_crop", v2="center_crop")
 
 
 def fill_of(transform: Any, draft: Draft) -> Any:

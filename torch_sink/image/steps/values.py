@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +15,7 @@ from torch_sink.image.core.ops import Op
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage
 from torch_sink.image.steps.draft import Draft
-from torch_sink.image.steps.draws import as_drawn, chance, is_probability, real
+from torch_sink.image.steps.draws import as_drawn, chance, exponential, is_probability, log_ratio, real, whole
 from torch_sink.image.steps.registry import Functional, family_of, recorder, step
 
 # --- conversions
@@ -88,6 +91,77 @@ def _jittered(jitter: Any, draft: Draft) -> Any:
         if factors[at] is not None:
             image = _adjust[at](family, image, factors[at])
     return image
+
+
+_TONES: dict[str, tuple[Functional, Sequence[str]]] = {
+    f"Random{name}": (Functional(functional, recorder(f"pil.{functional}"), v1=functional, v2=functional), fields)
+    for name, functional, *fields in (
+        ("AdjustSharpness", "adjust_sharpness", "sharpness_factor"), ("Autocontrast", "autocontrast"),
+        ("Equalize", "equalize"), ("Invert", "invert"), ("Posterize", "posterize", "bits"),
+        ("Solarize", "solarize", "threshold"),
+    )
+}  # fmt: skip
+
+
+@step(
+    *(getattr(module, name) for module in (v1, v2) for name in _TONES),
+    calls="adjust_sharpness autocontrast equalize invert posterize solarize",
+)
+def _toned_at_random(transform: Any, draft: Draft) -> Any:
+    functional, fields = _TONES[type(transform).__name__]
+    made = functional.record(family_of(transform), draft, *(getattr(transform, field) for field in fields))
+    if made is NotImplemented or not is_probability(transform.p):
+        return NotImplemented
+    return made if chance() < as_drawn(transform.p) else draft
+
+
+def _blur_image(family: str, draft: Draft, *args: Any) -> Any:
+    made = _blur.on_tensors[family](draft.as_tensor(_PIL_TO_TENSOR, torch.uint8), *args)
+    return made if made is NotImplemented else made.as_image()
+
+
+_blur = Functional(
+    "gaussian_blur",
+    {family: functools.partial(_blur_image, family) for family in ("v1", "v2")},
+    v1="gaussian_blur",
+    v2="gaussian_blur",
+)
+
+
+@step(v1.GaussianBlur, v2.GaussianBlur, calls="gaussian_blur to_pil_image pil_to_tensor")
+def _blurred(blur: Any, draft: Draft) -> Any:
+    sigma = real(*blur.sigma)
+    return _blur(family_of(blur), draft, blur.kernel_size, [sigma, sigma])
+
+
+_erase = Functional("erase", {}, v1="erase", v2="erase")
+
+
+@step(v1.RandomErasing, v2.RandomErasing, calls="erase to_tensor")
+def _erased(erasing: Any, draft: Draft) -> Any:
+    family, value, (channels, height, width) = family_of(erasing), erasing.value, draft.lazy_shape
+    value = [value] if type(value) in (int, float) else None if value == "random" else value
+    is_known = value is None or (type(value) in (list, tuple) and len(value) in (1, channels))
+    if draft.kind is not _OWN_TENSORS[family] or not is_known or not is_probability(erasing.p):
+        return NotImplemented
+    if chance() >= as_drawn(erasing.p):
+        return draft
+    logs = erasing._log_ratio.tolist() if family == "v2" else log_ratio(tuple(erasing.ratio))
+    for _ in range(10):
+        area, ratio = height * width * real(*erasing.scale), exponential(*logs)
+        h, w = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if h < height and w < width:
+            written = torch.empty((channels, h, w)).normal_() if value is None else _written(*map(float, value))
+            return _erase(family, draft, whole(height - h + 1), whole(width - w + 1), h, w, written, erasing.inplace)
+    return draft if family == "v2" else _erase(family, draft, 0, 0, height, width, draft, erasing.inplace)
+
+
+_OWN_TENSORS = {"v1": LazyTensor, "v2": LazyTVImage}
+
+
+@functools.lru_cache(maxsize=64)
+def _written(*values: float) -> torch.Tensor:
+    return torch.tensor(values)[:, None, None]
 
 
 _to_gray = recorder("pil.to_grayscale")
