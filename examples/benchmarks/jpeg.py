@@ -68,7 +68,7 @@ def covered_files(files: list[bytes]) -> list[EncodedSource]:
 def on_the_host(sources: list[EncodedSource], rounds: int) -> dict[str, Any]:
     """Microseconds an image of what the host does: in a data worker headers and layout, later the tables."""
     shape = choose_lane_shape(sum(len(source.data) for source in sources))
-    files = lay_out_jpegs(sources).files
+    files = lay_out_jpegs(sources)
     boxes = files.whole_images()
 
     def read_headers() -> None:

@@ -167,7 +167,7 @@ def batch_and_tables(files: JpegFiles, boxes: np.ndarray, bits: int, *tile: Tile
     """A batch, and the tables of its images, segments and windows."""
     batch, tables, _ = batch_of(files, boxes, bits, *tile)
     columns = [COLUMN[f"{name}_COLUMNS"] for name in ("IMAGE", "SEGMENT", "WINDOW")]
-    shapes = zip((batch.sizes.images, batch.sizes.segments, batch.sizes.images), columns, strict=True)
+    shapes = zip((batch.image_rows, batch.segment_rows, batch.image_rows), columns, strict=True)
     begins = [begin // 4 for begin in (batch.images, batch.segments, batch.windows)]
     return batch, [
         tables[at:][: rows * columns].reshape(rows, columns) for at, (rows, columns) in zip(begins, shapes, strict=True)

@@ -166,8 +166,8 @@ class PackedFiles(NamedTuple):
 def pack_files(files: Sequence[JpegFile], bits: int, tile: TileShape | None = None) -> PackedFiles:
     """Whole files for lanes of so many bits, by default with the tiles of this process."""
     laid_out = lay_out_jpegs([file.source for file in files])
-    assert len(laid_out.files.headers) == len(files)
-    batch, tables, _ = batch_of(laid_out.files, laid_out.files.whole_images(), bits, tile or tile_shape())
+    assert len(laid_out.headers) == len(files)
+    batch, tables, _ = batch_of(laid_out, laid_out.whole_images(), bits, tile or tile_shape())
     batch = batch.moved(laid_out.chunks.add_array(tables))
     return PackedFiles(batch, Inputs.of_block(block_on_device(laid_out, torch.device(device_in_use())), batch))
 

@@ -93,10 +93,10 @@ def test_the_arrays_of_a_batch() -> None:
     sources = [source(jpeg(33, 17, "4:2:0", restart_blocks=2)), source(GRAY, "L"), source(jpeg(20, 40, "4:4:0"))]
     laid_out = lay_out_jpegs(sources)
     together = laid_out.chunks.write(torch.empty(laid_out.chunks.size, dtype=torch.uint8)).numpy().tobytes()
-    batch, (images, segments, _) = batch_and_tables(laid_out.files, laid_out.files.whole_images(), 256)
+    batch, (images, segments, _) = batch_and_tables(laid_out, laid_out.whole_images(), 256)
     blocks = [3 * 2 * 6, 5 * 3, 3 * 3 * 4]
     assert images[:, COLUMN["FIRST_BLOCK"]].tolist() == [0, blocks[0], blocks[0] + blocks[1]]
-    assert batch.sizes.blocks == sum(blocks)
+    assert batch.blocks == sum(blocks)
     assert segments[:, COLUMN["SEGMENT_IMAGE"]].tolist() == [0, 0, 0, 1, 2]
     assert segments[:, COLUMN["SEGMENT_BLOCKS"]].tolist() == [12, 12, 12, 15, 36]
     files = [file for file in map(jpeg_file, sources) if file is not None]
@@ -109,7 +109,7 @@ def test_the_arrays_of_a_batch() -> None:
         assert first >= ends[-1] + 64
         ends.append(first + length)
         assert row[COLUMN["LANES"]] == lane_count(length, 256)
-    huffman = np.frombuffer(together, np.uint8)[batch.huffman :][: batch.sizes.huffman_tables * 273].reshape(-1, 273)
+    huffman = np.frombuffer(together, np.uint8)[batch.huffman :][: batch.huffman_rows * 273].reshape(-1, 273)
     assert batch.huffman >= ends[-1] + 64
     assert len(np.unique(huffman, axis=0)) == len(huffman)
     tables = np.frombuffer(together[batch.quantization :], np.int32).reshape(-1, 64)
@@ -137,7 +137,7 @@ def test_every_file_can_be_cut_out_of_the_block_again() -> None:
     laid_out = lay_out_jpegs(sources)
     together = laid_out.chunks.write(torch.empty(laid_out.chunks.size, dtype=torch.uint8)).numpy()
     assert len(together) == laid_out.chunks.size
-    assert sorted({0, *range(2), *range(2, 12)} - {3, 7}) == list(laid_out.pieces) == laid_out.files.sources.tolist()
+    assert sorted({0, *range(2), *range(2, 12)} - {3, 7}) == list(laid_out.pieces) == laid_out.sources.tolist()
     for at, pieces in laid_out.pieces.items():
         assert joined(together, pieces) == sources[at].data  # type: ignore[union-attr]
 
@@ -147,7 +147,7 @@ def test_files_with_more_tables_than_the_kernels_can_number_are_left_out(monkeyp
     own_tables = [source(jpeg(40, 21, seed=seed, optimize=True)) for seed in range(3)]
     laid_out = lay_out_jpegs(own_tables)
     assert list(laid_out.pieces) == [0]
-    assert laid_out.files.huffman[1] == 4
+    assert laid_out.huffman[1] == 4
 
 
 def noise(seed: int) -> bytes:
@@ -168,7 +168,7 @@ def test_a_quantization_table_that_looks_like_the_codes_of_another_file(order: t
     place = whole.index(b"\xff\xdb\x00\x43\x00") + 4
     odd = whole[:place] + codes(whole) + whole[place + 65 :]
     laid_out = lay_out_jpegs([source((whole, odd)[at]) for at in order])
-    values, dc, ac = np.split(laid_out.files.columns().tables, 3)
+    values, dc, ac = np.split(laid_out.columns().tables, 3)
     assert values.tolist() == [[0, 1]] * 3
     assert sorted([dc[0].tolist(), ac[0].tolist()]) == [[0, 0], [1, 1]]
 
@@ -177,7 +177,7 @@ def test_files_can_be_launched_in_parts() -> None:
     sources = [
         source(jpeg(40, 21, name, restart_blocks=every)) for name, every in zip(SAMPLINGS, (0, 1, 0, 3, 2), strict=True)
     ]
-    files = lay_out_jpegs(sources).files
+    files = lay_out_jpegs(sources)
     whole, (whole_images, whole_segments, _) = batch_and_tables(files, files.whole_images(), 256)
     for first, last in ((0, 5), (0, 2), (1, 4), (4, 5)):
         part, (images, segments, _) = batch_and_tables(files.part(first, last), files.whole_images()[first:last], 256)
@@ -194,7 +194,7 @@ WINDOW += ("FIRST_BLOCK_TILE", "FIRST_PIXEL_TILE")
 
 @pytest.mark.parametrize("box", [Box(0, 0, 61, 47), Box(16, 16, 16, 16), Box(60, 46, 1, 1), Box(15, 31, 3, 2)])
 def test_windows_hold_the_box_and_the_chroma_beside_it(box: Box) -> None:
-    files = lay_out_jpegs([source(jpeg(61, 47, "4:2:0"))] * 2).files
+    files = lay_out_jpegs([source(jpeg(61, 47, "4:2:0"))] * 2)
     batch, (_, _, windows) = batch_and_tables(files, np.array([box, box]), 256, TileShape(2, 4, 8, 16))
     row = {name: int(windows[1, COLUMN[name]]) for name in WINDOW}
     left, right = 16 * row["MCU_LEFT"], 16 * (row["MCU_LEFT"] + row["MCUS_ACROSS"])
@@ -220,7 +220,7 @@ def test_windows_hold_the_box_and_the_chroma_beside_it(box: Box) -> None:
         for x in range(columns)
     }
     assert row["BLOCK_TILES"] == row["FIRST_BLOCK_TILE"] == len(block_tiles)
-    assert batch.sizes.pixel_tiles == 2 * len(tiles)
+    assert batch.pixel_tiles == 2 * len(tiles)
 
 
 def test_a_file_too_short_for_its_blocks_is_not_packed() -> None:

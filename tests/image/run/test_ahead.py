@@ -105,7 +105,7 @@ def launch_decoder() -> None:
     """Launches what decodes JPEG files, in every shape that a batch may choose."""
     laid_out = lay_out_jpegs([source for source, _ in cases()])
     for shape in LANE_SHAPES:
-        plan, _ = plan_jpegs(laid_out.files, laid_out.files.whole_images(), laid_out.chunks.add_array, shape)
+        plan, _ = plan_jpegs(laid_out, laid_out.whole_images(), laid_out.chunks.add_array, shape)
         block, pixels = (torch.empty(size, dtype=torch.uint8, device=META) for size in (plan.size, plan.pixels_bytes))
         launch_jpegs(plan, block, pixels)
 

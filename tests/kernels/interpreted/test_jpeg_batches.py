@@ -67,7 +67,7 @@ def test_files_of_all_kinds_among_pixels() -> None:
     ):
         check_pipeline(PIPELINE, [opener(files[0]), in_memory, *map(opener, files[1:]), in_memory], seed=5)
     (launch,) = launches.call_args_list
-    assert launch.args[0].batches[0].sizes.images == len(IN_KERNELS) + 1
+    assert launch.args[0].batches[0].image_rows == len(IN_KERNELS) + 1
     assert len([source for source in seen if isinstance(source, EncodedSource)]) == len(BY_PILLOW)
 
 
@@ -82,7 +82,7 @@ def test_a_file_twice_is_decoded_once(tmp_path: Path) -> None:
     batch = pickle.loads(pickle.dumps(lazy_batch(recorded)))
     with mock.patch.object(jpeg_decode, "launch_jpegs", wraps=jpeg_decode.launch_jpegs) as launches:
         made = batch.to(device_in_use())
-    assert [launch.args[0].batches[0].sizes.images for launch in launches.call_args_list] == [1]
+    assert [launch.args[0].batches[0].image_rows for launch in launches.call_args_list] == [1]
     assert_same_bits(made.cpu(), torch.stack(expected))
 
 
@@ -124,11 +124,11 @@ def test_a_batch_too_large_for_one_launch(monkeypatch: pytest.MonkeyPatch) -> No
     files = IN_KERNELS[5:]
     sources = [encoded_source(data, "a file", "RGB") for data in files]
     laid_out = lay_out_jpegs([source for source in sources if source is not None])
-    boxes = laid_out.files.whole_images()
+    boxes = laid_out.whole_images()
     boxes[:, 0], boxes[:, 2], boxes[1] = 3, 5, 0
     monkeypatch.setattr(jpeg_tables, "_MOST_BLOCKS", 10)
     monkeypatch.setattr(jpeg_decode, "JpegDecoder", Counted)
-    plan, places = jpeg_tables.plan_jpegs(laid_out.files, boxes, laid_out.chunks.add_array)
+    plan, places = jpeg_tables.plan_jpegs(laid_out, boxes, laid_out.chunks.add_array)
     pixels = torch.empty(plan.pixels_bytes, dtype=torch.uint8, device=device_in_use())
     status = jpeg_decode.launch_jpegs(plan, block_on_device(laid_out, pixels.device), pixels)
     assert len(plan.batches) == 3

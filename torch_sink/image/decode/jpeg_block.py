@@ -99,6 +99,9 @@ class JpegFiles(NamedTuple):
         segments: int64 [segments, 2], first byte in the block and length of all pieces of entropy-coded data.
         huffman: first byte in the block, and number, of the Huffman tables; uint8 [HUFFMAN_COLUMNS] each.
         quantization: the same of the quantization tables; int32 [64] each, zigzag order.
+        pieces: {position among the sources: begin and end of the pieces of that file in the block}: one after the other
+            they are the file.
+        chunks: what to write, at the beginning of the block.
     """
 
     sources: np.ndarray
@@ -106,6 +109,8 @@ class JpegFiles(NamedTuple):
     segments: np.ndarray
     huffman: tuple[int, int]
     quantization: tuple[int, int]
+    pieces: dict[int, list[tuple[int, int]]]
+    chunks: Chunks
 
     def columns(self) -> Headers:
         """The headers, attribute by attribute."""
@@ -161,22 +166,7 @@ class Chunks:
         return memory
 
 
-class JpegBlock(NamedTuple):
-    """The beginning of a block.
-
-    Attributes:
-        files: what it holds.
-        pieces: position among the sources -> begin and end of the pieces of that file in the block: one after the
-            other they are the file.
-        chunks: what to write.
-    """
-
-    files: JpegFiles
-    pieces: dict[int, list[tuple[int, int]]]
-    chunks: Chunks
-
-
-def lay_out_jpegs(sources: Sequence[Source]) -> JpegBlock:
+def lay_out_jpegs(sources: Sequence[Source]) -> JpegFiles:
     """Lays out those sources of a batch that the kernels decode, in order."""
     tables = _Tables()
     files: dict[int, JpegFile] = {}
@@ -191,14 +181,15 @@ def lay_out_jpegs(sources: Sequence[Source]) -> JpegBlock:
     pieces, segments, chunks = _cut(files)
     first_table, _ = chunks.add(b"".join(tables.huffman), spare=_SPARE_BYTES)
     second_table = chunks.add_array(np.frombuffer(b"".join(tables.quantization), ">u2").astype(np.int32))
-    laid_out = JpegFiles(
+    return JpegFiles(
         np.array(list(files), np.int32),
         np.array(headers, np.int32).reshape(-1, _HEADER_COLUMNS),
         np.array(segments, np.int64).reshape(-1, 2),
         (first_table, len(tables.huffman)),
         (second_table, len(tables.quantization)),
+        pieces,
+        chunks,
     )
-    return JpegBlock(laid_out, pieces, chunks)
 
 
 def aligned(size: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from torch_sink.image.core.transfer import host_buffer, pins, to_host
-from torch_sink.image.decode.jpeg_block import JpegBlock, lay_out_jpegs
+from torch_sink.image.decode.jpeg_block import JpegFiles, lay_out_jpegs
 from torch_sink.image.decode.jpeg_tables import JpegBatch, JpegPlan, plan_jpegs
 from torch_sink.image.decode.source import Box, Decoded, EncodedSource
 from torch_sink.triton_kernels import jpeg_rows as rows
@@ -35,19 +35,18 @@ class Inputs(NamedTuple):
     @classmethod
     def of_block(cls, block: torch.Tensor, batch: JpegBatch) -> Inputs:
         """Views of a block that lies on the device."""
-        sizes = batch.sizes
-        huffman = block.narrow(0, batch.huffman, rows.HUFFMAN_COLUMNS * sizes.huffman_tables)
+        huffman = block.narrow(0, batch.huffman, rows.HUFFMAN_COLUMNS * batch.huffman_rows)
 
         def table(begin: int, count: int, columns: int) -> torch.Tensor:
             return block.narrow(0, begin, _INT32_BYTES * count * columns).view(torch.int32).view(count, columns)
 
         return cls(
-            block.narrow(0, batch.stream, sizes.stream_bytes),
+            block.narrow(0, batch.stream, batch.stream_bytes),
             huffman.view(-1, rows.HUFFMAN_COLUMNS),
-            table(batch.quantization, sizes.quantization_tables, _TABLE_VALUES),
-            table(batch.images, sizes.images, rows.IMAGE_COLUMNS),
-            table(batch.segments, sizes.segments, rows.SEGMENT_COLUMNS),
-            table(batch.windows, sizes.images, rows.WINDOW_COLUMNS),
+            table(batch.quantization, batch.quantization_rows, _TABLE_VALUES),
+            table(batch.images, batch.image_rows, rows.IMAGE_COLUMNS),
+            table(batch.segments, batch.segment_rows, rows.SEGMENT_COLUMNS),
+            table(batch.windows, batch.image_rows, rows.WINDOW_COLUMNS),
         )
 
 
@@ -59,11 +58,11 @@ class JpegDecoder:
         inputs: of this batch; they are where the kernels run.
         shape: of the lanes; the batch was made with its `bits`.
         tile: how much a program of the pixel kernels makes; the batch was made with it. By default as here.
-        pixels: uint8 [sizes.pixels_bytes], where they go; by default new memory.
+        pixels: uint8 [batch.pixels_bytes], where they go; by default new memory.
 
     Attributes:
         pixels: those of all boxes once they are decoded.
-        coefficients: int16 [sizes.blocks, 64], quantized, zigzag order.
+        coefficients: int16 [batch.blocks, 64], quantized, zigzag order.
         status: int32 [images], 0 where the pixels of an image are libjpeg's.
     """
 
@@ -77,24 +76,24 @@ class JpegDecoder:
         pixels: torch.Tensor | None = None,
     ) -> None:
         self._inputs, self._shape, self._tile = inputs, shape, tile or tile_shape()
-        sizes, device = batch.sizes, inputs.stream.device
+        device = inputs.stream.device
         self._entropy = entropy.new_buffers(
-            stream_bytes=sizes.stream_bytes,
-            images=sizes.images,
-            segments=sizes.segments,
-            tables=sizes.huffman_tables,
-            lanes=sizes.lanes,
-            blocks=sizes.blocks,
+            stream_bytes=batch.stream_bytes,
+            images=batch.image_rows,
+            segments=batch.segment_rows,
+            tables=batch.huffman_rows,
+            lanes=batch.lanes,
+            blocks=batch.blocks,
             rounds=shape.rounds,
             device=device,
         )
         rooms = (
-            ((sizes.planes_bytes,), torch.uint8),
-            ((sizes.block_tiles,), torch.int32),
-            ((sizes.pixel_tiles,), torch.int32),
+            ((batch.planes_bytes,), torch.uint8),
+            ((batch.block_tiles,), torch.int32),
+            ((batch.pixel_tiles,), torch.int32),
         )
         self._planes, self._block_tiles, self._pixel_tiles = allocated(rooms, device)
-        self.pixels = torch.empty(sizes.pixels_bytes, dtype=torch.uint8, device=device) if pixels is None else pixels
+        self.pixels = torch.empty(batch.pixels_bytes, dtype=torch.uint8, device=device) if pixels is None else pixels
         self.coefficients, self.status = self._entropy.coefficients, self._entropy.status
 
     def launch(self) -> None:
@@ -135,7 +134,7 @@ def launch_jpegs(plan: JpegPlan, block: torch.Tensor, pixels: torch.Tensor) -> t
     # Triton launches on the current device, wherever the tensors are.
     with nullcontext() if block.device.type == "cpu" else torch.accelerator.device_index(block.device.index):
         for batch in plan.batches:
-            part = pixels.narrow(0, begin, batch.sizes.pixels_bytes)
+            part = pixels.narrow(0, begin, batch.pixels_bytes)
             decoder = JpegDecoder(batch, Inputs.of_block(block, batch), plan.shape, tile=plan.tile, pixels=part)
             decoder.launch()
             statuses.append(decoder.status)
@@ -162,12 +161,12 @@ def decode_jpegs(
     """
     laid_out = lay_out_jpegs(sources)
     results: list[Decoded | None] = [None] * len(sources)
-    if not len(laid_out.files.headers):
+    if not len(laid_out.headers):
         return results
-    wanted, numbers = laid_out.files.whole_images(), laid_out.files.sources.tolist()
+    wanted, numbers = laid_out.whole_images(), laid_out.sources.tolist()
     for row, at in enumerate(numbers):
         wanted[row] = boxes[at] or wanted[row]
-    plan, places = plan_jpegs(laid_out.files, wanted, laid_out.chunks.add_array, shape)
+    plan, places = plan_jpegs(laid_out, wanted, laid_out.chunks.add_array, shape)
     pixels = torch.empty(plan.pixels_bytes, dtype=torch.uint8, device=device)
     status = to_host(launch_jpegs(plan, block_on_device(laid_out, device), pixels)).tolist()
     for at, is_damaged, place, part in zip(numbers, status, places.tolist(), wanted.tolist(), strict=True):
@@ -183,7 +182,7 @@ def _decoded(pixels: torch.Tensor, place: Sequence[int], box: Box, channels: int
     return Decoded(pixels.narrow(0, begin + box.top * row + box.left * column, math.prod(shape)).view(shape), box)
 
 
-def block_on_device(laid_out: JpegBlock, device: torch.device) -> torch.Tensor:
+def block_on_device(laid_out: JpegFiles, device: torch.device) -> torch.Tensor:
     """uint8 [bytes], written on the host and copied to the device."""
     block = laid_out.chunks.write(host_buffer(laid_out.chunks.size, torch.uint8, device))
     return block.to(device, non_blocking=pins(device))

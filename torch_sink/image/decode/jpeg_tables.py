@@ -32,14 +32,22 @@ _MOST_BLOCKS = 1 << 23
 _MOST_STREAM_BYTES = 1 << 29
 
 
-class Sizes(NamedTuple):
-    """How large a batch is."""
+class JpegBatch(NamedTuple):
+    """Files that are decoded in one go: where their arrays begin in the block that holds them, and how large all is."""
 
+    # First bytes in the block.
+    stream: int  # the first segment
+    huffman: int  # uint8 [tables, HUFFMAN_COLUMNS]
+    quantization: int  # int32 [tables, 64]
+    images: int  # int32 [images, IMAGE_COLUMNS]
+    segments: int  # int32 [segments, SEGMENT_COLUMNS]
+    windows: int  # int32 [images, WINDOW_COLUMNS]
+    # Sizes.
     stream_bytes: int  # from the first segment to 16 bytes after the last
-    images: int  # rows of the images and of the windows
-    segments: int  # rows
-    quantization_tables: int  # rows
-    huffman_tables: int  # rows
+    image_rows: int  # of the images and of the windows
+    segment_rows: int
+    quantization_rows: int
+    huffman_rows: int
     lanes: int  # of all segments
     blocks: int  # of all images
     planes_bytes: int  # for the samples of all windows
@@ -47,22 +55,10 @@ class Sizes(NamedTuple):
     block_tiles: int  # of all windows
     pixel_tiles: int  # of all windows
 
-
-class JpegBatch(NamedTuple):
-    """Files that are decoded in one go: where everything begins in the block that holds them, in bytes."""
-
-    stream: int  # the first segment
-    huffman: int  # uint8 [tables, HUFFMAN_COLUMNS]
-    quantization: int  # int32 [tables, 64]
-    images: int  # int32 [images, IMAGE_COLUMNS]
-    segments: int  # int32 [segments, SEGMENT_COLUMNS]
-    windows: int  # int32 [images, WINDOW_COLUMNS]
-    sizes: Sizes  # what it needs
-
     def moved(self, first: int) -> JpegBatch:
         """The batch with its last three tables behind a byte, from which they were counted."""
-        tables = self.images + first, self.segments + first, self.windows + first
-        return JpegBatch(self.stream, self.huffman, self.quantization, *tables, self.sizes)
+        images, segments, windows = self.images + first, self.segments + first, self.windows + first
+        return self._replace(images=images, segments=segments, windows=windows)
 
 
 class JpegPlan(NamedTuple):
@@ -100,7 +96,7 @@ def plan_jpegs(
         batches.append(batch.moved(begin))
         of_batch[:, 0] += pixels_bytes
         places.append(of_batch)
-        size, pixels_bytes = begin + tables.nbytes, pixels_bytes + batch.sizes.pixels_bytes
+        size, pixels_bytes = begin + tables.nbytes, pixels_bytes + batch.pixels_bytes
     return JpegPlan(size, tuple(batches), shape, tile, encoded_bytes, pixels_bytes), np.concatenate(places)
 
 
@@ -112,8 +108,8 @@ _Laid = tuple[JpegBatch, np.ndarray, np.ndarray]
 def _batches(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShape) -> Iterator[_Laid]:
     """The files in batches that fit into a launch; a larger file is a batch of its own."""
     laid, count = batch_of(files, boxes, lane_bits, tile), len(boxes)
-    sizes = laid[0].sizes
-    if count == 1 or (sizes.blocks <= _MOST_BLOCKS and sizes.stream_bytes <= _MOST_STREAM_BYTES):
+    batch, *_ = laid
+    if count == 1 or (batch.blocks <= _MOST_BLOCKS and batch.stream_bytes <= _MOST_STREAM_BYTES):
         yield laid
         return
     for first, last in ((0, count // 2), (count // 2, count)):
@@ -170,12 +166,18 @@ def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
     )
     box = boxes.T.astype(np.int64)
     planes, pixels, block_tiles, pixel_tiles = _fill_windows(windows, headers, box, units, tile)
-    sizes = Sizes(
+    batch = JpegBatch(
+        stream=int(first_byte[0]),
+        huffman=files.huffman[0],
+        quantization=files.quantization[0],
+        images=begins[0],
+        segments=begins[1],
+        windows=begins[2],
         stream_bytes=int(aligned(first_byte[-1] - first_byte[0] + lengths[-1])) + ALIGNMENT_BYTES,
-        images=len(images),
-        segments=len(segments),
-        quantization_tables=files.quantization[1],
-        huffman_tables=files.huffman[1],
+        image_rows=len(images),
+        segment_rows=len(segments),
+        quantization_rows=files.quantization[1],
+        huffman_rows=files.huffman[1],
         lanes=all_lanes,
         blocks=all_blocks,
         planes_bytes=planes * COLUMN["PLANES_UNIT"],
@@ -183,7 +185,6 @@ def batch_of(files: JpegFiles, boxes: np.ndarray, lane_bits: int, tile: TileShap
         block_tiles=block_tiles,
         pixel_tiles=pixel_tiles,
     )
-    batch = JpegBatch._make((int(first_byte[0]), files.huffman[0], files.quantization[0], *begins, sizes))
     return batch, tables, _places(windows, box)
 
 

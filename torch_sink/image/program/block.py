@@ -102,7 +102,8 @@ class Packing:
     def __init__(self, sources: Sequence[Source], programs: Sequence[tuple[Op, ...]]) -> None:
         self.sources, self.entry_of_image = _distinct(sources)
         self._programs = tuple(programs)
-        self.jpegs, self._pieces, self._chunks = lay_out_jpegs(self.sources)
+        self.jpegs = lay_out_jpegs(self.sources)
+        self._chunks = self.jpegs.chunks
         self.add_array = self._chunks.add_array
 
     def write(self) -> Packed:
@@ -111,7 +112,7 @@ class Packing:
         for at, source in enumerate(self.sources):
             kind, chunk, *described = _payload(source)
             alignment = _ALIGNMENT_BYTES if kind == "tensor" else 1
-            pieces = self._pieces.get(at) or [self._chunks.add(chunk, alignment)]
+            pieces = self.jpegs.pieces.get(at) or [self._chunks.add(chunk, alignment)]
             entries.append((kind, pieces, *described))
         arguments: dict[int, PackedArgument] = {}
         for argument in tensor_arguments(self._programs):
