@@ -34,6 +34,27 @@ def test_a_save_enters_few_files_and_few_of_them_twice(
     assert path.returns <= 8, path.files
 
 
+@pytest.mark.parametrize("wraps", [False, True])
+def test_a_save_reads_the_random_generators_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wraps: bool) -> None:
+    """They are part of the training, and, where the dataset shares them, of the position in the data."""
+    reads, read = [], torch.get_rng_state
+    network = nn.Linear(3, 2)
+    model = Model(network, functional.cross_entropy, torch.optim.SGD(network.parameters(), lr=0.1))
+    loader = DataLoader(TensorDataset(torch.randn(16, 3), torch.arange(16) % 2), 4, shuffle=True)
+    save = ModelCheckpoint._save
+
+    def watched(*args: Any, **kwargs: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "get_rng_state", lambda: (reads.append(1), read())[1])
+            save(*args, **kwargs)
+
+    monkeypatch.setattr(ModelCheckpoint, "_save", watched)
+    model.train(1, SinkLoader(loader) if wraps else loader, ModelCheckpoint(directory=tmp_path))
+    state = torch.load(tmp_path / "CKP-00000004" / "state.pt")
+    assert len(reads) == 1
+    assert bytes(state["loader"]["random_state"].tolist()).endswith(bytes(state["random"]["torch"].tolist()))
+
+
 class Seen:
     """Wraps a loader, and notes the first value of each batch."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -170,6 +171,13 @@ def test_no_import_goes_upwards(layer: str) -> None:
         if any(is_part_of(name, package) for package in NEVER_IMPORTED_BY[layer])
     ]
     assert not upwards
+
+
+def test_one_file_knows_other_training_libraries() -> None:
+    """What they are called and how they wrap models and loaders changes with their releases."""
+    named = re.compile(r"lightning|fabric|accelerate\b", re.IGNORECASE)
+    files = [file.relative_to(ROOT).as_posix() for file in ROOT.rglob("*.py") if named.search(file.read_text())]
+    assert files == ["common/integrations.py"]
 
 
 def imported_names(file: Path, layer: str) -> list[str]:

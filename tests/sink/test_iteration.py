@@ -172,7 +172,7 @@ def test_a_loaded_state_survives_an_interrupt_of_iter(monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(loader._traversal.source, "begin", interrupted)
+        patch.setattr(loader._resuming, "begin", interrupted)
         with pytest.raises(KeyboardInterrupt):
             iter(loader)
     assert values(loader) == [2, 3]

@@ -154,7 +154,7 @@ def test_after_the_thread_that_pins_memory_ended_persistent_workers_are_new_ones
     with SinkLoader(DataLoader(Faulty(), batch_size=4, collate_fn=collate, **options)) as loader:
         error = read_until_error(loader)[1]
         assert re.search("Pin memory thread exited|the thread that pins memory has ended", str(error))
-        start = loader._opener.next_start(1)
+        start = loader._resuming.next_start(1)
         assert not start.kept_workers
         assert start.worker_generators == start.generators
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Any
+import operator
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -51,24 +52,53 @@ def is_transparent(batch: Any) -> bool:
     return type(batch) is dict and all(is_transparent(value) for value in batch.values())
 
 
-def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
-    """Rebuilds `batch` with `function` applied to every leaf; containers keep their type.
+class Flat(NamedTuple):
+    """A batch as its leaves, in order, and the containers that they lay in."""
 
-    Containers are mappings, lists, tuples, named tuples and dataclass instances; everything else is a leaf. A container
-    in which no leaf changes is returned as it is, not copied.
+    leaves: list[Any]
+    containers: Any  # (container, what it held, the containers inside) for each; None in the place of a leaf
+
+    def batch(self) -> Any:
+        """The leaves in their containers. A container of which no leaf has changed is there itself, not copied."""
+        return _filled(self.containers, iter(self.leaves))
+
+
+def flatten(batch: Any) -> Flat:
+    """Looks once through the containers of a batch: mappings, lists, tuples (named ones too), dataclass instances.
+
+    Everything else is a leaf.
     """
-    values = values_in(batch)
+    if is_flat(batch):
+        return Flat(list(batch), (batch, batch, [None] * len(batch)))
+    found: list[Any] = []
+    return Flat(found, _look_through(batch, found))
+
+
+def _look_through(value: Any, found: list[Any]) -> Any:
+    values = values_in(value)
     if values is None:
-        return function(batch)
-    new = [map_leaves(value, function) for value in values]
-    unchanged = all(ours is theirs for ours, theirs in zip(new, values, strict=True))
-    return batch if unchanged else _rebuilt(batch, new)
+        found.append(value)
+        return None
+    return value, values, [_look_through(one, found) for one in values]
+
+
+def _filled(containers: Any, new: Iterator[Any]) -> Any:
+    if containers is None:
+        return next(new)
+    container, held, inside = containers
+    values = [_filled(one, new) for one in inside]
+    return container if all(map(operator.is_, values, held)) else _rebuilt(container, values)
+
+
+def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
+    """`batch` with `function` applied to every leaf; containers keep their type."""
+    flat = flatten(batch)
+    return flat._replace(leaves=[function(leaf) for leaf in flat.leaves]).batch()
 
 
 def leaves(batch: Any) -> list[Any]:
-    """The leaves of `batch`, in the order of `map_leaves`."""
-    values = values_in(batch)
-    return [batch] if values is None else [leaf for value in values for leaf in leaves(value)]
+    """The leaves of `batch`, in order."""
+    return flatten(batch).leaves
 
 
 def values_in(batch: Any) -> list[Any] | None:
@@ -104,9 +134,9 @@ def _rebuilt(batch: Any, values: list[Any]) -> Any:
     return clone
 
 
-def tensor_bytes(batch: Any) -> int:
-    """Bytes of the tensors in `batch`, without executing lazy batches."""
-    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+def tensor_bytes(leaves: list[Any]) -> int:
+    """Bytes of the tensors among `leaves`, without executing lazy batches."""
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     # A nested tensor has no shape, and numel() would execute a lazy batch.
     return sum((one.shape.numel() if is_lazy(one) else one.numel()) * one.dtype.itemsize for one in tensors)
 

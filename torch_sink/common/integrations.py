@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 
-def is_lightning_s_check(frame: FrameType) -> bool:
+def is_only_checked(frame: FrameType) -> bool:
     """Whether `frame` is Lightning's check that a loader is iterable, which drops the iterator that it makes.
 
     A pass that begins for this check would draw seeds that the plain program does not draw, and would use up a position
@@ -24,7 +24,7 @@ def is_lightning_s_check(frame: FrameType) -> bool:
     return frame.f_code.co_name == "_check_dataloader_iterable"
 
 
-def without_fabric(loader: Any) -> Any:
+def inner_loader(loader: Any) -> Any:
     """The loader inside Fabric's wrapper, which only moves batches to the device; any other loader as it is."""
     return loader._dataloader if type(loader).__name__ == "_FabricDataLoader" else loader
 

@@ -14,18 +14,19 @@ import torch
 from torch_sink.errors import SinkError
 
 RandomState = bytes
+Draws = tuple[torch.Tensor, Any, Any]  # snapshots of the global generators of torch (CPU), numpy and random
 
 NUMPY_WORDS = 624  # Mersenne Twister
 PYTHON_WORDS = 625  # the same with its position
 TAIL = struct.Struct("<iid?d")  # numpy: position, has_gauss, gauss; random: has_gauss, gauss
 
 
-def global_draws() -> tuple[torch.Tensor, Any, Any]:
+def global_draws() -> Draws:
     """Takes a snapshot of the global generators of torch (CPU), numpy and random, for `set_global_draws` only."""
     return torch.get_rng_state(), numpy.random.get_state(legacy=False), random.getstate()
 
 
-def set_global_draws(draws: tuple[torch.Tensor, Any, Any]) -> None:
+def set_global_draws(draws: Draws) -> None:
     """Puts the global generators back to a snapshot of `global_draws`."""
     torch.set_rng_state(draws[0])
     numpy.random.set_state(draws[1])
@@ -47,9 +48,9 @@ def twister_state(state: Any) -> tuple[numpy.ndarray[Any, Any], int, int, float]
     return state["state"]["key"], int(state["state"]["pos"]), int(state["has_gauss"]), float(state["gauss"])
 
 
-def global_random_state() -> RandomState:
+def global_random_state(draws: Draws | None = None) -> RandomState:
     """Takes a snapshot of the global generators of torch (CPU), numpy and random, as bytes."""
-    torch_state, numpy_state, (_, python_words, python_gauss) = global_draws()
+    torch_state, numpy_state, (_, python_words, python_gauss) = draws or global_draws()
     words, position, has_gauss, gauss = twister_state(numpy_state)
     tail = TAIL.pack(position, has_gauss, gauss, python_gauss is not None, python_gauss or 0.0)
     parts = words.astype("<u4").tobytes(), array.array("I", python_words).tobytes(), tail, torch_state.numpy().tobytes()

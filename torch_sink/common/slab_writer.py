@@ -16,7 +16,7 @@ import torch
 from torch.multiprocessing import reductions
 from torch.utils.data import get_worker_info
 
-from torch_sink.common.containers import is_plain, is_transparent, leaves, map_leaves
+from torch_sink.common.containers import flatten, is_plain, is_transparent
 from torch_sink.common.slabs import (
     BYTES,
     MISSED,
@@ -139,7 +139,8 @@ class _Writer:
 
         Sending them would copy them too, to newly mapped memory. Tensors that share memory with others stay in place.
         """
-        users = Counter(leaf.untyped_storage().data_ptr() for leaf in leaves(batch) if _is_on_host(leaf))
+        flat = flatten(batch)
+        users = Counter(leaf.untyped_storage().data_ptr() for leaf in flat.leaves if _is_on_host(leaf))
 
         def move(leaf: Any) -> Any:
             if not _is_on_host(leaf) or leaf.nbytes <= MOST_COPIED_BYTES or leaf.requires_grad or leaf.is_shared():
@@ -151,7 +152,7 @@ class _Writer:
             place = self.allocate(leaf.nbytes)
             return leaf if place is None else place.view(leaf.dtype).view(leaf.shape).copy_(leaf)
 
-        return map_leaves(batch, move)
+        return flat._replace(leaves=[move(leaf) for leaf in flat.leaves]).batch()
 
     def _free_row(self, size: int) -> int:
         """The row of a free slab of at least `size` bytes; 0 if there is none."""

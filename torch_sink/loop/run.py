@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from torch_sink.common.containers import leaves as leaves_of
 from torch_sink.errors import SinkError, add_hints, add_note
 from torch_sink.loop.callbacks import Callback, RunArguments, RunContext, ranks_in_context, tell
-from torch_sink.loop.core.batches import batch_tensors, epoch_length
+from torch_sink.loop.core.batches import epoch_length, tensors_among
 from torch_sink.loop.core.history import RunHistory, SinkRecord
 from torch_sink.loop.core.host_sync import watch_host_syncs
 from torch_sink.loop.core.loaders import Sink
@@ -54,6 +55,7 @@ class TrainingRun:
         self._epoch_length = length = epoch_length(loader, batches)
         self._failure: Exception | None = None
         self._cut_off = False
+        self._leaves: list[Any] | None = None  # of the latest batch; None where they are not known
         self._next_epoch: Iterator[Any] | None = None
         self._returns_on = {"GracefulExit", *(signal.Signals(number).name for number in signals_asked_for(callbacks))}
         self._host_syncs_before = 0
@@ -164,6 +166,8 @@ class TrainingRun:
         except BaseException:
             self._loader.give_back()
             raise
+        if self._callbacks:
+            self._leaves = None  # they may have put others into the batch
         began, executed = state.step_count, 0
         self._arguments.inside_sink = True
         engine.begin(planned, began)
@@ -187,7 +191,8 @@ class TrainingRun:
 
     def _step(self, engine: Engine, batch: Any) -> None:
         state = self._state
-        tensors = batch_tensors(batch)
+        leaves = leaves_of(batch) if self._leaves is None else self._leaves
+        tensors = tensors_among(leaves)
         check_device(tensors, state.model_devices)
         if tensors and tensors[0].dim():
             self.history.samples += tensors[0].shape[0]
@@ -196,7 +201,7 @@ class TrainingRun:
         watched, engine.watches_next_step = engine.watches_next_step, False
         try:
             with watch_host_syncs(self._note_wait) if watched else nullcontext():
-                engine.step(batch, tensors, first=first, last=last)
+                engine.step(batch, leaves, first=first, last=last)
         except Exception as error:
             shapes = [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors]
             add_note(error, f"in step {iteration}, with a batch of {', '.join(shapes) or 'no tensor'}")
@@ -227,7 +232,9 @@ class TrainingRun:
         """The next batch, `_END` at the epoch's end, and also at an error, which is kept for after the sink."""
         began = time.perf_counter()
         try:
-            return next(iterator, _END)
+            batch = next(iterator, _END)
+            self._leaves = getattr(iterator, "leaves", None)  # of the SinkLoader's own iterator: found in the slot
+            return batch
         except Exception as error:
             # A terminal's Ctrl-C kills the workers too; their death is then no news.
             self._cut_off = True

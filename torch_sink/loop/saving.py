@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from torch_sink.common import reference
-from torch_sink.common.random_state import global_draws, twister_state
+from torch_sink.common.random_state import Draws, global_draws, twister_state
 from torch_sink.errors import SinkError, add_hints, add_note
 from torch_sink.loop.checkpoints import SHARDS_FOLDER, newest_checkpoint, read_checkpoint, write_checkpoint
 from torch_sink.loop.core.history import Progress
@@ -26,14 +26,17 @@ _log = logging.getLogger("torch_sink")
 OPTIONAL_PARTS = ("scheduler", "scaler", "average")
 
 
-def state_of(training: TrainState) -> dict[str, Any]:
-    """Everything that the next step depends on, but the position in the data; tensors are not copied."""
+def state_of(training: TrainState, draws: Draws | None = None) -> dict[str, Any]:
+    """Everything that the next step depends on, but the position in the data; tensors are not copied.
+
+    `draws` is a snapshot of the global generators, where one was taken already.
+    """
     model, ranks = training.model, training.ranks
     state: dict[str, Any] = {
         "step_count": training.step_count,
         "progress": {**vars(training.progress)},
         "accumulate": training.accumulate,
-        "random": random_state(),
+        "random": random_state(draws or global_draws()),
     }
     if not ranks.sharded:
         state["model"] = model.state_dict()
@@ -135,9 +138,10 @@ def save(
     about: dict[str, Any] | None = None,
 ) -> Path:
     """Write a checkpoint; see `StepLoop.save`."""
-    position = {} if loader is None else {"loader": positions.state(loader)}
+    draws = global_draws()
+    position = {} if loader is None else {"loader": positions.state(loader, draws)}
     shards = partial(_copy_shards, training, load=False) if training.ranks.sharded else None
-    state, step = {**state_of(training), **position}, training.step_count
+    state, step = {**state_of(training, draws), **position}, training.step_count
     return write_checkpoint(directory, prefix, step, state, ranks=training.ranks, write_shards=shards, about=about)
 
 
@@ -196,9 +200,9 @@ def _copy_shards(training: TrainState, path: str, *, load: bool) -> None:
     )
 
 
-def random_state() -> dict[str, Any]:
+def random_state(draws: Draws) -> dict[str, Any]:
     """States of torch's, numpy's and Python's global generators, as tensors and plain containers."""
-    torch_state, numpy_state, python_state = global_draws()
+    torch_state, numpy_state, python_state = draws
     words, *rest = twister_state(numpy_state)
     state: dict[str, Any] = {
         "torch": torch_state,
@@ -250,12 +254,12 @@ class LoaderPositions:
                         with suppress(Exception):  # a loader that failed may have none; the run's error is what counts
                             self._state = sink.state_dict()
 
-    def state(self, loader: Any) -> Any:
+    def state(self, loader: Any, draws: Draws | None = None) -> Any:
         """Position of `loader`, None if it has none yet."""
         if self._sink is not None and (loader is self._sink or loader is self._given()):
-            return self._sink.state_dict()
+            return self._sink.state_dict(draws)
         if is_sink(loader):
-            return loader.state_dict()
+            return loader.state_dict(draws)
         return self._state if loader is self._given() else None
 
     def keep(self, loader: Any) -> None:

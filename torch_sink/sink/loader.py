@@ -11,13 +11,13 @@ import torch
 
 from torch_sink.common import reference
 from torch_sink.common.arguments import explains_other_names, loader_places
-from torch_sink.common.integrations import is_lightning_s_check, warn_if_unsharded
+from torch_sink.common.integrations import is_only_checked, warn_if_unsharded
+from torch_sink.common.random_state import Draws
 from torch_sink.errors import SinkError
 from torch_sink.sink.lifetime import Life
-from torch_sink.sink.options import check_arguments, make_slots, resolve_device
+from torch_sink.sink.options import check_arguments, make_slots, open_source, resolve_device
 from torch_sink.sink.producer import Producer, ThreadProducer
 from torch_sink.sink.slots import ImageFormat
-from torch_sink.sink.source import open_source
 from torch_sink.sink.stats import QueueStats
 from torch_sink.sink.traversal import Batches, Traversal
 from torch_sink.thread_waits import here, host_sync_allowed
@@ -35,7 +35,7 @@ class SinkLoader:
     With `num_workers > 0` a thread receives the workers' batches ahead of the consumer and brings them to the device.
     Otherwise batches are made in the calling thread, when they are asked for, so that every draw from a global random
     generator comes in the order of the plain loop; so are those of other iterables, loaders with an `__iter__` of their
-    own (Accelerate's, timm's) included. For the same reason a loader without a seeded generator is restarted only when
+    own (as timm's have) included. For the same reason a loader without a seeded generator is restarted only when
     the consumer asks for the first batch of the next pass; with workers and a seeded generator the queue runs across
     passes. Samplers that draw from a global generator in the middle of a pass are the exception: with workers their
     draws happen in the thread.
@@ -92,13 +92,13 @@ class SinkLoader:
     ) -> None:
         check_arguments(batches_per_epoch, slots, max_bytes, timeout_seconds)
         self._form = ImageFormat(resolve_device(device), dtype, memory_format, on_decode_error)
-        source = open_source(loader, on_decode_error)
-        self._opener = opener = source.opener
+        self._resuming = open_source(loader, on_decode_error)
+        self._opener = opener = self._resuming.opener
         self._slots = make_slots(self._form, slots, max_bytes, opener.pins_batches)
         self._slots.share(opener.make_slabs)
         in_thread = opener.runs_in_thread
         self._producer = ThreadProducer(self._slots, opener.has_workers) if in_thread else Producer(self._slots)
-        self._traversal = Traversal(source, self._producer, timeout_seconds)
+        self._traversal = Traversal(self._resuming, self._producer, timeout_seconds)
         self._batches_per_epoch = batches_per_epoch
         self._is_checked = False
         self._life = Life(self, self._producer, opener, self._slots)
@@ -175,7 +175,7 @@ class SinkLoader:
         return getattr(self._opener.loader, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """What the wrapped loader has and this one has not is set there: Lightning sets `worker_init_fn`."""
+        """Sets attributes such as `worker_init_fn`, which the wrapped loader has and this one has not, there."""
         opener = vars(self).get("_opener")
         if opener is None or name.startswith("_") or hasattr(type(self), name) or not hasattr(opener.loader, name):
             super().__setattr__(name, value)
@@ -184,7 +184,7 @@ class SinkLoader:
             opener.renew()
 
     def __iter__(self) -> Iterator[Any]:
-        if is_lightning_s_check(sys._getframe(1)):
+        if is_only_checked(sys._getframe(1)):
             return iter(())
         return self._begin(self._batches_per_epoch, goes_on=self._batches_per_epoch is not None)
 
@@ -224,7 +224,7 @@ class SinkLoader:
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[Iterator[Any]]:
-        """Batches of a pass that was not: afterwards all is as before, but for time and what was compiled.
+        """Gives a new pass to try code on; afterwards the position and all random generators are put back.
 
         Raises:
             ValueError: the loader is a generator object, which cannot be traversed twice.
@@ -260,18 +260,19 @@ class SinkLoader:
         with self._producer.gate:
             yield
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, draws: Draws | None = None) -> dict[str, Any]:
         """Counts of consumed batches and all that is needed to go on after them.
 
         A resumed run gives exactly the batches that would have come, for a map-style `DataLoader` with a seeded
         generator whose dataset draws from the global generators of torch, numpy or random. The key "not_covered" names
         what could differ. With `num_workers=0` the dataset shares the process's global generators: their states are
-        part of the state, and are set again at the first `iter()` after `load_state_dict`.
+        part of the state, and are set again at the first `iter()` after `load_state_dict`. Who has taken a snapshot of
+        these generators already gives it as `draws`.
         """
         if self._life.ended is not None:
             raise SinkError(self._life.ended)
         with host_sync_allowed() if here.watches and not here.allowances else contextlib.nullcontext():
-            return self._traversal.state_dict()
+            return self._resuming.state_dict(self._traversal.position, draws)
 
     @host_sync_allowed()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -287,7 +288,7 @@ class SinkLoader:
     @host_sync_allowed()
     def wait_for_loader(self) -> bool:
         """Ends thread and workers and lets go of the loader, but keeps slots and slabs; whether it can start over."""
-        if self._life.ended is not None or not self._traversal.source.resuming.can_start_over:
+        if self._life.ended is not None or not self._resuming.can_start_over:
             return False
         self._traversal.start_over()
         self._opener.close()

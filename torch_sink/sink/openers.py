@@ -20,7 +20,6 @@ from torch_sink.common.slabs import Slabs
 from torch_sink.damage.loaders import give_partial_batches
 from torch_sink.damage.report import or_current, policy_of_thread
 from torch_sink.errors import add_hints
-from torch_sink.sink.position import PassStart
 from torch_sink.sink.snapshots import ReportingContext, SnapshotCollate, WorkerInit
 from torch_sink.sink.workers import WorkerGuard
 
@@ -57,23 +56,10 @@ class Opener:
         with policy_of_thread(self.policy):
             return iter(self.loader() if self._is_function else self.loader)
 
-    def next_start(self, number: int) -> PassStart:
-        """How pass `number` would begin if it began now."""
-        return PassStart(number, generator_states(self.generators))
-
-    @property
-    def num_workers(self) -> int:
-        """Worker processes of the loader; 0 when it has or knows none."""
-        return int(getattr(self.loader, "num_workers", 0) or 0)
-
     @property
     def is_broken(self) -> bool:
         """Whether the pass cannot go on: a worker died, or a result is lost."""
         return self.guard is not None and self.guard.is_broken
-
-    def sampling(self) -> dict[str, Any]:
-        """How a pass is cut into batches; a position in it means nothing under another sampling. None: not known."""
-        return {"samples": None, "batch_size": None}
 
     def make_slabs(self, batches: int) -> Slabs | None:
         """Before the first pass: memory that workers write to, for `batches` beside those that they make ahead.
@@ -176,18 +162,6 @@ class DataLoaderOpener(Opener):
             return None
         slabs.begin_generation(self.slab_writers)
         return slabs
-
-    def next_start(self, number: int) -> PassStart:
-        states = generator_states(self.generators)
-        are_kept = self.keeps_workers and self.guard is not None and not self.is_broken
-        return PassStart(number, states, self.worker_generators if are_kept else states, kept_workers=are_kept)
-
-    def sampling(self) -> dict[str, Any]:
-        samples = None
-        if self.loader.batch_size is not None and self.is_map_style:
-            with contextlib.suppress(TypeError, NotImplementedError):
-                samples = len(self.loader.sampler)
-        return {"samples": samples, "batch_size": None if samples is None else self.loader.batch_size}
 
     def make_slabs(self, batches: int) -> Slabs | None:
         """Slabs for what each worker makes ahead, and for its part of the batches that are in use."""

@@ -1,10 +1,18 @@
-"""Checks the arguments of a SinkLoader, and finds the device and the slots that fit them."""
+"""Checks the arguments of a SinkLoader, and finds what fits them: ways to begin passes, slots for the device."""
 
 from __future__ import annotations
 
-import torch
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from torch_sink.common.integrations import inner_loader
 from torch_sink.sink.device import DeviceOps
+from torch_sink.sink.openers import DataLoaderOpener, Opener
+from torch_sink.sink.resuming import ByIndexLists, ByMakingAgain, ByOwnState, Resuming
 from torch_sink.sink.ring import DeviceRing
 from torch_sink.sink.slots import ImageFormat, Slots
 
@@ -68,3 +76,45 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
             "Give device='cpu', or None for what this machine has."
         )
     return torch.device("cuda", torch.cuda.current_device() if wanted.index is None else wanted.index)
+
+
+def open_source(loader: Any, policy: str | None = None) -> Resuming:
+    """How passes of `loader` are begun and resumed; `policy` is what becomes of samples with broken files.
+
+    Raises:
+        TypeError: neither iterable nor callable, a dataset of samples, a class, or a dict of loaders.
+    """
+    loader = inner_loader(loader)
+    if isinstance(loader, DataLoader):
+        iterates = type(loader).__iter__
+        if iterates is DataLoader.__iter__:
+            opener = DataLoaderOpener(loader, policy)
+            has_lists = opener.is_map_style and loader.batch_sampler is not None
+            return ByIndexLists(opener) if has_lists else ByMakingAgain(opener)
+        if iterates.__module__.startswith("torchdata."):
+            return ByOwnState(DataLoaderOpener(loader, policy, sends_states=True))
+        # Others make iterators in their own way (those of training libraries, timm's): as any iterable.
+    _check_gives_batches(loader)
+    return ByMakingAgain(Opener(loader, policy, is_function=not isinstance(loader, Iterable)))
+
+
+def _check_gives_batches(loader: Any) -> None:
+    is_map_style = hasattr(type(loader), "__getitem__") and not isinstance(loader, Iterable)  # as torch's Datasets are
+    if is_map_style or (isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)):
+        raise TypeError(
+            f"{type(loader).__name__} gives samples, not batches: this is a Dataset; wrap it in a "
+            "DataLoader(dataset, batch_size=...)"
+        )
+    if isinstance(loader, type) and not issubclass(loader, Iterator):
+        raise TypeError(f"loader is the class {loader.__name__}; pass an instance: {loader.__name__}(...)")
+    if isinstance(loader, Mapping):
+        raise TypeError(f"loader is a {type(loader).__name__}; pass one of its values, or make a SinkLoader of each")
+    if isinstance(loader, (str, os.PathLike)):
+        raise TypeError(
+            f"loader is a path, {os.fspath(loader)!r}; pass batches, such as a "
+            "DataLoader(datasets.ImageFolder(path, transform), batch_size=...)"
+        )
+    if not isinstance(loader, Iterable) and not callable(loader):
+        raise TypeError(
+            f"loader must be an iterable of batches or a function that returns an iterator, got {type(loader).__name__}"
+        )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from torch_sink.sink.openers import Opener
 from torch_sink.sink.position import PassStart
 from torch_sink.sink.snapshots import SnapshotBatch, snapshot_in
 from torch_sink.sink.workers import PassCancelled
+
+Action = Callable[[], None]
 
 # Samplers draw at the beginning and at the end of a traversal; of those that draw for each list, the latest are kept.
 _DRAWS_KEPT = 64
@@ -31,6 +34,7 @@ class Item:
 
     start: PassStart
     batch: Any = None
+    leaves: list[Any] = field(default_factory=list)  # of the batch, once it is in a slot
     slot: int = -1
     worker_states: dict[int, RandomState] | None = None  # of those that made it and what was left out before it
     loader_state: Any = None  # `state_dict()` of a loader that keeps its own
@@ -56,7 +60,7 @@ class IndexLists:
         self._asked = 0  # lists, or the end
         self._states = deque([(0, generator_states(generators))], maxlen=_DRAWS_KEPT)  # after so many lists
 
-    def read(self, lists: Iterator[Any], skip: int, after_skip: Callable[[], None] | None) -> Iterator[Any]:
+    def read(self, lists: Iterator[Any], skip: int, after_skip: Action | None) -> Iterator[Any]:
         """The lists behind the first `skip`; `after_skip` is called when the last of these was dropped."""
         try:
             for number, indices in enumerate(lists):
@@ -87,6 +91,46 @@ class IndexLists:
         failure, self.failure = self.failure, None
         if failure is not None:
             raise failure
+
+
+class ResumableSampler:
+    """The user's (batch) sampler; can skip the first index lists of its next traversal."""
+
+    def __init__(self, sampler: Any, generators: list[torch.Generator]) -> None:
+        self.sampler = sampler
+        self.generators = generators
+        self.lists = IndexLists(generators)  # of the latest traversal
+        self.arm()
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "sampler":
+            raise AttributeError(name)  # while it is being unpickled
+        return getattr(self.sampler, name)
+
+    def arm(
+        self, skip: int = 0, placeholders: int = 0, at_last_iter: Action | None = None, after_skip: Action | None = None
+    ) -> None:
+        """Prepares the next traversal. A new DataLoader iterator calls `iter` twice and uses the second one.
+
+        Args:
+            skip: index lists to draw and drop.
+            placeholders: empty index lists to give first, so that batch k goes to worker k mod W again.
+            at_last_iter: called before the traversal that will be used begins.
+            after_skip: called when the last index list was dropped.
+        """
+        self.skip, self.placeholders = skip, placeholders
+        self.at_last_iter, self.after_skip, self._iters = at_last_iter, after_skip, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self._iters += 1
+        if self.at_last_iter is not None and self._iters == 2:
+            self.at_last_iter()
+        lists = iter(self.sampler)  # as often as the plain loader does: a sampler may draw here
+        self.lists = IndexLists(self.generators)
+        return itertools.chain([[]] * self.placeholders, self.lists.read(lists, self.skip, self.after_skip))
 
 
 class Pass:

@@ -26,8 +26,8 @@ JOIN_SECONDS = 1.5
 def fill(slots: Slots, slot: int, item: Item) -> None:
     """Puts the batch of `item` into a slot; what goes wrong becomes an error in its place."""
     try:
-        item.batch, loss = slots.fill(slot, item.batch)
-        item.slot = slot
+        filled, loss = slots.fill(slot, item.batch)
+        item.batch, item.leaves, item.slot = filled.batch(), filled.leaves, slot
         if loss is not None:
             item.loss = loss if item.loss is None else item.loss + loss
     except BaseException as error:
@@ -104,7 +104,7 @@ class Producer:
 
     def bytes_held(self) -> int:
         """Bytes of the batches that wait here or are in use."""
-        return sum(tensor_bytes(item.batch) for item in (*self.ready.copy(), self.held) if item is not None)
+        return sum(tensor_bytes(item.leaves) for item in (*self.ready.copy(), self.held) if item is not None)
 
     def close(self) -> None:
         """Stops the active pass, within seconds. Idempotent."""

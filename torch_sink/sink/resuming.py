@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from torch_sink.common.random_state import (
+    Draws,
     find_private_generators,
     generator_states,
     global_random_state,
@@ -19,10 +18,8 @@ from torch_sink.common.random_state import (
     set_global_random_state,
 )
 from torch_sink.sink.openers import DataLoaderOpener, Opener
-from torch_sink.sink.passes import IndexLists, Pass
-from torch_sink.sink.position import PassStart, ResumePoint
-
-Action = Callable[[], None]
+from torch_sink.sink.passes import Action, Pass, ResumableSampler
+from torch_sink.sink.position import PassStart, Position, ResumePoint
 
 
 class Resuming:
@@ -39,18 +36,30 @@ class Resuming:
 
     def next_start(self, number: int) -> PassStart:
         """How pass `number` would begin if it began now."""
-        return self.opener.next_start(number)
+        states, opener = generator_states(self.generators), self.opener
+        if not isinstance(opener, DataLoaderOpener):
+            return PassStart(number, states)
+        are_kept = opener.keeps_workers and opener.guard is not None and not opener.is_broken
+        return PassStart(number, states, opener.worker_generators if are_kept else states, kept_workers=are_kept)
 
-    def begin(self, number: int) -> Pass:
-        """Begins pass `number` at its first batch."""
+    def begin(self, number: int, resume: ResumePoint | None = None) -> Pass:
+        """Begins pass `number`, or enters it, in the calling thread: workers are started and seeded here."""
+        batch_sampler = getattr(self.opener.loader, "batch_sampler", None)
+        owners = (getattr(self.opener.loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+        for owner in {id(owner): owner for owner in owners}.values():
+            set_epoch = getattr(owner, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(number)
+        if resume is not None:
+            return self._enter(resume)
         return self._open(replace(self.next_start(number), random_state=global_random_state()))
-
-    def enter(self, resume: ResumePoint) -> Pass:
-        """Begins a pass behind its first `resume.skip` batches."""
-        raise NotImplementedError
 
     def _open(self, start: PassStart) -> Pass:
         return Pass(self.opener, start, self.opener.open())
+
+    def _enter(self, resume: ResumePoint) -> Pass:
+        """Opens a pass behind its first `resume.skip` batches."""
+        raise NotImplementedError
 
     def _go_back(self, start: PassStart) -> None:
         """Puts the generators back to where they were when the workers of a pass were started, or else the pass."""
@@ -59,8 +68,37 @@ class Resuming:
         if start.random_state:
             set_global_random_state(start.random_state)
 
+    def rewind(self, start: PassStart) -> None:
+        """Takes back what a pass drew that was begun ahead and of which nothing was consumed."""
+        set_generator_states(self.generators, start.generators)
+
     def leave(self, left: Pass, consumed: int) -> None:
         """Takes back what a pass drew ahead of the batches that were consumed of it."""
+
+    def state_dict(self, position: Position, draws: Draws | None = None) -> dict[str, Any]:
+        """A position, what it takes to go on from it, and what may differ in a resumed run.
+
+        Where no pass is under way, the position is the beginning of the next one. `draws` is a snapshot of the global
+        generators, where one was taken already.
+        """
+        if position.resume is not None:
+            return position.loaded_state
+        start = position.start or self.next_start(position.pass_number)
+        random_state = b"" if self.opener.has_workers else global_random_state(draws)
+        return {**position.saved(start, random_state), **self.described()}
+
+    def described(self) -> dict[str, Any]:
+        """What a state holds of the loader; `samples` and `batch_size` say how a pass is cut, None if not known."""
+        loader, opener, samples = self.opener.loader, self.opener, None
+        if isinstance(opener, DataLoaderOpener) and opener.is_map_style and loader.batch_size is not None:
+            with contextlib.suppress(TypeError, NotImplementedError):
+                samples = len(loader.sampler)
+        return {
+            "num_workers": int(getattr(loader, "num_workers", 0) or 0),
+            "samples": samples,
+            "batch_size": None if samples is None else loader.batch_size,
+            "not_covered": self.not_covered(),
+        }
 
     def not_covered(self) -> list[str]:
         """What a resumed run could draw differently, in words."""
@@ -82,14 +120,14 @@ class ByIndexLists(Resuming):
         vars(opener.copy)["batch_sampler"] = self.sampler
         opener.sends_snapshots = True
 
-    def enter(self, resume: ResumePoint) -> Pass:
+    def _enter(self, resume: ResumePoint) -> Pass:
         # The global generators are left as the checkpoint (batches made here) or the caller (workers) had them.
         opener, start, before = self.opener, resume.start, global_random_state()
         self._go_back(start)
         at_last_iter = self._at_last_iter(start)
         if opener.has_workers:
             # Out of order, a batch could overtake a placeholder and be dropped in its place.
-            placeholders = resume.skip % opener.num_workers if getattr(opener.loader, "in_order", True) else 0
+            placeholders = resume.skip % opener.loader.num_workers if getattr(opener.loader, "in_order", True) else 0
             opener.prepare_workers(resume.worker_states, placeholders)
             self.sampler.arm(resume.skip, placeholders, at_last_iter)
             opened = self._open(start, placeholders)
@@ -126,7 +164,7 @@ class ByIndexLists(Resuming):
     def leave(self, left: Pass, consumed: int) -> None:
         # What the sampler drew for batches that a plain loader would not have asked for yet.
         if self.opener.has_workers and left.lists is not None:
-            left.lists.take_back(consumed + self.opener.num_workers * (self.opener.loader.prefetch_factor or 0))
+            left.lists.take_back(consumed + self.opener.loader.num_workers * (self.opener.loader.prefetch_factor or 0))
 
     def not_covered(self) -> list[str]:
         return _draws_not_covered(self.opener.loader)
@@ -154,7 +192,7 @@ class ByOwnState(Resuming):
     def next_start(self, number: int) -> PassStart:
         return PassStart(number, generator_states(self.generators))
 
-    def enter(self, resume: ResumePoint) -> Pass:
+    def _enter(self, resume: ResumePoint) -> Pass:
         opener, start = self.opener, resume.start
         opener.forget_workers()
         opener.prepare_workers(resume.worker_states if opener.sends_snapshots else {})
@@ -211,7 +249,7 @@ class ByMakingAgain(Resuming):
         self.can_reenter = isinstance(opener, DataLoaderOpener)  # another iterator goes on behind an exception
         self.can_start_over = not isinstance(opener.loader, Iterator)
 
-    def enter(self, resume: ResumePoint) -> Pass:
+    def _enter(self, resume: ResumePoint) -> Pass:
         start, before = resume.start, global_random_state()
         self._go_back(start)
         opened = self._open(start)
@@ -251,43 +289,3 @@ def _draws_not_covered(loader: Any) -> list[str]:
     if private:
         notes.append(f"generators inside the dataset are not recorded: {', '.join(private)}")
     return notes
-
-
-class ResumableSampler:
-    """The user's (batch) sampler; can skip the first index lists of its next traversal."""
-
-    def __init__(self, sampler: Any, generators: list[torch.Generator]) -> None:
-        self.sampler = sampler
-        self.generators = generators
-        self.lists = IndexLists(generators)  # of the latest traversal
-        self.arm()
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "sampler":
-            raise AttributeError(name)  # while it is being unpickled
-        return getattr(self.sampler, name)
-
-    def arm(
-        self, skip: int = 0, placeholders: int = 0, at_last_iter: Action | None = None, after_skip: Action | None = None
-    ) -> None:
-        """Prepares the next traversal. A new DataLoader iterator calls `iter` twice and uses the second one.
-
-        Args:
-            skip: index lists to draw and drop.
-            placeholders: empty index lists to give first, so that batch k goes to worker k mod W again.
-            at_last_iter: called before the traversal that will be used begins.
-            after_skip: called when the last index list was dropped.
-        """
-        self.skip, self.placeholders = skip, placeholders
-        self.at_last_iter, self.after_skip, self._iters = at_last_iter, after_skip, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        self._iters += 1
-        if self.at_last_iter is not None and self._iters == 2:
-            self.at_last_iter()
-        lists = iter(self.sampler)  # as often as the plain loader does: a sampler may draw here
-        self.lists = IndexLists(self.generators)
-        return itertools.chain([[]] * self.placeholders, self.lists.read(lists, self.skip, self.after_skip))

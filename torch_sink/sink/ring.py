@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_sink.common.containers import is_lazy, is_plain, leaves, map_leaves
+from torch_sink.common.containers import Flat, flatten, is_lazy, is_plain
 from torch_sink.common.slabs import Slabs
 from torch_sink.damage.report import DecodeReport
 from torch_sink.sink.device import DeviceOps, LeafPlan, RingPlan, SlotProtocol
@@ -117,16 +116,17 @@ class DeviceRing(Slots):
             else:
                 log.warning("%s bytes of shared memory cannot be page-locked: batches are copied", f"{region.nbytes:,}")
 
-    def fill(self, slot: int, batch: Any) -> tuple[Any, DecodeReport | None]:
+    def fill(self, slot: int, batch: Any) -> tuple[Flat, DecodeReport | None]:
         """Issues the copies and kernels that bring `batch` into `slot`; the host waits only for staging memory."""
+        flat = flatten(batch)
         if self.may_plan_anew:
-            self._leave_unless_fitting(leaves(batch))
-        protocol = self._allocate(leaves(batch)) if self.protocol is None else self.protocol
+            self._leave_unless_fitting(flat.leaves)
+        protocol = self._allocate(flat.leaves) if self.protocol is None else self.protocol
         if self.slabs is not None:
             self._lock_slabs(self.slabs)
         memory = self.slots[slot]
         source_stream = self.ops.current_stream()
-        is_made_there = any(self._is_on_device(leaf) for leaf in leaves(batch))
+        is_made_there = any(map(self._is_on_device, flat.leaves))
         if is_made_there:
             self.ops.follow(source_stream)
         protocol.begin_staging(slot)
@@ -137,15 +137,18 @@ class DeviceRing(Slots):
                 self.batches_spared -= 1
                 memory.kept.append(batch)  # it may lie in a slab, from which copies run beside the host
             try:
-                filled = self._copy_ordinary(memory, batch)
-                filled, loss = execute_lazy(filled, self.form, self._lazy_targets(memory, batch))
+                copied = self._copy_ordinary(memory, flat.leaves)
+                places = {id(leaf): memory.place_of(at, leaf) for at, leaf in enumerate(copied) if is_lazy(leaf)}
+                targets = {key: place.buffer for key, place in places.items() if place is not None}
+                filled, loss = execute_lazy(flat._replace(leaves=copied), self.form, targets)
             finally:
                 protocol.end_staging(slot)
                 if is_made_there:
                     protocol.give_back(slot, source_stream)
-            filled = self._settle(memory, filled)
+            memory.is_static = True
+            settled = [self._settle(memory, position, leaf) for position, leaf in enumerate(filled.leaves)]
             protocol.end_filling(slot)
-        return filled, loss
+        return filled._replace(leaves=settled), loss
 
     def open(self, slot: int, batch: Any) -> Any:
         """Makes the current stream wait, on the device, until the batch is there."""
@@ -162,12 +165,12 @@ class DeviceRing(Slots):
         return slot if self.slots[slot].is_static else None
 
     def static_batches(self, batch: Any) -> dict[int, Any]:
-        def in_slot(slot: Slot) -> Any:
-            def of(position: int, leaf: Any) -> Any:
-                place = slot.places[position] if isinstance(leaf, torch.Tensor) else None
-                return leaf if place is None else place.buffer
+        flat = flatten(batch)
 
-            return _map_numbered(batch, of)
+        def in_slot(slot: Slot) -> Any:
+            pairs = zip(flat.leaves, [*slot.places, *[None] * len(flat.leaves)], strict=False)
+            there = [place.buffer if place and isinstance(leaf, torch.Tensor) else leaf for leaf, place in pairs]
+            return flat._replace(leaves=there).batch()
 
         return {number: in_slot(slot) for number, slot in enumerate(self.slots)}
 
@@ -231,20 +234,21 @@ class DeviceRing(Slots):
         self.allocations += 1
         return self.ops.empty_pinned(shape, dtype)
 
-    def _copy_ordinary(self, memory: Slot, batch: Any) -> Any:
-        def copy(position: int, leaf: Any) -> Any:
-            if is_lazy(leaf):
-                return leaf
-            if is_plain(leaf):
-                return self._copy(memory, position, leaf)
-            if not moves_itself(leaf):
-                return leaf  # numbers and strings stay on the host
-            # A sparse or nested tensor, a subclass, an object with `to`: it knows best how it is moved.
-            moved = leaf.to(self.ops.device)  # host sync: the producer's thread, because the memory is not page-locked
-            memory.kept.append(moved := self.form.convert(moved))
-            return moved
+    def _copy_ordinary(self, memory: Slot, leaves: list[Any]) -> list[Any]:
+        """The leaves in the slot or elsewhere on the device; lazy ones, numbers and strings as they are."""
+        return [self._copy_leaf(memory, position, leaf) for position, leaf in enumerate(leaves)]
 
-        return _map_numbered(batch, copy)
+    def _copy_leaf(self, memory: Slot, position: int, leaf: Any) -> Any:
+        if is_lazy(leaf):
+            return leaf
+        if is_plain(leaf):
+            return self._copy(memory, position, leaf)
+        if not moves_itself(leaf):
+            return leaf
+        # A sparse or nested tensor, a subclass, an object with `to`: it knows best how it is moved.
+        moved = leaf.to(self.ops.device)  # host sync: the producer's thread, because the memory is not page-locked
+        memory.kept.append(moved := self.form.convert(moved))
+        return moved
 
     def _copy(self, memory: Slot, position: int, leaf: torch.Tensor) -> torch.Tensor:
         place = memory.place_of(position, leaf)
@@ -274,38 +278,22 @@ class DeviceRing(Slots):
     def _is_on_device(self, leaf: Any) -> bool:
         return isinstance(leaf, torch.Tensor) and leaf.device == self.ops.device and leaf.device.type != "cpu"
 
-    def _lazy_targets(self, memory: Slot, batch: Any) -> dict[int, torch.Tensor]:
-        lazy = [(position, leaf) for position, leaf in enumerate(leaves(batch)) if is_lazy(leaf)]
-        places = {id(leaf): memory.place_of(position, leaf) for position, leaf in lazy}
-        return {key: place.buffer for key, place in places.items() if place is not None}
-
-    def _settle(self, memory: Slot, batch: Any) -> Any:
-        """Moves tensors that were made outside the slot into it where they fit, and keeps the others alive."""
-        memory.is_static = True
-
-        def settle(position: int, leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                memory.is_static &= not moves_itself(leaf)
-                return leaf
-            place = memory.places[position] if position < len(memory.places) else None
-            buffer = None if place is None else place.buffer
-            if buffer is not None and has_address(leaf) and leaf.data_ptr() == buffer.data_ptr():
-                memory.is_static &= leaf.shape == buffer.shape
-                return leaf
-            memory.kept.append(leaf)
-            if buffer is not None and is_plain(leaf) and (leaf.shape, leaf.dtype) == (buffer.shape, buffer.dtype):
-                self.ops.copy(buffer, leaf)
-                return buffer
-            memory.is_static = False
+    def _settle(self, memory: Slot, position: int, leaf: Any) -> Any:
+        """Moves a tensor that was made outside the slot into it where it fits, or else keeps it alive."""
+        if not isinstance(leaf, torch.Tensor):
+            memory.is_static &= not moves_itself(leaf)
             return leaf
-
-        return _map_numbered(batch, settle)
-
-
-def _map_numbered(batch: Any, function: Callable[[int, Any], Any]) -> Any:
-    """`map_leaves` with the position of each leaf."""
-    positions = itertools.count()
-    return map_leaves(batch, lambda leaf: function(next(positions), leaf))
+        place = memory.places[position] if position < len(memory.places) else None
+        buffer = None if place is None else place.buffer
+        if buffer is not None and has_address(leaf) and leaf.data_ptr() == buffer.data_ptr():
+            memory.is_static &= leaf.shape == buffer.shape
+            return leaf
+        memory.kept.append(leaf)
+        if buffer is not None and is_plain(leaf) and (leaf.shape, leaf.dtype) == (buffer.shape, buffer.dtype):
+            self.ops.copy(buffer, leaf)
+            return buffer
+        memory.is_static = False
+        return leaf
 
 
 def moves_itself(leaf: Any) -> bool:

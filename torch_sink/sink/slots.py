@@ -8,15 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_sink.common.containers import (
-    agree_on_positions,
-    is_flat,
-    is_lazy,
-    leaves,
-    map_leaves,
-    select_rows,
-    select_samples,
-)
+from torch_sink.common.containers import Flat, agree_on_positions, flatten, is_lazy, select_rows, select_samples
 from torch_sink.common.slabs import Slabs
 from torch_sink.damage.report import DecodeReport, check_policy, or_current
 
@@ -83,12 +75,12 @@ class Slots:
         Not on the CPU: the consumer gets the source's own tensors, and may keep them as long as it likes.
         """
 
-    def fill(self, slot: int, batch: Any) -> tuple[Any, DecodeReport | None]:
+    def fill(self, slot: int, batch: Any) -> tuple[Flat, DecodeReport | None]:
         """Puts a batch of the source into a slot; returns what the consumer will get."""
-        if self.form.keeps_tensors and is_flat(batch):
-            return batch, None
-        batch, loss = execute_lazy(batch, self.form, {})
-        return (batch if self.form.keeps_tensors else map_leaves(batch, self.form.convert)), loss
+        filled, loss = execute_lazy(flatten(batch), self.form, {})
+        if not self.form.keeps_tensors:
+            filled = filled._replace(leaves=[self.form.convert(leaf) for leaf in filled.leaves])
+        return filled, loss
 
     def open(self, slot: int, batch: Any) -> Any:
         """Makes the batch readable on the current stream."""
@@ -120,35 +112,35 @@ class Slots:
         """Waits until nothing is in flight and gives the memory back."""
 
 
-def execute_lazy(batch: Any, form: ImageFormat, targets: dict[int, torch.Tensor]) -> tuple[Any, DecodeReport | None]:
+def execute_lazy(batch: Flat, form: ImageFormat, targets: dict[int, torch.Tensor]) -> tuple[Flat, DecodeReport | None]:
     """Executes every lazy leaf of `batch` on the current stream and drops lost samples from the other leaves.
 
     `targets` has by the `id` of a lazy leaf, where it is planned for, the preallocated tensor to execute it into.
     """
-    lazy = [] if is_flat(batch) else [leaf for leaf in leaves(batch) if is_lazy(leaf)]
+    lazy = {id(leaf): leaf for leaf in batch.leaves if is_lazy(leaf)}
     if not lazy:
         return batch, None
     policy = or_current(form.on_decode_error)
     results = {
-        id(leaf): leaf.__torch_sink_execute__(
+        key: leaf.__torch_sink_execute__(
             form.device,
             dtype=form.dtype,
             memory_format=form.layout_of(leaf),
-            out=targets.get(id(leaf)),
+            out=targets.get(key),
             on_decode_error=policy,
         )
-        for leaf in {id(leaf): leaf for leaf in lazy}.values()
+        for key, leaf in lazy.items()
     }
-    files = dict(file for leaf in lazy for file in getattr(leaf, "broken_files", ()))
-    batch_size = int(lazy[0].shape[0])
+    batch_size = int(next(iter(lazy.values())).shape[0])
     wanted = agree_on_positions([positions for _, positions in results.values()], batch_size, policy)
     if wanted is not None and len(results) > 1:
         for key, (tensor, shown) in results.items():
             rows = torch.tensor(select_rows(shown, wanted), dtype=torch.long, device=tensor.device)
             results[key] = tensor.index_select(0, rows), wanted
-    batch = map_leaves(batch, lambda leaf: results[id(leaf)][0] if is_lazy(leaf) else leaf)
+    batch = batch._replace(leaves=[results[id(leaf)][0] if id(leaf) in lazy else leaf for leaf in batch.leaves])
     if wanted is None:
         return batch, None
     done = {id(tensor) for tensor, _ in results.values()}
-    batch = select_samples(batch, wanted, batch_size, lambda leaf: id(leaf) in done)
-    return batch, DecodeReport(batch_size - len(wanted), len(wanted) - len(set(wanted)), files)
+    rest = select_samples(batch.batch(), wanted, batch_size, lambda leaf: id(leaf) in done)
+    files = dict(file for leaf in lazy.values() for file in getattr(leaf, "broken_files", ()))
+    return flatten(rest), DecodeReport(batch_size - len(wanted), len(wanted) - len(set(wanted)), files)

@@ -15,8 +15,8 @@ from torch_sink.sink.lifetime import Life
 from torch_sink.sink.passes import Item, Pass
 from torch_sink.sink.position import Position, check_resumed, read_state
 from torch_sink.sink.producer import Producer
+from torch_sink.sink.resuming import Resuming
 from torch_sink.sink.slots import Slots
-from torch_sink.sink.source import Source
 from torch_sink.thread_waits import here, host_sync_allowed
 
 
@@ -27,8 +27,8 @@ class Traversal:
     reads, a second one exists only when the source may be asked ahead.
     """
 
-    def __init__(self, source: Source, producer: Producer, timeout_seconds: float) -> None:
-        self.source = source
+    def __init__(self, resuming: Resuming, producer: Producer, timeout_seconds: float) -> None:
+        self.resuming = resuming
         self.producer = producer
         self.length: int | None = None  # of the epoch under way; None for one pass of the source
         self.timeout_seconds = timeout_seconds
@@ -84,7 +84,7 @@ class Traversal:
                 if self.given_back is not None:
                     item, self.given_back = self.given_back, None
                     break
-                if self.source.resuming.crosses_passes or not self.passes:
+                if self.resuming.crosses_passes or not self.passes:
                     self._keep_ahead()
                 item = self.producer.take(self.timeout_seconds)
                 if item.slot >= 0:
@@ -131,10 +131,10 @@ class Traversal:
         self._drop_passes()
         self.position.resume = None
         if ahead is not None:  # whether it was begun depends on who was faster; nobody has asked for it yet
-            self.source.rewind(ahead)
+            self.resuming.rewind(ahead)
             self.position.start = None
         elif has_begun:
-            self.position.next_pass(self.source.opener.keeps_workers)
+            self.position.next_pass(self.resuming.opener.keeps_workers)
         self.position.batch_in_epoch = 0
         self.was_interrupted = self.is_loaded = self.is_handed_out = False
 
@@ -144,31 +144,22 @@ class Traversal:
         self.position, self.is_last_epoch, self.may_begin_ahead = Position(), False, True
         self.producer.start_over()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The position, and what it takes to go on from it; where no pass is under way, from the next one."""
-        position, source = self.position, self.source
-        if position.resume is not None:
-            return position.loaded_state
-        start = position.start or source.resuming.next_start(position.pass_number)
-        random_state = b"" if source.opener.has_workers else global_random_state()
-        return {**position.saved(start, random_state), **source.described()}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to the position of `state`; the source follows at the next `begin_epoch`."""
         position = read_state(state)
-        check_resumed(state, self.source.described())
+        check_resumed(state, self.resuming.described())
         self.restart()
         self.position, self.is_loaded = position, True
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
         """Inside, batches may be consumed; afterwards position, generators and global draws are as before."""
-        source, is_loaded = self.source, self.is_loaded
-        if isinstance(source.opener.loader, Iterator):
+        is_loaded = self.is_loaded
+        if isinstance(self.resuming.opener.loader, Iterator):
             raise ValueError("a generator object can be traversed only once; pass the generator function, or a list")
         position = replace(self.position)
-        start, draws = source.resuming.next_start(position.pass_number), global_random_state()
-        state = self.state_dict() if self.passes or position.resume is not None else None
+        start, draws = self.resuming.next_start(position.pass_number), global_random_state()
+        state = self.resuming.state_dict(self.position) if self.passes or position.resume is not None else None
         try:
             yield
         finally:
@@ -178,7 +169,7 @@ class Traversal:
             else:
                 self.load_state_dict(state)
                 self.is_loaded = is_loaded
-            source.rewind(start)
+            self.resuming.rewind(start)
             set_global_random_state(draws)
 
     def _note(self, item: Item) -> None:
@@ -208,7 +199,7 @@ class Traversal:
         self.was_interrupted = not isinstance(error, Exception)  # Ctrl-C while the batch was made here
         if item.is_lost and not self.was_interrupted:
             self._drop_passes()
-            self.source.opener.forget_workers()
+            self.resuming.opener.forget_workers()
             position.next_pass(keeps_workers=False)
             position.batch_in_epoch = 0
         elif not self.was_interrupted:
@@ -224,7 +215,7 @@ class Traversal:
     def _begin_pass(self) -> None:
         number = self.passes[-1].start.number + 1 if self.passes else self.position.pass_number
         self.producer.park()
-        begun = self.source.begin(number, self.position.resume)
+        begun = self.resuming.begin(number, self.position.resume)
         self.passes.append(begun)
         if len(self.passes) == 1:
             self.position.start = begun.start
@@ -246,10 +237,10 @@ class Traversal:
 
     def _reenter(self) -> None:
         """After Ctrl-C inside, or what a signal handler raised: goes on behind the batch that was consumed last."""
-        if self.source.resuming.can_reenter and self.passes:
+        if self.resuming.can_reenter and self.passes:
             if self.position.resume is None:
                 # Before anything is dropped: a second interrupt finds where to go on.
-                self.position = read_state(self.state_dict())
+                self.position = read_state(self.resuming.state_dict(self.position))
             self._drop_passes()
 
     def _end_pass(self, item: Item) -> None:
@@ -264,11 +255,11 @@ class Traversal:
         end_pass(finished.lost, is_empty)
         if is_empty:
             advice = "Give a loader with at least one batch; with drop_last=True it needs at least batch_size samples."
-            if isinstance(self.source.opener.loader, Iterator):
+            if isinstance(self.resuming.opener.loader, Iterator):
                 advice = "A generator object can be traversed once only: pass the generator function, or a list."
-            name = type(self.source.opener.loader).__name__
+            name = type(self.resuming.opener.loader).__name__
             raise ValueError(f"{name} gave no batch in pass {finished.start.number}. {advice}")
-        self.position.next_pass(self.source.opener.keeps_workers)
+        self.position.next_pass(self.resuming.opener.keeps_workers)
         if self.passes:
             self.position.start = self.passes[0].start
         if self.length is None:
@@ -283,9 +274,9 @@ class Traversal:
         for begun in self.passes:
             begun.stop()
         if len(self.passes) > 1:
-            self.source.rewind(self.passes[1].start)
+            self.resuming.rewind(self.passes[1].start)
         if self.passes:
-            self.source.resuming.leave(self.passes[0], self.position.batch_in_pass)
+            self.resuming.leave(self.passes[0], self.position.batch_in_pass)
         self.passes = []
 
 
@@ -299,6 +290,7 @@ class Batches(Iterator[Any]):
     def __init__(self, loader: Any, life: Life, traversal: Traversal, slots: Slots, iteration: int) -> None:
         self.loader: Any = loader
         self.iteration = iteration
+        self.leaves: list[Any] = []  # of the batch that was given last
         self._life, self._traversal, self._slots = life, traversal, slots
 
     def __next__(self) -> Any:
@@ -311,8 +303,9 @@ class Batches(Iterator[Any]):
         try:
             item = self._traversal.next_item(self.iteration)
         except StopIteration:
-            self.loader = None
+            self.loader, self.leaves = None, []
             raise
+        self.leaves = item.leaves
         return self._slots.open(item.slot, item.batch)
 
     @host_sync_allowed()

@@ -7,14 +7,19 @@ from typing import Any
 
 from torch import Tensor
 
-from torch_sink.common.containers import is_flat, leaves, map_leaves
+from torch_sink.common.containers import leaves, map_leaves
 
 _CONSTANTS = (int, float, complex, str, bytes, type(None))
 
 
+def tensors_among(leaves: list[Any]) -> list[Tensor]:
+    """The tensors among the leaves of a batch, in order."""
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
 def batch_tensors(batch: Any) -> list[Tensor]:
     """The tensors of a batch, in order, from nested lists, tuples, dicts and dataclasses."""
-    return list(batch) if is_flat(batch) else [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
+    return tensors_among(leaves(batch))
 
 
 class UsualShape:
@@ -50,15 +55,16 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     return map_leaves(value, lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf)
 
 
-def batch_shapes(batch: Any) -> tuple[Any, ...]:
+def batch_shapes(tensors: list[Tensor]) -> tuple[Any, ...]:
     """Shapes, strides, dtypes and devices of a batch's tensors: where they are equal, compiled code can be shared."""
-    return tuple((t.shape, t.stride(), t.dtype, t.device) for t in batch_tensors(batch))
+    return tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
 
 
-def batch_constants(batch: Any) -> tuple[Any, ...]:
+def batch_constants(leaves: list[Any]) -> tuple[Any, ...]:
     """What a captured graph holds of a batch: the shapes and the like, and the numbers; an object equals no other."""
-    others = [leaf for leaf in leaves(batch) if not isinstance(leaf, Tensor)]
-    return batch_shapes(batch), tuple(leaf if isinstance(leaf, _CONSTANTS) else object() for leaf in others)
+    others = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+    shapes = batch_shapes(tensors_among(leaves))
+    return shapes, tuple(leaf if isinstance(leaf, _CONSTANTS) else object() for leaf in others)
 
 
 def call_with(function: Callable[..., Any], batch: Any) -> Any:

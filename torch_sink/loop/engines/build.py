@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_sink.common.containers import leaves
 from torch_sink.common.integrations import backward_context
-from torch_sink.loop.core.batches import batch_tensors, map_tensors
+from torch_sink.loop.core.batches import map_tensors
 from torch_sink.loop.core.distributed import spread_by_threads
 from torch_sink.loop.core.history import Reasons, StepLog, first_line
 from torch_sink.loop.core.host_sync import user_place
@@ -224,7 +225,7 @@ class Inference:
     def __call__(self, batch: Any) -> Any:
         if self._capture is None or self._recordings is None:
             return self._function(batch)
-        found = self._recordings.find(batch, batch_tensors(batch)) if self.mode == "graph" else None
+        found = self._recordings.find(batch, leaves(batch)) if self.mode == "graph" else None
         if found is None:
             return self._run_between_replays(self._capture.memory, batch)
         slot, batch, replay = found

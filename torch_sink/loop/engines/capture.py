@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import graph as autograd_graph
 
-from torch_sink.common.containers import is_flat
-from torch_sink.loop.core.batches import UsualShape, batch_constants, batch_tensors, map_tensors
+from torch_sink.loop.core.batches import UsualShape, batch_constants, batch_tensors, map_tensors, tensors_among
 from torch_sink.loop.core.history import Reasons
 from torch_sink.loop.core.host_sync import caller
 from torch_sink.loop.engines.memory import GraphMemory
@@ -184,7 +183,8 @@ class Recordings:
         self.shape = UsualShape()
         self.pause: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._replays: dict[tuple[Any, Any], tuple[list[Tensor], Replay]] = {}
-        self._staging: Any = None
+        self._staging: Any = None  # a batch that others are copied to
+        self._staged: list[Tensor] = []  # its tensors
         self._ring: weakref.ref[Any] | None = None
 
     def __len__(self) -> int:
@@ -197,13 +197,13 @@ class Recordings:
             self.forget()  # they read the slots of another ring
         self._ring = weakref.ref(loader)
 
-    def find(self, batch: Any, tensors: list[Tensor], kind: Any = None) -> tuple[Any, Any, Replay | None] | None:
+    def find(self, batch: Any, leaves: list[Any], kind: Any = None) -> tuple[Any, Any, Replay | None] | None:
         """Slot, batch as it lies there, and the replay, None if it is to be recorded; or None: run it unrecorded."""
         slot = getattr(self._ring() if self._ring is not None else None, "slot_index", None)
-        known = self._replays.get((slot, kind))
-        if known is not None and is_flat(batch) and same_places(tensors, known[0]):
+        known, tensors = self._replays.get((slot, kind)), tensors_among(leaves)
+        if known is not None and len(tensors) == len(leaves) and same_places(tensors, known[0]):
             return slot, batch, known[1]  # nothing but tensors, all where the graph reads them
-        constants = batch_constants(batch)
+        constants = batch_constants(leaves)
         is_known = self.shape.knows(constants)
         if not self.shape.accepts(constants):
             self._reasons.count(ODD_BATCHES)
@@ -232,13 +232,14 @@ class Recordings:
     def forget(self) -> None:
         """Destroy all recordings."""
         self._replays.clear()
-        self._staging = None
+        self._staging, self._staged = None, []
         self._capture.reset()
 
     def _stage(self, batch: Any, tensors: list[Tensor]) -> None:
         if self._staging is None:
             self._staging = map_tensors(Tensor.clone, batch)
-        for target, source in zip(batch_tensors(self._staging), tensors, strict=True):
+            self._staged = batch_tensors(self._staging)
+        for target, source in zip(self._staged, tensors, strict=True):
             target.copy_(source, non_blocking=True)
 
 

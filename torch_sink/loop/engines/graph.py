@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
-
 from torch_sink.errors import SinkError, UnsupportedOperation
 from torch_sink.loop.core.batches import batch_constants
 from torch_sink.loop.core.history import Reasons, SinkRecord, first_line
@@ -112,21 +110,21 @@ class GraphEngine(Engine):
             self._tried.clear()
             self._reasons.count("graphs were captured again because something baked into them had changed")
 
-    def step(self, batch: Any, tensors: list[Tensor], *, first: bool, last: bool) -> None:
-        self._launch_step(batch, tensors, first=first, last=last)
+    def step(self, batch: Any, leaves: list[Any], *, first: bool, last: bool) -> None:
+        self._launch_step(batch, leaves, first=first, last=last)
         if self.mode == "graph" and self._rows < self._planned:
             self._rows = self._planned
             self._rates.write(self.schedule.plan_on(self._planned, self._began))
 
-    def _launch_step(self, batch: Any, tensors: list[Tensor], *, first: bool, last: bool) -> None:
+    def _launch_step(self, batch: Any, leaves: list[Any], *, first: bool, last: bool) -> None:
         replay = None
         if self.mode == "graph":
             if self._warmup_left > 0 or last not in self._tried or not self.training_step.update.has_warmed_up:
-                self._warm_up(batch, first=first, last=last)
+                self._warm_up(batch, leaves, first=first, last=last)
                 return
-            replay = self._replay_for(batch, tensors, last)
+            replay = self._replay_for(batch, leaves, last)
         if self.mode != "graph":
-            super().step(batch, tensors, first=first, last=last)
+            super().step(batch, leaves, first=first, last=last)
         elif replay is None:
             self._launch(batch, first=first, last=last)
         else:
@@ -141,9 +139,9 @@ class GraphEngine(Engine):
     def close(self) -> None:
         self._recordings.forget()
 
-    def _warm_up(self, batch: Any, *, first: bool, last: bool) -> None:
+    def _warm_up(self, batch: Any, leaves: list[Any], *, first: bool, last: bool) -> None:
         self._warmup_left -= 1
-        constants, shape = batch_constants(batch), self._recordings.shape
+        constants, shape = batch_constants(leaves), self._recordings.shape
         # The first batch of a shape is the compiler's, which waits for the device as it likes.
         is_trial = self._warmup_left <= 0 and self.training_step.update.has_warmed_up and shape.knows(constants)
         if not shape.accepts(constants) and self._warmup_left < 0:
@@ -187,9 +185,9 @@ class GraphEngine(Engine):
                 self._rates.load_row()
             self.training_step.run(batch, first=first, last=last)
 
-    def _replay_for(self, batch: Any, tensors: list[Tensor], last: bool) -> Replay | None:
+    def _replay_for(self, batch: Any, leaves: list[Any], last: bool) -> Replay | None:
         """The replay of a step; None if it is to run uncaptured, this time or from now on."""
-        found = self._recordings.find(batch, tensors, last)
+        found = self._recordings.find(batch, leaves, last)
         if found is None:
             return None
         slot, batch, replay = found

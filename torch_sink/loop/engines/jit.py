@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
 
 from torch_sink.loop.core.arguments import check_bool
-from torch_sink.loop.core.batches import UsualShape, batch_shapes
+from torch_sink.loop.core.batches import UsualShape, batch_shapes, batch_tensors
 from torch_sink.loop.core.history import Reasons, first_line
 
 _LEVELS, _EXC_MODES = ("O0", "O1", "O2"), ("auto", "sink", "no_sink")
@@ -178,7 +178,7 @@ class CompiledLoss:
     def __call__(self, batch: Any) -> Any:
         if self._failed:
             return self._eager(batch)
-        if not self._config.dynamic and not self._shape.accepts(batch_shapes(batch)):
+        if not self._config.dynamic and not self._shape.accepts(batch_shapes(batch_tensors(batch))):
             self._reasons.count("batches of another shape than the usual one ran uncompiled")
             return self._eager(batch)
         return self._compiled(batch) if self._called else self._first(batch)

@@ -134,8 +134,8 @@ class Engine:
         self.log.start()
         self.schedule.start()
 
-    def step(self, batch: Any, tensors: list[Tensor], *, first: bool, last: bool) -> None:
-        """Launch one step; see `TrainingStep.run`. `tensors` are those of the batch."""
+    def step(self, batch: Any, leaves: list[Any], *, first: bool, last: bool) -> None:
+        """Launch one step; see `TrainingStep.run`. `leaves` are those of the batch."""
         self.schedule.before_step()
         self.training_step.run(batch, first=first, last=last)
         if last:

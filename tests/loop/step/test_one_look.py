@@ -1,0 +1,91 @@
+"""Between the loader and the step, the containers of a batch are looked through once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from simulators.fake_cuda import FakeCuda
+from torch.nn import functional
+
+from loop.reference import assert_equal_training, make_batches, make_model
+from torch_sink.loop import JitConfig, LambdaCallback, StepLoop
+from torch_sink.sink import SinkLoader
+
+STEPS = 12
+
+
+class Counted(dict):
+    """A batch that counts how often somebody asks for all that it holds."""
+
+    looks = 0
+
+    def values(self) -> Any:
+        Counted.looks += 1
+        return super().values()
+
+
+def make_loop(mode: str, device: str, steps_per_sync: int = STEPS) -> StepLoop:
+    model = make_model(dropout=0.0).to(device)
+    return StepLoop(
+        model,
+        None,
+        torch.optim.SGD(model.parameters(), lr=0.05),
+        forward=lambda model, batch: functional.cross_entropy(model(batch["inputs"]), batch["labels"]),
+        mode=mode,
+        steps_per_sync=steps_per_sync,
+        jit_config=JitConfig(jit_level="O0", exc_mode="sink"),
+    )
+
+
+def counted_batches() -> list[Any]:
+    return [Counted(inputs=inputs, labels=labels) for inputs, labels in make_batches(STEPS)]
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_a_batch_is_looked_through_once(fake_cuda: FakeCuda, mode: str) -> None:
+    loop = make_loop(mode, "cuda")
+    with SinkLoader(counted_batches()) as loader:
+        loop.run(loader)  # allocates the slots and records the graphs
+        Counted.looks = 0
+        loop.run(loader)
+        assert Counted.looks == STEPS
+    assert f"mode: {mode}" in loop.explain()
+    loop.close()
+
+
+def test_a_batch_that_stays_on_the_host_is_looked_through_once() -> None:
+    with SinkLoader(counted_batches(), device="cpu") as loader:
+        Counted.looks = 0
+        make_loop("eager", "cpu").run(loader)
+    assert Counted.looks == STEPS
+
+
+class Doubled(SinkLoader):
+    """Changes its batches on the way to the loop."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            batch["inputs"] = batch["inputs"] * 2
+            yield batch
+
+
+def double(context: Any) -> None:
+    batch = context.original_args().train_dataset_element
+    batch["inputs"] = batch["inputs"] * 2
+
+
+@pytest.mark.parametrize("place", ["loader", "callback"])
+def test_what_is_put_into_a_batch_later_is_what_the_step_trains_on(fake_cuda: FakeCuda, place: str) -> None:
+    """A graph reads the slots, which do not hold it."""
+    loops = {mode: make_loop(mode, "cuda", steps_per_sync=1) for mode in ("graph", "eager")}
+    for loop in loops.values():
+        with (Doubled if place == "loader" else SinkLoader)(counted_batches()) as loader:
+            loop.run(loader, callbacks=[] if place == "loader" else [LambdaCallback(on_train_step_begin=double)])
+    graph, eager = loops["graph"], loops["eager"]
+    assert_equal_training((graph.model, graph.optimizer), (eager.model, eager.optimizer))
+    assert "mode: graph" in graph.explain()
+    for loop in loops.values():
+        loop.close()
