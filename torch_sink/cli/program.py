@@ -24,7 +24,7 @@ from torch_sink.common.random_state import (
     set_global_draws,
 )
 from torch_sink.image.core.fallback import Row, ledger
-from torch_sink.sink.loaders import WatchedSource
+from torch_sink.sink.openers import DataLoaderOpener
 
 _TORCHDATA = "torchdata.stateful_dataloader.stateful_dataloader"
 _MOST_LOADERS = 4
@@ -88,7 +88,7 @@ class _Watch:
         self.lock = threading.RLock()  # no worker of another thread starts while the backend is another one
         self.is_inside = False
         self.patches = Patches()
-        self.patches.replace(WatchedSource, "iterate", self._noting(lambda source: source.loader))
+        self.patches.replace(DataLoaderOpener, "open", self._noting(lambda opener: opener.loader))
         self.patches.replace(DataLoader, "__iter__", self._noting(lambda loader: loader))
         if _TORCHDATA in sys.modules:
             self.patches.replace(
