@@ -17,6 +17,7 @@ from torch_sink.image.core.fallback import ledger
 from torch_sink.image.steps.draft import Draft, draft_of, finished
 from torch_sink.image.steps.draws import as_drawn, chance, is_probability
 from torch_sink.image.steps.registry import run_of, step
+from torch_sink.image.steps.samples import run_on_sample
 
 
 def run_all(transforms: Iterable[Any], image: Any) -> Any:
@@ -69,9 +70,12 @@ def compose_v1(stock: Callable[..., Any], compose: Any, img: Any) -> Any:
 
 def compose_v2(stock: Callable[..., Any], compose: Any, *inputs: Any) -> Any:
     """For `v2.Compose.forward`."""
-    if len(inputs) != 1 or not isinstance(inputs[0], Image.Image) or not compose.transforms:
+    if not inputs or not compose.transforms:
         return stock(compose, *inputs)
-    return finished(run_all(compose.transforms, draft_of(inputs[0])))
+    if len(inputs) == 1 and isinstance(inputs[0], (Image.Image, torch.Tensor)):
+        is_pillow = isinstance(inputs[0], Image.Image)
+        return finished(run_all(compose.transforms, draft_of(inputs[0]))) if is_pillow else stock(compose, *inputs)
+    return run_on_sample(compose.transforms, inputs)
 
 
 def alone(stock: Callable[..., Any], transform: Any, img: Any) -> Any:

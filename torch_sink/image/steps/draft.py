@@ -26,9 +26,11 @@ class Draft:
         ops: the calls.
         lazy_shape: (channels, height, width) behind them.
         lazy_dtype: of the values behind them.
+        moves: the parameters of a transform of v2 that moves what lies beside the image as well; None for others.
     """
 
-    __slots__ = ("kind", "lazy_dtype", "lazy_shape", "ops", "origin")
+    __slots__ = ("kind", "lazy_dtype", "lazy_shape", "moves", "ops", "origin")
+    moves: dict[str, Any] | None
 
     def __init__(self, origin: Any, ops: tuple[Op, ...], shape: Shape, kind: Any, dtype: torch.dtype) -> None:
         self.origin, self.ops, self.lazy_shape, self.kind, self.lazy_dtype = origin, ops, shape, kind, dtype

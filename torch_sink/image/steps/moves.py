@@ -49,8 +49,9 @@ def _room(padded: Any, size: Any) -> tuple[int, int] | None:
     return room if min(room) >= 0 else None
 
 
-@step(v1.CenterCrop, v2.CenterCrop, calls="center_crop crop pad get_dimensions")
+@step(v1.CenterCrop, v2.CenterCrop, calls="center_crop crop pad get_dimensions", takes_samples=True)
 def _centered(transform: Any, draft: Draft) -> Any:
+    draft.moves = {}
     return _center_crop.record(family_of(transform), draft, transform.size)
 
 
@@ -59,8 +60,9 @@ def _padded_v1(pad: Any, draft: Draft) -> Any:
     return _pad.record("v1", draft, pad.padding, pad.fill, pad.padding_mode)
 
 
-@step(v2.Pad, calls="pad crop")
+@step(v2.Pad, calls="pad crop", takes_samples=True)
 def _padded_v2(pad: Any, draft: Draft) -> Any:
+    draft.moves = {}
     return _pad.record("v2", draft, pad.padding, fill_of(pad, draft), pad.padding_mode)
 
 
@@ -75,15 +77,18 @@ def _cropped_v1(crop: Any, draft: Draft) -> Any:
     return _crop("v1", padded, *corner, *crop.size)
 
 
-@step(v2.RandomCrop, calls="pad crop")
+@step(v2.RandomCrop, calls="pad crop", takes_samples=True)
 def _cropped_v2(crop: Any, draft: Draft) -> Any:
     padded: Any = draft
-    if crop.padding is not None and any(crop.padding):
-        left, right, top, bottom = crop.padding
-        padded = _pad.record("v2", draft, [left, top, right, bottom], fill_of(crop, draft), crop.padding_mode)
+    left, right, top, bottom = crop.padding or (0, 0, 0, 0)
+    padding = [left, top, right, bottom]
+    if any(padding):
+        padded = _pad.record("v2", draft, padding, fill_of(crop, draft), crop.padding_mode)
     if (room := _room(padded, crop.size)) is None:
         return NotImplemented
     corner = [whole(free + 1) if free else 0 for free in room]
+    box = dict(zip(("top", "left", "height", "width"), (*corner, *crop.size), strict=True))
+    draft.moves = {"needs_crop": any(room), "needs_pad": any(padding), "padding": padding, **box}
     return _crop("v2", padded, *corner, *crop.size) if any(room) else padded
 
 
@@ -119,17 +124,19 @@ _resize_crop = Functional(
 )
 
 
-@step(v1.Resize, v2.Resize, calls="resize get_dimensions")
+@step(v1.Resize, v2.Resize, calls="resize get_dimensions", takes_samples=True)
 def _resized_whole(resize: Any, draft: Draft) -> Any:
+    draft.moves = {}
     arguments = resize.size, resize.interpolation, resize.max_size, resize.antialias
     return _resize.record(family_of(resize), draft, *arguments)
 
 
-@step(v1.RandomResizedCrop, v2.RandomResizedCrop, calls="resized_crop crop resize get_dimensions")
+@step(v1.RandomResizedCrop, v2.RandomResizedCrop, calls="resized_crop crop resize get_dimensions", takes_samples=True)
 def _resized_part(crop: Any, draft: Draft) -> Any:
     family = family_of(crop)
     logs = crop._log_ratio.tolist() if family == "v2" else log_ratio(tuple(crop.ratio))
     box = resized_crop(*draft.lazy_shape[1:], crop.scale, crop.ratio, logs, kept)
+    draft.moves = {"top": box[0], "left": box[1], "height": box[2], "width": box[3]}
     return _resize_crop(family, draft, *box, crop.size, crop.interpolation, crop.antialias)
 
 
@@ -145,8 +152,11 @@ _flips = {
 
 
 @step(v1.RandomHorizontalFlip, v1.RandomVerticalFlip, calls="hflip vflip")
-@step(v2.RandomHorizontalFlip, v2.RandomVerticalFlip, calls="horizontal_flip vertical_flip")
+@step(v2.RandomHorizontalFlip, v2.RandomVerticalFlip, calls="horizontal_flip vertical_flip", takes_samples=True)
 def _flipped(flip: Any, draft: Draft) -> Any:
     if not is_probability(flip.p):
         return NotImplemented
-    return _flips[type(flip).__name__](family_of(flip), draft) if chance() < as_drawn(flip.p) else draft
+    if chance() >= as_drawn(flip.p):
+        return draft
+    draft.moves = {}
+    return _flips[type(flip).__name__](family_of(flip), draft)

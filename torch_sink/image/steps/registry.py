@@ -33,6 +33,7 @@ class Step(NamedTuple):
         read: those of the class.
         functions: the functionals that they call, of a module's names.
         namespace: these names.
+        takes_samples: it says in `Draft.moves` how what lies beside an image moves as well.
         known: what the methods and functionals were when the backend was set; None where they were somebody else's.
     """
 
@@ -41,6 +42,7 @@ class Step(NamedTuple):
     read: Callable[[Any], Any]
     functions: Callable[[Any], Any]
     namespace: dict[str, Any]
+    takes_samples: bool
     known: tuple[Any, Any] | None = None
 
 
@@ -56,7 +58,7 @@ _METHODS = {
 _FUNCTIONALS = {"v1": F, "v2": F_v2}
 
 
-def step(*kinds: type, calls: str) -> Callable[[Run], Run]:
+def step(*kinds: type, calls: str, takes_samples: bool = False) -> Callable[[Run], Run]:
     """Registers the step of transform classes; `calls` names two functionals or more that their methods may call."""
 
     def register(run: Run) -> Run:
@@ -65,7 +67,8 @@ def step(*kinds: type, calls: str) -> Callable[[Run], Run]:
             methods = tuple(name for name in _METHODS[family] if hasattr(kind, name))
             namespace = vars(_FUNCTIONALS[family])
             functions = itemgetter(*(name for name in calls.split() if name in namespace))
-            STEPS[kind] = Step(run, methods, attrgetter(*methods), functions, namespace)
+            is_v2 = takes_samples and family == "v2"
+            STEPS[kind] = Step(run, methods, attrgetter(*methods), functions, namespace, is_v2)
         return run
 
     return register
@@ -102,6 +105,12 @@ def run_of(transform: Any) -> Run | None:
         return None
     is_hooked = fields.get("_forward_hooks") or fields.get("_forward_pre_hooks") or "_compiled_call_impl" in fields
     return None if is_hooked else found.run
+
+
+def takes_samples(transform: Any) -> bool:
+    """Whether a step of v2 can stand for a transform where other things lie beside the image."""
+    found = STEPS.get(type(transform))
+    return found is not None and found.takes_samples
 
 
 # --- what steps record

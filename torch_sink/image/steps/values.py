@@ -23,23 +23,24 @@ from torch_sink.image.steps.registry import Functional, family_of, recorder, ste
 _TO_TENSOR, _PIL_TO_TENSOR, _TO_IMAGE = Op("to_tensor"), Op("pil_to_tensor"), Op("to_image")
 
 
-@step(v1.ToTensor, v2.ToTensor, calls="to_tensor pil_to_tensor to_image")
+@step(v1.ToTensor, v2.ToTensor, calls="to_tensor pil_to_tensor to_image", takes_samples=True)
 def _to_tensor(transform: Any, draft: Draft) -> Any:
     return draft.as_tensor(_TO_TENSOR, torch.float32) if draft.kind is LazyImage else NotImplemented
 
 
-@step(v1.PILToTensor, v2.PILToTensor, calls="to_tensor pil_to_tensor to_image")
+@step(v1.PILToTensor, v2.PILToTensor, calls="to_tensor pil_to_tensor to_image", takes_samples=True)
 def _pil_to_tensor(transform: Any, draft: Draft) -> Any:
     return draft.as_tensor(_PIL_TO_TENSOR, torch.uint8) if draft.kind is LazyImage else NotImplemented
 
 
-@step(v2.ToImage, calls="pil_to_tensor to_image")
+@step(v2.ToImage, calls="pil_to_tensor to_image", takes_samples=True)
 def _to_image(transform: Any, draft: Draft) -> Any:
     return draft.as_tensor(_TO_IMAGE, torch.uint8, as_tv_image=True) if draft.kind is LazyImage else NotImplemented
 
 
-@step(v2.ToPureTensor, calls="pil_to_tensor to_image")
+@step(v2.ToPureTensor, calls="pil_to_tensor to_image", takes_samples=True)
 def _to_pure_tensor(transform: Any, draft: Draft) -> Any:
+    draft.moves = {}
     return draft.as_pure_tensor() if draft.kind is LazyTVImage else draft
 
 
@@ -52,12 +53,12 @@ def _converted_v1(transform: Any, draft: Draft) -> Any:
     return _convert(draft, transform.dtype) if draft.kind is LazyTensor else NotImplemented
 
 
-@step(v2.ConvertImageDtype, calls="to_dtype convert_image_dtype")
+@step(v2.ConvertImageDtype, calls="to_dtype convert_image_dtype", takes_samples=True)
 def _converted_v2(transform: Any, draft: Draft) -> Any:
     return NotImplemented if draft.kind is LazyImage else _convert_v2(draft, transform.dtype, True)
 
 
-@step(v2.ToDtype, calls="to_dtype convert_image_dtype")
+@step(v2.ToDtype, calls="to_dtype convert_image_dtype", takes_samples=True)
 def _typed(transform: Any, draft: Draft) -> Any:
     if not isinstance(transform.dtype, torch.dtype) or draft.kind is LazyImage:
         return NotImplemented
@@ -67,7 +68,7 @@ def _typed(transform: Any, draft: Draft) -> Any:
 _normalize = Functional("normalize", {}, v1="normalize", v2="normalize")
 
 
-@step(v1.Normalize, v2.Normalize, calls="normalize to_tensor to_dtype")
+@step(v1.Normalize, v2.Normalize, calls="normalize to_tensor to_dtype", takes_samples=True)
 def _normalized(normalize: Any, draft: Draft) -> Any:
     return _normalize.record(family_of(normalize), draft, normalize.mean, normalize.std, normalize.inplace)
 
@@ -81,7 +82,12 @@ _adjust = [
 ]
 
 
-@step(v1.ColorJitter, v2.ColorJitter, calls="adjust_brightness adjust_contrast adjust_saturation adjust_hue")
+@step(
+    v1.ColorJitter,
+    v2.ColorJitter,
+    calls="adjust_brightness adjust_contrast adjust_saturation adjust_hue",
+    takes_samples=True,
+)
 def _jittered(jitter: Any, draft: Draft) -> Any:
     limits = jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue
     family, image = family_of(jitter), draft
@@ -106,6 +112,7 @@ _TONES: dict[str, tuple[Functional, Sequence[str]]] = {
 @step(
     *(getattr(module, name) for module in (v1, v2) for name in _TONES),
     calls="adjust_sharpness autocontrast equalize invert posterize solarize",
+    takes_samples=True,
 )
 def _toned_at_random(transform: Any, draft: Draft) -> Any:
     functional, fields = _TONES[type(transform).__name__]
@@ -128,7 +135,7 @@ _blur = Functional(
 )
 
 
-@step(v1.GaussianBlur, v2.GaussianBlur, calls="gaussian_blur to_pil_image pil_to_tensor")
+@step(v1.GaussianBlur, v2.GaussianBlur, calls="gaussian_blur to_pil_image pil_to_tensor", takes_samples=True)
 def _blurred(blur: Any, draft: Draft) -> Any:
     sigma = real(*blur.sigma)
     return _blur(family_of(blur), draft, blur.kernel_size, [sigma, sigma])
@@ -167,12 +174,12 @@ def _written(*values: float) -> torch.Tensor:
 _to_gray = recorder("pil.to_grayscale")
 
 
-@step(v1.Grayscale, v2.Grayscale, calls="rgb_to_grayscale to_grayscale")
+@step(v1.Grayscale, v2.Grayscale, calls="rgb_to_grayscale to_grayscale", takes_samples=True)
 def _gray(transform: Any, draft: Draft) -> Any:
     return _to_gray(draft, transform.num_output_channels) if draft.kind is LazyImage else NotImplemented
 
 
-@step(v1.RandomGrayscale, v2.RandomGrayscale, calls="rgb_to_grayscale to_grayscale")
+@step(v1.RandomGrayscale, v2.RandomGrayscale, calls="rgb_to_grayscale to_grayscale", takes_samples=True)
 def _gray_at_random(transform: Any, draft: Draft) -> Any:
     if draft.kind is not LazyImage or not is_probability(transform.p):
         return NotImplemented

@@ -59,15 +59,16 @@ def _takes(transform: Any, draft: Draft) -> bool:
     return draft.kind is LazyImage or family_of(transform) == "v2"
 
 
-@step(v1.RandomRotation, v2.RandomRotation, calls="rotate get_dimensions affine")
+@step(v1.RandomRotation, v2.RandomRotation, calls="rotate get_dimensions affine", takes_samples=True)
 def _rotated(rotation: Any, draft: Draft) -> Any:
     if not _takes(rotation, draft):
         return NotImplemented
     angle, fill = real(*rotation.degrees), _fill(rotation, draft)
+    draft.moves = {"angle": angle}
     return rotate(family_of(rotation), draft, angle, rotation.interpolation, rotation.expand, rotation.center, fill)
 
 
-@step(v1.RandomAffine, v2.RandomAffine, calls="rotate get_dimensions affine")
+@step(v1.RandomAffine, v2.RandomAffine, calls="rotate get_dimensions affine", takes_samples=True)
 def _moved(moves: Any, draft: Draft) -> Any:
     if not _takes(moves, draft):
         return NotImplemented
@@ -80,5 +81,6 @@ def _moved(moves: Any, draft: Draft) -> Any:
     if moves.shear is not None:
         shear[0] = real(*moves.shear[:2])
         shear[1] = real(*moves.shear[2:]) if len(moves.shear) == 4 else 0.0
+    draft.moves = {"angle": angle, "translate": tuple(shift), "scale": scale, "shear": tuple(shear)}
     arguments = angle, shift, scale, shear, moves.interpolation, _fill(moves, draft), moves.center
     return affine(family_of(moves), draft, *arguments)

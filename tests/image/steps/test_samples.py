@@ -1,0 +1,141 @@
+"""Samples of v2 that hold more than an image: values, draws and errors are stock torchvision's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils._pytree import tree_leaves
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import torch_sink
+from image.random_pipelines import same_value
+from image.steps.test_steps import photo, random_transforms, seeded
+from torch_sink.image.handles.tensor import HANDLES
+
+VALUES = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.2])]
+
+
+class _OwnMask(tv_tensors.Mask):
+    pass
+
+
+def _mask(image: Image.Image, kind: Any = tv_tensors.Mask) -> Any:
+    return kind(torch.arange(image.height * image.width, dtype=torch.uint8).view(1, image.height, image.width))
+
+
+def _boxes(image: Image.Image, size: Any = None, **kwargs: Any) -> Any:
+    size = size or (image.height, image.width)
+    return tv_tensors.BoundingBoxes([[3, 2, 20, 12], [1, 4, 30, 30]], format="XYXY", canvas_size=size, **kwargs)
+
+
+def _points(image: Image.Image) -> Any:
+    return tv_tensors.KeyPoints([[3, 4], [12, 9]], canvas_size=(image.height, image.width))
+
+
+SAMPLES: dict[str, Callable[[Image.Image], tuple[Any, ...]]] = {
+    "image and mask": lambda image: (image, _mask(image)),
+    "dict": lambda image: (
+        {"labels": torch.tensor([1, 2]), "image": image, "masks": _mask(image), "boxes": _boxes(image), "id": 3},
+    ),
+    "detection": lambda image: (
+        image,
+        {"boxes": _boxes(image), "labels": torch.tensor([1, 2]), "name": "a", "area": 2.5},
+    ),
+    "points in a list": lambda image: ([_points(image), image, None],),
+    "labels before": lambda image: (torch.arange(12.0).view(3, 2, 2), image),
+}
+ODD_SAMPLES: dict[str, Callable[[Image.Image], tuple[Any, ...]]] = {
+    "two images": lambda image: (image, photo(9)),
+    "an array": lambda image: (image, np.zeros((4, 5, 3), np.uint8)),
+    "own mask": lambda image: (image, _mask(image, _OwnMask)),
+    "mask of another size": lambda image: (image, tv_tensors.Mask(torch.ones(4, 5, dtype=torch.uint8))),
+    "boxes of another size": lambda image: (image, _boxes(image, (9, 9))),
+    "tensor image": lambda image: (v2.functional.to_image(image), _mask(image)),
+    "no image": lambda image: (_mask(image), torch.ones(3, 4, 5)),
+    "the image alone in a dict": lambda image: ({"image": image},),
+}
+
+
+def assert_stocks(container: Any, sample: Callable[[Image.Image], tuple[Any, ...]], seeds: range) -> int:
+    """How many images were recorded to the end."""
+    recorded = 0
+    for seed in seeds:
+        expected, state = seeded(seed, lambda seed=seed: container(*sample(photo(seed))))
+        with torch_sink.image_backend("device", device="cpu"):
+            made, state_behind = seeded(seed, lambda seed=seed: container(*sample(photo(seed))))
+            assert state_behind == state
+            leaves, stocks = tree_leaves(made), tree_leaves(expected)
+            recorded += any(isinstance(leaf, HANDLES) for leaf in leaves)
+            assert len(leaves) == len(stocks)
+            assert type(made) is type(expected)
+            for leaf, stock in zip(leaves, stocks, strict=True):
+                assert isinstance(leaf, type(stock))
+                if isinstance(stock, (torch.Tensor, Image.Image)):
+                    same_value(leaf, stock)
+                    assert getattr(leaf, "canvas_size", None) == getattr(stock, "canvas_size", None)
+                else:
+                    assert leaf == stock
+    return recorded
+
+
+MOVES: dict[str, Callable[[], list[Any]]] = {
+    "segmentation": lambda: [v2.RandomResizedCrop(24), v2.RandomHorizontalFlip(), *VALUES],
+    "tensors first": lambda: [v2.ToImage(), v2.RandomVerticalFlip(), v2.RandomResizedCrop((20, 30)), *VALUES[1:]],
+    "crops": lambda: [v2.RandomCrop(30, padding=4, fill=7), v2.CenterCrop((36, 28)), v2.Pad([1, 2], fill=3), *VALUES],
+    "no crop": lambda: [v2.RandomCrop((36, 40)), v2.Resize(20), v2.Resize(30, max_size=31), *VALUES],
+    "warps": lambda: [v2.RandomAffine(30, (0.1, 0.3), (0.7, 1.4), 9), v2.RandomRotation(20, expand=True), *VALUES],
+    "fills": lambda: [
+        v2.RandomRotation(40, fill={tv_tensors.Mask: 9, "others": 3}), v2.RandomAffine(9, fill={Image.Image: 5, "others": 0}), *VALUES
+    ],
+    "colors": lambda: [
+        v2.ColorJitter(0.4, 0.4, 0.4, 0.1), v2.RandomGrayscale(0.5), v2.GaussianBlur(3), v2.RandomSolarize(99), v2.RandomInvert(), *VALUES
+    ],
+    "detection": lambda: [v2.RandomIoUCrop(), v2.RandomHorizontalFlip(), v2.Resize((20, 24)), *VALUES,
+                          v2.ClampBoundingBoxes(), v2.ToPureTensor(), v2.RandomHorizontalFlip()],
+    "containers": lambda: [v2.RandomApply([v2.RandomHorizontalFlip(), v2.RandomCrop(20)]), v2.Compose([v2.Pad(3), v2.RandomCrop(18)]),
+                           v2.RandomChoice([v2.RandomCrop(9), v2.CenterCrop(11)]), *VALUES],
+    "pure": lambda: [v2.Pad(1), v2.PILToTensor(), v2.RandomHorizontalFlip(), v2.Resize(9), v2.ToDtype(torch.float32)],
+    "others between": lambda: [v2.Pad(1), lambda *sample: sample if len(sample) > 1 else sample[0], v2.RandomCrop(19), *VALUES],
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("moves", MOVES)
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_all_of_a_sample_moves(moves: str, sample: str) -> None:
+    recorded = assert_stocks(v2.Compose(MOVES[moves]()), SAMPLES[sample], range(6))
+    assert recorded == 6 or moves in ("detection", "pure", "others between", "colors")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("sample", ODD_SAMPLES)
+def test_unusual_samples_are_stocks(sample: str) -> None:
+    assert_stocks(v2.Compose(MOVES["segmentation"]()), ODD_SAMPLES[sample], range(3))
+    assert_stocks(v2.Compose(MOVES["crops"]()), ODD_SAMPLES[sample], range(3))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_random_pipelines_of_samples(first: int) -> None:
+    for seed in range(first, first + 20):
+        chance = random.Random(seed)
+        container = v2.Compose([*random_transforms(chance, v2), *VALUES])
+        assert_stocks(container, SAMPLES[chance.choice(list(SAMPLES))], range(seed, seed + 1))
+
+
+def test_hooks_and_own_methods_of_samples_are_called() -> None:
+    calls: list[str] = []
+    flip, crop = v2.RandomHorizontalFlip(1.0), v2.RandomCrop(20)
+    flip.register_forward_hook(lambda module, inputs, output: calls.append("flip"))
+    crop.make_params = lambda flat: {  # type: ignore[method-assign]
+        "needs_crop": True, "needs_pad": False, "top": 1, "left": 2, "height": 20, "width": 19,
+    }  # fmt: skip
+    assert_stocks(v2.Compose([v2.Pad(1), flip, crop, *VALUES]), SAMPLES["dict"], range(2))
+    assert calls == ["flip"] * 4

@@ -1,0 +1,83 @@
+"""Samples of v2: an image, and what lies beside it in tuples and dicts, such as masks, boxes and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from PIL import Image
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torchvision import tv_tensors
+
+from torch_sink.image.handles.tensor import LazyTensor
+from torch_sink.image.steps.draft import Draft, draft_of, finished
+from torch_sink.image.steps.registry import run_of, takes_samples
+
+_MOVED = (tv_tensors.Mask, tv_tensors.BoundingBoxes, tv_tensors.KeyPoints)
+# Behind an image, transforms pass these on.
+_KEPT = frozenset((torch.Tensor, int, float, str, bool, bytes, type(None)))
+
+
+class Sample:
+    """The one Pillow image of a sample as a draft, and the other leaves of its containers."""
+
+    def __init__(self, inputs: tuple[Any, ...]) -> None:
+        self.leaves, self.spec = tree_flatten(inputs)
+        self.place, self.image = -1, None
+        for at, leaf in enumerate(self.leaves):
+            if isinstance(leaf, Image.Image) and self.place < 0:
+                self.place, self.image = at, draft_of(leaf)
+            elif type(leaf) not in _MOVED and type(leaf) not in _KEPT:
+                self.place, self.image = len(self.leaves), None
+        self.moved = [at for at, leaf in enumerate(self.leaves) if type(leaf) in _MOVED]
+        if any(_size_of(self.leaves[at]) != tuple(getattr(self.image, "lazy_shape", ())[1:]) for at in self.moved):
+            self.image = None  # stock code says what is wrong
+
+    def takes(self, transform: Any) -> bool:
+        """Whether a step has drawn, and recorded the image, and all beside it has moved; else the transform is to be
+        called.
+        """
+        draft = self.image
+        run = run_of(transform) if takes_samples(transform) else None
+        if run is None or type(draft) is not Draft or draft.kind is LazyTensor:
+            return False
+        draft.moves = None
+        made = run(transform, draft)
+        if made is NotImplemented:
+            return False
+        self.image = made
+        if draft.moves is not None:
+            for at in self.moved:
+                self.leaves[at] = transform.transform(self.leaves[at], draft.moves)
+        return True
+
+    def inputs(self) -> Any:
+        """The containers again, with a handle in the place of the draft."""
+        if type(self.image) is Draft:
+            self.leaves[self.place] = finished(self.image)
+        elif self.image is not None:
+            self.leaves[self.place] = self.image
+        return tree_unflatten(self.leaves, self.spec)
+
+
+def _size_of(leaf: Any) -> tuple[int, ...]:
+    return tuple(leaf.shape[-2:]) if type(leaf) is tv_tensors.Mask else tuple(leaf.canvas_size)
+
+
+def run_on_sample(transforms: Iterable[Any], inputs: tuple[Any, ...]) -> Any:
+    """What `v2.Compose` makes of its inputs."""
+    sample: Sample | None = None
+    is_one, is_usual = len(inputs) == 1, True
+    for transform in transforms:
+        if sample is None and is_usual and takes_samples(transform):
+            sample = Sample(inputs)
+            is_usual = type(sample.image) is Draft
+        if sample is not None and sample.takes(transform):
+            continue
+        if sample is not None:
+            inputs, sample = sample.inputs(), None
+        made = transform(*inputs)
+        inputs = (made,) if is_one else made
+    inputs = inputs if sample is None else sample.inputs()
+    return inputs[0] if is_one else inputs
