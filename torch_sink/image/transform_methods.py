@@ -21,6 +21,7 @@ from torchvision.transforms.v2 import Transform
 from torchvision.transforms.v2._utils import check_type, query_size
 from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY
 
+from torch_sink.image.core.fallback import count_function_modes
 from torch_sink.image.handles.augmix import BatchOfOne
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import HANDLES, LazyTensor, LazyTVImage
@@ -104,11 +105,7 @@ def _made_once(make: Callable[..., Any], convert: Callable[[Any], Any] = lambda 
         made = make(*args)
         return made if made is None else convert(made)
 
-    return lambda *args: make(*args) if _count_modes() else kept(torch.get_default_dtype(), *args)
-
-
-# How many modes stand between a call and torch; a default device is one. Unknown: 1.
-_count_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
+    return lambda *args: make(*args) if count_function_modes() else kept(torch.get_default_dtype(), *args)
 
 
 # What stands for how a single image was flattened.

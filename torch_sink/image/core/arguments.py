@@ -24,7 +24,7 @@ def is_number(value: Any) -> bool:
 
 
 def color_of(fill: Any, channels: int) -> Any:
-    """A fill as stock code reads it (an int, or one int a channel), or None if unsupported."""
+    """A fill of a Pillow image as stock code reads it: an int, or one int a channel; None if unsupported."""
     if fill is None:
         fill = 0
     if isinstance(fill, (list, tuple)):
@@ -35,6 +35,19 @@ def color_of(fill: Any, channels: int) -> Any:
     if not is_number(fill):
         return None
     return (int(fill),) * channels if channels > 1 else int(fill)
+
+
+def fill_of_each_channel(handle: Any, fill: Any) -> Any:
+    """A fill of a tensor as one float a channel, None where there is none, or `NotImplemented` if unsupported."""
+    if fill is None:
+        return None
+    values = tuple(fill) if isinstance(fill, (list, tuple)) else (fill,)
+    channels = handle.lazy_shape[0]
+    if len(values) not in (1, channels) or not all(map(is_number, values)):
+        return NotImplemented
+    if handle.lazy_dtype == torch.uint8 and not all(0 <= value <= 255 for value in values):
+        return NotImplemented
+    return tuple(map(float, values)) * (channels if len(values) == 1 else 1)
 
 
 def permutation_of(permutation: Any, channels: int) -> tuple[int, ...] | None:

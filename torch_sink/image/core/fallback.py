@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -208,13 +208,18 @@ def is_executing() -> bool:
     return getattr(_muted, "depth", 0) > 0
 
 
+# How many modes stand between a call and torch; a default device is one of the first kind. 1 where torch does not say.
+count_function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
+count_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+
+
 @contextmanager
 def executing() -> Iterator[None]:
     """Inside, stock code runs because a plan says so, on the host: nothing is recorded and nothing reported."""
     before = getattr(_muted, "depth", 0)
     _muted.depth = before + 1
     # Where a script has set a default device, `pil_to_tensor` would make its tensor there.
-    has_default = torch._C._len_torch_function_stack() > 0
+    has_default = count_function_modes() > 0
     try:
         with torch.device("cpu") if has_default else nullcontext():
             yield

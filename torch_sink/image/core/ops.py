@@ -186,6 +186,11 @@ def if_it_fits(function: Recorder) -> Recorder:
     return call
 
 
+def recorder(target: Any) -> Recorder:
+    """What records calls of `target`, a key of `RECORDERS`, for arguments that are known to fit."""
+    return vars(RECORDERS[target])["__wrapped__"]  # type: ignore[no-any-return]
+
+
 def always(op: Op) -> bool:
     """For fields of an operation that say the same of every call."""
     return True

@@ -11,6 +11,8 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from torch_sink.image.core.fallback import count_dispatch_modes, count_function_modes
+
 # What no public function does. Where a release of torch lacks one of them, the backend cannot be set, and says so.
 _plain_call = torch._C.DisableTorchFunctionSubclass
 _raise_on_access = torch._C._set_storage_data_ptr_access_error_msg
@@ -66,7 +68,7 @@ def _refusing(tensor: torch.Tensor) -> torch.Tensor:
 
 def _as_it_was_recorded() -> AbstractContextManager[None]:
     """Inside, modes in which somebody asks for the values do not change how they are made."""
-    has_modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack() or _function_transforms()
+    has_modes = count_function_modes() or count_dispatch_modes() or _function_transforms()
     is_unusual = has_modes or torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu")
     return _without_modes() if is_unusual else nullcontext()
 

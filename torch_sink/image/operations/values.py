@@ -21,17 +21,7 @@ from torchvision.transforms.v2 import functional as F_v2
 from torch_sink.image.core.arguments import has_minus_zero, is_number, is_pillow, is_scaled_bytes, is_tabled
 from torch_sink.image.core.examples import STATISTICS, Arguments, Example, sample
 from torch_sink.image.core.lowering import LoweredImage, float_bits, three
-from torch_sink.image.core.ops import (
-    EXACT_BYTES,
-    NUMERIC,
-    Op,
-    Operation,
-    Recorder,
-    Stock,
-    always,
-    both,
-    record_maybe_in_place,
-)
+from torch_sink.image.core.ops import EXACT_BYTES, NUMERIC, Op, Operation, Recorder, always, both, record_maybe_in_place
 from torch_sink.image.operations.functionals import stock_of
 from torch_sink.triton_kernels.rows import Kind
 
@@ -63,8 +53,8 @@ def _to_pil_image(handle: Any, mode: str | None = None) -> Any:
     return image if image is not NotImplemented and mode in (None, image.mode) else NotImplemented
 
 
-def _conversion(name: str, stock: Stock, record: Recorder, *transforms: str, **fields: Any) -> None:
-    """The record of a conversion of Pillow images."""
+def _conversion(name: str, stock: Callable[..., Any], record: Recorder, *transforms: str, **fields: Any) -> None:
+    """Makes the operation of a conversion of Pillow images known."""
     Operation(
         name,
         stock={name: stock},
@@ -109,12 +99,8 @@ def _to_type(handle: Any, dtype: torch.dtype, op: Op) -> Any:
 
 
 def _to(handle: Any, dtype: Any = None, non_blocking: Any = False) -> Any:
-    return _typed(handle, dtype) if isinstance(dtype, torch.dtype) else NotImplemented
-
-
-def _typed(handle: Any, dtype: torch.dtype) -> Any:
     # What v2 makes of floats in half precision, or of bytes that it does not scale, is the type alone as well.
-    return _to_dtype("v2", handle, dtype)
+    return _to_dtype("v2", handle, dtype) if isinstance(dtype, torch.dtype) else NotImplemented
 
 
 def _type_examples(a: Arguments) -> Iterator[Example]:
@@ -134,17 +120,15 @@ Operation(
         "v1.convert_image_dtype": _convert_dtype,
         "v2.to_dtype": _to_dtype,
         torch.Tensor.to: _to,
-        torch.Tensor.float: lambda handle: _typed(handle, torch.float32),
-        torch.Tensor.half: lambda handle: _typed(handle, torch.float16),
-        torch.Tensor.bfloat16: lambda handle: _typed(handle, torch.bfloat16),
+        torch.Tensor.float: lambda handle: _to(handle, torch.float32),
+        torch.Tensor.half: lambda handle: _to(handle, torch.float16),
+        torch.Tensor.bfloat16: lambda handle: _to(handle, torch.bfloat16),
     },
     is_value=True,
     examples=_type_examples,
     transforms={
         "ConvertImageDtype": [sample(torch.float32), *_TYPE_SAMPLES],
-        "ToDtype": [
-            sample(torch.float32, scale=True), sample(torch.float32, label="scale=False"), *_TYPE_SAMPLES,
-        ],
+        "ToDtype": [sample(torch.float32, scale=True), sample(torch.float32, label="scale=False"), *_TYPE_SAMPLES],
     },
     leaves_range=lambda op: op.name == "v2.to_dtype" and not op.args[1],
     result=lambda op: op.args[0],
@@ -163,7 +147,7 @@ _SMALLEST_STD = 1e-6
 
 
 def _statistics(values: Any, channels: int) -> tuple[float, ...] | None:
-    """mean or std as a tuple of floats, or None if unsupported."""
+    """The mean or std of a normalization as a tuple of floats, or None if unsupported."""
     if isinstance(values, (torch.Tensor, np.ndarray)) and values.ndim == 1:
         values = values.tolist()
     if not isinstance(values, (list, tuple)) or len(values) not in (1, channels):
@@ -217,8 +201,11 @@ def _ways(name: str, record: _Arithmetic) -> dict[Any, Recorder]:
     def made_in_place(image: Any, constant: Any = None) -> Any:
         return record(image, constant, True)
 
-    places = getattr(torch, name), getattr(torch.Tensor, name)
-    return {**dict.fromkeys(places, made), getattr(torch.Tensor, f"{name}_"): made_in_place}
+    return {
+        getattr(torch, name): made,
+        getattr(torch.Tensor, name): made,
+        getattr(torch.Tensor, f"{name}_"): made_in_place,
+    }
 
 
 def _shifted(image: Any, mean: Any, in_place: bool) -> Any:

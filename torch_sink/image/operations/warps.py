@@ -17,7 +17,7 @@ from torchvision.transforms import _functional_tensor as F_tensor
 from torchvision.transforms.v2 import functional as F_v2
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
-from torch_sink.image.core.arguments import fits_range, is_number
+from torch_sink.image.core.arguments import fill_of_each_channel, fits_range
 from torch_sink.image.core.examples import Arguments, Example, interpolations, sample
 from torch_sink.image.core.lowering import FORMULAS, LoweredImage, three
 from torch_sink.image.core.ops import MOVED, NEAREST, NUMERIC, Op, Operation, Promise, TensorArgument
@@ -34,24 +34,11 @@ _Fill = tuple[float, ...] | None
 def _record(handle: Any, name: str, parameters: tuple[Any, ...], mode: Any, fill: Any, size: Any = None) -> Any:
     """Records `name(*parameters, mode, fill)`; `size` (height, width) where the call changes it."""
     channels, height, width = handle.lazy_shape
-    fills = _fill_of(handle, fill)
+    fills = fill_of_each_channel(handle, fill)
     height, width = size or (height, width)
     if handle.lazy_dtype not in NUMERIC or fills is NotImplemented or mode not in _MODES or min(height, width) <= 0:
         return NotImplemented
     return handle.record(Op(name, (*parameters, mode, fills)), shape=(channels, height, width))
-
-
-def _fill_of(handle: Any, fill: Any) -> Any:
-    """A fill as None or one number a channel; `NotImplemented` if unsupported."""
-    if fill is None:
-        return None
-    values = tuple(fill) if isinstance(fill, (list, tuple)) else (fill,)
-    channels = handle.lazy_shape[0]
-    if len(values) not in (1, channels) or not all(map(is_number, values)):
-        return NotImplemented
-    if handle.lazy_dtype == torch.uint8 and not all(0 <= value <= 255 for value in values):
-        return NotImplemented
-    return tuple(map(float, values)) * (channels if len(values) == 1 else 1)
 
 
 def _mode_v2(interpolation: Any) -> str:
@@ -62,21 +49,16 @@ def _promise(op: Op) -> Promise:
     return NEAREST if op.args[-2] == "nearest" else Promise(1, 0.99, MOVED, is_rounded=True)
 
 
-def _fills_beyond_the_range(op: Op) -> bool:
-    return not fits_range(op.args[-1] or ())
-
-
-_warp = functools.partial(Operation, promise=_promise, leaves_range=_fills_beyond_the_range)
+# Floats leave [0, 1] by a fill that lies outside.
+_warp = functools.partial(Operation, promise=_promise, leaves_range=lambda op: not fits_range(op.args[-1] or ()))
 
 
 def _examples(name: str, arguments: Callable[[Arguments], tuple[Any, ...]]) -> Callable[[Arguments], Iterator[Example]]:
-    """A call of a functional with each interpolation and a fill."""
-
-    def examples(a: Arguments) -> Iterator[Example]:
-        for mode in (Mode.NEAREST, Mode.BILINEAR, Mode.BICUBIC):
-            yield Example(name, arguments(a), {"interpolation": mode, "fill": a.fill()}, mode.name)
-
-    return examples
+    """Calls of a functional with each interpolation, and a fill."""
+    modes = Mode.NEAREST, Mode.BILINEAR, Mode.BICUBIC
+    return lambda a: (
+        Example(name, arguments(a), {"interpolation": mode, "fill": a.fill()}, mode.name) for mode in modes
+    )
 
 
 # --- grids
@@ -101,7 +83,7 @@ def _lower_grid(
 def _lower_affine(
     family: str, lowered: LoweredImage, matrix: Sequence[float], size: _Size, mode: str, fill: _Fill
 ) -> None:
-    """The origin is the middle of the image, before and after it."""
+    """Adds the grid of an affine transform whose origin is the middle of the image, before and after it."""
     new_height, new_width = size or (lowered.height, lowered.width)
     table = _bits((1 - new_width) * 0.5, (1 - new_height) * 0.5, *_halved(lowered, matrix), 0, 0, 0)
     _lower_grid(family, lowered, MATRIX, (table,), size, mode, fill)
@@ -110,20 +92,21 @@ def _lower_affine(
 def _lower_perspective(
     family: str, lowered: LoweredImage, coefficients: Sequence[float], mode: str, fill: _Fill
 ) -> None:
-    """In pixels whose centers are at halves."""
+    """Adds the grid of a perspective transform of positions in pixels, whose centers are at halves."""
     *matrix, g, h = coefficients
     table = _bits(0.5, 0.5, *_halved(lowered, matrix), g, h, 1)
     _lower_grid(family, lowered, PERSPECTIVE, (table,), None, mode, fill)
 
 
 def _lower_elastic(family: str, lowered: LoweredImage, field: TensorArgument, mode: str, fill: _Fill) -> None:
+    """Adds the grid of every position, displaced."""
     displacement = field.tensor.contiguous().view(torch.int32).flatten().numpy()
     tables = _identity_positions(lowered.height, lowered.width), displacement
     _lower_grid(family, lowered, DISPLACED, tables, None, mode, fill)
 
 
 def _halved(lowered: LoweredImage, matrix: Sequence[float]) -> np.ndarray:
-    """Two rows of three coefficients, in fractions of half the image."""
+    """A matrix [2, 3] in pixels as float32 [6], in fractions of half the image."""
     halves = np.array([[0.5 * lowered.width], [0.5 * lowered.height]], np.float32)
     return (np.array(matrix, np.float32).reshape(2, 3) / halves).ravel()
 
@@ -134,6 +117,7 @@ def _bits(*values: float) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _identity_positions(height: int, width: int) -> np.ndarray:
+    """The positions of all columns, then of all rows, in [-1, 1]: float32 by their bits, as `linspace` rounds them."""
     ends = [((1 - side) / side, (side - 1) / side, side) for side in (width, height)]
     positions = [torch.linspace(*end, dtype=torch.float32, device="cpu") for end in ends]
     return torch.cat(positions).view(torch.int32).numpy()
@@ -159,7 +143,7 @@ def _affine_v2(
     mode = v2_geometry._check_interpolation(interpolation)
     angle, translate, shear, center = v2_geometry._affine_parse_args(angle, translate, scale, shear, mode, center)
     parameters = angle, tuple(translate), scale, tuple(shear), None if center is None else tuple(center)
-    return _record(handle, "v2.affine", parameters, _mode_v2(interpolation), fill)
+    return _record(handle, "v2.affine", parameters, mode.value, fill)
 
 
 def _lower_affine_v2(
@@ -327,10 +311,7 @@ _warp(
         "v2.elastic": lambda image, field, mode, fill: F_v2.elastic_image(image, field.tensor, Mode(mode), fill),
     },
     record={"v1.elastic_transform": _elastic_v1, "v2.elastic": _elastic_v2},
-    lower={
-        "v1.elastic_transform": functools.partial(_lower_elastic, "v1"),
-        "v2.elastic": functools.partial(_lower_elastic, "v2"),
-    },
+    lower={name: functools.partial(_lower_elastic, name[:2]) for name in ("v1.elastic_transform", "v2.elastic")},
     examples=_examples("elastic_transform", lambda a: (a.displacement(),)),
     transforms={"ElasticTransform": interpolations(sigma=1.0, usual="BILINEAR")},
 )

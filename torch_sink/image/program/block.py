@@ -11,10 +11,8 @@ from PIL import Image
 from torch.utils.data import get_worker_info
 
 from torch_sink.image.core.ops import Op, PackedArgument, tensor_arguments, with_packed, with_unpacked
-from torch_sink.image.decode.jpeg_block import joined, lay_out_jpegs
+from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES, joined, lay_out_jpegs
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
-
-_ALIGNMENT_BYTES = 16
 
 
 class Contents(NamedTuple):
@@ -111,7 +109,7 @@ class Packing:
         entries: list[tuple[Any, ...]] = []
         for at, source in enumerate(self.sources):
             kind, chunk, *described = _payload(source)
-            alignment = _ALIGNMENT_BYTES if kind == "tensor" else 1
+            alignment = ALIGNMENT_BYTES if kind == "tensor" else 1
             pieces = self.jpegs.pieces.get(at) or [self._chunks.add(chunk, alignment)]
             entries.append((kind, pieces, *described))
         arguments: dict[int, PackedArgument] = {}

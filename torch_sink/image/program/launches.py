@@ -15,11 +15,12 @@ import torch
 
 from torch_sink.image.core.lowering import LoweredImage, ResizeWeights, lower
 from torch_sink.image.core.ops import Op
+from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES
 from torch_sink.image.decode.jpeg_tables import plan_jpegs
 from torch_sink.image.decode.source import FinishedSource, Source
 from torch_sink.image.program.block import Packing
 from torch_sink.image.program.jobs import COLUMNS, IS_HEAVY, LAUNCH, RowBuilder
-from torch_sink.image.program.program import ALIGNMENT_BYTES, ARRAYS, Launch, Program
+from torch_sink.image.program.program import ARRAYS, Launch, Program
 from torch_sink.triton_kernels import rows
 from torch_sink.triton_kernels.shapes import stage_tile
 

@@ -18,6 +18,7 @@ from torch_sink.damage.report import BrokenFile
 from torch_sink.errors import DecodeError
 from torch_sink.image.core.ops import Op
 from torch_sink.image.core.settings import default_device
+from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES
 from torch_sink.image.decode.jpeg_tables import JpegPlan
 from torch_sink.image.decode.providers import candidates
 from torch_sink.image.decode.source import FinishedSource
@@ -28,7 +29,6 @@ from torch_sink.triton_kernels.rows import Kind
 # The arrays of a program in the order in which they lie in the block. The first two stay on the host.
 ARRAYS = ("files", "boxes", "places", "jobs", "operations", "work", "statistics", "tables")
 _INT64 = ("places", "jobs")
-ALIGNMENT_BYTES = 16
 _MOST_SHOWN = 4
 # What the kernels convert values to, other than the dtype of the batch.
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)

@@ -11,11 +11,12 @@ import torch
 from torchvision.transforms import autoaugment as v1
 from torchvision.transforms import v2
 
+from torch_sink.image.core.ops import recorder
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.steps.draft import Draft
 from torch_sink.image.steps.draws import as_drawn, chance, whole
 from torch_sink.image.steps.moves import fill_of
-from torch_sink.image.steps.registry import Functional, recorder, step
+from torch_sink.image.steps.registry import Functional, step
 from torch_sink.image.steps.warps import affine, rotate
 
 

@@ -9,8 +9,8 @@ from PIL import Image
 from torch.nn.modules.module import _has_any_global_hook
 
 from torch_sink.image.core import uses
-from torch_sink.image.core.fallback import executing, is_executing
-from torch_sink.image.core.ops import RECORDERS, InPlaceOp, Op, replay
+from torch_sink.image.core.fallback import count_dispatch_modes, count_function_modes, executing, is_executing
+from torch_sink.image.core.ops import InPlaceOp, Op, recorder, replay
 from torch_sink.image.handles.image import RECORDED_MODES, LazyImage, pixels_of
 from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage, is_expanded
 
@@ -84,8 +84,8 @@ class Draft:
         return Draft(self.origin, (*self.ops, Op("pil.crop", (box,))), shape, self.kind, self.lazy_dtype)
 
     # What Pillow's `rotate` calls.
-    transform = vars(RECORDERS["Image.transform"])["__wrapped__"]
-    transpose = vars(RECORDERS["Image.transpose"])["__wrapped__"]
+    transform = recorder("Image.transform")
+    transpose = recorder("Image.transpose")
 
     def as_tensor(self, op: Op, dtype: torch.dtype, *, as_tv_image: bool = False) -> Draft:
         """The tensor [C, H, W] that a conversion of a Pillow image makes."""
@@ -127,11 +127,6 @@ class Draft:
         return made if self.kind is LazyImage else self.kind._stock_type(made)
 
 
-# How many modes stand between a call and torch; a default device is one. Unknown: 1.
-_count_function_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
-_count_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-
-
 def draft_of(image: Any) -> Any:
     """The draft that begins with an image; the image itself, where each of its transforms has to be called.
 
@@ -148,7 +143,7 @@ def draft_of(image: Any) -> Any:
 
 def _is_usual() -> bool:
     is_plain = torch.get_default_dtype() is torch.float32 and not _has_any_global_hook()
-    return is_plain and not _count_function_modes() and not _count_dispatch_modes()
+    return is_plain and not count_function_modes() and not count_dispatch_modes()
 
 
 def finished(image: Any) -> Any:

@@ -11,12 +11,12 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional._geometry import _compute_resized_output_size
 
-from torch_sink.image.core.ops import Op
+from torch_sink.image.core.ops import Op, recorder
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.operations.resize import FILTERS_BY_NAME
 from torch_sink.image.steps.draft import Draft
 from torch_sink.image.steps.draws import as_drawn, chance, is_probability, kept, log_ratio, resized_crop, whole
-from torch_sink.image.steps.registry import Functional, family_of, recorder, step
+from torch_sink.image.steps.registry import Functional, family_of, step
 
 # --- pads and crops
 

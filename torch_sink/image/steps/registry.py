@@ -14,7 +14,7 @@ from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F_v2
 
-from torch_sink.image.core.ops import RECORDERS
+from torch_sink.image.core.ops import recorder
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import LazyTVImage
 from torch_sink.image.steps.draft import Draft, draft_of
@@ -114,11 +114,6 @@ def takes_samples(transform: Any) -> bool:
 
 
 # --- what steps record
-
-
-def recorder(place: str) -> Callable[..., Any]:
-    """Of an operation, for arguments that are known to fit."""
-    return vars(RECORDERS[place])["__wrapped__"]  # type: ignore[no-any-return]
 
 
 def family_of(transform: Any) -> str:

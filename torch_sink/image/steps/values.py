@@ -11,12 +11,12 @@ import torch
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from torch_sink.image.core.ops import Op
+from torch_sink.image.core.ops import Op, recorder
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.handles.tensor import LazyTensor, LazyTVImage
 from torch_sink.image.steps.draft import Draft
 from torch_sink.image.steps.draws import as_drawn, chance, exponential, is_probability, log_ratio, real, whole
-from torch_sink.image.steps.registry import Functional, family_of, recorder, step
+from torch_sink.image.steps.registry import Functional, family_of, step
 
 # --- conversions
 

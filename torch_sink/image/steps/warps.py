@@ -12,12 +12,13 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
 from torch_sink.image.core.arguments import color_of
+from torch_sink.image.core.ops import recorder
 from torch_sink.image.handles.image import LazyImage
 from torch_sink.image.operations.resize import FILTERS_BY_NAME
 from torch_sink.image.steps.draft import Draft
 from torch_sink.image.steps.draws import real
 from torch_sink.image.steps.moves import fill_of
-from torch_sink.image.steps.registry import Functional, family_of, recorder, step
+from torch_sink.image.steps.registry import Functional, family_of, step
 
 _record_transform = recorder("Image.transform")
 
