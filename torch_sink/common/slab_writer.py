@@ -16,6 +16,7 @@ import torch
 from torch.multiprocessing import reductions
 from torch.utils.data import get_worker_info
 
+from torch_sink.common import segments
 from torch_sink.common.containers import flatten, is_plain, is_transparent
 from torch_sink.common.slabs import (
     BYTES,
@@ -65,6 +66,7 @@ class SlabCollate:
 def _become_writer(slabs: Offer, worker: int) -> _Writer:
     global _writer
     _writer = _Writer(slabs, worker)
+    segments.give_up()
     stock = torch.UntypedStorage._new_shared
 
     def new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:

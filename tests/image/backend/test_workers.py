@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 from torchvision.datasets import ImageFolder
 
 import torch_sink
@@ -178,3 +179,21 @@ def test_workers_that_already_run_keep_their_backend(photos: Path) -> None:
     assert isinstance(next(iter(loader))[0], LazyBatch)
     fresh = DataLoader(dataset, batch_size=4, num_workers=1, multiprocessing_context="fork")
     assert type(next(iter(fresh))[0]) is torch.Tensor
+
+
+class Tracked(Dataset[int]):
+    """How many objects a full collection would go through in a data worker."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return len(gc.get_objects())
+
+
+def test_a_full_collection_spares_what_there_was_before_the_worker() -> None:
+    """It goes through all that torch and its libraries made, and copies the pages that the worker shares with them."""
+    (stock,) = next(iter(DataLoader(Tracked(), num_workers=1))).tolist()
+    with torch_sink.image_backend("device", device="meta"):
+        (ours,) = next(iter(DataLoader(Tracked(), num_workers=1))).tolist()
+    assert ours < stock / 10

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
 from torch.utils.data import get_worker_info
 
+from torch_sink.common import segments
 from torch_sink.image.core.ops import Op, PackedArgument, tensor_arguments, with_packed, with_unpacked
 from torch_sink.image.decode.jpeg_block import ALIGNMENT_BYTES, joined, lay_out_jpegs
 from torch_sink.image.decode.source import EncodedSource, FinishedSource, PixelSource, Source
@@ -50,6 +52,11 @@ class Packed:
     def __reduce__(self) -> Any:
         return Packed, (self.blob, None if self._sealed else self._contents, self._sealed)
 
+    def sent(self) -> Any:
+        """`__reduce__` where the reader is another process of this machine: the blob stays where it is."""
+        place = segments.sent(self.blob) if self._sealed else None
+        return self.__reduce__() if place is None else (_received, (place, self._sealed))
+
     def in_block(self, blob: torch.Tensor) -> Packed:
         """The same, with a copy of the blob in its place."""
         return Packed(blob, self._contents, self._sealed)
@@ -79,6 +86,13 @@ class Packed:
     def calls(self) -> list[tuple[Op, ...]]:
         """The calls recorded on each image, with the tensors among their arguments."""
         return [with_unpacked(ops, self.blob) for ops in self.contents.programs]
+
+
+def _received(place: tuple[int, ...], sealed: tuple[int, int]) -> Packed:
+    return Packed(segments.received(*place), None, sealed)
+
+
+ForkingPickler.register(Packed, Packed.sent)
 
 
 class Packing:
@@ -121,7 +135,10 @@ class Packing:
         contents = Contents(tuple(entries), programs, self.entry_of_image)
         is_worker = get_worker_info() is not None
         sealed = self._chunks.add(pickle.dumps(contents, pickle.HIGHEST_PROTOCOL)) if is_worker else None
-        return Packed(self._chunks.write(collated_tensor((self._chunks.size,), torch.uint8)), contents, sealed)
+        blob = segments.allocate(self._chunks.size) if is_worker else None
+        if blob is None:
+            blob = collated_tensor((self._chunks.size,), torch.uint8)
+        return Packed(self._chunks.write(blob), contents, sealed)
 
 
 def _distinct(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:

@@ -1,0 +1,209 @@
+"""Segments: memory for batches that a data worker makes once and writes again and again.
+
+torch's shared memory is new for every batch: each page is made, zeroed and mapped in the worker, and mapped once more
+in the reader. A segment is mapped once by each of them:
+
+    worker                                             reader, for instance the training process
+    takes a segment that is not in use, writes
+    a batch, says that it is in use, sends where
+    the batch lies                        ─────────►   a tensor over the same memory, which keeps it in use; when the
+                                                       last one that shares it dies, it is not in use any more
+
+A message names the file of the segment, which any process of the same user can open while the worker lives. Only one
+message names it before it is free again: who reads that one says when that is. What a forked process may still look at
+is not written again. The memory has no name in a folder (a memfd): nothing is left of it when the last process and the
+last tensor are gone, however they went.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import multiprocessing
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+
+from torch_sink.common.slabs import Lease, tensor_over
+
+MOST_SEGMENTS = 16  # of a worker: more batches than that are not under way, but may be kept
+IDLE_BATCHES = 64  # after so many others, a segment that was not needed is given back
+ROOM = (
+    2  # batches may grow to so many times the first one before another segment is made; only what is used takes memory
+)
+HEADER_BYTES = mmap.PAGESIZE
+IN_USE, GIVEN_UP, KEY = 0, 1, 2  # words of the header
+
+_numbers = itertools.count()
+_live: dict[int, numpy.ndarray[Any, Any]] = {}  # headers of the segments that tensors of this process lie in
+_mapped: dict[int, numpy.ndarray[Any, Any]] = {}  # in a reader, by key
+
+
+class _Segment:
+    """One of a worker's.
+
+    Raises:
+        OSError: there is no such memory.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.capacity, self.allocated = HEADER_BYTES + ROOM * size, 0
+        self.fd = os.memfd_create("torch_sink")
+        weakref.finalize(self, os.close, self.fd)
+        os.ftruncate(self.fd, self.capacity)
+        self.allocate(size)
+        self.memory = _map(self.fd, self.capacity)
+        self.header = _header(self.memory)
+        self.key = self.header[KEY] = int.from_bytes(os.urandom(7), "little")
+        self.address = self.memory.ctypes.data + HEADER_BYTES
+        self.lease: Callable[[], Lease | None] = lambda: None  # of the batch in it, while that lives here
+        self.was_sent = False
+        self.turn = 0
+
+    def allocate(self, size: int) -> None:
+        """Takes the memory for a batch at once, where it is not there yet, instead of a fault for every page."""
+        end = HEADER_BYTES + size
+        if end > self.allocated:
+            os.posix_fallocate(self.fd, self.allocated, end - self.allocated)
+            self.allocated = end
+
+
+class _Pool:
+    """The segments of a data worker. One thread collates, others send."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._segments: list[_Segment] = []
+        self._turn = 0
+        self._sending = threading.Lock()
+        # A reader opens a worker's files as the worker can open its parent's.
+        can_be_opened = os.access(f"/proc/{os.getppid()}/fd", os.R_OK | os.X_OK)
+        self.most = MOST_SEGMENTS if hasattr(os, "memfd_create") and can_be_opened else 0
+
+    def allocate(self, size: int) -> torch.Tensor | None:
+        """uint8 [size] in a segment that nobody uses; None where there is none to be had."""
+        self._turn += 1
+        try:
+            segment = self._free_segment(size)
+            if segment is None:
+                return None
+            segment.allocate(size)
+        except OSError:
+            return None
+        lease = Lease()
+        segment.lease, segment.was_sent, segment.turn = weakref.ref(lease), False, self._turn
+        _note(lease, segment.header)
+        return tensor_over(segment.memory, HEADER_BYTES, size, lease)
+
+    def _free_segment(self, size: int) -> _Segment | None:
+        free = [one for one in self._segments if one.lease() is None and not one.header[IN_USE]]
+        found = None
+        for segment in free:
+            fits = segment.capacity - HEADER_BYTES >= size and not segment.header[GIVEN_UP]
+            if not fits or self._turn - segment.turn > IDLE_BATCHES:
+                segment.header[GIVEN_UP] = 1
+                self._segments.remove(segment)
+            elif found is None:
+                found = segment
+        if found is None and len(self._segments) < self.most:
+            self._segments.append(found := _Segment(size))
+        return found
+
+    def send(self, tensor: torch.Tensor) -> tuple[int, ...] | None:
+        """The arguments of `received` for what `allocate` gave; None where another message has them already."""
+        address = tensor.data_ptr()
+        with self._sending:
+            for segment in self._segments:
+                if segment.address == address and segment.lease() is not None and not segment.was_sent:
+                    segment.was_sent = True
+                    segment.header[IN_USE] = 1
+                    return self.pid, segment.fd, segment.key, segment.capacity, tensor.numel()
+        return None
+
+
+_pool: _Pool | None = None  # of this process, when it is a worker
+
+
+def _pool_here() -> _Pool:
+    global _pool
+    if _pool is None or _pool.pid != os.getpid():
+        _pool = _Pool()
+    return _pool
+
+
+def allocate(size: int) -> torch.Tensor | None:
+    """uint8 [size] for a batch of this data worker, shared with its readers; None where torch's way has to do."""
+    return _pool_here().allocate(size)
+
+
+def give_up() -> None:
+    """This worker has other memory that is written again and again."""
+    _pool_here().most = 0
+
+
+def sent(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The arguments of `received`, for one message; None for a tensor that is sent as any other."""
+    return None if _pool is None or _pool.pid != os.getpid() else _pool.send(tensor)
+
+
+def received(pid: int, fd: int, key: int, capacity: int, size: int) -> torch.Tensor:
+    """uint8 [size], in a segment of a worker.
+
+    Raises:
+        OSError: the worker is gone, and this process had not read the segment before.
+    """
+    memory, lease = _mapped.get(key), Lease()
+    if memory is None:
+        memory = _open(pid, fd, key, capacity)
+    header = _header(memory)
+    weakref.finalize(lease, header.__setitem__, IN_USE, 0).atexit = False
+    _note(lease, header)
+    return tensor_over(memory, HEADER_BYTES, size, lease)
+
+
+def _open(pid: int, fd: int, key: int, capacity: int) -> numpy.ndarray[Any, Any]:
+    for known, memory in list(_mapped.items()):
+        if _header(memory)[GIVEN_UP]:
+            _mapped.pop(known, None)
+    opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if os.fstat(opened).st_size != capacity or _header(memory := _map(opened, capacity))[KEY] != key:
+            raise ProcessLookupError(f"the data worker {pid} is gone, and the memory of its batch with it")
+    finally:
+        os.close(opened)
+    # The memory is kept as long as the worker may write to it. Who did not start the worker does not know how long.
+    for worker in multiprocessing.active_children():
+        if worker.pid == pid:
+            _mapped[key] = memory
+            weakref.finalize(worker, _mapped.pop, key, None).atexit = False
+    return memory
+
+
+def _map(fd: int, size: int) -> numpy.ndarray[Any, Any]:
+    """uint8 [size] of a file's memory, mapped until nobody refers to it; the file may be closed."""
+    return torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=size, dtype=torch.uint8).numpy()
+
+
+def _header(memory: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
+    return memory[:HEADER_BYTES].view(numpy.int64)
+
+
+def _note(lease: Lease, header: numpy.ndarray[Any, Any]) -> None:
+    number = next(_numbers)
+    _live[number] = header
+    weakref.finalize(lease, _live.pop, number, None).atexit = False
+
+
+def _give_up_live() -> None:
+    """Before a fork: the other process will see the same memory, and nobody will hear when it is done with it."""
+    for header in list(_live.values()):
+        header[GIVEN_UP] = 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_give_up_live, after_in_child=_mapped.clear)
